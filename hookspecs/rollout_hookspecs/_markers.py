@@ -1,0 +1,26 @@
+"""How a plugin marks its hooks, and how it drops a rollout."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pluggy
+
+PROJECT: Final = "rollout_plugins"
+
+hookspec: Final = pluggy.HookspecMarker(PROJECT)
+
+#: Put `@hookimpl` on each method (or module function) of a plugin that implements a hook.
+hookimpl: Final = pluggy.HookimplMarker(PROJECT)
+
+
+class Drop(BaseException):  # noqa: N818 - an instruction, not an error
+    """Raise `Drop("reason")` in `on_rollout` or `on_tool_call` to leave that value out.
+
+    The reason is counted and shown. It derives from BaseException so that a plugin's own `except Exception`
+    cannot swallow it by accident.
+    """
+
+    def __init__(self, reason: str = "no reason given") -> None:
+        super().__init__(reason)
+        self.reason = reason

@@ -1,0 +1,270 @@
+"""What plugins receive: frozen records, changed with `dataclasses.replace`.
+
+Ownership: a record and everything inside it (message dicts above all) is shared between all plugins, the store
+and the sinks. Replace, never mutate: build a new dict or list and put it in a new record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+Message = Mapping[str, Any]
+Split = Literal["train", "eval"]
+Finish = Literal["stop", "length", "tool_limit", "error", "unknown"]
+ToolStatus = Literal["ok", "error", "unknown", "not_run"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """An image that left the messages: which one it was, and where its pixels are."""
+
+    hash: str
+    """Content hash of the pixels (or of the reference, for a URL that was not fetched)."""
+    path: str | None = None
+    """File inside the run's folder (`media/<hash>.<ext>`); None when the pixels were not kept."""
+    uri: str | None = None
+    """Where the image came from, for remote URLs and local paths."""
+    width: int | None = None
+    """Width of the original in pixels."""
+    height: int | None = None
+    """Height of the original in pixels."""
+    note: str | None = None
+    """Why the pixels are missing or smaller than they were; None when kept as they were."""
+
+    def __str__(self) -> str:
+        return "[IMAGE]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placeholder:
+    """Stands where a value was that could not be kept; the record around it is whole."""
+
+    type: str
+    """Qualified type name of the value."""
+    where: str
+    """Path of the value inside its field, for example `[2].arguments.x`."""
+    why: str
+    """Reason in a few words."""
+    preview: str = ""
+    """The first characters of its repr, when it has one."""
+
+    def __str__(self) -> str:
+        return f"[{self.type}: {self.why}]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """One call the model asked for, with what became of it."""
+
+    name: Any
+    """Tool name as the model wrote it (a str unless the model wrote something else)."""
+    arguments: Any
+    """Arguments with their JSON types, as the model wrote them."""
+    turn: int = 0
+    """Index in `Rollout.completion` of the message that asked."""
+    position: int = 0
+    """Index of the call inside that message."""
+    reply: int | None = None
+    """Index in `Rollout.completion` of the message that answered; None when nothing did."""
+    result: Any = None
+    """What the model was shown: the answering message's content."""
+    error: str | None = None
+    """Error text when the call failed or was not run."""
+    status: ToolStatus = "ok"
+    """`ok`, `error` (it raised), `unknown` (no such tool), `not_run` (cut by a limit or rolled back)."""
+    seconds: float | None = None
+    """Wall time of the call; None when it was not observed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """Token-level data, kept only with `tokens=True`. All lists that are present align with their ids."""
+
+    prompt: Sequence[int] | None = None
+    """Prompt token ids."""
+    completion: Sequence[int] | None = None
+    """Completion token ids, tool results included."""
+    mask: Sequence[int] | None = None
+    """1 where the model wrote the completion token, 0 where a tool or environment did."""
+    logprobs: Sequence[float] | None = None
+    """Log-probabilities of the sampler."""
+    trainer_logprobs: Sequence[float] | None = None
+    """Log-probabilities the trainer computed for the same tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """One answer to one prompt: what was asked, said, called, scored and learned."""
+
+    id: str
+    """Unique over ranks, splits, attempts and resumes; the same rollout always has the same id."""
+    run_id: str = ""
+    """The run it belongs to."""
+    attempt: int = 1
+    """1 for the first start of the run, one more for each resume or restart."""
+    split: Split = "train"
+    """`train` or `eval`."""
+    step: int = 0
+    """The optimizer step it (first) trains; for eval, the step at which it was evaluated."""
+    policy_step: int | None = None
+    """How many updates the generating weights had."""
+    generation: int = 0
+    """Number of the generation batch in this run, from 0."""
+    rank: int = 0
+    """Process that made it."""
+    index: int = 0
+    """Place in the generation batch over all ranks."""
+    group: int = 0
+    """Number of the prompt's group in the generation batch over all ranks."""
+    group_size: int = 1
+    """Rollouts that share this prompt."""
+    time: float = 0.0
+    """Unix time when the generation ended."""
+    prompt: tuple[Any, ...] = ()
+    """Messages the model was given (dicts, unless the host had something else)."""
+    completion: tuple[Any, ...] = ()
+    """Messages the rollout added: answers, tool calls, tool results."""
+    prompt_is_text: bool = False
+    """The host's prompt was a plain string; it is the content of the one message in `prompt`."""
+    completion_is_text: bool = False
+    """The host's completion was a plain string; it is the content of the one message in `completion`."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """Every call the model asked for, in order."""
+    rewards: Mapping[str, float | None] = field(default_factory=dict)
+    """Reward per function; None means that function gave none (0.0 and NaN are numbers it gave)."""
+    reward: float | None = None
+    """The weighted sum the host used; None when no function gave one."""
+    advantage: float | None = None
+    """The advantage the host trained with."""
+    prompt_tokens: int | None = None
+    """Number of prompt tokens."""
+    completion_tokens: int | None = None
+    """Number of tokens the model wrote; tool results are not counted."""
+    finish: Finish = "unknown"
+    """Why it ended: `stop`, `length`, `tool_limit`, `error` or `unknown`."""
+    images: tuple[Image, ...] = ()
+    """Images that left the messages, in order of appearance."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """The dataset row beside the prompt (answer, solution, …)."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """What reward functions gave to `log_extra`."""
+    rendered: str | None = None
+    """The exact templated prompt text, kept only with `rendered=True`."""
+    tokens: Tokens | None = None
+    """Token ids, mask and log-probabilities, kept only with `tokens=True`."""
+    error: str | None = None
+    """What went wrong with this rollout, if anything did."""
+    marks: Mapping[str, str] = field(default_factory=dict)
+    """Notes by plugins and the library: why it was kept or skipped for the sinks, and the like."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """The generation batch the hooks are being called for."""
+
+    split: Split = "train"
+    """`train` or `eval`."""
+    step: int = 0
+    """Optimizer step the batch (first) trains."""
+    generation: int = 0
+    """Number of the generation batch in this run, from 0."""
+    rank: int = 0
+    """This process."""
+    world_size: int = 1
+    """Number of processes."""
+    seen: int = 0
+    """Rollouts handed to this process's hooks in this batch, before anything was left out."""
+    gathered: bool = True
+    """Whether these are the rollouts of all ranks, or this rank's alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Facts of a run, kept once."""
+
+    id: str
+    """Run id; all ranks agree on it."""
+    attempt: int = 1
+    """Which start of the run this is."""
+    dir: str = ""
+    """The run's folder."""
+    rank: int = 0
+    """This process."""
+    world_size: int = 1
+    """Number of processes."""
+    trainer: str = ""
+    """Class of the host trainer."""
+    host: str = ""
+    """Name of the host adapter that observed it."""
+    model: str = ""
+    """Name or path of the model."""
+    reward_names: tuple[str, ...] = ()
+    """Reward functions, in the host's order, names made unique."""
+    reward_weights: tuple[float, ...] = ()
+    """Their weights, in the same order."""
+    num_generations: int | None = None
+    """Rollouts per prompt in training."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """JSON schemas of the tools, as the chat template got them."""
+    chat_template: str | None = None
+    """The chat template in use."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Versions of the libraries involved."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Generation and training settings that explain the rollouts."""
+    resumed_from: int | None = None
+    """Step of the checkpoint this attempt started from; None for a fresh start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """A rollout as sinks take it: plain JSON values only."""
+
+    rollout_id: str
+    """Id of the rollout it shows."""
+    messages: tuple[Mapping[str, Any], ...]
+    """OpenAI-style messages; tool calls and their results share ids. An image block holds an `Image`."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Flat facts to search and filter by."""
+    spans: tuple[Mapping[str, Any], ...] = ()
+    """One span per tool call: name, input, output, status, error, seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What a host hands over: one generation batch of one rank, snapshot taken, work still to do."""
+
+    build: Callable[[], Sequence[Rollout]]
+    """Makes the rollouts; called once, on the worker thread. Run, attempt, generation and id are filled in later."""
+    split: Split = "train"
+    """`train` or `eval`."""
+    step: int = 0
+    """Optimizer step the batch (first) trains."""
+    count: int = 0
+    """How many of this rank's rollouts `build` will make."""
+    bytes: int = 0
+    """Rough size of the snapshot, for the queue's bound."""
+    gathered: bool = False
+    """Whether `build` also yields the other ranks' rollouts, for this rank's sinks."""
+
+
+class Host(Protocol):
+    """Knows one family of trainers: where its rollouts exist, and how to observe them.
+
+    A third party gives one through the `register_hosts` hook. `attach` wraps methods on the instance, never on
+    the class, changes nothing the trainer computes, and returns a function that takes the wrappers off.
+    """
+
+    name: str
+    """Shown to people."""
+
+    def matches(self, trainer: Any) -> bool:
+        """Whether this host knows the trainer. Must not import the trainer's library."""
+
+    def attach(self, trainer: Any, emit: Callable[[Batch], None], options: Mapping[str, Any]) -> Callable[[], None]:
+        """Start observing. Call `emit` with a `Batch` after each generation. `options`: `tokens`, `rendered`."""
+
+    def describe(self, trainer: Any) -> Mapping[str, Any]:
+        """Facts for `Run`, by field name; called when the run starts."""

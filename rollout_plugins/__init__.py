@@ -1,0 +1,70 @@
+"""Keep, filter and look at every rollout of an RL fine-tuning run.
+
+    trainer.add_callback(RolloutPluginCallback())
+
+Everything public is importable from here. Importing this package loads neither torch nor any other heavy library:
+the callback and the reader are imported when they are first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from rollout_hookspecs import (
+    Batch,
+    Drop,
+    Host,
+    Image,
+    Message,
+    Placeholder,
+    Rollout,
+    Run,
+    Step,
+    Tokens,
+    ToolCall,
+    Trace,
+    hookimpl,
+)
+
+if TYPE_CHECKING:
+    from rollout_plugins.callback import RolloutPluginCallback as RolloutPluginCallback
+    from rollout_plugins.store.read import StoredRun as StoredRun
+    from rollout_plugins.store.read import open_run as open_run
+
+__version__ = "0.1.0"
+
+_LAZY = {
+    "RolloutPluginCallback": "rollout_plugins.callback",
+    "StoredRun": "rollout_plugins.store.read",
+    "open_run": "rollout_plugins.store.read",
+}
+
+__all__ = [
+    "Batch",
+    "Drop",
+    "Host",
+    "Image",
+    "Message",
+    "Placeholder",
+    "Rollout",
+    "RolloutPluginCallback",
+    "Run",
+    "Step",
+    "StoredRun",
+    "Tokens",
+    "ToolCall",
+    "Trace",
+    "hookimpl",
+    "open_run",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

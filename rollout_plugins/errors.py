@@ -1,0 +1,33 @@
+"""Errors people see. Each message says what was found, what is accepted, and what to do."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+
+
+class RolloutPluginsError(Exception):
+    """Base of all errors raised on purpose by this library."""
+
+
+class SetupError(RolloutPluginsError):
+    """Something is wrong with how the callback, a plugin or the environment was set up."""
+
+
+class MissingExtraError(SetupError, ImportError):
+    """An optional dependency is not installed."""
+
+
+class RunError(RolloutPluginsError):
+    """A run could not be opened or read."""
+
+
+def need(module: str, extra: str) -> ModuleType:
+    """Import an optional dependency, or raise one line that names the pip command."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        if (error.name or "").partition(".")[0] not in {package, ""}:
+            raise MissingExtraError(f"{package} is installed but does not import: {error}") from error
+        raise MissingExtraError(f"{package} is not installed: pip install 'rollout-plugins[{extra}]'") from None

@@ -1,0 +1,128 @@
+"""Reading messages: the one place that knows their many spellings. Never raises, whatever it is given."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from rollout_hookspecs import Image, Placeholder, Rollout, ToolCall
+
+IMAGE = "[IMAGE]"
+_MEDIA = {"video": "[VIDEO]", "video_url": "[VIDEO]", "audio": "[AUDIO]", "input_audio": "[AUDIO]", "file": "[FILE]"}
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+
+
+class Call(NamedTuple):
+    """A tool call as it stands in a message, before anything is known about its outcome."""
+
+    id: str | None
+    name: Any
+    arguments: Any
+
+
+def role_of(message: Any) -> str:
+    role = message.get("role") if isinstance(message, Mapping) else None
+    return role if isinstance(role, str) else "unknown"
+
+
+def text_of(content: Any) -> str:
+    """Content as a person reads it: text blocks joined, `[IMAGE]` for each image, JSON for the rest."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, (list, tuple)):
+        return "\n".join(_block_text(block) for block in content)
+    return _block_text(content)
+
+
+def _block_text(block: Any) -> str:
+    if isinstance(block, str):
+        return block
+    if isinstance(block, (Image, Placeholder)):
+        return str(block)
+    if isinstance(block, Mapping):
+        kind = block.get("type")
+        if isinstance(block.get("text"), str) and kind in {None, "text", "input_text", "output_text"}:
+            return str(block["text"])
+        if isinstance(kind, str) and "image" in kind:
+            return IMAGE
+        if isinstance(kind, str) and kind in _MEDIA:
+            return _MEDIA[kind]
+        if isinstance(kind, str) and kind in _REASONING:
+            return text_of(block.get(kind) or block.get("text"))
+    return compact(block)
+
+
+def reasoning_of(message: Any) -> str:
+    """The message's reasoning text, from whichever key holds it; empty when there is none."""
+    if isinstance(message, Mapping):
+        for key in _REASONING:
+            value = message.get(key)
+            if isinstance(value, str) and value:
+                return value
+    return ""
+
+
+def calls_of(message: Any) -> list[Call]:
+    """The tool calls in a message, malformed ones included."""
+    calls = message.get("tool_calls") if isinstance(message, Mapping) else None
+    return [_call(call) for call in calls] if isinstance(calls, (list, tuple)) else []
+
+
+def _call(call: Any) -> Call:
+    if not isinstance(call, Mapping):
+        return Call(None, None, call)
+    function = call.get("function")
+    inner = function if isinstance(function, Mapping) else call
+    name = function if isinstance(function, str) else inner.get("name")
+    ident = call.get("id")
+    return Call(ident if isinstance(ident, str) else None, name, inner.get("arguments"))
+
+
+def arguments_of(call: Call | ToolCall) -> Any:
+    """Arguments parsed when they are JSON text, else as they are."""
+    if isinstance(call.arguments, str):
+        try:
+            return json.loads(call.arguments)
+        except (ValueError, RecursionError):
+            return call.arguments
+    return call.arguments
+
+
+def call_text(call: Call | ToolCall) -> str:
+    """`name(arg=value, …)`, the way a person would write the call."""
+    name = call.name if isinstance(call.name, str) else compact(call.name)
+    arguments = arguments_of(call)
+    if arguments is None:
+        return f"{name}()"
+    if isinstance(arguments, Mapping):
+        return f"{name}({', '.join(f'{key}={compact(value)}' for key, value in arguments.items())})"
+    return f"{name}({compact(arguments)})"
+
+
+def compact(value: Any) -> str:
+    """One line of JSON-like text for any value; falls back to str and then to the type's name."""
+    try:
+        return json.dumps(value, ensure_ascii=False, default=str)
+    except (TypeError, ValueError, RecursionError, OverflowError):
+        pass
+    try:
+        return str(value)
+    except Exception:
+        return f"<{type(value).__name__}>"
+
+
+def prompt_text(rollout: Rollout) -> str:
+    """The whole prompt as text, a line per message."""
+    return "\n".join(text_of(m.get("content") if isinstance(m, Mapping) else m) for m in rollout.prompt)
+
+
+def completion_text(rollout: Rollout) -> str:
+    """What the model itself wrote, without tool results."""
+    return "\n".join(
+        text_of(m.get("content") if isinstance(m, Mapping) else m)
+        for m in rollout.completion
+        if role_of(m) in {"assistant", "unknown"}
+    )
