@@ -1,0 +1,91 @@
+"""Copy what a trainer holds, fast enough for the training thread: containers are copied, leaves are shared.
+
+The copy is a tree of bounded size: what is nested too deep or too wide stays a reference, which the store later
+turns into a marked placeholder. So a cycle costs a moment, never the run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+MAX_DEPTH = 200
+MAX_CONTAINERS = 100_000
+_ATOMS = frozenset({int, float, bool, type(None)})
+
+
+class Snapshot:
+    """Copies values and adds up a rough size of what it copied."""
+
+    __slots__ = ("_left", "bytes")
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._left = 0
+
+    def copy(self, value: Any) -> Any:
+        """A copy that later changes to `value` do not show in."""
+        self._left = MAX_CONTAINERS
+        return self._copy(value, 0)
+
+    def _copy(self, value: Any, depth: int) -> Any:
+        kind = type(value)
+        if kind is dict:
+            return self._dict(value, depth)
+        if kind is list:
+            return self._list(value, depth)
+        if kind is tuple:
+            return tuple(self._list(value, depth))
+        if kind is str:
+            self.bytes += len(value)
+            return value
+        if kind in _ATOMS:
+            return value
+        return self._other(value, depth)
+
+    def _dict(self, value: dict[Any, Any], depth: int) -> dict[Any, Any]:
+        self._left -= 1
+        if depth > MAX_DEPTH or self._left < 0:
+            return value
+        copied = value.copy()
+        size = 64
+        for key, item in value.items():
+            kind = type(item)
+            if kind is str:
+                size += len(item)
+            elif kind not in _ATOMS:
+                copied[key] = self._copy(item, depth + 1)
+        self.bytes += size
+        return copied
+
+    def _list(self, value: Any, depth: int) -> list[Any]:
+        self._left -= 1
+        if depth > MAX_DEPTH or self._left < 0:
+            return value  # type: ignore[no-any-return]
+        self.bytes += 64 + 8 * len(value)
+        deeper = depth + 1
+        return [item if type(item) in _ATOMS else self._copy(item, deeper) for item in value]
+
+    def _other(self, value: Any, depth: int) -> Any:
+        """Subclasses of containers become plain ones; everything else is shared as it is."""
+        try:
+            if isinstance(value, dict):
+                return self._dict(dict(value), depth)
+            if isinstance(value, list):
+                return self._list(list(value), depth)
+            self.bytes += _leaf_bytes(value)
+        except Exception:  # an object that objects even to being looked at is kept by reference
+            self.bytes += 64
+        return value
+
+
+def _leaf_bytes(value: Any) -> int:
+    """Size of a picture, tensor or byte string, without touching its data."""
+    if isinstance(value, (bytes, bytearray)):
+        return len(value)
+    nbytes = getattr(value, "nbytes", None)
+    if isinstance(nbytes, int):
+        return nbytes
+    size = getattr(value, "size", None)
+    if isinstance(size, tuple) and len(size) == 2 and all(isinstance(side, int) for side in size):
+        return int(size[0] * size[1] * 4)
+    return 64
