@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rollout_hookspecs import (
     Batch,
     Drop,
+    Emit,
     Host,
     Image,
     Message,
@@ -43,6 +44,7 @@ _LAZY = {
 __all__ = [
     "Batch",
     "Drop",
+    "Emit",
     "Host",
     "Image",
     "Message",

@@ -7,6 +7,7 @@ depends on pluggy alone.
 from rollout_hookspecs._markers import PROJECT, Drop, hookimpl, hookspec
 from rollout_hookspecs._records import (
     Batch,
+    Emit,
     Host,
     Image,
     Message,
@@ -23,6 +24,7 @@ __all__ = [
     "PROJECT",
     "Batch",
     "Drop",
+    "Emit",
     "Host",
     "Image",
     "Message",

@@ -248,6 +248,18 @@ class Batch:
     """Rough size of the snapshot, for the queue's bound."""
     gathered: bool = False
     """Whether `build` also yields the other ranks' rollouts, for this rank's sinks."""
+    seconds: float = 0.0
+    """What taking the snapshot cost the training thread."""
+
+
+class Emit(Protocol):
+    """Where a host hands over what it observed. Never raises, never waits."""
+
+    def __call__(self, batch: Batch) -> None:
+        """Hand over one generation batch."""
+
+    def lost(self, reason: str, count: int) -> None:
+        """Say that rollouts existed which could not be recorded."""
 
 
 class Host(Protocol):
@@ -263,8 +275,8 @@ class Host(Protocol):
     def matches(self, trainer: Any) -> bool:
         """Whether this host knows the trainer. Must not import the trainer's library."""
 
-    def attach(self, trainer: Any, emit: Callable[[Batch], None], options: Mapping[str, Any]) -> Callable[[], None]:
-        """Start observing. Call `emit` with a `Batch` after each generation. `options`: `tokens`, `rendered`."""
+    def attach(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> Callable[[], None]:
+        """Start observing. Call `emit` with a `Batch` after each generation. `options`: `tokens`, `rendered`, `gather`."""
 
     def describe(self, trainer: Any) -> Mapping[str, Any]:
         """Facts for `Run`, by field name; called when the run starts."""

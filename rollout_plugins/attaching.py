@@ -1,0 +1,54 @@
+"""Find the trainer a callback belongs to: transformers passes it to no event, but it is on the call stack."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+
+def _frames() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the documented way to walk the stack
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def trainer_of(callback: Any) -> Any | None:
+    """The trainer on the call stack whose callbacks hold this one."""
+    for frame in _frames():
+        owner = frame.f_locals.get("self")
+        handler = getattr(owner, "callback_handler", None)
+        if any(one is callback for one in getattr(handler, "callbacks", ())):
+            return owner
+    return None
+
+
+def trainer_adding(kind: type) -> Any | None:
+    """The trainer whose `add_callback` was given the class and is instantiating it right now."""
+    for frame in _frames():
+        owner = frame.f_locals.get("self")
+        given = frame.f_locals.get("callback")
+        if frame.f_code.co_name == "add_callback" and given is kind and hasattr(owner, "callback_handler"):
+            return owner
+    return None
+
+
+def checkpoint_being_resumed() -> Path | None:
+    """The checkpoint that `Trainer.train` on the call stack resumes from."""
+    for frame in _frames():
+        value = frame.f_locals.get("resume_from_checkpoint")
+        if frame.f_code.co_name in {"train", "_inner_training_loop"} and isinstance(value, str):
+            return Path(value)
+    return None
+
+
+def batch_being_evaluated() -> int:
+    """How many rows this rank's current evaluation batch has; 0 when that cannot be seen."""
+    for frame in _frames():
+        if frame.f_code.co_name == "evaluation_loop":
+            rows = frame.f_locals.get("inputs")
+            return len(rows) if isinstance(rows, list) else 0
+    return 0

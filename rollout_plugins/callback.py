@@ -1,0 +1,333 @@
+"""`trainer.add_callback(RolloutPluginCallback())`: transformers events → attach, flush, detach."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rollout_hookspecs import Batch, Host, Run
+from transformers import TrainerCallback
+
+from rollout_plugins.attaching import batch_being_evaluated, checkpoint_being_resumed, trainer_adding, trainer_of
+from rollout_plugins.errors import SetupError
+from rollout_plugins.hosts import host_for
+from rollout_plugins.hosts.facts import installed
+from rollout_plugins.hosts.wrapping import Wraps
+from rollout_plugins.identity import identify, write_marker
+from rollout_plugins.loading import Plugins, flag
+from rollout_plugins.pipeline import Pipeline
+
+logger = logging.getLogger("rollout_plugins")
+
+TRL_FLOOR = (0, 22)
+TRL_LOG_COMPLETIONS_CAN_CRASH = (1, 15)
+
+
+class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
+    """Keeps every rollout of the trainer it is added to, and hands them to plugins.
+
+    Args:
+        plugins: instances or names of plugins, run in this order, for example `["redact", Cap(8), "console"]`.
+            Sinks for trackio and wandb are on by themselves when `args.report_to` names them.
+        dir: where runs are kept; default `<output_dir>/rollouts`.
+        disable: names of plugins that must not run.
+        config: options for plugins given by name, for example `{"cap": {"max_per_step": 8}}`.
+        autoload: whether installed plugins run without being named.
+        strict: let errors of plugins end the run; for tests.
+        sync: do all work on the training thread; for debugging.
+        tokens: also keep token ids, masks and log-probabilities.
+        rendered: also keep the exact templated prompt text.
+        on_full: "drop" the newest batch when recording falls behind, or "block" training until it catches up.
+        trainer: the trainer, for the rare case that it cannot be found by itself.
+    """
+
+    def __init__(
+        self,
+        plugins: Sequence[Any] = (),
+        *,
+        dir: str | os.PathLike[str] | None = None,  # noqa: A002 - the name people expect
+        disable: Iterable[str] = (),
+        config: Mapping[str, Mapping[str, Any]] | None = None,
+        autoload: bool = True,
+        strict: bool = False,
+        sync: bool = False,
+        tokens: bool = False,
+        rendered: bool = False,
+        on_full: str = "drop",
+        trainer: Any = None,
+    ) -> None:
+        _check_trl()
+        self._plugins = Plugins(plugins, disable=disable, config=config, autoload=autoload)
+        self._dir = _checked_dir(dir)
+        self._tokens, self._rendered = tokens, rendered
+        self._pipeline_options = {"strict": strict or flag("STRICT", default=False), "sync": sync, "on_full": on_full}
+        self._pipeline = self._new_pipeline()
+        self._host: Host | None = None
+        self._trainer: Callable[[], Any] = lambda: None
+        self._detach: Callable[[], None] | None = None
+        self._run: Run | None = None
+        self._begun = 0
+        self._told: set[str] = set()
+        found = trainer if trainer is not None else trainer_adding(type(self))
+        if found is not None:
+            self._attach(found)
+
+    def _new_pipeline(self) -> Pipeline:
+        pipeline = Pipeline(self._plugins, **self._pipeline_options)
+        weakref.finalize(self, pipeline.close)
+        return pipeline
+
+    # --- events -------------------------------------------------------------------------------------------------
+
+    def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._safely("attach", self._find_and_attach)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._safely("attach", self._find_and_attach)
+        self._safely("begin a run", lambda: self._begin_training(int(state.global_step)))
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._detach is None:
+            self._safely("attach", self._attach_late)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if logs and "train_runtime" in logs:  # the last moment at which the trainer's own reporters still listen
+            self._pipeline.drain(30.0)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        trainer = self._trainer()
+        if trainer is not None and not trainer.is_in_train:
+            self._pipeline.drain(30.0)
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._safely("note the run in the checkpoint", lambda: self._mark_checkpoint(args, int(state.global_step)))
+        self._pipeline.request_sync()
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._pipeline.request_sync()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        try:
+            self._pipeline.close()
+        finally:
+            self._safely("detach", self.detach)
+
+    def _safely(self, what: str, action: Callable[[], object]) -> None:
+        """Our own mistakes must not reach the trainer. What the user set up wrongly must, and at once."""
+        try:
+            action()
+        except SetupError:
+            raise
+        except Exception as error:
+            self._say(f"could not {what}: {error!r}; training goes on without it")
+            logger.debug("could not %s", what, exc_info=error)
+
+    def _say(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            logger.warning("%s", text)
+
+    # --- attaching ----------------------------------------------------------------------------------------------
+
+    def _find_and_attach(self) -> None:
+        if self._detach is not None and self._trainer() is not None:
+            return
+        trainer = trainer_of(self)
+        if trainer is None:
+            self._say("found no trainer for RolloutPluginCallback, so nothing is recorded; pass trainer=…")
+        else:
+            self._attach(trainer)
+
+    def _attach(self, trainer: Any) -> None:
+        self.detach()
+        self._trainer = weakref.ref(trainer)
+        more = [host for hosts in self._plugins.manager.hook.register_hosts() for host in hosts or ()]
+        self._host = host_for(trainer, more)
+        if self._host is None:
+            self._say(f"{type(trainer).__name__} makes no rollouts that are known here; the callback does nothing")
+            self._detach = lambda: None
+            return
+        self._add_reporters(trainer)
+        _warn_of_log_completions(trainer)
+        options = {
+            "tokens": self._tokens,
+            "rendered": self._tokenizer(trainer),
+            "gather": self._pipeline.has_global_sinks,
+        }
+        detach = self._host.attach(trainer, _Emitter(self), options)
+        log = Wraps(trainer)
+        log.wrap("log", self._log)
+        self._detach = lambda: (log.detach(), detach()) and None
+
+    def _attach_late(self) -> None:
+        """`evaluate()` alone after `add_callback(instance)`: no event came before the first batch was generated."""
+        self._find_and_attach()
+        trainer, count = self._trainer(), batch_being_evaluated()
+        recover = getattr(self._host, "recover", None)
+        if trainer is None or self._host is None:
+            return
+        batch = recover(trainer, count) if recover is not None and count else None
+        if batch is not None:
+            _Emitter(self)(batch)
+        else:
+            self._pipeline.counters.drop("before_attach", count)
+            self._say(
+                f"{count or 'some'} rollouts were made before the callback could attach; pass it in callbacks=[…]"
+            )
+
+    def _tokenizer(self, trainer: Any) -> Any:
+        """A copy for the worker thread: tokenizers object when two threads use one at the same time."""
+        if not self._rendered:
+            return None
+        return copy.deepcopy(getattr(trainer, "_tokenizer", None) or trainer.processing_class)
+
+    def _add_reporters(self, trainer: Any) -> None:
+        """The trainer's own destinations get traces too, capped."""
+        wanted = [name for name in ("trackio", "wandb") if name in (trainer.args.report_to or ())]
+        for name in wanted:
+            self._plugins.add(name)
+        if any(self._plugins.manager.has_plugin(name) for name in ("trackio", "wandb")):
+            self._plugins.add("cap")
+
+    def detach(self) -> None:
+        """Take all wrappers off the trainer."""
+        detach, self._detach = self._detach, None
+        if detach is not None:
+            detach()
+
+    # --- runs ---------------------------------------------------------------------------------------------------
+
+    def _begin_training(self, step: int) -> None:
+        """A new run; a new attempt when training resumes or starts over; the same one after an evaluate() before."""
+        if self._host is None or self._trainer() is None:
+            return
+        pipeline = self._pipeline
+        if pipeline.run is not None and not step and not self._trained:
+            return
+        restarted = pipeline.run if self._trained else None
+        if pipeline.run is None and self._run is not None:
+            self._pipeline = self._new_pipeline()
+        self._begin(step, restarted=restarted)
+
+    @property
+    def _trained(self) -> bool:
+        """Whether the open run has been handed training rollouts already."""
+        return self._pipeline.submitted["train"] > 0
+
+    def _begin(self, step: int, restarted: Run | None = None) -> None:
+        trainer = self._trainer()
+        root = self._dir or Path(trainer.args.output_dir) / "rollouts"
+        self._begun += 1
+        key = f"{root}|{self._position(trainer)}|{self._begun}|{os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}"
+        checkpoint = checkpoint_being_resumed() if step else None
+        found = identify(root, key, checkpoint, step, restarted.id if restarted else None)
+        facts = dict(self._host.describe(trainer)) if self._host else {}
+        self._run = Run(
+            id=found.id,
+            attempt=found.attempt,
+            dir=str(root / found.id),
+            rank=trainer.accelerator.process_index,
+            world_size=trainer.accelerator.num_processes,
+            host=self._host.name if self._host else "",
+            resumed_from=found.resumed_from,
+            **facts,
+        )
+        self._start(found.generation)
+
+    def _start(self, generation: int) -> None:
+        assert self._run is not None
+        for plugin in self._plugins.manager.get_plugins():
+            bind = getattr(plugin, "bind", None)
+            if callable(bind):
+                self._safely("bind a sink to the trainer", lambda bind=bind: bind(self._trainer()))
+        self._pipeline.start(self._run, generation)
+
+    def _position(self, trainer: Any) -> int:
+        """Which of several rollout callbacks this is; the same on every rank."""
+        ours = [one for one in trainer.callback_handler.callbacks if isinstance(one, RolloutPluginCallback)]
+        return next((i for i, one in enumerate(ours) if one is self), len(ours))
+
+    def _ensure_run(self) -> None:
+        """`evaluate()` outside of training: the run that is open, else the last one again, else a new one."""
+        if self._pipeline.run is not None:
+            return
+        if self._run is not None:
+            self._start(self._pipeline.generation)
+        else:
+            self._begin(0)
+
+    def _mark_checkpoint(self, args: Any, step: int) -> None:
+        if self._run is not None:
+            write_marker(Path(args.output_dir) / f"checkpoint-{step}", self._run.id, self._pipeline.generation)
+
+    def _log(self, original: Callable[..., Any], logs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Metrics join the trainer's own log, under names of their own."""
+        if "train_runtime" in logs:
+            self._pipeline.drain(30.0)
+        return original({**logs, **self._metrics(logs)}, *args, **kwargs)
+
+    def _metrics(self, logs: Mapping[str, float]) -> dict[str, float]:
+        is_eval = any(key.startswith("eval_") for key in logs)
+        numbers = self._pipeline.pop_metrics("eval" if is_eval else "train")
+        if not is_eval and self._pipeline.has_metrics and self._pipeline.run is not None:
+            numbers |= self._pipeline.own_metrics()
+        prefix = "eval_rollouts" if is_eval else "rollouts"
+        return {f"{prefix}/{name}": value for name, value in numbers.items()}
+
+
+class _Emitter:
+    """What a host hands its batches to."""
+
+    def __init__(self, callback: RolloutPluginCallback) -> None:
+        self._callback = weakref.ref(callback)
+
+    def __call__(self, batch: Batch) -> None:
+        callback = self._callback()
+        if callback is not None:
+            callback._ensure_run()  # noqa: SLF001 - one class in two parts
+            callback._pipeline.submit(batch)  # noqa: SLF001
+
+    def lost(self, reason: str, count: int) -> None:
+        callback = self._callback()
+        if callback is not None:
+            callback._pipeline.counters.drop(reason, count)  # noqa: SLF001
+
+
+def _check_trl() -> None:
+    found = _version("trl")
+    if found is not None and found < TRL_FLOOR:
+        floor = ".".join(map(str, TRL_FLOOR))
+        raise SetupError(
+            f"trl {installed('trl')} is too old: rollout-plugins needs {floor} or newer; pip install -U trl"
+        )
+
+
+def _version(package: str) -> tuple[int, ...] | None:
+    text = installed(package)
+    if text is None:
+        return None
+    return tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
+
+
+def _checked_dir(path: str | os.PathLike[str] | None) -> Path | None:
+    if path is None:
+        return None
+    folder = Path(path)
+    if folder.exists() and not folder.is_dir():
+        raise SetupError(f"dir={str(folder)!r} is a file; give a folder, or leave it out for <output_dir>/rollouts")
+    return folder
+
+
+def _warn_of_log_completions(trainer: Any) -> None:
+    found = _version("trl")
+    if found and found >= TRL_LOG_COMPLETIONS_CAN_CRASH and getattr(trainer.args, "log_completions", False):
+        logger.warning(
+            "log_completions=True: the completions table of trl %s ends training with an exception on ordinary tool "
+            "calls and mixed content; every rollout is recorded here anyway, so set log_completions=False",
+            installed("trl"),
+        )

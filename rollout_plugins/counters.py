@@ -1,0 +1,47 @@
+"""What was lost or left out, by reason; and what recording cost. Thread-safe, and honest."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import Any
+
+
+class Counters:
+    """Adds up drops by reason and seconds by kind."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.drops: Counter[str] = Counter()
+        self.rollouts: Counter[str] = Counter()
+        self.generations: Counter[str] = Counter()
+        self.seconds: Counter[str] = Counter()
+        self.errors: Counter[str] = Counter()
+
+    def drop(self, reason: str, count: int = 1) -> None:
+        with self._lock:
+            self.drops[reason] += count
+
+    def error(self, who: str) -> None:
+        with self._lock:
+            self.errors[who] += 1
+
+    def spent(self, kind: str, seconds: float) -> None:
+        with self._lock:
+            self.seconds[kind] += seconds  # type: ignore[assignment]
+
+    def stored(self, split: str, count: int) -> None:
+        with self._lock:
+            self.rollouts[split] += count
+            self.generations[split] += 1
+
+    def summary(self) -> dict[str, Any]:
+        """For run.json."""
+        with self._lock:
+            return {
+                "rollouts": dict(self.rollouts),
+                "generations": dict(self.generations),
+                "drops": dict(self.drops),
+                "plugin_errors": dict(self.errors),
+                "seconds": {kind: round(value, 6) for kind, value in self.seconds.items()},
+            }

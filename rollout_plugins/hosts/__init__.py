@@ -1,0 +1,20 @@
+"""Where each family of trainers has its rollouts, and how to observe them without changing anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from rollout_hookspecs import Host
+
+from rollout_plugins.hosts.grpo import GRPOHost
+
+
+def known_hosts() -> list[Host]:
+    """The hosts of this library, most specific first."""
+    return [GRPOHost()]
+
+
+def host_for(trainer: Any, more: Iterable[Host] = ()) -> Host | None:
+    """The first host that knows the trainer; plugins' hosts come before ours."""
+    return next((host for host in [*more, *known_hosts()] if host.matches(trainer)), None)

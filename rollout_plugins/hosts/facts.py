@@ -1,0 +1,80 @@
+"""Facts of a run that TRL trainers have in common, read once when it starts."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+logger = logging.getLogger("rollout_plugins")
+
+_SETTINGS = (
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_completion_length", "max_prompt_length",
+    "num_generations", "num_generations_eval", "num_iterations", "steps_per_generation",
+    "gradient_accumulation_steps", "per_device_train_batch_size", "per_device_eval_batch_size",
+    "max_tool_calling_iterations", "learning_rate", "beta", "loss_type", "scale_rewards", "reward_weights", "seed",
+    "max_steps", "num_train_epochs", "logging_steps", "chat_template_kwargs", "generation_kwargs", "use_vllm",
+    "report_to", "run_name", "project", "output_dir",
+)  # fmt: skip
+_PACKAGES = ("rollout-plugins", "trl", "transformers", "torch", "accelerate", "datasets", "vllm")
+
+
+def installed(package: str) -> str | None:
+    """Version of a distribution; the modules' own `__version__` are not always right."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def reward_names(trainer: Any) -> tuple[str, ...]:
+    """Names of the reward functions, made unique: two lambdas are `<lambda>` and `<lambda>#2`."""
+    names = getattr(trainer, "reward_func_names", None)
+    if names is None:
+        names = [getattr(f, "__name__", type(f).__name__) for f in getattr(trainer, "reward_funcs", ())]
+    seen: Counter[str] = Counter()
+    unique = []
+    for name in map(str, names):
+        seen[name] += 1
+        unique.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return tuple(unique)
+
+
+def describe_trl(trainer: Any) -> Mapping[str, Any]:
+    """What explains the rollouts: tools, template, rewards, settings, versions."""
+    args = trainer.args
+    tokenizer = getattr(trainer, "_tokenizer", None) or getattr(trainer, "processing_class", None)
+    template = getattr(trainer, "chat_template", None) or getattr(tokenizer, "chat_template", None)
+    names = reward_names(trainer)
+    weights = list(getattr(args, "reward_weights", None) or [])
+    return {
+        "trainer": type(trainer).__name__,
+        "model": str(getattr(getattr(trainer.model, "config", None), "_name_or_path", "") or ""),
+        "reward_names": names,
+        "reward_weights": tuple(weights + [1.0] * (len(names) - len(weights))),
+        "num_generations": getattr(trainer, "num_generations", None),
+        "tools": tuple(_tool_schemas(trainer)),
+        "chat_template": template if isinstance(template, str) else None,
+        "versions": {package: found for package in _PACKAGES if (found := installed(package))},
+        "settings": {name: value for name in _SETTINGS if (value := getattr(args, name, None)) is not None},
+    }
+
+
+def _tool_schemas(trainer: Any) -> list[Mapping[str, Any]]:
+    """The JSON schemas the chat template shows the model, environments' tools included."""
+    tools = getattr(trainer, "tools", None) or ()
+    return [_schema(tool) for tool in tools]
+
+
+def _schema(tool: Any) -> Mapping[str, Any]:
+    if isinstance(tool, dict):
+        return tool
+    try:
+        from transformers.utils import get_json_schema
+
+        return dict(get_json_schema(tool))
+    except Exception as error:  # a tool the template could not show either
+        logger.debug("no JSON schema for tool %r: %r", tool, error)
+        return {"type": "function", "function": {"name": str(getattr(tool, "__name__", tool))}}

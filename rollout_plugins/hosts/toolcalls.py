@@ -1,0 +1,178 @@
+"""What became of each tool call: watch the calls while they run, pair them with messages afterwards."""
+
+from __future__ import annotations
+
+import ast
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rollout_hookspecs import ToolCall
+
+from rollout_plugins.messages import Call, calls_of, role_of, text_of
+
+
+@dataclass(slots=True)
+class Seen:
+    """One tool call that really ran."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    error: str | None = None
+    seconds: float = 0.0
+    deferred: bool = False
+    """An async call: its result is appended after the results of all calls that ran at once."""
+
+
+@dataclass(slots=True)
+class Watch:
+    """The calls of one rollout, in the order they were made."""
+
+    tools: frozenset[str] = frozenset()
+    seen: list[Seen] = field(default_factory=list)
+
+    def watched(self, name: str, tool: Callable[..., Any], *, is_async: bool) -> Callable[..., Any]:
+        """The tool, noting each call. Same result, same exception."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            seen = Seen(name, dict(kwargs))
+            self.seen.append(seen)
+            started = time.perf_counter()
+            try:
+                result = tool(*args, **kwargs)
+            except BaseException as error:
+                seen.error = _describe(error)
+                raise
+            finally:
+                seen.seconds = time.perf_counter() - started
+            if not is_async:
+                return result
+            seen.deferred = True
+            return _timed(result, seen)
+
+        return call
+
+
+async def _timed(coroutine: Any, seen: Seen) -> Any:
+    started = time.perf_counter()
+    try:
+        return await coroutine
+    except BaseException as error:
+        seen.error = _describe(error)
+        raise
+    finally:
+        seen.seconds = time.perf_counter() - started
+
+
+def _describe(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception:  # an exception whose str fails is still an exception with a type
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def tool_calls(completion: Sequence[Any], watch: Watch | None, tools: Iterable[str] = ()) -> tuple[ToolCall, ...]:
+    """Every call in the completion with its outcome. Without a watch, outcomes are read off the messages alone."""
+    known = watch.tools if watch is not None else frozenset(tools)
+    seen = list(watch.seen) if watch is not None else []
+    found: list[ToolCall] = []
+    for turn, message in enumerate(completion):
+        calls = calls_of(message)
+        if calls:
+            ran = [_take(seen, call) for call in calls]
+            replies = _pair(calls, ran, _replies(completion, turn))
+            found += [
+                _outcome(call, turn, position, ran[position], replies[position], completion, known, watch is not None)
+                for position, call in enumerate(calls)
+            ]
+    return tuple(found)
+
+
+def _take(seen: list[Seen], call: Call) -> Seen | None:
+    """The next call that ran, if it is this one. Calls run in the order they were asked for."""
+    if seen and seen[0].name == call.name and _equal(seen[0].arguments, call.arguments):
+        return seen.pop(0)
+    return None
+
+
+def _equal(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other) or repr(one) == repr(other)  # NaN is not equal to itself
+    except Exception:
+        return False
+
+
+def _replies(completion: Sequence[Any], turn: int) -> list[int]:
+    """Indices of the tool messages right after a turn."""
+    found = []
+    for index in range(turn + 1, len(completion)):
+        if role_of(completion[index]) != "tool":
+            break
+        found.append(index)
+    return found
+
+
+def _pair(calls: Sequence[Call], ran: Sequence[Seen | None], replies: Sequence[int]) -> list[int | None]:
+    """Which message answers which call. Results of async calls come after all others."""
+    if len(replies) != len(calls):
+        return [replies[i] if i < len(replies) else None for i in range(len(calls))]
+    deferred = [seen is not None and seen.deferred for seen in ran]
+    order = sorted(range(len(calls)), key=lambda i: deferred[i])
+    paired: list[int | None] = [None] * len(calls)
+    for call, reply in zip(order, replies, strict=True):
+        paired[call] = reply
+    return paired
+
+
+def _outcome(
+    call: Call,
+    turn: int,
+    position: int,
+    seen: Seen | None,
+    reply: int | None,
+    completion: Sequence[Any],
+    known: frozenset[str],
+    is_watched: bool,  # noqa: FBT001 - internal
+) -> ToolCall:
+    content = completion[reply].get("content") if reply is not None else None
+    status: Literal["ok", "error", "unknown", "not_run"]
+    error: str | None = None
+    if reply is None:
+        status = "not_run"
+        if seen is not None:
+            error = "rolled back: its result did not fit into the completion"
+    elif seen is not None:
+        status, error = ("error", seen.error) if seen.error is not None else ("ok", None)
+    else:
+        error = _error_in(content)
+        if isinstance(call.name, str) and known and call.name not in known:
+            status, error = "unknown", error or "no such tool"
+        elif error is None and not is_watched:
+            status = "ok"
+        else:
+            status, error = "error", error or "it was not called"
+    return ToolCall(
+        turn=turn,
+        position=position,
+        reply=reply,
+        name=call.name,
+        arguments=call.arguments,
+        result=content,
+        error=error,
+        status=status,
+        seconds=seen.seconds if seen is not None else None,
+    )
+
+
+def _error_in(content: Any) -> str | None:
+    """The error text in TRL's `{'error': …}` result."""
+    text = text_of(content)
+    if not text.startswith("{'error': "):
+        return None
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return text
+    return str(value.get("error")) if isinstance(value, dict) else text

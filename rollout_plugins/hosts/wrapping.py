@@ -1,0 +1,76 @@
+"""Wrap methods on one instance, pass everything through, and take the wrappers off again."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+logger = logging.getLogger("rollout_plugins")
+
+
+class Wraps:
+    """The wrappers one host put on one trainer."""
+
+    def __init__(self, target: Any) -> None:
+        self._target = target
+        self._undo: list[Callable[[], None]] = []
+        self._told: set[str] = set()
+        self.active = True
+
+    def wrap(self, name: str, around: Callable[..., Any], parameters: tuple[str, ...] | None = None) -> bool:
+        """Replace the method by `around(original, *args, **kwargs)`; say so, and do nothing, if it is not as expected.
+
+        `around` must call `original` exactly once and return its result.
+        """
+        original = getattr(self._target, name, None)
+        if not callable(original):
+            self._unexpected(f"has no method {name}")
+            return False
+        found = tuple(inspect.signature(original).parameters)
+        if parameters is not None and found != parameters:
+            self._unexpected(f"has {name}({', '.join(found)}), expected {name}({', '.join(parameters)})")
+            return False
+
+        @functools.wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if not self.active:
+                return original(*args, **kwargs)
+            return around(original, *args, **kwargs)
+
+        previous = vars(self._target).get(name)
+        setattr(self._target, name, wrapper)
+
+        def undo() -> None:
+            if vars(self._target).get(name) is not wrapper:
+                return  # somebody wrapped it after us; ours stays in the chain and passes through
+            if previous is None:
+                delattr(self._target, name)
+            else:
+                setattr(self._target, name, previous)
+
+        self._undo.append(undo)
+        return True
+
+    def _unexpected(self, what: str) -> None:
+        logger.warning("%s %s; rollouts are recorded without what it would tell", type(self._target).__name__, what)
+
+    @contextmanager
+    def guarded(self, what: str) -> Iterator[None]:
+        """Our own mistakes end here: told once, never raised into the trainer."""
+        try:
+            yield
+        except Exception as error:
+            if what not in self._told:
+                self._told.add(what)
+                logger.warning("could not %s: %r; training goes on", what, error, exc_info=error)
+
+    def detach(self) -> None:
+        """Take the wrappers off, newest first."""
+        self.active = False
+        for undo in reversed(self._undo):
+            undo()
+        self._undo.clear()

@@ -1,0 +1,113 @@
+"""A sink's own thread behind a bounded queue: it may be slow, hang or raise, and only it misses anything."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from rollout_hookspecs import Run, Step, Trace
+
+from rollout_plugins.counters import Counters
+from rollout_plugins.dispatch import Dispatcher
+
+logger = logging.getLogger("rollout_plugins")
+
+LIMIT = 64
+
+
+class Outbox:
+    """Delivers a run's start, its traces and its end to one sink, in order."""
+
+    def __init__(self, plugin: Any, dispatcher: Dispatcher, counters: Counters) -> None:
+        self.plugin = plugin
+        self.name = dispatcher.name_of(plugin)
+        self.missed = 0
+        self._dispatcher = dispatcher
+        self._counters = counters
+        self._implementations = {
+            hook: [impl for impl in dispatcher.implementations(hook) if impl.plugin is plugin]
+            for hook in ("on_run_start", "export_traces", "on_run_end")
+        }
+        self._items: deque[tuple[str, dict[str, Any], int]] = deque()
+        self._changed = threading.Condition()
+        self._busy = 0
+        self._failures = 0
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name=f"rollouts-{self.name}", daemon=True)
+        self._thread.start()
+
+    def start_run(self, run: Run) -> None:
+        self._put("on_run_start", {"run": run}, 0)
+
+    def send(self, traces: Sequence[Trace], step: Step) -> None:
+        """Queue the traces; when the sink is too far behind they are counted as missed."""
+        if traces:
+            self._put("export_traces", {"traces": tuple(traces), "step": step}, len(traces))
+
+    def alert(self, title: str, text: str) -> None:
+        if hasattr(self.plugin, "alert"):
+            self._put("alert", {"title": title, "text": text}, 0)
+
+    def end_run(self, run: Run) -> None:
+        self._put("on_run_end", {"run": run}, 0)
+
+    def _put(self, what: str, arguments: dict[str, Any], count: int) -> None:
+        with self._changed:
+            if count and (self._closed or len(self._items) >= LIMIT):
+                self._miss(count, "its queue is full" if not self._closed else "it was given up on")
+                return
+            self._items.append((what, arguments, count))
+            self._changed.notify_all()
+
+    def _miss(self, count: int, why: str) -> None:
+        if not self.missed:
+            logger.warning("sink %r misses rollouts: %s; send them later with: rollouts export", self.name, why)
+        self.missed += count
+        self._counters.drop(f"sink_failed:{self.name}", count)
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not self._items:
+                    if self._closed:
+                        return
+                    self._changed.wait()
+                what, arguments, count = self._items.popleft()
+                self._busy = max(count, 1)
+            self._deliver(what, arguments, count)
+            with self._changed:
+                self._busy = 0
+                self._changed.notify_all()
+
+    def _deliver(self, what: str, arguments: dict[str, Any], count: int) -> None:
+        try:
+            if what == "alert":
+                self.plugin.alert(**arguments)
+            for impl in self._implementations.get(what, ()):
+                impl.function(**{name: arguments[name] for name in impl.argnames})
+        except (Exception, SystemExit) as error:
+            self._counters.error(self.name)
+            self._miss(count, f"it raised {error!r} in {what}")
+            logger.debug("sink %r failed in %s", self.name, what, exc_info=error)
+
+    def drain(self, until: float) -> bool:
+        """Wait for the queue to empty, until a `time.monotonic()`; whether it did."""
+        with self._changed:
+            while (self._items or self._busy) and (left := until - time.monotonic()) > 0:
+                self._changed.wait(left)
+            return not (self._items or self._busy)
+
+    def close(self, until: float) -> None:
+        """Let it finish until then; what it has not sent counts as missed."""
+        finished = self.drain(until)
+        with self._changed:
+            self._closed = True
+            left = self._busy * (not finished) + sum(count for _, _, count in self._items)
+            self._items.clear()
+            self._changed.notify_all()
+        if not finished:
+            self._miss(left, "it did not finish in time")
