@@ -1,0 +1,108 @@
+"""What the sinks share: their scope, where an image's pixels are, small copies of images."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Generic, Literal, TypeVar, get_args
+
+from rollout_hookspecs import Image
+
+from rollout_plugins.errors import SetupError
+
+Scope = Literal["global", "rank", "stream"]
+T = TypeVar("T")
+logger = logging.getLogger("rollout_plugins")
+
+
+def checked_scope(scope: object) -> Scope:
+    """`global`: rank 0 sends for all; `rank`: each rank a run of its own; `stream`: every rollout, at once."""
+    for known in get_args(Scope):
+        if scope == known:
+            return known  # type: ignore[no-any-return]
+    raise SetupError(f"scope={scope!r}: use one of {', '.join(map(repr, get_args(Scope)))}")
+
+
+def checked_count(name: str, value: object, least: int = 1) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise SetupError(f"{name}={value!r}: use a whole number, {least} or more")
+    return value
+
+
+def checked_name(name: str, value: object) -> str | None:
+    if value is None or (isinstance(value, str) and value.strip()):
+        return value
+    raise SetupError(f"{name}={value!r}: use a name, or leave it out")
+
+
+def image_file(image: Image, folder: str) -> Path | None:
+    """The file with the image's pixels inside the run's folder; None when they were not kept or are gone."""
+    if not image.path or not folder:
+        return None
+    root = Path(folder).resolve()
+    path = (root / image.path).resolve()
+    return path if path.is_relative_to(root) and path.is_file() else None
+
+
+def image_words(image: Image) -> str:
+    """What to show instead of an image whose pixels are not there."""
+    why = image.note or ("file is missing" if image.path else "pixels were not kept")
+    return f"[IMAGE: {why}{f', {image.uri}' if image.uri else ''}]"
+
+
+def number(value: object) -> float | None:
+    """A number again, where plain JSON had to spell it."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    return float(value) if isinstance(value, str) and value in {"NaN", "Infinity", "-Infinity"} else None
+
+
+def whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def thumbnail(path: Path, side: int) -> bytes | None:
+    """The image as JPEG, no larger than `side` pixels each way; None when it cannot be read."""
+    try:
+        return _thumbnail(path, side)
+    except Exception as error:
+        logger.warning("%s cannot be shown: %r", path, error)
+        return None
+
+
+def _thumbnail(path: Path, side: int) -> bytes:
+    from PIL import Image as Pictures
+
+    with Pictures.open(path) as picture:
+        picture.draft("RGB", (side, side))
+        picture.thumbnail((side, side))
+        if picture.mode in {"RGBA", "LA", "P", "PA"}:  # what is transparent turns white
+            layer = picture.convert("RGBA")
+            flat = Pictures.new("RGBA", layer.size, "white")
+            flat.alpha_composite(layer)
+            small = flat.convert("RGB")
+        else:
+            small = picture.convert("RGB")
+        out = io.BytesIO()
+        small.save(out, "JPEG", quality=85)
+        return out.getvalue()
+
+
+class Recent(Generic[T]):
+    """A few values made once and used again: siblings of a group show the same image."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._kept: OrderedDict[str, T] = OrderedDict()
+
+    def get(self, key: str, make: Callable[[], T]) -> T:
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key]
+        value = self._kept[key] = make()
+        if len(self._kept) > self._most:
+            self._kept.popitem(last=False)
+        return value

@@ -1,0 +1,164 @@
+"""Rollouts as lines of JSON, for pipes, `jq` and the tools that read verl's and verifiers' rollout files."""
+
+from __future__ import annotations
+
+import json
+import stat
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from rollout_hookspecs import Run, Step, Trace, hookimpl
+
+from rollout_plugins.errors import SetupError
+from rollout_plugins.messages import call_text, calls_of, reasoning_of, role_of, text_of
+from rollout_plugins.sinks._common import Scope, checked_count, checked_scope
+from rollout_plugins.trace import images_in, prompt_and_completion, shaped
+
+ANSWERS = ("answer", "solution", "ground_truth", "target", "label")
+
+
+class JsonlSink:
+    """One line a rollout, in numbered files of a folder.
+
+    JsonlSink()                                  # <run folder>/jsonl/0.jsonl, 1.jsonl, …
+    JsonlSink("/data/rollouts", max_bytes=10**9) # another folder, larger files
+    JsonlSink("-")                               # standard output: … | jq .reward
+    """
+
+    def __init__(
+        self, path: str | Path | None = None, *, max_bytes: int = 256 * 2**20, scope: Scope = "global"
+    ) -> None:
+        if path is not None and not isinstance(path, (str, Path)):
+            raise SetupError(f"path={path!r}: use a folder, a named pipe, or '-' for standard output")
+        self.scope = checked_scope(scope)
+        self._most = checked_count("max_bytes", max_bytes)
+        self._path = path
+        self._run = Run(id="rollouts")
+        self._file: IO[str] | None = None
+        self._number = 0
+
+    @property
+    def target(self) -> str:
+        """Where the rollouts go, in words that stay the same for the same place."""
+        return "jsonl:-" if self._path == "-" else f"jsonl:{self._place().resolve()}"
+
+    @hookimpl
+    def on_run_start(self, run: Run) -> None:
+        self._close()
+        self._run = run
+
+    @hookimpl
+    def export_traces(self, traces: Sequence[Trace], step: Step) -> None:
+        if not traces:
+            return
+        lines = "".join(shaped(traces, step, line))
+        if self._path == "-":
+            sys.stdout.write(lines)
+            sys.stdout.flush()
+            return
+        file = self._file = self._file or self._open()
+        file.write(lines)
+        file.flush()
+        if file.seekable() and file.tell() >= self._most:
+            self._close()
+            self._number += 1
+
+    @hookimpl
+    def on_run_end(self, run: Run) -> None:  # noqa: ARG002 - called by hand as well as through the hook
+        self._close()
+
+    def _place(self) -> Path:
+        place = Path(self._path) if self._path else Path(self._run.dir or ".") / "jsonl"
+        return place / f"rank-{self._run.rank}" if self.scope == "rank" else place
+
+    def _open(self) -> IO[str]:
+        place = self._place()
+        with suppress(OSError):
+            if stat.S_ISFIFO(place.stat().st_mode):
+                return place.open("w", encoding="utf-8")
+        place.mkdir(parents=True, exist_ok=True)
+        numbers = [int(file.stem) for file in place.glob("*.jsonl") if file.stem.isdecimal()]
+        self._number = max([self._number, *numbers])
+        path = place / f"{self._number}.jsonl"
+        if path.exists() and path.stat().st_size >= self._most:
+            path = place / f"{self._number + 1}.jsonl"
+        torn = _torn(path)
+        file = path.open("a", encoding="utf-8")
+        if torn:  # a line that was cut when its process died must not swallow the next one
+            file.write("\n")
+        return file
+
+    def _close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+
+def line(trace: Trace) -> str:
+    return json.dumps(record(trace), ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def record(trace: Trace) -> dict[str, Any]:
+    """The trace as one flat object. `input`, `output`, `gts`, `score`: verl; `example_id` to `info`: verifiers."""
+    facts = trace.metadata
+    prompt, completion = (list(map(_message, part)) for part in prompt_and_completion(trace))
+    rewards = _named(facts, "reward/")
+    columns = _named(facts, "columns/")
+    answer = next((columns[name] for name in ANSWERS if name in columns), None)
+    return {
+        **{key: value for key, value in facts.items() if "/" not in key},
+        "request_id": trace.rollout_id,
+        "example_id": f"{facts.get('generation')}.{facts.get('group')}",
+        "input": "\n\n".join(_lines(prompt)),
+        "output": "\n\n".join(_lines(completion)),
+        "gts": answer,
+        "score": facts.get("reward"),
+        "prompt": prompt,
+        "completion": completion,
+        "answer": answer,
+        "is_completed": facts.get("finish") == "stop",
+        "is_truncated": facts.get("finish") == "length",
+        "stop_condition": facts.get("finish"),
+        "metrics": rewards,
+        "rewards": rewards,
+        "info": columns,
+        "extra": _named(facts, "extra/"),
+        "marks": _named(facts, "marks/"),
+        "spans": [_images_as_data(span) for span in trace.spans],
+    }
+
+
+def _named(facts: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    return {key[len(prefix) :]: value for key, value in facts.items() if key.startswith(prefix)}
+
+
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+    shown: dict[str, Any] = _images_as_data(message)
+    return shown
+
+
+def _images_as_data(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _images_as_data(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_images_as_data(item) for item in value]
+    for image in images_in(value):
+        kept = {"hash": image.hash, "path": image.path, "uri": image.uri, "note": image.note}
+        return {name: fact for name, fact in kept.items() if fact is not None}
+    return value
+
+
+def _lines(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for message in messages:
+        parts = [reasoning_of(message), text_of(message.get("content")), *map(call_text, calls_of(message))]
+        yield f"{role_of(message)}: " + "\n".join(part for part in parts if part)
+
+
+def _torn(path: Path) -> bool:
+    with suppress(OSError), path.open("rb") as file:
+        file.seek(-1, 2)
+        return file.read(1) != b"\n"
+    return False

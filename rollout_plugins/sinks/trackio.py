@@ -1,0 +1,219 @@
+"""Rollouts as traces in trackio: in the trainer's own run when it has one, else in a run of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rollout_hookspecs import Image, Run, Step, Trace, hookimpl
+
+from rollout_plugins.errors import need
+from rollout_plugins.messages import call_text, calls_of, reasoning_of, text_of
+from rollout_plugins.sinks._common import (
+    Recent,
+    Scope,
+    checked_name,
+    checked_scope,
+    image_file,
+    image_words,
+)
+from rollout_plugins.trace import images_in, shaped
+
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+
+
+class TrackioSink:
+    """One `log` a generation, under `rollouts` (training) and `eval_rollouts`.
+
+    TrackioSink()                                        # the trainer's run, or a local one named after the run
+    TrackioSink(project="math", name="run-1")            # a run of its own
+    TrackioSink(space_id="me/rollouts")                  # on a Hugging Face Space
+    TrackioSink(scope="rank")                            # one run for each rank
+    """
+
+    def __init__(
+        self,
+        *,
+        project: str | None = None,
+        name: str | None = None,
+        space_id: str | None = None,
+        scope: Scope = "global",
+    ) -> None:
+        self.scope = checked_scope(scope)
+        self._project = checked_name("project", project)
+        self._name = checked_name("name", name)
+        self._space_id = checked_name("space_id", space_id)
+        self._trackio: Any = need("trackio", "trackio")
+        self._theirs: Any = None
+        self._args: Any = None
+        self._run: Run | None = None
+        self._sender: Any = None
+        self._images: Recent[Any] = Recent(4096)
+
+    def bind(self, trainer: Any) -> None:
+        """Called on the training thread, where the trainer's run can be seen."""
+        self._args = getattr(trainer, "args", None)
+        chosen = self._project or self._name or self._space_id or self.scope == "rank"
+        self._theirs = None if chosen else self._trackio.context_vars.current_run.get()
+
+    @property
+    def target(self) -> str:
+        """Where the rollouts go, in words that stay the same for the same place."""
+        run = self._sender
+        return f"trackio:{run.project}/{run.name}" if run is not None else "trackio"
+
+    @hookimpl
+    def on_run_start(self, run: Run) -> None:
+        self._run = run
+
+    @hookimpl
+    def export_traces(self, traces: Sequence[Trace], step: Step) -> None:
+        if not traces:
+            return
+        if self._sender is None:
+            self._sender = self._open()
+        key = "eval_rollouts" if step.split == "eval" else "rollouts"
+        self._sender.log({key: shaped(traces, step, self._trace)}, step=step.step)
+
+    @hookimpl
+    def on_run_end(self, run: Run) -> None:  # noqa: ARG002 - called by hand as well as through the hook
+        sender, self._sender, theirs, self._theirs = self._sender, None, self._theirs, None
+        self._images = Recent(4096)
+        if sender is not None and sender is not theirs:
+            sender.finish()
+
+    def alert(self, title: str, text: str = "") -> None:
+        """Show a warning in the dashboard, and send it wherever trackio sends its alerts."""
+        if self._sender is None:
+            self._sender = self._open()
+        self._sender.alert(title, text)
+
+    def _open(self) -> Any:
+        return self._own() if self._theirs is None else _twin(self._trackio, self._theirs)
+
+    def _own(self) -> Any:
+        run = self._run or Run(id="rollouts")
+        name = self._name or getattr(self._args, "run_name", None) or run.id
+        group = name if self.scope == "rank" else None
+        options = {
+            "project": self._project or getattr(self._args, "project", None) or "rollouts",
+            "name": f"{name}-rank{run.rank}" if self.scope == "rank" else name,
+            "group": group,
+            "space_id": self._space_id,
+            "resume": "allow",
+            "embed": False,
+            "auto_log_gpu": False,
+            "auto_log_cpu": False,
+            "config": {"rollouts_run": run.id, "model": run.model, "trainer": run.trainer},
+        }
+        config = self._trackio.config
+        try:  # in a context of its own: this thread may have a run, which `init` would finish
+            return contextvars.Context().run(self._trackio.init, **_accepted(self._trackio.init, options))
+        finally:
+            self._trackio.config = config
+
+    def _trace(self, trace: Trace) -> Any:
+        messages = [shown for message in trace.messages for shown in self._messages(message)]
+        return self._trackio.Trace(
+            messages=messages,
+            metadata=dict(trace.metadata),
+            spans=[self._span(span) for span in trace.spans],
+        )
+
+    def _messages(self, message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """The message with its text as text, then one that holds its images: parts of both show as raw JSON."""
+        content = self._seen(message.get("content"))
+        images = list(images_in(content))
+        shown = {key: _unseen(value) for key, value in message.items() if key not in {*_REASONING, "content"}}
+        alone = isinstance(content, list) and len(content) == len(images)
+        if not (images and alone and not reasoning_of(message)):
+            yield {**shown, "content": _text({**message, "content": content})}
+            shown = {"role": shown.get("role", "unknown"), "note": "images of the message above"}
+        if images:
+            yield {**shown, "content": [self._image(image) for image in images]}
+
+    def _span(self, span: Mapping[str, Any]) -> dict[str, Any]:
+        shown = {key: _unseen(value) for key, value in span.items() if value is not None}
+        output = self._seen(span.get("output"))
+        images = list(images_in(output))
+        if isinstance(output, list):
+            shown["output"] = text_of(output)
+        if images:
+            shown["output"] = {"text": text_of(output), "images": [self._image(image) for image in images]}
+        if span.get("status") == "not_run" and shown.pop("error", None):
+            shown["output"] = span["error"]  # an error would paint the whole rollout red
+        return shown
+
+    def _seen(self, content: Any) -> Any:
+        """Content in which every `Image` has pixels to show; the others are words."""
+        if isinstance(content, Image):
+            return content if self._file(content) else image_words(content)
+        if isinstance(content, Mapping):
+            lost = [image for image in images_in(content) if not self._file(image)]
+            return {"type": "text", "text": image_words(lost[0])} if lost else content
+        return [self._seen(block) for block in content] if isinstance(content, (list, tuple)) else content
+
+    def _file(self, image: Image) -> Path | None:
+        return image_file(image, self._run.dir if self._run else "")
+
+    def _image(self, image: Image) -> Any:
+        """One object for each distinct image: trackio then stores its file once."""
+        return self._images.get(image.hash, lambda: self._trackio.Image(str(self._file(image))))
+
+
+def _text(message: Mapping[str, Any]) -> str | None:
+    """Content as the dashboard shows it: flat text, with the reasoning and bare tool calls it would leave out."""
+    content = message.get("content")
+    text = None if content is None else text_of(content)
+    if not text:
+        text = "\n".join(f"→ {call_text(call)}" for call in calls_of(message)) or text
+    reasoning = reasoning_of(message)
+    return f"<think>\n{reasoning}\n</think>\n\n{text or ''}".rstrip() if reasoning else text
+
+
+def _unseen(value: Any) -> Any:
+    if isinstance(value, Image):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: _unseen(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_unseen(item) for item in value]
+    return value
+
+
+def _twin(trackio: Any, run: Any) -> Any:
+    """A second sender into the same run.
+
+    The trainer's own numbers its metrics by the largest step it has logged, so a trace logged ahead of them would
+    shift its charts by one, depending on which thread came first; and it is finished before the last rollouts are.
+    """
+    if run.url and not (getattr(run, "_space_id", None) or getattr(run, "_server_base_url", None)):
+        return run  # a version that keeps the remote's name elsewhere: better its numbering than another place
+    options = {
+        "url": run.url,
+        "project": run.project,
+        "client": None,
+        "name": run.name,
+        "run_id": getattr(run, "id", None),
+        "group": getattr(run, "group", None),
+        "space_id": getattr(run, "_space_id", None),
+        "bucket_id": getattr(run, "_bucket_id", None),
+        "server_base_url": getattr(run, "_server_base_url", None),
+        "write_token": getattr(run, "_write_token", None),
+        "existing_runs": [run.name],
+        "initial_last_step": 0,
+    }
+    twin = trackio.Run(**_accepted(trackio.Run, options))
+    with contextlib.suppress(AttributeError):
+        twin.config = run.config
+    return twin
+
+
+def _accepted(function: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options this version of trackio knows."""
+    known = inspect.signature(function).parameters
+    return {name: value for name, value in options.items() if name in known}

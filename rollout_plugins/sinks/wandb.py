@@ -1,0 +1,217 @@
+"""Rollouts as tables in Weights & Biases: in the trainer's own run when it has one, else in a run of their own."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import logging
+import os
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from rollout_hookspecs import Image, Run, Step, Trace, hookimpl
+
+from rollout_plugins.errors import SetupError, need
+from rollout_plugins.sinks._common import (
+    Recent,
+    Scope,
+    checked_count,
+    checked_name,
+    checked_scope,
+    image_file,
+    image_words,
+    thumbnail,
+)
+from rollout_plugins.sinks._table import Columns
+from rollout_plugins.sinks._weave import Weave
+from rollout_plugins.trace import shaped
+
+logger = logging.getLogger("rollout_plugins")
+
+INCREMENTS = 100
+"""A run's workspace shows the latest 100 additions to a table; the next one goes to a new table."""
+ROWS = 10_000
+"""Rows wandb keeps of one addition; it cuts the rest off in silence."""
+
+
+class WandbSink:
+    """A table row for each rollout; each step adds its rows to a table, each hundredth step begins a new one.
+
+    WandbSink()                                      # the trainer's run, or one named after the run
+    WandbSink(project="math", name="run-1")          # a run of its own
+    WandbSink(max_rows=64, max_chars=4_000)          # at most so many rows a step, characters a cell
+    WandbSink(image_side=512)                        # larger thumbnails
+    WandbSink(weave=True)                            # and a trace of each rollout in Weave
+    """
+
+    def __init__(
+        self,
+        *,
+        project: str | None = None,
+        name: str | None = None,
+        max_rows: int = 256,
+        max_chars: int = 30_000,
+        image_side: int = 256,
+        weave: bool = False,
+        scope: Scope = "global",
+    ) -> None:
+        self.scope = checked_scope(scope)
+        self._project = checked_name("project", project)
+        self._name = checked_name("name", name)
+        self._most_rows = checked_count("max_rows", max_rows)
+        self._most_chars = checked_count("max_chars", max_chars, 100)
+        self._side = checked_count("image_side", image_side, 16)
+        self._wandb: Any = need("wandb", "wandb")
+        self._weave = Weave() if weave else None
+        self._theirs: Any = None
+        self._args: Any = None
+        self._run: Run | None = None
+        self._sender: Any = None
+        self._tables: dict[str, _Growing] = {}
+        self._pictures: Recent[bytes | None] = Recent(256)
+        self._cut = False
+
+    def bind(self, trainer: Any) -> None:
+        """Called on the training thread, when the trainer's run exists."""
+        self._args = getattr(trainer, "args", None)
+        chosen = self._project or self._name or self.scope == "rank"
+        self._theirs = None if chosen else self._wandb.run
+
+    @property
+    def target(self) -> str:
+        """Where the rollouts go, in words that stay the same for the same place."""
+        run = self._sender
+        return f"wandb:{run.entity or ''}/{run.project}/{run.id}" if run is not None else "wandb"
+
+    @hookimpl
+    def on_run_start(self, run: Run) -> None:
+        self._run = run
+
+    @hookimpl
+    def export_traces(self, traces: Sequence[Trace], step: Step) -> None:
+        if not traces:
+            return
+        if self._sender is None:
+            self._sender = self._theirs or self._own()
+        kept = shaped(self._capped(traces), step, lambda trace: trace)
+        for start in range(0, len(kept), ROWS):
+            self._add(kept[start : start + ROWS], step)
+        if self._weave is not None:
+            self._weave.send(kept, self._sender)
+
+    @hookimpl
+    def on_run_end(self, run: Run) -> None:  # noqa: ARG002 - called by hand as well as through the hook
+        sender, self._sender, theirs, self._theirs = self._sender, None, self._theirs, None
+        self._tables.clear()
+        if self._weave is not None:
+            self._weave.flush()
+        if sender is not None and sender is not theirs:
+            sender.finish()
+
+    def alert(self, title: str, text: str = "") -> None:
+        """Send a warning the way wandb sends its alerts."""
+        if self._sender is None:
+            self._sender = self._theirs or self._own()
+        self._sender.alert(title=title, text=text)
+
+    def _capped(self, traces: Sequence[Trace]) -> Sequence[Trace]:
+        if self.scope == "stream" or len(traces) <= self._most_rows:
+            return traces
+        if not self._cut:
+            self._cut = True
+            logger.warning("wandb shows %d of a step's %d rollouts (max_rows)", self._most_rows, len(traces))
+        return traces[: self._most_rows]
+
+    def _add(self, traces: Sequence[Trace], step: Step) -> None:
+        """Add the rows. No `step=`: wandb counts its own calls, of which a trainer makes several in a step."""
+        key = "eval_rollouts" if step.split == "eval" else "rollouts"
+        table = self._tables.get(key)
+        if table is None:
+            names = self._run.reward_names if self._run else ()
+            table = self._tables[key] = _Growing(key, Columns(traces, names, self._most_chars), self._wandb)
+        pictures: dict[tuple[str, ...], Any] = {}
+        rows = [table.columns.row(trace, partial(self._picture, pictures)) for trace in traces]
+        table.add(rows, step.step, lambda name, value: self._sender.log({name: value, "train/global_step": step.step}))
+
+    def _picture(self, made: dict[tuple[str, ...], Any], images: Sequence[Image]) -> Any:
+        """One thumbnail of the rollout's images side by side; siblings share it."""
+        if not images:
+            return None
+        key = tuple(image.hash for image in images)
+        if key not in made:
+            made[key] = self._sheet(images)
+        return made[key]
+
+    def _sheet(self, images: Sequence[Image]) -> Any:
+        from PIL import Image as Pictures
+
+        small = [self._pictures.get(image.hash, partial(self._small, image)) for image in images[:4]]
+        opened = [Pictures.open(io.BytesIO(pixels)) for pixels in small if pixels]
+        if not opened:
+            return None
+        sheet = Pictures.new("RGB", (sum(p.width for p in opened), max(p.height for p in opened)), "white")
+        place = 0
+        for picture in opened:
+            sheet.paste(picture, (place, 0))
+            place += picture.width
+        lost = [image_words(image) for image, pixels in zip(images, small, strict=False) if not pixels]
+        words = [f"{len(opened)} of {len(images)} images"] * (len(opened) < len(images)) + lost
+        return self._wandb.Image(sheet, file_type="jpg", caption=", ".join(words) or None)
+
+    def _small(self, image: Image) -> bytes | None:
+        file = image_file(image, self._run.dir if self._run else "")
+        return thumbnail(file, self._side) if file else None
+
+    def _own(self) -> Any:
+        self._check_login()
+        run = self._run or Run(id="rollouts")
+        name = self._name or getattr(self._args, "run_name", None) or run.id
+        rank = f"-rank{run.rank}" if self.scope == "rank" else ""
+        return self._wandb.init(
+            project=self._project or os.environ.get("WANDB_PROJECT") or "rollouts",
+            name=f"{name}{rank}",
+            id=re.sub(r"[^A-Za-z0-9_-]+", "-", f"{run.id}{rank}")[:64],
+            group=name if rank else None,
+            resume="allow",
+            reinit="create_new",  # a run beside whatever else this process logs
+            config={"rollouts_run": run.id, "model": run.model, "trainer": run.trainer},
+            settings=self._wandb.Settings(console="off"),
+        )
+
+    def _check_login(self) -> None:
+        """Without this wandb would ask for a key on the terminal of a training that is running."""
+        login = self._wandb.login
+        can_ask = "prompt" in inspect.signature(login).parameters
+        if can_ask and self._wandb.setup().settings.mode == "online" and not login(prompt=False):
+            raise SetupError("wandb has no API key: run 'wandb login', or set WANDB_MODE=offline")
+
+
+class _Growing:
+    """Tables of one key, one after another. wandb keeps every row it was given in memory: those it has logged go."""
+
+    def __init__(self, key: str, columns: Columns, wandb: Any) -> None:
+        self.columns = columns
+        self._key = key
+        self._wandb = wandb
+        self._table: Any = None
+        self._name = ""
+        self._increments = 0
+
+    def add(self, rows: Sequence[list[Any]], step: int, log: Callable[[str, Any], None]) -> None:
+        if self._table is None or self._increments >= INCREMENTS:
+            self._begin(step)
+        for row in rows:
+            self._table.add_data(*row)
+        log(self._name, self._table)
+        self._increments += 1
+        self._table.data[:] = [[]] * len(self._table.data)
+
+    def _begin(self, step: int) -> None:
+        kinds = {**self.columns.kinds, "image": self._wandb.Image}
+        self._table = self._wandb.Table(
+            columns=list(kinds), data=[], dtype=list(kinds.values()), optional=True, log_mode="INCREMENTAL"
+        )
+        self._name = f"{self._key}/from_step_{step:06d}"
+        self._increments = 0
