@@ -1,0 +1,1 @@
+"""Concern plugins, one file each: images, dedup, cap, redact, metrics."""

@@ -1,0 +1,134 @@
+"""Sinks see each thing once; the store keeps everything, and how often it happened is a metric."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rollout_hookspecs import Rollout, Step, hookimpl
+
+from rollout_plugins.hashing import content_hash
+from rollout_plugins.plugins.numbers import number
+from rollout_plugins.plugins.options import check, flag, one_of, whole
+
+KINDS = ("prompt", "completion", "rollout")
+KEEP = ("first", "best")
+MEMORY = 100_000
+
+
+@dataclass(slots=True)
+class _Shown:
+    """What a sink was last shown of some content."""
+
+    step: int
+    reward: float
+    id: str
+
+
+class Dedup:
+    """Leaves out of the sinks what they have been shown: equal content, by hash.
+
+    Dict key order does not matter, types do, images count by their pixels. `dedup/duplicates` is the share of a
+    step's rollouts that repeat another one of the step: where it rises, the model is collapsing.
+
+    by: what must be equal: `rollout` (prompt and completion), `completion`, or `prompt`.
+        Dedup("completion")
+    window: how many steps back a rollout still counts as shown; 0 looks at one step alone. Train and eval are
+        apart. At most 100,000 hashes are remembered (about 20 MB), the oldest are forgotten first.
+        Dedup(window=50)
+    keep: of equal ones in a step, the `first` or the `best` by reward; with `best`, one that beats what was shown in
+        an earlier step is shown too.
+        Dedup(keep="best")
+    siblings: with by="prompt", rollouts of one group have the same prompt and stay together; True makes each of
+        them count as a repeat.
+        Dedup("prompt", siblings=True)
+    """
+
+    def __init__(self, by: str = "rollout", *, window: int = 0, keep: str = "first", siblings: bool = False) -> None:
+        check(
+            "dedup",
+            one_of("by", by, KINDS),
+            whole("window", window, 0),
+            one_of("keep", keep, KEEP),
+            flag("siblings", siblings),
+            "siblings=True is for by='prompt' alone" if siblings is True and by != "prompt" else None,
+        )
+        self._by = by
+        self._window = window
+        self._best = keep == "best"
+        self._groups = by == "prompt" and not siblings
+        self._shown: dict[str, OrderedDict[str, _Shown]] = {}
+        self.skip_reasons: dict[str, str] = {}
+
+    @hookimpl
+    def select_rollouts(self, rollouts: Sequence[Rollout], step: Step) -> list[Rollout]:
+        self.skip_reasons = {}
+        same: dict[str, list[list[Rollout]]] = {}
+        for unit in self._units(rollouts):
+            same.setdefault(self._key(unit[0]), []).append(unit)
+        marks: dict[str, str] = {}
+        for key, units in same.items():
+            self._choose(key, units, step, marks)
+        return [_marked(r, marks.get(r.id)) for r in rollouts if r.id not in self.skip_reasons]
+
+    @hookimpl
+    def rollout_metrics(self, rollouts: Sequence[Rollout]) -> Mapping[str, float] | None:
+        units = self._units(rollouts)
+        if not units:
+            return None
+        different = len({self._key(unit[0]) for unit in units})
+        return {"dedup/duplicates": 1 - different / len(units), "dedup/different": different}
+
+    def _units(self, rollouts: Sequence[Rollout]) -> list[list[Rollout]]:
+        """What is kept or left out together: single rollouts, or groups."""
+        if not self._groups:
+            return [[rollout] for rollout in rollouts]
+        groups: dict[int, list[Rollout]] = {}
+        for rollout in rollouts:
+            groups.setdefault(rollout.group, []).append(rollout)
+        return list(groups.values())
+
+    def _key(self, rollout: Rollout) -> str:
+        if self._by == "prompt":
+            return content_hash(rollout.prompt)
+        if self._by == "completion":
+            return content_hash(rollout.completion)
+        return content_hash((rollout.prompt, rollout.completion))
+
+    def _choose(self, key: str, units: list[list[Rollout]], step: Step, marks: dict[str, str]) -> None:
+        """Keep one of the units that are equal, or none when the sinks have had it."""
+        first = max(units, key=_reward) if self._best else units[0]  # max gives the first of equal ones
+        shown = self._remembered(key, step)
+        again = shown is not None and any(r.id == shown.id for unit in units for r in unit)
+        if shown is not None and not again and not (self._best and _reward(first) > shown.reward):
+            self._skip(units, f"same {self._by} as {shown.id} of step {shown.step}")
+            return
+        self._remember(key, _Shown(step.step, _reward(first), first[0].id), step)
+        others = [unit for unit in units if unit is not first]
+        self._skip(others, f"same {self._by} as {first[0].id} of this step")
+        if others:
+            marks.update((rollout.id, f"stands for {len(others)} more with the same {self._by}") for rollout in first)
+
+    def _skip(self, units: Sequence[Sequence[Rollout]], why: str) -> None:
+        self.skip_reasons.update((rollout.id, why) for unit in units for rollout in unit)
+
+    def _remembered(self, key: str, step: Step) -> _Shown | None:
+        shown = self._shown[step.split].get(key) if step.split in self._shown else None
+        return shown if shown is not None and 0 <= step.step - shown.step <= self._window else None
+
+    def _remember(self, key: str, shown: _Shown, step: Step) -> None:
+        memory = self._shown.setdefault(step.split, OrderedDict())
+        memory[key] = shown
+        memory.move_to_end(key)
+        while len(memory) > MEMORY or next(iter(memory.values())).step < step.step - self._window:
+            memory.popitem(last=False)
+
+
+def _reward(unit: Sequence[Rollout]) -> float:
+    """The unit's best reward; without any, less than every number."""
+    return max((value for r in unit if (value := number(r.reward)) is not None), default=float("-inf"))
+
+
+def _marked(rollout: Rollout, mark: str | None) -> Rollout:
+    return rollout if mark is None else replace(rollout, marks={**rollout.marks, "dedup": mark})

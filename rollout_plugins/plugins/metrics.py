@@ -1,0 +1,184 @@
+"""Numbers about rollouts that people can't see otherwise, for the trainer's own log."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
+
+from rollout_hookspecs import Rollout, Run, Step, ToolCall, hookimpl
+
+from rollout_plugins.hashing import content_hash
+from rollout_plugins.messages import calls_of, completion_text, role_of
+from rollout_plugins.plugins.alerts import Alerts
+from rollout_plugins.plugins.numbers import correlation, mean, number, numbers, quantile, spread
+from rollout_plugins.plugins.options import check, share, whole
+
+_WORDS = 2000
+_TOOLS = 50
+_TOOL_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}\Z")
+
+Alert = Callable[[str, str], object]
+
+
+class Metrics:
+    """Joins the trainer's log with figures of each step's rollouts, under `rollouts/`. On by default.
+
+    Of this process's rollouts, train and eval apart: `truncated`, `empty`, `duplicated` (shares); `turns`;
+    `groups/no_spread` (share of groups where all rewards are equal, which teach nothing), `groups/reward_spread` and
+    `groups/length_spread` (mean standard deviation inside a group); `correlation/length_reward` and
+    `correlation/<reward function>` (with the total); `text/distinct_1`, `text/distinct_2` (share of different words
+    and word pairs) and `text/repetition` (share of four-word runs seen before in the same answer); `tools/calls` (per
+    rollout), `tools/failed`, `tools/unknown`, `tools/not_run` (shares of calls), `tools/seconds_p50`,
+    `tools/seconds_p95`, and for each tool the same under `tools/<name>/`. A figure that has nothing to say (no
+    tools, no groups) is left out. Words are split at spaces: no tokenizer runs, and no device is waited for.
+
+    Warns, once each, through the logger `rollout_plugins`, the sinks that have alerts (trackio, wandb) and `alert`:
+
+    alert: a function, or a list of them, called with a title and a text.
+        Metrics(alert=lambda title, text: post_to_chat(f"{title}: {text}"))
+    collapse: share of a step's rollouts that repeat others, from which on the model counts as collapsed.
+        Metrics(collapse=0.7)
+    tool_failure: share of a tool's calls that fail, from which on it counts as broken.
+        Metrics(tool_failure=0.3)
+    patience: training steps in a row for which a rule must hold (the third: no group has any reward spread).
+        Metrics(patience=10)
+    """
+
+    def __init__(
+        self,
+        *,
+        alert: Alert | Sequence[Alert] | None = None,
+        collapse: float = 0.9,
+        tool_failure: float = 0.5,
+        patience: int = 5,
+    ) -> None:
+        callables = [alert] if callable(alert) else list(alert) if isinstance(alert, (list, tuple)) else alert
+        usable = callables is None or (isinstance(callables, list) and all(callable(each) for each in callables))
+        check(
+            "metrics",
+            None if usable else f"alert={alert!r} is neither a function nor a list of functions",
+            share("collapse", collapse),
+            share("tool_failure", tool_failure),
+            whole("patience", patience, 1),
+        )
+        self._rules = Alerts(callables or [], collapse=collapse, tool_failure=tool_failure, patience=patience)
+        self._tools: frozenset[str] = frozenset()
+        self.alerts: list[str] = []
+
+    @hookimpl
+    def on_run_start(self, run: Run) -> None:
+        functions = [tool.get("function", tool) for tool in run.tools if isinstance(tool, Mapping)]
+        names = [function.get("name") for function in functions if isinstance(function, Mapping)]
+        self._tools = frozenset(name for name in names if isinstance(name, str))
+
+    @hookimpl
+    def rollout_metrics(self, rollouts: Sequence[Rollout], step: Step) -> Mapping[str, float]:
+        if not rollouts:
+            return {}
+        texts = [completion_text(rollout) for rollout in rollouts]
+        calls = [call for rollout in rollouts for call in rollout.tool_calls]
+        figures: dict[str, float | None] = {
+            **_shares(rollouts, texts),
+            **_groups(rollouts),
+            **_correlations(rollouts),
+            **_variety(texts),
+            **(self._tool_figures(calls, len(rollouts)) if calls or self._tools else {}),
+        }
+        found = {name: value for name, value in figures.items() if value is not None}
+        self.alerts = self._rules.look(found, self._by_tool(calls), step) if step.split == "train" else []
+        return found
+
+    def _tool_figures(self, calls: Sequence[ToolCall], rollouts: int) -> dict[str, float | None]:
+        figures = _of_calls("tools", calls, rollouts)
+        for name, own in self._by_tool(calls).items():
+            figures |= _of_calls(f"tools/{name}", own, rollouts)
+        return figures
+
+    def _by_tool(self, calls: Sequence[ToolCall]) -> dict[str, list[ToolCall]]:
+        """Calls of each tool there is. What the model made up gets no metric of its own: it could be anything."""
+        found: dict[str, list[ToolCall]] = {}
+        for call in calls:
+            if call.status != "unknown" and isinstance(call.name, str) and self._is_tool(call.name):
+                if call.name in found or len(found) < _TOOLS:
+                    found.setdefault(call.name, []).append(call)
+        return found
+
+    def _is_tool(self, name: str) -> bool:
+        return name in self._tools if self._tools else _TOOL_NAME.match(name) is not None
+
+
+def _shares(rollouts: Sequence[Rollout], texts: Sequence[str]) -> dict[str, float | None]:
+    count = len(rollouts)
+    empty = sum(not text.strip() and not _asked(rollout) for rollout, text in zip(rollouts, texts, strict=True))
+    return {
+        "truncated": sum(rollout.finish == "length" for rollout in rollouts) / count,
+        "empty": empty / count,
+        "duplicated": 1 - len({content_hash(rollout.completion) for rollout in rollouts}) / count,
+        "turns": mean([sum(role_of(message) == "assistant" for message in r.completion) for r in rollouts]),
+    }
+
+
+def _asked(rollout: Rollout) -> bool:
+    return bool(rollout.tool_calls) or any(calls_of(message) for message in rollout.completion)
+
+
+def _groups(rollouts: Sequence[Rollout]) -> dict[str, float | None]:
+    members: dict[int, list[Rollout]] = {}
+    for rollout in rollouts:
+        members.setdefault(rollout.group, []).append(rollout)
+    rewards = [s for group in members.values() if (s := spread(numbers(r.reward for r in group))) is not None]
+    lengths = [
+        s for group in members.values() if (s := spread(numbers(r.completion_tokens for r in group))) is not None
+    ]
+    return {
+        "groups/no_spread": mean([float(value < 1e-12) for value in rewards]),
+        "groups/reward_spread": mean(rewards),
+        "groups/length_spread": mean(lengths),
+    }
+
+
+def _correlations(rollouts: Sequence[Rollout]) -> dict[str, float | None]:
+    totals = [number(rollout.reward) for rollout in rollouts]
+    names = list(dict.fromkeys(chain.from_iterable(rollout.rewards for rollout in rollouts)))
+    found = {"correlation/length_reward": _related([number(r.completion_tokens) for r in rollouts], totals)}
+    if len(names) > 1:
+        for name in names:
+            found[f"correlation/{name}"] = _related([number(r.rewards.get(name)) for r in rollouts], totals)
+    return found
+
+
+def _related(left: Sequence[float | None], right: Sequence[float | None]) -> float | None:
+    return correlation([(a, b) for a, b in zip(left, right, strict=True) if a is not None and b is not None])
+
+
+def _variety(texts: Sequence[str]) -> dict[str, float | None]:
+    split = [text.split(maxsplit=_WORDS)[:_WORDS] for text in texts]
+    repeated = [_repeated(words) for words in split if len(words) >= 8]
+    return {
+        "text/distinct_1": _distinct(word for words in split for word in words),
+        "text/distinct_2": _distinct(pair for words in split for pair in zip(words, words[1:], strict=False)),
+        "text/repetition": mean(repeated),
+    }
+
+
+def _distinct(items: Iterator[object]) -> float | None:
+    counts = Counter(items)
+    total = sum(counts.values())
+    return len(counts) / total if total else None
+
+
+def _repeated(words: Sequence[str]) -> float:
+    runs = list(zip(words, words[1:], words[2:], words[3:], strict=False))
+    return 1 - len(set(runs)) / len(runs)
+
+
+def _of_calls(name: str, calls: Sequence[ToolCall], rollouts: int) -> dict[str, float | None]:
+    states = Counter(call.status for call in calls)
+    seconds = numbers(call.seconds for call in calls)
+    figures: dict[str, float | None] = {f"{name}/calls": len(calls) / rollouts}
+    if calls:
+        for figure, status in (("failed", "error"), ("unknown", "unknown"), ("not_run", "not_run")):
+            figures[f"{name}/{figure}"] = states[status] / len(calls)
+    return figures | {f"{name}/seconds_p50": quantile(seconds, 0.5), f"{name}/seconds_p95": quantile(seconds, 0.95)}

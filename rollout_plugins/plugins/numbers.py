@@ -1,0 +1,61 @@
+"""Small statistics that nothing can upset: what is no finite number is not there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+
+def number(value: Any) -> float | None:
+    """The value as a finite float, or None."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        converted = float(value)
+    except OverflowError:
+        return None
+    return converted if math.isfinite(converted) else None
+
+
+def numbers(values: Iterable[Any]) -> list[float]:
+    return [converted for value in values if (converted := number(value)) is not None]
+
+
+def mean(values: Sequence[float]) -> float | None:
+    return _finite(math.fsum(v / len(values) for v in values)) if values else None
+
+
+def spread(values: Sequence[float]) -> float | None:
+    """Population standard deviation; None below two values."""
+    if len(values) < 2:
+        return None
+    centre = math.fsum(v / len(values) for v in values)
+    return _finite(math.hypot(*(v - centre for v in values)) / math.sqrt(len(values)))
+
+
+def correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Pearson's; None where one side does not vary."""
+    left, right = [a for a, _ in pairs], [b for _, b in pairs]
+    if len(pairs) < 3 or min(left) == max(left) or min(right) == max(right):
+        return None
+    left, right = _centred(left), _centred(right)
+    across, down = math.hypot(*left), math.hypot(*right)
+    if not across or not down or not math.isfinite(across) or not math.isfinite(down):
+        return None
+    return _finite(math.fsum((a / across) * (b / down) for a, b in zip(left, right, strict=True)))
+
+
+def quantile(values: Iterable[float], share: float) -> float | None:
+    """The value at or above which the share ends, taken from the values themselves."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
+
+
+def _centred(values: Sequence[float]) -> list[float]:
+    centre = math.fsum(v / len(values) for v in values)
+    return [v - centre for v in values]
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,42 @@
+"""Checking a plugin's options: every fault in one error, raised when the plugin is made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rollout_plugins.errors import SetupError
+
+
+def check(plugin: str, *faults: str | None) -> None:
+    """Raise one `SetupError` that names all faults, if there are any."""
+    found = [fault for fault in faults if fault]
+    if found:
+        raise SetupError(f"{plugin}: {'; '.join(found)}")
+
+
+def one_of(name: str, value: Any, accepted: Sequence[str]) -> str | None:
+    if isinstance(value, str) and value in accepted:
+        return None
+    return f"{name}={value!r} is not one of {', '.join(accepted)}"
+
+
+def whole(name: str, value: Any, lowest: int, highest: int | None = None, *, optional: bool = False) -> str | None:
+    """Whether the value is a whole number in the range (or None, where that is allowed)."""
+    if optional and value is None:
+        return None
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if is_whole and value >= lowest and (highest is None or value <= highest):
+        return None
+    bounds = f"of at least {lowest}" if highest is None else f"from {lowest} to {highest}"
+    return f"{name}={value!r} is not a whole number {bounds}{' or None' if optional else ''}"
+
+
+def share(name: str, value: Any) -> str | None:
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= 1:
+        return None
+    return f"{name}={value!r} is not a number above 0 and up to 1"
+
+
+def flag(name: str, value: Any) -> str | None:
+    return None if isinstance(value, bool) else f"{name}={value!r} is not True or False"

@@ -1,0 +1,241 @@
+"""Pictures on disk: one file for each distinct image of a run, named by the hash of its pixels.
+
+A file appears whole or not at all, and equal content always gets the same name. So ranks may write side by side,
+a resumed run goes on where it was, and what is on disk already is never encoded again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from rollout_hookspecs import Image
+
+from rollout_plugins.hashing import bytes_hash, is_loaded, pixel_hash
+
+MEMORY = 4096
+FULL_SHARE = 0.9
+THUMBNAIL_SIDE = 256
+
+_KEPT_AS_THEY_ARE = {"PNG": "png", "JPEG": "jpg", "MPO": "jpg", "WEBP": "webp", "GIF": "gif", "BMP": "bmp"}
+_SUFFIXES = ("png", "jpg", "webp", "gif", "bmp", "tiff")
+_PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
+_NEAREST = {"La": "LA", "RGBa": "RGBA", "PA": "RGBA"}
+_TIFF_MODES = frozenset({"I", "F", "CMYK", "LAB", "YCbCr", "I;16B"})
+
+
+class Unreadable(Exception):  # noqa: N818 - says what the image is
+    """The image can't be decoded; the message says why in a few words."""
+
+
+class MediaStore:
+    """Writes images into `<run_dir>/media/`.
+
+    `mode`: `keep` (lossless: the encoded file as it was, or PNG), `thumbnail` (at most `max_side` pixels, 256 unless
+    told, as `format` at `quality`) or `strip` (nothing on disk). `max_side` makes larger images smaller in `keep`
+    too. `budget`: bytes that `media/` may take, shared by `ranks` processes: full images up to nine tenths of it,
+    then thumbnails, then references without pixels.
+    """
+
+    def __init__(
+        self,
+        run_dir: str | Path,
+        *,
+        mode: str = "keep",
+        max_side: int | None = None,
+        format: str = "webp",  # noqa: A002 - what Pillow and its users call it
+        quality: int = 80,
+        budget: int | None = None,
+        ranks: int = 1,
+    ) -> None:
+        self.dir = Path(run_dir) / "media"
+        self.bytes = 0
+        """Bytes this process has written."""
+        self._mode = mode
+        self._side = max_side
+        self._thumbnail = {"format": format.upper(), "quality": quality}
+        self._files = _files_in(self.dir)
+        self._budget = None if budget is None else max(0, budget - sum(self._files.values())) // max(1, ranks)
+        self._by_pixels: OrderedDict[str, Image] = OrderedDict()
+        self._by_bytes: OrderedDict[str, Image] = OrderedDict()
+
+    def put(self, image: Any, *, data: bytes | None = None, uri: str | None = None) -> Image:
+        """Keep a PIL image. `data`: the encoded file that it was decoded from, if that is at hand."""
+        _check_size(image)
+        if not is_loaded(image):
+            image = _load(image)
+        digest = pixel_hash(image)
+        record = self._by_pixels.get(digest)
+        if record is None:
+            record = _remember(self._by_pixels, digest, self._keep(image, digest, data))
+        return record if uri is None else replace(record, uri=uri)
+
+    def put_encoded(self, data: bytes, *, uri: str | None = None) -> Image:
+        """Keep an image file given as bytes; the same bytes are decoded once."""
+        key = bytes_hash(data)
+        record = self._by_bytes.get(key)
+        if record is None:
+            record = _remember(self._by_bytes, key, self.put(_open(data), data=data))
+        return record if uri is None else replace(record, uri=uri)
+
+    def _keep(self, image: Any, digest: str, data: bytes | None) -> Image:
+        record = Image(hash=digest, width=image.size[0], height=image.size[1])
+        if self._mode == "strip":
+            return replace(record, note="pixels stripped")
+        try:
+            for small in (True,) if self._mode == "thumbnail" else (False, True):
+                kept = self._write(record, image, data, small=small)
+                if kept is not None:
+                    return kept
+        except OSError as error:
+            return replace(record, note=f"not written: {error.strerror or error}")
+        return replace(record, note="media budget used up, pixels not kept")
+
+    def _write(self, record: Image, image: Any, data: bytes | None, *, small: bool) -> Image | None:
+        """The record with its file; None when the budget has no room for it."""
+        name, note = self._name(record, image, small=small)
+        found = next((file for suffix in _SUFFIXES if (file := f"{name}.{suffix}") in self._files), None)
+        if found is None:
+            content, suffix = self._encode(image, data, small=small, resized=name != record.hash)
+            found = f"{name}.{suffix}"
+            if not self._fits(len(content), small=small):
+                return None
+            self._save(found, content)
+        if found.endswith(".png") and image.mode not in _PNG_MODES | _TIFF_MODES:
+            note = f"{image.mode} converted to {_NEAREST.get(image.mode, 'RGB')}{', ' + note if note else ''}"
+        return replace(record, path=f"media/{found}", note=note)
+
+    def _name(self, record: Image, image: Any, *, small: bool) -> tuple[str, str | None]:
+        """The file's stem, and what to say of it. A reduced image has its size in its name."""
+        side = self._limit(small=small)
+        if small:
+            reason = "thumbnail" if self._mode == "thumbnail" else "thumbnail, media budget nearly used up"
+            return f"{record.hash}-{side}", reason
+        if side is not None and max(image.size) > side:
+            return f"{record.hash}-{side}", f"at most {side} pixels a side"
+        return record.hash, None
+
+    def _limit(self, *, small: bool) -> int | None:
+        if not small:
+            return self._side
+        return (self._side or THUMBNAIL_SIDE) if self._mode == "thumbnail" else THUMBNAIL_SIDE
+
+    def _encode(self, image: Any, data: bytes | None, *, small: bool, resized: bool) -> tuple[bytes, str]:
+        if data is not None and not resized and image.format in _KEPT_AS_THEY_ARE:
+            return data, _KEPT_AS_THEY_ARE[image.format]
+        image = image.copy()  # saving leaves traces on the object, and this one is not ours
+        side = self._limit(small=small)
+        if side is not None and max(image.size) > side:
+            image.thumbnail((side, side))
+        if small:
+            kind = str(self._thumbnail["format"])
+            return _saved(_for_screen(image, kind), **self._thumbnail), _KEPT_AS_THEY_ARE[kind]
+        if image.mode in _TIFF_MODES:
+            return _saved(image, format="TIFF", compression="tiff_adobe_deflate"), "tiff"
+        if image.mode not in _PNG_MODES:
+            image = image.convert(_NEAREST.get(image.mode, "RGB"))
+        return _saved(image, format="PNG", compress_level=1), "png"
+
+    def _fits(self, size: int, *, small: bool) -> bool:
+        share = 1.0 if small else FULL_SHARE
+        return self._budget is None or self.bytes + size <= self._budget * share
+
+    def _save(self, name: str, content: bytes) -> None:
+        target = self.dir / name
+        if not target.exists():  # another rank may have been first
+            self.dir.mkdir(parents=True, exist_ok=True)
+            temporary = self.dir / f".{uuid4().hex}.tmp"
+            try:
+                temporary.write_bytes(content)
+                os.replace(temporary, target)  # noqa: PTH105 - says what it does: atomic, over whatever is there
+            except OSError:
+                temporary.unlink(missing_ok=True)
+                raise
+            self.bytes += len(content)
+        self._files[name] = len(content)
+
+
+def _files_in(folder: Path) -> dict[str, int]:
+    """Files and their sizes; half-written and empty ones do not count."""
+    try:
+        with os.scandir(folder) as entries:
+            found = {entry.name: entry.stat().st_size for entry in entries if not entry.name.startswith(".")}
+    except OSError:
+        return {}
+    return {name: size for name, size in found.items() if size}
+
+
+def _remember(memory: OrderedDict[str, Image], key: str, record: Image) -> Image:
+    """Keep a record at hand, unless a full disk is why it has no file: that is tried again."""
+    if not (record.note or "").startswith("not written"):
+        memory[key] = record
+        if len(memory) > MEMORY:
+            memory.popitem(last=False)
+    return record
+
+
+def _open(data: bytes) -> Any:
+    from PIL import Image as Pil
+
+    try:
+        image = Pil.open(BytesIO(data))
+    except Exception as error:
+        raise Unreadable(_why(error)) from error
+    _check_size(image)
+    return _load(image)
+
+
+def _load(image: Any) -> Any:
+    try:
+        image.load()
+    except Exception as error:
+        raise Unreadable(_why(error)) from error
+    return image
+
+
+def _why(error: Exception) -> str:
+    names: Mapping[str, str] = {
+        "UnidentifiedImageError": "no image format that Pillow knows",
+        "DecompressionBombError": "larger than Pillow's limit (PIL.Image.MAX_IMAGE_PIXELS)",
+        "DecompressionBombWarning": "larger than Pillow's limit (PIL.Image.MAX_IMAGE_PIXELS)",
+    }
+    return names.get(type(error).__name__) or f"not decodable: {str(error)[:120] or type(error).__name__}"
+
+
+def _check_size(image: Any) -> None:
+    from PIL import Image as Pil
+
+    width, height = image.size
+    if not width or not height:
+        raise Unreadable(f"an empty image, {width} x {height}")
+    if Pil.MAX_IMAGE_PIXELS is not None and width * height > Pil.MAX_IMAGE_PIXELS:
+        raise Unreadable(f"{width} x {height}, larger than Pillow's limit (PIL.Image.MAX_IMAGE_PIXELS)")
+
+
+def _for_screen(image: Any, kind: str) -> Any:
+    """In a mode that the lossy formats have; JPEG knows no transparency, so that becomes white."""
+    if image.mode in {"RGB", "L"}:
+        return image
+    image = image.convert(_NEAREST[image.mode]) if image.mode in _NEAREST else image
+    if image.mode not in {"RGBA", "LA"} and "transparency" not in image.info:
+        return image.convert("RGB")
+    image = image.convert("RGBA")
+    if kind != "JPEG":
+        return image
+    from PIL import Image as Pil
+
+    page = Pil.new("RGB", image.size, "white")
+    page.paste(image, mask=image.getchannel("A"))
+    return page
+
+
+def _saved(image: Any, **options: Any) -> bytes:
+    buffer = BytesIO()
+    image.save(buffer, **options)
+    return buffer.getvalue()
