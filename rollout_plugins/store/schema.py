@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 from rollout_hookspecs import Image, Placeholder, Rollout, Tokens, ToolCall
 
-from rollout_plugins.messages import calls_of, text_of
+from rollout_plugins.messages import calls_of, role_of, text_of
 from rollout_plugins.store.codec import clean, decode, encode
 
 VERSION = 1
@@ -75,6 +75,9 @@ _FIELDS: tuple[tuple[str, Any], ...] = (
     ("advantage", pa.float64()),
     ("prompt_tokens", pa.int64()),
     ("completion_tokens", pa.int64()),
+    ("turns", pa.int64()),
+    ("calls", pa.int64()),
+    ("failed_calls", pa.int64()),
     ("finish", _TEXT),
     ("error", _TEXT),
     ("prompt_is_text", pa.bool_()),
@@ -92,6 +95,15 @@ _FIELDS: tuple[tuple[str, Any], ...] = (
 )
 _REWARD_PREFIX = "reward/"
 _JSON = ("columns", "extra", "marks")
+# Counted from the rollout, so that charts and filters over a million rollouts need not open the nested columns.
+_COUNTS: dict[str, Callable[[Rollout], int]] = {
+    "turns": lambda r: sum(role_of(message) == "assistant" for message in r.completion),
+    "calls": lambda r: len(r.tool_calls),
+    "failed_calls": lambda r: sum(call.status in ("error", "unknown") for call in r.tool_calls),
+}
+
+
+_NOT_PLAIN = {*_JSON, *_COUNTS}
 
 
 def reward_column(name: str) -> str:
@@ -119,6 +131,8 @@ def to_batch(rollouts: Sequence[Rollout], target: pa.Schema, lost: list[Placehol
     }
     for name in _JSON:
         made[name] = pa.array([_json_object(getattr(r, name), lost) for r in rollouts], _TEXT)
+    for name, count in _COUNTS.items():
+        made[name] = pa.array([count(r) for r in rollouts], pa.int64())
     arrays = []
     for column in target:
         name = column.name
@@ -330,7 +344,7 @@ def from_rows(rows: Iterable[Mapping[str, Any]]) -> Iterator[Rollout]:
 
 
 def _rollout(row: Mapping[str, Any]) -> Rollout:
-    plain = {name: row[name] for name, kind in _FIELDS if kind in _CONVERT and name not in _JSON}
+    plain = {name: row[name] for name, kind in _FIELDS if kind in _CONVERT and name not in _NOT_PLAIN}
     return Rollout(
         **plain,
         **{name: decode(row[name]) if row[name] else {} for name in _JSON},
