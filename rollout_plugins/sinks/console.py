@@ -1,0 +1,167 @@
+"""The best and the worst rollout of each step, in the terminal the training runs in."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TextIO
+
+import orjson
+from rich.console import Console
+from rollout_hookspecs import Step, Trace, hookimpl
+
+from rollout_plugins.errors import SetupError
+from rollout_plugins.plain import json_text, plain
+from rollout_plugins.view.render import render_group, render_rollouts
+from rollout_plugins.view.text import finite
+
+Titled = tuple[str, Trace]
+# Legal in JSON, but a terminal obeys them and line readers split at them.
+_UNSAFE = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
+
+
+class ConsoleSink:
+    """Prints rollouts while the training runs: a screenful at most in a terminal, JSON lines anywhere else.
+
+    best       how many with the highest reward      ConsoleSink(best=2)
+    worst      how many with the lowest reward       ConsoleSink(worst=0)
+    by         the fact to rank by instead           ConsoleSink(by="reward/correct")
+    group      answers to one prompt side by side    ConsoleSink(group=True)
+               (the group whose rewards differ most), instead of the best and the worst
+    every      one generation batch in so many       ConsoleSink(every=10)
+    max_lines  lines a batch may take                ConsoleSink(max_lines=40)
+               (default: the height of the terminal)
+    json       JSON lines, one per rollout, whole    ConsoleSink(json=True)
+               (default: when the output is no terminal)
+    file       where to print                        ConsoleSink(file=sys.stderr)
+               (default: standard output)
+    """
+
+    def __init__(
+        self,
+        *,
+        best: int = 1,
+        worst: int = 1,
+        by: str = "reward",
+        group: bool = False,
+        every: int = 1,
+        max_lines: int | None = None,
+        json: bool | None = None,
+        file: TextIO | None = None,
+    ) -> None:
+        _check(best=best, worst=worst, by=by, group=group, every=every, max_lines=max_lines, json=json, file=file)
+        self._best, self._worst, self._by, self._group = best, worst, by, group
+        self._every, self._max_lines, self._json, self._file = every, max_lines, json, file
+        self._batches: dict[str, int] = {}
+
+    @hookimpl
+    def export_traces(self, traces: Sequence[Trace], step: Step) -> None:
+        batch = self._batches.get(step.split, 0)
+        self._batches[step.split] = batch + 1
+        if batch % self._every or not traces:
+            return
+        stream = self._file if self._file is not None else sys.stdout
+        siblings = widest_group(traces, self._by) if self._group else []
+        chosen = [("", trace) for trace in siblings] or extremes(traces, self._by, self._best, self._worst)
+        console = Console(file=stream)
+        if self._json or (self._json is None and not (console.is_terminal or console.is_jupyter)):
+            _write(stream, "".join(f"{json_line(trace)}\n" for _, trace in chosen))
+        else:
+            self._show(console, stream, chosen, side_by_side=bool(siblings))
+
+    def _show(self, console: Console, stream: TextIO, chosen: Sequence[Titled], *, side_by_side: bool) -> None:
+        # Two lines are left for the progress bar and the prompt below.
+        lines, width = self._max_lines or max(console.height - 2, 1), console.width
+        if side_by_side:
+            shown = render_group([trace for _, trace in chosen], width=width, max_lines=lines)
+        else:
+            shown = render_rollouts(chosen, width=width, max_lines=lines)
+        if console.is_jupyter:
+            console.print(shown)
+            return
+        with console.capture() as captured:
+            console.print(shown)
+        with _without_progress_bars(stream):
+            _write(stream, captured.get())
+
+
+def extremes(traces: Sequence[Trace], by: str, best: int, worst: int) -> list[Titled]:
+    """The best and the worst, highest first, none twice; the first ones when nothing has a number to rank by."""
+    ranked = sorted(
+        (trace for trace in traces if _score(trace, by) is not None), key=lambda t: -(_score(t, by) or 0.0)
+    )
+    if not ranked:
+        return [("", trace) for trace in traces[: best + worst]]
+    low = max(len(ranked) - worst, best)
+    return [*(("best", trace) for trace in ranked[:best]), *(("worst", trace) for trace in ranked[low:])]
+
+
+def widest_group(traces: Sequence[Trace], by: str) -> list[Trace]:
+    """The answers to the prompt whose scores differ most: where there is something to learn. Empty without groups."""
+    groups: dict[str, list[Trace]] = {}
+    for trace in traces:
+        place = [_facts(trace).get(key) for key in ("split", "generation", "group")]
+        if place[-1] is not None:
+            groups.setdefault(json_text(place), []).append(trace)
+    return max((group for group in groups.values() if len(group) > 1), key=lambda g: _spread(g, by), default=[])
+
+
+def json_line(trace: Trace) -> str:
+    """The whole trace on one line of JSON that is also safe to print."""
+    record = {"id": trace.rollout_id, "messages": trace.messages, "metadata": trace.metadata, "spans": trace.spans}
+    try:
+        text = orjson.dumps(plain(record, images=True)).decode()
+    except TypeError:  # an image record with something strange in it
+        text = orjson.dumps(plain(record)).decode()
+    return _UNSAFE.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
+
+
+def _spread(traces: Sequence[Trace], by: str) -> float:
+    scores = [score for trace in traces if (score := _score(trace, by)) is not None]
+    return max(scores) - min(scores) if scores else -1.0
+
+
+def _score(trace: Trace, by: str) -> float | None:
+    return finite(_facts(trace).get(by))
+
+
+def _facts(trace: Trace) -> Mapping[str, Any]:
+    return trace.metadata if isinstance(trace.metadata, Mapping) else {}
+
+
+def _write(stream: TextIO, text: str) -> None:
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+    stream.flush()
+
+
+def _without_progress_bars(stream: TextIO) -> AbstractContextManager[Any]:
+    """Takes tqdm's bars, the trainer's among them, off the screen while we print, where there are any."""
+    tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)
+    return nullcontext() if tqdm is None else tqdm.external_write_mode(file=stream)
+
+
+def _check(**options: Any) -> None:
+    faults = list(_faults(options))
+    if faults:
+        raise SetupError(f"console: {'; '.join(faults)}")
+
+
+def _faults(options: Mapping[str, Any]) -> Iterator[str]:
+    for name, least in (("best", 0), ("worst", 0), ("every", 1), ("max_lines", 1)):
+        value = options[name]
+        if name == "max_lines" and value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            yield f"{name}={value!r} is not a whole number of at least {least}"
+    if options["best"] == 0 and options["worst"] == 0 and options["group"] is not True:
+        yield "best=0 and worst=0 would show nothing: give one of them, or group=True"
+    for name in ("group", "json"):
+        if not isinstance(options[name], bool) and not (name == "json" and options[name] is None):
+            yield f"{name}={options[name]!r} is not True or False"
+    if not isinstance(options["by"], str) or not options["by"]:
+        yield f"by={options['by']!r} is not the name of a fact, such as 'reward' or 'reward/correct'"
+    if options["file"] is not None and not callable(getattr(options["file"], "write", None)):
+        yield f"file={options['file']!r} cannot be written to: give an open text file, such as sys.stderr"
