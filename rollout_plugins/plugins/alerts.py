@@ -68,7 +68,10 @@ class Alerts:
     def _tell(self, text: str) -> None:
         logger.warning("%s", text)
         for function in self._callables:
-            try:
-                function(TITLE, text)
-            except Exception as error:
-                logger.warning("an alert function failed: %r", error)
+            self._call(function, text)
+
+    def _call(self, function: Callable[[str, str], object], text: str) -> None:
+        try:
+            function(TITLE, text)
+        except Exception as error:
+            logger.warning("an alert function failed: %r", error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 
 from rollout_hookspecs import Rollout, Run, Step, ToolCall, hookimpl
 
@@ -100,13 +100,14 @@ class Metrics:
         """Calls of each tool there is. What the model made up gets no metric of its own: it could be anything."""
         found: dict[str, list[ToolCall]] = {}
         for call in calls:
-            if call.status != "unknown" and isinstance(call.name, str) and self._is_tool(call.name):
-                if call.name in found or len(found) < _TOOLS:
-                    found.setdefault(call.name, []).append(call)
+            if self._is_tool(call) and (call.name in found or len(found) < _TOOLS):
+                found.setdefault(call.name, []).append(call)
         return found
 
-    def _is_tool(self, name: str) -> bool:
-        return name in self._tools if self._tools else _TOOL_NAME.match(name) is not None
+    def _is_tool(self, call: ToolCall) -> bool:
+        if call.status == "unknown" or not isinstance(call.name, str):
+            return False
+        return call.name in self._tools if self._tools else _TOOL_NAME.match(call.name) is not None
 
 
 def _shares(rollouts: Sequence[Rollout], texts: Sequence[str]) -> dict[str, float | None]:
@@ -158,7 +159,7 @@ def _variety(texts: Sequence[str]) -> dict[str, float | None]:
     repeated = [_repeated(words) for words in split if len(words) >= 8]
     return {
         "text/distinct_1": _distinct(word for words in split for word in words),
-        "text/distinct_2": _distinct(pair for words in split for pair in zip(words, words[1:], strict=False)),
+        "text/distinct_2": _distinct(pair for words in split for pair in pairwise(words)),
         "text/repetition": mean(repeated),
     }
 
@@ -175,7 +176,7 @@ def _repeated(words: Sequence[str]) -> float:
 
 
 def _of_calls(name: str, calls: Sequence[ToolCall], rollouts: int) -> dict[str, float | None]:
-    states = Counter(call.status for call in calls)
+    states: Counter[str] = Counter(call.status for call in calls)
     seconds = numbers(call.seconds for call in calls)
     figures: dict[str, float | None] = {f"{name}/calls": len(calls) / rollouts}
     if calls:

@@ -99,9 +99,9 @@ def groups(pool: Pool) -> Reasons:
             chosen.update((entry.id, _reason(entry, group, wanted)) for entry in new)
     if not chosen and not pool.kept:
         return _part(pool, wanted)
-    for ident in wanted:  # where their groups are too large, at least they themselves
+    for ident, why in wanted.items():  # where their groups are too large, at least they themselves
         if ident in pool.new and len(chosen) < pool.room:
-            chosen.setdefault(ident, wanted[ident])
+            chosen.setdefault(ident, why)
     return chosen
 
 
