@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import orjson
 from rich.console import Console
@@ -14,8 +13,12 @@ from rollout_hookspecs import Step, Trace, hookimpl
 
 from rollout_plugins.errors import SetupError
 from rollout_plugins.plain import json_text, plain
+from rollout_plugins.view.conversation import fact
 from rollout_plugins.view.render import render_group, render_rollouts
 from rollout_plugins.view.text import finite
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
 
 Titled = tuple[str, Trace]
 # Legal in JSON, but a terminal obeys them and line readers split at them.
@@ -102,7 +105,7 @@ def widest_group(traces: Sequence[Trace], by: str) -> list[Trace]:
     """The answers to the prompt whose scores differ most: where there is something to learn. Empty without groups."""
     groups: dict[str, list[Trace]] = {}
     for trace in traces:
-        place = [_facts(trace).get(key) for key in ("split", "generation", "group")]
+        place = [fact(trace.metadata, key) for key in ("split", "generation", "group")]
         if place[-1] is not None:
             groups.setdefault(json_text(place), []).append(trace)
     return max((group for group in groups.values() if len(group) > 1), key=lambda g: _spread(g, by), default=[])
@@ -124,11 +127,7 @@ def _spread(traces: Sequence[Trace], by: str) -> float:
 
 
 def _score(trace: Trace, by: str) -> float | None:
-    return finite(_facts(trace).get(by))
-
-
-def _facts(trace: Trace) -> Mapping[str, Any]:
-    return trace.metadata if isinstance(trace.metadata, Mapping) else {}
+    return finite(fact(trace.metadata, by))
 
 
 def _write(stream: TextIO, text: str) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from rollout_plugins.view.conversation import fact
 from rollout_plugins.view.text import finite, number, one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -33,10 +36,9 @@ def render_steps(rows: Sequence[Mapping[str, Any]], *, width: int = 80, max_line
 
     A row is a step: `{"step": 3, "reward": 0.71, "tool_calls": 40, "tool_errors": 2}`. Any value may be missing.
     """
-    rows = [row for row in rows if isinstance(row, Mapping)]
-    steps = [row.get("step") for row in rows]
-    rewards = [finite(row.get("reward")) for row in rows]
-    failures = [_share(row.get("tool_errors"), row.get("tool_calls")) for row in rows]
+    steps = [fact(row, "step") for row in rows]
+    rewards = [finite(fact(row, "reward")) for row in rows]
+    failures = [_share(fact(row, "tool_errors"), fact(row, "tool_calls")) for row in rows]
     tools = any(share is not None for share in failures)
     # Each chart has a title and an axis; the reward gets two thirds of the height.
     height = max_lines - (5 if tools else 2)
@@ -49,7 +51,7 @@ def render_steps(rows: Sequence[Mapping[str, Any]], *, width: int = 80, max_line
 
 def _share(errors: Any, calls: Any) -> float | None:
     failed, made = finite(errors), finite(calls)
-    return failed / made if failed is not None and made else None
+    return min(max(failed / made, 0.0), 1.0) if failed is not None and made else None
 
 
 def _percent(value: Any) -> str:
@@ -74,7 +76,7 @@ def _chart(
     low, high = (0.0, max(known) or 1.0) if shares else (min(known), max(known))
     names = (label(high), label(low))
     gutter = max(map(len, names)) + 2
-    bars = _bars(values, width - gutter - 2)
+    bars = _bars(values, max(width - gutter - 2, 1))
     lines = [_row(Text.assemble((f"{title} ", "bold"), (f"{label(known[0])} → {label(known[-1])}", color)), width)]
     for level in range(height, 0, -1):
         name = names[0] if level == height else names[1] if level == 1 else ""

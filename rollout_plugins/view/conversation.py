@@ -88,7 +88,7 @@ def from_trace(trace: Trace) -> Conversation:
     messages, facts = _items(trace.messages), _mapping(trace.metadata)
     spans: dict[str, Mapping[str, Any]] = {}
     for span in _items(trace.spans):
-        ident = _get(span, "id")
+        ident = fact(span, "id")
         if isinstance(ident, str):
             spans.setdefault(ident, span)
     plain = ("split", "step", "group", "index", "reward", "advantage", "finish", "prompt_tokens", "completion_tokens")
@@ -115,7 +115,7 @@ def _turns(messages: Sequence[Any], calls: Mapping[int, list[ToolCall]]) -> list
         role = _attempt(role_of, message, "unknown")
         if index in joined and role in _TOOL_ROLES:
             continue
-        content = _get(message, "content") if isinstance(message, Mapping) else message
+        content = fact(message, "content") if isinstance(message, Mapping) else message
         reasoning = _attempt(reasoning_of, message, "")
         turns.append(Turn(role=role, content=content, reasoning=reasoning, calls=tuple(calls.get(index, ()))))
     lost = [call for index, asked in calls.items() if index >= len(messages) for call in asked]
@@ -145,7 +145,7 @@ def _linked(messages: Sequence[Any], spans: Mapping[str, Mapping[str, Any]]) -> 
     """Calls by message, each with the first later message that carries its id."""
     answers: dict[str, list[int]] = {}
     for index in range(len(messages) - 1, -1, -1):
-        ident = _get(messages[index], "tool_call_id")
+        ident = fact(messages[index], "tool_call_id")
         if isinstance(ident, str):
             answers.setdefault(ident, []).append(index)
     calls: dict[int, list[ToolCall]] = {}
@@ -155,7 +155,7 @@ def _linked(messages: Sequence[Any], spans: Mapping[str, Mapping[str, Any]]) -> 
             while waiting and waiting[-1] <= turn:
                 waiting.pop()
             reply = waiting.pop() if waiting else None
-            content = None if reply is None else _get(messages[reply], "content")
+            content = None if reply is None else fact(messages[reply], "content")
             outcome = _outcome(spans.get(call.id or "", {}), content)
             calls.setdefault(turn, []).append(
                 ToolCall(name=call.name, arguments=call.arguments, reply=reply, **outcome)
@@ -171,9 +171,9 @@ def _asked(message: Any) -> list[Call]:
 
 
 def _outcome(span: Mapping[str, Any], content: Any) -> dict[str, Any]:
-    status, milliseconds, error = _get(span, "status"), _get(span, "duration_ms"), _get(span, "error")
+    status, milliseconds, error = fact(span, "status"), fact(span, "duration_ms"), fact(span, "error")
     return {
-        "result": _get(span, "output") if content is None else content,
+        "result": fact(span, "output") if content is None else content,
         "status": status if isinstance(status, str) and status in _STATUSES else "ok",
         "error": error if isinstance(error, str) else None,
         "seconds": milliseconds / 1000 if isinstance(milliseconds, (int, float)) else None,
@@ -196,7 +196,8 @@ def _texted(value: Any) -> dict[str, Any]:
     return {key: item for key, item in value.items() if isinstance(key, str)}
 
 
-def _get(value: Any, key: str) -> Any:
+def fact(value: Any, key: str) -> Any:
+    """What a mapping holds under the key; None for one that breaks when it is read, and for what is no mapping."""
     return _attempt(lambda held: held.get(key), value, None) if isinstance(value, Mapping) else None
 
 

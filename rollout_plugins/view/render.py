@@ -109,7 +109,8 @@ def _ruled(left: Text, right: Text, width: int) -> Text:
 
 def _place(view: Conversation) -> Iterator[str]:
     if view.step is not None:
-        yield f"{'eval step' if view.split == 'eval' else 'step'} {number(view.step)}"
+        evaluated = isinstance(view.split, str) and view.split == "eval"
+        yield f"{'eval step' if evaluated else 'step'} {number(view.step)}"
     if view.group is not None:
         yield f"group {number(view.group)}"
     if view.index is not None:
