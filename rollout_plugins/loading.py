@@ -147,6 +147,8 @@ class Plugins:
             found.plugin = self._make(found)
             check(found.name, found.plugin)
         except (Exception, SystemExit) as error:
+            if found.name in self._config:
+                raise  # whoever configures a plugin counts on it
             found.status, found.reason = "failed", f"{type(error).__name__}: {error}"
             logger.warning("plugin %r (%s) was skipped: %s", found.name, found.distribution, found.reason)
             return False

@@ -106,7 +106,7 @@ def compact(value: Any) -> str:
     """One line of JSON-like text for any value; falls back to str and then to the type's name."""
     try:
         return json.dumps(value, ensure_ascii=False, default=str)
-    except (TypeError, ValueError, RecursionError, OverflowError):
+    except Exception:  # noqa: S110 - the next way is tried
         pass
     try:
         return str(value)

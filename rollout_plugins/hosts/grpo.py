@@ -72,8 +72,19 @@ class _Observer:
         except BaseException as error:
             self._hand_over(error)
             raise
+        if self.now is None or not self.now.count:
+            self._hand_over_logged(len(args[0]) if args else 0)
         self._hand_over(None, out)
         return out
+
+    def _hand_over_logged(self, count: int) -> None:
+        """The snapshot was not taken, so what the trainer logged has to do."""
+        with self.wraps.guarded("record a generation from the trainer's log"):
+            batch = Generation.from_log(self.trainer, count)
+            if batch is not None:
+                self.emit(batch)
+            else:
+                self.emit.lost("not_observed", count)
 
     def _hand_over(self, error: BaseException | None, out: Any = None) -> None:
         """What was generated is worth keeping however far the trainer, or we, got with it."""

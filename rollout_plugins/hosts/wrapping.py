@@ -7,9 +7,17 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 logger = logging.getLogger("rollout_plugins")
+
+
+class _Link(NamedTuple):
+    """Stands on each wrapper of ours. A foreign functools.wraps copies it, so it names whose it is."""
+
+    wrapper: Callable[..., Any]
+    owner: Wraps
+    before: Callable[..., Any] | None
 
 
 class Wraps:
@@ -17,7 +25,7 @@ class Wraps:
 
     def __init__(self, target: Any) -> None:
         self._target = target
-        self._undo: list[Callable[[], None]] = []
+        self._names: list[tuple[str, Callable[..., Any]]] = []
         self._told: set[str] = set()
         self.active = True
 
@@ -41,18 +49,9 @@ class Wraps:
                 return original(*args, **kwargs)
             return around(original, *args, **kwargs)
 
-        previous = vars(self._target).get(name)
+        vars(wrapper)["_link"] = _Link(wrapper, self, vars(self._target).get(name))
         setattr(self._target, name, wrapper)
-
-        def undo() -> None:
-            if vars(self._target).get(name) is not wrapper:
-                return  # somebody wrapped it after us; ours stays in the chain and passes through
-            if previous is None:
-                delattr(self._target, name)
-            else:
-                setattr(self._target, name, previous)
-
-        self._undo.append(undo)
+        self._names.append((name, wrapper))
         return True
 
     def _unexpected(self, what: str) -> None:
@@ -71,6 +70,17 @@ class Wraps:
     def detach(self) -> None:
         """Take the wrappers off, newest first."""
         self.active = False
-        for undo in reversed(self._undo):
-            undo()
-        self._undo.clear()
+        for name, wrapper in reversed(self._names):
+            if vars(self._target).get(name) is wrapper:
+                self._restore(name, wrapper)
+            # else somebody wrapped it after us: ours stays in the chain and passes through
+        self._names.clear()
+
+    def _restore(self, name: str, wrapper: Callable[..., Any] | None) -> None:
+        """Back to what was there before, past wrappers of ours that were detached in the meantime."""
+        while (link := getattr(wrapper, "_link", None)) and link.wrapper is wrapper and not link.owner.active:
+            wrapper = link.before
+        if wrapper is None:
+            delattr(self._target, name)
+        else:
+            setattr(self._target, name, wrapper)

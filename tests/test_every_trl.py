@@ -1,0 +1,66 @@
+"""What must hold on every supported TRL, from the floor up. `.ci/matrix` runs this file on each of them."""
+
+import pytest
+from rig import GRPO, RLOO, dataset, half, make
+from strict import same
+
+from rollout_plugins import RolloutPluginCallback, open_run
+
+
+@pytest.mark.parametrize("cls", [GRPO, RLOO])
+@pytest.mark.parametrize("kind", ["messages", "text"])
+def test_text_rollouts_of_train_and_eval_are_whole(tmp_path, cls, kind):
+    from datasets import Dataset
+
+    texts = Dataset.from_dict({"prompt": [f"hello {i}" for i in range(8)], "answer": list(range(8))})
+    rows = texts if kind == "text" else dataset(answer=list(range(8)))
+
+    def second(completions, **kwargs):
+        return [None, 0.5, 0.25, 0.1]
+
+    trainer = make(
+        tmp_path, cls=cls, rows=rows, eval_rows=rows.select(range(4)), rewards=[half, second], max_steps=4,
+        eval_strategy="steps", eval_steps=2, logging_steps=4, num_iterations=2,
+    )  # fmt: skip
+    trainer.add_callback(RolloutPluginCallback())
+    trainer.train()
+    run = open_run(tmp_path / "out")
+    for split in ("train", "eval"):
+        truth = [row for row in trainer.truth if row["split"] == split]
+        stored = list(run.rollouts(split=split))
+        assert len(stored) == len(truth) == {"train": 8, "eval": 16}[split]
+        for rollout, row in zip(stored, truth, strict=True):
+            prompt, completion = row["prompt"], row["completion"]
+            if kind == "text":
+                prompt = [{"role": "user", "content": prompt}]
+                completion = [{"role": "assistant", "content": completion}]
+            assert same(list(rollout.prompt), prompt)
+            assert same(list(rollout.completion), completion)
+            assert rollout.prompt_is_text is rollout.completion_is_text is (kind == "text")
+            assert rollout.advantage == pytest.approx(row["advantage"])
+            assert rollout.rewards["half"] == row["rewards"][0]
+            assert rollout.columns["answer"] == row["row"]["answer"]
+            assert rollout.completion_tokens > 0
+            assert rollout.finish in {"stop", "length"}
+        assert {rollout.rewards["second"] for rollout in stored} == {None, 0.5, 0.25, 0.1}
+    assert run.info.reward_names == ("half", "second")
+    assert run.info.versions["trl"]
+
+
+@pytest.mark.parametrize("cls", [GRPO, RLOO])
+def test_evaluate_alone_is_recorded_when_given_in_callbacks(tmp_path, cls):
+    trainer = make(tmp_path, cls=cls, eval_rows=dataset(6), callbacks=[RolloutPluginCallback()])
+    trainer.evaluate()
+    assert len(open_run(tmp_path / "out")) == len(trainer.truth) == 12
+
+
+@pytest.mark.parametrize("cls", [GRPO, RLOO])
+def test_losses_are_the_same_with_and_without(tmp_path, cls):
+    losses = []
+    for name in ("without", "with"):
+        trainer = make(tmp_path / name, cls=cls, max_steps=3, learning_rate=1e-3)
+        if name == "with":
+            trainer.add_callback(RolloutPluginCallback())
+        trainer.train()
+        losses.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
+    assert losses[0] == losses[1]

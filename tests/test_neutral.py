@@ -1,0 +1,51 @@
+"""With the callback on, training computes exactly what it computes without."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from rig import GRPO, RLOO, call, half, make
+from tools import multiply, slow
+
+from rollout_plugins import RolloutPluginCallback
+
+
+def outcome(folder, cls, options, *, on):
+    """Losses, weights and the state of every random stream after a training."""
+    trainer = make(folder, cls=cls, max_steps=4, gradient_accumulation_steps=2, learning_rate=1e-3, **options)
+    if on:
+        trainer.add_callback(RolloutPluginCallback(["dedup", "cap", "redact", "console"], tokens=True, rendered=True))
+    trainer.train()
+    return {
+        "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
+        "rewards": [entry["reward"] for entry in trainer.state.log_history if "loss" in entry],
+        "truth": [(row["prompt"], row["completion"], row["rewards"], row["advantage"]) for row in trainer.truth],
+        "weights": {name: value.clone() for name, value in trainer.model.state_dict().items()},
+        "torch": torch.get_rng_state(),
+        "numpy": np.random.get_state()[1].tolist(),
+        "python": random.getstate(),
+    }
+
+
+CASES = {
+    "GRPO": (GRPO, {}),
+    "GRPO with tools": (GRPO, {"script": [call("multiply", {"a": 2, "b": 3}), call("slow", {"x": 1}), "no"], "tools": [multiply, slow]}),
+    "GRPO with iterations": (GRPO, {"num_iterations": 2, "rewards": [half, lambda completions, **k: [0.1, None, 0.3, float("nan")] * (len(completions) // 4)]}),
+    "RLOO": (RLOO, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_training_is_bit_identical_with_and_without(tmp_path, name, capsys):
+    cls, options = CASES[name]
+    without = outcome(tmp_path / "a", cls, dict(options), on=False)
+    with_it = outcome(tmp_path / "b", cls, dict(options), on=True)
+    assert any(value != 0.0 for value in without["losses"])
+    for key, value in without.items():
+        if key == "weights":
+            assert all(torch.equal(value[name], with_it[key][name]) for name in value)
+        elif key == "torch":
+            assert torch.equal(value, with_it[key])
+        else:
+            assert repr(value) == repr(with_it[key])
