@@ -19,7 +19,7 @@ def outcome(folder, cls, options, *, on):
     trainer.train()
     return {
         "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
-        "rewards": [entry["reward"] for entry in trainer.state.log_history if "loss" in entry],
+        "rewards": [entry.get("reward") for entry in trainer.state.log_history if "loss" in entry],
         "truth": [(row["prompt"], row["completion"], row["rewards"], row["advantage"]) for row in trainer.truth],
         "weights": {name: value.clone() for name, value in trainer.model.state_dict().items()},
         "torch": torch.get_rng_state(),
