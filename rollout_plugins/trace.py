@@ -233,7 +233,7 @@ def _tags(rollout: Rollout, errored: bool) -> Iterator[str]:
     for name in dict.fromkeys(_name(call.name) for call in rollout.tool_calls):
         yield f"tool:{name}"
     for status in dict.fromkeys(call.status for call in rollout.tool_calls):
-        yield f"tool-status:{status}"
+        yield f"result:{status}"
 
 
 def _staleness(rollout: Rollout) -> int | None:

@@ -52,6 +52,7 @@ class TrackioSink:
         self._args: Any = None
         self._run: Run | None = None
         self._sender: Any = None
+        self._opened_for: Any = None
         self._images: Recent[Any] = Recent(4096)
 
     def bind(self, trainer: Any) -> None:
@@ -74,26 +75,29 @@ class TrackioSink:
     def export_traces(self, traces: Sequence[Trace], step: Step) -> None:
         if not traces:
             return
-        if self._sender is None:
-            self._sender = self._open()
+        sender = self._open()
         key = "eval_rollouts" if step.split == "eval" else "rollouts"
-        self._sender.log({key: shaped(traces, step, self._trace)}, step=step.step)
+        sender.log({key: shaped(traces, step, self._trace)}, step=step.step)
 
     @hookimpl
     def on_run_end(self, run: Run) -> None:  # noqa: ARG002 - called by hand as well as through the hook
-        sender, self._sender, theirs, self._theirs = self._sender, None, self._theirs, None
+        sender, self._sender = self._sender, None
         self._images = Recent(4096)
-        if sender is not None and sender is not theirs:
+        if sender is not None and sender is not self._opened_for:
             sender.finish()
 
     def alert(self, title: str, text: str = "") -> None:
         """Show a warning in the dashboard, and send it wherever trackio sends its alerts."""
-        if self._sender is None:
-            self._sender = self._open()
-        self._sender.alert(title, text)
+        self._open().alert(title, text)
 
     def _open(self) -> Any:
-        return self._own() if self._theirs is None else _twin(self._trackio, self._theirs)
+        """What rollouts go to now; the trainer may have begun another run since the last ones."""
+        theirs = self._theirs
+        if self._sender is None or self._opened_for is not theirs:
+            self.on_run_end(self._run or Run(id=""))
+            self._sender = self._own() if theirs is None else _twin(self._trackio, theirs)
+            self._opened_for = theirs
+        return self._sender
 
     def _own(self) -> Any:
         run = self._run or Run(id="rollouts")

@@ -69,6 +69,7 @@ class WandbSink:
         self._args: Any = None
         self._run: Run | None = None
         self._sender: Any = None
+        self._opened_for: Any = None
         self._tables: dict[str, _Growing] = {}
         self._pictures: Recent[bytes | None] = Recent(256)
         self._cut = False
@@ -93,28 +94,34 @@ class WandbSink:
     def export_traces(self, traces: Sequence[Trace], step: Step) -> None:
         if not traces:
             return
-        if self._sender is None:
-            self._sender = self._theirs or self._own()
+        sender = self._open()
         kept = shaped(self._capped(traces), step, lambda trace: trace)
         for start in range(0, len(kept), ROWS):
-            self._add(kept[start : start + ROWS], step)
+            self._add(sender, kept[start : start + ROWS], step)
         if self._weave is not None:
-            self._weave.send(kept, self._sender)
+            self._weave.send(kept, sender)
 
     @hookimpl
     def on_run_end(self, run: Run) -> None:  # noqa: ARG002 - called by hand as well as through the hook
-        sender, self._sender, theirs, self._theirs = self._sender, None, self._theirs, None
+        sender, self._sender = self._sender, None
         self._tables.clear()
         if self._weave is not None:
             self._weave.flush()
-        if sender is not None and sender is not theirs:
+        if sender is not None and sender is not self._opened_for:
             sender.finish()
 
     def alert(self, title: str, text: str = "") -> None:
         """Send a warning the way wandb sends its alerts."""
-        if self._sender is None:
-            self._sender = self._theirs or self._own()
-        self._sender.alert(title=title, text=text)
+        self._open().alert(title=title, text=text)
+
+    def _open(self) -> Any:
+        """What rollouts go to now; the trainer may have begun another run since the last ones."""
+        theirs = self._theirs
+        if self._sender is None or self._opened_for is not theirs:
+            self.on_run_end(self._run or Run(id=""))
+            self._sender = theirs or self._own()
+            self._opened_for = theirs
+        return self._sender
 
     def _capped(self, traces: Sequence[Trace]) -> Sequence[Trace]:
         if self.scope == "stream" or len(traces) <= self._most_rows:
@@ -124,7 +131,7 @@ class WandbSink:
             logger.warning("wandb shows %d of a step's %d rollouts (max_rows)", self._most_rows, len(traces))
         return traces[: self._most_rows]
 
-    def _add(self, traces: Sequence[Trace], step: Step) -> None:
+    def _add(self, sender: Any, traces: Sequence[Trace], step: Step) -> None:
         """Add the rows. No `step=`: wandb counts its own calls, of which a trainer makes several in a step."""
         key = "eval_rollouts" if step.split == "eval" else "rollouts"
         table = self._tables.get(key)
@@ -133,7 +140,7 @@ class WandbSink:
             table = self._tables[key] = _Growing(key, Columns(traces, names, self._most_chars), self._wandb)
         pictures: dict[tuple[str, ...], Any] = {}
         rows = [table.columns.row(trace, partial(self._picture, pictures)) for trace in traces]
-        table.add(rows, step.step, lambda name, value: self._sender.log({name: value, "train/global_step": step.step}))
+        table.add(rows, step.step, lambda name, value: sender.log({name: value, "train/global_step": step.step}))
 
     def _picture(self, made: dict[tuple[str, ...], Any], images: Sequence[Image]) -> Any:
         """One thumbnail of the rollout's images side by side; siblings share it."""

@@ -1,0 +1,146 @@
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from rollout_hookspecs import Step
+from sink_rollouts import HOSTILE, batch, pictured, rejected, run_in, tools
+
+from rollout_plugins.errors import SetupError
+from rollout_plugins.sinks.jsonl import JsonlSink
+from rollout_plugins.trace import default_trace
+
+TRACES = [default_trace(r) for r in batch()]
+
+
+def lines_in(folder):
+    files = sorted(folder.glob("*.jsonl"), key=lambda path: int(path.stem))
+    return [json.loads(line) for path in files for line in path.read_text().splitlines()]
+
+
+def send(sink, run, steps=1, traces=TRACES):
+    sink.on_run_start(run)
+    for step in range(steps):
+        sink.export_traces(traces, Step(step=step))
+    sink.on_run_end(run)
+
+
+def test_one_line_a_rollout_with_the_whole_conversation(tmp_path):
+    send(JsonlSink(), run_in(tmp_path))
+    lines = lines_in(tmp_path / "jsonl")
+    assert [line["id"] for line in lines] == ["r-tools", "r-failing", "r-pictured", "r-rejected"]
+    first = lines[0]
+    assert [m["role"] for m in first["prompt"]] == ["system", "user"]
+    assert first["completion"][0]["reasoning_content"] == "Two tools."
+    assert first["completion"][1]["tool_call_id"] == "call_0_1"
+    assert first["spans"][0]["duration_ms"] == 3.0
+    assert (first["step"], first["policy_step"], first["advantage"], first["finish"]) == (3, 2, 0.7, "stop")
+
+
+def test_lines_have_what_verls_and_verifiers_readers_look_for(tmp_path):
+    send(JsonlSink(), run_in(tmp_path))
+    first, failing, *_ = lines_in(tmp_path / "jsonl")
+    assert first["input"] == "system: Be brief.\n\nuser: What is 2*3? Weather?"
+    assert first["output"].startswith("assistant: Two tools.\nmultiply(a=2, b=3)\n")
+    assert (first["gts"], first["score"], first["request_id"]) == ("6", 1.0, "r-tools")
+    assert (first["example_id"], first["answer"], first["reward"]) == ("2.0", "6", 1.0)
+    assert first["metrics"] == first["rewards"] == {"correct": 1.0, "format": None}
+    assert first["info"] == {"answer": "6", "meta": '{"source": ["gsm8k", 3]}'}
+    assert (first["is_completed"], failing["is_completed"], failing["stop_condition"]) == (True, False, "tool_limit")
+    assert all(path.stem.isdecimal() for path in (tmp_path / "jsonl").iterdir())
+
+
+def test_images_are_named_by_hash_and_file_and_errors_stand_in_their_line(tmp_path):
+    send(JsonlSink(), run_in(tmp_path), traces=[default_trace(pictured()), default_trace(rejected())])
+    shown, lost = lines_in(tmp_path / "jsonl")
+    assert shown["prompt"][0]["content"][0]["image"] == {"hash": "shape", "path": "media/shape.png"}
+    assert lost["prompt"][0]["content"][0]["image"]["note"] == "remote, not fetched"
+    assert (lost["completion"], lost["reward"], lost["status"], lost["error"]) == (
+        [],
+        None,
+        "error",
+        "environment crashed",
+    )
+
+
+def test_files_rotate_by_size_and_no_line_is_cut(tmp_path):
+    run = run_in(tmp_path)
+    send(JsonlSink(max_bytes=20_000), run, steps=12)
+    files = list((tmp_path / "jsonl").iterdir())
+    assert len(files) > 3
+    assert len(lines_in(tmp_path / "jsonl")) == 48
+    assert max(path.stat().st_size for path in files) < 40_000
+
+
+def test_a_second_start_goes_on_in_the_same_folder_and_repairs_a_torn_line(tmp_path):
+    run = run_in(tmp_path)
+    send(JsonlSink(), run)
+    (file,) = (tmp_path / "jsonl").iterdir()
+    file.write_bytes(file.read_bytes() + b'{"id": "cut in the mid')
+    send(JsonlSink(), run)
+    whole = [line for line in file.read_text().splitlines() if line.endswith("}")]
+    assert [json.loads(line)["id"] for line in whole] == 2 * [trace.rollout_id for trace in TRACES]
+
+
+def test_a_full_file_from_before_is_not_written_to(tmp_path):
+    run = run_in(tmp_path)
+    send(JsonlSink(max_bytes=10), run)
+    send(JsonlSink(max_bytes=10), run)
+    assert sorted(path.name for path in (tmp_path / "jsonl").iterdir()) == ["0.jsonl", "1.jsonl"]
+
+
+def test_standard_output_is_for_pipes(tmp_path):
+    code = (
+        "import sys; sys.path[:0] = ['tests', 'hookspecs', '.']\n"
+        "from test_jsonl import *\n"
+        "sink = JsonlSink('-'); sink.export_traces(TRACES, Step()); sink.on_run_end(None)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert [json.loads(line)["id"] for line in out.splitlines()] == [trace.rollout_id for trace in TRACES]
+
+
+def test_a_named_pipe_is_written_as_it_is(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read: list = []
+    reader = threading.Thread(target=lambda: read.extend(pipe.read_text().splitlines()))
+    reader.start()
+    send(JsonlSink(pipe), run_in(tmp_path), steps=2)
+    reader.join(10)
+    assert len(read) == 2 * len(TRACES)
+
+
+def test_each_rank_has_files_of_its_own_when_asked(tmp_path):
+    for rank in (0, 1):
+        send(JsonlSink(scope="rank"), run_in(tmp_path, rank=rank, world_size=2))
+    assert sorted(p.name for p in (tmp_path / "jsonl").iterdir()) == ["rank-0", "rank-1"]
+    assert len(lines_in(tmp_path / "jsonl" / "rank-1")) == len(TRACES)
+
+
+@given(HOSTILE)
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+def test_any_rollout_is_one_line_next_to_another(tmp_path_factory, rollout):
+    folder = tmp_path_factory.mktemp("jsonl")
+    send(JsonlSink(folder), run_in(folder), traces=[default_trace(rollout), default_trace(tools())])
+    text = (folder / "0.jsonl").read_bytes().decode()
+    first, second, rest = text.split("\n")
+    assert json.loads(first)["status"] in {"ok", "error"}
+    assert json.loads(second)["id"] == "r-tools"
+    assert rest == ""
+
+
+def test_ending_twice_and_ending_without_a_start_do_nothing(tmp_path):
+    sink = JsonlSink(tmp_path)
+    sink.on_run_end(run_in(tmp_path))
+    sink.on_run_end(run_in(tmp_path))
+    sink.export_traces([], Step())
+    assert not list(tmp_path.glob("*.jsonl"))
+
+
+@pytest.mark.parametrize("options", [{"path": 3}, {"max_bytes": 0}, {"max_bytes": "1"}, {"scope": "all"}])
+def test_options_that_make_no_sense_are_refused_at_once(options):
+    with pytest.raises(SetupError, match=f"{next(iter(options))}="):
+        JsonlSink(**options)
