@@ -194,6 +194,10 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         if any(self._plugins.manager.has_plugin(name) for name in ("trackio", "wandb")):
             self._plugins.add("cap")
 
+    def flush(self, seconds: float = 30.0) -> bool:
+        """Wait until all rollouts so far are in the store and with the sinks, at most so long; whether they are."""
+        return self._pipeline.drain(seconds)
+
     def detach(self) -> None:
         """Take all wrappers off the trainer."""
         detach, self._detach = self._detach, None
@@ -238,6 +242,8 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
             **facts,
         )
         self._start(found.generation)
+        if self._run.rank == 0:
+            self._pipeline.later(lambda: _tell_of_unfinished(root, found.id))
 
     def _start(self, generation: int) -> None:
         assert self._run is not None
@@ -312,6 +318,16 @@ def _version(package: str) -> tuple[int, ...] | None:
     if text is None:
         return None
     return tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
+
+
+def _tell_of_unfinished(root: Path, current: str) -> None:
+    """Say what earlier runs in the folder left behind when they were killed: it is all readable."""
+    from rollout_plugins.store.read import find_runs, open_run
+
+    for folder in find_runs(root):
+        run = open_run(folder)
+        if folder.name != current and run.attempts and not any(attempt.get("ended") for attempt in run.attempts):
+            logger.warning("%s did not end properly, or still runs; its %d rollouts are readable", folder, len(run))
 
 
 def _checked_dir(path: str | os.PathLike[str] | None) -> Path | None:

@@ -121,6 +121,10 @@ class Pipeline:
             )
         self.counters.drop("queue_full", count)
 
+    def later(self, work: Callable[[], None]) -> None:
+        """Do something on the worker thread, after what is queued."""
+        self._put(work, 0, 0)
+
     def request_sync(self) -> None:
         """Have the disk keep what there is, soon; does not wait."""
         self._put(self._sync_store, 0, 0)

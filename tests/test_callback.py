@@ -283,7 +283,7 @@ def test_what_is_stored_at_a_checkpoint_is_readable_while_training_goes_on(tmp_p
     seen = []
 
     def peek(completions, **kwargs):
-        callback._pipeline.drain(10)
+        callback.flush()
         if (tmp_path / "out" / "rollouts").exists():
             seen.append(len(open_run(tmp_path / "out")))
         return half(completions)

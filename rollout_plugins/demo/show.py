@@ -1,0 +1,118 @@
+"""`rollouts demo`: train, then show what a person wants to see of it."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group
+from rich.padding import Padding
+from rich.text import Text
+
+from rollout_plugins.demo.train import STEPS, OnStep, train
+from rollout_plugins.view import render_rollouts, render_steps
+
+if TYPE_CHECKING:
+    from rollout_hookspecs import Rollout
+
+    from rollout_plugins.store.read import StoredRun
+
+OUT = "outputs/demo"
+STATUSES = {"ok": "green", "error": "red", "unknown": "yellow", "not_run": "bright_black"}
+
+
+def run(out: str | Path = OUT, steps: int = STEPS) -> Path:
+    """Train in `out` and show the run; returns the run's folder."""
+    from rollout_plugins import open_run
+
+    console = Console(highlight=False)
+    out = Path(out)
+    started = time.monotonic()
+    with _progress(console, steps) as on_step:
+        train(out, steps, on_step=on_step)
+    stored = open_run(out)
+    console.print(report(stored, out, time.monotonic() - started, console.width))
+    return stored.dir
+
+
+def report(stored: StoredRun, out: Path, seconds: float, width: int) -> Group:
+    """The last step's best and worst, the course of the run, where it is, and what to type next."""
+    rollouts = list(stored.rollouts(split="train"))
+    last = max(rollout.step for rollout in rollouts)
+    ranked = sorted((r for r in rollouts if r.step == last), key=_interest)
+    pair = [("best", ranked[-1]), ("worst", ranked[0])]
+    return Group(
+        Text(),
+        render_rollouts(pair, width=width, max_lines=None),
+        Text(),
+        render_steps(per_step(rollouts), width=width),
+        Text(),
+        Padding(_summary(stored, rollouts, out, seconds), (0, 2)),
+    )
+
+
+def _interest(rollout: Rollout) -> tuple[float, int, float]:
+    """By reward; among equals the one with more to see is the best, and a failing one the worst."""
+    failures = sum(call.status != "ok" for call in rollout.tool_calls)
+    return rollout.reward or 0.0, -failures, rollout.advantage or 0.0
+
+
+def per_step(rollouts: Iterable[Rollout]) -> list[dict[str, Any]]:
+    """Rows for the chart: mean reward, tool calls and tool errors of each step."""
+    steps: dict[int, list[Rollout]] = {}
+    for rollout in rollouts:
+        steps.setdefault(rollout.step, []).append(rollout)
+    return [_row(step, of_step) for step, of_step in sorted(steps.items())]
+
+
+def _row(step: int, rollouts: list[Rollout]) -> dict[str, Any]:
+    rewards = [r.reward for r in rollouts if r.reward is not None]
+    calls = [call for r in rollouts for call in r.tool_calls]
+    return {
+        "step": step,
+        "reward": sum(rewards) / len(rewards) if rewards else None,
+        "tool_calls": len(calls),
+        "tool_errors": sum(call.status != "ok" for call in calls),
+    }
+
+
+def _summary(stored: StoredRun, rollouts: list[Rollout], out: Path, seconds: float) -> Group:
+    statuses = Counter(call.status for r in rollouts for call in r.tool_calls)
+    counts = Text(f"{len(rollouts)} rollouts of {len(stored.steps)} steps, all of them kept, in {seconds:.0f} s; tool calls: ")
+    for status, colour in STATUSES.items():
+        counts.append(f"{statuses[status]} {status.replace('_', ' ')}  ", style=colour)
+    lines = [counts, Text(), Text.assemble(("where   ", "bold"), str(stored.dir))]
+    lines += [Text.assemble(("next    " if not i else "        ", "bold"), c) for i, c in enumerate(next_commands(out))]
+    return Group(*lines)
+
+
+def next_commands(out: Path) -> list[str]:
+    """What to type next; an output folder stands for the newest run in it."""
+    path = shlex.quote(str(out))
+    return [
+        f"rollouts stats {path}",
+        f"rollouts show {path} --step last --worst 2",
+        f"rollouts sql {path} \"select step, avg(reward) from rollouts group by step order by step\"",
+    ]
+
+
+@contextmanager
+def _progress(console: Console, steps: int) -> Iterator[OnStep]:
+    """A bar with the reward on it, or a line now and then when nobody is watching."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("loading torch and trl", total=steps)
+
+        def on_step(step: int, total: int, reward: float) -> None:
+            bar.update(task, completed=step, description=f"training, reward {reward:.2f}")
+            if not console.is_terminal and step in {1, total // 2, total}:
+                console.print(f"step {step} of {total}: reward {reward:.2f}")
+
+        yield on_step
