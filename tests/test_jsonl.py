@@ -120,6 +120,13 @@ def test_each_rank_has_files_of_its_own_when_asked(tmp_path):
     assert len(lines_in(tmp_path / "jsonl" / "rank-1")) == len(TRACES)
 
 
+def test_a_sink_for_its_rank_leaves_the_others_to_theirs(tmp_path):
+    sink, run = JsonlSink(scope="rank"), run_in(tmp_path, world_size=2)
+    both = [default_trace(tools()), default_trace(tools(id="other", rank=1))]
+    send(sink, run, traces=both)
+    assert [line["id"] for line in lines_in(tmp_path / "jsonl" / "rank-0")] == ["r-tools"]
+
+
 @given(HOSTILE)
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_rollout_is_one_line_next_to_another(tmp_path_factory, rollout):

@@ -142,8 +142,7 @@ def test_every_fact_people_search_by_is_there_and_flat():
         "columns/meta": '{"source": ["gsm8k", 3]}',
         "extra/judge": 0.5,
         "marks/cap": "best of its group",
-        "tags": "mode:train status:ok finish:stop step:3 group:2.0 reward:1.0"
-        " tool:multiply tool:weather result:ok",
+        "tags": "mode:train status:ok finish:stop step:3 group:2.0 reward:1.0 tool:multiply tool:weather result:ok",
     }
 
 

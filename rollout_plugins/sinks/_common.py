@@ -5,11 +5,11 @@ from __future__ import annotations
 import io
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, Literal, TypeVar, get_args
 
-from rollout_hookspecs import Image
+from rollout_hookspecs import Image, Step, Trace
 
 from rollout_plugins.errors import SetupError
 
@@ -24,6 +24,13 @@ def checked_scope(scope: object) -> Scope:
         if scope == known:
             return known  # type: ignore[no-any-return]
     raise SetupError(f"scope={scope!r}: use one of {', '.join(map(repr, get_args(Scope)))}")
+
+
+def meant_for(scope: Scope, traces: Sequence[Trace], step: Step) -> Sequence[Trace]:
+    """The traces a sink of this scope sends: rank 0 may be handed those of all ranks, which send their own."""
+    if scope != "rank" or not step.gathered:
+        return traces
+    return [trace for trace in traces if trace.metadata.get("rank", step.rank) == step.rank]
 
 
 def checked_count(name: str, value: object, least: int = 1) -> int:

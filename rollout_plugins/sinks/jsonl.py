@@ -14,7 +14,7 @@ from rollout_hookspecs import Run, Step, Trace, hookimpl
 
 from rollout_plugins.errors import SetupError
 from rollout_plugins.messages import call_text, calls_of, reasoning_of, role_of, text_of
-from rollout_plugins.sinks._common import Scope, checked_count, checked_scope
+from rollout_plugins.sinks._common import Scope, checked_count, checked_scope, meant_for
 from rollout_plugins.trace import images_in, prompt_and_completion, shaped
 
 ANSWERS = ("answer", "solution", "ground_truth", "target", "label")
@@ -52,6 +52,7 @@ class JsonlSink:
 
     @hookimpl
     def export_traces(self, traces: Sequence[Trace], step: Step) -> None:
+        traces = meant_for(self.scope, traces, step)
         if not traces:
             return
         lines = "".join(shaped(traces, step, line))

@@ -21,6 +21,7 @@ from rollout_plugins.sinks._common import (
     checked_scope,
     image_file,
     image_words,
+    meant_for,
     number,
     thumbnail,
     whole,
@@ -104,6 +105,7 @@ class ScoutSink:
 
     @hookimpl
     def export_traces(self, traces: Sequence[Trace], step: Step) -> None:
+        traces = meant_for(self.scope, traces, step)
         if not traces:
             return
         import pyarrow as pa

@@ -20,6 +20,7 @@ from rollout_plugins.sinks._common import (
     checked_scope,
     image_file,
     image_words,
+    meant_for,
 )
 from rollout_plugins.trace import images_in, shaped
 
@@ -73,6 +74,7 @@ class TrackioSink:
 
     @hookimpl
     def export_traces(self, traces: Sequence[Trace], step: Step) -> None:
+        traces = meant_for(self.scope, traces, step)
         if not traces:
             return
         sender = self._open()

@@ -22,6 +22,7 @@ from rollout_plugins.sinks._common import (
     checked_scope,
     image_file,
     image_words,
+    meant_for,
     thumbnail,
 )
 from rollout_plugins.sinks._table import Columns
@@ -92,6 +93,7 @@ class WandbSink:
 
     @hookimpl
     def export_traces(self, traces: Sequence[Trace], step: Step) -> None:
+        traces = meant_for(self.scope, traces, step)
         if not traces:
             return
         sender = self._open()
