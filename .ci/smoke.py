@@ -1,0 +1,29 @@
+"""What must hold of the built wheel, in an environment with nothing but it and its dependencies."""
+
+import json
+import subprocess
+import sys
+import time
+import zipfile
+
+HEAVY = ("torch", "transformers", "trl", "wandb", "trackio", "pyarrow")
+
+tops = {name.split("/")[0] for name in zipfile.ZipFile(sys.argv[1]).namelist()}
+tops = {top for top in tops if not top.endswith(".dist-info")}
+assert tops == {"rollout_plugins", "rollout_hookspecs"}, tops
+
+code = f"import sys, rollout_plugins; print([m for m in {HEAVY!r} if m in sys.modules])"
+assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+started = time.perf_counter()
+assert "usage: rollouts" in subprocess.check_output(["rollouts", "--help"], text=True)
+print(f"rollouts --help: {time.perf_counter() - started:.2f} s")
+
+listed = json.loads(subprocess.check_output(["rollouts", "plugins", "--json"], text=True))
+names = {row["name"] for row in listed}
+assert {"images", "dedup", "cap", "redact", "metrics", "trackio", "wandb", "console", "jsonl", "scout"} <= names, names
+
+failed = subprocess.run(["rollouts", "demo"], text=True, capture_output=True, check=False)
+assert failed.returncode == 1, failed
+assert "pip install 'rollout-plugins[demo]'" in failed.stderr, failed.stderr
+print("the wheel holds what it should, imports lightly, and names what is missing")
