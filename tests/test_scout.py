@@ -17,29 +17,20 @@ from rollout_plugins.trace import default_trace
 
 TRACES = [default_trace(r) for r in batch()]
 
-#: What Inspect Scout 0.6 reads, by its `transcripts_db_schema("pyarrow")`; any other column becomes metadata.
+#: Inspect Scout 0.6 by its `transcripts_db_schema("pyarrow")`. Its viewer fails without `events`, even if it is empty.
 SCHEMA = {
     **dict.fromkeys(
-        [
-            "transcript_id",
-            "source_type",
-            "source_id",
-            "source_uri",
-            "date",
-            "task_set",
-            "task_id",
-            "agent",
-            "model",
-            "score",
-            "error",
-            "limit",
-            "messages",
-        ],
+        (
+            "transcript_id", "source_type", "source_id", "source_uri", "date", "task_set", "task_id", "agent",
+            "agent_args", "model", "model_options", "score", "score_explanation", "error", "limit", "messages",
+            "events", "timelines", "events_data",
+        ),
         "large_string",
     ),
     **dict.fromkeys(("task_repeat", "message_count", "total_tokens"), "int64"),
     **dict.fromkeys(("success", "trust_content"), "bool"),
-}
+    "total_time": "double",
+}  # fmt: skip
 ROLES = {"system", "user", "assistant", "tool"}
 
 

@@ -29,49 +29,18 @@ from rollout_plugins.sinks._common import (
 from rollout_plugins.sinks._parts import Parts
 from rollout_plugins.trace import images_in, shaped
 
-_TEXT = [
-    "transcript_id",
-    "source_type",
-    "source_id",
-    "source_uri",
-    "date",
-    "task_set",
-    "task_id",
-    "agent",
-    "model",
-    "score",
-    "error",
-    "limit",
-    "messages",
-    "split",
-    "finish",
-    "status",
-    "rewards",
-    "columns",
-    "extra",
-    "marks",
-    "tags",
-]
-_WHOLE = [
-    "task_repeat",
-    "message_count",
-    "total_tokens",
-    "step",
-    "policy_step",
-    "staleness",
-    "generation",
-    "group",
-    "group_size",
-    "place",
-    "index",
-    "rank",
-    "attempt",
-    "prompt_tokens",
-    "completion_tokens",
-    "tool_calls",
+# All of Scout's own columns, used or not: its viewer asks for some of them without looking whether they are there.
+_TEXT = (
+    "transcript_id", "source_type", "source_id", "source_uri", "date", "task_set", "task_id", "agent",
+    "agent_args", "model", "model_options", "score", "score_explanation", "error", "limit", "messages", "events",
+    "timelines", "events_data", "split", "finish", "status", "rewards", "columns", "extra", "marks", "tags",
+)  # fmt: skip
+_WHOLE = (
+    "task_repeat", "message_count", "total_tokens", "step", "policy_step", "staleness", "generation", "group",
+    "group_size", "place", "index", "rank", "attempt", "prompt_tokens", "completion_tokens", "tool_calls",
     "tool_errors",
-]
-_NUMBER = ("reward", "advantage")
+)  # fmt: skip
+_NUMBER = ("total_time", "reward", "advantage")
 _YES = ("success", "trust_content")
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
