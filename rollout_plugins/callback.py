@@ -7,6 +7,7 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,8 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         self._plugins = Plugins(plugins, disable=disable, config=config, autoload=autoload)
         self._dir = _checked_dir(dir)
         self._tokens, self._rendered = tokens, rendered
-        self._pipeline_options = {"strict": strict or flag("STRICT", default=False), "sync": sync, "on_full": on_full}
+        self._strict = strict or flag("STRICT", default=False)
+        self._sync, self._on_full = sync, on_full
         self._pipeline = self._new_pipeline()
         self._host: Host | None = None
         self._trainer: Callable[[], Any] = lambda: None
@@ -78,7 +80,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
             self._attach(found)
 
     def _new_pipeline(self) -> Pipeline:
-        pipeline = Pipeline(self._plugins, **self._pipeline_options)
+        pipeline = Pipeline(self._plugins, strict=self._strict, sync=self._sync, on_full=self._on_full)
         weakref.finalize(self, pipeline.close)
         return pipeline
 
@@ -162,7 +164,12 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         detach = self._host.attach(trainer, _Emitter(self), options)
         log = Wraps(trainer)
         log.wrap("log", self._log)
-        self._detach = lambda: (log.detach(), detach()) and None
+
+        def detach_both() -> None:
+            log.detach()
+            detach()
+
+        self._detach = detach_both
 
     def _attach_late(self) -> None:
         """`evaluate()` alone after `add_callback(instance)`: no event came before the first batch was generated."""
@@ -250,7 +257,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         for plugin in self._plugins.manager.get_plugins():
             bind = getattr(plugin, "bind", None)
             if callable(bind):
-                self._safely("bind a sink to the trainer", lambda bind=bind: bind(self._trainer()))
+                self._safely("bind a sink to the trainer", partial(bind, self._trainer()))
         self._pipeline.start(self._run, generation)
 
     def _position(self, trainer: Any) -> int:

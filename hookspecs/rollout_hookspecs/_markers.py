@@ -14,7 +14,7 @@ hookspec: Final = pluggy.HookspecMarker(PROJECT)
 hookimpl: Final = pluggy.HookimplMarker(PROJECT)
 
 
-class Drop(BaseException):  # noqa: N818 - an instruction, not an error
+class Drop(BaseException):
     """Raise `Drop("reason")` in `on_rollout` or `on_tool_call` to leave that value out.
 
     The reason is counted and shown. It derives from BaseException so that a plugin's own `except Exception`

@@ -276,7 +276,10 @@ class Host(Protocol):
         """Whether this host knows the trainer. Must not import the trainer's library."""
 
     def attach(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> Callable[[], None]:
-        """Start observing. Call `emit` with a `Batch` after each generation. `options`: `tokens`, `rendered`, `gather`."""
+        """Start observing, and call `emit` with a `Batch` after each generation.
+
+        `options` holds `tokens` and `gather` (bool) and `rendered` (a tokenizer for the worker thread, or None).
+        """
 
     def describe(self, trainer: Any) -> Mapping[str, Any]:
         """Facts for `Run`, by field name; called when the run starts."""

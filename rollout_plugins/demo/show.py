@@ -82,12 +82,13 @@ def _row(step: int, rollouts: list[Rollout]) -> dict[str, Any]:
 
 
 def _summary(stored: StoredRun, rollouts: list[Rollout], out: Path, seconds: float) -> Group:
-    statuses = Counter(call.status for r in rollouts for call in r.tool_calls)
-    counts = Text(f"{len(rollouts)} rollouts of {len(stored.steps)} steps, all of them kept, in {seconds:.0f} s; tool calls: ")
+    statuses = Counter[str](call.status for r in rollouts for call in r.tool_calls)
+    counts = Text(f"{len(rollouts)} rollouts of {len(stored.steps)} steps kept in {seconds:.0f} s; tool calls: ")
     for status, colour in STATUSES.items():
         counts.append(f"{statuses[status]} {status.replace('_', ' ')}  ", style=colour)
     lines = [counts, Text(), Text.assemble(("where   ", "bold"), str(stored.dir))]
-    lines += [Text.assemble(("next    " if not i else "        ", "bold"), c) for i, c in enumerate(next_commands(out))]
+    heads = ["next    ", "        ", "        "]
+    lines += [Text.assemble((head, "bold"), line) for head, line in zip(heads, next_commands(out), strict=True)]
     return Group(*lines)
 
 
@@ -97,7 +98,7 @@ def next_commands(out: Path) -> list[str]:
     return [
         f"rollouts stats {path}",
         f"rollouts show {path} --step last --worst 2",
-        f"rollouts sql {path} \"select step, avg(reward) from rollouts group by step order by step\"",
+        f'rollouts sql {path} "select step, avg(reward) from rollouts group by step order by step"',  # noqa: S608 - shown, not run
     ]
 
 

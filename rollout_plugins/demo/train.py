@@ -74,7 +74,7 @@ def _progress(on_step: OnStep) -> Any:
     from transformers import TrainerCallback
 
     class Progress(TrainerCallback):  # type: ignore[misc]
-        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:  # noqa: ARG002
+        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
             if "reward" in logs:
                 on_step(state.global_step, state.max_steps, logs["reward"])
 

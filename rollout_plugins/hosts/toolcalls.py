@@ -6,7 +6,7 @@ import ast
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from rollout_hookspecs import ToolCall
 
@@ -76,18 +76,47 @@ def _describe(error: BaseException) -> str:
 def tool_calls(completion: Sequence[Any], watch: Watch | None, tools: Iterable[str] = ()) -> tuple[ToolCall, ...]:
     """Every call in the completion with its outcome. Without a watch, outcomes are read off the messages alone."""
     known = watch.tools if watch is not None else frozenset(tools)
-    seen = list(watch.seen) if watch is not None else []
+    waiting = list(watch.seen) if watch is not None else []
     found: list[ToolCall] = []
     for turn, message in enumerate(completion):
         calls = calls_of(message)
-        if calls:
-            ran = [_take(seen, call) for call in calls]
-            replies = _pair(calls, ran, _replies(completion, turn))
-            found += [
-                _outcome(call, turn, position, ran[position], replies[position], completion, known, watch is not None)
-                for position, call in enumerate(calls)
-            ]
+        ran = [_take(waiting, call) for call in calls]
+        replies = _pair(calls, ran, _replies(completion, turn)) if calls else []
+        for position, (call, seen, reply) in enumerate(zip(calls, ran, replies, strict=True)):
+            result = completion[reply].get("content") if reply is not None else None
+            if reply is None:
+                status, error = "not_run", _ROLLED_BACK if seen is not None else None
+            elif seen is not None:
+                status, error = ("error" if seen.error is not None else "ok"), seen.error
+            else:
+                status, error = _read_outcome(call, result, known, is_watched=watch is not None)
+            found.append(
+                ToolCall(
+                    turn=turn,
+                    position=position,
+                    reply=reply,
+                    name=call.name,
+                    arguments=call.arguments,
+                    result=result,
+                    error=error,
+                    status=status,  # type: ignore[arg-type]
+                    seconds=seen.seconds if seen is not None else None,
+                )
+            )
     return tuple(found)
+
+
+_ROLLED_BACK = "rolled back: its result did not fit into the completion"
+
+
+def _read_outcome(call: Call, result: Any, known: frozenset[str], *, is_watched: bool) -> tuple[str, str | None]:
+    """Status and error of a call that no tool saw, from its name and the message that answered it."""
+    error = _error_in(result)
+    if isinstance(call.name, str) and known and call.name not in known:
+        return "unknown", error or "no such tool"
+    if error is None and not is_watched:
+        return "ok", None
+    return "error", error or "it was not called"
 
 
 def _take(seen: list[Seen], call: Call) -> Seen | None:
@@ -124,46 +153,6 @@ def _pair(calls: Sequence[Call], ran: Sequence[Seen | None], replies: Sequence[i
     for call, reply in zip(order, replies, strict=True):
         paired[call] = reply
     return paired
-
-
-def _outcome(
-    call: Call,
-    turn: int,
-    position: int,
-    seen: Seen | None,
-    reply: int | None,
-    completion: Sequence[Any],
-    known: frozenset[str],
-    is_watched: bool,  # noqa: FBT001 - internal
-) -> ToolCall:
-    content = completion[reply].get("content") if reply is not None else None
-    status: Literal["ok", "error", "unknown", "not_run"]
-    error: str | None = None
-    if reply is None:
-        status = "not_run"
-        if seen is not None:
-            error = "rolled back: its result did not fit into the completion"
-    elif seen is not None:
-        status, error = ("error", seen.error) if seen.error is not None else ("ok", None)
-    else:
-        error = _error_in(content)
-        if isinstance(call.name, str) and known and call.name not in known:
-            status, error = "unknown", error or "no such tool"
-        elif error is None and not is_watched:
-            status = "ok"
-        else:
-            status, error = "error", error or "it was not called"
-    return ToolCall(
-        turn=turn,
-        position=position,
-        reply=reply,
-        name=call.name,
-        arguments=call.arguments,
-        result=content,
-        error=error,
-        status=status,
-        seconds=seen.seconds if seen is not None else None,
-    )
 
 
 def _error_in(content: Any) -> str | None:

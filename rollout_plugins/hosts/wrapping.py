@@ -84,3 +84,19 @@ class Wraps:
             delattr(self._target, name)
         else:
             setattr(self._target, name, wrapper)
+
+
+class Swap:
+    """Set attributes of the trainer for the length of one call."""
+
+    def __init__(self, target: Any, **values: Any) -> None:
+        self._target, self._values = target, values
+
+    def __enter__(self) -> None:
+        self._before = {name: getattr(self._target, name) for name in self._values}
+        for name, value in self._values.items():
+            setattr(self._target, name, value)
+
+    def __exit__(self, *exc: object) -> None:
+        for name, value in self._before.items():
+            setattr(self._target, name, value)
