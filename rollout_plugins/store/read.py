@@ -1,69 +1,85 @@
-"""Read one run: lazily, live or ended, whole or damaged."""
+"""Read runs: lazily, live or ended, whole or damaged.
+
+run = open_run("out")
+for rollout in run.rollouts(step="last", where="reward < 0", order="-reward", limit=10): ...
+run.sql("select step, avg(reward) from rollouts group by step order by step").to_pandas()
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
-from rollout_hookspecs import Rollout, Run
 
-from rollout_plugins.errors import RunError
-from rollout_plugins.store.codec import untagged
-from rollout_plugins.store.schema import VERSION, from_rows
-from rollout_plugins.store.write import read_journal
+from rollout_plugins.errors import RunError, need
+from rollout_plugins.store import annotate, summary
+from rollout_plugins.store.facts import Facts, run_files
+from rollout_plugins.store.filters import Filters, no_column
+from rollout_plugins.store.parts import TYPES, find_parts
+from rollout_plugins.store.schema import from_rows
+from rollout_plugins.store.session import Session
 
-_ORDER = ("split", "generation", "attempt", "index", "rank")
+if TYPE_CHECKING:
+    from rollout_hookspecs import Rollout, Run
+
+_COUNTS = ("turns", "calls", "failed_calls")
+_RECORD = tuple(name for name in TYPES if name not in _COUNTS)
 
 
 def open_run(path: str | Path) -> StoredRun:
     """Open a run: a run's folder, a `rollouts` folder or a trainer's output_dir; the newest run in it."""
-    root = Path(path)
-    if not root.exists():
-        raise RunError(f"{root} does not exist; give a run's folder, a rollouts folder or the trainer's output_dir")
+    root = _existing(path)
     for folder in (root, root / "rollouts"):
         if _is_run(folder):
             return StoredRun(folder)
-        runs = find_runs(folder)
-        if runs:
-            return StoredRun(runs[-1])
+        found = find_runs(folder)
+        if found:
+            return StoredRun(found[-1])
     raise RunError(f"no run found in {root}; expected run.json in it, in one of its folders, or in {root}/rollouts/*")
+
+
+def runs(path: str | Path) -> Runs:
+    """Every run in a folder, in its `rollouts`, and in the output folders inside it; oldest first."""
+    root = _existing(path)
+    if _is_run(root):
+        return Runs([StoredRun(root)])
+    inner = sorted(folder for folder in root.iterdir() if folder.is_dir()) if root.is_dir() else []
+    places = [root, root / "rollouts", *(folder / "rollouts" for folder in inner)]
+    found = {folder for place in places for folder in find_runs(place)}
+    if not found:
+        raise RunError(
+            f"no run found in {root}; expected run.json in {root}/*, {root}/rollouts/* or {root}/*/rollouts/*"
+        )
+    return Runs([StoredRun(folder) for folder in sorted(found, key=_started)])
 
 
 def find_runs(folder: str | Path) -> list[Path]:
     """Runs directly inside a folder, oldest first."""
     folder = Path(folder)
-    found = [path for path in folder.iterdir() if _is_run(path)] if folder.is_dir() else []
-    return sorted(found, key=lambda path: min(file.stat().st_mtime for file in _run_files(path)))
+    try:
+        found = [path for path in folder.iterdir() if path.is_dir() and _is_run(path)] if folder.is_dir() else []
+    except OSError as error:
+        raise RunError(f"{folder} cannot be read: {error.strerror}") from error
+    return sorted(found, key=_started)
 
 
-def _run_files(folder: Path) -> list[Path]:
-    return sorted([*folder.glob("run.json"), *folder.glob("run-*.json")])
+def _existing(path: str | Path) -> Path:
+    if not Path(path).exists():
+        raise RunError(f"{path} does not exist; give a run's folder, a rollouts folder or the trainer's output_dir")
+    return Path(path)
 
 
 def _is_run(folder: Path) -> bool:
-    return bool(_run_files(folder))
+    return folder.is_dir() and (bool(run_files(folder)) or bool(find_parts(folder)))
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One file of rollouts."""
-
-    path: Path
-    split: str
-    attempt: int
-    rank: int
-
-    def read(self, columns: Sequence[str] | None = None) -> pa.Table:
-        if self.path.suffix == ".parquet":
-            return pq.read_table(self.path, columns=list(columns) if columns else None)
-        table = read_journal(self.path)
-        return table.select(list(columns)) if columns else table
+def _started(folder: Path) -> tuple[float, str]:
+    files = run_files(folder) or [part.path for part in find_parts(folder)]
+    return min((file.stat().st_mtime for file in files if file.exists()), default=0.0), folder.name
 
 
 class StoredRun:
@@ -72,149 +88,230 @@ class StoredRun:
     def __init__(self, folder: Path) -> None:
         self.dir = folder
         self.damaged: dict[str, str] = {}
+        """Files, or single rollouts, that could not be read, and why; the rest of the run is there."""
         self.refresh()
 
     def refresh(self) -> None:
         """Look again at what is on disk."""
-        self._facts = [_read_json(path) for path in _run_files(self.dir)]
-        newest = max((int(f.get("schema", 1)) for f in self._facts), default=1)
-        if newest > VERSION:
-            raise RunError(
-                f"{self.dir} was written with schema {newest}; this version reads up to {VERSION}: "
-                "pip install -U rollout-plugins"
-            )
-        self._parts = self._find_parts()
-        self._index: pa.Table | None = None
-
-    def _find_parts(self) -> list[Part]:
-        found: dict[str, Part] = {}
-        for path in sorted((self.dir / "data").glob("*/*.*")):
-            if path.suffix not in {".arrows", ".parquet"} or path.name.startswith("."):
-                continue
-            numbers = path.stem.split("-")
-            if len(numbers) != 3 or not all(number.isdigit() for number in numbers):
-                continue
-            part = Part(path, path.parent.name, int(numbers[0]), int(numbers[1]))
-            found[f"{part.split}/{path.stem}"] = part  # sorted: .parquet comes after .arrows and wins
-        return list(found.values())
+        self.damaged.clear()
+        self._facts = Facts(self.dir, self.damaged)
+        self._session = Session([self.dir], self.damaged)
 
     @property
     def info(self) -> Run:
         """The run's facts."""
-        known = {f.name for f in fields(Run)}
-        facts = {k: untagged(v) for k, v in (self._facts[0] if self._facts else {}).items() if k in known}
-        for name in ("reward_names", "reward_weights", "tools"):
-            facts[name] = tuple(facts.get(name) or ())
-        return Run(**{"id": self.dir.name, **facts, "dir": str(self.dir)})
+        return self._facts.info
 
     @property
     def attempts(self) -> list[dict[str, Any]]:
         """What each start of the run noted: when, from which step, how many rollouts, what was dropped and why."""
-        return [untagged(attempt) | {"rank": f.get("rank", 0)} for f in self._facts for attempt in f.get("attempts", [])]
+        return self._facts.attempts
 
     @property
     def drops(self) -> dict[str, int]:
         """Rollouts that were lost or left out, by reason, over all ranks and attempts."""
-        total: dict[str, int] = {}
-        for attempt in self.attempts:
-            for reason, count in (attempt.get("drops") or {}).items():
-                total[reason] = total.get(reason, 0) + count
-        return total
+        return self._facts.drops
+
+    @property
+    def annotations(self) -> dict[str, list[str]]:
+        """Who annotated the run, and with which columns."""
+        return self._session.ask(
+            lambda known: {name: list(producer.columns) for name, producer in known.annotated.items()}
+        )
+
+    @property
+    def columns(self) -> list[str]:
+        """Columns to filter, sort and select by; annotations are `<producer>.<column>`."""
+        return self._session.ask(lambda known: list(known.columns))
+
+    @property
+    def files(self) -> list[Path]:
+        """The run's Parquet files, for Spark, Ray and whatever else reads them without us."""
+        return [part.path for part in find_parts(self.dir) if not part.is_journal]
 
     def __len__(self) -> int:
-        return self._rows().num_rows
+        return int(self._session.ask(lambda known: known.rows("select count(*) from current_rollouts"))[0][0])
 
     @property
     def steps(self) -> list[int]:
         """Training steps that have rollouts."""
-        rows = self._rows()
-        steps = rows.filter(pc.equal(rows["split"], "train"))["step"]
-        return sorted(pc.unique(steps).to_pylist())
-
-    def _rows(self, *, superseded: bool = False) -> pa.Table:
-        """A small table: where each rollout is, and what it is sorted and filtered by."""
-        if self._index is None:
-            tables = []
-            for number, part in enumerate(self._parts):
-                try:
-                    table = part.read([f.name for f in _SMALL])
-                except Exception as error:
-                    self.damaged[part.path.name] = str(error)
-                    continue
-                places = [pa.array([number] * len(table), pa.int32()), pa.array(range(len(table)), pa.int64())]
-                tables.append(table.append_column("part", places[0]).append_column("row", places[1]))
-            empty = pa.schema([*_SMALL, ("part", pa.int32()), ("row", pa.int64())]).empty_table()
-            table = pa.concat_tables(tables) if tables else empty
-            self._index = table.sort_by([(name, "ascending") for name in _ORDER])
-        return self._index if superseded else self._current(self._index)
-
-    def _current(self, rows: pa.Table) -> pa.Table:
-        """Without what a later attempt did again."""
-        for attempt, step in self._restarts():
-            again = pc.and_(pc.less(rows["attempt"], attempt), pc.greater(rows["step"], step))
-            rows = rows.filter(pc.invert(again))
-        return rows
-
-    def _restarts(self) -> set[tuple[int, int]]:
-        return {(a["attempt"], a.get("resumed_from") or 0) for a in self.attempts if a["attempt"] > 1}
+        query = "select distinct step from current_rollouts where split = 'train' and step is not null order by step"
+        return [row[0] for row in self._session.ask(lambda known: known.rows(query))]
 
     def rollouts(
         self,
         *,
         split: str | None = None,
-        step: int | str | None = None,
+        step: int | str | range | Collection[int] | None = None,
         group: int | None = None,
         rank: int | None = None,
+        finish: str | None = None,
+        tool: str | None = None,
+        has_error: bool | None = None,
+        where: str | None = None,
+        search: str | None = None,
+        order: str | Sequence[str] | None = None,
         limit: int | None = None,
         superseded: bool = False,
     ) -> Iterator[Rollout]:
-        """Rollouts in the order they were made."""
-        rows = self._rows(superseded=superseded)
-        wanted = {"split": split, "step": step, "group": group, "rank": rank}
-        if step == "last":
-            wanted["step"] = pc.max(rows.filter(pc.equal(rows["split"], split or "train"))["step"]).as_py()
-        for name, value in wanted.items():
-            if value is not None:
-                rows = rows.filter(pc.equal(rows[name], value))
-        if limit is not None:
-            rows = rows.slice(0, limit)
-        yield from self._load(rows)
+        """Rollouts in the order they were made, or in the order asked for; a few at a time.
+
+        `step`: a number, `"last"`, a range (`range(10, 20)`, `"10-20"`) or several numbers. `tool`: called this tool.
+        `has_error`: it or one of its tool calls failed. `where`: a SQL condition over the columns, annotations
+        (`judge.score > 0.5`) among them. `search`: text anywhere in its messages or calls. `order`: columns, `-` for
+        descending. `superseded`: also what a resumed attempt did again.
+        """
+        filters = Filters(
+            split=split,
+            step=step,
+            group=group,
+            rank=rank,
+            finish=finish,
+            tool=tool,
+            has_error=has_error,
+            where=where,
+            search=search,
+            order=order,
+            limit=limit,
+            superseded=superseded,
+        )
+        return self._rollouts(filters)
 
     def get(self, rollout_id: str) -> Rollout:
         """One rollout by its id."""
-        rows = self._rows(superseded=True)
-        for rollout in self._load(rows.filter(pc.equal(rows["id"], rollout_id))):
+        for rollout in self._rollouts(Filters(id=rollout_id, superseded=True, limit=1)):
             return rollout
-        raise RunError(f"no rollout {rollout_id!r} in {self.dir}")
+        raise RunError(f"no rollout {rollout_id!r} in {self.dir}; `rollouts show {self.dir}` lists ids")
 
-    def _load(self, rows: pa.Table) -> Iterator[Rollout]:
-        """Whole rollouts for index rows, a few at a time, in the order of the rows."""
-        for start in range(0, rows.num_rows, 512):
-            chunk = rows.slice(start, 512)
-            made: dict[tuple[int, int], Rollout] = {}
-            places = list(zip(chunk["part"].to_pylist(), chunk["row"].to_pylist(), strict=True))
-            for number in dict.fromkeys(part for part, _ in places):
-                taken = [row for part, row in places if part == number]
-                table = self._parts[number].read().take(taken)
-                made.update(zip(((number, row) for row in taken), from_rows(table.to_pylist()), strict=True))
-            yield from (made[place] for place in places)
+    def group(self, rollout_id: str) -> list[Rollout]:
+        """The rollout and its siblings: all answers to that prompt in that generation."""
+        one = self.get(rollout_id)
+        same = f"generation = {one.generation} and attempt = {one.attempt}"
+        return list(self.rollouts(split=one.split, group=one.group, where=same, superseded=True))
 
-    def table(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """The rollouts as an Arrow table, optionally some columns of it."""
-        tables = [part.read(columns) for part in self._parts]
-        return pa.concat_tables(tables, promote_options="default") if tables else pa.table({})
+    def history(self, prompt: Rollout | str, **filters: Any) -> Iterator[Rollout]:
+        """The same prompt through the whole run: that of a rollout, or one with a message of exactly this text."""
+        if isinstance(prompt, str):
+            return self._rollouts(Filters(prompt=prompt, **filters))
+        texts = [m["content"] for m in prompt.prompt if isinstance(m, Mapping) and isinstance(m.get("content"), str)]
+        found = self._rollouts(Filters(prompt=max(texts, key=len, default=None), **filters))
+        return (rollout for rollout in found if rollout.prompt == prompt.prompt)
+
+    def search(self, text: str, **filters: Any) -> Iterator[Rollout]:
+        """Rollouts with this text, in any case, in a message, its reasoning or a tool call's arguments."""
+        return self._rollouts(Filters(search=text, **filters))
+
+    def count(self, **filters: Any) -> int:
+        """How many rollouts match; takes what `rollouts` takes."""
+        return int(self._session.ask(lambda known: known.places(Filters(**filters))).num_rows)
+
+    def table(self, columns: Sequence[str] | None = None, **filters: Any) -> pa.Table:
+        """Rollouts as an Arrow table of all or some columns; takes what `rollouts` takes."""
+        known = self._session.ask(lambda known: known.columns)
+        wanted = list(columns) if columns is not None else list(known)
+        for name in wanted:
+            if name not in known:
+                raise RunError(no_column(name, known))
+        said = {name: (known[name].producer, known[name].name) for name in wanted if known[name].producer}
+        stored = [name for name in wanted if name not in said]
+        found = self._session.ask(lambda known: known.places(Filters(**filters), annotations=bool(said)))
+        tables = [
+            _select(
+                table,
+                {name: pc.struct_field(found[of].take(places), column) for name, (of, column) in said.items()},
+                wanted,
+            )
+            for places, table in self._session.take(found, stored or ["id"])
+        ]
+        empty = pa.Table.from_batches([], pa.schema([(name, TYPES.get(name, pa.float64())) for name in wanted]))
+        return pa.concat_tables(tables, promote_options="permissive") if tables else empty
+
+    def to_pandas(self, columns: Sequence[str] | None = None, **filters: Any) -> Any:
+        """The same as a pandas DataFrame."""
+        need("pandas", "dev")
+        return self.table(columns, **filters).to_pandas()
+
+    def to_polars(self, columns: Sequence[str] | None = None, **filters: Any) -> Any:
+        """The same as a polars DataFrame."""
+        return need("polars", "dev").from_arrow(self.table(columns, **filters))
+
+    def to_dataset(self, columns: Sequence[str] | None = None, **filters: Any) -> Any:
+        """The same as a Hugging Face dataset."""
+        return need("datasets", "trl").Dataset(self.table(columns, **filters))
+
+    def sql(self, query: str, *, superseded: bool = False) -> pa.Table:
+        """One SELECT over `rollouts`, `messages`, `tool_calls` and `annotations.<producer>`; DuckDB's SQL."""
+        return self._session.ask(lambda known: known.sql(query, superseded=superseded))
+
+    def stats(self) -> list[dict[str, Any]]:
+        """Reward, spread, lengths, truncation and tools: one row for each split and step."""
+        names, query = summary.query(self._session.ask(lambda known: list(known.stored)))
+        return [dict(zip(names, row, strict=True)) for row in self._session.ask(lambda known: known.rows(query))]
+
+    def annotate(self, producer: str, rows: Iterable[Mapping[str, Any]]) -> int:
+        """Add columns to rollouts: rows of `id` and values. Returns how many rows were written."""
+        written = annotate.annotate(self.dir, producer, rows)
+        self.refresh()
+        return written
+
+    def _rollouts(self, filters: Filters) -> Iterator[Rollout]:
+        found = self._session.ask(lambda known: known.places(filters, annotations=True))
+        said = [name for name in found.column_names if not name.startswith("_")]
+        for places, table in self._session.take(found, _RECORD):
+            values = {name: found[name].take(places).to_pylist() for name in said}
+            for number, rollout in self._decode(table):
+                extra = {
+                    f"{name}.{column}": value
+                    for name in said
+                    for column, value in (values[name][number] or {}).items()
+                    if value is not None
+                }
+                yield replace(rollout, extra={**rollout.extra, **extra}) if extra else rollout
+
+    def _decode(self, table: pa.Table) -> Iterator[tuple[int, Rollout]]:
+        """The rollouts in a table, with their row; one that does not decode is noted in `damaged`."""
+        try:
+            whole = list(from_rows(table.to_pylist()))
+        except Exception:
+            for number in range(table.num_rows):
+                yield from self._decode_one(table.slice(number, 1), number)
+        else:
+            yield from enumerate(whole)
+
+    def _decode_one(self, table: pa.Table, number: int) -> Iterator[tuple[int, Rollout]]:
+        try:
+            yield number, next(from_rows(table.to_pylist()))
+        except Exception as error:
+            self.damaged[f"rollout {table['id'][0]}"] = str(error).partition("\n")[0]
+
+    def __repr__(self) -> str:
+        return f"<StoredRun {self.info.id!r} in {self.dir}: {len(self):,} rollouts>"
+
+    def _repr_html_(self) -> str:
+        return summary.html(self)
 
 
-_SMALL = [
-    pa.field("id", pa.large_string()),
-    pa.field("split", pa.large_string()),
-    *(pa.field(name, pa.int64()) for name in ("attempt", "step", "generation", "rank", "index", "group")),
-]
+def _select(table: pa.Table, more: Mapping[str, pa.ChunkedArray], names: Sequence[str]) -> pa.Table:
+    """Columns of the table and more, in this order."""
+    return pa.Table.from_arrays([more[name] if name in more else table[name] for name in names], names=list(names))
 
 
-def _read_json(path: Path) -> Mapping[str, Any]:
-    try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return facts if isinstance(facts, dict) else {}
+class Runs(Sequence[StoredRun]):
+    """Several runs, to compare: a sequence of them, and SQL over all of them at once (`run_id` tells them apart)."""
+
+    def __init__(self, found: Sequence[StoredRun]) -> None:
+        self._found = tuple(found)
+        self._session = Session([run.dir for run in found], {})
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._found[place]
+
+    def sql(self, query: str, *, superseded: bool = False) -> pa.Table:
+        """One SELECT over the rollouts of all the runs."""
+        return self._session.ask(lambda known: known.sql(query, superseded=superseded))
+
+    def _repr_html_(self) -> str:
+        return "".join(run._repr_html_() for run in self)

@@ -1,0 +1,229 @@
+"""Columns that are added to rollouts later, without rewriting them.
+
+`annotations/<producer>/<time>-<shape>-<random>.parquet` holds what one `annotate` call gave: `id` and the producer's
+columns. Files are only ever added. Of two values for the same rollout and column the later one counts; a column a
+call does not name keeps its earlier value, one it names with None loses it.
+"""
+
+# ruff: noqa: S608 - SQL is put together from quoted names and literals
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rollout_plugins.errors import RunError
+from rollout_plugins.store.codec import encode
+from rollout_plugins.store.filters import literal, name_of
+from rollout_plugins.store.parts import TYPES
+from rollout_plugins.store.write import replace_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_PRODUCER = b"rollout_plugins.producer"
+_SQL = {"int": "BIGINT", "float": "DOUBLE", "bool": "BOOLEAN", "text": "VARCHAR"}
+_ARROW = {"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_(), "text": pa.large_string(), "": pa.null()}
+
+
+@dataclass(frozen=True, slots=True)
+class Producer:
+    """Who annotated a run, and with what."""
+
+    name: str
+    columns: Mapping[str, str]
+    """Column → SQL type, over all its files."""
+    shapes: Mapping[tuple[str, ...], list[Path]]
+    """Files by the columns they hold."""
+
+
+def annotate(folder: Path, producer: str, rows: Iterable[Mapping[str, Any]]) -> int:
+    """Write one shard for each set of columns among the rows; returns how many rows were written."""
+    _check_producer(producer)
+    shapes: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for number, row in enumerate(rows):
+        shapes.setdefault(_columns_of(row, number), []).append(row)
+    target = folder / "annotations" / folder_name(producer)
+    for columns, given in shapes.items():
+        table = _table(columns, given).replace_schema_metadata({_PRODUCER: producer.encode()})
+        target.mkdir(parents=True, exist_ok=True)
+        replace_file(_new_file(target, table.schema), partial(pq.write_table, table))
+    return sum(map(len, shapes.values()))
+
+
+def _check_producer(producer: Any) -> None:
+    if not isinstance(producer, str) or not producer.strip():
+        raise RunError(f"a producer needs a name, not {producer!r}")
+    if producer.casefold() in TYPES or producer.casefold().startswith("reward/"):
+        raise RunError(f"{producer!r} is a column of every run; give the producer another name")
+
+
+def folder_name(producer: str) -> str:
+    """A folder for any name: the name itself when it is harmless, else what is harmless of it and a hash."""
+    if re.fullmatch(r"[a-z0-9_][a-z0-9_-]{0,60}", producer):
+        return producer
+    digest = hashlib.sha256(producer.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+    return f"{re.sub(r'[^a-z0-9_]+', '-', producer.lower())[:40].strip('-') or 'producer'}-{digest}"
+
+
+def _columns_of(row: Any, number: int) -> tuple[str, ...]:
+    if not isinstance(row, Mapping) or not isinstance(row.get("id"), str):
+        raise RunError(
+            f"row {number} of the annotations has no text 'id'; each row is {{'id': …, '<column>': value, …}}"
+        )
+    columns = tuple(sorted(name for name in row if name != "id"))
+    if not columns:
+        raise RunError(f"row {number} of the annotations has nothing but an id; add a column, such as 'score'")
+    if any(not isinstance(name, str) or not name for name in columns) or len({c.casefold() for c in columns}) < len(
+        columns
+    ):
+        named = f"columns {list(columns)}; names must be text and differ in more than case"
+        raise RunError(f"row {number} of the annotations has {named}")
+    return columns
+
+
+def _table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    made = {"id": pa.array([_text(row["id"]) for row in rows], pa.large_string())}
+    for name in columns:
+        values = [_scalar(row[name]) for row in rows]
+        kind = _common({_kind(value) for value in values})
+        made[_text(name)] = pa.array([_fit(value, kind) for value in values], _ARROW[kind])
+    return pa.table(made)
+
+
+def _scalar(value: Any) -> Any:
+    """The Python number in a NumPy one or a tensor."""
+    item = getattr(value, "item", None)
+    return item() if callable(item) and getattr(value, "shape", None) == () else value
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "bool"
+    if isinstance(value, int):
+        return "int" if -(2**63) <= value < 2**63 else "text"
+    return "float" if isinstance(value, float) else "text"
+
+
+def _common(kinds: set[str]) -> str:
+    kinds = kinds - {""}
+    if len(kinds) <= 1:
+        return next(iter(kinds), "")
+    return "float" if kinds == {"int", "float"} else "text"
+
+
+def _fit(value: Any, kind: str) -> Any:
+    if value is None:
+        return None
+    if kind == "text":
+        return _text(value) if isinstance(value, str) else encode(value)
+    return float(value) if kind == "float" else value
+
+
+def _text(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
+
+
+def _new_file(folder: Path, schema: pa.Schema) -> Path:
+    """A name later than every other in the folder, that says which columns are inside."""
+    newest = max(
+        (int(stamp) for path in folder.glob("*.parquet") if (stamp := path.name.partition("-")[0]).isdigit()),
+        default=0,
+    )
+    shape = hashlib.sha256(str(schema.remove_metadata()).encode("utf-8", "replace")).hexdigest()[:12]
+    return folder / f"{max(time.time_ns(), newest + 1):020d}-{shape}-{os.getpid():x}{uuid4().hex[:6]}.parquet"
+
+
+def find_producers(folders: Iterable[Path], damaged: dict[str, str]) -> list[Producer]:
+    """Everyone who annotated these runs. One file of each shape is opened."""
+    schemas: dict[tuple[Path, str], pa.Schema | None] = {}
+    found: dict[str, list[tuple[pa.Schema, Path]]] = {}
+    for path in (path for folder in folders for path in sorted((folder / "annotations").glob("*/*.parquet"))):
+        if path.name.startswith(".") or path.name in damaged:
+            continue
+        key = (path.parent, path.name.split("-")[1] if path.name.count("-") >= 2 else path.name)
+        if schemas.get(key) is None:
+            schemas[key] = _schema(path, damaged)
+        shape = schemas[key]
+        if shape is not None:
+            name = (shape.metadata or {}).get(_PRODUCER, path.parent.name.encode()).decode("utf-8", "replace")
+            found.setdefault(name, []).append((shape, path))
+    return [_producer(name, files) for name, files in found.items()]
+
+
+def _schema(path: Path, damaged: dict[str, str]) -> pa.Schema | None:
+    try:
+        schema = pq.read_schema(path)
+    except Exception as error:
+        damaged[path.name] = str(error).partition("\n")[0]
+        return None
+    if "id" not in schema.names:
+        damaged[path.name] = "an annotation file without a column id"
+        return None
+    return schema
+
+
+def fault(path: Path) -> str:
+    """What is wrong with a file of annotations; empty when nothing is."""
+    try:
+        pq.read_table(path)
+    except Exception as error:
+        return str(error).partition("\n")[0] or type(error).__name__
+    return ""
+
+
+def _producer(name: str, files: Sequence[tuple[pa.Schema, Path]]) -> Producer:
+    kinds: dict[str, set[str]] = {}
+    shapes: dict[tuple[str, ...], list[Path]] = {}
+    spelled: dict[str, str] = {}
+    for schema, path in files:
+        columns = tuple(column for column in schema.names if column != "id")
+        shapes.setdefault(columns, []).append(path)
+        for column in columns:
+            first = spelled.setdefault(column.casefold(), column)
+            kinds.setdefault(first, set()).add(_kind_of(schema.field(column).type))
+    return Producer(name, {column: _SQL.get(_common(kind), "VARCHAR") for column, kind in kinds.items()}, shapes)
+
+
+def _kind_of(kind: pa.DataType) -> str:
+    if pa.types.is_null(kind):
+        return ""
+    if pa.types.is_boolean(kind):
+        return "bool"
+    if pa.types.is_integer(kind):
+        return "int"
+    return "float" if pa.types.is_floating(kind) else "text"
+
+
+def select(producer: Producer, read: Callable[[Sequence[Path]], str]) -> str:
+    """SQL for the producer's annotations: `id` and the latest value of each column. `read` makes a table of files."""
+    pieces = []
+    for columns, files in producer.shapes.items():
+        present = {column.casefold(): column for column in columns}
+        made = [
+            f"{{'v': {name_of(present[column.casefold()])}::{kind}}}"
+            if column.casefold() in present
+            else f"null::struct(v {kind})"
+            for column, kind in producer.columns.items()
+        ]
+        named = [f"{value} as c{number}" for number, value in enumerate(made)]
+        at = "regexp_extract(filename, '[^/\\\\]*$')"
+        pieces.append(f"select id, ({at}, file_row_number) as at_, {', '.join(named)} from {read(files)}")
+    latest = [f"arg_max(c{n}, at_).v as {name_of(column)}" for n, column in enumerate(producer.columns)]
+    return f"select id, {', '.join(latest)} from ({' union all '.join(pieces)}) group by id"
+
+
+def struct(producer: Producer) -> str:
+    """SQL for one value that holds all of a producer's columns, so that `judge.score` reads as it is written."""
+    return "{" + ", ".join(f"{literal(column)}: {name_of(column)}" for column in producer.columns) + "}"

@@ -1,0 +1,187 @@
+"""Which rollouts, and in which order: the readers' keyword arguments as SQL."""
+
+# ruff: noqa: S608 - SQL is put together from quoted names and literals
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rollout_plugins.errors import RunError
+
+ORDER = ("split", "generation", "attempt", "index", "rank")
+_FLOATS = {"DOUBLE", "FLOAT"}
+_QUOTED = r"""('(?:[^']|'')*'|"(?:[^"]|"")*")"""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a run, or of a producer's annotations."""
+
+    name: str
+    kind: str
+    producer: str = ""
+
+    @property
+    def sql(self) -> str:
+        return f"{name_of(self.producer)}.{name_of(self.name)}" if self.producer else name_of(self.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filters:
+    """What `StoredRun.rollouts` takes."""
+
+    split: str | None = None
+    step: int | str | range | Collection[int] | None = None
+    group: int | None = None
+    rank: int | None = None
+    finish: str | None = None
+    tool: str | None = None
+    has_error: bool | None = None
+    where: str | None = None
+    search: str | None = None
+    order: str | Sequence[str] | None = None
+    limit: int | None = None
+    superseded: bool = False
+    id: str | None = None
+    prompt: str | None = None
+    """Text of one of the prompt's messages."""
+
+    @property
+    def texts(self) -> str:
+        """What the caller wrote in SQL, to see which columns it may mention."""
+        order = self.order if isinstance(self.order, str) else " ".join(self.order or ())
+        return f"{self.where or ''} {order}"
+
+
+def literal(value: Any) -> str:
+    """A value as SQL."""
+    if isinstance(value, str):
+        text = value.encode("utf-8", "replace").decode()
+        pieces = ["'" + piece.replace("'", "''") + "'" for piece in text.split("\0")]
+        return "(" + " || chr(0) || ".join(pieces) + ")" if len(pieces) > 1 else pieces[0]
+    return str(value)
+
+
+def name_of(column: str) -> str:
+    """A column, table or field name as SQL."""
+    return '"' + column.replace('"', '""') + '"'
+
+
+def condition(filters: Filters, table: str) -> str:
+    """The SQL condition of everything but `where`; `table` is where nested columns are looked into."""
+    simple = [
+        f"{name_of(name)} = {literal(value)}"
+        for name in ("split", "group", "rank", "finish", "id")
+        if (value := getattr(filters, name)) is not None
+    ]
+    if filters.step is not None:
+        simple.append(_steps(filters.step, filters.split, table))
+    joined = " and ".join(simple) or "true"
+    found = [_nested(part, table, joined) for part in _inside(filters)]
+    if filters.has_error is not None:
+        wrong = "(error is not null or finish = 'error' or coalesce(failed_calls, 0) > 0)"
+        found.append(wrong if filters.has_error else f"not {wrong}")
+    return " and ".join([joined, *found])
+
+
+def _inside(filters: Filters) -> list[list[tuple[str, str]]]:
+    """Conditions on elements of nested columns: alternatives of (column, condition on its element `x`)."""
+    out = []
+    if filters.tool is not None:
+        out.append([("tool_calls", f"x.name = {literal(filters.tool)}")])
+    if filters.prompt is not None:
+        out.append([("prompt", f"x.content = {literal(filters.prompt)}")])
+    if filters.search:
+        text = filters.search.lower()
+        plain, quoted = literal(text), literal(json.dumps(text, ensure_ascii=False)[1:-1])
+        said = f"contains(lower(x.content), {plain}) or contains(lower(x.reasoning), {plain})"
+        called = f"contains(lower(x.arguments), {quoted}) or contains(lower(x.name), {plain})"
+        out.append([("prompt", said), ("completion", said), ("tool_calls", called)])
+    return out
+
+
+def _nested(alternatives: list[tuple[str, str]], table: str, simple: str) -> str:
+    found = " union all ".join(
+        f"select id from (select id, unnest({column}) as x from {table} where {simple}) where {element}"
+        for column, element in alternatives
+    )
+    return f"id in ({found})"
+
+
+def _steps(step: Any, split: str | None, table: str) -> str:
+    if isinstance(step, str) and step.strip().lower() == "last":
+        preferred = literal(split or "train")
+        return f"step = (select coalesce(max(step) filter (where split = {preferred}), max(step)) from {table}" + (
+            f" where split = {preferred})" if split else ")"
+        )
+    if isinstance(step, str):
+        return _written_steps(step)
+    if isinstance(step, range):
+        if step.step == 1:
+            return f"(step >= {step.start} and step < {step.stop})"
+        step = list(step)
+    if isinstance(step, Collection):
+        numbers = [_whole(number) for number in step]
+        return f"step in ({', '.join(map(str, numbers))})" if numbers else "false"
+    return f"step = {_whole(step)}"
+
+
+def _written_steps(text: str) -> str:
+    """`12`, `10-20`, `10-`, `-20`, and several of these with commas."""
+    found = []
+    for piece in text.split(","):
+        match = re.fullmatch(r"\s*(\d*)\s*(-|\.\.|:)?\s*(\d*)\s*", piece)
+        if match is None or not (match[1] or match[3]):
+            raise RunError(
+                f"step={text!r} is no step; give a number, 'last', a range such as '10-20', or a Python range"
+            )
+        low, dash, high = match.groups()
+        bounds = [f"step >= {low}"] * bool(low) + [f"step <= {high}"] * bool(high)
+        found.append(" and ".join(bounds) if dash else f"step = {low}")
+    return f"({' or '.join(found)})"
+
+
+def _whole(value: Any) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        raise RunError(
+            f"step={value!r} is no step; give a number, 'last', a range such as '10-20', or a Python range"
+        ) from None
+
+
+def order_by(order: str | Sequence[str] | None, columns: Mapping[str, Column]) -> str:
+    """`-reward`, `step,-reward`, several names, or SQL. Missing values and NaN come last in either direction."""
+    text = order if isinstance(order, str) else ",".join(order or ())
+    pieces = [piece.strip() for piece in text.split(",") if piece.strip()]
+    unknown = [name for piece in pieces if (name := piece.removeprefix("-").strip()) not in columns]
+    made = [
+        _ordered(columns[piece.removeprefix("-").strip()], down=piece[0] == "-") for piece in pieces if not unknown
+    ]
+    if unknown and all(re.fullmatch(r"-?[\w./-]+", piece) for piece in pieces):
+        raise RunError(no_column(unknown[0], columns))
+    return ", ".join([rewritten(text, columns)] if unknown else [*made, *map(name_of, ORDER)])
+
+
+def _ordered(column: Column, *, down: bool) -> str:
+    direction = f"{column.sql} {'desc' if down else 'asc'} nulls last"
+    return f"coalesce(isnan({column.sql}), false), {direction}" if column.kind in _FLOATS else direction
+
+
+def rewritten(text: str, columns: Collection[str]) -> str:
+    """The caller's SQL with the columns that SQL can't read bare put in quotes: `group`, `reward/<name>`."""
+    rewards = sorted((name for name in columns if name.startswith("reward/")), key=len, reverse=True)
+    bare = "|".join([*(rf"(?<![\w/]){re.escape(name)}(?![\w/])" for name in rewards), r"\bgroup\b(?!\s+by\b)"])
+
+    def quote(match: re.Match[str]) -> str:
+        return match[0] if match[1] else name_of(match[0])
+
+    return re.sub(f"{_QUOTED}|{bare}", quote, text)
+
+
+def no_column(name: str, columns: Collection[str]) -> str:
+    """One sentence that names what there is."""
+    return f"there is no column {name!r}; the columns are {', '.join(columns)}"

@@ -1,0 +1,83 @@
+"""A run in numbers: one row for each split and step."""
+
+# ruff: noqa: S608 - SQL is put together from quoted names and literals
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from rollout_plugins.store.filters import name_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from rollout_plugins.store.read import StoredRun
+
+_REAL = "reward is not null and not isnan(reward)"
+_COLUMNS = (
+    ("rollouts", "count(*)"),
+    ("scored", f"count(*) filter (where {_REAL})"),
+    ("reward", f"avg(reward) filter (where {_REAL})"),
+    ("reward_min", f"min(reward) filter (where {_REAL})"),
+    ("reward_max", f"max(reward) filter (where {_REAL})"),
+    ("reward_std", f"stddev_pop(reward) filter (where {_REAL} and isfinite(reward))"),
+    ("completion_tokens", "avg(completion_tokens)"),
+    ("completion_tokens_max", "max(completion_tokens)"),
+    ("truncated", "count(*) filter (where finish = 'length')"),
+    ("errors", "count(*) filter (where error is not null or finish = 'error')"),
+    ("turns", "avg(turns)"),
+    ("tool_calls", "coalesce(sum(calls), 0)::bigint"),
+    ("tool_errors", "coalesce(sum(failed_calls), 0)::bigint"),
+)
+_GROUPS = f"""
+select split, step, avg(spread) as group_std, count(*) as groups, count(*) filter (where spread = 0) as flat_groups
+from (
+  select split, step, stddev_pop(reward) as spread from current_rollouts
+  where {_REAL} and isfinite(reward) group by split, step, attempt, generation, "group" having count(*) > 1
+) group by split, step"""
+
+
+def query(columns: Sequence[str]) -> tuple[list[str], str]:
+    """The names and the SQL of a run's numbers; `columns` are the run's, for those of each reward function."""
+    rewards = [name for name in columns if name.startswith("reward/")]
+    made = [
+        *_COLUMNS,
+        *((name, f"avg({name_of(name)}) filter (where not isnan({name_of(name)}))") for name in rewards),
+    ]
+    names = ["split", "step", *(name for name, _ in made), "group_std", "groups", "flat_groups"]
+    plain = ", ".join(f"{value} as {name_of(name)}" for name, value in made)
+    return names, (
+        f"select s.*, g.group_std, coalesce(g.groups, 0), coalesce(g.flat_groups, 0) "
+        f"from (select split, step, {plain} from current_rollouts group by split, step) s "
+        f"left join ({_GROUPS}) g on g.split = s.split and g.step is not distinct from s.step "
+        "order by s.split = 'eval', s.split, s.step"
+    )
+
+
+def html(run: StoredRun) -> str:
+    """What a notebook shows of a run."""
+    info, rows = run.info, run.stats()
+    train = [row for row in rows if row["split"] == "train"] or rows
+    facts: dict[str, Any] = {
+        "run": info.id,
+        "trainer": info.trainer,
+        "model": info.model,
+        "rollouts": f"{sum(row['rollouts'] for row in rows):,}",
+        "steps": f"{train[0]['step']} to {train[-1]['step']}" if train else "none yet",
+        "reward": _change(train),
+        "annotated by": ", ".join(run.annotations),
+        "dropped": ", ".join(f"{count:,} {reason}" for reason, count in run.drops.items()),
+        "damaged": ", ".join(run.damaged),
+        "folder": str(run.dir),
+    }
+    cells = "".join(
+        f"<tr style='text-align:left'><th>{escape(name)}</th><td>{escape(str(value))}</td></tr>"
+        for name, value in facts.items()
+        if value
+    )
+    return f"<table>{cells}</table>"
+
+
+def _change(rows: Sequence[Mapping[str, Any]]) -> str:
+    known = [row["reward"] for row in rows if row["reward"] is not None]
+    return f"{known[0]:.3g} → {known[-1]:.3g}" if known else ""
