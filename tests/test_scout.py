@@ -89,6 +89,11 @@ def test_a_rollout_reads_back_as_a_transcript(tmp_path):
     assert (rejected["reward"], rejected["message_count"]) == (None, 1)
 
 
+def test_the_viewer_trusts_what_a_model_wrote_only_when_told_to(tmp_path):
+    send(ScoutSink(tmp_path / "trusted", trust_content=True), run_in(tmp_path))
+    assert {row["trust_content"] for row in rows_in(tmp_path / "trusted")} == {True}
+
+
 def test_tool_calls_are_flat_and_results_carry_their_errors(tmp_path):
     send(ScoutSink(), run_in(tmp_path))
     first, failing, *_ = (check_messages(row["messages"]) for row in rows_in(tmp_path / "scout"))

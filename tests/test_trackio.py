@@ -213,6 +213,7 @@ def test_what_arrives_after_the_trainer_finished_its_run_is_still_kept(tmp_path,
 
     in_a_training(project, training)
     assert len(SQLiteStorage.get_traces(project, "theirs")) == 8
+    assert SQLiteStorage.get_run_config(project, "theirs")["lr"] == 0.1
 
 
 def test_a_sink_with_a_name_of_its_own_leaves_the_trainers_run_alone(tmp_path, project):

@@ -68,7 +68,7 @@ class JsonlSink:
             self._number += 1
 
     @hookimpl
-    def on_run_end(self, run: Run) -> None:  # noqa: ARG002 - called by hand as well as through the hook
+    def on_run_end(self, run: Run) -> None:
         self._close()
 
     def _place(self) -> Path:

@@ -51,12 +51,21 @@ class ScoutSink:
     ScoutSink()                          # <run folder>/scout
     ScoutSink("/data/transcripts")       # another folder; it must hold nothing but transcripts
     ScoutSink(image_side=1024)           # larger images inside the transcripts
+    ScoutSink(trust_content=True)        # its viewer shows images, and renders what the model wrote
     """
 
-    def __init__(self, path: str | Path | None = None, *, image_side: int = 512, scope: Scope = "global") -> None:
+    def __init__(
+        self,
+        path: str | Path | None = None,
+        *,
+        image_side: int = 512,
+        trust_content: bool = False,
+        scope: Scope = "global",
+    ) -> None:
         if path is not None and not isinstance(path, (str, Path)):
             raise SetupError(f"path={path!r}: use a folder that holds nothing but transcripts")
         self.scope = checked_scope(scope)
+        self._trusted = bool(trust_content)
         self._side = checked_count("image_side", image_side)
         self._path = path
         self._run = Run(id="rollouts")
@@ -83,7 +92,7 @@ class ScoutSink:
         self._parts.add(pa.Table.from_pylist(shaped(traces, step, self._row), schema=_schema()))
 
     @hookimpl
-    def on_run_end(self, run: Run) -> None:  # noqa: ARG002 - called by hand as well as through the hook
+    def on_run_end(self, run: Run) -> None:
         parts, self._parts = self._parts, None
         if parts is not None:
             parts.merge()
@@ -116,7 +125,7 @@ class ScoutSink:
             "total_tokens": sum(filter(None, counts)) if any(counts) else None,
             "limit": finish if finish in {"length", "tool_limit"} else None,
             "success": None,
-            "trust_content": False,
+            "trust_content": self._trusted,
             "rewards": json_text(_named(facts, "reward/")),
             "columns": json_text(_named(facts, "columns/")),
             "extra": json_text(_named(facts, "extra/")),

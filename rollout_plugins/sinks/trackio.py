@@ -82,7 +82,7 @@ class TrackioSink:
         sender.log({key: shaped(traces, step, self._trace)}, step=step.step)
 
     @hookimpl
-    def on_run_end(self, run: Run) -> None:  # noqa: ARG002 - called by hand as well as through the hook
+    def on_run_end(self, run: Run) -> None:
         sender, self._sender = self._sender, None
         self._images = Recent(4096)
         if sender is not None and sender is not self._opened_for:

@@ -104,7 +104,7 @@ class WandbSink:
             self._weave.send(kept, sender)
 
     @hookimpl
-    def on_run_end(self, run: Run) -> None:  # noqa: ARG002 - called by hand as well as through the hook
+    def on_run_end(self, run: Run) -> None:
         sender, self._sender = self._sender, None
         self._tables.clear()
         if self._weave is not None:
