@@ -13,7 +13,7 @@ from rollout_hookspecs import Image, Rollout, Run, Step, ToolCall, hookimpl
 from rollout_plugins.hashing import is_array, is_pil, is_tensor
 from rollout_plugins.plugins.options import check, one_of, whole
 from rollout_plugins.plugins.pixels import kept
-from rollout_plugins.plugins.rewrite import Place, Rewriter, lost
+from rollout_plugins.plugins.rewrite import ATOMS, Place, Rewriter, lost
 from rollout_plugins.store.media import MediaStore, Unreadable
 
 MODES = ("keep", "thumbnail", "strip")
@@ -21,7 +21,7 @@ FORMATS = ("webp", "jpeg")
 
 _TYPES = frozenset({"image", "image_url", "input_image"})
 _PAYLOADS = frozenset({"image", "image_url", "url", "path", "base64", "data", "bytes", "source"})
-_MOST_VALUES = 500_000
+_MOST_VALUES = 200_000
 _NAMES = frozenset({"image", "images"})
 _BY_MODEL = frozenset({"tool_calls", "arguments"})
 
@@ -97,19 +97,26 @@ class Images:
     def on_rollout(self, rollout: Rollout) -> Rollout | None:
         work = _Extraction(self._media)
         columns = work.field(rollout.columns, "columns")
-        beside = _images_in(columns)
+        beside = _images_in(columns) if work.found else []
         prompt = work.field(_filled(rollout.prompt, beside), "prompt")
         completion = work.field(rollout.completion, "completion")
         tool_calls = tuple(work.tool_call(call, i) for i, call in enumerate(rollout.tool_calls))
         extra = work.field(rollout.extra, "extra")
         self._unreadable[rollout.split] += work.unreadable
+        if not work.found and not work.unreadable:
+            return None
         shown = (*_images_in(prompt), *_images_in(completion))
         known = {image.hash for image in shown}
         images = (*shown, *(image for image in (*beside, *_images_in(extra)) if image.hash not in known))
-        new = {"prompt": prompt, "completion": completion, "columns": columns, "extra": extra}
-        if not images and all(value is getattr(rollout, name) for name, value in new.items()):
-            return None
-        return replace(rollout, **new, tool_calls=tool_calls, images=images)
+        return replace(
+            rollout,
+            prompt=prompt,
+            completion=completion,
+            tool_calls=tool_calls,
+            columns=columns,
+            extra=extra,
+            images=images,
+        )
 
     @hookimpl
     def rollout_metrics(self, rollouts: Sequence[Rollout], step: Step) -> Mapping[str, float] | None:
@@ -131,6 +138,7 @@ class _Extraction:
     """Takes the images out of one rollout."""
 
     def __init__(self, media: MediaStore) -> None:
+        self.found = 0
         self.unreadable = 0
         self._media = media
         self._rewrite = Rewriter(self._change, _slot_inside)
@@ -150,7 +158,7 @@ class _Extraction:
         return replace(call, arguments=arguments, result=result)
 
     def _change(self, value: Any, slot: Slot, place: Place) -> Any:
-        if isinstance(value, str) and slot not in {Slot.NAMED, Slot.IMAGE}:
+        if type(value) in ATOMS or (isinstance(value, str) and slot not in {Slot.NAMED, Slot.IMAGE}):
             return value
         if not is_pil(value):
             return self._image(value, slot, place)
@@ -168,7 +176,10 @@ class _Extraction:
                 return value  # it only looked like one
             self.unreadable += 1
             return lost(value, place, str(error) if isinstance(error, Unreadable) else f"not decodable: {error!r}")
-        return value if record is None else record
+        if record is None:
+            return value
+        self.found += 1
+        return record
 
 
 def _slot_inside(container: Any, key: Any, slot: Slot) -> Slot:
@@ -185,8 +196,8 @@ def _slot_inside(container: Any, key: Any, slot: Slot) -> Slot:
 
 
 def _is_image_block(value: Any) -> bool:
-    kind = value.get("type") if isinstance(value, Mapping) else None
-    return isinstance(kind, str) and kind in _TYPES
+    kind = value.get("type") if issubclass(type(value), Mapping) else None
+    return type(kind) is str and kind in _TYPES
 
 
 def _images_in(value: Any) -> list[Image]:
@@ -197,11 +208,12 @@ def _images_in(value: Any) -> list[Image]:
         if not waiting:
             break
         value = waiting.pop()
-        if isinstance(value, Image):
+        kind = type(value)  # isinstance asks the value, which may object
+        if kind is Image:
             found.append(value)
-        elif isinstance(value, dict):
+        elif issubclass(kind, dict):
             waiting += reversed(value.values())
-        elif isinstance(value, (list, tuple)):
+        elif issubclass(kind, (list, tuple)):
             waiting += reversed(value)
     return found
 
@@ -224,8 +236,8 @@ def _filled(prompt: tuple[Any, ...], images: Sequence[Image]) -> tuple[Any, ...]
 
 
 def _blocks(message: Any) -> Sequence[Any]:
-    content = message.get("content") if isinstance(message, Mapping) else None
-    return content if isinstance(content, (list, tuple)) else ()
+    content: Any = message.get("content") if issubclass(type(message), Mapping) else None
+    return content if issubclass(type(content), (list, tuple)) else ()
 
 
 def _is_bare(block: Any) -> bool:

@@ -6,11 +6,11 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise
+from typing import Any
 
 from rollout_hookspecs import Rollout, Run, Step, ToolCall, hookimpl
 
 from rollout_plugins.hashing import content_hash
-from rollout_plugins.messages import calls_of, completion_text, role_of
 from rollout_plugins.plugins.alerts import Alerts
 from rollout_plugins.plugins.numbers import correlation, mean, number, numbers, quantile, spread
 from rollout_plugins.plugins.options import check, share, whole
@@ -77,7 +77,7 @@ class Metrics:
     def rollout_metrics(self, rollouts: Sequence[Rollout], step: Step) -> Mapping[str, float]:
         if not rollouts:
             return {}
-        texts = [completion_text(rollout) for rollout in rollouts]
+        texts = [_written(rollout) for rollout in rollouts]
         calls = [call for rollout in rollouts for call in rollout.tool_calls]
         figures: dict[str, float | None] = {
             **_shares(rollouts, texts),
@@ -105,24 +105,43 @@ class Metrics:
         return found
 
     def _is_tool(self, call: ToolCall) -> bool:
-        if call.status == "unknown" or not isinstance(call.name, str):
+        if call.status == "unknown" or type(call.name) is not str:
             return False
         return call.name in self._tools if self._tools else _TOOL_NAME.match(call.name) is not None
 
 
 def _shares(rollouts: Sequence[Rollout], texts: Sequence[str]) -> dict[str, float | None]:
     count = len(rollouts)
-    empty = sum(not text.strip() and not _asked(rollout) for rollout, text in zip(rollouts, texts, strict=True))
+    empty = sum(not text.strip() and not _acted(rollout) for rollout, text in zip(rollouts, texts, strict=True))
     return {
         "truncated": sum(rollout.finish == "length" for rollout in rollouts) / count,
         "empty": empty / count,
         "duplicated": 1 - len({content_hash(rollout.completion) for rollout in rollouts}) / count,
-        "turns": mean([sum(role_of(message) == "assistant" for message in r.completion) for r in rollouts]),
+        "turns": mean([float(len(_turns(rollout))) for rollout in rollouts]),
     }
 
 
-def _asked(rollout: Rollout) -> bool:
-    return bool(rollout.tool_calls) or any(calls_of(message) for message in rollout.completion)
+def _turns(rollout: Rollout) -> list[Mapping[str, Any]]:
+    """The model's own messages."""
+    messages = [message for message in rollout.completion if issubclass(type(message), dict)]
+    return [message for message in messages if type(message.get("role")) is str and message["role"] == "assistant"]
+
+
+def _written(rollout: Rollout) -> str:
+    """Text the model wrote. Other content is not spelled out: that would cost more than it tells."""
+    return "\n".join(text for message in _turns(rollout) for text in _texts(message.get("content")))
+
+
+def _texts(content: Any) -> list[str]:
+    blocks = content if issubclass(type(content), (list, tuple)) else [content]
+    texts = [block.get("text") if issubclass(type(block), dict) else block for block in blocks]
+    return [text for text in texts if type(text) is str]
+
+
+def _acted(rollout: Rollout) -> bool:
+    """Whether there is anything besides text: a call, an image."""
+    contents: list[Any] = [message.get("content") for message in _turns(rollout)]
+    return bool(rollout.tool_calls) or any(len(c) > len(_texts(c)) for c in contents if type(c) in {list, tuple})
 
 
 def _groups(rollouts: Sequence[Rollout]) -> dict[str, float | None]:

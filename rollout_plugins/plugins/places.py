@@ -12,7 +12,7 @@ from rollout_hookspecs import Image, Placeholder, ToolCall
 
 from rollout_plugins.hashing import is_array, is_pil, is_tensor
 from rollout_plugins.plugins.pixels import looks_encoded
-from rollout_plugins.plugins.rewrite import Place, Rewriter, lost
+from rollout_plugins.plugins.rewrite import ATOMS, Place, Rewriter, lost
 
 ROOTS = ("prompt", "completion", "tool_calls", "columns", "extra", "error", "rendered")
 _WHOLE_ROOTS = frozenset({"error", "rendered"})
@@ -156,7 +156,7 @@ class _Visitor:
             return self._record(value)
         if isinstance(value, (set, frozenset)):
             return self._set(value, place)
-        if value is None or isinstance(value, (int, float, list, tuple, Mapping)):
+        if type(value) in ATOMS or isinstance(value, (int, float, list, tuple, Mapping)):
             return value
         return self._object(value, place)
 

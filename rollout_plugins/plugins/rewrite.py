@@ -10,7 +10,7 @@ from rollout_hookspecs import Placeholder
 from rollout_plugins.store.codec import placeholder_for
 
 MAX_DEPTH = 240
-_ATOMS = frozenset({int, float, bool, type(None)})
+ATOMS = frozenset({int, float, bool, type(None)})
 
 
 class Place(NamedTuple):
@@ -50,8 +50,6 @@ class Rewriter:
 
     def __call__(self, value: Any, context: Hashable, place: Place, depth: int = 0) -> Any:
         """The value with everything inside it replaced; a `Placeholder` where that was not possible."""
-        if type(value) in _ATOMS:
-            return value
         try:
             changed = self._change(value, context, place)
             if changed is not value or not isinstance(value, (dict, list, tuple, Mapping)):

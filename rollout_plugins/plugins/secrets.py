@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 _OPEN, _CLOSE = "\uf8f0", "\uf8f1"
 _IN_THE_WAY = re.compile(f"[{_OPEN}{_CLOSE}\ud800-\udfff]")
+_REPLACED = re.compile(r"\[REDACTED:[^\]\[]*\]")
 _MARKS = re.compile(f"([{_OPEN}{_CLOSE}])")
 
 # A token starts the text, follows what cannot be part of it, or an escape inside JSON text ("…\nsk-…").
@@ -144,7 +145,7 @@ class Scanner:
         done = 0
         for start, end in spans:
             secret = text[start:end]
-            if secret and (rule.accepts is None or rule.accepts(secret)):
+            if secret and not _REPLACED.fullmatch(secret) and (rule.accepts is None or rule.accepts(secret)):
                 parts += [text[done:start], self._replacement(rule.name, secret)]
                 done = end
                 counts[rule.name] += 1

@@ -27,7 +27,7 @@ _KEPT_AS_THEY_ARE = {"PNG": "png", "JPEG": "jpg", "MPO": "jpg", "WEBP": "webp", 
 _SUFFIXES = ("png", "jpg", "webp", "gif", "bmp", "tiff")
 _PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
 _NEAREST = {"La": "LA", "RGBa": "RGBA", "PA": "RGBA"}
-_TIFF_MODES = frozenset({"I", "F", "CMYK", "LAB", "YCbCr", "I;16B"})
+_TIFF_MODES = frozenset({"I", "F", "CMYK", "LAB", "I;16B"})
 
 
 class Unreadable(Exception):  # noqa: N818 - says what the image is
@@ -148,7 +148,7 @@ class MediaStore:
 
     def _save(self, name: str, content: bytes) -> None:
         target = self.dir / name
-        if not target.exists():  # another rank may have been first
+        if not _has_content(target):  # another rank may have been first
             self.dir.mkdir(parents=True, exist_ok=True)
             temporary = self.dir / f".{uuid4().hex}.tmp"
             try:
@@ -159,6 +159,10 @@ class MediaStore:
                 raise
             self.bytes += len(content)
         self._files[name] = len(content)
+
+
+def _has_content(path: Path) -> bool:
+    return path.exists() and path.stat().st_size > 0
 
 
 def _files_in(folder: Path) -> dict[str, int]:
