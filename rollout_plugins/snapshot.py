@@ -1,15 +1,17 @@
 """Copy what a trainer holds, fast enough for the training thread: containers are copied, leaves are shared.
 
-The copy is a tree of bounded size: what is nested too deep or too wide stays a reference, which the store later
-turns into a marked placeholder. So a cycle costs a moment, never the run.
+The copy is a tree of bounded size: what is nested too deep, or more than anybody wrote by hand or model, becomes a
+marked `Placeholder`. So a cycle, or lists that share each other a million times over, cost a moment, never the run.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from rollout_hookspecs import Placeholder
+
 MAX_DEPTH = 200
-MAX_CONTAINERS = 100_000
+MAX_ITEMS = 4_000_000
 _ATOMS = frozenset({int, float, bool, type(None)})
 
 
@@ -24,8 +26,11 @@ class Snapshot:
 
     def copy(self, value: Any) -> Any:
         """A copy that later changes to `value` do not show in."""
-        self._left = MAX_CONTAINERS
-        return self._copy(value, 0)
+        self._left = MAX_ITEMS
+        try:
+            return self._copy(value, 0)
+        except RecursionError:  # the trainer's own stack was deep already
+            return self._cut(value, MAX_DEPTH + 1)
 
     def _copy(self, value: Any, depth: int) -> Any:
         kind = type(value)
@@ -33,8 +38,6 @@ class Snapshot:
             return self._dict(value, depth)
         if kind is list:
             return self._list(value, depth)
-        if kind is tuple:
-            return tuple(self._list(value, depth))
         if kind is str:
             self.bytes += len(value)
             return value
@@ -42,28 +45,35 @@ class Snapshot:
             return value
         return self._other(value, depth)
 
-    def _dict(self, value: dict[Any, Any], depth: int) -> dict[Any, Any]:
-        self._left -= 1
+    def _dict(self, value: dict[Any, Any], depth: int) -> Any:
+        self._left -= 1 + len(value)
         if depth > MAX_DEPTH or self._left < 0:
-            return value
+            return self._cut(value, depth)
         copied = value.copy()
         size = 64
+        deeper = depth + 1
         for key, item in value.items():
             kind = type(item)
             if kind is str:
                 size += len(item)
+            elif kind is dict:
+                copied[key] = self._dict(item, deeper)
             elif kind not in _ATOMS:
-                copied[key] = self._copy(item, depth + 1)
+                copied[key] = self._copy(item, deeper)
         self.bytes += size
         return copied
 
-    def _list(self, value: Any, depth: int) -> list[Any]:
-        self._left -= 1
+    def _list(self, value: Any, depth: int) -> Any:
+        self._left -= 1 + len(value)
         if depth > MAX_DEPTH or self._left < 0:
-            return value  # type: ignore[no-any-return]
+            return self._cut(value, depth)
         self.bytes += 64 + 8 * len(value)
         deeper = depth + 1
         return [item if type(item) in _ATOMS else self._copy(item, deeper) for item in value]
+
+    def _cut(self, value: Any, depth: int) -> Placeholder:
+        why = "nested too deep" if depth > MAX_DEPTH else "too many items"
+        return Placeholder(type=type(value).__name__, where="", why=why, preview=f"{len(value)} items")
 
     def _other(self, value: Any, depth: int) -> Any:
         """Subclasses of containers become plain ones; everything else is shared as it is."""
@@ -72,8 +82,11 @@ class Snapshot:
                 return self._dict(dict(value), depth)
             if isinstance(value, list):
                 return self._list(list(value), depth)
+            if type(value) is tuple:
+                copied = self._list(value, depth)
+                return tuple(copied) if type(copied) is list else copied
             self.bytes += _leaf_bytes(value)
-        except Exception:  # an object that objects even to being looked at is kept by reference
+        except (Exception, SystemExit):  # an object that objects even to being looked at is kept by reference
             self.bytes += 64
         return value
 

@@ -1,39 +1,48 @@
 """JSON text that loses nothing.
 
 Ordinary values are ordinary JSON. What JSON cannot say is an object with one key that starts with `$`:
-`$float` (NaN, infinities), `$int` (beyond 64 bits), `$str` (lone surrogates), `$bytes`, `$tuple`, `$dict` (other
-keys than strings), `$image` and, for what could not be kept at all, `$lost`. `decode(encode(x)) == x`, types included.
+`$float` (NaN, infinities), `$int` (beyond 64 bits), `$str` (lone surrogates), `$bytes`, `$tuple`, `$dict` (keys that
+are no strings, or that could be taken for one of these), `$datetime`, `$date`, `$time`, `$timedelta`, `$decimal`,
+`$image` and, for what could not be kept at all, `$lost`. `decode(encode(x)) == x` with types; a subclass comes back as
+the type it extends.
 """
 
 from __future__ import annotations
 
 import base64
-import json
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import fields
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from typing import Any
 
 import orjson
 from rollout_hookspecs import Image, Placeholder
 
-MAX_DEPTH = 240
-MAX_CONTAINERS = 200_000
+MAX_DEPTH = 200
+MAX_ITEMS = 4_000_000
 _MIN_INT, _MAX_INT = -(2**63), 2**64
+_EXACT = frozenset({str, int, bool, type(None)})
+_TROUBLE = (Exception, SystemExit)
 
 
 def encode(value: Any, lost: list[Placeholder] | None = None) -> str:
     """Any value as JSON text. What can't be kept becomes a `Placeholder`, also appended to `lost`. Never raises."""
-    if _plain(value, 0, [MAX_CONTAINERS]):
-        try:
-            return orjson.dumps(value).decode()
-        except (TypeError, ValueError, RecursionError):
-            pass  # a lone surrogate or an integer beyond 64 bits, somewhere inside
+    try:
+        if _is_plain(value):
+            text = orjson.dumps(value)
+            if b'"$' not in text or not _TAG.search(text):
+                return text.decode()
+    except _TROUBLE:
+        pass  # a lone surrogate, an integer beyond 64 bits, a key that is no string, or too deep: the careful way
     tagger = _Tagger()
-    tagged = tagger.tag(value, "", 0)
+    text = orjson.dumps(tagger.tag(value, "", 0))
     if lost is not None:
         lost += tagger.lost
-    return orjson.dumps(tagged).decode()
+    return text.decode()
 
 
 def tagged(value: Any) -> Any:
@@ -43,9 +52,9 @@ def tagged(value: Any) -> Any:
 
 def decode(text: str | bytes) -> Any:
     """The value that `encode` was given."""
-    value = orjson.loads(text)
-    mark = '"$' if isinstance(text, str) else b'"$'
-    return untagged(value) if mark in text else value  # type: ignore[operator]
+    data = text.encode() if isinstance(text, str) else text
+    value = orjson.loads(data)
+    return untagged(value) if b'"$' in data and _TAG.search(data) else value
 
 
 def clean(text: str) -> bool:
@@ -59,24 +68,28 @@ def clean(text: str) -> bool:
     return True
 
 
-def _plain(value: Any, depth: int, left: list[int]) -> bool:
-    """Whether orjson writes the value exactly. Integers and surrogates aside: there orjson itself objects."""
-    kind = type(value)
-    if kind is str or kind is int or kind is bool or value is None:
-        return True
-    if kind is float:
-        return math.isfinite(value)
-    if kind is dict:
-        left[0] -= 1
-        return (
-            depth < MAX_DEPTH
-            and left[0] > 0
-            and all(type(k) is str and k[:1] != "$" and _plain(v, depth + 1, left) for k, v in value.items())
-        )
-    if kind is list:
-        left[0] -= 1
-        return depth < MAX_DEPTH and left[0] > 0 and all(_plain(v, depth + 1, left) for v in value)
-    return False
+def _is_plain(value: Any) -> bool:
+    """Whether orjson writes the value exactly, or objects to it itself (it does to odd keys, integers and text)."""
+    left = MAX_ITEMS
+    unread: list[Any] = [(value,)]
+    while unread:
+        items = unread.pop()
+        if _EXACT.issuperset(map(type, items)):
+            continue
+        for item in items:
+            kind = type(item)
+            if kind is dict:
+                unread.append(item.values())
+            elif kind is list:
+                unread.append(item)
+            elif kind in _EXACT or (kind is float and math.isfinite(item)):
+                continue
+            else:
+                return False
+            left -= 1 + len(item)
+            if left < 0:
+                return False
+    return True
 
 
 class _Tagger:
@@ -84,65 +97,101 @@ class _Tagger:
 
     def __init__(self) -> None:
         self.lost: list[Placeholder] = []
-        self.left = MAX_CONTAINERS
+        self._left = MAX_ITEMS
+        self._open: set[int] = set()
 
     def tag(self, value: Any, where: str, depth: int) -> Any:
         try:
             return self._tag(value, where, depth)
-        except Exception as error:
+        except _TROUBLE as error:
             return self._lose(value, where, f"raised {type(error).__name__}")
 
-    def _tag(self, value: Any, where: str, depth: int) -> Any:  # noqa: C901, PLR0912 - one branch for each kind of value
+    def _tag(self, value: Any, where: str, depth: int) -> Any:
         if value is None or value is True or value is False:
             return value
         if isinstance(value, str):
             text = str.__str__(value)
-            return text if clean(text) else {"$str": json.dumps(text)}
+            return text if clean(text) else {"$str": text.encode("unicode_escape").decode()}
         if isinstance(value, int):
             number = int.__pos__(value)
             return number if _MIN_INT <= number < _MAX_INT else {"$int": hex(number)}
         if isinstance(value, float):
             real = float.__pos__(value)
             return real if math.isfinite(real) else {"$float": repr(real)}
+        if isinstance(value, (dict, list, tuple, Mapping)):
+            return self._container(value, where, depth)
         if isinstance(value, (bytes, bytearray)):
             return {"$bytes": base64.b64encode(value).decode()}
         if isinstance(value, Image):
-            return {"$image": {f.name: v for f in fields(Image) if (v := getattr(value, f.name)) is not None}}
+            kept = {f.name: v for f in fields(Image) if (v := getattr(value, f.name)) is not None}
+            return {"$image": {name: self.tag(v, f"{where}.{name}", depth + 2) for name, v in kept.items()}}
         if isinstance(value, Placeholder):
-            return {"$lost": {f.name: _safe(getattr(value, f.name)) for f in fields(Placeholder)}}
-        if isinstance(value, (dict, list, tuple, Mapping)):
-            self.left -= 1
-            if depth >= MAX_DEPTH - 4:
-                return self._lose(value, where, "nested too deep")
-            if self.left <= 0:
-                return self._lose(value, where, "too many containers")
-            return self._container(value, where, depth)
+            known = {f.name: _safe(getattr(value, f.name)) for f in fields(Placeholder)}
+            return self._note(Placeholder(**{**known, "where": known["where"] or _safe(where)}))
+        if type(value) in _SPOKEN:
+            key, write, _ = _SPOKEN[type(value)]
+            return {key: write(value)}
         scalar = _scalar(value)
-        if scalar is not None:
-            return self._tag(scalar, where, depth)
-        return self._lose(value, where, "no JSON form")
+        return self._lose(value, where, "no JSON form") if scalar is None else self._tag(scalar, where, depth)
 
     def _container(self, value: Any, where: str, depth: int) -> Any:
-        if isinstance(value, list):
-            return [self.tag(v, f"{where}[{i}]", depth + 1) for i, v in enumerate(list.__iter__(value))]
-        if isinstance(value, tuple):
-            return {"$tuple": [self.tag(v, f"{where}[{i}]", depth + 2) for i, v in enumerate(tuple.__iter__(value))]}
-        items = list(dict.items(value)) if isinstance(value, dict) else list(value.items())
-        if all(type(key) is str and key[:1] != "$" and clean(key) for key, _ in items):
-            return {key: self.tag(v, f"{where}.{key}", depth + 1) for key, v in items}
-        return {"$dict": [[self.tag(k, f"{where}{{key}}", depth + 3), self.tag(v, where, depth + 3)] for k, v in items]}
+        if id(value) in self._open:
+            return self._lose(value, where, "contains itself")
+        if depth >= MAX_DEPTH:
+            return self._lose(value, where, "nested too deep")
+        self._left -= 1 + len(value)
+        if self._left < 0:
+            return self._lose(value, where, "too many items")
+        self._open.add(id(value))
+        try:
+            if isinstance(value, list):
+                return self._items(list.__iter__(value), where, depth + 1)
+            if isinstance(value, tuple):
+                return {"$tuple": self._items(tuple.__iter__(value), where, depth + 2)}
+            return self._pairs(dict.items(value) if isinstance(value, dict) else value.items(), where, depth)
+        finally:
+            self._open.discard(id(value))
+
+    def _items(self, values: Any, where: str, depth: int) -> list[Any]:
+        out = []
+        for index, value in enumerate(values):
+            out.append(self.tag(value, f"{where}[{index}]", depth))  # a comprehension would be one frame more
+        return out
+
+    def _pairs(self, items: Any, where: str, depth: int) -> Any:
+        items = [(key, value) for key, value in items]  # what gives no pairs fails here, as a whole
+        if all(type(key) is str and clean(key) for key, _ in items) and not (
+            len(items) == 1 and items[0][0] in _UNTAG
+        ):
+            out = {}
+            for key, value in items:
+                out[key] = self.tag(value, f"{where}.{key}", depth + 1)
+            return out
+        pairs = []
+        for index, (key, value) in enumerate(items):
+            name = self.tag(key, f"{where}{{key {index}}}", depth + 3)
+            pairs.append([name, self.tag(value, f"{where}{{{index}}}", depth + 3)])
+        return {"$dict": pairs}
 
     def _lose(self, value: Any, where: str, why: str) -> dict[str, Any]:
-        placeholder = placeholder_for(value, where, why)
+        return self._note(placeholder_for(value, where, why))
+
+    def _note(self, placeholder: Placeholder) -> dict[str, Any]:
         self.lost.append(placeholder)
         return {"$lost": {f.name: getattr(placeholder, f.name) for f in fields(Placeholder)}}
 
 
 def placeholder_for(value: Any, where: str, why: str) -> Placeholder:
     """What stands in place of a value that can't be kept."""
+    return Placeholder(type=_type_name(value), where=_safe(where), why=_safe(why), preview=_preview(value))
+
+
+def _type_name(value: Any) -> str:
     kind = type(value)
-    name = _safe(f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins."))
-    return Placeholder(type=name, where=_safe(where), why=why, preview=_preview(value))
+    try:
+        return _safe(f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins."))
+    except _TROUBLE:  # a metaclass may object too
+        return "object"
 
 
 def _preview(value: Any) -> str:
@@ -151,10 +200,10 @@ def _preview(value: Any) -> str:
         shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
         if shape is not None and dtype is not None:
             return _safe(f"{dtype}{list(shape)}")
-        if isinstance(value, (list, tuple, Mapping)):
+        if isinstance(value, (list, tuple, Mapping, AbstractSet)):
             return f"{len(value)} items"
         return _safe(repr(value)[:200])
-    except Exception:
+    except _TROUBLE:
         return ""
 
 
@@ -186,13 +235,34 @@ def untagged(value: Any) -> Any:
     return {key: untagged(item) for key, item in value.items()}
 
 
-_UNTAG: dict[str, Any] = {
-    "$str": json.loads,
+def _untagged_dict(pairs: list[Any]) -> dict[Any, Any]:
+    out: dict[Any, Any] = {}
+    for key, value in pairs:
+        name = untagged(key)
+        try:
+            hash(name)
+        except TypeError:  # a subclass that could be hashed came back as the plain type that can't
+            name = placeholder_for(name, f"{{key {len(out)}}}", "no key without its class")
+        out[name] = untagged(value)
+    return out
+
+
+_SPOKEN: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
+    datetime: ("$datetime", datetime.isoformat, datetime.fromisoformat),
+    date: ("$date", date.isoformat, date.fromisoformat),
+    time: ("$time", time.isoformat, time.fromisoformat),
+    timedelta: ("$timedelta", lambda t: [t.days, t.seconds, t.microseconds], lambda parts: timedelta(*parts)),
+    Decimal: ("$decimal", str, Decimal),
+}
+_UNTAG: dict[str, Callable[[Any], Any]] = {
+    "$str": lambda text: text.encode().decode("unicode_escape"),
     "$int": lambda text: int(text, 16),
     "$float": float,
     "$bytes": base64.b64decode,
     "$tuple": lambda items: tuple(untagged(item) for item in items),
-    "$dict": lambda pairs: {untagged(key): untagged(item) for key, item in pairs},
-    "$image": lambda kept: Image(**kept),
+    "$dict": _untagged_dict,
+    "$image": lambda kept: Image(**untagged(kept)),
     "$lost": lambda kept: Placeholder(**kept),
+    **{key: read for key, _, read in _SPOKEN.values()},
 }
+_TAG = re.compile(b'"(?:%s)":' % b"|".join(re.escape(key.encode()) for key in _UNTAG))

@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from rollout_hookspecs import Placeholder, Rollout, Run
 
-from rollout_plugins.store.codec import placeholder_for, tagged
+from rollout_plugins.store.codec import tagged
 from rollout_plugins.store.schema import VERSION, schema, to_batch
 
 logger = logging.getLogger("rollout_plugins")
@@ -43,17 +44,17 @@ class RunWriter:
         self.run = run
         self.dir = Path(run.dir)
         self.lost: list[Placeholder] = []
+        self.bytes = 0
         self._schema = schema(run.reward_names)
         self._shards: dict[str, _Shard] = {}
         self._attempts = [a for a in _earlier(self.dir / run_file(run.rank)) if a.get("attempt") != run.attempt]
         self._started = time.time()
-        self.bytes = 0
 
     def write(self, split: str, rollouts: Sequence[Rollout]) -> None:
         """Append one generation. It is readable, and safe from this process's death, when this returns."""
         if not rollouts:
             return
-        batch = self._batch(rollouts)
+        batch = to_batch(rollouts, self._schema, self.lost)
         shard = self._shards.get(split)
         if shard is None or not shard.is_there():
             shard = self._new_shard(split)
@@ -61,26 +62,6 @@ class RunWriter:
         self.bytes += batch.nbytes
         if shard.bytes >= SEAL_BYTES:
             self._seal(split)
-
-    def _batch(self, rollouts: Sequence[Rollout]) -> pa.RecordBatch:
-        try:
-            return to_batch(rollouts, self._schema, self.lost)
-        except Exception:
-            logger.debug("a rollout could not be stored as it is", exc_info=True)
-            return to_batch([self._bearable(rollout) for rollout in rollouts], self._schema, self.lost)
-
-    def _bearable(self, rollout: Rollout) -> Rollout:
-        """The rollout, with placeholders for the fields that no column can take."""
-        for field in fields(Rollout):
-            try:
-                to_batch([replace(_BLANK, **{field.name: getattr(rollout, field.name)})], self._schema, [])
-            except Exception as error:
-                value = placeholder_for(getattr(rollout, field.name), field.name, f"raised {type(error).__name__}")
-                self.lost.append(value)
-                marks = {**_BLANK.marks, f"lost:{field.name}": str(value)}
-                rollout = replace(rollout, **{field.name: getattr(_BLANK, field.name)})
-                rollout = replace(rollout, marks={**(rollout.marks or {}), **marks})
-        return rollout
 
     def _new_shard(self, split: str) -> _Shard:
         """Start a journal; also when the directory vanished under us, so that recording goes on."""
@@ -92,16 +73,22 @@ class RunWriter:
         if not (self.dir / run_file(self.run.rank)).exists():
             self.write_run()
         stem = f"{self.run.attempt:03d}-{self.run.rank:05d}"
-        number = 1 + max((int(path.stem.rpartition("-")[2]) for path in folder.glob(f"{stem}-*.*")), default=-1)
-        shard = self._shards[split] = _Shard(folder / f"{stem}-{number:06d}.arrows", self._schema)
-        return shard
+        number = 1 + max((_number(path) for path in folder.glob(f"{stem}-*.*")), default=-1)
+        while True:
+            try:
+                shard = _Shard(folder / f"{stem}-{number:06d}.arrows", self._schema)
+            except FileExistsError:  # somebody else writes the same run, and was faster
+                number += 1
+            else:
+                self._shards[split] = shard
+                return shard
 
     def _seal(self, split: str) -> None:
         """Turn a journal into Parquet. When that fails the journal stays, and stays readable."""
         shard = self._shards.pop(split)
         shard.close()
         try:
-            seal(shard.path)
+            seal(shard.path, shard.rows)
         except Exception as error:
             logger.warning("%s stays a journal, which readers accept: %s", shard.path, error)
 
@@ -131,7 +118,9 @@ class RunWriter:
         self.write_run(counts, ended=True)
 
 
-_BLANK = Rollout(id="")
+def _number(path: Path) -> int:
+    digits = path.stem.rpartition("-")[2]
+    return int(digits) if digits.isascii() and digits.isdigit() else -1
 
 
 def _listed(value: Any) -> Any:
@@ -144,7 +133,9 @@ class _Shard:
     def __init__(self, path: Path, target: pa.Schema) -> None:
         self.path = path
         self.bytes = 0
+        self.rows = 0
         self._fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o644)
+        self._whole = True
         self._synced = 0.0
         try:
             self._write(target.serialize())
@@ -157,24 +148,32 @@ class _Shard:
     def is_there(self) -> bool:
         """Whether the path still names the file we write to; a removed folder would swallow writes in silence."""
         try:
-            return os.path.samestat(os.stat(self.path), os.fstat(self._fd))
+            return self._whole and os.path.samestat(self.path.stat(), os.fstat(self._fd))
         except OSError:
             return False
 
     def append(self, batch: pa.RecordBatch) -> None:
         self._write(batch.serialize())
-        if time.monotonic() - self._synced > SYNC_SECONDS:
-            self.sync()
+        self.rows += batch.num_rows
 
     def _write(self, buffer: pa.Buffer) -> None:
         view = memoryview(buffer)
         try:
             while view:
                 view = view[os.write(self._fd, view) :]
+            if time.monotonic() - self._synced > SYNC_SECONDS:
+                self.sync()
         except OSError:
-            os.ftruncate(self._fd, self.bytes)  # a half-written batch would hide the ones after it
+            self._cut()
             raise
         self.bytes += buffer.size
+
+    def _cut(self) -> None:
+        """Take a half-written batch off, for it would hide the ones after it; or leave the journal as it is."""
+        try:
+            os.ftruncate(self._fd, self.bytes)
+        except OSError:
+            self._whole = False
 
     def sync(self) -> None:
         self._synced = time.monotonic()
@@ -185,10 +184,12 @@ class _Shard:
             os.close(self._fd)
 
 
-def seal(journal: Path) -> Path:
-    """Turn a journal into a Parquet part of the same name."""
+def seal(journal: Path, rows: int) -> Path:
+    """Turn a journal of so many rows into a Parquet part of the same name."""
     part = journal.with_suffix(".parquet")
     table = read_journal(journal)
+    if table.num_rows != rows:
+        raise OSError(f"{table.num_rows} of the {rows} rollouts in it can be read")
 
     def write(path: Path) -> None:
         pq.write_table(table, path, compression="zstd", compression_level=1, row_group_size=ROW_GROUP)
@@ -199,21 +200,34 @@ def seal(journal: Path) -> Path:
 
 
 def read_journal(path: Path) -> pa.Table:
-    """Every whole batch of a journal; a torn end, or one that is being written, is left out."""
-    batches = []
-    with pa.memory_map(str(path)) as source:
-        stream = pa.ipc.open_stream(source)
-        while True:
-            try:
+    """Every whole batch of a journal; a torn end, or one that is being written, is left out.
+
+    The file is read, not mapped: it may be cut or removed while somebody looks at it.
+    """
+    batches: list[pa.RecordBatch] = []
+    with pa.OSFile(str(path)) as source:
+        try:
+            stream = pa.ipc.open_stream(source)
+        except pa.ArrowInvalid:
+            if _has_header(path):
+                raise
+            return schema(()).empty_table()  # its writer died before the first generation
+        with suppress(StopIteration, pa.ArrowException, OSError, MemoryError):
+            while True:
                 batches.append(stream.read_next_batch())
-            except (StopIteration, pa.ArrowInvalid, OSError):
-                break
         return pa.Table.from_batches(batches, schema=stream.schema)
+
+
+def _has_header(path: Path) -> bool:
+    """Whether a journal has at least as many bytes as its first message says it has."""
+    with path.open("rb") as file:
+        start = file.read(8)
+    return len(start) == 8 and path.stat().st_size >= 8 + int.from_bytes(start[4:], "little")
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     """Write a file so that it is either the old one or the new one, whole, whenever the power goes."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     try:
         write(temporary)
         with temporary.open("rb+") as file:
@@ -229,4 +243,4 @@ def _earlier(path: Path) -> list[dict[str, Any]]:
         attempts = json.loads(path.read_text(encoding="utf-8"))["attempts"]
     except (OSError, ValueError, KeyError, TypeError):
         return []
-    return attempts if isinstance(attempts, list) else []
+    return [a for a in attempts if isinstance(a, dict)] if isinstance(attempts, list) else []
