@@ -11,7 +11,7 @@ class Counters:
     """Adds up drops by reason and seconds by kind."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the garbage collector may close a pipeline while this one counts
         self.drops: Counter[str] = Counter()
         self.rollouts: Counter[str] = Counter()
         self.generations: Counter[str] = Counter()

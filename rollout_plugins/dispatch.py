@@ -1,6 +1,6 @@
 """Call hooks so that each plugin can only hurt itself.
 
-The order is pluggy's own. An exception, or a result of the wrong type, leaves the value as it was, is logged once
+The order is pluggy's own. An exception, or a result of the wrong kind, leaves the value as it was, is logged once
 for each plugin and hook, and counted; after three in a row the plugin is taken out.
 """
 
@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pluggy
@@ -21,10 +21,20 @@ from rollout_plugins.counters import Counters
 logger = logging.getLogger("rollout_plugins")
 
 FAILURES_ALLOWED = 3
+_MAY_DROP = ("on_tool_call", "on_rollout")
 
 
-class Abandoned(BaseException):  # noqa: N818 - ends a thread that was given up on
+class Abandoned(BaseException):
     """Raised in a hook thread that hung and came back after it had been replaced."""
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A plugin's code that is running now."""
+
+    plugin_name: str
+    hook: str
+    started: float
 
 
 class Dispatcher:
@@ -35,8 +45,8 @@ class Dispatcher:
         self.counters = counters
         self.strict = strict
         self.removed: dict[str, str] = {}
-        self.current: tuple[Any, str, float] | None = None
-        self.thread: threading.Thread | None = None
+        self._now: Call | None = None
+        self._turn = threading.Lock()
         self._dropped_by = ""
         self._failures: dict[str, int] = {}
         self._told: set[tuple[str, str]] = set()
@@ -51,64 +61,76 @@ class Dispatcher:
     def plugins_with(self, hook: str) -> list[Any]:
         return [impl.plugin for impl in self.implementations(hook)]
 
-    def _results(self, hook: str, arguments: Callable[[], dict[str, Any]]) -> Iterator[tuple[Any, Any]]:
-        """Each plugin with what it returned; failures are dealt with and left out."""
-        for impl in self.implementations(hook):
-            if self.manager.is_registered(impl.plugin):
-                worked, result = self.call(impl, hook, arguments())
-                if worked:
-                    yield impl.plugin, result
+    def give_up_after(self, seconds: float) -> Call | None:
+        """The call that has been running for longer than that, from now on not waited for; it can't go on."""
+        with self._turn:
+            call = self._now
+            if call is None or time.monotonic() - call.started <= seconds:
+                return None
+            self._now = None
+        return call
 
-    def call(self, impl: Any, hook: str, arguments: Mapping[str, Any]) -> tuple[bool, Any]:
-        """Call one implementation with the arguments it asks for."""
+    def _leave(self, call: Call) -> None:
+        """Back from a plugin's code. A thread that was given up on ends here: another one does its work."""
+        with self._turn:
+            if self._now is not call:
+                raise Abandoned
+            self._now = None
+
+    def call(
+        self, impl: Any, hook: str, arguments: Mapping[str, Any], read: Callable[[Any], Any] = lambda result: result
+    ) -> tuple[bool, Any]:
+        """Call one implementation with the arguments it asks for. `read` checks and converts what it returned."""
         names = (*impl.argnames, *(name for name in impl.kwargnames if name in arguments))
-        self.current = (impl.plugin, hook, time.monotonic())
+        call = self._now = Call(impl.plugin_name, hook, time.monotonic())
+        failure: BaseException | None = None
+        result = None
         try:
-            result = impl.function(**{name: arguments[name] for name in names})
-        except Drop:
-            self._passed(impl.plugin)
-            self._dropped_by = self.name_of(impl.plugin)
-            raise
-        except (Exception, SystemExit) as error:
-            self._check_abandoned()
-            self.failed(impl.plugin, hook, error)
+            result = read(impl.function(**{name: arguments[name] for name in names}))
+        except BaseException as error:  # plugins, and what they depend on, raise more than Exception
+            failure = error
+        self._leave(call)
+        is_drop = isinstance(failure, Drop) and hook in _MAY_DROP
+        if failure is not None and not is_drop:
+            self.failed(impl.plugin, hook, failure)
             return False, None
-        finally:
-            self._check_abandoned()
-            self.current = None
+        self._failures.pop(impl.plugin_name, None)
+        if failure is not None:
+            self._dropped_by = impl.plugin_name
+            raise failure
         return True, result
-
-    def _check_abandoned(self) -> None:
-        if self.thread is not None and threading.current_thread() is not self.thread:
-            raise Abandoned
-
-    def _passed(self, plugin: Any) -> None:
-        self._failures.pop(self.name_of(plugin), None)
 
     def failed(self, plugin: Any, hook: str, error: BaseException) -> None:
         """Count and tell of a failure; take the plugin out when it keeps failing."""
         name = self.name_of(plugin)
+        if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            raise error
         self.counters.error(name)
         if self.strict:
             raise error
         if (name, hook) not in self._told:
             self._told.add((name, hook))
-            logger.warning("plugin %r failed in %s and was skipped: %r", name, hook, error, exc_info=error)
+            logger.warning("plugin %r failed in %s and was skipped: %s", name, hook, shown(error), exc_info=error)
         self._failures[name] = self._failures.get(name, 0) + 1
         if self._failures[name] >= FAILURES_ALLOWED:
-            self.remove(plugin, f"failed {FAILURES_ALLOWED} times in a row, last in {hook}: {error!r}")
+            self.remove(name, f"failed {FAILURES_ALLOWED} times in a row, last in {hook}: {shown(error)}")
 
-    def remove(self, plugin: Any, why: str) -> None:
+    def remove(self, name: str, why: str) -> None:
         """Take a plugin out for the rest of the run."""
-        name = self.name_of(plugin)
-        if self.manager.is_registered(plugin):
+        if self.manager.has_plugin(name):
             self.removed[name] = why
-            self.manager.unregister(plugin)
+            self.manager.unregister(name=name)
             logger.warning("plugin %r is off for the rest of the run: it %s", name, why)
 
-    def notify(self, hook: str, **arguments: Any) -> None:
-        for plugin, _ in self._results(hook, lambda: arguments):
-            self._passed(plugin)
+    def _results(
+        self, hook: str, arguments: Mapping[str, Any], read: Callable[[Any], Any]
+    ) -> Iterator[tuple[Any, Any]]:
+        """Each implementation with what it returned, unless that was None; failures are dealt with and left out."""
+        for impl in self.implementations(hook):
+            if impl.plugin_name not in self.removed:
+                worked, result = self.call(impl, hook, arguments, read)
+                if worked and result is not None:
+                    yield impl, result
 
     def rollout(self, rollout: Rollout, step: Step) -> Rollout | None:
         """Fold `on_tool_call`, then `on_rollout`; None when a plugin dropped it."""
@@ -121,38 +143,30 @@ class Dispatcher:
         return replace(rollout, tool_calls=tuple(call for call in calls if call is not None))
 
     def _fold_tool_call(self, call: ToolCall, rollout: Rollout, step: Step) -> ToolCall | None:
+        arguments = {"tool_call": call, "rollout": rollout, "step": step}
         try:
-            for plugin, result in self._results(
-                "on_tool_call", lambda: {"tool_call": call, "rollout": rollout, "step": step}
-            ):
-                if self._accept(plugin, "on_tool_call", result, ToolCall) and result is not None:
-                    call = result
+            for _, result in self._results("on_tool_call", arguments, _one(ToolCall)):
+                arguments["tool_call"] = call = result
         except Drop as drop:
             self._count_drop("tool_calls_dropped_by", drop)
             return None
         return call
 
     def _fold_rollout(self, rollout: Rollout, step: Step) -> Rollout | None:
+        def read(result: Any) -> Any:
+            if isinstance(result, Rollout) and result.id != rollout.id:
+                raise ValueError(f"changed the id to {result.id!r}")
+            return _one(Rollout)(result)
+
+        arguments = {"rollout": rollout, "step": step}
+        kept = rollout
         try:
-            for plugin, result in self._results("on_rollout", lambda: {"rollout": rollout, "step": step}):
-                if not self._accept(plugin, "on_rollout", result, Rollout) or result is None:
-                    continue
-                if result.id != rollout.id:
-                    self.failed(plugin, "on_rollout", ValueError(f"changed the id to {result.id!r}"))
-                else:
-                    rollout = result
+            for _, result in self._results("on_rollout", arguments, read):
+                arguments["rollout"] = kept = result
         except Drop as drop:
             self._count_drop("dropped_by", drop)
             return None
-        return rollout
-
-    def _accept(self, plugin: Any, hook: str, result: Any, kind: type) -> bool:
-        """Whether a result is None or of the right type; a wrong one counts as a failure."""
-        if result is None or isinstance(result, kind):
-            self._passed(plugin)
-            return True
-        self.failed(plugin, hook, TypeError(f"returned {type(result).__name__}, expected {kind.__name__} or None"))
-        return False
+        return kept
 
     def _count_drop(self, what: str, drop: Drop) -> None:
         self.counters.drop(f"{what}:{self._dropped_by}")
@@ -161,43 +175,88 @@ class Dispatcher:
     def select(self, rollouts: Sequence[Rollout], step: Step) -> tuple[list[Rollout], dict[str, str]]:
         """Fold `select_rollouts`. Also who left each of the others out, and why."""
         chosen = list(rollouts)
-        skipped: dict[str, str] = {}
-        for plugin, result in self._results("select_rollouts", lambda: {"rollouts": tuple(chosen), "step": step}):
-            if result is None:
-                self._passed(plugin)
-                continue
-            known = {r.id for r in chosen}
-            kept = list(result) if isinstance(result, Sequence) else [result]
-            if not all(isinstance(r, Rollout) and r.id in known for r in kept):
-                self.failed(plugin, "select_rollouts", TypeError("returned something else than some of its rollouts"))
-                continue
-            self._passed(plugin)
-            kept = list({r.id: r for r in kept}.values())
+        skipped: dict[str, tuple[str, str]] = {}
+
+        def read(result: Any) -> list[Rollout] | None:
+            return None if result is None else _selection(result, chosen)
+
+        arguments = {"rollouts": tuple(chosen), "step": step}
+        for impl, kept in self._results("select_rollouts", arguments, read):
             ids = {r.id for r in kept}
-            name, reasons = self.name_of(plugin), getattr(plugin, "skip_reasons", None) or {}
-            for rollout in chosen:
-                if rollout.id not in ids:
-                    skipped[rollout.id] = f"skipped by {name}: {reasons.get(rollout.id, 'not selected')}"
-                    self.counters.drop(f"skipped_by:{name}")
-            chosen = kept
-        return chosen, skipped
+            gone = [r.id for r in chosen if r.id not in ids]
+            reasons = _skip_reasons(impl.plugin) if gone else {}
+            skipped.update((ident, (impl.plugin_name, reasons.get(ident, "not selected"))) for ident in gone)
+            arguments["rollouts"], chosen = tuple(kept), kept
+        for name, _ in skipped.values():
+            self.counters.drop(f"skipped_by:{name}")
+        return chosen, {ident: f"skipped by {name}: {why}" for ident, (name, why) in skipped.items()}
 
     def trace(self, rollout: Rollout) -> Trace | None:
         """The first `Trace` that a plugin makes of it."""
-        for plugin, result in self._results("format_trace", lambda: {"rollout": rollout}):
-            if self._accept(plugin, "format_trace", result, Trace) and result is not None:
-                return result  # type: ignore[no-any-return]
+        for _, trace in self._results("format_trace", {"rollout": rollout}, _one(Trace)):
+            return trace  # type: ignore[no-any-return]
         return None
 
     def metrics(self, rollouts: Sequence[Rollout], step: Step) -> dict[str, float]:
         """Numbers of all plugins; what is no number is left out, as that plugin's failure."""
         numbers: dict[str, float] = {}
-        for plugin, result in self._results("rollout_metrics", lambda: {"rollouts": tuple(rollouts), "step": step}):
-            if not self._accept(plugin, "rollout_metrics", result, Mapping):
-                continue
-            for name, value in (result or {}).items():
-                try:
-                    numbers[str(name)] = float(value)
-                except (TypeError, ValueError, OverflowError) as error:
-                    self.failed(plugin, "rollout_metrics", error)
+        given = tuple(rollouts)
+        arguments = {"rollouts": given, "step": step}
+        for impl, (found, odd) in self._results("rollout_metrics", arguments, _numbers):
+            numbers |= found
+            if odd:
+                self.failed(impl.plugin, "rollout_metrics", TypeError(f"no numbers: {', '.join(odd)}"))
         return numbers
+
+
+def _one(kind: type) -> Callable[[Any], Any]:
+    """Accepts None or a value of this kind."""
+
+    def read(result: Any) -> Any:
+        if result is not None and not isinstance(result, kind):
+            raise TypeError(f"returned {type(result).__name__}, expected {kind.__name__} or None")
+        return result
+
+    return read
+
+
+def _selection(result: Any, given: Sequence[Rollout]) -> list[Rollout]:
+    """What `select_rollouts` returned: some of the rollouts it was given, each once."""
+    if isinstance(result, (str, Mapping)) or not isinstance(result, Sequence):
+        raise TypeError(f"returned {type(result).__name__}, expected a list of rollouts or None")
+    kept = list(result)
+    known = {r.id for r in given}
+    if not all(isinstance(r, Rollout) and r.id in known for r in kept):
+        raise TypeError("returned something else than some of its rollouts")
+    return list({r.id: r for r in kept}.values())
+
+
+def _numbers(result: Any) -> tuple[dict[str, float], list[str]] | None:
+    """What `rollout_metrics` returned, and the names under which there was no number."""
+    if result is None:
+        return None
+    if not isinstance(result, Mapping):
+        raise TypeError(f"returned {type(result).__name__}, expected a dict of numbers or None")
+    numbers, odd = {}, []
+    for name, value in result.items():
+        try:
+            numbers[str(name)] = float(value)
+        except Exception:
+            odd.append(str(name))
+    return numbers, odd
+
+
+def _skip_reasons(plugin: Any) -> dict[str, str]:
+    """Why a plugin left rollouts out, when it says so."""
+    try:
+        return {str(ident): str(why) for ident, why in plugin.skip_reasons.items()}
+    except Exception:  # it may say so, it need not
+        return {}
+
+
+def shown(error: BaseException) -> str:
+    """An exception in one piece, even when it objects to being shown."""
+    try:
+        return repr(error)
+    except Exception:
+        return type(error).__name__

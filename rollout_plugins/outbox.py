@@ -7,16 +7,24 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from rollout_hookspecs import Run, Step, Trace
 
 from rollout_plugins.counters import Counters
-from rollout_plugins.dispatch import Dispatcher
+from rollout_plugins.dispatch import Dispatcher, shown
 
 logger = logging.getLogger("rollout_plugins")
 
 LIMIT = 64
+
+
+class _Item(NamedTuple):
+    """Something to tell the sink, and how many traces it holds."""
+
+    what: str
+    arguments: dict[str, Any]
+    traces: int
 
 
 class Outbox:
@@ -32,10 +40,10 @@ class Outbox:
             hook: [impl for impl in dispatcher.implementations(hook) if impl.plugin is plugin]
             for hook in ("on_run_start", "export_traces", "on_run_end")
         }
-        self._items: deque[tuple[str, dict[str, Any], int]] = deque()
+        self._items: deque[_Item] = deque()
         self._changed = threading.Condition()
-        self._busy = 0
-        self._failures = 0
+        self._current: _Item | None = None
+        self._told = False
         self._closed = False
         self._thread = threading.Thread(target=self._work, name=f"rollouts-{self.name}", daemon=True)
         self._thread.start()
@@ -58,13 +66,14 @@ class Outbox:
     def _put(self, what: str, arguments: dict[str, Any], count: int) -> None:
         with self._changed:
             if count and (self._closed or len(self._items) >= LIMIT):
-                self._miss(count, "its queue is full" if not self._closed else "it was given up on")
+                self._miss(count, "it was given up on" if self._closed else "its queue is full")
                 return
-            self._items.append((what, arguments, count))
+            self._items.append(_Item(what, arguments, count))
             self._changed.notify_all()
 
     def _miss(self, count: int, why: str) -> None:
-        if not self.missed:
+        if not self._told:
+            self._told = True
             logger.warning("sink %r misses rollouts: %s; send them later with: rollouts export", self.name, why)
         self.missed += count
         self._counters.drop(f"sink_failed:{self.name}", count)
@@ -76,38 +85,41 @@ class Outbox:
                     if self._closed:
                         return
                     self._changed.wait()
-                what, arguments, count = self._items.popleft()
-                self._busy = max(count, 1)
-            self._deliver(what, arguments, count)
+                self._current = item = self._items.popleft()
+            self._deliver(item)
             with self._changed:
-                self._busy = 0
+                self._current = None
                 self._changed.notify_all()
 
-    def _deliver(self, what: str, arguments: dict[str, Any], count: int) -> None:
+    def _deliver(self, item: _Item) -> None:
+        if self.name in self._dispatcher.removed:
+            self._miss(item.traces, f"it {self._dispatcher.removed[self.name]}")
+            return
         try:
-            if what == "alert":
-                self.plugin.alert(**arguments)
-            for impl in self._implementations.get(what, ()):
-                impl.function(**{name: arguments[name] for name in impl.argnames})
-        except (Exception, SystemExit) as error:
+            if item.what == "alert":
+                self.plugin.alert(**item.arguments)
+            for impl in self._implementations.get(item.what, ()):
+                names = (*impl.argnames, *(name for name in impl.kwargnames if name in item.arguments))
+                impl.function(**{name: item.arguments[name] for name in names})
+        except BaseException as error:  # this thread serves this sink alone, and has to outlive it
             self._counters.error(self.name)
-            self._miss(count, f"it raised {error!r} in {what}")
-            logger.debug("sink %r failed in %s", self.name, what, exc_info=error)
+            self._miss(item.traces, f"it raised {shown(error)} in {item.what}")
+            logger.debug("sink %r failed in %s", self.name, item.what, exc_info=error)
 
     def drain(self, until: float) -> bool:
         """Wait for the queue to empty, until a `time.monotonic()`; whether it did."""
         with self._changed:
-            while (self._items or self._busy) and (left := until - time.monotonic()) > 0:
+            while (self._items or self._current) and (left := until - time.monotonic()) > 0:
                 self._changed.wait(left)
-            return not (self._items or self._busy)
+            return not (self._items or self._current)
 
     def close(self, until: float) -> None:
         """Let it finish until then; what it has not sent counts as missed."""
-        finished = self.drain(until)
+        self.drain(until)
         with self._changed:
             self._closed = True
-            left = self._busy * (not finished) + sum(count for _, _, count in self._items)
+            unsent = [*([self._current] if self._current else []), *self._items]
             self._items.clear()
             self._changed.notify_all()
-        if not finished:
-            self._miss(left, "it did not finish in time")
+        if unsent:
+            self._miss(sum(item.traces for item in unsent), "it did not finish in time")

@@ -14,12 +14,12 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from rollout_hookspecs import Batch, Rollout, Run, Step, Trace
 
 from rollout_plugins.counters import Counters
-from rollout_plugins.dispatch import Dispatcher
+from rollout_plugins.dispatch import Dispatcher, shown
 from rollout_plugins.errors import SetupError
 from rollout_plugins.loading import Plugins
 from rollout_plugins.outbox import Outbox
@@ -31,11 +31,20 @@ logger = logging.getLogger("rollout_plugins")
 
 QUEUE_BYTES = 2 * 2**30
 HANG_SECONDS = 60.0
+LAST_WORDS_SECONDS = 5.0
 
 
 def rollout_id(run: Run, batch: Batch, generation: int, rollout: Rollout) -> str:
     """The same rollout has the same id wherever it is computed; no two share one."""
     return f"{run.id}.{run.attempt}.{batch.split[0]}{generation}.{rollout.rank}.{rollout.index}"
+
+
+class _Item(NamedTuple):
+    """Work for the worker thread."""
+
+    work: Callable[[], None]
+    size: int = 0
+    rollouts: int = 0
 
 
 class Pipeline:
@@ -63,16 +72,16 @@ class Pipeline:
         self._strict = strict
         self._block = on_full == "block"
         self._limit = queue_bytes
-        self._hang_seconds = float(os.environ.get("ROLLOUT_PLUGINS_HANG_SECONDS", HANG_SECONDS))
+        self._hang_seconds = _hang_seconds()
         self._writer: RunWriter | None = None
         self._outboxes: list[Outbox] = []
-        self._items: deque[tuple[Callable[[], None], int, int]] = deque()
+        self._items: deque[_Item] = deque()
         self._changed = threading.Condition()
         self._queued = 0
-        self._busy = False
+        self._current: _Item | None = None
         self._error: BaseException | None = None
         self._metrics: dict[str, list[dict[str, float]]] = {}
-        self._outage = False
+        self._lost_in_outage: int | None = None
         self._worker: threading.Thread | None = None
         self._hooks: PatientThread | None = None
         self._pid = os.getpid()
@@ -81,38 +90,51 @@ class Pipeline:
 
     def start(self, run: Run, generation: int = 0) -> None:
         """Begin a run or an attempt."""
-        if not self._sync and self._worker is None:
+        if self._worker is None:
+            self._pid = os.getpid()
+            self._start_threads()
+        if self._is_elsewhere():
+            return
+        self.run = run
+        self.generation = generation
+        self._put(_Item(lambda: self._start_run(run)))
+
+    def _start_threads(self) -> None:
+        if not self._sync:
             self._hooks = PatientThread("rollouts-hooks")
             self._worker = threading.Thread(target=self._work, name="rollouts-worker", daemon=True)
             self._worker.start()
-        self.run = run
-        self.generation = generation
-        self._put(lambda: self._start_run(run), 0, 0)
+
+    def _is_elsewhere(self) -> bool:
+        """Whether this is a forked copy: it has no worker thread, and the files belong to the original."""
+        return self._pid != os.getpid()
 
     def submit(self, batch: Batch) -> None:
         """Take one generation batch. Never waits, unless `on_full="block"` was asked for."""
         run, generation = self.run, self.generation
-        if run is None or self._pid != os.getpid():
+        if run is None or self._is_elsewhere():
             return
         self.generation += 1
         self.submitted[batch.split] += batch.count
         self.counters.spent("training_thread", batch.seconds)
-        self._put(lambda: self._process(run, batch, generation), batch.bytes, batch.count)
-        self._raise_strict()
+        self._put(_Item(lambda: self._process(run, batch, generation), batch.bytes, batch.count))
 
-    def _put(self, work: Callable[[], None], size: int, count: int) -> None:
+    def _put(self, item: _Item) -> None:
         if self._sync:
-            self._attempt(work)
+            self._attempt(item.work)
             return
         with self._changed:
-            while self._block and self._queued and self._queued + size > self._limit:
+            while self._block and self._is_full_for(item):
                 self._changed.wait()
-            if self._queued and self._queued + size > self._limit:
-                self._drop_full(count)
+            if self._is_full_for(item):
+                self._drop_full(item.rollouts)
                 return
-            self._items.append((work, size, count))
-            self._queued += size
+            self._items.append(item)
+            self._queued += item.size
             self._changed.notify_all()
+
+    def _is_full_for(self, item: _Item) -> bool:
+        return bool(item.size and self._queued and self._queued + item.size > self._limit)
 
     def _drop_full(self, count: int) -> None:
         if not self.counters.drops["queue_full"]:
@@ -123,26 +145,34 @@ class Pipeline:
 
     def later(self, work: Callable[[], None]) -> None:
         """Do something on the worker thread, after what is queued."""
-        self._put(work, 0, 0)
+        if not self._is_elsewhere():
+            self._put(_Item(work))
 
     def request_sync(self) -> None:
         """Have the disk keep what there is, soon; does not wait."""
-        self._put(self._sync_store, 0, 0)
+        self.later(self._sync_store)
 
     def drain(self, seconds: float, *, sinks: bool = True) -> bool:
         """Wait until everything submitted is in the store and with the sinks, at most so long; whether it is."""
+        if self._is_elsewhere():
+            return False
         until = time.monotonic() + seconds
-        with self._changed:
-            while (self._items or self._busy) and (left := until - time.monotonic()) > 0:
-                self._changed.wait(left)
-            done = not (self._items or self._busy)
+        done = self._wait(until)
         for outbox in self._outboxes if sinks else ():
             done = outbox.drain(until) and done
-        self._raise_strict()
         return done
+
+    def _wait(self, until: float) -> bool:
+        """Wait for the worker thread, until a `time.monotonic()`; whether it has nothing left to do."""
+        with self._changed:
+            while (self._items or self._current) and (left := until - time.monotonic()) > 0:
+                self._changed.wait(left)
+            return not (self._items or self._current)
 
     def pop_metrics(self, split: str) -> dict[str, float]:
         """What `rollout_metrics` said since the last call, averaged over the generations."""
+        if self._is_elsewhere():
+            return {}
         with self._changed:
             rows = self._metrics.pop(split, [])
         names = dict.fromkeys(name for row in rows for name in row)
@@ -169,32 +199,36 @@ class Pipeline:
 
     def close(self, seconds: float = 120.0, sink_seconds: float = 10.0) -> None:
         """End the run: everything stored, sinks told. What does not finish in time is counted."""
-        if self.run is None or self._pid != os.getpid():
+        if self.run is None or self._is_elsewhere():
+            return
+        if threading.current_thread().name.startswith("rollouts-"):  # the garbage collector chose one of our threads
+            threading.Thread(target=self.close, args=(seconds, sink_seconds), name="closing-rollouts").start()
             return
         run, self.run = self.run, None
-        self._put(lambda: self._end_hooks(run), 0, 0)
-        if not self.drain(seconds, sinks=False):
+        until = time.monotonic() + seconds
+        self._put(_Item(lambda: self._tell_others("on_run_end", run)))
+        if not self._wait(until):
             self._give_up()
         for outbox in self._outboxes:
             outbox.end_run(run)
-        self._put(self._close_store, 0, 0)
-        self.drain(seconds, sinks=False)
+        self._put(_Item(self._close_store))
+        self._wait(max(until, time.monotonic() + LAST_WORDS_SECONDS))
         self._close_sinks(time.monotonic() + sink_seconds)
         self._stop_threads()
-        self._raise_strict()
 
     def _close_sinks(self, until: float) -> None:
         for outbox in self._outboxes:
             outbox.close(until)
-        if self._writer is not None and any(outbox.missed for outbox in self._outboxes):
+        if any(outbox.missed for outbox in self._outboxes):
             self._store(lambda writer: writer.write_run(self.counters.summary(), ended=True), 0)
         self._writer, self._outboxes = None, []
 
     def _give_up(self) -> None:
         with self._changed:
-            left = sum(count for _, _, count in self._items)
+            unfinished = [*self._items, *([self._current] if self._current else [])]
+            self._queued -= sum(item.size for item in self._items)
             self._items.clear()
-            self._queued = 0
+        left = sum(item.rollouts for item in unfinished)
         self.counters.drop("not_finished_at_end", left)
         logger.warning("recording did not finish in time; %d rollouts are not in the store", left)
 
@@ -206,8 +240,8 @@ class Pipeline:
             self._hooks.stop()
             self._hooks = None
 
-    def _raise_strict(self) -> None:
-        """With strict=True, a plugin's error ends the run at the next chance."""
+    def raise_strict(self) -> None:
+        """With strict=True, raise what a plugin raised since the last call. Nothing else here ever raises it."""
         if self._strict and self._error is not None:
             error, self._error = self._error, None
             raise error
@@ -222,25 +256,24 @@ class Pipeline:
                     if self._worker is not me:
                         return
                     self._changed.wait()
-                work, size, _ = self._items.popleft()
-                self._busy = True
-            self._attempt(work)
+                self._current = item = self._items.popleft()
+            self._attempt(item.work)
             with self._changed:
-                self._busy = False
-                self._queued -= size
+                self._current = None
+                self._queued -= item.size
                 self._changed.notify_all()
 
     def _attempt(self, work: Callable[[], None]) -> None:
+        """Do a piece of work; the worker outlives whatever it raises. With strict=True it is raised later."""
         started = time.perf_counter()
         try:
             work()
-        except BaseException as error:  # noqa: BLE001 - the worker must outlive anything; strict raises it later
-            self._error = error
-            if self._sync and self._strict:
-                self._error = None
+        except BaseException as error:
+            if self._sync and isinstance(error, KeyboardInterrupt):
                 raise
+            self._error = error
             if not self._strict:
-                logger.warning("recording failed and goes on: %r", error, exc_info=error)
+                logger.warning("recording failed and goes on: %s", shown(error), exc_info=error)
                 self.counters.error("rollout_plugins")
         finally:
             self.counters.spent("worker", time.perf_counter() - started)
@@ -248,27 +281,18 @@ class Pipeline:
     def _with_hooks(self, function: Callable[[], None]) -> None:
         """Run plugin code where it can be given up on. A plugin that hangs is taken out, and the work resumed."""
         if self._hooks is None:
-            self.dispatcher.thread = None
             function()
             return
-        while True:
-            self.dispatcher.thread = self._hooks.thread
-            job = self._hooks.run(function, self._is_hung, min(0.5, self._hang_seconds / 4))
-            if not job.hung:
-                break
-            current, self.dispatcher.current = self.dispatcher.current, None
-            if current is not None:
-                why = f"did not return from {current[1]} within {self._hang_seconds:g} s"
-                self.dispatcher.remove(current[0], f"{why} (ROLLOUT_PLUGINS_HANG_SECONDS sets the limit)")
-        if job.error is not None:
-            raise job.error
+        while not self._hooks.run(function, self._take_out_hung, min(0.5, self._hang_seconds / 4)):
+            pass
 
-    def _is_hung(self) -> bool:
-        current = self.dispatcher.current
-        hung = current is not None and time.monotonic() - current[2] > self._hang_seconds
-        if hung:
-            self.dispatcher.thread = _NOBODY  # from here on the old thread may not go on
-        return hung
+    def _take_out_hung(self) -> bool:
+        call = self.dispatcher.give_up_after(self._hang_seconds)
+        if call is None:
+            return False
+        why = f"did not return from {call.hook} within {self._hang_seconds:g} s"
+        self.dispatcher.remove(call.plugin_name, f"{why} (ROLLOUT_PLUGINS_HANG_SECONDS sets the limit)")
+        return True
 
     def _start_run(self, run: Run) -> None:
         if self._writer is not None:
@@ -283,34 +307,40 @@ class Pipeline:
         ]
         for outbox in self._outboxes:
             outbox.start_run(run)
-        self._with_hooks(lambda: self._notify_others("on_run_start", run))
+        self._tell_others("on_run_start", run)
 
-    def _notify_others(self, hook: str, run: Run) -> None:
+    def _tell_others(self, hook: str, run: Run) -> None:
         """Plugins that are no sinks; those hear of it on their own threads."""
         sinks = {id(plugin) for plugin in self.dispatcher.plugins_with("export_traces")}
-        for impl in self.dispatcher.implementations(hook):
-            if id(impl.plugin) not in sinks:
-                self.dispatcher.call(impl, hook, {"run": run})
+        waiting = [impl for impl in self.dispatcher.implementations(hook) if id(impl.plugin) not in sinks]
+
+        def tell() -> None:
+            while waiting:
+                self.dispatcher.call(waiting.pop(0), hook, {"run": run})
+
+        self._with_hooks(tell)
 
     def _process(self, run: Run, batch: Batch, generation: int) -> None:
         try:
-            raw = [self._stamp(run, batch, generation, rollout) for rollout in batch.build()]
-        except Exception as error:
+            raw = _distinct([self._stamp(run, batch, generation, rollout) for rollout in batch.build()])
+        except (Exception, SystemExit) as error:
             self.counters.drop("build_failed", batch.count)
             raise RuntimeError(f"{batch.count} rollouts of step {batch.step} could not be built") from error
         work = _Work(raw, self._step(run, batch, generation, len(raw)))
         try:
             self._with_hooks(lambda: self._through_plugins(work))
         finally:
-            own = [r for r in work.marked() if r.rank == run.rank]
+            own = work.marked(run.rank)
             if self._store(lambda writer: writer.write(batch.split, own), len(own)):
                 self.counters.stored(batch.split, len(own))
         for outbox in self._outboxes:
             outbox.send(work.traces, work.step)
         with self._changed:
-            self._metrics.setdefault(batch.split, []).append(work.metrics)
+            self._metrics.setdefault(batch.split, []).append(work.metrics or {})
 
     def _stamp(self, run: Run, batch: Batch, generation: int, rollout: Rollout) -> Rollout:
+        if not batch.gathered:
+            rollout = replace(rollout, rank=run.rank)
         return replace(
             rollout,
             id=rollout_id(run, batch, generation, rollout),
@@ -335,55 +365,60 @@ class Pipeline:
     def _through_plugins(self, work: _Work) -> None:
         """Resumable: a plugin that hangs is taken out and this is called again for what is left."""
         dispatcher, step = self.dispatcher, work.step
-        while work.done < len(work.raw):
-            rollout = dispatcher.rollout(work.raw[work.done], step)
-            if rollout is not None:
-                work.rollouts.append(rollout)
-            work.done += 1
-        mine = [r for r in work.rollouts if r.rank == step.rank]
-        work.metrics = dispatcher.metrics(mine, step)
-        if self._outboxes:
-            work.chosen, work.skipped = dispatcher.select(work.rollouts, step)
-            work.traces = [trace for r in work.chosen if (trace := dispatcher.trace(r)) is not None]
-            self._forward_alerts()
+        while len(work.done) < len(work.raw):
+            work.done.append(dispatcher.rollout(work.raw[len(work.done)], step))
+        kept = [rollout for rollout in work.done if rollout is not None]
+        if work.metrics is None:
+            work.metrics = dispatcher.metrics([r for r in kept if r.rank == step.rank], step)
+        if not self._outboxes:
+            return
+        if work.chosen is None:
+            work.chosen, work.skipped = dispatcher.select(kept, step)
+        while work.shown < len(work.chosen):
+            trace = dispatcher.trace(work.chosen[work.shown])
+            work.shown += 1
+            work.traces += [trace] if trace is not None else []
+        self._forward_alerts()
 
     def _forward_alerts(self) -> None:
         for plugin in self.dispatcher.plugins_with("rollout_metrics"):
             alerts = getattr(plugin, "alerts", None)
-            while alerts:
+            while isinstance(alerts, list) and alerts:
                 text = str(alerts.pop(0))
                 for outbox in self._outboxes:
                     outbox.alert("rollouts", text)
 
     def _store(self, write: Callable[[RunWriter], None], count: int) -> bool:
         """Write, counting what a failing disk costs; said once for each outage. Tries again with every batch."""
-        if self._writer is None:
-            return False
+        writer = self._writer
         try:
-            write(self._writer)
-        except OSError as error:
-            self.counters.drop("store_failed", count)
-            if not self._outage:
-                self._outage = True
-                logger.warning(
-                    "cannot write to %s: %s; rollouts are lost until this is fixed", self._writer.dir, error
-                )
+            if writer is None:
+                raise RuntimeError("the run could not be opened")  # noqa: TRY301 - counted like any other loss
+            write(writer)
+        except Exception as error:
+            self._note_outage(error, count)
             return False
-        if self._outage and count:
-            self._outage = False
-            lost = self.counters.drops["store_failed"]
-            logger.warning("writing to %s works again; %d rollouts were lost meanwhile", self._writer.dir, lost)
-        if self._writer.lost:
-            self.counters.drop("unserialisable_field", len(self._writer.lost))
-            self._writer.lost.clear()
+        if self._lost_in_outage is not None and count:
+            logger.warning(
+                "writing to %s works again; %d rollouts were lost meanwhile", writer.dir, self._lost_in_outage
+            )
+            self._lost_in_outage = None
+        if writer.lost:
+            self.counters.drop("unserialisable_field", len(writer.lost))
+            writer.lost.clear()
         return True
+
+    def _note_outage(self, error: Exception, count: int) -> None:
+        self.counters.drop("store_failed", count)
+        if self._lost_in_outage is None:
+            self._lost_in_outage = 0
+            where = self._writer.dir if self._writer else "the run's folder"
+            logger.warning("cannot write to %s: %s; rollouts are lost until this is fixed", where, shown(error))
+        self._lost_in_outage += count
 
     def _sync_store(self) -> None:
         self._store(lambda writer: writer.sync(), 0)
         self._store(lambda writer: writer.write_run(self.counters.summary()), 0)
-
-    def _end_hooks(self, run: Run) -> None:
-        self._with_hooks(lambda: self._notify_others("on_run_end", run))
 
     def _close_store(self) -> None:
         self._store(lambda writer: writer.close(self.counters.summary()), 0)
@@ -395,18 +430,19 @@ class _Work:
     def __init__(self, raw: Sequence[Rollout], step: Step) -> None:
         self.raw = raw
         self.step = step
-        self.done = 0
-        self.rollouts: list[Rollout] = []
-        self.chosen: list[Rollout] = []
+        self.done: list[Rollout | None] = []
+        self.metrics: dict[str, float] | None = None
+        self.chosen: list[Rollout] | None = None
         self.skipped: dict[str, str] = {}
+        self.shown = 0
         self.traces: list[Trace] = []
-        self.metrics: dict[str, float] = {}
 
-    def marked(self) -> list[Rollout]:
-        """All rollouts for the store, with who kept or skipped each of them; untouched ones where plugins broke off."""
-        chosen = {r.id: r for r in self.chosen}
-        rollouts = {r.id: r for r in [*self.raw[self.done :], *self.rollouts]}
-        return sorted((self._mark(r, chosen) for r in rollouts.values()), key=lambda r: r.index)
+    def marked(self, rank: int) -> list[Rollout]:
+        """This rank's rollouts for the store, with who kept or skipped each; untouched where plugins broke off."""
+        chosen = {r.id: r for r in self.chosen or ()}
+        rollouts = [*self.done, *self.raw[len(self.done) :]]
+        own = [r for r, before in zip(rollouts, self.raw, strict=True) if before.rank == rank]
+        return [self._mark(r, chosen) for r in own if r is not None]
 
     def _mark(self, rollout: Rollout, chosen: dict[str, Rollout]) -> Rollout:
         if rollout.id in chosen:
@@ -415,7 +451,23 @@ class _Work:
         return replace(rollout, marks={**rollout.marks, "sinks": why}) if why else rollout
 
 
-_NOBODY = threading.Thread()
+def _distinct(rollouts: list[Rollout]) -> list[Rollout]:
+    """Ids of their own also for rollouts which their host gave the same index, so that none hides another."""
+    seen: Counter[str] = Counter()
+    out = []
+    for rollout in rollouts:
+        times = seen[rollout.id]
+        seen[rollout.id] += 1
+        out.append(replace(rollout, id=f"{rollout.id}+{times}") if times else rollout)
+    return out
+
+
+def _hang_seconds() -> float:
+    text = os.environ.get("ROLLOUT_PLUGINS_HANG_SECONDS", "")
+    try:
+        return float(text) if text else HANG_SECONDS
+    except ValueError:
+        raise SetupError(f"ROLLOUT_PLUGINS_HANG_SECONDS is {text!r}; give a number of seconds") from None
 
 
 def _scope(plugin: Any) -> str:

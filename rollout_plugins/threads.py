@@ -17,21 +17,23 @@ class PatientThread:
 
     def _start(self) -> None:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        self.thread = threading.Thread(target=_serve, args=(self._jobs,), name=self._name, daemon=True)
-        self.thread.start()
+        threading.Thread(target=_serve, args=(self._jobs,), name=self._name, daemon=True).start()
 
-    def run(self, function: Callable[[], Any], is_hung: Callable[[], bool], poll: float) -> _Job:
-        """Run the function; gives up, and gets a new thread, once `is_hung()` says so while it is running."""
+    def run(self, function: Callable[[], Any], give_up: Callable[[], bool], poll: float) -> bool:
+        """Run the function and raise what it raises; False, and a new thread, once `give_up()` says so meanwhile."""
         job = _Job(function)
         self._jobs.put(job)
         while not job.done.wait(poll):
-            if is_hung():
-                job.hung = True
+            if give_up():
+                self.stop()
                 self._start()
-                break
-        return job
+                return False
+        if job.error is not None:
+            raise job.error
+        return True
 
     def stop(self) -> None:
+        """End the thread, once it is back."""
         self._jobs.put(None)
 
 
@@ -42,13 +44,12 @@ class _Job:
         self.function = function
         self.done = threading.Event()
         self.error: BaseException | None = None
-        self.hung = False
 
 
 def _serve(jobs: SimpleQueue[_Job | None]) -> None:
     while (job := jobs.get()) is not None:
         try:
             job.function()
-        except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
+        except BaseException as error:  # handed to the thread that waits
             job.error = error
         job.done.set()
