@@ -11,8 +11,10 @@ import inspect
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any
 
 import pluggy
@@ -59,6 +61,13 @@ class Found:
         return dist.version if dist else ""
 
 
+class _Manager(pluggy.PluginManager):
+    """pluggy that leaves properties alone: before 1.7 it runs them all while it looks for hooks."""
+
+    def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
+        return None if _is_property(plugin, name) else super().parse_hookimpl_opts(plugin, name)
+
+
 class Plugins:
     """The plugins of one callback, loaded and registered in calling order."""
 
@@ -70,25 +79,32 @@ class Plugins:
         config: Mapping[str, Mapping[str, Any]] | None = None,
         autoload: bool = True,
     ) -> None:
-        self.manager = pluggy.PluginManager(PROJECT)
+        self.manager = _Manager(PROJECT)
         self.manager.add_hookspecs(hooks)
         self.found = discover()
-        self._config = {name: dict(options) for name, options in (config or {}).items()}
-        self._blocked = self._check_names(disable, "disable") | names_in("DISABLE")
-        self._check_names(self._config, "config")
+        self._config = _checked_config(config or {})
+        self._disabled = {disable} if isinstance(disable, str) else set(disable)
+        self._switched_off = names_in("DISABLE")
+        self._order: list[Found] = []
         chosen = self._choose(wanted)
+        self._check_names(self._disabled, "disable")
+        self._check_names(self._config, "config")
         discovered = self._discovered(chosen) if autoload and flag("AUTOLOAD", default=True) else []
         self._register_all([*chosen, *discovered])
 
-    def _check_names(self, names: Iterable[str], what: str) -> set[str]:
-        names = {names} if isinstance(names, str) else set(names)
+    def _check_names(self, names: Iterable[str], what: str) -> None:
         known = {f.name for f in self.found.values()} | {f.distribution for f in self.found.values()}
-        for name in sorted(names - known):
-            raise SetupError(f"{what} names {name!r}, which is no plugin; {_suggest(name, known - {''})}")
-        return names
+        for name in sorted(map(str, names)):
+            if name not in known:
+                raise SetupError(f"{what} names {name!r}, which is no plugin; {_suggest(name, known - {''})}")
 
     def _is_blocked(self, found: Found) -> bool:
-        return bool({found.name, found.distribution} & self._blocked)
+        """Whether somebody said that it must not run; notes who."""
+        names = {found.name, found.distribution}
+        by = "ROLLOUT_PLUGINS_DISABLE" if names & self._switched_off else "disable="
+        if names & (self._switched_off | self._disabled):
+            found.status, found.reason = "disabled", f"by {by}"
+        return found.status == "disabled"
 
     def _choose(self, wanted: Sequence[Any]) -> list[Found]:
         """What the user asked for, in the user's order."""
@@ -96,35 +112,31 @@ class Plugins:
             raise SetupError(f"plugins takes a list of names and instances, found {wanted!r}")
         chosen: list[Found] = []
         for item in wanted:
-            found = self._named(item) if isinstance(item, str) else self._instance(item, chosen)
+            found = self._named(item) if isinstance(item, str) else self._object(item, chosen)
             if any(found.name == other.name for other in chosen):
                 raise SetupError(f"plugins holds two plugins named {found.name!r}; keep one of them")
-            if self._is_blocked(found):
-                found.status, found.reason = "disabled", "by disable= or ROLLOUT_PLUGINS_DISABLE"
-                continue
-            chosen.append(found)
+            if not self._is_blocked(found):
+                found.plugin = self._make(found)
+                chosen.append(found)
         return chosen
 
     def _named(self, name: str) -> Found:
         if name not in self.found:
             raise SetupError(f"no plugin named {name!r} is installed; {_suggest(name, self.found)}")
-        found = self.found[name]
-        if not self._is_blocked(found):
-            found.plugin = self._make(found)
-        return found
+        return self.found[name]
 
-    def _instance(self, item: Any, chosen: Sequence[Found]) -> Found:
-        """A plugin given as an object. A class is instantiated when it needs no arguments."""
-        if isinstance(item, type):
-            item = _instantiate(item, item.__name__, {})
+    def _object(self, item: Any, chosen: Sequence[Found]) -> Found:
+        """A plugin given as an object, or as a class that is instantiated. Several of one kind are numbered."""
         base = name_of(item, self.found)
+        if not isinstance(item, type) and base in self._config:
+            raise SetupError(
+                f"config has options for plugin {base!r}, which was given as an instance; give them to the instance"
+            )
         same = sum(other.name == base or other.name.startswith(f"{base}-") for other in chosen)
         found = Found(base if not same else f"{base}-{same + 1}", plugin=item)
         if base in self.found and not same:
             found.entry = self.found[base].entry
-            self.found[base] = found
-        else:
-            self.found[found.name] = found
+        self.found[found.name] = found
         return found
 
     def _discovered(self, chosen: Sequence[Found]) -> list[Found]:
@@ -135,8 +147,8 @@ class Plugins:
             if found.name in taken or found.entry is None:
                 continue
             if self._is_blocked(found):
-                found.status, found.reason = "disabled", "by disable= or ROLLOUT_PLUGINS_DISABLE"
-            elif found.distribution != DISTRIBUTION:
+                continue
+            if found.distribution != DISTRIBUTION:
                 others.append(found)
             elif found.name in DEFAULTS:
                 ours.append(found)
@@ -155,15 +167,8 @@ class Plugins:
         return True
 
     def _make(self, found: Found) -> Any:
-        if found.entry is None:
-            return found.plugin
-        try:
-            loaded = found.entry.load()
-        except (Exception, SystemExit) as error:
-            where = f"{found.distribution} {found.version}".strip()
-            raise SetupError(
-                f"plugin {found.name!r} of {where} does not import: {type(error).__name__}: {error}"
-            ) from error
+        """The plugin itself: what was given or its entry point names, instantiated when that is a class."""
+        loaded = _imported(found.entry) if found.entry and found.plugin is None else found.plugin
         options = self._config.get(found.name, {})
         if isinstance(loaded, type):
             return _instantiate(loaded, found.name, options)
@@ -172,13 +177,14 @@ class Plugins:
         return loaded
 
     def add(self, name: str) -> bool:
-        """Load one more of our own plugins by name, unless it is there or was disabled."""
+        """Load one more of our own plugins by name, after all others, unless it is there or was disabled."""
         found = self.found.get(name)
-        if found is None or found.status != "available" or self._is_blocked(found):
+        if found is None or found.status != "available" or self._is_blocked(found) or not self._load_discovered(found):
             return False
-        if not self._load_discovered(found):
-            return False
-        self._register(found)
+        alive = [other for other in self._order if self.manager.has_plugin(other.name)]
+        for other in alive:
+            self.manager.unregister(name=other.name)
+        self._register_all([*alive, found])
         return True
 
     def peek(self, found: Found) -> None:
@@ -190,20 +196,44 @@ class Plugins:
             found.status, found.reason = "unavailable", str(error)
 
     def _register_all(self, order: Sequence[Found]) -> None:
-        """pluggy calls the last one registered first."""
+        """In reverse, since pluggy calls first what was registered last."""
         for found in order:
             check(found.name, found.plugin)
         for found in reversed(order):
             self._register(found)
+        self._order = list(order)
 
     def _register(self, found: Found) -> None:
         try:
             self.manager.register(found.plugin, name=found.name)
         except (pluggy.PluginValidationError, ValueError) as error:
-            if self.manager.is_registered(found.plugin):
-                self.manager.unregister(found.plugin)
+            twin = next((name for name, other in self.manager.list_name_plugin() if other == found.plugin), None)
+            if twin == found.name:
+                self.manager.unregister(name=twin)
+            elif twin is not None:
+                raise SetupError(
+                    f"plugins {twin!r} and {found.name!r} are equal, so one of them is enough; "
+                    "if they differ, write @dataclass(eq=False) on their class"
+                ) from error
             raise SetupError(f"plugin {found.name!r}: {' '.join(str(error).split())}") from error
         found.status = "active"
+
+
+def _checked_config(config: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    for name, options in config.items():
+        if not isinstance(options, Mapping):
+            raise SetupError(f"config of plugin {name!r} is {options!r}; give a dict of its options")
+    return {name: dict(options) for name, options in config.items()}
+
+
+def _imported(entry: EntryPoint) -> Any:
+    try:
+        return entry.load()
+    except (Exception, SystemExit) as error:
+        where = f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
+        raise SetupError(
+            f"plugin {entry.name!r} of {where} does not import: {type(error).__name__}: {error}"
+        ) from error
 
 
 def discover() -> dict[str, Found]:
@@ -224,8 +254,8 @@ def discover() -> dict[str, Found]:
 
 
 def name_of(plugin: Any, known: Mapping[str, Found]) -> str:
-    """A plugin object's name: its entry point's, its own `name`, or its class's."""
-    kind = type(plugin)
+    """A plugin object's or class's name: its entry point's, its own `name`, or its class's."""
+    kind = plugin if isinstance(plugin, type) else type(plugin)
     address = f"{kind.__module__}:{kind.__qualname__}"
     for found in known.values():
         if found.entry is not None and found.entry.value == address:
@@ -238,7 +268,7 @@ def name_of(plugin: Any, known: Mapping[str, Found]) -> str:
 
 def _instantiate(kind: type, name: str, options: Mapping[str, Any]) -> Any:
     """Call a plugin class with its configuration; say what is wrong with either."""
-    parameters = inspect.signature(kind).parameters.values()
+    parameters = _parameters(kind)
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
     accepted = [p.name for p in parameters if p.kind in {p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY}]
     for key in options:
@@ -254,13 +284,28 @@ def _instantiate(kind: type, name: str, options: Mapping[str, Any]) -> Any:
             f"plugin {name!r} is the class {kind.__name__}, which needs {', '.join(missing)}: pass an instance, "
             f"{kind.__name__}({', '.join(f'{m}=…' for m in missing)}), or config={{{name!r}: {{…}}}}"
         )
-    return kind(**options)
+    try:
+        return kind(**options)
+    except SetupError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise SetupError(
+            f"plugin {name!r} could not be made: {kind.__name__} raised {type(error).__name__}: {error}"
+        ) from error
+
+
+def _parameters(kind: type) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(kind).parameters.values())
+    except ValueError:  # some classes written in C have none to show
+        return []
 
 
 def _suggest(name: str, known: Iterable[str]) -> str:
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]!r}? Accepted: {', '.join(known)}" if near else f"accepted: {', '.join(known)}"
+    accepted = ", ".join(known) or "none"
+    return f"did you mean {near[0]!r}? Accepted: {accepted}" if near else f"accepted: {accepted}"
 
 
 def check(name: str, plugin: Any) -> None:
@@ -290,16 +335,22 @@ def _attributes(plugin: Any) -> list[tuple[str, Any]]:
     found = []
     for name in dir(plugin):
         if not name.startswith("_"):
-            static = inspect.getattr_static(plugin, name, None)
-            if not isinstance(static, property):
-                found.append((name, getattr(plugin, name, None)))
+            with suppress(Exception):  # what can't be read is no hook
+                if not _is_property(plugin, name):
+                    found.append((name, getattr(plugin, name)))
     return found
+
+
+def _is_property(plugin: Any, name: str) -> bool:
+    return isinstance(inspect.getattr_static(plugin, name, None), property)
 
 
 def _faults_of(function: Any, hook: str, options: Mapping[str, Any]) -> list[str]:
     place = _place(function)
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         return [f"{place} is async; hooks are plain functions: write def {hook}(…)"]
+    if inspect.isgeneratorfunction(function) and not (options.get("wrapper") or options.get("hookwrapper")):
+        return [f"{place} is a generator; return a value instead of yielding"]
     if options.get("wrapper") or options.get("hookwrapper"):
         return [f"{place} is a wrapper; return a value or raise Drop instead"]
     faults = []
@@ -307,8 +358,10 @@ def _faults_of(function: Any, hook: str, options: Mapping[str, Any]) -> list[str
     for p in inspect.signature(function).parameters.values():
         if p.kind is p.KEYWORD_ONLY:
             faults.append(f"{place} takes {p.name!r} as keyword-only: remove the * before it")
+        elif p.kind is p.POSITIONAL_ONLY:
+            faults.append(f"{place} takes {p.name!r} as positional-only: remove the / after it")
         elif p.kind in {p.VAR_POSITIONAL, p.VAR_KEYWORD}:
-            faults.append(f"{place} takes *{p.name}; name the arguments it needs from ({', '.join(accepted)})")
+            faults.append(f"{place} takes {p}; name the arguments it needs from ({', '.join(accepted)})")
         elif p.name not in accepted and p.default is p.empty:
             faults.append(f"{place} asks for {p.name!r}, but {hook} offers ({', '.join(accepted)})")
     return faults
@@ -319,7 +372,7 @@ def _place(function: Any) -> str:
     inner = inspect.unwrap(getattr(function, "__func__", function))
     name = getattr(inner, "__qualname__", repr(inner))
     code = getattr(inner, "__code__", None)
-    return f"{name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})" if code else name
+    return f"{name} ({Path(code.co_filename).name}:{code.co_firstlineno})" if code else name
 
 
 def listing() -> list[dict[str, Any]]:
