@@ -1,0 +1,137 @@
+"""A real GRPOTrainer on a tiny model, whose generations a test writes itself. Needs torch and TRL."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+from rollout_plugins.errors import SetupError, need
+
+_NO_TOOLS_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def call(name: str, **arguments: Any) -> str:
+    """A tool call, as the scripted model writes it."""
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def scripted_grpo(
+    folder: str | os.PathLike[str],
+    script: Sequence[str],
+    *,
+    tools: Sequence[Callable[..., Any]] = (),
+    rewards: Any = None,
+    dataset: Any = None,
+    **config: Any,
+) -> Any:
+    """A GRPOTrainer that takes one step of four completions, two for each prompt, on this machine's CPU.
+
+    Only the model's `generate` is scripted: it gives the script's texts one after the other, over and over. The tool
+    loop, the rewards, the loss and the update are the trainer's own. Add the callback and train:
+
+        trainer = scripted_grpo(tmp_path, ["42", "no idea"])
+        trainer.add_callback(RolloutPluginCallback([MyPlugin()], strict=True))
+        trainer.train()
+        rollouts = list(open_run(tmp_path / "out").rollouts())
+
+    Args:
+        folder: `output_dir` becomes `<folder>/out`.
+        script: texts the model writes. With tools, those of all completions' first turns come first, then the next
+            turns of the ones that called a tool; `call("multiply", a=6, b=7)` writes a call.
+        tools: functions with docstrings in Google's style, as TRL wants them.
+        rewards: reward functions; 0 and 1 in turn unless told.
+        dataset: training rows; eight short questions unless told.
+        config: options of `GRPOConfig`, for example `max_steps=3`.
+    """
+    need("torch", "demo")
+    need("trl", "trl")
+    from trl import GRPOTrainer
+
+    if not script:
+        raise SetupError("script is empty; give the texts that the model writes, for example ['42']")
+    accepted = inspect.signature(GRPOTrainer).parameters
+    if tools and "tools" not in accepted:
+        raise SetupError("the installed TRL has no tools in GRPOTrainer; pip install -U trl")
+    model, tokenizer = _tiny()
+    trainer = GRPOTrainer(
+        model,
+        processing_class=tokenizer,
+        reward_funcs=rewards or _in_turn,
+        args=_config(Path(folder) / "out", config),
+        train_dataset=dataset or _questions(),
+        **({"tools": list(tools)} if tools else {}),
+    )
+    trainer.model.generate = _scripted(tokenizer, cycle(script))
+    return trainer
+
+
+def _tiny() -> tuple[Any, Any]:
+    import torch
+    import trl
+    from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+    from rollout_plugins.demo.model import CHECKPOINT
+
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(CHECKPOINT)
+    with_tools = Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja"
+    tokenizer.chat_template = with_tools.read_text(encoding="utf-8") if with_tools.exists() else _NO_TOOLS_TEMPLATE
+    return Qwen3ForCausalLM.from_pretrained(CHECKPOINT, dtype=torch.float32), tokenizer
+
+
+def _config(out: Path, config: dict[str, Any]) -> Any:
+    from trl import GRPOConfig
+
+    accepted = inspect.signature(GRPOConfig).parameters
+    for name in config:
+        if name not in accepted:
+            raise SetupError(f"GRPOConfig of the installed TRL has no option {name!r}")
+    defaults = {
+        "output_dir": str(out),
+        "per_device_train_batch_size": 4,
+        "num_generations": 2,
+        "max_completion_length": 256,
+        "max_tool_calling_iterations": 2,
+        "max_steps": 1,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "seed": 7,
+    }
+    return GRPOConfig(**{name: value for name, value in {**defaults, **config}.items() if name in accepted})
+
+
+def _questions() -> Any:
+    from datasets import Dataset
+
+    prompts = [[{"role": "user", "content": f"What is {number} times 7?"}] for number in range(8)]
+    return Dataset.from_dict({"prompt": prompts, "answer": [number * 7 for number in range(8)]})
+
+
+def _in_turn(completions: Sequence[Any], **_: Any) -> list[float]:
+    return [float(number % 2) for number in range(len(completions))]
+
+
+def _scripted(tokenizer: Any, texts: Iterator[str]) -> Callable[..., Any]:
+    """The model's `generate`, reading from the script."""
+    import torch
+
+    def generate(input_ids: Any = None, **_: Any) -> Any:
+        wanted = [next(texts) for _ in range(input_ids.shape[0])]
+        ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in wanted]
+        rows = [torch.tensor([*row, tokenizer.eos_token_id]) for row in ids]
+        made = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=tokenizer.pad_token_id)
+        return torch.cat([input_ids, made.to(input_ids)], 1)
+
+    return generate
