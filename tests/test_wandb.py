@@ -4,6 +4,7 @@ import os
 import struct
 import sys
 import tempfile
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -80,10 +81,14 @@ def records(path, block=32768):
 
 
 def history(ident):
-    """The rows of the run's history."""
-    logged = (
-        record.history.item for record in records(folder_of(ident) / f"run-{ident}.wandb") if record.history.item
-    )
+    """The rows of the run's history, once wandb's own process has written the run's end."""
+    until = time.monotonic() + 20
+    while True:
+        found = list(records(folder_of(ident) / f"run-{ident}.wandb"))
+        if any(record.HasField("exit") for record in found) or time.monotonic() > until:
+            break
+        time.sleep(0.05)
+    logged = (record.history.item for record in found if record.history.item)
     return [{item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items} for items in logged]
 
 
