@@ -48,7 +48,7 @@ def deep(levels: int = 5000) -> Any:
     return value
 
 
-def shared(levels: int = 60) -> Any:
+def shared(levels: int = 10) -> Any:
     """2 ** levels values for whoever reads it twice."""
     value: Any = ["end"]
     for _ in range(levels):

@@ -443,7 +443,7 @@ def test_anything_survives(tmp_path, rollout):
 
 
 def test_deep_and_shared_values_end(tmp_path):
-    new = through(started(tmp_path), columns={"deep": deep(), "shared": shared(), "a": picture(5)})
+    new = through(started(tmp_path), columns={"deep": deep(), "shared": shared(60), "a": picture(5)})
     assert new.columns["a"].hash == HASH
 
 

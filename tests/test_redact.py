@@ -167,6 +167,12 @@ def test_counts_and_marks():
     assert plugin.rollout_metrics(Step()) is None
 
 
+def test_what_only_the_tool_calls_hold_is_counted_too():
+    plugin = Redact()
+    assert redacted(plugin, tool_calls=(ToolCall(name="f", arguments={"k": KEY}),)).marks == {"redact": "1 openai"}
+    assert plugin.rollout_metrics(Step()) == {"redacted/openai": 1}
+
+
 def test_token_ids_that_spell_a_secret_are_left_out():
     tokens = Tokens(prompt=[1], completion=[2])
     new = redacted(prompt=({"content": KEY},), tokens=tokens)

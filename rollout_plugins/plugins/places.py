@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from rollout_hookspecs import Image, Placeholder, ToolCall
 
@@ -16,7 +16,7 @@ from rollout_plugins.plugins.rewrite import ATOMS, Place, Rewriter, lost
 
 ROOTS = ("prompt", "completion", "tool_calls", "columns", "extra", "error", "rendered")
 _WHOLE_ROOTS = frozenset({"error", "rendered"})
-_NOT_COUNTED = frozenset({"tool_calls", "rendered", "images", "marks"})  # they repeat what other fields hold
+_AGAIN = frozenset({"tool_calls", "rendered", "images", "marks"})  # they repeat what other fields hold
 _CALL_FIELDS = ("name", "arguments", "result", "error")
 
 Fields = dict[str, Any]
@@ -44,6 +44,13 @@ def _path_fault(path: Any) -> str | None:
     return None if len(parts) > 1 or parts[0] in _WHOLE_ROOTS else f"{path} is a whole field; name a value in it"
 
 
+class Counts(NamedTuple):
+    """Secrets replaced, and those in fields that repeat what others hold."""
+
+    first: Counter[str]
+    again: Counter[str]
+
+
 class Walk:
     """Goes through the fields of a rollout, first for whole values, then for texts."""
 
@@ -53,7 +60,7 @@ class Walk:
         self._names = frozenset(_plain_name(name) for name in names)
         self._token = token
 
-    def whole_values(self, fields: Fields, texts: dict[str, None], counts: Counter[str]) -> Fields:
+    def whole_values(self, fields: Fields, texts: dict[str, None], counts: Counts) -> Fields:
         """The fields without the values that go whole; all texts that are left are added to `texts`."""
 
         def noted(text: str, _: Counter[str]) -> str:
@@ -62,7 +69,7 @@ class Walk:
 
         return self._each(fields, noted, counts, whole=True)
 
-    def texts(self, fields: Fields, clean: Mapping[str, tuple[str, Counter[str]]], counts: Counter[str]) -> Fields:
+    def texts(self, fields: Fields, clean: Mapping[str, tuple[str, Counter[str]]], counts: Counts) -> Fields:
         """The fields with their texts replaced."""
 
         def cleaned(text: str, counts: Counter[str]) -> str:
@@ -74,10 +81,10 @@ class Walk:
 
         return self._each(fields, cleaned, counts, whole=False)
 
-    def _each(self, fields: Fields, text: Text, counts: Counter[str], *, whole: bool) -> Fields:
+    def _each(self, fields: Fields, text: Text, counts: Counts, *, whole: bool) -> Fields:
         new: Fields = {}
         for name, value in fields.items():
-            visitor = _Visitor(self, text, Counter() if name in _NOT_COUNTED else counts, whole=whole)
+            visitor = _Visitor(self, text, counts.again if name in _AGAIN else counts.first, whole=whole)
             new[name] = visitor.field(name, value, self.enter(fields, name, (None, self._paths)))
         return new
 

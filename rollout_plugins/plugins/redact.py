@@ -14,7 +14,7 @@ from rollout_hookspecs import Drop, Rollout, Run, Step, hookimpl
 
 from rollout_plugins.hashing import content_hash
 from rollout_plugins.plugins.options import check, flag
-from rollout_plugins.plugins.places import ROOTS, Walk, path_faults
+from rollout_plugins.plugins.places import ROOTS, Counts, Walk, path_faults
 from rollout_plugins.plugins.secrets import RULES, Rule, Scanner, fault_of
 
 logger = logging.getLogger("rollout_plugins")
@@ -112,14 +112,15 @@ class Redact:
     def _redacted(self, rollout: Rollout) -> Rollout | None:
         before = {name: getattr(rollout, name) for name in (*ROOTS, "images", "marks")}
         texts: dict[str, None] = {}
-        counts: Counter[str] = Counter()
-        after = self._walk.whole_values(before, texts, counts)
+        counted = Counts(Counter(), Counter())
+        after = self._walk.whole_values(before, texts, counted)
         clean = self._cleaned(list(texts))
         if clean:
-            after = self._walk.texts(after, clean, counts)
+            after = self._walk.texts(after, clean, counted)
         changed = {name for name in before if after[name] is not before[name]}
         if not changed:
             return None
+        counts = counted.first or counted.again
         self._counts.setdefault(rollout.split, Counter()).update(counts)
         said = ", ".join(f"{count} {rule}" for rule, count in sorted(counts.items()))
         spelled = rollout.tokens is not None and not changed.isdisjoint({"prompt", "completion", "rendered"})
