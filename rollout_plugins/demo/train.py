@@ -11,7 +11,7 @@ from typing import Any
 from rollout_plugins.errors import need
 
 STEPS = 20
-LEARNING_RATE = 1e-3
+LEARNING_RATE = 4e-4
 
 OnStep = Callable[[int, int, float], None]
 """Told `(step, total, mean reward)` after each step."""
@@ -44,6 +44,7 @@ def _trainer(out: Path, steps: int, callbacks: Sequence[Any]) -> Any:
         num_generations=8,
         max_completion_length=160,
         max_tool_calling_iterations=3,
+        min_p=0.01,
         learning_rate=LEARNING_RATE,
         lr_scheduler_type="constant",
         gradient_checkpointing=False,

@@ -27,8 +27,9 @@ MARKER = re.compile(r"</?(?:think|tool_call|tool_response)>")
 # A number or a word is one token wherever it stands, so that filling in an argument is copying one token.
 CHUNKS = r"\p{N}{1,3}|\p{L}+(?: \p{L}+)*|[^\p{N}\p{L}]+"
 TURNS = 5
-STEPS = 1600
-FLAWLESS = 700  # steps that teach nothing but copying, which is learned sooner without the mistakes
+STEPS = 1200
+FLAWLESS = 500  # first steps: nothing but copying, which is learned sooner without the mistakes
+SHORT = 900  # steps without the long text that lists the tools, to save time
 BATCH = 32
 LEARNING_RATE = 3e-3
 
@@ -137,10 +138,9 @@ def _tool(name: str) -> Any:
     return known[name]
 
 
-def rendered(talks: Sequence[list[dict[str, Any]]]) -> list[str]:
+def rendered(talks: Sequence[list[dict[str, Any]]], *, tools: Sequence[Any] | None) -> list[str]:
     """The conversations as TRL builds them up turn by turn: without the empty thoughts of Qwen3's template."""
     template = _tokenizer_around(_untrained())
-    tools = [shop.price, shop.multiply]
     texts = (template.apply_chat_template(talk, tools=tools, tokenize=False) for talk in talks)
     return [text.replace("<think>\n\n</think>\n\n", "") for text in texts]
 
@@ -200,12 +200,8 @@ def batches(texts: Sequence[str], tokenizer: Any) -> Iterator[dict[str, Any]]:
         longest = max(map(len, rows))
         ids = [row + [tokenizer.pad_token_id] * (longest - len(row)) for row in rows]
         labels = [labelled(row, tokenizer) + [-100] * (longest - len(row)) for row in rows]
-        mask = [[1] * len(row) + [0] * (longest - len(row)) for row in rows]
-        yield {
-            "input_ids": torch.tensor(ids),
-            "labels": torch.tensor(labels),
-            "attention_mask": torch.tensor(mask),
-        }
+        # No attention mask: what pads the right end is never looked at from the left of it.
+        yield {"input_ids": torch.tensor(ids), "labels": torch.tensor(labels)}
 
 
 def build_model(tokenizer: Any) -> Any:
@@ -250,7 +246,8 @@ def main(folder: Path = CHECKPOINT) -> None:
 
     rng = random.Random(0)  # noqa: S311
     talks = [dialogue(rng, flawless=place < FLAWLESS * BATCH) for place in range(STEPS * BATCH)]
-    texts = rendered(talks)
+    short = SHORT * BATCH
+    texts = rendered(talks[:short], tools=None) + rendered(talks[short:], tools=[shop.price, shop.multiply])
     tokenizer = build_tokenizer(texts[-5000:])
     model = build_model(tokenizer)
     warm_up(model, texts, tokenizer)
