@@ -1,0 +1,138 @@
+"""Write a new plugin as a small project that installs, and whose tests pass as they are."""
+
+from __future__ import annotations
+
+import difflib
+import keyword
+import re
+from collections.abc import Iterable, Sequence
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from string import Template
+
+from rollout_hookspecs import PROJECT
+
+from rollout_plugins import __version__
+from rollout_plugins.errors import SetupError
+from rollout_plugins.loading import HOOKS
+from rollout_plugins.scaffold._snippets import SNIPPETS, Snippet
+
+_TEMPLATES = Path(__file__).parent / "templates"
+_KIT = "hostile_rollouts run_plugins scripted_grpo"
+
+
+def new_plugin(name: str, hooks: Sequence[str] = ("on_rollout",), folder: Path | None = None) -> list[Path]:
+    """Create the project `name` in `<folder>/<name>`, and return the files it wrote."""
+    chosen = _checked_hooks(hooks)
+    project, module, plugin = _names(name)
+    target = (folder or Path()) / project
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise SetupError(f"{target} exists already; choose another name, or another folder with --dir")
+    words = {
+        "project": project,
+        "module": module,
+        "plugin": plugin,
+        "kind": "".join(part.title() for part in plugin.split("_")),
+        "version": ".".join(__version__.split(".")[:2]),
+        "hooks": " and ".join(f"`{hook}`" for hook in chosen),
+    }
+    snippets = [SNIPPETS[hook] for hook in chosen]
+    files = {
+        "pyproject.toml": _filled("pyproject.toml", words),
+        "README.md": _filled("README.md", words),
+        f"{module}.py": _filled("plugin.py", words | _plugin_parts(snippets, words)),
+        f"tests/test_{module}.py": _filled("test_plugin.py", words | _test_parts(snippets, words)),
+    }
+    return [_write(target / path, text) for path, text in files.items()]
+
+
+def _checked_hooks(hooks: Sequence[str]) -> list[str]:
+    """The hooks without repetitions, in the order of the contract."""
+    for hook in hooks:
+        if hook not in HOOKS:
+            near = difflib.get_close_matches(hook, HOOKS, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise SetupError(f"{hook!r} is no hook; {hint}The hooks are {', '.join(HOOKS)}")
+    return [hook for hook in HOOKS if hook in hooks]
+
+
+def _names(name: str) -> tuple[str, str, str]:
+    """Names of the distribution, of its module, and of the plugin in it."""
+    if not re.fullmatch(r"[A-Za-z]([A-Za-z0-9._-]*[A-Za-z0-9])?", name):
+        raise SetupError(f"{name!r} is no name for a project; use letters, digits and -, for example rollout-judge")
+    project = re.sub(r"[-_.]+", "-", name).lower()
+    module = project.replace("-", "_")
+    plugin = re.sub(r"^rollouts?_(plugins?_)?", "", module)
+    if keyword.iskeyword(module) or find_spec(module) is not None:
+        raise SetupError(f"{module!r} is a module of Python or of an installed package; try rollout-{project}")
+    taken = {entry.name: entry.dist.name for entry in entry_points(group=PROJECT) if entry.dist}
+    if plugin in taken:
+        raise SetupError(f"{taken[plugin]} has a plugin named {plugin!r} already; choose another name")
+    return project, module, plugin if plugin[0].isalpha() else module
+
+
+def _plugin_parts(snippets: Sequence[Snippet], words: dict[str, str]) -> dict[str, str]:
+    ours = " ".join(["hookimpl", *(snippet.ours for snippet in snippets)])
+    standard = {line for snippet in snippets for line in snippet.standard}
+    return {
+        "imports": "\n\n".join(filter(None, [_merged(standard), _import("rollout_plugins", ours)])),
+        "before": _named("".join(snippet.before for snippet in snippets), words),
+        "methods": _named("\n".join(_init_first(snippets)), words).rstrip("\n"),
+    }
+
+
+def _init_first(snippets: Sequence[Snippet]) -> Iterable[str]:
+    """A class starts with its `__init__`, whichever of its hooks wants one."""
+    methods = [snippet.method for snippet in snippets]
+    return sorted(methods, key=lambda method: "__init__" not in method)
+
+
+def _test_parts(snippets: Sequence[Snippet], words: dict[str, str]) -> dict[str, str]:
+    ours = " ".join(["RolloutPluginCallback open_run", *(snippet.test_ours for snippet in snippets)])
+    kit = " ".join([_KIT, *(snippet.test_kit for snippet in snippets)])
+    third = sorted(
+        [
+            "import pytest",
+            f"from {words['module']} import {words['kind']}",
+            _import("rollout_plugins", ours),
+            _import("rollout_plugins.testing", kit),
+        ],
+        key=lambda line: (line.startswith("from"), line.split()[1]),
+    )
+    return {
+        "imports": "from pathlib import Path\n\n" + "\n".join(third),
+        "tests": _named("\n\n".join(snippet.test for snippet in snippets), words).rstrip("\n"),
+    }
+
+
+def _import(module: str, names: str) -> str:
+    return f"from {module} import {', '.join(sorted(set(names.split()), key=_import_order))}"
+
+
+def _import_order(name: str) -> tuple[bool, str]:
+    """As formatters sort names: classes before functions."""
+    return name[0].islower(), name
+
+
+def _merged(lines: Iterable[str]) -> str:
+    """Import lines, with one line for each module."""
+    names: dict[str, list[str]] = {}
+    for line in lines:
+        _, module, _, name = line.split()
+        names.setdefault(module, []).append(name)
+    return "\n".join(_import(module, " ".join(names[module])) for module in sorted(names))
+
+
+def _named(text: str, words: dict[str, str]) -> str:
+    return text.replace("KIND", words["kind"]).replace("NAME", words["plugin"])
+
+
+def _filled(template: str, words: dict[str, str]) -> str:
+    return Template((_TEMPLATES / f"{template}.txt").read_text(encoding="utf-8")).substitute(words)
+
+
+def _write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
