@@ -2,8 +2,10 @@
 
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from rollout_hookspecs import hooks
 
 from rollout_plugins import Drop, Trace, hookimpl, open_run
 from rollout_plugins.errors import SetupError
@@ -222,8 +224,16 @@ def test_a_newer_argument_with_a_default_is_filled_where_there_is_one_and_left_a
     assert weather == "unknown"
 
 
+def test_a_deprecated_hook_says_what_to_use_instead_and_where_the_plugin_stands(monkeypatch):
+    warning = DeprecationWarning("on_run_end goes away in 3.0; use on_run_close")
+    monkeypatch.setitem(hooks.on_run_end.rollout_plugins_spec, "warn_on_impl", warning)
+    with pytest.warns(DeprecationWarning, match="use on_run_close") as caught:
+        run_plugins([plugin("old", on_run_end=lambda: None)], [])
+    assert Path(caught[0].filename).name == "test_hooks.py"
+
+
 @pytest.mark.parametrize(
-    ("hooks", "told"),
+    ("body", "told"),
     [
         ("@hookimpl\n def on_rolout(self): ...", "did you mean 'on_rollout'"),
         ("def on_rollout(self): ...", "put @hookimpl on it"),
@@ -235,9 +245,9 @@ def test_a_newer_argument_with_a_default_is_filled_where_there_is_one_and_left_a
         ("@hookimpl\n def on_rollout(self, **more): ...", "name the arguments it needs"),
     ],
 )
-def test_a_plugin_that_cannot_work_is_refused_with_a_sentence_that_names_the_fix(hooks, told):
+def test_a_plugin_that_cannot_work_is_refused_with_a_sentence_that_names_the_fix(body, told):
     namespace = {"hookimpl": hookimpl}
-    exec(f"class Mine:\n {hooks}", namespace)
+    exec(f"class Mine:\n {body}", namespace)
     with pytest.raises(SetupError) as caught:
         run_plugins([namespace["Mine"]()], [])
     assert "plugin 'mine'" in str(caught.value)
