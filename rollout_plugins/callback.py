@@ -96,28 +96,31 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._detach is None:
             self._safely("attach", self._attach_late)
+        self._pipeline.raise_strict()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._pipeline.raise_strict()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if logs and "train_runtime" in logs:  # the last moment at which the trainer's own reporters still listen
-            self._pipeline.drain(30.0)
+            self._safely("flush", self.flush)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         trainer = self._trainer()
         if trainer is not None and not trainer.is_in_train:
-            self._pipeline.drain(30.0)
+            self._safely("flush", self.flush)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._safely("note the run in the checkpoint", lambda: self._mark_checkpoint(args, int(state.global_step)))
-        self._pipeline.request_sync()
+        self._safely("flush", self._pipeline.request_sync)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._pipeline.request_sync()
+        self._safely("flush", self._pipeline.request_sync)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        try:
-            self._pipeline.close()
-        finally:
-            self._safely("detach", self.detach)
+        self._safely("detach", self.detach)
+        self._safely("close the run", self._pipeline.close)
+        self._pipeline.raise_strict()
 
     def _safely(self, what: str, action: Callable[[], object]) -> None:
         """Our own mistakes must not reach the trainer. What the user set up wrongly must, and at once."""
@@ -128,6 +131,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         except Exception as error:
             self._say(f"could not {what}: {error!r}; training goes on without it")
             logger.debug("could not %s", what, exc_info=error)
+        self._pipeline.raise_strict()
 
     def _say(self, text: str) -> None:
         if text not in self._told:
@@ -280,11 +284,13 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
 
     def _log(self, original: Callable[..., Any], logs: Any, *args: Any, **kwargs: Any) -> Any:
         """Metrics join the trainer's own log, under names of their own."""
-        if "train_runtime" in logs:
-            self._pipeline.drain(30.0)
-        return original({**logs, **self._metrics(logs)}, *args, **kwargs)
+        more: dict[str, float] = {}
+        self._safely("add metrics to the log", lambda: more.update(self._metrics(logs)))
+        return original({**logs, **more} if more else logs, *args, **kwargs)
 
     def _metrics(self, logs: Mapping[str, float]) -> dict[str, float]:
+        if "train_runtime" in logs:
+            self._pipeline.drain(30.0, sinks=False)
         is_eval = any(key.startswith("eval_") for key in logs)
         numbers = self._pipeline.pop_metrics("eval" if is_eval else "train")
         if not is_eval and self._pipeline.has_metrics and self._pipeline.run is not None:

@@ -30,8 +30,9 @@ class _Item(NamedTuple):
 class Outbox:
     """Delivers a run's start, its traces and its end to one sink, in order."""
 
-    def __init__(self, plugin: Any, dispatcher: Dispatcher, counters: Counters) -> None:
+    def __init__(self, plugin: Any, dispatcher: Dispatcher, counters: Counters, scope: str = "global") -> None:
         self.plugin = plugin
+        self.scope = scope
         self.name = dispatcher.name_of(plugin)
         self.missed = 0
         self._dispatcher = dispatcher
@@ -43,6 +44,7 @@ class Outbox:
         self._items: deque[_Item] = deque()
         self._changed = threading.Condition()
         self._current: _Item | None = None
+        self._stuck_on: _Item | None = None
         self._told = False
         self._closed = False
         self._thread = threading.Thread(target=self._work, name=f"rollouts-{self.name}", daemon=True)
@@ -107,10 +109,13 @@ class Outbox:
             logger.debug("sink %r failed in %s", self.name, item.what, exc_info=error)
 
     def drain(self, until: float) -> bool:
-        """Wait for the queue to empty, until a `time.monotonic()`; whether it did."""
+        """Wait for the queue to empty, until a `time.monotonic()`; whether it did. A hung sink is waited for once."""
         with self._changed:
             while (self._items or self._current) and (left := until - time.monotonic()) > 0:
+                if self._stuck_on is not None and self._current is self._stuck_on:
+                    break
                 self._changed.wait(left)
+            self._stuck_on = self._current
             return not (self._items or self._current)
 
     def close(self, until: float) -> None:

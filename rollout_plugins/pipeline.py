@@ -31,6 +31,7 @@ logger = logging.getLogger("rollout_plugins")
 
 QUEUE_BYTES = 2 * 2**30
 HANG_SECONDS = 60.0
+SINK_SECONDS = 10.0
 LAST_WORDS_SECONDS = 5.0
 
 
@@ -159,7 +160,7 @@ class Pipeline:
         until = time.monotonic() + seconds
         done = self._wait(until)
         for outbox in self._outboxes if sinks else ():
-            done = outbox.drain(until) and done
+            done = outbox.drain(min(until, time.monotonic() + SINK_SECONDS)) and done
         return done
 
     def _wait(self, until: float) -> bool:
@@ -197,7 +198,7 @@ class Pipeline:
         """Whether a sink wants to see the rollouts of all ranks on rank 0."""
         return any(_scope(plugin) == "global" for plugin in self.dispatcher.plugins_with("export_traces"))
 
-    def close(self, seconds: float = 120.0, sink_seconds: float = 10.0) -> None:
+    def close(self, seconds: float = 120.0, sink_seconds: float | None = None) -> None:
         """End the run: everything stored, sinks told. What does not finish in time is counted."""
         if self.run is None or self._is_elsewhere():
             return
@@ -213,7 +214,7 @@ class Pipeline:
             outbox.end_run(run)
         self._put(_Item(self._close_store))
         self._wait(max(until, time.monotonic() + LAST_WORDS_SECONDS))
-        self._close_sinks(time.monotonic() + sink_seconds)
+        self._close_sinks(time.monotonic() + (SINK_SECONDS if sink_seconds is None else sink_seconds))
         self._stop_threads()
 
     def _close_sinks(self, until: float) -> None:
@@ -301,7 +302,7 @@ class Pipeline:
         self._store(lambda writer: writer.write_run(), 0)
         sinks = self.dispatcher.plugins_with("export_traces")
         self._outboxes = self._outboxes or [
-            Outbox(plugin, self.dispatcher, self.counters)
+            Outbox(plugin, self.dispatcher, self.counters, _scope(plugin))
             for plugin in sinks
             if run.rank == 0 or _scope(plugin) != "global"
         ]
@@ -334,7 +335,7 @@ class Pipeline:
             if self._store(lambda writer: writer.write(batch.split, own), len(own)):
                 self.counters.stored(batch.split, len(own))
         for outbox in self._outboxes:
-            outbox.send(work.traces, work.step)
+            outbox.send(work.traces_for(outbox.scope), work.step)
         with self._changed:
             self._metrics.setdefault(batch.split, []).append(work.metrics or {})
 
@@ -374,10 +375,11 @@ class Pipeline:
             return
         if work.chosen is None:
             work.chosen, work.skipped = dispatcher.select(kept, step)
-        while work.shown < len(work.chosen):
-            trace = dispatcher.trace(work.chosen[work.shown])
-            work.shown += 1
-            work.traces += [trace] if trace is not None else []
+        if any(outbox.scope == "stream" for outbox in self._outboxes):
+            work.streamed = [r for r in kept if r.rank == step.rank]
+        for rollout in [*work.chosen, *work.streamed]:
+            if rollout.id not in work.traces:
+                work.traces[rollout.id] = dispatcher.trace(rollout)
         self._forward_alerts()
 
     def _forward_alerts(self) -> None:
@@ -434,8 +436,13 @@ class _Work:
         self.metrics: dict[str, float] | None = None
         self.chosen: list[Rollout] | None = None
         self.skipped: dict[str, str] = {}
-        self.shown = 0
-        self.traces: list[Trace] = []
+        self.streamed: list[Rollout] = []
+        self.traces: dict[str, Trace | None] = {}
+
+    def traces_for(self, scope: str) -> list[Trace]:
+        """What a sink of this scope gets: the selected rollouts, or this rank's whole generation."""
+        rollouts = self.streamed if scope == "stream" else self.chosen or ()
+        return [trace for r in rollouts if (trace := self.traces.get(r.id)) is not None]
 
     def marked(self, rank: int) -> list[Rollout]:
         """This rank's rollouts for the store, with who kept or skipped each; untouched where plugins broke off."""
