@@ -205,8 +205,8 @@ class StoredRun:
         """How many rollouts match; takes what `rollouts` takes."""
         return int(self._session.ask(lambda known: known.places(Filters(**filters))).num_rows)
 
-    def table(self, columns: Sequence[str] | None = None, **filters: Any) -> pa.Table:
-        """Rollouts as an Arrow table of all or some columns; takes what `rollouts` takes."""
+    def tables(self, columns: Sequence[str] | None = None, **filters: Any) -> Iterator[pa.Table]:
+        """Rollouts as Arrow tables of all or some columns, a few rows each; takes what `rollouts` takes."""
         known = self._session.ask(lambda known: known.columns)
         wanted = list(columns) if columns is not None else list(known)
         for name in wanted:
@@ -215,16 +215,18 @@ class StoredRun:
         said = {name: (known[name].producer, known[name].name) for name in wanted if known[name].producer}
         stored = [name for name in wanted if name not in said]
         found = self._session.ask(lambda known: known.places(Filters(**filters), annotations=bool(said)))
-        tables = [
-            _select(
-                table,
-                {name: pc.struct_field(found[of].take(places), column) for name, (of, column) in said.items()},
-                wanted,
-            )
-            for places, table in self._session.take(found, stored or ["id"])
-        ]
-        empty = pa.Table.from_batches([], pa.schema([(name, TYPES.get(name, pa.float64())) for name in wanted]))
-        return pa.concat_tables(tables, promote_options="permissive") if tables else empty
+        for places, table in self._session.take(found, stored or ["id"]):
+            more = {name: pc.struct_field(found[of].take(places), column) for name, (of, column) in said.items()}
+            arrays = [more[name] if name in more else table[name] for name in wanted]
+            yield pa.Table.from_arrays(arrays, names=wanted)
+
+    def table(self, columns: Sequence[str] | None = None, **filters: Any) -> pa.Table:
+        """Rollouts as one Arrow table of all or some columns; takes what `rollouts` takes."""
+        tables = list(self.tables(columns, **filters))
+        if tables:
+            return pa.concat_tables(tables, promote_options="permissive")
+        names = list(columns) if columns is not None else self.columns
+        return pa.Table.from_batches([], pa.schema([(name, TYPES.get(name, pa.float64())) for name in names]))
 
     def to_pandas(self, columns: Sequence[str] | None = None, **filters: Any) -> Any:
         """The same as a pandas DataFrame."""
@@ -289,11 +291,6 @@ class StoredRun:
 
     def _repr_html_(self) -> str:
         return summary.html(self)
-
-
-def _select(table: pa.Table, more: Mapping[str, pa.ChunkedArray], names: Sequence[str]) -> pa.Table:
-    """Columns of the table and more, in this order."""
-    return pa.Table.from_arrays([more[name] if name in more else table[name] for name in names], names=list(names))
 
 
 class Runs(Sequence[StoredRun]):

@@ -35,7 +35,7 @@ class Session:
         for attempt in range(_TRIES):
             try:
                 return question(self._open())
-            except UnreadableError as error:  # noqa: PERF203 - asking again is the point
+            except UnreadableError as error:
                 self._database = None
                 reason = str(error)
                 if not self._find_damage(whole=attempt > 0) and attempt > 1:

@@ -1,0 +1,95 @@
+"""`rollouts annotate RUN --producer P FILE`."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from rollout_plugins.cli.filters import RUN
+from rollout_plugins.cli.output import add_json, busy, note, print_json, say
+from rollout_plugins.errors import RunError
+from rollout_plugins.store.read import open_run
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from collections.abc import Iterator
+
+
+def configure(parser: ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help=RUN)
+    parser.add_argument(
+        "file", metavar="FILE", help="JSON lines, CSV or Parquet with a column id; - for JSON lines on stdin"
+    )
+    parser.add_argument("--producer", required=True, metavar="P", help="who says so; its columns become P.<column>")
+    add_json(parser)
+
+
+def run(options: Namespace) -> None:
+    stored = open_run(options.run)
+    with busy("reading and writing"):
+        rows = list(_rows(options.file))
+        written = stored.annotate(options.producer, rows)
+        known = set(stored.table(["id"], superseded=True)["id"].to_pylist())
+    unknown = sum(row["id"] not in known for row in rows)
+    if options.json:
+        print_json(
+            {"written": written, "unknown_ids": unknown, "columns": stored.annotations.get(options.producer, [])}
+        )
+        return
+    columns = ", ".join(f"{options.producer}.{name}" for name in stored.annotations.get(options.producer, []))
+    say(f"{written:,} rows; the columns of {options.producer} are now {columns}")
+    if unknown:
+        note(f"{unknown:,} of these ids are no rollout of {stored.dir} (yet)")
+
+
+def _rows(name: str) -> Iterator[dict[str, Any]]:
+    if name == "-":
+        return _json_lines(sys.stdin, "standard input")
+    path = Path(name)
+    if path.suffix == ".parquet":
+        return _parquet(path)
+    return _csv(path) if path.suffix in {".csv", ".tsv"} else _file_of_json_lines(path)
+
+
+def _parquet(path: Path) -> Iterator[dict[str, Any]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path)
+    except pa.ArrowException as error:
+        raise RunError(f"{path} is no Parquet file: {error}") from error
+    yield from table.to_pylist()
+
+
+def _csv(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ","):
+            yield {name: value if name == "id" else _typed(value) for name, value in row.items() if name}
+
+
+def _typed(text: str | None) -> Any:
+    """CSV holds text; numbers and true or false are meant as such, and nothing as nothing."""
+    if not text:
+        return None
+    try:
+        return json.loads(text) if text in {"true", "false"} or text[0] in "-0123456789" else text
+    except ValueError:
+        return text
+
+
+def _file_of_json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open(encoding="utf-8") as file:
+        yield from _json_lines(file, str(path))
+
+
+def _json_lines(file: TextIO, name: str) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(file, 1):
+        if line.strip():
+            try:
+                yield json.loads(line)
+            except ValueError as error:
+                raise RunError(f"line {number} of {name} is no JSON: {error}; nothing was written") from error

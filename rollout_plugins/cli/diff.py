@@ -1,0 +1,151 @@
+"""`rollouts diff RUN_A RUN_B`."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group
+from rich.text import Text
+
+from rollout_plugins.cli.filters import RUN
+from rollout_plugins.cli.output import add_json, busy, console, print_json, say, show
+from rollout_plugins.messages import call_text, completion_text, prompt_text
+from rollout_plugins.store.filters import Filters, condition
+from rollout_plugins.store.read import open_run
+from rollout_plugins.view.text import clean, number, one_line, shorten, signed
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from collections.abc import Iterator
+
+    from rollout_hookspecs import Rollout
+
+    from rollout_plugins.store.read import StoredRun
+
+LIMIT = 5
+CHARS = 2000
+_COLORS = {"-": "red strike", "+": "green", " ": ""}
+
+
+def configure(parser: ArgumentParser) -> None:
+    parser.add_argument("run_a", metavar="RUN_A", help=RUN)
+    parser.add_argument("run_b", metavar="RUN_B", help="the run to compare it with")
+    parser.add_argument("--split", help="train or eval")
+    parser.add_argument("--step", help="a number, last, or a range such as 10-20 (default: all)")
+    parser.add_argument(
+        "--limit", type=int, default=LIMIT, help=f"prompts to show, most changed first (default: {LIMIT})"
+    )
+    add_json(parser)
+
+
+def run(options: Namespace) -> None:
+    first, second = open_run(options.run_a), open_run(options.run_b)
+    with busy("comparing"):
+        a, b = (_by_prompt(stored, options) for stored in (first, second))
+        shared = [_pair(a[key], b[key]) for key in a if key in b]
+        shared.sort(key=lambda pair: -abs(pair["change"] or 0.0))
+        summary = _summary(a, b, shared)
+        shown = [_with_texts(pair, first, second) for pair in shared[: max(options.limit, 0)]]
+    if options.json:
+        print_json(
+            {**summary, "prompts": [{k: v for k, v in pair.items() if not k.startswith("_")} for pair in shown]}
+        )
+        return
+    _print(summary, shown)
+
+
+def _by_prompt(stored: StoredRun, options: Namespace) -> dict[str, dict[str, Any]]:
+    """Mean reward for each prompt, and its latest, best rollout."""
+    where = condition(Filters(split=options.split, step=options.step), "rollouts")
+    query = (
+        "select md5(prompt::varchar) as key, count(*) as n, "  # noqa: S608 - put together from quoted literals
+        "avg(reward) filter (where not isnan(reward)) as reward, "
+        "arg_max(id, (step, coalesce(reward, '-inf'::double))) as id "
+        f"from rollouts where {where} group by 1"
+    )
+    return {row["key"]: row for row in stored.sql(query).to_pylist()}
+
+
+def _pair(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
+    known = a["reward"] is not None and b["reward"] is not None
+    return {
+        "reward_a": a["reward"],
+        "reward_b": b["reward"],
+        "change": b["reward"] - a["reward"] if known else None,
+        "rollouts_a": a["n"],
+        "rollouts_b": b["n"],
+        "id_a": a["id"],
+        "id_b": b["id"],
+    }
+
+
+def _summary(a: dict[str, Any], b: dict[str, Any], shared: list[dict[str, Any]]) -> dict[str, Any]:
+    changes = [pair["change"] for pair in shared if pair["change"] is not None]
+    means = [[pair[name] for pair in shared if pair["change"] is not None] for name in ("reward_a", "reward_b")]
+    return {
+        "prompts_a": len(a),
+        "prompts_b": len(b),
+        "shared": len(shared),
+        "better": sum(change > 0 for change in changes),
+        "worse": sum(change < 0 for change in changes),
+        "reward_a": sum(means[0]) / len(changes) if changes else None,
+        "reward_b": sum(means[1]) / len(changes) if changes else None,
+    }
+
+
+def _with_texts(pair: dict[str, Any], first: StoredRun, second: StoredRun) -> dict[str, Any]:
+    a, b = first.get(pair["id_a"]), second.get(pair["id_b"])
+    return {**pair, "prompt": prompt_text(a), "text_a": _said(a), "text_b": _said(b)}
+
+
+def _said(rollout: Rollout) -> str:
+    """What the model wrote, calls included."""
+    calls = [f"→ {call_text(call)}" for call in rollout.tool_calls]
+    return "\n".join(part for part in (*calls, completion_text(rollout).strip()) if part)
+
+
+def _print(summary: dict[str, Any], pairs: list[dict[str, Any]]) -> None:
+    if not summary["shared"]:
+        say(f"no prompt in both: {summary['prompts_a']:,} in the first, {summary['prompts_b']:,} in the second")
+        return
+    parts = [
+        Text(
+            f"{summary['shared']:,} prompts in both ({summary['prompts_a']:,} and {summary['prompts_b']:,}); reward "
+            f"{number(summary['reward_a'])} → {number(summary['reward_b'])}; "
+            f"{summary['better']:,} better, {summary['worse']:,} worse",
+            style="bold",
+        )
+    ]
+    for pair in pairs:
+        change = f"{number(pair['reward_a'])} → {number(pair['reward_b'])}  {signed(pair['change'])}"
+        style = "green" if (pair["change"] or 0) > 0 else "red" if (pair["change"] or 0) < 0 else ""
+        parts += [Text(), Text.assemble((change, style), f"  {one_line(pair['prompt'], 160)}")]
+        parts += [Text(f"{pair['id_a']} → {pair['id_b']}", style="dim"), _changes(pair["text_a"], pair["text_b"])]
+    width = console().width
+    show(Group(*parts), sum(len(part.wrap(console(), width)) for part in parts))
+
+
+def _changes(a: str, b: str) -> Text:
+    """A word diff: colours for a person, `[-…-]{+…+}` in a pipe."""
+    text = Text()
+    for mark, words in _words(shorten(a, chars=CHARS), shorten(b, chars=CHARS)):
+        if sys.stdout.isatty() or mark == " ":
+            text.append(clean(words), _COLORS[mark])
+        else:
+            text.append(f"[-{clean(words)}-]" if mark == "-" else f"{{+{clean(words)}+}}")
+    return text
+
+
+def _words(a: str, b: str) -> Iterator[tuple[str, str]]:
+    left, right = re.findall(r"\s+|\w+|[^\w\s]", a), re.findall(r"\s+|\w+|[^\w\s]", b)
+    for kind, i, j, k, m in difflib.SequenceMatcher(None, left, right, autojunk=False).get_opcodes():
+        if kind == "equal":
+            yield " ", "".join(left[i:j])
+            continue
+        if j > i:
+            yield "-", "".join(left[i:j])
+        if m > k:
+            yield "+", "".join(right[k:m])

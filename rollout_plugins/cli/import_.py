@@ -1,0 +1,35 @@
+"""`rollouts import --from FORMAT PATH`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rollout_plugins.cli.output import add_json, busy, note, print_json, say
+from rollout_plugins.store.importers import FORMATS, import_rollouts
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+
+def configure(parser: ArgumentParser) -> None:
+    parser.add_argument("path", metavar="PATH", help="the file or folder the other library wrote")
+    parser.add_argument("--from", dest="format", required=True, choices=FORMATS, help="which library wrote it")
+    parser.add_argument(
+        "--out", default=".", help="folder for the run, which becomes OUT/rollouts/<name> (default: here)"
+    )
+    parser.add_argument("--split", choices=("train", "eval"), help="for formats that do not say")
+    add_json(parser)
+
+
+def run(options: Namespace) -> None:
+    with busy(f"reading {options.path}"):
+        report = import_rollouts(options.format, options.path, options.out, split=options.split)
+    if options.json:
+        facts = {"dir": str(report.dir), "rollouts": report.rollouts, "skipped": report.skipped, "lacks": report.lacks}
+        print_json(facts)
+        return
+    say(f"{report.rollouts:,} rollouts in {report.dir}")
+    for reason, count in report.skipped.items():
+        note(f"skipped: {count:,} {reason}")
+    for lack in report.lacks:
+        note(f"not in this format: {lack}")

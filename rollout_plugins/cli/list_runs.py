@@ -1,0 +1,73 @@
+"""`rollouts list DIR`."""
+
+from __future__ import annotations
+
+import sys
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from rollout_plugins.cli.output import add_json, busy, console, note, print_json, print_table, show, table_of
+from rollout_plugins.store.read import runs
+from rollout_plugins.view import sparkline
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+    from rollout_plugins.store.read import StoredRun
+
+SPARKS = 12
+SPARE = ("folder", "trainer", "started", "over time", "drops")
+
+
+def configure(parser: ArgumentParser) -> None:
+    parser.add_argument("dir", nargs="?", default=".", help="a folder of runs, or of outputs with runs in them")
+    add_json(parser)
+
+
+def run(options: Namespace) -> None:
+    with busy("reading the runs"):
+        found = [_facts(stored) for stored in runs(options.dir)]
+    if options.json:
+        print_json(found)
+        return
+    shown = [{name: value for name, value in facts.items() if name not in {"damaged", "attempts"}} for facts in found]
+    if not any(facts["drops"] for facts in found):
+        shown = [{name: value for name, value in facts.items() if name != "drops"} for facts in shown]
+    if sys.stdout.isatty():
+        show(table_of(shown, list(shown[0]), width=console().width, spare=SPARE), len(shown) + 3)
+    else:
+        print_table(shown)
+    for facts in found:
+        for name, reason in facts["damaged"].items():
+            note(f"{facts['folder']}: {name} cannot be read: {reason}")
+
+
+def _facts(stored: StoredRun) -> dict[str, Any]:
+    rows = stored.stats()
+    train = [row for row in rows if row["split"] == "train"]
+    attempts = stored.attempts
+    started = min((a["started"] for a in attempts if isinstance(a.get("started"), float)), default=None)
+    return {
+        "run": stored.info.id,
+        "started": datetime.fromtimestamp(started).astimezone().strftime("%Y-%m-%d %H:%M") if started else None,
+        "trainer": stored.info.trainer,
+        "rollouts": sum(row["rollouts"] for row in rows),
+        "steps": len(train),
+        "reward": train[-1]["reward"] if train else None,
+        "over time": sparkline(_thinned([row["reward"] for row in train])),
+        "state": _state(attempts),
+        "drops": sum(stored.drops.values()),
+        "folder": str(stored.dir),
+        "attempts": max((a.get("attempt", 1) for a in attempts), default=1),
+        "damaged": dict(stored.damaged),
+    }
+
+
+def _thinned(values: list[Any]) -> list[Any]:
+    return values if len(values) <= SPARKS else [values[n * (len(values) - 1) // (SPARKS - 1)] for n in range(SPARKS)]
+
+
+def _state(attempts: list[dict[str, Any]]) -> str:
+    newest = max((a.get("attempt", 1) for a in attempts), default=0)
+    ends = [a.get("ended") for a in attempts if a.get("attempt", 1) == newest]
+    return "ended" if ends and all(ends) else "open"

@@ -1,0 +1,114 @@
+"""What commands print: rich tables and pages for a person, plain text for a pipe, JSON for a program."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+from rollout_plugins.view.text import MISSING, clean, number, one_line
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from rich.console import RenderableType
+    from rich.table import Table
+
+PIPE_WIDTH = 100
+
+
+def add_json(parser: ArgumentParser) -> None:
+    """`--json`, for a command whose output a program may read."""
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def console() -> Console:
+    """Standard output; into a pipe without colours, and wide enough not to depend on a window."""
+    if sys.stdout.isatty():
+        return Console(highlight=False)
+    return Console(highlight=False, width=int(os.environ.get("COLUMNS") or PIPE_WIDTH), color_system=None)
+
+
+def say(text: str) -> None:
+    """A line for a person. Nothing in it is obeyed by the terminal."""
+    sys.stdout.write(clean(text) + "\n")
+
+
+def note(text: str) -> None:
+    """A line beside the output, for a person."""
+    sys.stderr.write(clean(text) + "\n")
+
+
+def print_json(value: Any) -> None:
+    """One JSON document."""
+    sys.stdout.write(orjson.dumps(value, option=orjson.OPT_INDENT_2, default=str).decode() + "\n")
+
+
+def print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None) -> None:
+    """A table for a person; tab-separated lines with a header for a pipe."""
+    names = list(columns if columns is not None else rows[0] if rows else ())
+    if sys.stdout.isatty():
+        show(table_of(rows, names), len(rows) + 3)
+        return
+    lines = [names, *([cell(row.get(name), None) for name in names] for row in rows)]
+    sys.stdout.write("".join("\t".join(one_line(text, 10_000_000) for text in line) + "\n" for line in lines))
+
+
+def table_of(
+    rows: Sequence[Mapping[str, Any]], names: Sequence[str], *, width: int = 0, spare: Sequence[str] = ()
+) -> Table:
+    """A table for a person. `spare`: columns to leave out, first ones first, as long as `width` does not hold all."""
+    from rich import box
+    from rich.table import Table
+
+    cells = {name: [cell(row.get(name), 200) for row in rows] for name in names}
+    needs = {name: max(map(cell_len, (name, *texts)), default=0) + 3 for name, texts in cells.items()}
+    for name in spare:
+        if width and sum(needs[name] for name in cells) > width:
+            del cells[name]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in cells:
+        numeric = all(isinstance(row.get(name), int | float | None) for row in rows)
+        heading = Text(one_line(name, 40), overflow="fold")
+        table.add_column(heading, justify="right" if numeric else "left", overflow="fold", no_wrap=numeric)
+    for texts in zip(*cells.values(), strict=True):
+        table.add_row(*map(Text, texts))
+    return table
+
+
+def cell(value: Any, chars: int | None) -> str:
+    """A value in a table: numbers as people write them, everything else on one safe line."""
+    if value is None:
+        return MISSING if chars else ""
+    if isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool)):
+        return number(value) if chars else repr(value)
+    return one_line(value, chars or 10_000_000)
+
+
+def show(renderable: RenderableType, lines: int) -> None:
+    """Print; through the pager when a person would have to scroll back."""
+    screen = console()
+    if screen.is_terminal and lines > screen.height and os.environ.get("PAGER") != "cat":
+        os.environ.setdefault("LESS", "-RFX")
+        with screen.pager(styles=True):
+            screen.print(renderable)
+    else:
+        screen.print(renderable)
+
+
+@contextmanager
+def busy(what: str) -> Iterator[None]:
+    """A spinner beside work that takes a while; nothing when nobody is looking."""
+    screen = Console(stderr=True)
+    if not screen.is_terminal:
+        yield
+        return
+    with screen.status(Text(what)):
+        yield

@@ -1,0 +1,31 @@
+"""`rollouts plugins`."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from rollout_plugins.cli.output import add_json, console, print_json, print_table, show, table_of
+from rollout_plugins.loading import listing
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+
+SPARE = ("order", "hooks", "version")
+
+
+def configure(parser: ArgumentParser) -> None:
+    add_json(parser)
+
+
+def run(options: Namespace) -> None:
+    rows = listing()
+    if options.json:
+        print_json(rows)
+        return
+    shown = [{name: ", ".join(value) if name == "hooks" else value for name, value in row.items()} for row in rows]
+    if sys.stdout.isatty():
+        show(table_of(shown, list(shown[0]), width=console().width, spare=SPARE), len(rows) + 3)
+    else:
+        print_table(shown)

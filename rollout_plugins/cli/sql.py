@@ -1,0 +1,49 @@
+"""`rollouts sql RUN… "select …"`."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from typing import TYPE_CHECKING, Any
+
+from rollout_plugins.cli.filters import RUN
+from rollout_plugins.cli.output import add_json, busy, print_json, print_table
+from rollout_plugins.store.read import Runs, open_run
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def configure(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "run", metavar="RUN", nargs="+", help=f"{RUN}; several are asked as one, `run_id` tells them apart"
+    )
+    parser.add_argument(
+        "query", metavar="SQL", help="one SELECT over rollouts, messages, tool_calls, annotations.<producer>"
+    )
+    parser.add_argument("--csv", action="store_true", help="print CSV")
+    parser.add_argument("--superseded", action="store_true", help="also what a resumed attempt did again")
+    add_json(parser)
+
+
+def run(options: Namespace) -> None:
+    found = [open_run(path) for path in options.run]
+    asked = found[0] if len(found) == 1 else Runs(found)
+    with busy("asking"):
+        table = asked.sql(options.query, superseded=options.superseded)
+    rows = table.to_pylist()
+    if options.json:
+        print_json(rows)
+    elif options.csv:
+        writer = csv.writer(sys.stdout)
+        writer.writerow(_harmless(name) for name in table.column_names)
+        writer.writerows([_harmless(value) for value in row.values()] for row in rows)
+    else:
+        print_table(rows, table.column_names)
+
+
+def _harmless(value: Any) -> Any:
+    """Text that a spreadsheet would take for a formula gets a quote in front."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value

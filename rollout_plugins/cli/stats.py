@@ -1,0 +1,137 @@
+"""`rollouts stats RUN`."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group
+from rich.text import Text
+
+from rollout_plugins.cli.filters import RUN
+from rollout_plugins.cli.output import add_json, busy, console, note, print_json, print_table, show, table_of
+from rollout_plugins.store.read import open_run
+from rollout_plugins.view import render_steps, sparkline
+from rollout_plugins.view.text import number, one_line
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from collections.abc import Mapping, Sequence
+
+    from rollout_plugins.store.read import StoredRun
+
+ROWS = 8
+SPARE = ("errors", "max", "min", "cut off", "failed", "rollouts", "tokens", "calls")
+SPARKS = 24
+
+
+def configure(parser: ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help=RUN)
+    parser.add_argument("--split", help="train or eval (default: all there are)")
+    parser.add_argument("--all", action="store_true", help="every step, also on a terminal")
+    add_json(parser)
+
+
+def run(options: Namespace) -> None:
+    stored = open_run(options.run)
+    with busy("counting"):
+        rows = [row for row in stored.stats() if options.split in {None, row["split"]}]
+    if options.json:
+        facts = {"run": stored.info.id, "folder": str(stored.dir), "steps": rows, "drops": stored.drops}
+        print_json({**facts, "annotations": stored.annotations, "damaged": stored.damaged})
+        return
+    if not rows:
+        note(f"{stored.dir} has no rollouts yet")
+    elif sys.stdout.isatty():
+        _print(stored, rows, whole=options.all)
+    else:
+        print_table(_readable(rows, {"split"}))
+    for reason, count in stored.drops.items():
+        note(f"left out: {count:,} {reason}")
+    for name, reason in stored.damaged.items():
+        note(f"{name} cannot be read and is not counted: {reason}")
+
+
+def _print(stored: StoredRun, rows: Sequence[Mapping[str, Any]], *, whole: bool) -> None:
+    """The course of the run as charts, and the numbers of as many steps as a screen has room for."""
+    screen = console()
+    room = max(min(screen.height - 18, ROWS), 4)
+    parts: list[Any] = _charts(stored, rows, screen.width, room + 3)
+    lines = room + 9
+    for split in dict.fromkeys(row["split"] for row in rows):
+        chosen = [row for row in rows if row["split"] == split]
+        shown = chosen if whole else _spread(chosen, room)
+        some = f"{len(shown)} of {len(chosen)} steps, --all for all" if len(shown) < len(chosen) else "every step"
+        readable = _readable(shown, set())
+        parts += [Text(f"\n{one_line(split, 20)}: {some}", style="dim")]
+        parts += [table_of(readable, list(readable[0]), width=screen.width, spare=SPARE)]
+        lines += len(shown) + 4
+    show(Group(*parts), lines)
+
+
+def _readable(rows: Sequence[Mapping[str, Any]], more: set[str]) -> list[dict[str, Any]]:
+    """The columns a person compares; those that say nothing in this run are left out."""
+    named = [name for name in rows[0] if name.startswith("reward/")]
+    quiet = {
+        "calls": "tool_calls",
+        "failed": "tool_calls",
+        "errors": "errors",
+        "cut off": "truncated",
+        "in group": "groups",
+    }
+    empty = {name for name, of in quiet.items() if not any(row[of] for row in rows)}
+    empty |= {"split"} - more
+    empty |= {name.removeprefix("reward/") for name in named} if len(named) == 1 else set()
+    return [{name: value for name, value in _row(row, named).items() if name not in empty} for row in rows]
+
+
+def _row(row: Mapping[str, Any], named: Sequence[str]) -> dict[str, Any]:
+    return {
+        "split": row["split"],
+        "step": row["step"],
+        "rollouts": row["rollouts"],
+        "reward": row["reward"],
+        "min": row["reward_min"],
+        "max": row["reward_max"],
+        "in group": row["group_std"],
+        **{name.removeprefix("reward/"): row[name] for name in named},
+        "tokens": row["completion_tokens"],
+        "cut off": _percent(row["truncated"], row["rollouts"]),
+        "calls": row["tool_calls"],
+        "failed": _percent(row["tool_errors"], row["tool_calls"]),
+        "errors": row["errors"],
+    }
+
+
+def _percent(part: float | None, whole: float | None) -> str | None:
+    return f"{(part or 0) / whole:.0%}" if whole else None
+
+
+def _spread(rows: Sequence[Any], count: int) -> list[Any]:
+    """The first, the last, and evenly between them."""
+    if len(rows) <= count:
+        return list(rows)
+    return [rows[number * (len(rows) - 1) // (count - 1)] for number in range(count)]
+
+
+def _charts(stored: StoredRun, rows: Sequence[Mapping[str, Any]], width: int, lines: int) -> list[Any]:
+    train = [row for row in rows if row["split"] == "train"] or rows
+    facts = [
+        stored.info.id,
+        stored.info.trainer,
+        stored.info.model,
+        f"{sum(row['rollouts'] for row in rows):,} rollouts",
+    ]
+    title = Text(" · ".join(one_line(fact, 60) for fact in facts if fact), style="bold")
+    parts = [title, Text(), render_steps(train, width=width, max_lines=lines), Text()]
+    shown = (
+        ("spread within groups", [row["group_std"] for row in train], number),
+        ("tokens", [row["completion_tokens"] for row in train], number),
+        ("cut off at the limit", [row["truncated"] / row["rollouts"] for row in train], "{:.0%}".format),
+    )
+    for name, values, written in shown:
+        known = [value for value in values if value is not None]
+        if len(set(known)) > 1:
+            ends = f"  {written(known[0])} → {written(known[-1])}"
+            parts.append(Text.assemble(f"{name:<21}", (sparkline(_spread(values, SPARKS)), "cyan"), ends))
+    return parts

@@ -1,0 +1,130 @@
+"""Rollouts that other libraries left on disk, turned into a run that everything here opens.
+
+    report = import_rollouts("verl", "ckpts/rollout_data", "outputs")
+    open_run(report.dir)
+
+Each format is a module with `NAME`, `LACKS` (what the format does not hold, for people) and `read`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rollout_hookspecs import Rollout, Run
+
+from rollout_plugins.errors import RunError
+from rollout_plugins.store.write import RunWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rollout_plugins.store.importers.files import Skip
+
+FORMATS = ("trl", "verl", "verifiers", "tinker", "areal", "openai-jsonl")
+BATCH = 256
+
+
+@dataclass(slots=True)
+class Found:
+    """A rollout as a format holds it; its id and its place in the run are decided later."""
+
+    rollout: Rollout
+    group: Any = None
+    """What all answers to the same prompt of the same generation have in common."""
+
+
+@dataclass(slots=True)
+class Report:
+    """What an import did."""
+
+    dir: Path
+    """The new run's folder."""
+    rollouts: int = 0
+    """How many it holds."""
+    skipped: Counter[str] = field(default_factory=Counter)
+    """Rows that could not be read, by reason."""
+    lacks: tuple[str, ...] = ()
+    """What the format does not hold."""
+
+
+def import_rollouts(format_name: str, path: str | Path, out: str | Path, *, split: str | None = None) -> Report:
+    """Read rollouts in another library's format and write them as a new run inside `out`."""
+    if format_name not in FORMATS:
+        raise RunError(f"no format {format_name!r}; the formats are {', '.join(FORMATS)}")
+    source = Path(path)
+    if not source.exists():
+        raise RunError(f"{source} does not exist; give the file or the folder that {format_name} wrote")
+    reader = import_module(f"rollout_plugins.store.importers.{format_name.replace('-', '_')}")
+    report = Report(_folder(Path(out), format_name, source), lacks=reader.LACKS)
+    names = dict.fromkeys(name for found in reader.read(source, lambda _: None) for name in found.rollout.rewards)
+    run = Run(
+        id=report.dir.name,
+        dir=str(report.dir),
+        trainer=reader.NAME,
+        host=f"import:{format_name}",
+        reward_names=tuple(names),
+        settings={"imported_from": str(source.resolve()), "lacks": list(reader.LACKS)},
+    )
+    _write(reader.read(source, _counting(report.skipped)), run, report, split)
+    return report
+
+
+def _counting(skipped: Counter[str]) -> Skip:
+    def skip(reason: str) -> None:
+        skipped[reason] += 1
+
+    return skip
+
+
+def _folder(out: Path, format_name: str, source: Path) -> Path:
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", source.resolve().stem).strip("-.") or "rollouts"
+    folder = out / "rollouts" / f"{format_name}-{stem[:60]}"
+    if folder.exists():
+        raise RunError(f"{folder} exists already; remove it, or choose another folder with --out")
+    return folder
+
+
+def _write(found: Iterator[Found], run: Run, report: Report, split: str | None) -> None:
+    writer: RunWriter | None = None
+    for batch in _generations(found, split):
+        writer = writer or RunWriter(run)
+        rows = [replace(r, id=f"{run.id}.1.{r.split[0]}{r.generation}.0.{r.index}", run_id=run.id) for r in batch]
+        writer.write(rows[0].split, rows)
+        report.rollouts += len(rows)
+    if writer is None:
+        what = ", ".join(f"{count:,} {reason}" for reason, count in report.skipped.items())
+        raise RunError(f"no rollouts found there{': ' + what if what else ''}; is it the right --from?")
+    writer.close({"rollouts": report.rollouts, "drops": dict(report.skipped)})
+
+
+def _generations(found: Iterator[Found], split: str | None) -> Iterator[list[Rollout]]:
+    """Runs of rollouts with the same split and step, with their groups and places in them."""
+    numbers: Counter[str] = Counter()
+    batch: list[Found] = []
+    for one in found:
+        if split is not None:
+            one.rollout = replace(one.rollout, split=split)  # type: ignore[arg-type]
+        if batch and (one.rollout.split, one.rollout.step) != (batch[0].rollout.split, batch[0].rollout.step):
+            yield _placed(batch, numbers)
+            batch = []
+        batch.append(one)
+    if batch:
+        yield _placed(batch, numbers)
+
+
+def _placed(batch: Sequence[Found], numbers: Counter[str]) -> list[Rollout]:
+    split = batch[0].rollout.split
+    generation = numbers[split]
+    numbers[split] += 1
+    keys = [repr(found.group if found.group is not None else found.rollout.prompt) for found in batch]
+    groups = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    sizes = Counter(keys)
+    return [
+        replace(found.rollout, generation=generation, index=index, group=groups[key], group_size=sizes[key])
+        for index, (found, key) in enumerate(zip(batch, keys, strict=True))
+    ]

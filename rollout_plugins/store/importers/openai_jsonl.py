@@ -1,0 +1,80 @@
+"""JSON lines of OpenAI messages: `{"messages": […]}` or `{"prompt": …, "completion": …}`, and what stands beside."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rollout_hookspecs import Rollout
+
+from rollout_plugins.messages import role_of
+from rollout_plugins.store.importers import Found
+from rollout_plugins.store.importers.files import (
+    Skip,
+    dict_in,
+    find,
+    json_lines,
+    messages,
+    number,
+    numbers_in,
+    tool_calls,
+    whole,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from rollout_hookspecs._records import Finish
+
+NAME = "OpenAI messages"
+LACKS = ("whatever the lines do not say: reward, rewards, advantage, step, split, group and finish_reason are read",)
+_OWN = {"messages", "prompt", "completion", "reward", "score", "rewards", "advantage", "step", "split", "group"}
+_FINISH: dict[Any, Finish] = {"stop": "stop", "tool_calls": "stop", "length": "length", "error": "error"}
+
+
+def read(path: Path, skip: Skip) -> Iterator[Found]:
+    """One rollout for each line."""
+    for file in find(path, "**/*.jsonl", "a .jsonl file, or a folder of them"):
+        for row in json_lines(file, skip):
+            if isinstance(row.get("messages"), list):
+                prompt, completion = _split(row["messages"])
+                texts = (False, False)
+            elif "completion" in row:
+                prompt, prompt_is_text = messages(row.get("prompt"), "user")
+                completion, completion_is_text = messages(row["completion"], "assistant")
+                texts = (prompt_is_text, completion_is_text)
+            else:
+                skip("row without messages")
+                continue
+            yield _found(row, prompt, completion, texts)
+
+
+def _split(said: list[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """What came before the first answer is the prompt."""
+    found, _ = messages(said, "user")
+    first = next((at for at, message in enumerate(found) if role_of(message) == "assistant"), len(found))
+    return found[:first], found[first:]
+
+
+def _found(
+    row: dict[str, Any], prompt: tuple[Any, ...], completion: tuple[Any, ...], texts: tuple[bool, bool]
+) -> Found:
+    reward = number(row.get("reward", row.get("score")))
+    rollout = Rollout(
+        id="",
+        split="eval" if str(row.get("split", "train")).startswith(("eval", "val", "test")) else "train",
+        step=whole(row.get("step")),
+        prompt=prompt,
+        completion=completion,
+        prompt_is_text=texts[0],
+        completion_is_text=texts[1],
+        tool_calls=tool_calls(completion),
+        rewards=numbers_in(dict_in(row, "rewards")),
+        reward=reward,
+        advantage=number(row.get("advantage")),
+        finish=_FINISH.get(row.get("finish_reason"), "unknown")
+        if isinstance(row.get("finish_reason"), str)
+        else "unknown",
+        columns={name: value for name, value in row.items() if name not in {*_OWN, "finish_reason"}},
+    )
+    return Found(rollout, row.get("group"))

@@ -1,0 +1,95 @@
+"""tinker-cookbook's `*_rollout_summaries.jsonl`, with the RolloutTrace records of each step where they are written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rollout_hookspecs import Rollout
+
+from rollout_plugins.store.importers import Found
+from rollout_plugins.store.importers.files import (
+    Skip,
+    dict_in,
+    find,
+    json_lines,
+    list_in,
+    messages,
+    number,
+    tool_calls,
+    whole,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from rollout_hookspecs._records import Finish
+
+NAME = "tinker-cookbook"
+LACKS = (
+    "texts, unless traces were written: prompt and completion are empty then",
+    "advantages, token ids and log-probabilities",
+    "the wording of tool calls that did not parse",
+)
+_FINISH: dict[Any, Finish] = {"stop": "stop", "length": "length"}
+
+
+def read(path: Path, skip: Skip) -> Iterator[Found]:
+    """One rollout for each trajectory."""
+    for file in find(path, "**/*rollout_summaries.jsonl", "the log_path, or one *_rollout_summaries.jsonl"):
+        for row in json_lines(file, skip):
+            if "group_idx" not in row or not isinstance(row.get("steps"), list):
+                skip("row that is no rollout summary")
+                continue
+            yield _found(row)
+
+
+def _found(row: dict[str, Any]) -> Found:
+    steps = [step for step in row["steps"] if isinstance(step, dict)]
+    split = row.get("split")
+    prompt, completion = _conversation([dict_in(step, "trace") for step in steps])
+    total, final = number(row.get("total_reward")), number(row.get("final_reward"))
+    rollout = Rollout(
+        id="",
+        split="train" if split == "train" else "eval",
+        step=whole(row.get("iteration")),
+        policy_step=whole(row["sampling_client_step"])
+        if number(row.get("sampling_client_step")) is not None
+        else None,
+        prompt=prompt,
+        completion=completion,
+        tool_calls=tool_calls(completion),
+        rewards={"steps": None if total is None or final is None else total - final, "final": final},
+        reward=total,
+        prompt_tokens=whole(steps[0].get("ob_len")) if steps else None,
+        completion_tokens=sum(whole(step.get("ac_len")) for step in steps) if steps else None,
+        finish=_FINISH.get(steps[-1].get("stop_reason") if steps else None, "unknown"),
+        columns={"split": split, "tags": row.get("tags")},
+        extra={"trajectory_metrics": dict_in(row, "trajectory_metrics"), "steps": [_without_text(s) for s in steps]},
+    )
+    return Found(rollout, row["group_idx"])
+
+
+def _conversation(traces: list[dict[str, Any]]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The first prompt, and everything said since: each later prompt repeats what came before it."""
+    prompt = _messages(traces[0], "prompt") if traces else ()
+    said: list[Any] = []
+    for trace in traces:
+        before = _messages(trace, "prompt")
+        said += before[len(prompt) + len(said) :]
+        said += _messages(trace, "policy_response")
+    last = dict_in(dict_in(traces[-1], "extra"), "next_messages") if traces else {}
+    after, _ = messages(last.get("messages") or [], "user")
+    return prompt, (*said, *after[len(prompt) + len(said) :])
+
+
+def _messages(trace: dict[str, Any], name: str) -> tuple[Any, ...]:
+    found, _ = messages(list_in(dict_in(trace, name), "messages"), "user")
+    return found
+
+
+def _without_text(step: dict[str, Any]) -> dict[str, Any]:
+    """A step's numbers; of its trace, what is no conversation."""
+    trace = dict_in(step, "trace")
+    kept = {name: trace[name] for name in ("reward_data", "env_state") if trace.get(name) is not None}
+    return {**{name: value for name, value in step.items() if name != "trace"}, **kept}
