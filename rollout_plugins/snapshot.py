@@ -51,15 +51,16 @@ class Snapshot:
             return self._cut(value, depth)
         copied = value.copy()
         size = 64
-        deeper = depth + 1
         for key, item in value.items():
             kind = type(item)
             if kind is str:
                 size += len(item)
             elif kind is dict:
-                copied[key] = self._dict(item, deeper)
+                copied[key] = self._dict(item, depth + 1)
+            elif kind is list:
+                copied[key] = self._list(item, depth + 1)
             elif kind not in _ATOMS:
-                copied[key] = self._copy(item, deeper)
+                copied[key] = self._other(item, depth + 1)
         self.bytes += size
         return copied
 
@@ -67,9 +68,20 @@ class Snapshot:
         self._left -= 1 + len(value)
         if depth > MAX_DEPTH or self._left < 0:
             return self._cut(value, depth)
-        self.bytes += 64 + 8 * len(value)
-        deeper = depth + 1
-        return [item if type(item) in _ATOMS else self._copy(item, deeper) for item in value]
+        copied = list(value)
+        size = 64 + 8 * len(copied)
+        for index, item in enumerate(copied):
+            kind = type(item)
+            if kind is dict:
+                copied[index] = self._dict(item, depth + 1)
+            elif kind is str:
+                size += len(item)
+            elif kind is list:
+                copied[index] = self._list(item, depth + 1)
+            elif kind not in _ATOMS:
+                copied[index] = self._other(item, depth + 1)
+        self.bytes += size
+        return copied
 
     def _cut(self, value: Any, depth: int) -> Placeholder:
         why = "nested too deep" if depth > MAX_DEPTH else "too many items"
