@@ -403,6 +403,18 @@ def test_an_image_that_is_not_decoded_is_left_undecoded(tmp_path):
     assert lazy[1]._im is None
 
 
+def test_a_later_frame_that_is_not_decoded_is_no_other_picture(tmp_path):
+    data = io.BytesIO()
+    picture(1).save(data, "GIF", save_all=True, append_images=[picture(200)])
+    image = Pil.open(data)
+    image.seek(1)
+    new = through(started(tmp_path), prompt=({"role": "user", "content": [image]},))
+    assert "later frame" in new.prompt[0]["content"][0].why
+    image.load()
+    decoded = through(started(tmp_path), prompt=({"role": "user", "content": [image]},))
+    assert decoded.prompt[0]["content"][0].hash == pixel_hash(image)
+
+
 def test_a_disk_that_is_full_costs_the_pixels_and_is_tried_again(tmp_path, monkeypatch):
     plugin = started(tmp_path)
 

@@ -130,6 +130,14 @@ def test_names_a_model_makes_up_cannot_flood_the_log():
     assert all(name.startswith("tool_") for name in names)
 
 
+def test_what_is_no_tool_has_no_figures_even_where_the_tools_are_not_known():
+    made = calls(search=[("ok", None)], serach=[("unknown", None)])
+    figures = look([said("a", tool_calls=made)])
+    assert figures["tools/search/calls"] == 1
+    assert figures["tools/unknown"] == 0.5
+    assert not any("serach" in name for name in figures)
+
+
 def test_an_empty_batch_has_no_figures():
     assert look([]) == {}
 

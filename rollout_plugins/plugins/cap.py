@@ -48,9 +48,9 @@ class Cap:
 
     max_per_step: how many.
         Cap(32)
-    strategy: `groups` (whole groups: those with errors first, then the best and the worst rollout's, then others at
-        random), `top_bottom` (the k best and k worst), `random`, `first`, or a function of the rollouts and the
-        number of places left that returns some of them.
+    strategy: `groups` (whole groups: one with errors first, then the best and the worst rollout's, then others with
+        errors, then at random), `top_bottom` (the k best and k worst), `random`, `first`, or a function of the
+        rollouts and the number of places left that returns some of them.
         Cap(strategy="random")
         Cap(strategy=lambda rollouts, places: [r for r in rollouts if r.finish == "length"][:places])
     key: what best and worst mean: a numeric field of `Rollout`, the name of a reward function, or a function.

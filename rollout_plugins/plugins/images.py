@@ -125,13 +125,13 @@ class Images:
         if not images and not unreadable:
             return None
         written, self._written = self._media.bytes - self._written, self._media.bytes
-        return {
-            "images/count": len(images) / max(1, len(rollouts)),
+        figures = {"images/count": len(images) / max(1, len(rollouts)), "images/bytes_written": float(written)}
+        losses = {
             "images/unreadable": unreadable,
             "images/without_pixels": sum(image.path is None for image in images),
             "images/reduced": sum(image.path is not None and image.note is not None for image in images),
-            "images/bytes_written": written,
         }
+        return figures | {name: float(count) for name, count in losses.items() if count}
 
 
 class _Extraction:

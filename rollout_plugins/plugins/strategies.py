@@ -106,17 +106,11 @@ def groups(pool: Pool) -> Reasons:
 
 
 def _by_interest(every: list[list[Entry]], ranked: list[Entry], pool: Pool) -> list[list[Entry]]:
-    """Groups in the order they are wanted; errors leave room for the best and the worst where there is enough."""
+    """Groups in the order they are wanted. One error comes first; more of them leave the best and the worst in."""
     every = pool.shuffled(every)
     ends = [group for entry in (ranked[:1] + ranked[-1:]) for group in every if entry in group]
     errored = sorted((g for g in every if any(e.errored for e in g)), key=lambda g: -sum(e.errored for e in g))
-    room = pool.places - sum(len(group) for group in _unique(ends))
-    first: list[list[Entry]] = []
-    for group in errored:
-        if not first or len(group) <= room:
-            first.append(group)
-            room -= 0 if group in ends else len(group)
-    return _unique([*first, *ends, *errored, *every])
+    return _unique([*errored[:1], *ends, *errored, *every])
 
 
 def _unique(lists: Sequence[list[Entry]]) -> list[list[Entry]]:
