@@ -12,21 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from rollout_hookspecs import Batch, Host, Run
-from transformers import TrainerCallback
 
 from rollout_plugins.attaching import batch_being_evaluated, checkpoint_being_resumed, trainer_adding, trainer_of
-from rollout_plugins.errors import SetupError
+from rollout_plugins.errors import SetupError, need
 from rollout_plugins.hosts import host_for
-from rollout_plugins.hosts.facts import installed
 from rollout_plugins.hosts.wrapping import Wraps
 from rollout_plugins.identity import identify, write_marker
 from rollout_plugins.loading import Plugins, flag
 from rollout_plugins.pipeline import Pipeline
+from rollout_plugins.precautions import check_trl, checked_dir, tell_of_unfinished, warn_of_log_completions
+
+need("transformers", "trl")
+from transformers import TrainerCallback  # noqa: E402 - after the check, so that a missing extra is one clear line
 
 logger = logging.getLogger("rollout_plugins")
-
-TRL_FLOOR = (0, 22)
-TRL_LOG_COMPLETIONS_CAN_CRASH = (1, 15)
 
 
 class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
@@ -62,9 +61,9 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         on_full: str = "drop",
         trainer: Any = None,
     ) -> None:
-        _check_trl()
+        check_trl()
         self._plugins = Plugins(plugins, disable=disable, config=config, autoload=autoload)
-        self._dir = _checked_dir(dir)
+        self._dir = checked_dir(dir)
         self._tokens, self._rendered = tokens, rendered
         self._strict = strict or flag("STRICT", default=False)
         self._sync, self._on_full = sync, on_full
@@ -152,14 +151,13 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
     def _attach(self, trainer: Any) -> None:
         self.detach()
         self._trainer = weakref.ref(trainer)
-        more = [host for hosts in self._plugins.manager.hook.register_hosts() for host in hosts or ()]
-        self._host = host_for(trainer, more)
+        self._host = host_for(trainer, self._pipeline.dispatcher.hosts())
         if self._host is None:
             self._say(f"{type(trainer).__name__} makes no rollouts that are known here; the callback does nothing")
             self._detach = lambda: None
             return
         self._add_reporters(trainer)
-        _warn_of_log_completions(trainer)
+        warn_of_log_completions(trainer)
         options = {
             "tokens": self._tokens,
             "rendered": self._tokenizer(trainer),
@@ -254,7 +252,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         )
         self._start(found.generation)
         if self._run.rank == 0:
-            self._pipeline.later(lambda: _tell_of_unfinished(root, found.id))
+            self._pipeline.later(lambda: tell_of_unfinished(root, found.id))
 
     def _start(self, generation: int) -> None:
         assert self._run is not None
@@ -315,48 +313,3 @@ class _Emitter:
         callback = self._callback()
         if callback is not None:
             callback._pipeline.counters.drop(reason, count)  # noqa: SLF001
-
-
-def _check_trl() -> None:
-    found = _version("trl")
-    if found is not None and found < TRL_FLOOR:
-        floor = ".".join(map(str, TRL_FLOOR))
-        raise SetupError(
-            f"trl {installed('trl')} is too old: rollout-plugins needs {floor} or newer; pip install -U trl"
-        )
-
-
-def _version(package: str) -> tuple[int, ...] | None:
-    text = installed(package)
-    if text is None:
-        return None
-    return tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
-
-
-def _tell_of_unfinished(root: Path, current: str) -> None:
-    """Say what earlier runs in the folder left behind when they were killed: it is all readable."""
-    from rollout_plugins.store.read import find_runs, open_run
-
-    for folder in find_runs(root):
-        run = open_run(folder)
-        if folder.name != current and run.attempts and not any(attempt.get("ended") for attempt in run.attempts):
-            logger.warning("%s did not end properly, or still runs; its %d rollouts are readable", folder, len(run))
-
-
-def _checked_dir(path: str | os.PathLike[str] | None) -> Path | None:
-    if path is None:
-        return None
-    folder = Path(path)
-    if folder.exists() and not folder.is_dir():
-        raise SetupError(f"dir={str(folder)!r} is a file; give a folder, or leave it out for <output_dir>/rollouts")
-    return folder
-
-
-def _warn_of_log_completions(trainer: Any) -> None:
-    found = _version("trl")
-    if found and found >= TRL_LOG_COMPLETIONS_CAN_CRASH and getattr(trainer.args, "log_completions", False):
-        logger.warning(
-            "log_completions=True: the completions table of trl %s ends training with an exception on ordinary tool "
-            "calls and mixed content; every rollout is recorded here anyway, so set log_completions=False",
-            installed("trl"),
-        )

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pluggy
-from rollout_hookspecs import Drop, Rollout, Step, ToolCall, Trace
+from rollout_hookspecs import Drop, Host, Rollout, Step, ToolCall, Trace
 
 from rollout_plugins.counters import Counters
 
@@ -196,6 +196,18 @@ class Dispatcher:
         for _, trace in self._results("format_trace", {"rollout": rollout}, _one(Trace)):
             return trace  # type: ignore[no-any-return]
         return None
+
+    def hosts(self) -> list[Host]:
+        """Adapters of all plugins that have some."""
+
+        def read(result: Any) -> list[Any] | None:
+            found = None if result is None else list(result)
+            for host in found or ():
+                if not all(hasattr(host, name) for name in ("name", "matches", "attach", "describe")):
+                    raise TypeError(f"returned {type(host).__name__}, which is no Host")
+            return found
+
+        return [host for _, hosts in self._results("register_hosts", {}, read) for host in hosts]
 
     def metrics(self, rollouts: Sequence[Rollout], step: Step) -> dict[str, float]:
         """Numbers of all plugins; what is no number is left out, as that plugin's failure."""

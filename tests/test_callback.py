@@ -123,7 +123,9 @@ def test_resume_continues_the_run_and_supersedes_what_is_done_again(tmp_path):
     (run,) = runs(tmp_path)
     assert run.info.attempt == 2
     assert run.info.resumed_from == 2
-    assert [(r.step, r.attempt) for r in run.rollouts()] == [(s, 1 if s < 3 else 2) for s in range(1, 5) for _ in range(4)]
+    assert [(r.step, r.attempt) for r in run.rollouts()] == [
+        (s, 1 if s < 3 else 2) for s in range(1, 5) for _ in range(4)
+    ]
     assert len(list(run.rollouts(superseded=True))) == 20
     assert len({r.id for r in run.rollouts(superseded=True)}) == 20
 
@@ -145,7 +147,11 @@ def test_resume_from_a_checkpoint_that_never_had_it_and_the_reverse(tmp_path):
 def test_resume_restores_callback_states_without_us(tmp_path):
     def start(steps):
         trainer = make(
-            tmp_path, save_strategy="steps", save_steps=1, max_steps=steps, restore_callback_states_from_checkpoint=True
+            tmp_path,
+            save_strategy="steps",
+            save_steps=1,
+            max_steps=steps,
+            restore_callback_states_from_checkpoint=True,
         )
         trainer.add_callback(RolloutPluginCallback())
         return trainer
@@ -203,7 +209,7 @@ def test_log_completions_is_warned_of_at_start(tmp_path, caplog):
 
 
 def test_an_unsupported_trl_is_refused_when_the_callback_is_made(monkeypatch):
-    import rollout_plugins.callback as module
+    import rollout_plugins.precautions as module
 
     monkeypatch.setattr(module, "installed", lambda package: "0.21.4")
     with pytest.raises(SetupError, match=r"trl 0\.21\.4 is too old: rollout-plugins needs 0\.22 or newer"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,14 +41,14 @@ def run(out: str | Path = OUT, steps: int = STEPS) -> Path:
 
 
 def report(stored: StoredRun, out: Path, seconds: float, width: int) -> Group:
-    """The last step's best and worst, the course of the run, where it is, and what to type next."""
+    """The last step's best and worst, what went wrong before, the course of the run, and what to type next."""
     rollouts = list(stored.rollouts(split="train"))
     last = max(rollout.step for rollout in rollouts)
     ranked = sorted((r for r in rollouts if r.step == last), key=_interest)
-    pair = [("best", ranked[-1]), ("worst", ranked[0])]
+    shown = [("best", ranked[-1]), ("worst", ranked[0]), ("early", _most_mishaps(rollouts))]
     return Group(
         Text(),
-        render_rollouts(pair, width=width, max_lines=None),
+        render_rollouts(shown, width=width, max_lines=None),
         Text(),
         render_steps(per_step(rollouts), width=width),
         Text(),
@@ -60,6 +60,12 @@ def _interest(rollout: Rollout) -> tuple[float, int, float]:
     """By reward; among equals the one with more to see is the best, and a failing one the worst."""
     failures = sum(call.status != "ok" for call in rollout.tool_calls)
     return rollout.reward or 0.0, -failures, rollout.advantage or 0.0
+
+
+def _most_mishaps(rollouts: Sequence[Rollout]) -> Rollout:
+    """An early rollout in which much went wrong, of different kinds."""
+    mishaps = {"error", "unknown", "not_run"}
+    return max(rollouts, key=lambda r: (len(mishaps & {call.status for call in r.tool_calls}), -r.step))
 
 
 def per_step(rollouts: Iterable[Rollout]) -> list[dict[str, Any]]:

@@ -1,0 +1,82 @@
+"""A trainer nobody here knows, observed by somebody else's host."""
+
+import pytest
+from rig import make
+
+from rollout_plugins import Batch, Rollout, RolloutPluginCallback, hookimpl, open_run
+
+
+class Foreign:
+    """A host for a trainer that keeps its texts in a method of its own."""
+
+    name = "foreign"
+
+    def matches(self, trainer):
+        return True
+
+    def attach(self, trainer, emit, options):
+        original = trainer._generate_and_score_completions
+
+        def observed(inputs):
+            out = original(inputs)
+            step = trainer.state.global_step + 1
+
+            def build():
+                return [
+                    Rollout(id="", index=i, prompt=tuple(row["prompt"]), completion=({"role": "assistant", "content": "x"},))
+                    for i, row in enumerate(inputs)
+                ]
+
+            emit(Batch(build=build, step=step, count=len(inputs)))
+            return out
+
+        trainer._generate_and_score_completions = observed
+        return lambda: delattr(trainer, "_generate_and_score_completions")
+
+    def describe(self, trainer):
+        return {"trainer": type(trainer).__name__, "reward_names": ("theirs",)}
+
+
+class Plugin:
+    @hookimpl
+    def register_hosts(self):
+        return [Foreign()]
+
+
+class Broken:
+    @hookimpl
+    def register_hosts(self):
+        raise RuntimeError("no host today")
+
+
+@pytest.mark.parametrize("plugins", [[Plugin()], [Broken(), Plugin()]])
+def test_a_registered_host_comes_before_ours_and_records(tmp_path, plugins):
+    trainer = make(tmp_path, max_steps=2)
+    trainer.add_callback(RolloutPluginCallback(plugins))
+    trainer.train()
+    run = open_run(tmp_path / "out")
+    assert run.info.host == "foreign"
+    assert run.info.reward_names == ("theirs",)
+    assert [r.completion[0]["content"] for r in run.rollouts()] == ["x"] * 8
+    assert len({r.id for r in run.rollouts()}) == 8
+
+
+def test_a_broken_host_plugin_leaves_ours_in_place(tmp_path):
+    trainer = make(tmp_path)
+    trainer.add_callback(RolloutPluginCallback([Broken()]))
+    trainer.train()
+    assert open_run(tmp_path / "out").info.host == "grpo"
+
+
+def test_a_trainer_with_another_signature_is_read_from_its_log(tmp_path, caplog):
+    trainer = make(tmp_path, max_steps=2)
+    original = trainer._calculate_rewards
+    trainer._calculate_rewards = lambda inputs, prompts, completions, completion_ids_list, more=None: original(
+        inputs, prompts, completions, completion_ids_list
+    )
+    trainer.add_callback(RolloutPluginCallback())
+    trainer.train()
+    run = open_run(tmp_path / "out")
+    assert [list(r.completion) for r in run.rollouts()] == [row["completion"] for row in trainer.truth]
+    assert {r.marks["source"] for r in run.rollouts()} == {"the trainer's own log"}
+    assert "expected _calculate_rewards(inputs, prompts, completions, completion_ids_list)" in caplog.text
