@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 import random
 from dataclasses import replace
 from itertools import permutations
@@ -136,6 +138,20 @@ def test_why_each_was_kept_or_skipped_is_in_the_store(tmp_path):
     marks = [rollout.marks for rollout in open_run(tmp_path).rollouts()]
     said = [" ".join(f"{name}={text}" for name, text in each.items()) for each in marks]
     assert all("kept" in text or "skipped" in text for text in said)
+
+
+@pytest.mark.parametrize("kind", [Images, Dedup, Cap, Redact, Metrics])
+def test_every_option_is_documented_with_an_example_that_works(kind, monkeypatch):
+    monkeypatch.setenv("REDACT_SALT", "pepper")
+    text = inspect.getdoc(kind)
+    lines = [line.strip() for line in text.splitlines()]
+    examples = [line for line in lines if line.startswith(f"{kind.__name__}(")]
+    for example in examples:
+        assert isinstance(eval(example, {kind.__name__: kind, "os": os, "post_to_chat": print}), kind)
+    parameters = list(inspect.signature(kind).parameters)
+    for number, name in enumerate(parameters):
+        assert any(line.startswith(f"{name}: ") for line in lines)
+        assert any(f"{name}=" in example for example in examples) or number == 0
 
 
 def test_alerts_reach_the_sinks(tmp_path):
