@@ -7,7 +7,7 @@ from time import sleep
 
 import pytest
 
-from rollout_plugins import Drop, Image, Rollout, RolloutPluginCallback, Step, ToolCall, hookimpl, open_run
+from rollout_plugins import Drop, Image, Rollout, Step, ToolCall, hookimpl, open_run
 from rollout_plugins.errors import SetupError
 from rollout_plugins.testing import (
     call,
@@ -229,6 +229,9 @@ def multiply(a: int, b: int) -> int:
 
 
 def test_scripted_grpo_is_a_real_training_run(tmp_path):
+    pytest.importorskip("trl")
+    from rollout_plugins import RolloutPluginCallback
+
     script = [call("multiply", a=6, b=7), "no tools", call("multiply", a=1, b=1), call("divide", a=1), *["so"] * 3]
     trainer = scripted_grpo(tmp_path, script, tools=[multiply], max_steps=2)
     before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
@@ -249,5 +252,6 @@ def test_scripted_grpo_is_a_real_training_run(tmp_path):
     ({"script": ["x"], "max_stps": 1}, "no option 'max_stps'"),
 ])  # fmt: skip
 def test_scripted_grpo_refuses_what_it_cannot_do(tmp_path, arguments, told):
+    pytest.importorskip("trl")
     with pytest.raises(SetupError, match=told):
         scripted_grpo(tmp_path, **arguments)

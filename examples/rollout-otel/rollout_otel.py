@@ -144,7 +144,7 @@ def _end(facts: Mapping[str, Any]) -> int:
 
 def _nanoseconds(call: Mapping[str, Any]) -> int:
     taken = call.get("duration_ms")
-    return int(taken * 1e6) if _is_number(taken) and taken > 0 else 0
+    return int(taken * 1e6) if isinstance(taken, (int, float)) and _is_number(taken) and taken > 0 else 0
 
 
 def _said_at(trace: Trace) -> int:

@@ -89,7 +89,7 @@ def _init_first(snippets: Sequence[Snippet]) -> Iterable[str]:
 
 
 def _test_parts(snippets: Sequence[Snippet], words: dict[str, str]) -> dict[str, str]:
-    ours = " ".join(["RolloutPluginCallback open_run", *(snippet.test_ours for snippet in snippets)])
+    ours = " ".join(["open_run", *(snippet.test_ours for snippet in snippets)])
     kit = " ".join([_KIT, *(snippet.test_kit for snippet in snippets)])
     third = sorted(
         [

@@ -188,8 +188,12 @@ class KINDTrainer:
         return [prompt.upper() for prompt in prompts]
 
 
-class Seen(list[Batch]):
-    __call__ = list[Batch].append
+class Seen:
+    def __init__(self) -> None:
+        self.batches: list[Batch] = []
+
+    def __call__(self, batch: Batch) -> None:
+        self.batches.append(batch)
 
     def lost(self, reason: str, count: int) -> None:
         raise AssertionError(reason)
@@ -203,9 +207,9 @@ def test_the_host_sees_what_its_trainer_generates() -> None:
     assert trainer.generate(["hello"]) == ["HELLO"]
     detach()
     assert trainer.generate(["unseen"]) == ["UNSEEN"]
-    (rollout,) = seen[0].build()
+    (batch,) = seen.batches
+    (rollout,) = batch.build()
     assert rollout.completion == ({"role": "assistant", "content": "HELLO"},)
-    assert len(seen) == 1
 """,
     ),
     "on_run_end": Snippet(

@@ -74,7 +74,6 @@ def scripted_grpo(
 
 
 def _tiny() -> tuple[Any, Any]:
-    import torch
     import trl
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
@@ -83,7 +82,7 @@ def _tiny() -> tuple[Any, Any]:
     tokenizer = PreTrainedTokenizerFast.from_pretrained(CHECKPOINT)
     with_tools = Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja"
     tokenizer.chat_template = with_tools.read_text(encoding="utf-8") if with_tools.exists() else _NO_TOOLS_TEMPLATE
-    return Qwen3ForCausalLM.from_pretrained(CHECKPOINT, dtype=torch.float32), tokenizer
+    return Qwen3ForCausalLM.from_pretrained(CHECKPOINT).float(), tokenizer
 
 
 def _config(out: Path, config: dict[str, Any]) -> Any:

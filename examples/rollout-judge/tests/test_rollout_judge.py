@@ -7,7 +7,7 @@ import httpx
 import pytest
 from rollout_judge import Judge
 
-from rollout_plugins import RolloutPluginCallback, open_run
+from rollout_plugins import open_run
 from rollout_plugins.testing import hostile_rollouts, make_rollout, run_plugins, scripted_grpo
 
 
@@ -114,6 +114,8 @@ def test_bears_hostile_rollouts(model):
 
 def test_works_in_a_real_training_run(model, tmp_path):
     pytest.importorskip("trl")
+    from rollout_plugins import RolloutPluginCallback
+
     trainer = scripted_grpo(tmp_path, ["42", "I do not know."])
     trainer.add_callback(RolloutPluginCallback([judge(model)], strict=True, sync=True))
     trainer.train()

@@ -8,7 +8,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 from rollout_otel import Otel
 
-from rollout_plugins import RolloutPluginCallback, ToolCall, Trace
+from rollout_plugins import ToolCall, Trace
 from rollout_plugins.testing import call, hostile_rollouts, make_rollout, make_run, run_plugins, scripted_grpo
 
 
@@ -95,6 +95,7 @@ def test_without_an_exporter_and_a_provider_it_is_silent():
 
 def test_a_real_training_run_reaches_the_console(tmp_path):
     pytest.importorskip("trl")
+    from rollout_plugins import RolloutPluginCallback
 
     def multiply(a: int, b: int) -> int:
         """Multiply two numbers.
