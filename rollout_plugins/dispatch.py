@@ -6,6 +6,7 @@ for each plugin and hook, and counted; after three in a row the plugin is taken 
 
 from __future__ import annotations
 
+import inspect
 import logging
 import threading
 import time
@@ -45,6 +46,7 @@ class Dispatcher:
         self.counters = counters
         self.strict = strict
         self.removed: dict[str, str] = {}
+        self.lacking = ""
         self._now: Call | None = None
         self._turn = threading.Lock()
         self._dropped_by = ""
@@ -117,10 +119,19 @@ class Dispatcher:
 
     def remove(self, name: str, why: str) -> None:
         """Take a plugin out for the rest of the run."""
-        if self.manager.has_plugin(name):
+        plugin = self.manager.get_plugin(name)
+        if plugin is not None:
             self.removed[name] = why
             self.manager.unregister(name=name)
             logger.warning("plugin %r is off for the rest of the run: it %s", name, why)
+            if is_required(plugin):
+                self.lacking = name
+                logger.warning("nothing is recorded without plugin %r; rollouts are counted as dropped by it", name)
+
+    @property
+    def has_required(self) -> bool:
+        """Whether a rollout that plugins have not seen must not be stored."""
+        return bool(self.lacking) or any(is_required(plugin) for plugin in self.manager.get_plugins())
 
     def _results(
         self, hook: str, arguments: Mapping[str, Any], read: Callable[[Any], Any]
@@ -131,9 +142,15 @@ class Dispatcher:
                 worked, result = self.call(impl, hook, arguments, read)
                 if worked and result is not None:
                     yield impl, result
+                if not worked and hook == "on_rollout" and is_required(impl.plugin):
+                    self._dropped_by = impl.plugin_name
+                    raise Drop("the plugin failed, and is required")
 
     def rollout(self, rollout: Rollout, step: Step) -> Rollout | None:
-        """Fold `on_tool_call`, then `on_rollout`; None when a plugin dropped it."""
+        """Fold `on_tool_call`, then `on_rollout`; None when a plugin dropped it, or one that must see it is off."""
+        if self.lacking:
+            self.counters.drop(f"dropped_by:{self.lacking}")
+            return None
         return self._fold_rollout(self._fold_tool_calls(rollout, step), step)
 
     def _fold_tool_calls(self, rollout: Rollout, step: Step) -> Rollout:
@@ -219,6 +236,11 @@ class Dispatcher:
             if odd:
                 self.failed(impl.plugin, "rollout_metrics", TypeError(f"no numbers: {', '.join(odd)}"))
         return numbers
+
+
+def is_required(plugin: Any) -> bool:
+    """Whether a plugin says that nothing may be stored which it has not seen (`required = True`)."""
+    return inspect.getattr_static(plugin, "required", False) is True
 
 
 def _one(kind: type) -> Callable[[Any], Any]:

@@ -331,6 +331,8 @@ class Pipeline:
         try:
             self._with_hooks(lambda: self._through_plugins(work))
         finally:
+            if self.dispatcher.has_required:
+                work.forget_unseen(self.counters)
             own = work.marked(run.rank)
             if self._store(lambda writer: writer.write(batch.split, own), len(own)):
                 self.counters.stored(batch.split, len(own))
@@ -369,12 +371,12 @@ class Pipeline:
         while len(work.done) < len(work.raw):
             work.done.append(dispatcher.rollout(work.raw[len(work.done)], step))
         kept = [rollout for rollout in work.done if rollout is not None]
+        if work.chosen is None and self._outboxes:
+            work.chosen, work.skipped = dispatcher.select(kept, step)
         if work.metrics is None:
             work.metrics = dispatcher.metrics([r for r in kept if r.rank == step.rank], step)
-        if not self._outboxes:
-            return
         if work.chosen is None:
-            work.chosen, work.skipped = dispatcher.select(kept, step)
+            return
         if any(outbox.scope == "stream" for outbox in self._outboxes):
             work.streamed = [r for r in kept if r.rank == step.rank]
         for rollout in [*work.chosen, *work.streamed]:
@@ -443,6 +445,13 @@ class _Work:
         """What a sink of this scope gets: the selected rollouts, or this rank's whole generation."""
         rollouts = self.streamed if scope == "stream" else self.chosen or ()
         return [trace for r in rollouts if (trace := self.traces.get(r.id)) is not None]
+
+    def forget_unseen(self, counters: Counters) -> None:
+        """Drop what plugins broke off before, since one of them must have seen whatever is stored."""
+        unseen = len(self.raw) - len(self.done)
+        if unseen:
+            counters.drop("not_seen_by_required_plugin", unseen)
+        self.done += [None] * unseen
 
     def marked(self, rank: int) -> list[Rollout]:
         """This rank's rollouts for the store, with who kept or skipped each; untouched where plugins broke off."""

@@ -67,6 +67,9 @@ class Redact:
         Redact(keep_equal=True, salt=os.environ["REDACT_SALT"])
     """
 
+    required = True
+    """Whatever this plugin could not see, for it failed or hung, is neither stored nor sent."""
+
     def __init__(
         self,
         rules: Sequence[str] = NAMES,
