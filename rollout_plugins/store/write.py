@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
@@ -30,6 +30,7 @@ logger = logging.getLogger("rollout_plugins")
 SEAL_BYTES = 64 * 2**20
 SYNC_SECONDS = 1.0
 ROW_GROUP = 4096
+BATCHES_AT_ONCE = 64
 
 
 def run_file(rank: int) -> str:
@@ -187,16 +188,42 @@ class _Shard:
 def seal(journal: Path, rows: int) -> Path:
     """Turn a journal of so many rows into a Parquet part of the same name."""
     part = journal.with_suffix(".parquet")
-    table = read_journal(journal)
-    if table.num_rows != rows:
-        raise OSError(f"{table.num_rows} of the {rows} rollouts in it can be read")
 
     def write(path: Path) -> None:
-        pq.write_table(table, path, compression="zstd", compression_level=1, row_group_size=ROW_GROUP)
+        written = 0
+        with (
+            pa.OSFile(str(journal)) as source,
+            pa.ipc.open_stream(source) as stream,
+            pq.ParquetWriter(path, stream.schema, compression="zstd", compression_level=1) as file,
+        ):
+            for table in _row_groups(stream):
+                file.write_table(table)
+                written += table.num_rows
+        if written != rows:
+            raise OSError(f"{written} of the {rows} rollouts in it can be read")
 
     replace_file(part, write)
+    pa.default_memory_pool().release_unused()
     journal.unlink()
     return part
+
+
+def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Tables of `ROW_GROUP` rows. Thousands of tiny batches side by side take ten times the memory of a large one."""
+    waiting: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        waiting.append(batch)
+        rows += batch.num_rows
+        while rows >= ROW_GROUP:
+            table = pa.Table.from_batches(waiting)
+            yield table.slice(0, ROW_GROUP)
+            waiting = table.slice(ROW_GROUP).to_batches()
+            rows -= ROW_GROUP
+        if len(waiting) >= BATCHES_AT_ONCE:
+            waiting = pa.Table.from_batches(waiting).combine_chunks().to_batches()
+    if waiting:
+        yield pa.Table.from_batches(waiting)
 
 
 def read_journal(path: Path) -> pa.Table:
