@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from rollout_hookspecs import Run, Step, Trace
@@ -27,12 +27,26 @@ class _Item(NamedTuple):
     traces: int
 
 
+def is_more_than_sink(plugin: Any, dispatcher: Dispatcher) -> bool:
+    """Whether the plugin also works on rollouts, on the worker thread."""
+    hooks = ("on_tool_call", "on_rollout", "select_rollouts", "rollout_metrics")
+    return any(plugin is other for hook in hooks for other in dispatcher.plugins_with(hook))
+
+
 class Outbox:
     """Delivers a run's start, its traces and its end to one sink, in order."""
 
-    def __init__(self, plugin: Any, dispatcher: Dispatcher, counters: Counters, scope: str = "global") -> None:
+    def __init__(
+        self,
+        plugin: Any,
+        dispatcher: Dispatcher,
+        counters: Counters,
+        scope: str,
+        on_error: Callable[[BaseException], None],
+    ) -> None:
         self.plugin = plugin
         self.scope = scope
+        self._on_error = on_error
         self.name = dispatcher.name_of(plugin)
         self.missed = 0
         self._dispatcher = dispatcher
@@ -51,7 +65,9 @@ class Outbox:
         self._thread.start()
 
     def start_run(self, run: Run) -> None:
-        self._put("on_run_start", {"run": run}, 0)
+        """A plugin that does more than export was told already, before its first rollout."""
+        if not is_more_than_sink(self.plugin, self._dispatcher):
+            self._put("on_run_start", {"run": run}, 0)
 
     def send(self, traces: Sequence[Trace], step: Step) -> None:
         """Queue the traces; when the sink is too far behind they are counted as missed."""
@@ -107,6 +123,7 @@ class Outbox:
             self._counters.error(self.name)
             self._miss(item.traces, f"it raised {shown(error)} in {item.what}")
             logger.debug("sink %r failed in %s", self.name, item.what, exc_info=error)
+            self._on_error(error)
 
     def drain(self, until: float) -> bool:
         """Wait for the queue to empty, until a `time.monotonic()`; whether it did. A hung sink is waited for once."""

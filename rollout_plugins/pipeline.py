@@ -22,7 +22,7 @@ from rollout_plugins.counters import Counters
 from rollout_plugins.dispatch import Dispatcher, shown
 from rollout_plugins.errors import SetupError
 from rollout_plugins.loading import Plugins
-from rollout_plugins.outbox import Outbox
+from rollout_plugins.outbox import Outbox, is_more_than_sink
 from rollout_plugins.store.write import RunWriter
 from rollout_plugins.threads import PatientThread
 from rollout_plugins.trace import DefaultTrace
@@ -31,7 +31,7 @@ logger = logging.getLogger("rollout_plugins")
 
 QUEUE_BYTES = 2 * 2**30
 HANG_SECONDS = 60.0
-SINK_SECONDS = 10.0
+SINK_SECONDS = 20.0
 LAST_WORDS_SECONDS = 5.0
 
 
@@ -279,6 +279,10 @@ class Pipeline:
         finally:
             self.counters.spent("worker", time.perf_counter() - started)
 
+    def _note_error(self, error: BaseException) -> None:
+        """Keep it for `raise_strict`."""
+        self._error = error
+
     def _with_hooks(self, function: Callable[[], None]) -> None:
         """Run plugin code where it can be given up on. A plugin that hangs is taken out, and the work resumed."""
         if self._hooks is None:
@@ -302,7 +306,7 @@ class Pipeline:
         self._store(lambda writer: writer.write_run(), 0)
         sinks = self.dispatcher.plugins_with("export_traces")
         self._outboxes = self._outboxes or [
-            Outbox(plugin, self.dispatcher, self.counters, _scope(plugin))
+            Outbox(plugin, self.dispatcher, self.counters, _scope(plugin), self._note_error)
             for plugin in sinks
             if run.rank == 0 or _scope(plugin) != "global"
         ]
@@ -313,6 +317,10 @@ class Pipeline:
     def _tell_others(self, hook: str, run: Run) -> None:
         """Plugins that are no sinks; those hear of it on their own threads."""
         sinks = {id(plugin) for plugin in self.dispatcher.plugins_with("export_traces")}
+        if hook == "on_run_start":
+            sinks = {
+                id(outbox.plugin) for outbox in self._outboxes if not is_more_than_sink(outbox.plugin, self.dispatcher)
+            }
         waiting = [impl for impl in self.dispatcher.implementations(hook) if id(impl.plugin) not in sinks]
 
         def tell() -> None:

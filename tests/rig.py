@@ -13,7 +13,7 @@ import warnings
 from itertools import count
 from pathlib import Path
 
-os.environ.update(HF_HUB_OFFLINE="1", TRL_EXPERIMENTAL_SILENCE="1", CUDA_VISIBLE_DEVICES="", WANDB_MODE="offline")
+os.environ.update(HF_HUB_OFFLINE="1", TRL_EXPERIMENTAL_SILENCE="1", CUDA_VISIBLE_DEVICES="")
 warnings.filterwarnings("ignore")
 
 import torch

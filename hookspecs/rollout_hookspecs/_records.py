@@ -229,7 +229,7 @@ class Trace:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Flat facts to search and filter by."""
     spans: tuple[Mapping[str, Any], ...] = ()
-    """One span per tool call: name, input, output, status, error, seconds."""
+    """One span per tool call: id, name, kind, input, output, status, error, duration_ms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

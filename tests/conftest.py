@@ -1,0 +1,8 @@
+"""Set before any test imports a library that reads it once."""
+
+import os
+import tempfile
+
+os.environ.update(HF_HUB_OFFLINE="1", TRL_EXPERIMENTAL_SILENCE="1", CUDA_VISIBLE_DEVICES="", WANDB_MODE="offline")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TRACKIO_DIR", tempfile.mkdtemp(prefix="trackio-"))
