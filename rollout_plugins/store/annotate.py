@@ -54,7 +54,7 @@ def annotate(folder: Path, producer: str, rows: Iterable[Mapping[str, Any]]) -> 
         shapes.setdefault(_columns_of(row, number), []).append(row)
     target = folder / "annotations" / folder_name(producer)
     for columns, given in shapes.items():
-        table = _table(columns, given).replace_schema_metadata({_PRODUCER: producer.encode()})
+        table = _table(columns, given).replace_schema_metadata({_PRODUCER: _name(producer).encode()})
         target.mkdir(parents=True, exist_ok=True)
         replace_file(_new_file(target, table.schema), partial(pq.write_table, table))
     return sum(map(len, shapes.values()))
@@ -80,13 +80,14 @@ def _columns_of(row: Any, number: int) -> tuple[str, ...]:
         raise RunError(
             f"row {number} of the annotations has no text 'id'; each row is {{'id': …, '<column>': value, …}}"
         )
-    columns = tuple(sorted(name for name in row if name != "id"))
+    columns = tuple(sorted((name for name in row if name != "id"), key=str))
     if not columns:
         raise RunError(f"row {number} of the annotations has nothing but an id; add a column, such as 'score'")
-    if any(not isinstance(name, str) or not name for name in columns) or len({c.casefold() for c in columns}) < len(
-        columns
-    ):
-        named = f"columns {list(columns)}; names must be text and differ in more than case"
+    names = {"id", *(_name(name).casefold() for name in columns if isinstance(name, str) and name)}
+    if len(names) <= len(columns):
+        named = (
+            f"columns {list(columns)}; names must be text, and differ in more than case from each other and from id"
+        )
         raise RunError(f"row {number} of the annotations has {named}")
     return columns
 
@@ -96,7 +97,7 @@ def _table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> pa.Tabl
     for name in columns:
         values = [_scalar(row[name]) for row in rows]
         kind = _common({_kind(value) for value in values})
-        made[_text(name)] = pa.array([_fit(value, kind) for value in values], _ARROW[kind])
+        made[_name(name)] = pa.array([_fit(value, kind) for value in values], _ARROW[kind])
     return pa.table(made)
 
 
@@ -133,6 +134,11 @@ def _fit(value: Any, kind: str) -> Any:
 
 def _text(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
+
+
+def _name(text: str) -> str:
+    """A name that SQL can write."""
+    return _text(text).replace("\0", "\u2400")
 
 
 def _new_file(folder: Path, schema: pa.Schema) -> Path:

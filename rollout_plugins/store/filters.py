@@ -168,7 +168,7 @@ def order_by(order: str | Sequence[str] | None, columns: Mapping[str, Column]) -
 
 def _ordered(column: Column, *, down: bool) -> str:
     direction = f"{column.sql} {'desc' if down else 'asc'} nulls last"
-    return f"coalesce(isnan({column.sql}), false), {direction}" if column.kind in _FLOATS else direction
+    return f"{column.sql} is null, isnan({column.sql}), {direction}" if column.kind in _FLOATS else direction
 
 
 def rewritten(text: str, columns: Collection[str]) -> str:

@@ -74,9 +74,11 @@ class Database:
         self._connection = self._connect()
         try:
             self._views()
-            relation = self._connection.sql("from current_rollouts")
-            kinds = zip(relation.columns, map(str, relation.types), strict=True)
-            self.stored = {name: Column(name, kind) for name, kind in kinds if not name.startswith("_")}
+            kinds = self._kinds("current_rollouts")
+            self.stored = {name: Column(name, kind) for name, kind in kinds.items() if not name.startswith("_")}
+            for name, kind in self._kinds("empty_0").items():
+                if kinds[name] != kind and not kind.endswith((")", "[]")):
+                    raise UnreadableError(f"column {name} is {kinds[name]}, not {kind}")
             self.annotated = self._annotated_views()
         except duckdb.Error as error:
             raise UnreadableError(first_line(error)) from error
@@ -167,6 +169,10 @@ class Database:
             self._connection.register(name, table.append_column("_row", integers(range(table.num_rows))))
             pieces.append(f"select *, {number} as _run, {literal(str(part.path))}::file_ as _file from {name}")
         return pieces
+
+    def _kinds(self, view: str) -> dict[str, str]:
+        relation = self._connection.sql(f"from {view}")
+        return dict(zip(relation.columns, map(str, relation.types), strict=True))
 
     def _view(self, name: str, query: str) -> None:
         self._connection.execute(f"create or replace temp view {name} as {query}")

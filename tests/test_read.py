@@ -1,0 +1,443 @@
+"""Reading runs back, through files written by the real writer."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from reading import called, ids, one, steps, write, writer
+
+from rollout_plugins import open_run
+from rollout_plugins.errors import RunError
+from rollout_plugins.store import write as writing
+from rollout_plugins.store.read import StoredRun, find_runs, runs
+from rollout_plugins.testing import hostile_rollouts
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> StoredRun:
+    return open_run(write(tmp_path, steps(4)))
+
+
+def test_everything_comes_back_in_the_order_it_was_made(tmp_path):
+    made = steps(5)
+    stored = open_run(write(tmp_path, made))
+    assert list(stored.rollouts()) == made
+    assert (len(stored), stored.steps) == (20, [1, 2, 3, 4, 5])
+    assert stored.get(made[7].id) == made[7]
+
+
+@pytest.mark.parametrize(
+    ("filters", "found"),
+    [
+        ({"step": 2}, ["2.0", "2.1", "2.2", "2.3"]),
+        ({"step": "2", "limit": 1}, ["2.0"]),
+        ({"step": "last", "group": 1}, ["4.2", "4.3"]),
+        ({"step": range(2, 4), "group": 0}, ["2.0", "2.1", "3.0", "3.1"]),
+        ({"step": "3-", "where": "index = 0"}, ["3.0", "4.0"]),
+        ({"step": "-2,4", "where": "index = 0"}, ["1.0", "2.0", "4.0"]),
+        ({"step": [1, 4], "where": "index = 3"}, ["1.3", "4.3"]),
+        ({"step": []}, []),
+        ({"where": "reward > 6"}, ["4.3"]),
+        ({"where": "group = 1 and reward < 4"}, ["1.2"]),
+        ({"where": "reward/correct >= 6"}, ["3.3", "4.2", "4.3"]),
+        ({"where": '"reward/format" is not null'}, []),
+        ({"search": "ANSWER 3 of step 2"}, ["2.3"]),
+        ({"split": "eval"}, []),
+        ({"rank": 0, "limit": 2}, ["1.0", "1.1"]),
+        ({"finish": "length"}, []),
+        ({"limit": 0}, []),
+    ],
+)
+def test_filters(run, filters, found):
+    assert ids(run.rollouts(**filters)) == found
+    assert run.count(**filters) == len(found)
+
+
+def test_tools_and_errors_are_found(tmp_path):
+    stored = open_run(
+        write(
+            tmp_path,
+            [
+                one(1, 0, tool_calls=(called("search", q='say "hi"'), called("price"))),
+                one(1, 1, tool_calls=(called("search", "error"),)),
+                one(1, 2, tool_calls=(called("price", "not_run"),)),
+                one(1, 3, error="it broke"),
+            ],
+        )
+    )
+    assert ids(stored.rollouts(tool="search")) == ["1.0", "1.1"]
+    assert ids(stored.rollouts(has_error=True)) == ["1.1", "1.3"]
+    assert ids(stored.rollouts(has_error=False)) == ["1.0", "1.2"]
+    assert ids(stored.search('SAY "HI"')) == ["1.0"]
+    assert ids(stored.rollouts(where="calls > 1 or failed_calls > 0")) == ["1.0", "1.1"]
+
+
+def test_search_looks_into_prompts_reasoning_and_names_of_tools(tmp_path):
+    said = ({"role": "assistant", "content": "no", "reasoning_content": "because of ZEBRAS"},)
+    blocks = ({"role": "user", "content": [{"type": "text", "text": "see the yak"}]},)
+    stored = open_run(
+        write(tmp_path, [one(1, 0, completion=said), one(1, 1, prompt=blocks), one(1, 2, tool_calls=(called("gnu"),))])
+    )
+    assert [ids(stored.search(text)) for text in ("zebra", "the yak", "gnu", "100%", "'; --", "\0", "\ud800")] == [
+        ["1.0"], ["1.1"], ["1.2"], [], [], [], []
+    ]  # fmt: skip
+
+
+def test_order_puts_missing_and_nan_last_in_both_directions(tmp_path):
+    rewards = [2.0, None, math.nan, -1.0, math.inf]
+    stored = open_run(write(tmp_path, [one(1, index, reward=reward) for index, reward in enumerate(rewards)]))
+    assert ids(stored.rollouts(order="-reward")) == ["1.4", "1.0", "1.3", "1.2", "1.1"]
+    assert ids(stored.rollouts(order="reward")) == ["1.3", "1.0", "1.4", "1.2", "1.1"]
+
+
+def test_order_by_several_columns_and_by_sql(run):
+    assert ids(run.rollouts(order="-step,reward", limit=2)) == ["4.0", "4.1"]
+    assert ids(run.rollouts(order=["-group", "-step"], limit=2)) == ["4.2", "4.3"]
+    assert ids(run.rollouts(order="abs(reward - 3.9), step", limit=1)) == ["1.3"]
+    assert ids(run.rollouts(order="step desc, index desc", limit=1)) == ["4.3"]
+
+
+def test_a_group_and_the_history_of_a_prompt(run):
+    assert ids(run.group("r1.1.t2.0.3")) == ["2.2", "2.3"]
+    assert ids(run.history(run.get("r1.1.t2.0.3"), limit=3)) == ["1.2", "1.3", "2.2"]
+    assert ids(run.history("question 0", step="last")) == ["4.0", "4.1"]
+    assert ids(run.history("question")) == []
+
+
+def test_history_of_a_prompt_that_only_shares_a_message_with_others(tmp_path):
+    system = {"role": "system", "content": "A long system prompt that everything shares."}
+    made = [one(1, n, prompt=(system, {"role": "user", "content": f"q{n}"})) for n in range(3)]
+    stored = open_run(write(tmp_path, made))
+    assert ids(stored.history(made[1])) == ["1.1"]
+
+
+def test_a_live_run_is_read_and_refreshed(tmp_path):
+    live = writer(tmp_path)
+    live.write("train", [one(1, 0)])
+    stored = open_run(tmp_path)
+    assert len(stored) == 1
+    live.write("train", [one(2, 0)])
+    live.write("eval", [one(2, 0, split="eval", id="e")])
+    stored.refresh()
+    assert [r.split for r in stored.rollouts()] == ["eval", "train", "train"]
+    assert stored.steps == [1, 2]
+    live.close()
+    stored.refresh()
+    assert len(stored) == 3
+    assert not list(stored.dir.rglob("*.arrows"))
+
+
+def test_a_journal_that_is_sealed_after_the_run_was_opened(tmp_path):
+    live = writer(tmp_path)
+    live.write("train", [one(1, 0), one(1, 1)])
+    stored = open_run(tmp_path)
+    live.close()
+    assert ids(stored.rollouts()) == ["1.0", "1.1"]
+    assert stored.damaged == {}
+
+
+def test_a_torn_journal_gives_every_whole_generation(tmp_path):
+    live = writer(tmp_path)
+    for step in range(1, 4):
+        live.write("train", [one(step, 0)])
+    live.sync()
+    journal = next(tmp_path.rglob("*.arrows"))
+    journal.write_bytes(journal.read_bytes()[:-40])
+    assert ids(open_run(tmp_path).rollouts()) == ["1.0", "2.0"]
+
+
+def test_an_empty_journal_is_no_damage_and_hides_nothing(tmp_path):
+    folder = write(tmp_path, steps(1))
+    (folder / "data" / "train" / "001-00000-000009.arrows").touch()
+    stored = open_run(folder)
+    assert (len(stored), stored.damaged) == (4, {})
+
+
+def several_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(writing, "SEAL_BYTES", 1)
+    return write(tmp_path, steps(3))
+
+
+@pytest.mark.parametrize("bad", [b"", b"PAR1", b"no parquet at all", None])
+def test_a_damaged_file_is_named_and_hides_nothing_else(tmp_path, monkeypatch, bad):
+    folder = several_parts(tmp_path, monkeypatch)
+    part = folder / "data" / "train" / "001-00000-000001.parquet"
+    part.write_bytes(part.read_bytes()[:-30] if bad is None else bad)
+    stored = open_run(folder)
+    assert ids(stored.rollouts()) == ids([*steps(1), *(r for r in steps(3) if r.step == 3)])
+    assert list(stored.damaged) == [part.name]
+    assert [row["step"] for row in stored.stats()] == [1, 3]
+
+
+def test_damage_inside_a_file_is_found_where_it_is_read(tmp_path, monkeypatch):
+    folder = several_parts(tmp_path, monkeypatch)
+    part = folder / "data" / "train" / "001-00000-000001.parquet"
+    data = bytearray(part.read_bytes())
+    column = pq.ParquetFile(part).metadata.row_group(0)
+    places = [column.column(n) for n in range(column.num_columns)]
+    at = next(c for c in places if c.path_in_schema.startswith("completion.") and "content" in c.path_in_schema)
+    for offset in range(
+        at.dictionary_page_offset or at.data_page_offset, at.data_page_offset + at.total_compressed_size // 2
+    ):
+        data[offset] ^= 0xFF
+    part.write_bytes(data)
+    stored = open_run(folder)
+    assert stored.steps == [1, 2, 3]
+    assert {r.step for r in stored.rollouts()} == {1, 3}
+    assert list(stored.damaged) == [part.name]
+    stored.refresh()
+    assert ids(stored.search("Answer 3")) == ["1.3", "3.3"]
+
+
+def test_a_foreign_parquet_file_is_damage(tmp_path):
+    folder = write(tmp_path, steps(1))
+    foreign = {"id": ["x"], "step": ["one"]}
+    pq.write_table(pa.table(foreign), folder / "data" / "train" / "001-00000-000005.parquet")
+    stored = open_run(folder)
+    assert stored.steps == [1]
+    assert "step is string, not int64" in stored.damaged["001-00000-000005.parquet"]
+
+
+def test_files_that_are_no_parts_are_ignored(tmp_path):
+    folder = write(tmp_path, steps(1))
+    for name in ("notes.txt", ".001-00000-000000.parquet.12.tmp", "a-b-c.parquet", "1-2.parquet"):
+        (folder / "data" / "train" / name).write_text("x")
+    stored = open_run(folder)
+    assert (len(stored), stored.damaged) == (4, {})
+
+
+def test_of_a_damaged_parquet_file_and_its_journal_the_journal_is_read(tmp_path):
+    live = writer(tmp_path)
+    live.write("train", [one(1, 0)])
+    journal = next(tmp_path.rglob("*.arrows"))
+    journal.with_suffix(".parquet").write_bytes(b"torn")
+    assert ids(open_run(tmp_path).rollouts()) == ["1.0"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"attempts": 3, "id": "x"}', '{"attempts": [7], "drops": []}'])
+def test_a_damaged_run_file_costs_only_its_facts(tmp_path, text):
+    folder = write(tmp_path, steps(1))
+    (folder / "run.json").write_text(text)
+    stored = open_run(folder)
+    assert len(stored) == 4
+    assert stored.drops == {}
+    assert ("run.json" in stored.damaged) == (not text.startswith('{"'))
+
+
+def test_a_newer_schema_is_one_sentence(tmp_path):
+    folder = write(tmp_path, steps(1))
+    facts = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**facts, "schema": 99}))
+    with pytest.raises(RunError, match=r"schema 99; this version reads up to 1: pip install -U rollout-plugins"):
+        open_run(folder)
+
+
+def test_what_a_resumed_attempt_did_again_is_left_out_unless_asked_for(tmp_path):
+    write(tmp_path, steps(4, size=2))
+    write(tmp_path, [one(step, n, attempt=2) for step in (3, 4, 5) for n in range(2)], attempt=2, resumed_from=2)
+    stored = open_run(tmp_path)
+    assert [(r.attempt, r.step) for r in stored.rollouts(where="index = 0")] == [
+        (1, 1),
+        (1, 2),
+        (2, 3),
+        (2, 4),
+        (2, 5),
+    ]
+    assert (len(stored), stored.count(superseded=True)) == (10, 14)
+    assert stored.sql("select count(*) as n from rollouts").to_pylist() == [{"n": 10}]
+    assert stored.sql("select count(*) as n from rollouts", superseded=True).to_pylist() == [{"n": 14}]
+    assert sum(row["rollouts"] for row in stored.stats()) == 10
+    assert stored.get("r1.1.t3.0.0").attempt == 1
+    assert len(stored.group("r1.1.t3.0.0")) == 2
+
+
+def test_ranks_merge_by_lying_in_one_folder(tmp_path):
+    for rank in (0, 1):
+        made = [one(step, 2 * rank + n, rank=rank) for step in (1, 2) for n in range(2)]
+        write(tmp_path / f"node{rank}", made, rank=rank, world_size=2)
+    shutil.copytree(tmp_path / "node1" / "r1", tmp_path / "node0" / "r1", dirs_exist_ok=True)
+    stored = open_run(tmp_path / "node0")
+    assert ids(stored.rollouts()) == [f"{step}.{index}" for step in (1, 2) for index in range(4)]
+    assert {a["rank"] for a in stored.attempts} == {0, 1}
+    assert ids(stored.rollouts(rank=1, step=1)) == ["1.2", "1.3"]
+
+
+def test_a_rank_alone_is_a_run_too(tmp_path):
+    write(tmp_path, [one(1, 0, rank=3)], rank=3, world_size=4)
+    stored = open_run(tmp_path)
+    assert (stored.info.rank, len(stored)) == (3, 1)
+
+
+def test_data_without_any_run_file_is_a_run(tmp_path):
+    folder = write(tmp_path, steps(1))
+    (folder / "run.json").unlink()
+    assert open_run(tmp_path).info.id == "r1"
+    assert len(open_run(folder)) == 4
+
+
+def test_files_of_other_reward_functions_read_as_one_run(tmp_path):
+    write(tmp_path, [one(1, 0, rewards={"correct": 1.0})], reward_names=("correct",))
+    write(tmp_path, [one(2, 0, attempt=2, rewards={"style": 2.0})], attempt=2, resumed_from=1, reward_names=("style",))
+    stored = open_run(tmp_path)
+    assert [r.rewards for r in stored.rollouts()] == [{"correct": 1.0}, {"style": 2.0}]
+    assert ids(stored.rollouts(where="reward/style > 1")) == ["2.0"]
+    assert stored.table(["reward/correct", "reward/style"]).to_pylist() == [
+        {"reward/correct": 1.0, "reward/style": None},
+        {"reward/correct": None, "reward/style": 2.0},
+    ]
+
+
+def test_many_rollouts_stream_in_any_order(tmp_path, monkeypatch):
+    monkeypatch.setattr(writing, "SEAL_BYTES", 200_000)
+    made = [one(step, index) for step in range(1, 31) for index in range(64)]
+    stored = open_run(write(tmp_path, made))
+    assert len(stored.files) > 2
+    assert list(stored.rollouts()) == made
+    assert list(stored.rollouts(order="-index,step")) == sorted(made, key=lambda r: (-r.index, r.step))
+    first = stored.rollouts(order="-reward")
+    assert next(first).reward == max(r.reward for r in made)
+
+
+def test_hostile_rollouts_read_back_and_hide_nothing(tmp_path):
+    made = [replace(r, id=f"h{n}", index=n, step=1, generation=1) for n, r in enumerate(hostile_rollouts())]
+    stored = open_run(write(tmp_path, [*made, one(2, 0)]))
+    assert len(list(stored.rollouts())) == len(made) + 1
+    assert ids(stored.rollouts(step=2)) == ["2.0"]
+    assert stored.damaged == {}
+    stored.stats()
+    stored._repr_html_()
+    assert len(list(stored.search("e"))) >= 1
+
+
+def test_a_table_has_the_columns_asked_for_with_their_types(run):
+    table = run.table(["reward", "id", "tool_calls"], step=2)
+    assert table.column_names == ["reward", "id", "tool_calls"]
+    assert table["reward"].to_pylist() == [2.0, 3.0, 4.0, 5.0]
+    stored = pq.read_schema(run.files[0])
+    assert all(table.schema.field(name).type == stored.field(name).type for name in table.column_names)
+    assert run.table().num_rows == 16
+    assert run.table(["id"], limit=0).to_pydict() == {"id": []}
+    with pytest.raises(RunError, match=r"there is no column 'nope'; the columns are id, run_id"):
+        run.table(["nope"])
+
+
+def test_pandas_polars_and_datasets(run):
+    columns = ["id", "step", "reward"]
+    assert run.to_pandas(columns, step=1)["reward"].tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert run.to_polars(columns, step=1)["reward"].to_list() == [1.0, 2.0, 3.0, 4.0]
+    assert run.to_dataset(columns, step=1)["reward"][:] == [1.0, 2.0, 3.0, 4.0]
+    assert run.to_dataset()[0]["completion"][0]["content"] == "Answer 0 of step 1."
+
+
+def test_stats_count_what_matters(tmp_path):
+    made = [
+        one(1, 0, reward=0.0, finish="length", completion_tokens=10),
+        one(1, 1, reward=1.0, completion_tokens=30, tool_calls=(called("a"), called("a", "error"))),
+        one(1, 2, reward=None, error="broke"),
+        one(1, 3, reward=math.nan),
+        one(2, 0, reward=1.0),
+        one(2, 1, reward=1.0),
+    ]
+    first, second = open_run(write(tmp_path, made)).stats()
+    assert (first["split"], first["step"], first["rollouts"], first["scored"]) == ("train", 1, 4, 2)
+    assert (first["reward"], first["reward_min"], first["reward_max"], first["reward_std"]) == (0.5, 0.0, 1.0, 0.5)
+    assert (first["truncated"], first["errors"], first["tool_calls"], first["tool_errors"]) == (1, 1, 2, 1)
+    assert (first["group_std"], first["flat_groups"]) == (0.5, 0)
+    assert (second["groups"], second["flat_groups"]) == (1, 1)
+    assert first["reward/correct"] == 2.5
+    assert first["reward/format"] is None
+
+
+def test_several_runs_are_found_and_asked_as_one(tmp_path):
+    write(tmp_path / "a" / "rollouts", steps(1, run="one"), run="one")
+    write(tmp_path / "b" / "rollouts", steps(2, run="two"), run="two", reward_names=("other",))
+    both = runs(tmp_path)
+    assert [run.info.id for run in both] == ["one", "two"]
+    query = "select run_id, count(*) as n from rollouts group by all order by run_id"
+    assert both.sql(query).to_pylist() == [{"run_id": "one", "n": 4}, {"run_id": "two", "n": 8}]
+    assert [len(run) for run in runs(tmp_path / "a")] == [4]
+    assert len(runs(tmp_path / "b" / "rollouts" / "two")) == 1
+    assert "one" in both._repr_html_()
+
+
+def test_open_run_takes_the_newest_run_in_a_folder(tmp_path):
+    older, newer = write(tmp_path / "rollouts", steps(1), run="x"), write(tmp_path / "rollouts", steps(2), run="a")
+    os.utime(older / "run.json", (1, 1))
+    assert open_run(tmp_path).dir == newer
+    assert find_runs(tmp_path / "rollouts") == [older, newer]
+    assert open_run(older).info.id == "x"
+
+
+def test_a_path_with_what_duckdb_takes_for_a_pattern(tmp_path):
+    folder = tmp_path / "o[1]*?{x}'\""
+    stored = open_run(write(folder, steps(1)))
+    stored.annotate("judge", [{"id": "r1.1.t1.0.0", "score": 1}])
+    assert stored.get("r1.1.t1.0.0").extra["judge.score"] == 1
+    assert len(stored) == 4
+
+
+def test_an_empty_run_answers_every_question(tmp_path):
+    writer(tmp_path).write_run()
+    stored = open_run(tmp_path)
+    assert (len(stored), stored.steps, stored.stats(), list(stored.rollouts(step="last"))) == (0, [], [], [])
+    assert stored.table(["id", "reward"]).num_rows == 0
+    assert stored.sql("select count(*) as n from tool_calls").to_pylist() == [{"n": 0}]
+    assert "none yet" in stored._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        (lambda run: list(run.rollouts(where="rewrd > 1")), "there is no column 'rewrd'; the columns are id, run_id"),
+        (lambda run: list(run.rollouts(where="reward >")), "is not understood: syntax error"),
+        (lambda run: list(run.rollouts(where="step = 'x'")), "is not understood: "),
+        (lambda run: list(run.rollouts(order="-rewrd")), "there is no column 'rewrd'; the columns are"),
+        (lambda run: list(run.rollouts(step="first")), "step='first' is no step; give a number, 'last'"),
+        (lambda run: list(run.rollouts(step=[None])), "step=None is no step"),
+        (lambda run: run.get("nope"), "no rollout 'nope' in "),
+        (
+            lambda run: list(run.rollouts(where="id in (select content from read_text('/etc/hosts'))")),
+            "outside the run",
+        ),
+    ],
+)
+def test_a_wrong_question_is_one_sentence(run, ask, said):
+    with pytest.raises(RunError) as caught:
+        ask(run)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_condition_cannot_end_the_query_it_stands_in(run):
+    for where in ("true) union select 1 --", "true; drop view rollouts", "true) --"):
+        with pytest.raises(RunError):
+            list(run.rollouts(where=where))
+    assert len(run) == 16
+
+
+@pytest.mark.parametrize("name", ["", "file.txt", "empty"])
+def test_a_path_that_is_no_run_is_one_sentence(tmp_path, name):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file.txt").write_text("x")
+    path = tmp_path / (name or "missing")
+    for opening in (open_run, runs):
+        with pytest.raises(
+            RunError, match=r"does not exist; give a run's folder|no run found in .*expected run\.json"
+        ):
+            opening(path)
+
+
+def test_a_notebook_gets_escaped_html(tmp_path):
+    folder = write(tmp_path, steps(2), model="<script>alert(1)</script>")
+    html = open_run(folder)._repr_html_()
+    assert "&lt;script&gt;" in html
+    assert "<script>" not in html
+    assert "2.5 → 3.5" in html
