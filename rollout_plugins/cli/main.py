@@ -31,6 +31,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 """Command → module and what it does. A command is imported when it is called."""
 
+DASHED = ("--order", "--step", "--where")
+"""Options whose value may start with a dash."""
+
 OK, ERROR, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 
@@ -55,7 +58,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     module = import_module(COMMANDS[words[0]][0])
     parser = Parser(prog=f"rollouts {words[0]}", description=COMMANDS[words[0]][1], allow_abbrev=False)
     module.configure(parser)
-    return _guarded(module, parser.parse_intermixed_args(words[1:]))
+    return _guarded(module, parser.parse_intermixed_args(_joined(words[1:])))
+
+
+def _joined(words: Sequence[str]) -> list[str]:
+    """`--order -reward` as `--order=-reward`, since argparse takes what starts with a dash for an option."""
+    joined: list[str] = []
+    for word in words:
+        if joined and joined[-1] in DASHED and word[:1] == "-" and word[:2] != "--":
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
 
 
 def _guarded(module: object, options: argparse.Namespace) -> int:
