@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import fields
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -23,7 +24,7 @@ import orjson
 from rollout_hookspecs import Image, Placeholder
 
 MAX_DEPTH = 200
-MAX_ITEMS = 4_000_000
+MAX_ITEMS = 1_000_000
 _MIN_INT, _MAX_INT = -(2**63), 2**64
 _EXACT = frozenset({str, int, bool, type(None)})
 _TROUBLE = (Exception, SystemExit)
@@ -86,7 +87,7 @@ def _is_plain(value: Any) -> bool:
                 continue
             else:
                 return False
-            left -= 1 + len(item)
+            left -= 20 + len(item)
             if left < 0:
                 return False
     return True
@@ -123,7 +124,7 @@ class _Tagger:
         if isinstance(value, (bytes, bytearray)):
             return {"$bytes": base64.b64encode(value).decode()}
         if isinstance(value, Image):
-            kept = {f.name: v for f in fields(Image) if (v := getattr(value, f.name)) is not None}
+            kept = {f.name: v for f in fields(Image) if (v := getattr(value, f.name)) is not f.default}
             return {"$image": {name: self.tag(v, f"{where}.{name}", depth + 2) for name, v in kept.items()}}
         if isinstance(value, Placeholder):
             known = {f.name: _safe(getattr(value, f.name)) for f in fields(Placeholder)}
@@ -231,7 +232,8 @@ def untagged(value: Any) -> Any:
     if len(value) == 1:
         ((key, inner),) = value.items()
         if key in _UNTAG:
-            return _UNTAG[key](inner)
+            with suppress(Exception):  # somebody else wrote this
+                return _UNTAG[key](inner)
     return {key: untagged(item) for key, item in value.items()}
 
 

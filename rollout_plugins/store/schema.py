@@ -212,7 +212,7 @@ class _Row:
         try:
             return _FIT[kind](value)
         except _TROUBLE:
-            if where in _SCALARS and type(value) is str:
+            if kind == _TEXT and where in _SCALARS and type(value) is str:
                 self.rest[where] = value
                 return _text(value)
             found = self.lose(value, where, _WANTED[kind])

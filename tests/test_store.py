@@ -1,0 +1,474 @@
+"""The store on disk: whatever a rollout holds is written, read back equal, and open to everybody's tools."""
+
+import json
+import math
+from collections import UserDict
+from dataclasses import fields, replace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from store_rig import differences, rollouts, run_in, through_a_file, written
+from values import HOSTILE, Bad, Evil, cycle, deep, hostile, kept, keys, real, same, text, thorough, vast, wide_cycle
+
+from rollout_plugins import Image, Placeholder, Rollout, Tokens, ToolCall, open_run
+from rollout_plugins.store.schema import schema
+from rollout_plugins.store.write import RunWriter
+
+floats = st.none() | st.floats()
+roles = st.sampled_from(["system", "user", "assistant", "tool"])
+usual_call = st.fixed_dictionaries(
+    {"type": st.just("function"), "function": st.fixed_dictionaries({"name": text, "arguments": kept})},
+    optional={"id": text},
+)
+odd_call = kept | st.fixed_dictionaries({"type": kept, "function": kept}, optional={"id": kept, "x": kept})
+tool_calls = st.lists(usual_call, max_size=3) | st.lists(usual_call | odd_call, max_size=3) | kept
+
+
+def message_of(value):
+    usual = st.fixed_dictionaries(
+        {"role": roles, "content": text},
+        optional={"name": text, "reasoning_content": text, "tool_calls": tool_calls, "extra": value},
+    )
+    loose = st.fixed_dictionaries(
+        {}, optional=dict.fromkeys(("role", "content", "name", "reasoning_content", "tool_calls", "x"), value)
+    )
+    return usual | loose | value
+
+
+def messages_of(value):
+    return st.lists(message_of(value), max_size=3).map(tuple)
+
+
+numbers = st.integers(0, 2**31 - 1)
+calls = st.builds(
+    ToolCall,
+    name=kept,
+    arguments=kept,
+    result=kept,
+    turn=numbers,
+    position=numbers,
+    reply=st.none() | numbers,
+    error=st.none() | text,
+    status=st.sampled_from(["ok", "error", "unknown", "not_run"]),
+    seconds=floats,
+)
+images = st.builds(Image, hash=st.text("ab/.", min_size=1), path=st.none() | st.text("ab"), width=st.none() | numbers)
+tokens = st.builds(
+    Tokens,
+    prompt=st.none() | st.lists(numbers, max_size=3),
+    completion=st.none() | st.lists(numbers, max_size=3),
+    mask=st.none() | st.lists(st.integers(0, 1), max_size=3),
+    logprobs=st.none() | st.lists(floats, max_size=3),
+)
+whole = st.builds(
+    Rollout,
+    id=st.just(""),
+    step=st.integers(0, 2**40),
+    policy_step=st.none() | st.integers(0, 2**40),
+    group=numbers,
+    group_size=numbers,
+    time=st.floats(0, 1e10),
+    prompt=messages_of(kept),
+    completion=messages_of(kept),
+    prompt_is_text=st.booleans(),
+    completion_is_text=st.booleans(),
+    tool_calls=st.lists(calls, max_size=2).map(tuple),
+    rewards=st.dictionaries(text, floats, max_size=3) | st.fixed_dictionaries({"half": floats}),
+    reward=floats,
+    advantage=floats,
+    prompt_tokens=st.none() | numbers,
+    completion_tokens=st.none() | numbers,
+    finish=st.sampled_from(["stop", "length", "tool_limit", "error", "unknown"]),
+    images=st.lists(images, max_size=2).map(tuple),
+    columns=st.dictionaries(keys, kept, max_size=3),
+    extra=st.dictionaries(keys, kept, max_size=3),
+    rendered=st.none() | text,
+    tokens=st.none() | tokens,
+    error=st.none() | text,
+    marks=st.dictionaries(text, text, max_size=2),
+)
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch):
+    """A disk that promises at once; how well it keeps what it promised is not ours to test."""
+    monkeypatch.setattr("os.fsync", lambda fd: None)
+
+
+@thorough
+@given(made=st.lists(whole, min_size=1, max_size=3))
+def test_a_rollout_is_read_back_equal_with_every_type(made):
+    found, lost = through_a_file(made)
+    assert lost == []
+    for one, other in zip(made, found, strict=True):
+        assert differences(one, other, ignore=("id", "run_id", "index")) == {}
+
+
+@thorough
+@given(
+    prompt=messages_of(kept | hostile),
+    extra=st.dictionaries(keys, kept | hostile, max_size=3),
+    call=st.builds(
+        ToolCall, name=kept | hostile, arguments=kept | hostile, result=kept | hostile, error=hostile | text
+    ),
+)
+def test_hostile_values_cost_only_themselves(prompt, extra, call):
+    plain, lost = rollouts(2), []
+    odd = replace(
+        plain[1],
+        prompt=tuple(map(real, prompt)),
+        extra=real(extra),
+        tool_calls=(ToolCall(**{f.name: real(getattr(call, f.name)) for f in fields(ToolCall)}),),
+    )
+    found, lost = through_a_file([plain[0], odd, plain[0]])
+    for one in (found[0], found[2]):
+        assert differences(plain[0], one, ignore=("id", "run_id", "index")) == {}
+    assert (
+        differences(plain[1], found[1], ignore=("id", "run_id", "index", "prompt", "extra", "tool_calls", "marks"))
+        == {}
+    )
+    assert len(found[1].prompt) == len(prompt)
+    assert found[1].extra.keys() == extra.keys()
+    for name, value in extra.items():
+        assert same(found[1].extra[name], value) or _holds_bad(value)
+    assert bool(lost) == _holds_bad((prompt, extra, *(getattr(call, f.name) for f in fields(ToolCall))))
+
+
+def _holds_bad(value):
+    if isinstance(value, dict):
+        return any(map(_holds_bad, value.values()))
+    return any(map(_holds_bad, value)) if isinstance(value, (list, tuple)) else isinstance(value, Bad)
+
+
+def _with(place, bad):
+    """A rollout that holds the value at one place of its completion or columns."""
+    call = {"type": "function", "function": {"name": "f", "arguments": {"x": bad, "y": 1}}}
+    message = {
+        "content": {"role": "user", "content": [{"type": "text", "text": "hi"}, bad]},
+        "role": {"role": bad, "content": "hi"},
+        "tool_calls": {"role": "assistant", "content": "hi", "tool_calls": [bad]},
+        "arguments": {"role": "assistant", "content": "hi", "tool_calls": [call]},
+        "message": bad,
+        "column": {"role": "user", "content": "hi"},
+    }[place]
+    columns = {"answer": bad} if place == "column" else {"answer": 4}
+    return rollouts(1, completion=(message, {"role": "user", "content": "next"}), columns=columns)[0]
+
+
+@pytest.mark.parametrize("place", ["content", "role", "tool_calls", "arguments", "message", "column"])
+def test_a_hostile_value_is_marked_with_type_path_and_reason_where_it_stood(tmp_path, place):
+    found, lost = written(tmp_path, [_with(place, HOSTILE[name]()) for name in sorted(HOSTILE)])
+    assert len(lost) >= len(found)
+    assert all(one.type and one.why for one in lost)
+    assert all(one.where or place == "message" for one in lost)
+    for one in found:
+        assert one.completion[1] == {"role": "user", "content": "next"}
+        if place == "arguments":
+            assert one.completion[0]["tool_calls"][0]["function"]["arguments"]["y"] == 1
+        if place == "content":
+            assert one.completion[0]["content"][0] == {"type": "text", "text": "hi"}
+        if place != "column":
+            assert one.columns == {"answer": 4}
+
+
+JUNK = [
+    *(None, True, 5, -1, 10**400, 2.5, math.nan, "text", "\ud800", b"x", [1], (None,), {"a": 1}, {1: 2}),
+    *(Evil(), object(), UserDict(), ToolCall(name=1, arguments=2, turn="x", reply=2**40, status=None, seconds="x")),
+    *(Image(hash=None, width="x"), [Image(hash="a", width=2**40)], Tokens(prompt=["x"], mask=[1]), Tokens(prompt=5)),
+]
+
+
+@pytest.mark.parametrize(
+    "field", [f.name for f in fields(Rollout) if f.name not in {"id", "index", "attempt", "split"}]
+)
+def test_nonsense_in_one_field_leaves_the_others_as_they_are(tmp_path, field):
+    made = rollouts(1)[0]
+    found, lost = written(tmp_path, [made, *(replace(made, **{field: value}) for value in JUNK)])
+    ignore = ("id", "run_id", "index")
+    assert differences(made, found[0], ignore) == {}
+    for value, odd in zip(JUNK, found[1:], strict=True):
+        assert differences(made, odd, (*ignore, field, "marks")) == {}
+        marks = {key: mark for key, mark in odd.marks.items() if str(key).startswith(f"lost:{field}")}
+        assert marks or _kept(field, value, getattr(odd, field))
+        assert all(mark[0] == "[" and ": " in mark for mark in marks.values())
+    assert len(lost) >= 3
+
+
+def _kept(field, value, found):
+    """Whether the field says what was put in: the value, its number, or its only message; or a placeholder for it."""
+    if field in {"prompt", "completion"}:
+        sole = found[0] if len(found) == 1 else found
+        return (
+            isinstance(sole, Placeholder)
+            or any(same(one, value) for one in (sole, found, list(found)))
+            or sole == value
+        )
+    return same(found, value) or (isinstance(found, (bool, int, float, dict, tuple)) and found == value)
+
+
+def test_values_beyond_counting_do_not_hold_up_the_store(tmp_path, monkeypatch):
+    monkeypatch.setattr("rollout_plugins.store.codec.MAX_ITEMS", 50_000)
+    contents = [vast(), wide_cycle(), cycle(), deep()]
+    found, lost = written(
+        tmp_path, rollouts(1, completion=tuple({"role": "user", "content": one} for one in contents))
+    )
+    assert len(found[0].completion) == 4
+    assert lost
+
+
+def test_a_text_of_100_mb_comes_back(tmp_path):
+    long = "aé\x00$" * 25_000_000
+    found, lost = written(tmp_path, rollouts(1, completion=({"role": "assistant", "content": long},)))
+    assert found[0].completion[0]["content"] == long
+    assert lost == []
+
+
+DOCUMENTED = {
+    *("id", "run_id", "split", "attempt", "step", "policy_step", "generation", "rank", "index", "group", "group_size"),
+    *("time", "reward", "advantage", "reward/half", "prompt_tokens", "completion_tokens", "turns", "calls"),
+    *("failed_calls", "finish", "error", "prompt_is_text", "completion_is_text", "rewards", "tool_calls", "prompt"),
+    *("completion", "images", "columns", "extra", "marks", "rendered", "tokens", "rest"),
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A run as other people's tools find it: two Parquet files, with everything that trips up inference."""
+    folder = tmp_path_factory.mktemp("files")
+    call = {"type": "function", "function": {"name": "f", "arguments": {}}}
+    made = rollouts(
+        3,
+        completion=(
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "content": [{"type": "text", "text": "a"}]},
+            "no message",
+        ),
+        tool_calls=(
+            ToolCall(name="f", arguments={}, result=[1, "a"]),
+            ToolCall(name=None, arguments=1, status="unknown"),
+        ),
+        columns={"answer": 1, "empty": {}, "nothing": None},
+    )
+    for split in ("train", "eval"):
+        writer = RunWriter(run_in(folder))
+        writer.write(split, [replace(r, id=f"{split}{i}", split=split) for i, r in enumerate(made)])
+        writer.close()
+    return folder / "r1" / "data"
+
+
+def test_pyarrow_opens_the_files(files):
+    table = pq.read_table(files)
+    assert set(table.column_names) == DOCUMENTED
+    assert table.num_rows == 6
+    assert table.schema.field("reward").type == pa.float64()
+    assert table.schema.field("step").type == pa.int64()
+
+
+def test_duckdb_opens_the_files_and_filters_them(files):
+    import duckdb
+
+    rows = duckdb.sql(f"select * from read_parquet('{files}/*/*.parquet')")
+    assert set(rows.columns) == DOCUMENTED
+    one = f"""select split, reward, "reward/half", calls, failed_calls, turns, tool_calls[1].arguments,
+        completion[1].tool_calls[1].arguments, columns::json->>'answer', columns::json->'empty', prompt[1].content
+        from read_parquet('{files}/*/*.parquet') where reward > 0.6 order by split"""
+    expected = (1.0, 1.0, 2, 1, 1, "{}", "{}", "1", "{}", "hello")
+    assert duckdb.sql(one).fetchall() == [("eval", *expected), ("train", *expected)]
+
+
+def test_polars_opens_the_files(files):
+    polars = pytest.importorskip("polars")
+    frame = polars.read_parquet(f"{files}/train/*.parquet")
+    assert set(frame.columns) == DOCUMENTED
+    assert frame["completion"][0][0]["role"] == "assistant"
+    assert frame.filter(polars.col("reward") > 0.2).height == 2
+
+
+def test_pandas_opens_the_files(files):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.read_parquet(files / "eval")
+    assert set(frame.columns) == DOCUMENTED
+    assert frame["reward"].tolist() == [0.0, 0.5, 1.0]
+    assert json.loads(frame["columns"][0]) == {"answer": 1, "empty": {}, "nothing": None}
+
+
+def test_datasets_opens_the_files(files, tmp_path):
+    datasets = pytest.importorskip("datasets")
+    names = sorted(map(str, files.glob("*/*.parquet")))
+    found = datasets.load_dataset("parquet", data_files=names, cache_dir=str(tmp_path))["train"]
+    assert set(found.column_names) == DOCUMENTED
+    assert len(found) == 6
+    assert found[0]["tool_calls"][0]["arguments"] == "{}"
+
+
+def test_an_empty_dict_is_an_empty_dict_and_one_is_one(tmp_path):
+    arguments = {"e": {}, "l": [], "i": 1, "f": 1.0, "t": True, "n": None, "mix": [1, "a"], "z": -0.0, "b": 2**70}
+    made = rollouts(
+        1, tool_calls=(ToolCall(name="f", arguments=arguments, result=[1, 2, 3]), ToolCall(name="f", arguments={}))
+    )
+    found, _ = written(tmp_path, made)
+    assert same(found[0].tool_calls[0].arguments, arguments)
+    assert same(found[0].tool_calls[0].result, [1, 2, 3])
+    assert same(found[0].tool_calls[1].arguments, {})
+
+
+def test_the_schema_does_not_depend_on_what_is_written(tmp_path):
+    for name, made in (("a", rollouts(1)), ("b", rollouts(1, completion=(1, None), columns={"x": [{}]}, reward=None))):
+        written(tmp_path / name, made)
+    one, other = (pq.read_schema(next((tmp_path / name).rglob("*.parquet"))) for name in "ab")
+    assert one.equals(other, check_metadata=True)
+    assert one == schema(["half"])
+
+
+def test_reward_columns_are_the_reward_functions_each_once():
+    names = schema(["a", "b", "a", "\ud800", 5]).names
+    assert [name for name in names if name.startswith("reward/")] == ["reward/a", "reward/b"]
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+def generation(number, count=4):
+    return [replace(r, id=f"{number}.{i}", generation=number, step=number) for i, r in enumerate(rollouts(count))]
+
+
+def names(folder):
+    return sorted(path.name for path in (folder / "r1" / "data").glob("*/*"))
+
+
+def test_a_run_is_a_journal_while_it_lives_and_parquet_afterwards(tmp_path):
+    writer = RunWriter(run_in(tmp_path))
+    writer.write_run()
+    for number in range(5):
+        writer.write("train", generation(number))
+        assert len(open_run(tmp_path)) == 4 * (number + 1)
+    assert names(tmp_path) == ["001-00000-000000.arrows"]
+    writer.close()
+    assert names(tmp_path) == ["001-00000-000000.parquet"]
+    assert len(open_run(tmp_path)) == 20
+
+
+def test_a_long_run_of_tiny_steps_stays_few_files(tmp_path, monkeypatch):
+    monkeypatch.setattr("rollout_plugins.store.write.SEAL_BYTES", 200_000)
+    writer = RunWriter(run_in(tmp_path))
+    for number in range(200):
+        writer.write("train", generation(number))
+    live = names(tmp_path)
+    assert sum(name.endswith(".arrows") for name in live) <= 1
+    assert 1 < len(live) < 20
+    writer.close()
+    assert all(name.endswith(".parquet") for name in names(tmp_path))
+    run = open_run(tmp_path)
+    assert [r.id for r in run.rollouts()] == [f"{n}.{i}" for n in range(200) for i in range(4)]
+    assert run.damaged == {}
+
+
+@pytest.mark.parametrize(
+    "kept_bytes", ["all but one", "half of the last batch", "header alone", "half a header", "none"]
+)
+def test_a_torn_journal_is_read_up_to_the_tear(tmp_path, kept_bytes):
+    writer = RunWriter(run_in(tmp_path))
+    writer.write_run()
+    sizes = []
+    for number in range(3):
+        writer.write("train", generation(number))
+        sizes.append(writer._shards["train"].bytes)
+    journal = tmp_path / "r1" / "data" / "train" / "001-00000-000000.arrows"
+    data = journal.read_bytes()
+    header = len(schema(["half"]).serialize())
+    left = {
+        "all but one": sizes[2] - 1,
+        "half of the last batch": (sizes[1] + sizes[2]) // 2,
+        "header alone": header,
+        "half a header": header // 2,
+        "none": 0,
+    }[kept_bytes]
+    journal.write_bytes(data[:left])
+    run = open_run(tmp_path)
+    assert len(run) == (8 if left > sizes[1] else 0)
+    assert run.damaged == {}
+
+
+def test_of_a_journal_and_its_parquet_file_the_parquet_file_counts(tmp_path):
+    writer = RunWriter(run_in(tmp_path))
+    writer.write("train", generation(0))
+    journal = tmp_path / "r1" / "data" / "train" / "001-00000-000000.arrows"
+    data = journal.read_bytes()
+    writer.close()
+    journal.write_bytes(data)
+    assert [r.id for r in open_run(tmp_path).rollouts()] == ["0.0", "0.1", "0.2", "0.3"]
+
+
+def test_a_journal_that_cannot_be_read_whole_is_not_replaced(tmp_path):
+    writer = RunWriter(run_in(tmp_path))
+    writer.write("train", generation(0))
+    first = writer._shards["train"].bytes
+    writer.write("train", generation(1))
+    journal = tmp_path / "r1" / "data" / "train" / "001-00000-000000.arrows"
+    with journal.open("r+b") as file:
+        file.seek(first)
+        file.write(b"\x07" * 64)
+    writer.close()
+    assert names(tmp_path) == [journal.name]
+    assert [r.id for r in open_run(tmp_path).rollouts()] == ["0.0", "0.1", "0.2", "0.3"]
+
+
+def test_a_parquet_file_that_was_never_finished_is_ignored(tmp_path):
+    writer = RunWriter(run_in(tmp_path))
+    writer.write("train", generation(0))
+    (tmp_path / "r1" / "data" / "train" / ".001-00000-000000.parquet.7-7.tmp").write_bytes(b"PAR1")
+    assert len(open_run(tmp_path)) == 4
+
+
+def test_an_attempt_starts_files_of_its_own_beside_what_is_there(tmp_path):
+    for attempt in (1, 2):
+        writer = RunWriter(run_in(tmp_path, attempt=attempt, resumed_from=0 if attempt == 2 else None))
+        writer.write_run()
+        writer.write("train", [replace(r, attempt=attempt) for r in generation(attempt)])
+    RunWriter(run_in(tmp_path, attempt=2)).write("eval", generation(5))
+    again = RunWriter(run_in(tmp_path, attempt=2, resumed_from=0))
+    again.write("train", [replace(r, attempt=2) for r in generation(3)])
+    assert names(tmp_path) == [f"00{n}.arrows" for n in ()] + [
+        "001-00000-000000.arrows",
+        "002-00000-000000.arrows",
+        "002-00000-000000.arrows",
+        "002-00000-000001.arrows",
+    ]
+
+
+def test_strange_files_beside_ours_do_no_harm(tmp_path):
+    folder = tmp_path / "r1" / "data" / "train"
+    folder.mkdir(parents=True)
+    for name in ("001-00000-x.parquet", "001-00000-.arrows", "notes.txt", "001-00000-٣.arrows"):
+        (folder / name).write_text("x")
+    (tmp_path / "r1" / "run.json").write_text('{"attempts": [1, null, {"attempt": "x"}]}')
+    writer = RunWriter(run_in(tmp_path))
+    writer.write("train", generation(0))
+    writer.close()
+    assert "001-00000-000000.parquet" in names(tmp_path)
+    assert len(open_run(tmp_path)) == 4
+
+
+def test_ranks_write_files_of_their_own_and_merge_by_lying_in_one_folder(tmp_path):
+    for rank in range(3):
+        writer = RunWriter(run_in(tmp_path, rank=rank, world_size=3))
+        writer.write("train", [replace(r, id=f"{rank}.{r.id}", rank=rank, index=rank) for r in generation(0, 1)])
+        writer.close({"drops": {"queue_full": rank}})
+    run = open_run(tmp_path)
+    assert [r.rank for r in run.rollouts()] == [0, 1, 2]
+    assert run.drops == {"queue_full": 3}
+
+
+def test_facts_of_a_run_come_back_whatever_they_hold(tmp_path):
+    facts = {"settings": {"nan": math.nan, "t": (1,), "\ud800": Evil(), "f": deep}, "chat_template": "\ud800 {{ m }}"}
+    tools = ({"name": "f", "parameters": {"$ref": "#"}},)
+    writer = RunWriter(run_in(tmp_path, tools=tools, versions={"trl": "1"}, **facts))
+    writer.close()
+    info = open_run(tmp_path).info
+    assert info.tools == tools
+    assert info.chat_template == facts["chat_template"]
+    assert same(info.settings["t"], (1,))
+    assert isinstance(info.settings["f"], Placeholder)
