@@ -402,6 +402,20 @@ def test_on_a_terminal_nothing_is_wider_than_the_window(run, columns):
     assert any("reward 2.5 → 4.5" in line for line in on_a_terminal("stats", run.dir))
 
 
+def test_a_table_that_is_too_wide_gives_up_what_matters_least(tmp_path):
+    calls = (called("search"), called("search", "error"))
+    made = [
+        one(step, n, tool_calls=calls, rewards={"correct": 0.123, "format": 0.456}) for step in (1, 2) for n in (0, 1)
+    ]
+    write(tmp_path, made)
+    narrow, wide = (on_a_terminal("stats", tmp_path, columns=columns) for columns in (80, 160))
+    heads = [next(line for line in seen if line.startswith(" step")) for seen in (narrow, wide)]
+    assert "reward" in heads[0]
+    assert "max" not in heads[0]
+    assert heads[1].split("  ")[-1].strip() == "failed"
+    assert max(map(len, narrow)) <= 80
+
+
 def test_colours_and_charts_stay_out_of_a_pipe(run):
     done = subprocess.run(
         [sys.executable, "-m", "rollout_plugins.cli.main", "show", str(run.dir)],

@@ -72,7 +72,7 @@ def table_of(
     needs = {name: max(map(cell_len, (name, *texts)), default=0) + 3 for name, texts in cells.items()}
     for name in spare:
         if width and sum(needs[name] for name in cells) > width:
-            del cells[name]
+            cells.pop(name, None)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in cells:
         numeric = all(isinstance(row.get(name), int | float | None) for row in rows)

@@ -55,17 +55,17 @@ def run(options: Namespace) -> None:
 def _print(stored: StoredRun, rows: Sequence[Mapping[str, Any]], *, whole: bool) -> None:
     """The course of the run as charts, and the numbers of as many steps as a screen has room for."""
     screen = console()
-    room = max(min(screen.height - 18, ROWS), 4)
-    parts: list[Any] = _charts(stored, rows, screen.width, room + 3)
-    lines = room + 9
+    room = max(min(screen.height - 20, ROWS), 4)
+    parts: list[Any] = _charts(stored, rows, screen.width, room + 5)
+    lines = len(parts) + room + 4
     for split in dict.fromkeys(row["split"] for row in rows):
         chosen = [row for row in rows if row["split"] == split]
         shown = chosen if whole else _spread(chosen, room)
         some = f"{len(shown)} of {len(chosen)} steps, --all for all" if len(shown) < len(chosen) else "every step"
         readable = _readable(shown, set())
-        parts += [Text(f"\n{one_line(split, 20)}: {some}", style="dim")]
+        parts += [Text(), Text(f"{one_line(split, 20)}: {some}", style="dim")]
         parts += [table_of(readable, list(readable[0]), width=screen.width, spare=SPARE)]
-        lines += len(shown) + 4
+        lines += len(shown) + 5
     show(Group(*parts), lines)
 
 
@@ -95,7 +95,7 @@ def _row(row: Mapping[str, Any], named: Sequence[str]) -> dict[str, Any]:
         "max": row["reward_max"],
         "in group": row["group_std"],
         **{name.removeprefix("reward/"): row[name] for name in named},
-        "tokens": row["completion_tokens"],
+        "tokens": None if row["completion_tokens"] is None else round(row["completion_tokens"]),
         "cut off": _percent(row["truncated"], row["rollouts"]),
         "calls": row["tool_calls"],
         "failed": _percent(row["tool_errors"], row["tool_calls"]),
@@ -116,17 +116,14 @@ def _spread(rows: Sequence[Any], count: int) -> list[Any]:
 
 def _charts(stored: StoredRun, rows: Sequence[Mapping[str, Any]], width: int, lines: int) -> list[Any]:
     train = [row for row in rows if row["split"] == "train"] or rows
-    facts = [
-        stored.info.id,
-        stored.info.trainer,
-        stored.info.model,
-        f"{sum(row['rollouts'] for row in rows):,} rollouts",
-    ]
+    model = str(stored.info.model).rstrip("/").rpartition("/")[2]
+    count = sum(row["rollouts"] for row in rows)
+    facts = [stored.info.id, stored.info.trainer, model, f"{count:,} rollouts"]
     title = Text(" · ".join(one_line(fact, 60) for fact in facts if fact), style="bold")
     parts = [title, Text(), render_steps(train, width=width, max_lines=lines), Text()]
     shown = (
         ("spread within groups", [row["group_std"] for row in train], number),
-        ("tokens", [row["completion_tokens"] for row in train], number),
+        ("tokens", [row["completion_tokens"] for row in train], "{:,.0f}".format),
         ("cut off at the limit", [row["truncated"] / row["rollouts"] for row in train], "{:.0%}".format),
     )
     for name, values, written in shown:
