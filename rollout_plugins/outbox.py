@@ -7,12 +7,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from rollout_hookspecs import Run, Step, Trace
 
 from rollout_plugins.counters import Counters
 from rollout_plugins.dispatch import Dispatcher, shown
+from rollout_plugins.ledger import Ledger
 
 logger = logging.getLogger("rollout_plugins")
 
@@ -58,6 +61,7 @@ class Outbox:
         self._items: deque[_Item] = deque()
         self._changed = threading.Condition()
         self._current: _Item | None = None
+        self._folder: Path | None = None
         self._stuck_on: _Item | None = None
         self._told = False
         self._closed = False
@@ -66,6 +70,7 @@ class Outbox:
 
     def start_run(self, run: Run) -> None:
         """A plugin that does more than export was told already, before its first rollout."""
+        self._folder = Path(run.dir)
         if not is_more_than_sink(self.plugin, self._dispatcher):
             self._put("on_run_start", {"run": run}, 0)
 
@@ -119,11 +124,19 @@ class Outbox:
             for impl in self._implementations.get(item.what, ()):
                 names = (*impl.argnames, *(name for name in impl.kwargnames if name in item.arguments))
                 impl.function(**{name: item.arguments[name] for name in names})
+            self._note_sent(item)
         except BaseException as error:  # this thread serves this sink alone, and has to outlive it
             self._counters.error(self.name)
             self._miss(item.traces, f"it raised {shown(error)} in {item.what}")
             logger.debug("sink %r failed in %s", self.name, item.what, exc_info=error)
             self._on_error(error)
+
+    def _note_sent(self, item: _Item) -> None:
+        """Remember what a sink with a lasting target has, so that a later export sends only the rest."""
+        target = getattr(self.plugin, "target", None) if item.traces else None
+        if isinstance(target, str) and self._folder is not None:
+            with suppress(OSError):  # at worst an export sends them again
+                Ledger(self._folder, target).add(trace.rollout_id for trace in item.arguments["traces"])
 
     def drain(self, until: float) -> bool:
         """Wait for the queue to empty, until a `time.monotonic()`; whether it did. A hung sink is waited for once."""

@@ -127,7 +127,7 @@ def test_a_live_run_is_read_and_refreshed(tmp_path):
     live.write("train", [one(2, 0)])
     live.write("eval", [one(2, 0, split="eval", id="e")])
     stored.refresh()
-    assert [r.split for r in stored.rollouts()] == ["eval", "train", "train"]
+    assert [r.split for r in stored.rollouts()] == ["train", "eval", "train"]
     assert stored.steps == [1, 2]
     live.close()
     stored.refresh()

@@ -92,6 +92,10 @@ class TrackioSink:
         """Show a warning in the dashboard, and send it wherever trackio sends its alerts."""
         self._open().alert(title, text)
 
+    def open(self) -> None:
+        """Open the run now, so that `target` names it."""
+        self._open()
+
     def _open(self) -> Any:
         """What rollouts go to now; the trainer may have begun another run since the last ones."""
         theirs = self._theirs

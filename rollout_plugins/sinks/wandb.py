@@ -116,6 +116,10 @@ class WandbSink:
         """Send a warning the way wandb sends its alerts."""
         self._open().alert(title=title, text=text)
 
+    def open(self) -> None:
+        """Open the run now, so that `target` names it."""
+        self._open()
+
     def _open(self) -> Any:
         """What rollouts go to now; the trainer may have begun another run since the last ones."""
         theirs = self._theirs

@@ -11,7 +11,7 @@ from typing import Any
 
 from rollout_plugins.errors import RunError
 
-ORDER = ("split", "generation", "attempt", "index", "rank")
+ORDER = ("generation", "attempt", "split", "index", "rank")
 _FLOATS = {"DOUBLE", "FLOAT"}
 _QUOTED = r"""('(?:[^']|'')*'|"(?:[^"]|"")*")"""
 

@@ -26,6 +26,8 @@ from rollout_plugins.store.session import Session
 if TYPE_CHECKING:
     from rollout_hookspecs import Rollout, Run
 
+    from rollout_plugins.exporting import Sent
+
 _COUNTS = ("turns", "calls", "failed_calls")
 _RECORD = tuple(name for name in TYPES if name not in _COUNTS)
 
@@ -182,6 +184,16 @@ class StoredRun:
         for rollout in self._rollouts(Filters(id=rollout_id, superseded=True, limit=1)):
             return rollout
         raise RunError(f"no rollout {rollout_id!r} in {self.dir}; `rollouts show {self.dir}` lists ids")
+
+    def export(self, to: Any, **options: Any) -> Sent:
+        """Send rollouts to a sink, each once: `run.export("trackio", cap=16, where="reward < 0")`.
+
+        `to`: `trackio`, `wandb`, `jsonl`, `scout`, or a sink object. `cap`: at most so many of each generation.
+        `options`: the sink's own, as a dict. The others are filters, as for `rollouts`.
+        """
+        from rollout_plugins.exporting import export
+
+        return export(self, to, **options)
 
     def group(self, rollout_id: str) -> list[Rollout]:
         """The rollout and its siblings: all answers to that prompt in that generation."""
