@@ -56,8 +56,8 @@ def _print(stored: StoredRun, rows: Sequence[Mapping[str, Any]], *, whole: bool)
     """The course of the run as charts, and the numbers of as many steps as a screen has room for."""
     screen = console()
     room = max(min(screen.height - 20, ROWS), 4)
-    parts: list[Any] = _charts(stored, rows, screen.width, room + 5)
-    lines = len(parts) + room + 4
+    parts: list[Any] = _charts(stored, rows, screen.width, room + 4)
+    lines = len(parts) + room + 3
     for split in dict.fromkeys(row["split"] for row in rows):
         chosen = [row for row in rows if row["split"] == split]
         shown = chosen if whole else _spread(chosen, room)

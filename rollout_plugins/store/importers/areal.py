@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rollout_hookspecs import Rollout
 
 from rollout_plugins.store.importers import Found
-from rollout_plugins.store.importers.files import Skip, find, json_lines, list_in, messages, number, whole
+from rollout_plugins.store.importers.files import Skip, converted, find, list_in, messages, number, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,11 +28,14 @@ _ROLES = {"prompt": "user", "gen": "assistant", "context": "context"}
 def read(path: Path, skip: Skip) -> Iterator[Found]:
     """The samples of every task, in the order of the versions."""
     for file in find(path, "**/*.jsonl", "the rollout folder of the trial's logs, or one file in it"):
-        for row in json_lines(file, skip):
-            if "completion" not in row or "prompt" not in row:
-                skip("row without prompt and completion")
-                continue
-            yield _found(row, file)
+        yield from converted(file, skip, partial(_row, file=file, skip=skip))
+
+
+def _row(row: dict[str, Any], file: Path, skip: Skip) -> list[Found]:
+    if "completion" not in row or "prompt" not in row:
+        skip("row without prompt and completion")
+        return []
+    return [_found(row, file)]
 
 
 def _found(row: dict[str, Any], file: Path) -> Found:
@@ -39,7 +43,7 @@ def _found(row: dict[str, Any], file: Path) -> Found:
     segments = [part for part in list_in(row, "segments") if isinstance(part, dict)]
     if segments:
         turns = [
-            {"role": _ROLES.get(part.get("role"), "context"), "content": part.get("text")}  # type: ignore[arg-type]
+            {"role": _ROLES.get(str(part.get("role")), "context"), "content": part.get("text")}
             for part in segments
             if part.get("role") != "prompt"
         ]

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rollout_hookspecs import ToolCall
 
@@ -16,6 +16,7 @@ from rollout_plugins.messages import calls_of, role_of, text_of
 if TYPE_CHECKING:
     from pathlib import Path
 
+T = TypeVar("T")
 Skip = Callable[[str], None]
 _FAILED = ("{'error': ", '{"error": ', "Error: ", "Traceback (most recent call last)")
 
@@ -49,6 +50,17 @@ def json_lines(path: Path, skip: Skip) -> Iterator[dict[str, Any]]:
                 yield value
             else:
                 skip("line that is no JSON object")
+
+
+def converted(path: Path, skip: Skip, convert: Callable[[dict[str, Any]], list[T]]) -> Iterator[T]:
+    """What each object in a file of JSON lines becomes. One that breaks the conversion is skipped."""
+    for row in json_lines(path, skip):
+        try:
+            found = convert(row)
+        except Exception as error:
+            skip(f"row with values of the wrong kind ({type(error).__name__})")
+            continue
+        yield from found
 
 
 def number(value: Any) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rollout_hookspecs import Rollout
@@ -10,9 +11,9 @@ from rollout_plugins.messages import role_of
 from rollout_plugins.store.importers import Found
 from rollout_plugins.store.importers.files import (
     Skip,
+    converted,
     dict_in,
     find,
-    json_lines,
     messages,
     number,
     numbers_in,
@@ -35,18 +36,19 @@ _FINISH: dict[Any, Finish] = {"stop": "stop", "tool_calls": "stop", "length": "l
 def read(path: Path, skip: Skip) -> Iterator[Found]:
     """One rollout for each line."""
     for file in find(path, "**/*.jsonl", "a .jsonl file, or a folder of them"):
-        for row in json_lines(file, skip):
-            if isinstance(row.get("messages"), list):
-                prompt, completion = _split(row["messages"])
-                texts = (False, False)
-            elif "completion" in row:
-                prompt, prompt_is_text = messages(row.get("prompt"), "user")
-                completion, completion_is_text = messages(row["completion"], "assistant")
-                texts = (prompt_is_text, completion_is_text)
-            else:
-                skip("row without messages")
-                continue
-            yield _found(row, prompt, completion, texts)
+        yield from converted(file, skip, partial(_row, skip=skip))
+
+
+def _row(row: dict[str, Any], skip: Skip) -> list[Found]:
+    if isinstance(row.get("messages"), list):
+        prompt, completion = _split(row["messages"])
+        return [_found(row, prompt, completion, (False, False))]
+    if "completion" in row:
+        prompt, prompt_is_text = messages(row.get("prompt"), "user")
+        completion, completion_is_text = messages(row["completion"], "assistant")
+        return [_found(row, prompt, completion, (prompt_is_text, completion_is_text))]
+    skip("row without messages")
+    return []
 
 
 def _split(said: list[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rollout_hookspecs import Rollout
@@ -9,9 +10,9 @@ from rollout_hookspecs import Rollout
 from rollout_plugins.store.importers import Found
 from rollout_plugins.store.importers.files import (
     Skip,
+    converted,
     dict_in,
     find,
-    json_lines,
     list_in,
     messages,
     number,
@@ -37,11 +38,14 @@ _FINISH: dict[Any, Finish] = {"stop": "stop", "length": "length"}
 def read(path: Path, skip: Skip) -> Iterator[Found]:
     """One rollout for each trajectory."""
     for file in find(path, "**/*rollout_summaries.jsonl", "the log_path, or one *_rollout_summaries.jsonl"):
-        for row in json_lines(file, skip):
-            if "group_idx" not in row or not isinstance(row.get("steps"), list):
-                skip("row that is no rollout summary")
-                continue
-            yield _found(row)
+        yield from converted(file, skip, partial(_row, skip=skip))
+
+
+def _row(row: dict[str, Any], skip: Skip) -> list[Found]:
+    if "group_idx" not in row or not isinstance(row.get("steps"), list):
+        skip("row that is no rollout summary")
+        return []
+    return [_found(row)]
 
 
 def _found(row: dict[str, Any]) -> Found:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rollout_hookspecs import Rollout, Tokens
@@ -10,9 +11,9 @@ from rollout_hookspecs import Rollout, Tokens
 from rollout_plugins.store.importers import Found
 from rollout_plugins.store.importers.files import (
     Skip,
+    converted,
     dict_in,
     find,
-    json_lines,
     list_in,
     messages,
     number,
@@ -43,13 +44,16 @@ _CUT = frozenset({"max_turns", "max_input_tokens", "max_output_tokens", "max_tot
 def read(path: Path, skip: Skip) -> Iterator[Found]:
     """Rollouts of every results file; a trace with several branches is a rollout for each."""
     for file in find(path, "**/*s.jsonl", "a run's folder, its traces.jsonl or its results.jsonl"):
-        for row in json_lines(file, skip):
-            if isinstance(row.get("traces"), list):
-                yield from _episode(row, skip)
-            elif "prompt" in row or "completion" in row:
-                yield _result(row)
-            else:
-                skip("row that is neither an episode nor a result")
+        yield from converted(file, skip, partial(_row, skip=skip))
+
+
+def _row(row: dict[str, Any], skip: Skip) -> list[Found]:
+    if isinstance(row.get("traces"), list):
+        return list(_episode(row, skip))
+    if "prompt" in row or "completion" in row:
+        return [_result(row)]
+    skip("row that is neither an episode nor a result")
+    return []
 
 
 def _result(row: dict[str, Any]) -> Found:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rollout_hookspecs import Rollout
 
 from rollout_plugins.store.importers import Found
-from rollout_plugins.store.importers.files import Skip, find, json_lines, messages, number, whole
+from rollout_plugins.store.importers.files import Skip, converted, find, messages, number, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,11 +27,15 @@ _OWN = ("input", "output", "gts", "score", "step")
 def read(path: Path, skip: Skip) -> Iterator[Found]:
     """The rows of every file, in the order of the steps."""
     for file in find(path, "*.jsonl", "the rollout_data_dir, or one file in it"):
-        for row in json_lines(file, skip):
-            if "input" not in row and "output" not in row:
-                skip("row without input and output")
-                continue
-            yield _found(row, whole(file.stem if not file.stem.isdigit() else int(file.stem)))
+        step = int(file.stem) if file.stem.isdigit() else 0
+        yield from converted(file, skip, partial(_row, step=step, skip=skip))
+
+
+def _row(row: dict[str, Any], step: int, skip: Skip) -> list[Found]:
+    if "input" not in row and "output" not in row:
+        skip("row without input and output")
+        return []
+    return [_found(row, step)]
 
 
 def _found(row: dict[str, Any], step: int) -> Found:
