@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from rollout_plugins.cli.main import main
 from rollout_plugins.demo import show
 from rollout_plugins.loading import HOOKS
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"```python\n(.+?)```", README, re.DOTALL)
 COMMANDS = re.findall(r"^rollouts (?!demo)(.+)$", README, re.MULTILINE)
 
@@ -87,6 +89,13 @@ def test_each_command_runs_as_printed(demo, monkeypatch, capsys, command):
 def test_what_the_demo_says_to_type_next_works(demo, capsys):
     for line in show.next_commands(demo / "outputs" / "demo"):
         assert main(shlex.split(line)[1:]) == 0
+
+
+def test_the_options_are_those_of_the_docstrings():
+    sys.path.insert(0, str(ROOT / "docs"))
+    import make_readme
+
+    assert make_readme.fill(README, "options", make_readme.options()) == README
 
 
 def test_every_hook_is_in_the_table():

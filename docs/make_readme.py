@@ -1,0 +1,49 @@
+"""Fill in the parts of the README that are produced: every option from its docstring, and the benchmarks' output.
+
+    python docs/make_readme.py
+"""
+
+import inspect
+import re
+from importlib import import_module
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+CLASSES = {
+    "plugins": {"images": "Images", "metrics": "Metrics", "dedup": "Dedup", "cap": "Cap", "redact": "Redact"},
+    "sinks": {"trackio": "TrackioSink", "wandb": "WandbSink", "console": "ConsoleSink", "jsonl": "JsonlSink", "scout": "ScoutSink"},
+}  # fmt: skip
+
+
+def options() -> str:
+    """A foldable text for each plugin and sink: its docstring."""
+    parts = []
+    for folder, classes in CLASSES.items():
+        for name, kind in classes.items():
+            text = inspect.getdoc(getattr(import_module(f"rollout_plugins.{folder}.{name}"), kind))
+            parts.append(f"<details><summary><code>{kind}</code></summary>\n\n```text\n{text}\n```\n\n</details>")
+    return "\n".join(parts)
+
+
+def benchmarks() -> str:
+    """The newest results, as they were printed."""
+    return (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8").strip()
+
+
+def fill(readme: str, name: str, text: str) -> str:
+    """The README with one produced part renewed."""
+    pattern = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
+    made, count = re.subn(pattern, lambda found: f"{found[1]}{text}\n{found[2]}", readme, flags=re.DOTALL)
+    if count != 1:
+        raise SystemExit(f"README.md has no place for {name}")
+    return made
+
+
+def main() -> None:
+    path = ROOT / "README.md"
+    readme = fill(path.read_text(encoding="utf-8"), "options", options())
+    path.write_text(fill(readme, "benchmarks", benchmarks()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
