@@ -1,0 +1,67 @@
+"""kill -9 at any moment: a generation for which `drain()` had said True is readable, and nothing is invalid."""
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+from store_rig import batch, pipeline, rollouts, run_in
+
+from rollout_plugins import open_run
+
+HERE = Path(__file__).parent
+KILLS = 20
+
+
+def begin(folder):
+    command = [sys.executable, str(HERE / "kill_worker.py"), str(folder)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def kill_after(child, seconds):
+    """The generations it had told of as safe."""
+    first = child.stdout.readline()
+    time.sleep(seconds)
+    child.send_signal(signal.SIGKILL)
+    rest, errors = child.communicate()
+    assert child.returncode == -signal.SIGKILL, errors.decode()
+    return [int(line) for line in (first + rest).splitlines(keepends=True) if line.endswith(b"\n")]
+
+
+def test_killed_at_any_moment_it_has_kept_what_it_said_was_safe_and_goes_on(tmp_path):
+    dice = random.Random(8)
+    folders = [tmp_path / str(number) for number in range(KILLS)]
+    sealed = 0
+    child = begin(folders[0])
+    for folder, following in zip(folders, [*folders[1:], None], strict=True):
+        safe = kill_after(child, dice.uniform(0, 0.3))
+        child = begin(following) if following else None
+        sealed += check(folder, safe)
+    assert sealed > 3
+
+
+def check(folder, safe):
+    """Everything safe is there and whole; says how many files were Parquet already. Then a run that goes on."""
+    assert safe
+    run = open_run(folder)
+    assert run.info.id == "r1"
+    found = {}
+    for rollout in run.rollouts():
+        assert rollout.completion == ({"role": "assistant", "content": "hi"},)
+        assert rollout.columns["pad"] == "é" * 3000
+        found.setdefault(rollout.columns["number"], []).append(rollout.index)
+    assert set(safe) <= set(found)
+    assert all(indices == [0, 1, 2, 3] for indices in found.values())
+    assert run.damaged == {}
+    for file in run.files:
+        pq.ParquetFile(file).read()
+    again = pipeline()
+    again.start(run_in(folder, attempt=2, resumed_from=max(found)))
+    again.submit(batch(rollouts(2, columns={"number": -1}), step=max(found) + 1))
+    assert again.drain(30)
+    again.close()
+    assert len(open_run(folder)) == 4 * len(found) + 2
+    return len(run.files)
