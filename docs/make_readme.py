@@ -1,10 +1,14 @@
-"""Fill in the parts of the README that are produced: every option from its docstring, and the benchmarks' output.
+"""Fill in the parts of the README that are produced: every option from its docstring, the comparison with
+TRL's own table, and the benchmarks' output.
 
     python docs/make_readme.py
 """
 
 import inspect
+import os
 import re
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -30,6 +34,14 @@ def benchmarks() -> str:
     return (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8").strip()
 
 
+def beside() -> str:
+    """What the comparison with TRL's own table prints."""
+    command = [sys.executable, str(ROOT / "examples" / "beside_trl.py")]
+    env = {name: value for name, value in os.environ.items() if name != "WANDB_MODE"}  # wandb would print it
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout
+    return f"```text\n{printed.rstrip()}\n```"
+
+
 def fill(readme: str, name: str, text: str) -> str:
     """The README with one produced part renewed."""
     pattern = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
@@ -42,6 +54,7 @@ def fill(readme: str, name: str, text: str) -> str:
 def main() -> None:
     path = ROOT / "README.md"
     readme = fill(path.read_text(encoding="utf-8"), "options", options())
+    readme = fill(readme, "beside", beside())
     path.write_text(fill(readme, "benchmarks", benchmarks()), encoding="utf-8")
 
 

@@ -1,6 +1,6 @@
 """Make docs/demo.svg, the picture in the README: what `rollouts demo` showed, as the terminal had it.
 
-    rollouts demo --out outputs/demo && python docs/picture.py outputs/demo
+rollouts demo --out outputs/demo && python docs/picture.py outputs/demo
 """
 
 import re

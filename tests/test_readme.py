@@ -14,6 +14,9 @@ from rollout_plugins.demo import show
 from rollout_plugins.loading import HOOKS
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "docs"))
+import make_readme
+
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"```python\n(.+?)```", README, re.DOTALL)
 COMMANDS = re.findall(r"^rollouts (?!demo)(.+)$", README, re.MULTILINE)
@@ -92,10 +95,11 @@ def test_what_the_demo_says_to_type_next_works(demo, capsys):
 
 
 def test_the_options_are_those_of_the_docstrings():
-    sys.path.insert(0, str(ROOT / "docs"))
-    import make_readme
-
     assert make_readme.fill(README, "options", make_readme.options()) == README
+
+
+def test_the_comparison_with_trls_table_is_what_it_prints():
+    assert make_readme.fill(README, "beside", make_readme.beside()) == README
 
 
 def test_every_hook_is_in_the_table():
