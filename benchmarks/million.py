@@ -4,12 +4,14 @@
 
 The files are what `RunWriter` leaves behind (same schema, row groups, compression and sizes); texts, tools, rewards
 and lengths vary from rollout to rollout. Each question runs in a fresh process: `first` reads from a cold process,
-`again` asks the same open run once more, `peak` is the process's largest resident size.
+`again` asks the same open run once more, `peak` is the process's largest resident size. Where Ray is installed, its
+example reads the run too.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import random
 import shutil
@@ -181,6 +183,9 @@ def main() -> None:
     print(f"{'question':<20} {'first':>8} {'again':>8} {'peak':>8}")
     for label, first, again, peak in measure(folder, options.rollouts):
         print(f"{label:<20} {first:>6.2f} s {again:>6.2f} s {peak:>5.0f} MB")
+    if importlib.util.find_spec("ray") is not None:
+        example = Path(__file__).parents[1] / "examples" / "read_with_ray.py"
+        subprocess.run([sys.executable, str(example), str(folder)], check=True)
     if not options.keep:
         shutil.rmtree(folder)
 
