@@ -104,7 +104,7 @@ class Generation:
         later = getattr(self.trainer, "_async_tool_dicts", None)
         if not isinstance(sync, list) or not isinstance(later, list) or len(sync) != len(later):
             return Swap(self.trainer)
-        self.watches = [Watch(frozenset(a) | frozenset(b)) for a, b in zip(sync, later, strict=True)]
+        self.watches = [Watch((*a, *b)) for a, b in zip(sync, later, strict=True)]
         return Swap(
             self.trainer,
             _sync_tool_dicts=[

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,23 +29,24 @@ class Seen:
 class Watch:
     """The calls of one rollout, in the order they were made."""
 
-    tools: frozenset[str] = frozenset()
+    tools: Collection[str] = ()
     seen: list[Seen] = field(default_factory=list)
 
     def watched(self, name: str, tool: Callable[..., Any], *, is_async: bool) -> Callable[..., Any]:
         """The tool, noting each call. Same result, same exception."""
+        note, clock = self.seen.append, time.perf_counter
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            seen = Seen(name, dict(kwargs))
-            self.seen.append(seen)
-            started = time.perf_counter()
+            seen = Seen(name, kwargs)  # the tool gets its own copy of them
+            note(seen)
+            started = clock()
             try:
                 result = tool(*args, **kwargs)
             except BaseException as error:
                 seen.error = _describe(error)
                 raise
             finally:
-                seen.seconds = time.perf_counter() - started
+                seen.seconds = clock() - started
             if not is_async:
                 return result
             seen.deferred = True
@@ -109,7 +110,7 @@ def tool_calls(completion: Sequence[Any], watch: Watch | None, tools: Iterable[s
 _ROLLED_BACK = "rolled back: its result did not fit into the completion"
 
 
-def _read_outcome(call: Call, result: Any, known: frozenset[str], *, is_watched: bool) -> tuple[str, str | None]:
+def _read_outcome(call: Call, result: Any, known: Collection[str], *, is_watched: bool) -> tuple[str, str | None]:
     """Status and error of a call that no tool saw, from its name and the message that answered it."""
     error = _error_in(result)
     if isinstance(call.name, str) and known and call.name not in known:
