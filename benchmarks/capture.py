@@ -1,0 +1,423 @@
+"""What keeping one generation costs, beside what people would otherwise use and beside what is possible at all.
+
+    python -m benchmarks.capture [--full]
+
+Each way runs in a process of its own, forked from one that holds the batch; figures are medians over several calls.
+`training thread` is how long the trainer waits (time in which the machine ran something else instead is taken off),
+`thread CPU` what it computes meanwhile, `total CPU` everything until the last byte is on disk (threads, sealing to
+Parquet, wandb's own process), `durable` the wall time until the files hold the generation and were synced, `peak` how
+far resident memory rises in the first call. What the trainer does without any recording is measured and taken off.
+
+For TRL it is the trainer's own `log()` with `log_completions=True`, less the same with False. For us it is the
+trainer's `_generate_and_score_completions` with the callback, less the same without it; the generation is given, all
+else is real: the wrappers, the tools, the reward functions, the queue, the thread behind it, the files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import multiprocessing
+import os
+import tempfile
+import traceback
+import warnings
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+SCRATCH = Path(tempfile.mkdtemp(prefix="capture-"))
+os.environ.update(TRACKIO_DIR=str(SCRATCH / "trackio"), WANDB_DIR=str(SCRATCH), WANDB_SILENT="true")
+os.environ.update(WANDB_MODE="offline")
+warnings.filterwarnings("ignore")
+
+from benchmarks import batches, replay
+from benchmarks.batches import Batch
+from benchmarks.measure import (
+    Clock,
+    Peak,
+    flush,
+    folder_bytes,
+    goal,
+    main,
+    median,
+    seconds,
+    show,
+    size,
+    table,
+)
+
+Names = tuple[str, ...]
+OURS, ALONE, OURS_SINKS = "rollout-plugins", "rollout-plugins, no plugins", "rollout-plugins, trackio, wandb"
+TABLE, CONSOLE, TRL_ALL = "TRL table", "TRL table, console", "TRL table, console, trackio, wandb"
+COPY, ENCODE, PARQUET = "limit: container copy", "limit: orjson", "limit: Arrow to zstd"
+WORK = ("training thread", "thread CPU", "total CPU", "durable", "disk", "peak")
+
+
+class Probe:
+    """Marks the moments of one call that the figures are made of."""
+
+    def __init__(self) -> None:
+        self.figures: dict[str, float] = {}
+        self.less = dict.fromkeys(("training thread", "thread CPU", "total CPU"), 0.0)
+
+    def start(self) -> None:
+        gc.collect(1)
+        self._clock = Clock()
+
+    def returned(self) -> None:
+        wall, thread = self._clock.undisturbed, self._clock.thread
+        self.figures |= {"training thread": wall, "thread CPU": thread}
+
+    def durable(self, folder: Path) -> None:
+        flush(folder)
+        self.figures["durable"] = self._clock.wall
+
+    def done(self, folder: Path, before: int = 0) -> None:
+        self.figures["total CPU"] = self._clock.cpu
+        self.figures["disk"] = folder_bytes(folder) - before
+        for name, value in self.less.items():
+            self.figures[name] = max(0.0, self.figures[name] - value)
+
+    def without(self, action: Callable[[], object]) -> None:
+        """What the trainer's own work costs, to be taken off."""
+        rows = []
+        for _ in range(5):
+            gc.collect(1)
+            clock = Clock()
+            action()
+            rows.append((clock.undisturbed, clock.thread, clock.cpu))
+        walls, threads, cpus = (median(column) for column in zip(*rows, strict=True))
+        self.less = {"training thread": walls, "thread CPU": threads, "total CPU": cpus}
+
+
+# --- ways ---------------------------------------------------------------------------------------------------------
+
+
+def ours(trainer: Any, batch: Batch, folder: Path, probe: Probe, *, reports: Names = (), **options: Any) -> None:
+    from rollout_plugins import RolloutPluginCallback
+
+    generate = partial(trainer._generate_and_score_completions, batch.inputs)
+    probe.without(generate)
+    trainer.args.report_to = list(reports)
+    started = _start_reporters(reports)
+    callback = RolloutPluginCallback(dir=folder, **options)
+    trainer.add_callback(callback)
+    trainer.begin()
+    pipeline = callback._pipeline
+    pipeline.drain(60)
+    probe.start()
+    trainer._generate_and_score_completions(batch.inputs)
+    probe.returned()
+    pipeline.request_sync()
+    pipeline.drain(600, sinks=False)
+    probe.durable(folder)
+    pipeline.drain(600)
+    trainer.end()
+    started()
+    probe.done(folder)
+    trainer.remove_callback(callback)
+    trainer.args.report_to = []
+
+
+def trl(
+    trainer: Any, batch: Batch, folder: Path, probe: Probe, *, printed: int | None = 0, reports: Names = ()
+) -> None:
+    (folder / "completions").mkdir(parents=True)
+    trainer.args.output_dir = str(folder)
+    trainer.num_completions_to_print = printed
+    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
+        trainer.log_completions = False
+        probe.without(lambda: trainer.log({}))
+        trainer.args.report_to = list(reports)
+        ended = _start_reporters(reports)
+        before = folder_bytes(SCRATCH)
+        trainer.log_completions = True
+        try:
+            probe.start()
+            trainer.log({})
+            probe.returned()
+        finally:
+            trainer.log_completions, trainer.args.report_to = False, []
+        ended()
+        probe.durable(folder)
+    probe.done(SCRATCH, before)
+
+
+def _start_reporters(names: Names) -> Callable[[], None]:
+    if "trackio" in names:
+        import trackio
+
+        trackio.init(project=f"p{os.getpid()}", auto_log_gpu=False)
+    if "wandb" in names:
+        import wandb
+
+        wandb.init(project="p", mode="offline", dir=SCRATCH)
+
+    def end() -> None:
+        if "trackio" in names:
+            trackio.finish()
+        if "wandb" in names:
+            wandb.finish()
+
+    return end
+
+
+def verl(trainer: Any, batch: Batch, folder: Path, probe: Probe) -> None:
+    """As verl's `_dump_generations`: flat texts, one JSON line each. Decoding them from tokens is not counted."""
+    folder.mkdir()
+    asked, said = ([_flat(messages) for messages in rows] for rows in (batch.prompts, batch.completions))
+    probe.start()
+    columns: dict[str, list[Any]] = {
+        "input": asked,
+        "output": said,
+        "gts": [row["answer"] for row in batch.inputs],
+        "score": [sum(row) for row in batch.rewards],
+        "step": [1] * len(asked),
+    }
+    lines = [json.dumps({k: v[i] for k, v in columns.items()}, ensure_ascii=False) for i in range(len(asked))]
+    (folder / "1.jsonl").write_text("\n".join(lines) + "\n")
+    probe.returned()
+    probe.durable(folder)
+    probe.done(folder)
+
+
+def _flat(messages: list[dict[str, Any]]) -> str:
+    calls = [json.dumps(m["tool_calls"]) if "tool_calls" in m else "" for m in messages]
+    return "".join(f"<|{m['role']}|>\n{m['content']}{c}<|end|>\n" for m, c in zip(messages, calls, strict=True))
+
+
+def trackio_direct(trainer: Any, batch: Batch, folder: Path, probe: Probe) -> None:
+    import trackio
+
+    ended = _start_reporters(("trackio",))
+    before = folder_bytes(SCRATCH)
+    probe.start()
+    traces = []
+    for i, (prompt, completion) in enumerate(zip(batch.prompts, batch.completions, strict=True)):
+        facts = {"reward": sum(batch.rewards[i]), "advantage": batch.advantages[i]}
+        messages = [{**m, "content": _shown(m["content"], trackio.Image)} for m in [*prompt, *completion]]
+        traces.append(trackio.Trace(messages, metadata=facts))
+    trackio.log({"rollouts": traces}, step=1)
+    probe.returned()
+    ended()
+    probe.durable(SCRATCH / "trackio")
+    probe.done(SCRATCH, before)
+
+
+def _shown(content: Any, image: Callable[[Any], Any]) -> Any:
+    return content if isinstance(content, str) else [image(b["image"]) if "image" in b else b for b in content]
+
+
+def wandb_direct(trainer: Any, batch: Batch, folder: Path, probe: Probe) -> None:
+    import wandb
+
+    ended = _start_reporters(("wandb",))
+    before = folder_bytes(SCRATCH)
+    probe.start()
+    columns = ["step", "prompt", "completion", "correct", "brief", "advantage", *(["image"] if batch.images else [])]
+    rows = []
+    for i, completion in enumerate(batch.completions):
+        texts = [json.dumps(messages, default=str) for messages in (batch.prompts[i], completion)]
+        pictures = [wandb.Image(batch.images[i][0])] if batch.images else []
+        rows.append([1, *texts, *batch.rewards[i], batch.advantages[i], *pictures])
+    wandb.log({"rollouts": wandb.Table(columns=columns, data=rows)})
+    probe.returned()
+    ended()
+    probe.durable(SCRATCH / "wandb")
+    probe.done(SCRATCH, before)
+
+
+def copy_limit(trainer: Any, batch: Batch, folder: Path, probe: Probe) -> None:
+    """New dicts and lists, shared texts: the least that later changes do not show in."""
+    folder.mkdir()
+    probe.start()
+    kept = [_copied(batch.prompts), _copied(batch.completions), _copied(batch.inputs)]
+    probe.returned()
+    probe.durable(folder)
+    probe.done(folder)
+    del kept
+
+
+def _copied(value: Any) -> Any:
+    if type(value) is list:
+        return [_copied(item) for item in value]
+    if type(value) is dict:
+        return {key: _copied(item) for key, item in value.items()}
+    return value
+
+
+def orjson_limit(trainer: Any, batch: Batch, folder: Path, probe: Probe) -> None:
+    """All of it as JSON once, in memory."""
+    import orjson
+
+    folder.mkdir()
+    rows = _rows(batch)
+    probe.start()
+    text = orjson.dumps(rows, default=str)
+    probe.returned()
+    (folder / "all.json").write_bytes(text)
+    probe.durable(folder)
+    probe.done(folder)
+
+
+def zstd_limit(trainer: Any, batch: Batch, folder: Path, probe: Probe) -> None:
+    """A table that is there already, written."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder.mkdir()
+    ready = pa.Table.from_pylist(_rows(batch))
+    probe.start()
+    pq.write_table(ready, folder / "all.parquet", compression="zstd", compression_level=1)
+    probe.returned()
+    probe.durable(folder)
+    probe.done(folder)
+
+
+def _rows(batch: Batch) -> list[dict[str, Any]]:
+    from trl.trainer.utils import strip_images_from_messages
+
+    return [
+        {
+            "prompt": strip_images_from_messages(prompt),
+            "completion": batch.completions[i],
+            "answer": batch.inputs[i]["answer"],
+            "difficulty": batch.inputs[i]["difficulty"],
+            "correct": batch.rewards[i][0],
+            "brief": batch.rewards[i][1],
+            "advantage": batch.advantages[i],
+        }
+        for i, prompt in enumerate(batch.prompts)
+    ]
+
+
+BOTH = ("trackio", "wandb")
+WAYS: dict[str, tuple[Callable[..., None], int]] = {
+    OURS: (ours, 7),
+    ALONE: (partial(ours, autoload=False), 7),
+    OURS_SINKS: (partial(ours, reports=BOTH), 2),
+    TABLE: (trl, 7),
+    CONSOLE: (partial(trl, printed=None), 1),
+    TRL_ALL: (partial(trl, printed=None, reports=BOTH), 1),
+    "verl-style JSONL": (verl, 7),
+    "trackio, called directly": (trackio_direct, 2),
+    "wandb, called directly": (wandb_direct, 2),
+    COPY: (copy_limit, 7),
+    ENCODE: (orjson_limit, 7),
+    PARQUET: (zstd_limit, 7),
+}
+FAST = (OURS, ALONE, TABLE, COPY, ENCODE, PARQUET)
+
+
+# --- running them -------------------------------------------------------------------------------------------------
+
+
+def measured(name: str, trainer: Any, batch: Batch) -> dict[str, Any]:
+    """The figures of one way, from a process of its own; {"failed": why} when it can't do this batch."""
+    ours_end, theirs = multiprocessing.Pipe(duplex=False)
+    child = multiprocessing.get_context("fork").Process(target=_child, args=(name, trainer, batch, theirs))
+    child.start()
+    theirs.close()
+    try:
+        return dict(ours_end.recv())
+    except EOFError:
+        return {"failed": f"ended with {child.exitcode}"}
+    finally:
+        child.join()
+
+
+def _child(name: str, trainer: Any, batch: Batch, out: Any) -> None:
+    try:
+        out.send(_figures(name, trainer, batch))
+    except Exception as error:
+        if os.environ.get("TRACE"):
+            traceback.print_exc()
+        out.send({"failed": f"{type(error).__name__}: {str(error).splitlines()[0][:60]}"})
+    out.close()
+    os._exit(0)
+
+
+def _figures(name: str, trainer: Any, batch: Batch) -> dict[str, Any]:
+    way, times = WAYS[name]
+    gc.collect()  # the fork's pages become this process's own
+    rows: list[dict[str, float]] = []
+    for number in range(times + 1):
+        folder, probe = SCRATCH / f"{os.getpid()}-{number}", Probe()
+        peak = Peak()
+        way(trainer, batch, folder, probe)
+        rows.append({**probe.figures, "peak": peak.bytes})
+    found: dict[str, Any] = {key: median(row[key] for row in rows[1:]) for key in rows[0]}
+    found["peak"] = rows[0]["peak"]  # later calls find memory that the first one left
+    found["images"] = len(list(folder.glob("*/media/*")))
+    return found
+
+
+def cells(found: dict[str, Any]) -> list[str]:
+    if "failed" in found:
+        return [f"could not: {found['failed']}", *["-"] * (len(WORK) - 1)]
+    return [(size if key in {"disk", "peak"} else seconds)(found[key]) for key in WORK]
+
+
+def compare(trainer: Any, title: str, names: Names, **shape: Any) -> dict[str, dict[str, Any]]:
+    batch = batches.make(**shape)
+    replay.load(trainer, batch)
+    found = {name: measured(name, trainer, batch) for name in names}
+    text = f"{shape['rollouts']} rollouts of {shape['turns']} turns, {size(shape['length'])} a message"
+    rows = [[name, *cells(figures)] for name, figures in found.items()]
+    show(table(f"{title}: {text}, {size(batch.text_bytes)} of text", ("", *WORK), rows))
+    return found
+
+
+def goals(found: dict[str, dict[str, Any]]) -> list[list[str]]:
+    def ratio(key: str, one: str, *others: str) -> float:
+        if any("failed" in found[name] for name in (one, *others)):
+            return float("nan")
+        return found[one][key] / sum(found[other][key] for other in others)
+
+    limits = (COPY, ENCODE, PARQUET)
+    return [
+        goal("training thread, of TRL's table", ratio("training thread", OURS, TABLE), 0.35),
+        goal("training thread, of TRL's with console and sinks", ratio("training thread", OURS_SINKS, TRL_ALL), 0.01),
+        goal("total CPU, of copy + orjson + zstd", ratio("total CPU", OURS, *limits), 1.5),
+        goal("total CPU without plugins, of copy + orjson + zstd", ratio("total CPU", ALONE, *limits), 1.5),
+        goal("disk, of TRL's", ratio("disk", OURS, TABLE), 0.7),
+    ]
+
+
+def growth(trainer: Any, title: str, names: Names, shapes: list[dict[str, Any]]) -> None:
+    rows = []
+    for shape in shapes:
+        batch = batches.make(**shape)
+        replay.load(trainer, batch)
+        text = f"{shape['rollouts']} x {shape['turns']} turns x {size(shape['length'])}"
+        rows += [[text, name, *cells(measured(name, trainer, batch))] for name in names]
+    show(table(title, ("batch", "", *WORK), rows))
+
+
+def run(*, full: bool) -> None:
+    SCRATCH.mkdir(exist_ok=True)
+    trainer = replay.trainer(SCRATCH)
+    names = tuple(WAYS)
+    found = compare(trainer, "Agents", names, rollouts=512, turns=4, length=2000)
+    chat = compare(trainer, "Chat", names, rollouts=512, turns=1, length=4000)
+    pictures = compare(trainer, "With images", names if full else FAST, rollouts=64, turns=2, length=2000, images=True)
+    rows = [["agents", *row] for row in goals(found)] + [["chat", *row] for row in goals(chat)]
+    rows.append(["images", *goal("files per distinct image", pictures[OURS]["images"] / 8, 1)])
+    show(table("Goals", ("batch", "goal", "measured", "wanted", ""), rows))
+    some = names if full else (OURS, TABLE)
+    width = 512 if full else 64
+    growth(trainer, "More rollouts", some, [{"rollouts": n, "turns": 4, "length": 1000} for n in (64, 512, 4096)])
+    growth(trainer, "More turns", some, [{"rollouts": width, "turns": n, "length": 1000} for n in (1, 10, 50)])
+    longer = [{"rollouts": width, "turns": 2, "length": n} for n in (1000, 8000, 64_000)]
+    growth(trainer, "Longer messages", some, longer)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--full", action="store_true", help="every way at every size; some take minutes")
+    full = parser.parse_args().full
+    main(lambda: run(full=full))

@@ -1,0 +1,137 @@
+"""Training with the callback and without, in alternation; then ten thousand steps through the real pipeline.
+
+    python -m benchmarks.train [--steps 60] [--rounds 4] [--long 10000]
+
+A tiny model on the CPU takes a fraction of a second a step, so recording has to hide in far less than it would in
+real training. `CPU` is the same ratio of process CPU time, which other processes on the machine disturb less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rollout_hookspecs import Batch as Handed
+from rollout_hookspecs import Rollout, Run
+
+from benchmarks.batches import Writer
+from benchmarks.measure import folder_bytes, goal, main, median, resident, show, size, table
+from rollout_plugins import RolloutPluginCallback, open_run
+from rollout_plugins.loading import Plugins
+from rollout_plugins.pipeline import Pipeline
+
+SLACK = 5e6
+
+
+def trained(folder: Path, kind: str, steps: int, *, on: bool) -> dict[str, Any]:
+    from tests.rig import GRPO, RLOO, dataset, make
+
+    trainer = make(
+        folder,
+        cls=RLOO if kind == "RLOO" else GRPO,
+        max_steps=steps,
+        rows=dataset(64),
+        per_device_train_batch_size=16,
+        num_generations=8,
+        max_completion_length=32,
+        logging_steps=1,
+        learning_rate=1e-3,
+    )
+    trainer.__class__ = type(trainer).__mro__[2]  # TRL's own class, without what the tests note down
+    if on:
+        trainer.add_callback(RolloutPluginCallback())
+    cpu, wall = time.process_time(), time.perf_counter()
+    trainer.train()
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    return {"wall": wall, "cpu": cpu, "losses": losses, "kept": len(open_run(folder / "out")) if on else 0}
+
+
+def alternate(folder: Path, kind: str, steps: int, rounds: int) -> list[list[Any]]:
+    """Off and on in turn, so that whatever else the machine does falls on both."""
+    trained(folder / f"{kind}-warm", kind, 3, on=True)
+    off, on = [], []
+    for number in range(rounds):
+        for way, runs in ((False, off), (True, on)) if number % 2 else ((True, on), (False, off)):
+            runs.append(trained(folder / f"{kind}-{number}-{way}", kind, steps, on=way))
+    same = all(run["losses"] == off[0]["losses"] and run["losses"] for run in [*off, *on])
+    assert all(run["kept"] == steps * 16 for run in on), "rollouts are missing"
+    wall = min(run["wall"] for run in off) / min(run["wall"] for run in on)
+    cpu = median(run["cpu"] for run in off) / median(run["cpu"] for run in on)
+    rate = steps / min(run["wall"] for run in off)
+    ratio = goal("", wall, 0.98, at_least=True)[1:]
+    return [[kind, f"{rate:.1f}", *ratio, f"{cpu:.3f}", "identical" if same else "DIFFERENT"]]
+
+
+def long(folder: Path, steps: int) -> list[list[Any]]:
+    """Tiny generations, one after the other, as fast as they are taken. Memory counts from a tenth of them on."""
+    writer, deepest, rows = Writer(3), 0, []
+    texts = [writer.text(200) for _ in range(500)]
+    pipeline = _pipeline(folder / "warm")  # loads what is loaded once, Parquet above all
+    pipeline.submit(Handed(build=lambda: _tiny(texts, 1), count=4))
+    pipeline.close()
+    pipeline = _pipeline(folder / "long")
+    for step in range(1, steps + 1):
+        pipeline.submit(Handed(build=lambda step=step: _tiny(texts, step), step=step, count=4, bytes=4096))
+        queued = int(pipeline.own_metrics()["queue_bytes"])
+        deepest = max(deepest, queued)
+        pipeline.pop_metrics("train")
+        if queued > 40 * 4096:
+            pipeline.drain(60)
+        if step % (steps // 10) == 0:
+            pipeline.drain(60)
+            gc.collect()
+            rows.append((step, resident(), int(pipeline.own_metrics()["queue_bytes"])))
+    pipeline.close()
+    files = [path for path in (folder / "long").rglob("*") if path.is_file()]
+    kept = len(open_run(folder / "long"))
+    grown = rows[-1][1] - rows[0][1]
+    left = max(queued for _, _, queued in rows)
+    on_disk = f"{len(files)}, {size(folder_bytes(folder / 'long'))}"
+    return [
+        ["rollouts kept", f"{kept} of {steps * 4}", _met(kept == steps * 4)],
+        [f"memory from step {rows[0][0]} to {rows[-1][0]}", size(grown), _met(grown <= SLACK)],
+        ["files, and their size", on_disk, _met(len(files) <= 10)],
+        ["bytes left in the queue at a tenth, at most", left, _met(not left)],
+        ["generations in the queue, at most", deepest // 4096, ""],
+    ]
+
+
+def _met(met: bool) -> str:
+    return "met" if met else "MISSED"
+
+
+def _pipeline(folder: Path) -> Pipeline:
+    pipeline = Pipeline(Plugins())
+    pipeline.start(Run(id=folder.name, dir=str(folder), reward_names=("r",)))
+    return pipeline
+
+
+def _tiny(texts: list[str], step: int) -> list[Rollout]:
+    base = Rollout(id="", group_size=2, rewards={"r": step % 7 / 7}, reward=step % 7 / 7, finish="stop")
+    prompt = ({"role": "user", "content": texts[step % 500]},)
+    answer = {"role": "assistant", "content": texts[step * 7 % 500]}
+    return [replace(base, index=i, group=i // 2, prompt=prompt, completion=({**answer, "n": i},)) for i in range(4)]
+
+
+def run(steps: int, rounds: int, length: int) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="train-"))
+    rows = long(folder, length)  # first, while memory holds nothing else
+    show(table(f"{length} steps of 4 tiny rollouts", ("", "measured", ""), rows))
+    rows = alternate(folder, "GRPO", steps, rounds) + alternate(folder, "RLOO", steps, rounds)
+    head = ("", "steps/s without", "steps/s ratio", "wanted", "", "CPU ratio", "losses")
+    show(table(f"{steps} steps of 16 rollouts, {rounds} times with and without", head, rows))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--long", type=int, default=10_000)
+    given = parser.parse_args()
+    main(lambda: run(given.steps, given.rounds, given.long))
