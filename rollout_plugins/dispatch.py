@@ -18,6 +18,7 @@ import pluggy
 from rollout_hookspecs import Drop, Host, Rollout, Step, ToolCall, Trace
 
 from rollout_plugins.counters import Counters
+from rollout_plugins.fit import unfit
 
 logger = logging.getLogger("rollout_plugins")
 
@@ -131,7 +132,7 @@ class Dispatcher:
     @property
     def has_required(self) -> bool:
         """Whether a rollout that plugins have not seen must not be stored."""
-        return bool(self.lacking) or any(is_required(plugin) for plugin in self.manager.get_plugins())
+        return bool(self.lacking) or any(is_required(plugin) for _, plugin in self.manager.list_name_plugin())
 
     def _results(
         self, hook: str, arguments: Mapping[str, Any], read: Callable[[Any], Any]
@@ -171,9 +172,9 @@ class Dispatcher:
 
     def _fold_rollout(self, rollout: Rollout, step: Step) -> Rollout | None:
         def read(result: Any) -> Any:
-            if isinstance(result, Rollout) and result.id != rollout.id:
-                raise ValueError(f"changed the id to {result.id!r}")
-            return _one(Rollout)(result)
+            if _one(Rollout)(result) is not None:
+                _check(result, rollout.id)
+            return result
 
         arguments = {"rollout": rollout, "step": step}
         kept = rollout
@@ -254,6 +255,14 @@ def _one(kind: type) -> Callable[[Any], Any]:
     return read
 
 
+def _check(rollout: Rollout, ident: str) -> None:
+    """A rollout that replaces another one has its id, and fields that hold what the contract says."""
+    if rollout.id != ident:
+        raise ValueError(f"changed the id to {rollout.id!r}")
+    for name, kind in unfit(rollout).items():
+        raise TypeError(f"returned a rollout whose {name} is of type {kind}")
+
+
 def _selection(result: Any, given: Sequence[Rollout]) -> list[Rollout]:
     """What `select_rollouts` returned: some of the rollouts it was given, each once."""
     if isinstance(result, (str, Mapping)) or not isinstance(result, Sequence):
@@ -262,6 +271,8 @@ def _selection(result: Any, given: Sequence[Rollout]) -> list[Rollout]:
     known = {r.id for r in given}
     if not all(isinstance(r, Rollout) and r.id in known for r in kept):
         raise TypeError("returned something else than some of its rollouts")
+    for rollout in kept:
+        _check(rollout, rollout.id)
     return list({r.id: r for r in kept}.values())
 
 

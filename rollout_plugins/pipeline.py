@@ -16,11 +16,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import pyarrow as pa
 from rollout_hookspecs import Batch, Rollout, Run, Step, Trace
 
 from rollout_plugins.counters import Counters
 from rollout_plugins.dispatch import Dispatcher, shown
 from rollout_plugins.errors import SetupError
+from rollout_plugins.fit import fitted
 from rollout_plugins.loading import Plugins
 from rollout_plugins.outbox import Outbox, is_more_than_sink
 from rollout_plugins.store.write import RunWriter
@@ -101,6 +103,7 @@ class Pipeline:
         self._put(_Item(lambda: self._start_run(run)))
 
     def _start_threads(self) -> None:
+        pa.array([0])  # imports pandas where that is installed, which a process about to end could not do anymore
         if not self._sync:
             self._hooks = PatientThread("rollouts-hooks")
             self._worker = threading.Thread(target=self._work, name="rollouts-worker", daemon=True)
@@ -331,7 +334,7 @@ class Pipeline:
 
     def _process(self, run: Run, batch: Batch, generation: int) -> None:
         try:
-            raw = _distinct([self._stamp(run, batch, generation, rollout) for rollout in batch.build()])
+            raw = _distinct([self._stamp(run, batch, generation, fitted(rollout)) for rollout in batch.build()])
         except (Exception, SystemExit) as error:
             self.counters.drop("build_failed", batch.count)
             raise RuntimeError(f"{batch.count} rollouts of step {batch.step} could not be built") from error
