@@ -83,7 +83,7 @@ def _row(step: int, rollouts: list[Rollout]) -> dict[str, Any]:
         "step": step,
         "reward": sum(rewards) / len(rewards) if rewards else None,
         "tool_calls": len(calls),
-        "tool_errors": sum(call.status != "ok" for call in calls),
+        "tool_errors": sum(call.status in {"error", "unknown"} for call in calls),
     }
 
 
