@@ -16,6 +16,7 @@ from reading import called, ids, one, steps, write, writer
 
 from rollout_plugins import open_run
 from rollout_plugins.errors import RunError
+from rollout_plugins.store import session
 from rollout_plugins.store import write as writing
 from rollout_plugins.store.read import StoredRun, find_runs, runs
 from rollout_plugins.testing import hostile_rollouts
@@ -142,6 +143,30 @@ def test_a_journal_that_is_sealed_after_the_run_was_opened(tmp_path):
     live.close()
     assert ids(stored.rollouts()) == ["1.0", "1.1"]
     assert stored.damaged == {}
+
+
+def test_a_journal_that_is_sealed_between_listing_and_reading(tmp_path, monkeypatch):
+    live = writer(tmp_path)
+    live.write("train", [one(1, 0), one(1, 1)])
+    listed = session.find_parts
+
+    def list_then_seal(folder):
+        found = listed(folder)
+        live.close()
+        return found
+
+    monkeypatch.setattr(session, "find_parts", list_then_seal)
+    stored = open_run(tmp_path)
+    assert ids(stored.rollouts()) == ["1.0", "1.1"]
+    assert stored.damaged == {}
+
+
+def test_a_run_that_was_removed_meanwhile_is_one_sentence(run):
+    assert len(run) == 16
+    shutil.rmtree(run.dir)
+    with pytest.raises(RunError, match=r"cannot be read: ") as caught:
+        run.stats()
+    assert "\n" not in str(caught.value)
 
 
 def test_a_torn_journal_gives_every_whole_generation(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from rollout_plugins.cli.output import add_json, console, print_json, print_table, show, table_of
+from rollout_plugins.cli.output import add_json, console, note, print_json, print_table, show, table_of
 from rollout_plugins.loading import listing
 
 if TYPE_CHECKING:
@@ -25,7 +25,9 @@ def run(options: Namespace) -> None:
         print_json(rows)
         return
     shown = [{name: ", ".join(value) if name == "hooks" else value for name, value in row.items()} for row in rows]
-    if sys.stdout.isatty():
+    if not shown:
+        note("no plugins are installed, not even our own: pip install rollout-plugins")
+    elif sys.stdout.isatty():
         show(table_of(shown, list(shown[0]), width=console().width, spare=SPARE), len(rows) + 3)
     else:
         print_table(shown)

@@ -52,7 +52,11 @@ class Facts:
     def attempts(self) -> list[dict[str, Any]]:
         given = [(facts.get("attempts"), facts.get("rank", 0)) for facts in self._read]
         found = [(attempt, rank) for attempts, rank in given if isinstance(attempts, list) for attempt in attempts]
-        return [{**untagged(attempt), "rank": rank} for attempt, rank in found if isinstance(attempt, dict)]
+        return [
+            {**untagged(attempt), "attempt": _whole(attempt.get("attempt"), 1), "rank": rank}
+            for attempt, rank in found
+            if isinstance(attempt, dict)
+        ]
 
     @property
     def drops(self) -> dict[str, int]:
