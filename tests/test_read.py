@@ -428,10 +428,6 @@ def test_an_empty_run_answers_every_question(tmp_path):
         (lambda run: list(run.rollouts(step="first")), "step='first' is no step; give a number, 'last'"),
         (lambda run: list(run.rollouts(step=[None])), "step=None is no step"),
         (lambda run: run.get("nope"), "no rollout 'nope' in "),
-        (
-            lambda run: list(run.rollouts(where="id in (select content from read_text('/etc/hosts'))")),
-            "outside the run",
-        ),
     ],
 )
 def test_a_wrong_question_is_one_sentence(run, ask, said):
