@@ -191,6 +191,7 @@ class Plugins:
         """Load a plugin that would not run, to say what it has."""
         try:
             found.plugin = self._make(found)
+            check(found.name, found.plugin)
             found.reason = "runs when asked for by name"
         except (Exception, SystemExit) as error:
             found.status, found.reason = "unavailable", str(error)

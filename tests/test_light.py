@@ -1,0 +1,43 @@
+"""Importing the package, writing plugins for it and reading facts must not load what training loads."""
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {"torch", "transformers", "trl", "wandb", "trackio", "pyarrow", "pandas", "numpy", "duckdb", "PIL", "datasets"}
+PROGRAMS = {
+    "the package": "import rollout_plugins",
+    "the contract": "import rollout_hookspecs; from rollout_plugins import Rollout, hookimpl, Drop, Trace, Batch; Rollout(id='x')",
+    "what is public": "import rollout_plugins; dir(rollout_plugins); rollout_plugins.__version__",
+}
+
+
+def loaded(program):
+    command = [sys.executable, "-c", f"{program}\nimport sys; print(*sys.modules)"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return {name.partition(".")[0] for name in done.stdout.split()}
+
+
+@pytest.mark.parametrize("program", sorted(PROGRAMS))
+def test_it_loads_nothing_heavy(program):
+    assert loaded(PROGRAMS[program]) & HEAVY == set()
+
+
+def test_the_contract_needs_pluggy_alone():
+    there = loaded("import rollout_hookspecs")
+    assert {name for name in there if name in {"orjson", "rich", "rollout_plugins"}} == set()
+    assert "pluggy" in there
+
+
+def test_the_store_is_read_without_what_training_needs():
+    there = loaded("from rollout_plugins import open_run; open_run")
+    assert there & {"torch", "transformers", "trl", "wandb", "trackio"} == set()
+
+
+def test_everything_that_is_public_is_there():
+    program = (
+        "import rollout_plugins as r; [getattr(r, n) for n in r.__all__ if n != 'RolloutPluginCallback']; r.nonsense"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "module 'rollout_plugins' has no attribute 'nonsense'" in done.stderr
