@@ -38,9 +38,10 @@ from (
   from TABLE
 )"""
 _TOOL_CALLS = f"""
-select {_FACTS}, c.turn as turn, c.position as position, c.name as name, c.arguments as arguments, c.result as result,
-  c.error as error, c.status as status, c.seconds as seconds
-from (select {_FACTS}, unnest(tool_calls) as c from TABLE)"""
+select {_FACTS}, c.turn as turn, c.position as position, c.name as name, c.arguments as arguments,
+  coalesce(c.result, completion[c.reply + 1].content) as result, c.error as error, c.status as status,
+  c.seconds as seconds
+from (select {_FACTS}, completion, unnest(tool_calls) as c from TABLE)"""
 _OURS = (duckdb.IOException, duckdb.InternalException, duckdb.FatalException, duckdb.SerializationException)
 
 

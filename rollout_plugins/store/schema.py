@@ -2,7 +2,8 @@
 
 Numbers, names and texts people filter and sort by are real columns. Messages are structs of fixed fields: `role`,
 `content` (readable text), `name`, `reasoning`, `tool_calls` (arguments as JSON text) and `rest`, JSON of whatever
-does not fit the others exactly. Reading back, `rest` wins; so nothing is inferred and nothing is lost.
+does not fit the others exactly. Reading back, `rest` wins; so nothing is inferred and nothing is lost. A tool call's
+`result` is null where it is the content of the message that `reply` points at, as it nearly always is.
 """
 
 from __future__ import annotations
@@ -360,9 +361,13 @@ def _tool_calls(rows: Sequence[_Row]) -> tuple[pa.ListArray, pa.Array, pa.Array]
 
 
 def _tool_call_row(call: ToolCall, out: dict[str, list[Any]], row: _Row, where: str) -> None:
-    rest = {}
-    for name in ("name", "result", "error"):
-        value = getattr(call, name)
+    rest: dict[str, Any] = {}
+    result = call.result
+    if result is None and call.reply is not None:
+        rest["result"] = None
+    elif type(result) is str and result == _answer(row.rollout.completion, call.reply):
+        result = None
+    for name, value in (("name", call.name), ("result", result), ("error", call.error)):
         if value is None or _is_exact(value):
             out[name].append(value)
         else:
@@ -378,6 +383,15 @@ def _tool_call_row(call: ToolCall, out: dict[str, list[Any]], row: _Row, where: 
     out["seconds"].append(seconds if exact else row.fit(seconds, pa.float64(), f"{where}.seconds"))
     out["arguments"].append(encode(call.arguments, row.lost))
     out["rest"].append(_object(rest, row.lost))
+
+
+def _answer(completion: Any, reply: Any) -> str | None:
+    """The text of the message that answered a call; None when that is anything but plain text."""
+    if type(reply) is not int or type(completion) not in {tuple, list} or not 0 <= reply < len(completion):
+        return None
+    message = completion[reply]
+    content = message.get("content") if type(message) is dict else None
+    return content if _is_exact(content) else None
 
 
 def _images(rows: Sequence[_Row]) -> pa.ListArray:
@@ -529,20 +543,23 @@ def _rollout(row: Mapping[str, Any]) -> Rollout:
     values["rewards"] = {pair["name"]: pair["value"] for pair in row["rewards"]}
     if row.get("rest"):
         values.update((name, value) for name, value in decode(row["rest"]).items() if name in values)
+    completion = tuple(map(_read_message, row["completion"]))
     return Rollout(
         **values,
         **{name: decode(row[name]) if row[name] else {} for name in _JSON},
-        tool_calls=tuple(map(_tool_call, row["tool_calls"])),
+        tool_calls=tuple(_tool_call(call, completion) for call in row["tool_calls"]),
         prompt=tuple(map(_read_message, row["prompt"])),
-        completion=tuple(map(_read_message, row["completion"])),
+        completion=completion,
         images=tuple(Image(**image) for image in row["images"]),
         tokens=Tokens(**row["tokens"]) if row["tokens"] else None,
     )
 
 
-def _tool_call(row: Mapping[str, Any]) -> ToolCall:
+def _tool_call(row: Mapping[str, Any], completion: Sequence[Any]) -> ToolCall:
     values = {key: value for key, value in row.items() if key != "rest"}
     values["arguments"] = decode(values["arguments"])
+    if values["result"] is None:
+        values["result"] = _answer(completion, values["reply"])
     if row["rest"]:
         values.update(decode(row["rest"]))
     return ToolCall(**values)
