@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -103,7 +104,6 @@ class Pipeline:
         self._put(_Item(lambda: self._start_run(run)))
 
     def _start_threads(self) -> None:
-        pa.array([0])  # imports pandas where that is installed, which a process about to end could not do anymore
         if not self._sync:
             self._hooks = PatientThread("rollouts-hooks")
             self._worker = threading.Thread(target=self._work, name="rollouts-worker", daemon=True)
@@ -148,8 +148,8 @@ class Pipeline:
         self.counters.drop("queue_full", count)
 
     def later(self, work: Callable[[], None]) -> None:
-        """Do something on the worker thread, after what is queued."""
-        if not self._is_elsewhere():
+        """Do something on the worker thread, after what is queued; nothing before the run starts or after it ends."""
+        if self.run is not None and not self._is_elsewhere():
             self._put(_Item(work))
 
     def request_sync(self) -> None:
@@ -254,6 +254,8 @@ class Pipeline:
 
     def _work(self) -> None:
         me = threading.current_thread()
+        with suppress(Exception):
+            pa.array([0])  # imports pandas where that is installed, which a process about to end could not do anymore
         while True:
             with self._changed:
                 while not self._items:

@@ -164,7 +164,7 @@ def _name(name: Any) -> str:
 
 
 def _span(call: ToolCall) -> dict[str, Any]:
-    seconds = call.seconds
+    milliseconds = call.seconds * 1000 if isinstance(call.seconds, (int, float)) else None
     return {
         "id": f"call_{call.turn}_{call.position}",
         "name": _name(call.name),
@@ -173,7 +173,7 @@ def _span(call: ToolCall) -> dict[str, Any]:
         "output": plain(call.result, images=True),
         "status": call.status,
         "error": plain(call.error),
-        "duration_ms": round(seconds * 1000, 3) if isinstance(seconds, (int, float)) and isfinite(seconds) else None,
+        "duration_ms": round(milliseconds, 3) if milliseconds is not None and isfinite(milliseconds) else None,
     }
 
 

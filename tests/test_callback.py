@@ -299,3 +299,9 @@ def test_what_is_stored_at_a_checkpoint_is_readable_while_training_goes_on(tmp_p
     trainer.add_callback(callback)
     trainer.train()
     assert seen == [0, 4, 8]
+
+
+def test_a_callback_that_never_started_has_nothing_to_wait_for():
+    callback = RolloutPluginCallback()
+    callback.on_epoch_end(None, None, None)
+    assert callback.flush(0) is True

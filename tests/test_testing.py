@@ -203,7 +203,7 @@ def test_built_in_plugins_bear_the_corpus():
 
 
 def test_the_kit_needs_no_trainer_and_no_test_runner():
-    heavy = ("torch", "transformers", "trl", "datasets", "pytest", "wandb", "trackio", "pandas")
+    heavy = ("torch", "transformers", "trl", "datasets", "pytest", "wandb", "trackio")
     code = (
         "import sys; sys.modules.update(dict.fromkeys(" + repr(heavy) + "))\n"
         "from rollout_plugins.testing import *\n"
