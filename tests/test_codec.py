@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from values import (
     HOSTILE,
+    NASTY,
     PLAIN,
     Evil,
     HashableDict,
@@ -40,6 +41,12 @@ def test_every_value_comes_back_equal_with_its_types(value):
     lost = []
     assert same(decode(encode(value, lost)), value)
     assert lost == []
+
+
+@pytest.mark.parametrize("value", NASTY, ids=lambda value: ascii(value)[:20])
+def test_nasty_values_come_back_alone_and_inside_others(value):
+    for one in (value, [value], (value,), {"k": value}, {value: value}, {"k": [(value, {"$str": value})]}):
+        assert same(back(one), one)
 
 
 @thorough
