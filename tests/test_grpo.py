@@ -128,7 +128,12 @@ def test_tool_calls_have_outcome_time_and_error(tmp_path):
 
 def test_results_of_sync_and_async_calls_are_paired_right(tmp_path):
     both = call("slow", {"x": 1}) + "\n" + call("multiply", {"a": 2, "b": 3}) + "\n" + call("slow_broken", {"x": 5})
-    _, run = train(tmp_path, [both + "\n" + call("slow", {"x": 7})] * 4 + ["done"] * 4, tools=[multiply, slow, slow_broken], max_completion_length=500)
+    _, run = train(
+        tmp_path,
+        [both + "\n" + call("slow", {"x": 7})] * 4 + ["done"] * 4,
+        tools=[multiply, slow, slow_broken],
+        max_completion_length=500,
+    )
     for rollout in run.rollouts():
         calls = rollout.tool_calls
         assert [c.name for c in calls] == ["slow", "multiply", "slow_broken", "slow"]
@@ -196,9 +201,16 @@ def test_environments_observations_and_tools_are_recorded(tmp_path):
 
 def test_rollout_func_and_its_fields(tmp_path):
     def play(prompts, trainer):
-        ids = trainer._tokenizer("hello world", add_special_tokens=False)["input_ids"] + [trainer._tokenizer.eos_token_id]
+        ids = trainer._tokenizer("hello world", add_special_tokens=False)["input_ids"] + [
+            trainer._tokenizer.eos_token_id
+        ]
         n = len(prompts)
-        return {"prompt_ids": [[5, 6, 7]] * n, "completion_ids": [ids] * n, "logprobs": [[0.0] * len(ids)] * n, "moves": list(range(n))}
+        return {
+            "prompt_ids": [[5, 6, 7]] * n,
+            "completion_ids": [ids] * n,
+            "logprobs": [[0.0] * len(ids)] * n,
+            "moves": list(range(n)),
+        }
 
     trainer, run = train(tmp_path, rollout_func=play)
     assert [rollout.columns["moves"] for rollout in run.rollouts()] == [0, 1, 2, 3]
@@ -245,7 +257,9 @@ def test_logging_steps_do_not_thin_the_store_and_eval_does_not_touch_train(tmp_p
         per_device_eval_batch_size=6, num_generations_eval=3,
     )  # fmt: skip
     assert len(list(run.rollouts(split="train"))) == 40
-    assert [rollout.step for rollout in run.rollouts(split="train")] == [step for step in range(1, 11) for _ in range(4)]
+    assert [rollout.step for rollout in run.rollouts(split="train")] == [
+        step for step in range(1, 11) for _ in range(4)
+    ]
     assert {rollout.step for rollout in run.rollouts(split="eval")} == {5, 10}
     assert {rollout.group_size for rollout in run.rollouts(split="eval")} == {3}
     assert_whole(trainer, run)
@@ -301,15 +315,21 @@ def test_rollouts_survive_a_reward_function_that_ends_training(tmp_path):
 
 
 def test_rendered_keeps_the_templated_prompt_with_its_tool_definitions(tmp_path):
-    trainer, run = train(
-        tmp_path, [call("multiply", {"a": 1, "b": 1}), "x"], tools=[multiply], callback=RolloutPluginCallback(rendered=True)
+    _, run = train(
+        tmp_path,
+        [call("multiply", {"a": 1, "b": 1}), "x"],
+        tools=[multiply],
+        callback=RolloutPluginCallback(rendered=True),
     )
     rollout = next(run.rollouts())
     assert '"name": "multiply"' in rollout.rendered
     assert rollout.rendered.endswith("<|im_start|>assistant\n")
     assert '"name": "multiply"' not in str(rollout.prompt)
     assert run.info.chat_template
-    assert run.info.tools[0]["function"]["parameters"]["properties"]["a"] == {"type": "integer", "description": "first"}
+    assert run.info.tools[0]["function"]["parameters"]["properties"]["a"] == {
+        "type": "integer",
+        "description": "first",
+    }
 
 
 def test_tokens_are_kept_only_when_asked_for(tmp_path):

@@ -23,7 +23,12 @@ class Foreign:
 
             def build():
                 return [
-                    Rollout(id="", index=i, prompt=tuple(row["prompt"]), completion=({"role": "assistant", "content": "x"},))
+                    Rollout(
+                        id="",
+                        index=i,
+                        prompt=tuple(row["prompt"]),
+                        completion=({"role": "assistant", "content": "x"},),
+                    )
                     for i, row in enumerate(inputs)
                 ]
 

@@ -18,7 +18,9 @@ TIMES = 8
 def test_killed_trainings_lose_nothing_they_handed_over(tmp_path, caplog, monkeypatch):
     monkeypatch.setenv("RIG_MODEL", tiny_model(tmp_path))
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}
-    subprocess.run([sys.executable, str(HERE / "killed_worker.py"), str(tmp_path), str(TIMES)], env=env, check=True, timeout=200)
+    subprocess.run(
+        [sys.executable, str(HERE / "killed_worker.py"), str(tmp_path), str(TIMES)], env=env, check=True, timeout=200
+    )
     for number in range(TIMES):
         folder = tmp_path / str(number)
         lines = (folder / "truth.jsonl").read_text().splitlines(keepends=True)

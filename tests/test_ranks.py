@@ -23,7 +23,12 @@ def ranks(request, tmp_path_factory):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={world}"]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE), "RIG_MODEL": tiny_model(out)}
     done = subprocess.run(
-        [*command, str(HERE / "ranks_worker.py"), str(out)], env=env, capture_output=True, text=True, timeout=240, check=False
+        [*command, str(HERE / "ranks_worker.py"), str(out)],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return world, {
