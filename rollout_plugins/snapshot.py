@@ -1,36 +1,49 @@
 """Copy what a trainer holds, fast enough for the training thread: containers are copied, leaves are shared.
 
-The copy is a tree of bounded size: what is nested too deep, or more than anybody wrote by hand or model, becomes a
-marked `Placeholder`. So a cycle, or lists that share each other a million times over, cost a moment, never the run.
+A value that holds itself, or the same list many times over, would be endless; it is copied once more with each
+container only once, and a marked `Placeholder` where it came again. So it costs a moment, never the run.
 """
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rollout_hookspecs import Placeholder
 
 MAX_DEPTH = 200
-MAX_ITEMS = 4_000_000
+MAX_ITEMS = 2_000_000
 _ATOMS = frozenset({int, float, bool, type(None)})
+
+
+class _EndlessError(BaseException):
+    """More items than people write by hand or by model: perhaps the same ones again and again."""
 
 
 class Snapshot:
     """Copies values and adds up a rough size of what it copied."""
 
-    __slots__ = ("_left", "bytes")
+    __slots__ = ("_left", "_seen", "bytes")
 
     def __init__(self) -> None:
         self.bytes = 0
         self._left = 0
+        self._seen: dict[int, Any] | None = None
 
     def copy(self, value: Any) -> Any:
         """A copy that later changes to `value` do not show in."""
-        self._left = MAX_ITEMS
+        before = self.bytes
+        self._left, self._seen = MAX_ITEMS, None
         try:
             return self._copy(value, 0)
+        except _EndlessError:
+            self.bytes = before
         except RecursionError:  # the trainer's own stack was deep already
-            return self._cut(value, MAX_DEPTH + 1)
+            return _lost(value, "nested too deep")
+        self._left, self._seen = -1, {}
+        return self._copy(value, 0)
 
     def _copy(self, value: Any, depth: int) -> Any:
         kind = type(value)
@@ -47,8 +60,8 @@ class Snapshot:
 
     def _dict(self, value: dict[Any, Any], depth: int) -> Any:
         self._left -= 1 + len(value)
-        if depth > MAX_DEPTH or self._left < 0:
-            return self._cut(value, depth)
+        if (depth > MAX_DEPTH or self._left < 0) and (why := self._objection(value, depth)):
+            return _lost(value, why)
         copied = value.copy()
         size = 64
         for key, item in value.items():
@@ -66,8 +79,8 @@ class Snapshot:
 
     def _list(self, value: Any, depth: int) -> Any:
         self._left -= 1 + len(value)
-        if depth > MAX_DEPTH or self._left < 0:
-            return self._cut(value, depth)
+        if (depth > MAX_DEPTH or self._left < 0) and (why := self._objection(value, depth)):
+            return _lost(value, why)
         copied = list(value)
         size = 64 + 8 * len(copied)
         for index, item in enumerate(copied):
@@ -83,17 +96,24 @@ class Snapshot:
         self.bytes += size
         return copied
 
-    def _cut(self, value: Any, depth: int) -> Placeholder:
-        why = "nested too deep" if depth > MAX_DEPTH else "too many items"
-        return Placeholder(type=type(value).__name__, where="", why=why, preview=f"{len(value)} items")
+    def _objection(self, value: Any, depth: int) -> str:
+        """Why a container is not copied here; empty when it is."""
+        if depth > MAX_DEPTH:
+            return "nested too deep"
+        if self._seen is None:
+            raise _EndlessError
+        if id(value) in self._seen:
+            return "the same again in a vast value"
+        self._seen[id(value)] = value
+        return ""
 
     def _other(self, value: Any, depth: int) -> Any:
         """Subclasses of containers become plain ones; everything else is shared as it is."""
         try:
-            if isinstance(value, dict):
-                return self._dict(dict(value), depth)
-            if isinstance(value, list):
-                return self._list(list(value), depth)
+            if isinstance(value, (dict, list)):
+                if self._seen is not None and (why := self._objection(value, depth)):
+                    return _lost(value, why)
+                return self._dict(dict(value), depth) if isinstance(value, dict) else self._list(list(value), depth)
             if type(value) is tuple:
                 copied = self._list(value, depth)
                 return tuple(copied) if type(copied) is list else copied
@@ -101,6 +121,22 @@ class Snapshot:
         except (Exception, SystemExit):  # an object that objects even to being looked at is kept by reference
             self.bytes += 64
         return value
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Without garbage collection: thousands of new containers would set one off, over all that the trainer holds."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _lost(value: Any, why: str) -> Placeholder:
+    return Placeholder(type=type(value).__name__, where="", why=why, preview=f"{len(value)} items")
 
 
 def _leaf_bytes(value: Any) -> int:

@@ -323,6 +323,13 @@ def test_the_schema_does_not_depend_on_what_is_written(tmp_path):
     assert one == schema(["half"])
 
 
+def test_rewards_of_any_name_come_back_each_with_its_number(tmp_path):
+    rewards = {"a": 0.0, "\ud800": math.nan, "\udfff\ud800": None, "?": 2.0, "$str": 3.0, "": 4.0, "a/b": -0.0}
+    found, lost = written(tmp_path, rollouts(1, rewards=rewards), reward_names=tuple(rewards))
+    assert same(dict(found[0].rewards), rewards)
+    assert lost == []
+
+
 def test_reward_columns_are_the_reward_functions_each_once():
     names = schema(["a", "b", "a", "\ud800", 5]).names
     assert [name for name in names if name.startswith("reward/")] == ["reward/a", "reward/b"]

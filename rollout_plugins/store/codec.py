@@ -39,16 +39,24 @@ def encode(value: Any, lost: list[Placeholder] | None = None) -> str:
                 return text.decode()
     except _TROUBLE:
         pass  # a lone surrogate, an integer beyond 64 bits, a key that is no string, or too deep: the careful way
-    tagger = _Tagger()
-    text = orjson.dumps(tagger.tag(value, "", 0))
+    structure, losses = _tagged(value)
     if lost is not None:
-        lost += tagger.lost
-    return text.decode()
+        lost += losses
+    return orjson.dumps(structure).decode()
 
 
 def tagged(value: Any) -> Any:
     """The JSON structure that `encode` would write, for files that are laid out for people."""
-    return _Tagger().tag(value, "", 0)
+    return _tagged(value)[0]
+
+
+def _tagged(value: Any) -> tuple[Any, list[Placeholder]]:
+    """The structure, and what was lost. A value that seems endless is gone through again, each container only once."""
+    for is_vast in (False, True):
+        tagger = _Tagger(is_vast)
+        with suppress(_EndlessError):
+            return tagger.tag(value, "", 0), tagger.lost
+    raise AssertionError
 
 
 def decode(text: str | bytes) -> Any:
@@ -93,13 +101,18 @@ def _is_plain(value: Any) -> bool:
     return True
 
 
+class _EndlessError(BaseException):
+    """More items than people write by hand or by model: perhaps the same ones again and again."""
+
+
 class _Tagger:
     """The slow, careful way. `depth` counts levels of the JSON that is written."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_vast: bool) -> None:
         self.lost: list[Placeholder] = []
         self._left = MAX_ITEMS
         self._open: set[int] = set()
+        self._seen: dict[int, Any] | None = {} if is_vast else None
 
     def tag(self, value: Any, where: str, depth: int) -> Any:
         try:
@@ -140,9 +153,8 @@ class _Tagger:
             return self._lose(value, where, "contains itself")
         if depth >= MAX_DEPTH:
             return self._lose(value, where, "nested too deep")
-        self._left -= 1 + len(value)
-        if self._left < 0:
-            return self._lose(value, where, "too many items")
+        if self._is_again(value):
+            return self._lose(value, where, "the same again in a vast value")
         self._open.add(id(value))
         try:
             if isinstance(value, list):
@@ -152,6 +164,17 @@ class _Tagger:
             return self._pairs(dict.items(value) if isinstance(value, dict) else value.items(), where, depth)
         finally:
             self._open.discard(id(value))
+
+    def _is_again(self, value: Any) -> bool:
+        if self._seen is None:
+            self._left -= 1 + len(value)
+            if self._left < 0:
+                raise _EndlessError
+            return False
+        if id(value) in self._seen:
+            return True
+        self._seen[id(value)] = value
+        return False
 
     def _items(self, values: Any, where: str, depth: int) -> list[Any]:
         out = []
