@@ -103,7 +103,7 @@ class Builder:
     def _completion_length(self, i: int) -> int:
         seen = self._seen
         masks = self._masks
-        return int(sum(masks[i])) if masks is not None else seen.lengths[i]
+        return list(masks[i]).count(1) if masks is not None else seen.lengths[i]
 
     def _finish(self, i: int, calls: Sequence[Any]) -> Any:
         seen = self._seen
