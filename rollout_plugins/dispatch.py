@@ -49,7 +49,7 @@ class Dispatcher:
         self.removed: dict[str, str] = {}
         self.lacking = ""
         self._now: Call | None = None
-        self._turn = threading.Lock()
+        self._turn = threading.RLock()
         self._dropped_by = ""
         self._failures: dict[str, int] = {}
         self._told: set[tuple[str, str]] = set()

@@ -336,7 +336,7 @@ class Pipeline:
 
     def _process(self, run: Run, batch: Batch, generation: int) -> None:
         try:
-            raw = _distinct([self._stamp(run, batch, generation, fitted(rollout)) for rollout in batch.build()])
+            raw = _distinct([self._stamp(run, batch, generation, self._fitted(rollout)) for rollout in batch.build()])
         except (Exception, SystemExit) as error:
             self.counters.drop("build_failed", batch.count)
             raise RuntimeError(f"{batch.count} rollouts of step {batch.step} could not be built") from error
@@ -353,6 +353,12 @@ class Pipeline:
             outbox.send(work.traces_for(outbox.scope), work.step)
         with self._changed:
             self._metrics.setdefault(batch.split, []).append(work.metrics or {})
+
+    def _fitted(self, rollout: Rollout) -> Rollout:
+        made = fitted(rollout)
+        if made is not rollout:
+            self.counters.drop("unserialisable_field", sum(mark.startswith("lost:") for mark in made.marks))
+        return made
 
     def _stamp(self, run: Run, batch: Batch, generation: int, rollout: Rollout) -> Rollout:
         if not batch.gathered:

@@ -29,7 +29,6 @@ class Fine:
 def install(tmp_path, monkeypatch):
     """Put a distribution with entry points on the path, as pip would, and forget its modules afterwards."""
     monkeypatch.syspath_prepend(str(tmp_path))
-    before = set(sys.modules)
 
     def add(distribution, entries, modules=None, version="1.0"):
         folder = tmp_path / f"{distribution.replace('-', '_')}-{version}.dist-info"
@@ -41,7 +40,7 @@ def install(tmp_path, monkeypatch):
             (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
 
     yield add
-    for name in set(sys.modules) - before:
+    for name in [name for name in sys.modules if name.startswith("x_")]:
         del sys.modules[name]
 
 

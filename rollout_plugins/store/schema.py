@@ -306,7 +306,7 @@ def _is_bounded(value: Any) -> bool:
     while unread and left > 0:
         item = unread.pop()
         if isinstance(item, (list, tuple, dict)):
-            left -= 1
+            left -= 1 + len(item)
             unread += item.values() if isinstance(item, dict) else item
     return not unread
 
