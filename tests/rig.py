@@ -147,9 +147,9 @@ def make(
     } | config  # fmt: skip
     args = (RLOOConfig if cls is RLOO else GRPOConfig)(**{k: v for k, v in options.items() if k in accepted})
     extra = {"tools": tools} if tools else {}
-    more = {k: config[k] for k in ("environment_factory", "rollout_func") if k in config}
+    more = {k: config[k] for k in ("environment_factory", "rollout_func", "processing_class") if k in config}
     trainer = cls(
-        tiny_model(folder), reward_funcs=rewards, args=args, train_dataset=rows or dataset(), eval_dataset=eval_rows,
+        config.get("model") or tiny_model(folder), reward_funcs=rewards, args=args, train_dataset=rows or dataset(), eval_dataset=eval_rows,
         callbacks=callbacks, **extra, **more,
     )  # fmt: skip
     trainer.truth = []
