@@ -256,7 +256,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
 
     def _start(self, generation: int) -> None:
         assert self._run is not None
-        for plugin in self._plugins.manager.get_plugins():
+        for _, plugin in self._plugins.manager.list_name_plugin():
             bind = getattr(plugin, "bind", None)
             if callable(bind):
                 self._safely("bind a sink to the trainer", partial(bind, self._trainer()))

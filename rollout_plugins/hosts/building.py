@@ -170,24 +170,47 @@ class Builder:
         )
 
 
-def logged_tail(trainer: Any, total: int, names: Sequence[str]) -> dict[str, Any] | None:
-    """The last `total` rows of TRL's in-memory log, None when it doesn't hold that many."""
-    logs = getattr(trainer, "_logs", None)
-    if not isinstance(logs, dict) or not total or len(logs.get("advantages", ())) < total:
-        return None
+class LogTail:
+    """The last generation in TRL's in-memory log, of all ranks. Only what is asked for is copied."""
 
-    def tail(rows: Any) -> list[Any]:
-        return list(islice(rows, len(rows) - total, None))
+    def __init__(self, logs: Mapping[str, Any], total: int, names: Sequence[str]) -> None:
+        self._logs = logs
+        self._total = total
+        self._names = names
 
-    columns = {name: logs["rewards"][name] for name in names if name in logs["rewards"]}
-    extra = {name: rows for name, rows in (logs.get("extra") or {}).items() if len(rows) == len(logs["advantages"])}
-    return {
-        "prompt": tail(logs["prompt"]),
-        "completion": tail(logs["completion"]),
-        "advantages": tail(logs["advantages"]),
-        "rewards": {name: tail(rows) for name, rows in columns.items() if len(rows) >= total},
-        "extra": {name: tail(rows) for name, rows in extra.items()},
-    }
+    @classmethod
+    def of(cls, trainer: Any, total: int, names: Sequence[str]) -> LogTail | None:
+        """None when the log does not hold that many rows."""
+        logs = getattr(trainer, "_logs", None)
+        if not isinstance(logs, dict) or not total or len(logs.get("advantages", ())) < total:
+            return None
+        return cls(logs, total, names)
+
+    def _tail(self, rows: Any) -> list[Any]:
+        return list(islice(rows, len(rows) - self._total, None))
+
+    def advantages(self) -> list[float | None]:
+        return self._tail(self._logs["advantages"])
+
+    def reward(self, name: str) -> list[float] | None:
+        """One function's rewards, if they are logged under a name of its own: TRL mixes those of one name."""
+        if any(other.startswith(f"{name}#") for other in self._names):
+            return None
+        rows = self._logs["rewards"].get(name, ())
+        return self._tail(rows) if len(rows) >= self._total else None
+
+    def everything(self) -> dict[str, Any]:
+        """All that is known of these rollouts, safe from what the trainer logs next."""
+        rows = len(self._logs["advantages"])
+        extra = {name: values for name, values in (self._logs.get("extra") or {}).items() if len(values) == rows}
+        rewards = {name: self.reward(name) for name in self._names}
+        return {
+            "prompt": self._tail(self._logs["prompt"]),
+            "completion": self._tail(self._logs["completion"]),
+            "advantages": self.advantages(),
+            "rewards": {name: values for name, values in rewards.items() if values is not None},
+            "extra": {name: self._tail(values) for name, values in extra.items()},
+        }
 
 
 def as_messages(value: Any, role: str) -> tuple[tuple[Any, ...], bool]:

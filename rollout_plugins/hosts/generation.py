@@ -12,11 +12,11 @@ from typing import Any
 
 from rollout_hookspecs import Batch, Rollout
 
-from rollout_plugins.hosts.building import Builder, logged_tail
+from rollout_plugins.hosts.building import Builder, LogTail
 from rollout_plugins.hosts.facts import reward_names
-from rollout_plugins.hosts.toolcalls import Watch
+from rollout_plugins.hosts.toolcalls import Watch, WatchedTools
 from rollout_plugins.hosts.wrapping import Swap
-from rollout_plugins.snapshot import Snapshot
+from rollout_plugins.snapshot import Snapshot, uncollected
 
 
 class Generation:
@@ -60,9 +60,10 @@ class Generation:
         """Copy what reward functions might change, before they run."""
         started = time.perf_counter()
         copier = Snapshot()
-        self.prompts = [copier.copy(prompt) for prompt in prompts]
-        self.completions = [copier.copy(completion) for completion in completions]
-        self.columns = [{k: copier.copy(v) for k, v in row.items() if k != "prompt"} for row in inputs]
+        with uncollected():
+            self.prompts = [copier.copy(prompt) for prompt in prompts]
+            self.completions = [copier.copy(completion) for completion in completions]
+            self.columns = [{k: copier.copy(v) for k, v in row.items() if k != "prompt"} for row in inputs]
         keep = bool(self.options.get("tokens"))
         self.ids = [list(row) if keep else [] for row in ids]
         self.lengths = [len(row) for row in ids]
@@ -108,10 +109,10 @@ class Generation:
         return Swap(
             self.trainer,
             _sync_tool_dicts=[
-                _watch_all(w, tools, is_async=False) for w, tools in zip(self.watches, sync, strict=True)
+                WatchedTools(tools, w, is_async=False) for w, tools in zip(self.watches, sync, strict=True)
             ],
             _async_tool_dicts=[
-                _watch_all(w, tools, is_async=True) for w, tools in zip(self.watches, later, strict=True)
+                WatchedTools(tools, w, is_async=True) for w, tools in zip(self.watches, later, strict=True)
             ],
         )
 
@@ -128,13 +129,13 @@ class Generation:
     def ended(self, out: Mapping[str, Any]) -> None:
         """Advantages exist now, as numbers in the trainer's log; only if they don't is its tensor read."""
         started = time.perf_counter()
-        logged = self._logged()
+        log = self._log()
         here = slice(self.rank * self.count, (self.rank + 1) * self.count)
-        self.rewards = self._reward_rows(logged, here)
-        if logged is not None:
-            self.advantages = logged["advantages"][here]
+        self.rewards = self._reward_rows(log, here)
+        if log is not None:
+            self.advantages = log.advantages()[here]
             if self.options.get("gather") and self.rank == 0 and self.world > 1:
-                self.peers = logged
+                self.peers = log.everything()
         else:
             self.advantages = out["advantages"].tolist()
         self._keep_tensors(out)
@@ -144,23 +145,21 @@ class Generation:
         """The trainer raised: what was generated is still worth keeping."""
         self.error = f"{type(error).__name__}: {error}"
 
-    def _logged(self) -> dict[str, Any] | None:
+    def _log(self) -> LogTail | None:
         """This generation's rows of all ranks in the trainer's own log, if it holds all of them."""
-        return logged_tail(self.trainer, self.count * self.world, self.names)
+        return LogTail.of(self.trainer, self.count * self.world, self.names)
 
-    def _reward_rows(self, logged: Mapping[str, Any] | None, here: slice) -> list[list[float | None]]:
-        columns = [self._reward_column(i, logged, here) for i in range(len(self.names))]
+    def _reward_rows(self, log: LogTail | None, here: slice) -> list[list[float | None]]:
+        columns = [self._reward_column(i, log, here) for i in range(len(self.names))]
         return [list(row) for row in zip(*columns, strict=True)] if columns else [[] for _ in range(self.count)]
 
-    def _reward_column(self, index: int, logged: Mapping[str, Any] | None, here: slice) -> list[float | None]:
+    def _reward_column(self, index: int, log: LogTail | None, here: slice) -> list[float | None]:
         """One function's rewards: as it gave them, else as the trainer logged them, else from its tensor."""
         raw = self.raw_rewards.get(index, ())
         if len(raw) == self.count and all(value is None or type(value) in {int, float, bool} for value in raw):
             return [None if value is None else float(value) for value in raw]
-        if logged is not None and self.names[index] in logged["rewards"]:
-            numbers = logged["rewards"][self.names[index]][here]
-        else:
-            numbers = self.gathered[here, index].tolist()
+        logged = log.reward(self.names[index]) if log is not None else None
+        numbers = logged[here] if logged is not None else self.gathered[here, index].tolist()
         nothing = [value is None for value in raw] if len(raw) == self.count else [math.isnan(n) for n in numbers]
         return [None if none else number for none, number in zip(nothing, numbers, strict=True)]
 
@@ -186,9 +185,10 @@ class Generation:
         """This rank's rows of the last generation in the trainer's log."""
         self = cls(trainer, {})
         self.count = count
-        logged = self._logged()
-        if logged is None:
+        log = self._log()
+        if log is None:
             return None
+        logged = log.everything()
         start = self.rank * count
         builder = Builder(self)
 
@@ -202,10 +202,6 @@ def _is_async(function: Any) -> bool:
     while isinstance(function, functools.partial):
         function = function.func
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
-
-
-def _watch_all(watch: Watch, tools: Mapping[str, Any], *, is_async: bool) -> dict[str, Any]:
-    return {name: watch.watched(name, tool, is_async=is_async) for name, tool in tools.items()}
 
 
 def _group_size(trainer: Any, *, training: bool) -> int:

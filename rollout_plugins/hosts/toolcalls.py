@@ -55,6 +55,17 @@ class Watch:
         return call
 
 
+class WatchedTools(dict[str, Any]):
+    """A rollout's tools; one that is asked for is watched. Most rollouts call few of theirs."""
+
+    def __init__(self, tools: Mapping[str, Any], watch: Watch, *, is_async: bool) -> None:
+        super().__init__(tools)
+        self._watch, self._is_async = watch, is_async
+
+    def __getitem__(self, name: str) -> Any:
+        return self._watch.watched(name, super().__getitem__(name), is_async=self._is_async)
+
+
 async def _timed(coroutine: Any, seen: Seen) -> Any:
     started = time.perf_counter()
     try:
