@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, pairwise
 from typing import Any
 
@@ -15,6 +15,7 @@ from rollout_plugins.plugins.alerts import Alerts
 from rollout_plugins.plugins.numbers import correlation, mean, number, numbers, quantile, spread
 from rollout_plugins.plugins.options import check, share, whole
 
+_TEXTS = 128
 _WORDS = 2000
 _TOOLS = 50
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}\Z")
@@ -32,7 +33,8 @@ class Metrics:
     and word pairs) and `text/repetition` (share of four-word runs seen before in the same answer); `tools/calls` (per
     rollout), `tools/failed`, `tools/unknown`, `tools/not_run` (shares of calls), `tools/seconds_p50`,
     `tools/seconds_p95`, and for each tool the same under `tools/<name>/`. A figure that has nothing to say (no
-    tools, no groups) is left out. Words are split at spaces: no tokenizer runs, and no device is waited for.
+    tools, no groups) is left out. Words are split at spaces, of 128 answers spread over the step where there are
+    more: no tokenizer runs, and no device is waited for.
 
     Warns, once each, through the logger `rollout_plugins`, the sinks that have alerts (trackio, wandb) and `alert`:
 
@@ -174,19 +176,19 @@ def _related(left: Sequence[float | None], right: Sequence[float | None]) -> flo
 
 
 def _variety(texts: Sequence[str]) -> dict[str, float | None]:
-    split = [text.split(maxsplit=_WORDS)[:_WORDS] for text in texts]
+    stride = -(-len(texts) // _TEXTS) or 1
+    split = [text.split(maxsplit=_WORDS)[:_WORDS] for text in texts[::stride]]
     repeated = [_repeated(words) for words in split if len(words) >= 8]
     return {
-        "text/distinct_1": _distinct(word for words in split for word in words),
-        "text/distinct_2": _distinct(pair for words in split for pair in pairwise(words)),
+        "text/distinct_1": _distinct(split),
+        "text/distinct_2": _distinct([list(pairwise(words)) for words in split]),
         "text/repetition": mean(repeated),
     }
 
 
-def _distinct(items: Iterator[object]) -> float | None:
-    counts = Counter(items)
-    total = sum(counts.values())
-    return len(counts) / total if total else None
+def _distinct(rows: Sequence[Sequence[object]]) -> float | None:
+    total = sum(map(len, rows))
+    return len(set(chain.from_iterable(rows))) / total if total else None
 
 
 def _repeated(words: Sequence[str]) -> float:
