@@ -6,9 +6,6 @@ container only once, and a marked `Placeholder` where it came again. So it costs
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from rollout_hookspecs import Placeholder
@@ -121,18 +118,6 @@ class Snapshot:
         except (Exception, SystemExit):  # an object that objects even to being looked at is kept by reference
             self.bytes += 64
         return value
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Without garbage collection: thousands of new containers would set one off, over all that the trainer holds."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _lost(value: Any, why: str) -> Placeholder:

@@ -16,7 +16,7 @@ from rollout_plugins.hosts.building import Builder, LogTail
 from rollout_plugins.hosts.facts import reward_names
 from rollout_plugins.hosts.toolcalls import Watch, WatchedTools
 from rollout_plugins.hosts.wrapping import Swap
-from rollout_plugins.snapshot import Snapshot, uncollected
+from rollout_plugins.snapshot import Snapshot
 
 
 class Generation:
@@ -60,10 +60,9 @@ class Generation:
         """Copy what reward functions might change, before they run."""
         started = time.perf_counter()
         copier = Snapshot()
-        with uncollected():
-            self.prompts = [copier.copy(prompt) for prompt in prompts]
-            self.completions = [copier.copy(completion) for completion in completions]
-            self.columns = [{k: copier.copy(v) for k, v in row.items() if k != "prompt"} for row in inputs]
+        self.prompts = [copier.copy(prompt) for prompt in prompts]
+        self.completions = [copier.copy(completion) for completion in completions]
+        self.columns = [{k: copier.copy(v) for k, v in row.items() if k != "prompt"} for row in inputs]
         keep = bool(self.options.get("tokens"))
         self.ids = [list(row) if keep else [] for row in ids]
         self.lengths = [len(row) for row in ids]
