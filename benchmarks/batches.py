@@ -95,7 +95,7 @@ def make(rollouts: int, turns: int, length: int, *, images: bool = False, seed: 
         picture = _picture(group) if images else None
         batch.distinct_images += images
         for _ in range(min(GROUP, rollouts - group * GROUP)):
-            prompt = [{"role": "system", "content": copied_text(system)}, _asked(batch, question, picture)]
+            prompt = _prompt(batch, copied_text(system), copied_text(question), picture)
             _add(
                 batch,
                 prompt,
@@ -108,13 +108,14 @@ def make(rollouts: int, turns: int, length: int, *, images: bool = False, seed: 
     return batch
 
 
-def _asked(batch: Batch, question: str, picture: Any) -> dict[str, Any]:
-    content: Any = copied_text(question)
+def _prompt(batch: Batch, system: Any, question: Any, picture: Any) -> list[dict[str, Any]]:
+    """Plain texts, or content blocks in every message, as TRL prepares prompts that have images."""
     if picture is not None:
-        content = [{"type": "image", "image": picture.copy()}, {"type": "text", "text": content}]
+        block = {"type": "image", "image": picture.copy()}
+        system, question = [{"type": "text", "text": system}], [block, {"type": "text", "text": question}]
         assert batch.images is not None
-        batch.images.append([content[0]["image"]])
-    return {"role": "user", "content": content}
+        batch.images.append([block["image"]])
+    return [{"role": "system", "content": system}, {"role": "user", "content": question}]
 
 
 def _add(batch: Batch, prompt: list[Any], turns: list[dict[str, Any]], last: str, answer: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import statistics
@@ -144,8 +145,11 @@ def size(value: float) -> str:
 
 def goal(name: str, value: float, limit: float, *, at_least: bool = False) -> list[str]:
     """A row of a table of goals."""
+    wanted = f"{'>=' if at_least else '<='} {limit:g}"
+    if math.isnan(value):
+        return [name, "-", wanted, "nothing to compare with"]
     met = value >= limit if at_least else value <= limit
-    return [name, f"{value:.3f}", f"{'>=' if at_least else '<='} {limit:g}", "met" if met else "MISSED"]
+    return [name, f"{value:.4f}", wanted, "met" if met else "MISSED"]
 
 
 def machine() -> str:

@@ -29,9 +29,16 @@ def options() -> str:
     return "\n".join(parts)
 
 
+SHOWN = ("Agents", "Goals", "10000 steps", "40 steps of 16")
+
+
 def benchmarks() -> str:
-    """The newest results, as they were printed."""
-    return (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8").strip()
+    """Tables of the newest results, as they were printed."""
+    results = (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
+    machine = re.search(r"^_.*_$", results, re.MULTILINE)
+    tables = re.findall(r"(?ms)^\*\*(.+?)\*\*$\n\n(.+?)(?=\n\*\*|\n<!--|\Z)", results)
+    shown = [f"**{title}**\n\n{table.strip()}" for title, table in tables if title.startswith(SHOWN)]
+    return "\n\n".join([machine[0] if machine else "", *shown])
 
 
 def beside() -> str:
