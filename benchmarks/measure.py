@@ -28,8 +28,8 @@ class Clock:
     @property
     def undisturbed(self) -> float:
         """Wall time without that in which this thread could have run, and the machine ran something else."""
-        wall = self.wall
-        return wall - max(0.0, _pushed_aside() - self._pushed)
+        wall, busy = self.wall, self.thread
+        return max(busy, wall - (_pushed_aside() - self._pushed))
 
     @property
     def wall(self) -> float:
