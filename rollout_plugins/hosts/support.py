@@ -1,0 +1,34 @@
+"""What a host says about the trainers it knows: the README's table is made of it, and tests hold it to its word."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Support:
+    """One trainer, and what is recorded of its rollouts. What a trainer doesn't have is None in the rollout."""
+
+    trainer: str
+    """Class of the trainer."""
+    messages: Literal["as they were", "decoded text"] = "as they were"
+    """Whether prompt and completion are the trainer's own messages, or text decoded from its token ids."""
+    rewards: Literal["each function", "sum", "none"] = "each function"
+    """What is known of rewards."""
+    advantage: bool = False
+    """Whether the trainer has advantages."""
+    tools: bool = False
+    """Whether it calls tools, and the calls are recorded with their outcomes."""
+    images: bool = False
+    """Whether images in its messages are recorded."""
+    groups: bool = False
+    """Whether several answers to one prompt stand in one group."""
+    evaluation: bool = False
+    """Whether evaluation makes rollouts, and they are recorded under `eval`."""
+    logprobs: Literal["", "sampler", "trainer", "sampler and trainer"] = ""
+    """Log-probabilities that `tokens=True` keeps, where the trainer has them; the ids are kept for all."""
+    since: str = "1.16"
+    """Oldest TRL on which the host's tests ran."""
+    note: str = ""
+    """What a person should know besides."""
