@@ -34,7 +34,12 @@ def noting(name, calls, hook, **bands):
         "select_rollouts": "rollouts",
         "format_trace": "rollout",
     }
-    names |= {"export_traces": "traces", "rollout_metrics": "rollouts", "register_hosts": "", "on_run_start": "run"}
+    names |= {
+        "export_traces": "traces",
+        "rollout_metrics": "rollouts",
+        "register_hosts": "",
+        "show_rollout": "rollout",
+    }
     argument = names.get(hook, "run")
     scope = {"calls": calls, "name": name}
     exec(f"def function(self{', ' + argument if argument else ''}): calls.append(name)", scope)

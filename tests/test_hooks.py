@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from rollout_hookspecs import hooks
 
-from rollout_plugins import Drop, Trace, hookimpl, open_run
+from rollout_plugins import Drop, Panel, Trace, hookimpl, open_run
 from rollout_plugins.errors import SetupError
-from rollout_plugins.testing import make_rollout, make_run, make_step, run_plugins
+from rollout_plugins.testing import make_rollout, make_run, make_step, run_plugins, show_panels
 
 
 def plugin(name, **hooks):
@@ -158,6 +158,18 @@ def test_hook_register_hosts():
     host = Mine()
     hosts = Plugins([plugin("a", register_hosts=lambda: [host])], autoload=False).manager.hook.register_hosts()
     assert host_for("my trainer", [one for some in hosts for one in some]) is host
+
+
+def test_hook_show_rollout():
+    rollout, run = make_rollout(), make_run(id="mine")
+    one = plugin("a", show_rollout=lambda rollout, run: [Panel(title=f"{run.id} {rollout.id}", turn=1)])
+    other = plugin("b", show_rollout=lambda: None)
+    last = plugin("c", show_rollout=lambda: [Panel(table=[("a", "b"), (1, None)], turn=99, replaces=True)])
+    first, second = show_panels([one, other, last], rollout, run=run)
+    assert (first.title, first.turn) == (f"mine {rollout.id}", 1)
+    assert (second.table, second.turn, second.replaces) == ((("a", "b"), (1, None)), None, False)
+    with pytest.raises(RuntimeError, match="broken"):
+        show_panels([plugin("a", show_rollout=fails)], rollout)
 
 
 def test_hook_on_run_end():

@@ -233,6 +233,24 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """What a plugin shows of a rollout in the viewer and the report: text, a table, an image, or several of them."""
+
+    title: str = ""
+    """A short heading."""
+    text: str = ""
+    """Shown as it is, in a fixed-width font: a board, a plot of characters, code."""
+    table: Sequence[Sequence[Any]] = ()
+    """Rows of cells; the first row is the header."""
+    image: Image | bytes | None = None
+    """An image of the run, or the bytes of a PNG, JPEG, GIF or WebP file."""
+    turn: int | None = None
+    """Index in `Rollout.completion` of the message it follows; None puts it above the conversation."""
+    replaces: bool = False
+    """It stands in place of that message, which can still be unfolded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """What a host hands over: one generation batch of one rank, snapshot taken, work still to do."""
 

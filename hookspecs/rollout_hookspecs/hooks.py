@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rollout_hookspecs._markers import hookspec
-from rollout_hookspecs._records import Host, Rollout, Run, Step, ToolCall, Trace
+from rollout_hookspecs._records import Host, Panel, Rollout, Run, Step, ToolCall, Trace
 
 
 @hookspec
@@ -111,6 +111,20 @@ def register_hosts() -> Sequence[Host] | None:
         @hookimpl
         def register_hosts(self):
             return [MyTrainerHost()]
+    """
+
+
+@hookspec
+def show_rollout(rollout: Rollout, run: Run) -> Sequence[Panel] | None:
+    """What the viewer and the report show of a stored rollout beside its turns: a board, a plot, a table.
+
+    Called by `rollouts view` and `rollouts report`, never in training. Return None for rollouts of other environments.
+
+    Example:
+        @hookimpl
+        def show_rollout(self, rollout):
+            moves = [call for call in rollout.tool_calls if call.name == "move"]
+            return [Panel(title="board", text=str(call.result), turn=call.turn) for call in moves]
     """
 
 

@@ -212,6 +212,23 @@ def test_the_host_sees_what_its_trainer_generates() -> None:
     assert rollout.completion == ({"role": "assistant", "content": "HELLO"},)
 """,
     ),
+    "show_rollout": Snippet(
+        ours="Panel Rollout",
+        standard=(f"{_ABC}Sequence",),
+        method="""\
+    @hookimpl
+    def show_rollout(self, rollout: Rollout) -> Sequence[Panel]:
+        rows = [("tool", "outcome")] + [(call.name, call.status) for call in rollout.tool_calls]
+        return [Panel(title="NAME", table=rows)] if rollout.tool_calls else []
+""",
+        test_kit="make_rollout show_panels",
+        test="""\
+def test_shows_a_table_of_calls_where_there_are_some() -> None:
+    (panel,) = show_panels([KIND()], make_rollout())
+    assert panel.table[1:] == [("add", "ok")]
+    assert show_panels([KIND()], make_rollout(tool_calls=())) == ()
+""",
+    ),
     "on_run_end": Snippet(
         ours="Run",
         method="""\

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from rollout_plugins.testing._hostile import hostile_rollouts
 from rollout_plugins.testing._records import make_rollout, make_run, make_step
-from rollout_plugins.testing._run import PluginError, Result, run_plugins
+from rollout_plugins.testing._run import PluginError, Result, run_plugins, show_panels
 from rollout_plugins.testing._trainer import call, scripted_grpo
 
 __all__ = [
@@ -23,4 +23,5 @@ __all__ = [
     "make_step",
     "run_plugins",
     "scripted_grpo",
+    "show_panels",
 ]

@@ -12,13 +12,14 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
-from rollout_hookspecs import Batch, Drop, Rollout, Run, Step, Trace, hookimpl
+from rollout_hookspecs import Batch, Drop, Panel, Rollout, Run, Step, Trace, hookimpl
 
 from rollout_plugins.dispatch import Dispatcher
 from rollout_plugins.hashing import content_hash
 from rollout_plugins.loading import Plugins
 from rollout_plugins.pipeline import Pipeline
 from rollout_plugins.testing._records import make_run
+from rollout_plugins.view.panels import Panels
 
 COLLECTOR = "testing-collector"
 
@@ -92,6 +93,11 @@ def run_plugins(
     if strict and result.errors:
         _raise(result.errors[0])
     return result
+
+
+def show_panels(plugins: Sequence[Any], rollout: Rollout, *, run: Run | None = None) -> tuple[Panel, ...]:
+    """What `rollouts view` and `rollouts report` show of the rollout with these plugins and no others."""
+    return Panels(plugins, autoload=False, strict=True).of(rollout, run or make_run())
 
 
 def _raise(found: PluginError) -> None:

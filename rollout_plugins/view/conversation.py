@@ -28,6 +28,8 @@ class Turn:
     """Reasoning from a key of its own."""
     calls: tuple[ToolCall, ...] = ()
     """Calls joined with their outcomes; the messages that answered them are no turns of their own."""
+    place: int | None = field(default=None, compare=False)
+    """Index of the message in the rollout's completion; None for one of the prompt, and in a trace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +47,15 @@ class Conversation:
     finish: Any = None
     prompt_tokens: Any = None
     completion_tokens: Any = None
+    policy_step: Any = None
+    time: Any = None
+    rank: Any = None
+    attempt: Any = None
+    generation: Any = None
+    group_size: Any = None
     error: Any = None
+    images: tuple[Any, ...] = ()
+    marks: Mapping[str, Any] = field(default_factory=dict)
     columns: Mapping[str, Any] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
     turns: tuple[Turn, ...] = ()
@@ -63,7 +73,7 @@ def conversation(source: Rollout | Trace | Conversation) -> Conversation:
 def from_rollout(rollout: Rollout) -> Conversation:
     """The view of a rollout: calls are paired as the rollout's own `tool_calls` say."""
     prompt, completion = _items(rollout.prompt), _items(rollout.completion)
-    turns = _turns(prompt, _linked(prompt, {})) + _turns(completion, _recorded(completion, _items(rollout.tool_calls)))
+    said = _turns(completion, _recorded(completion, _items(rollout.tool_calls)), placed=True)
     return Conversation(
         id=rollout.id,
         split=rollout.split,
@@ -76,10 +86,18 @@ def from_rollout(rollout: Rollout) -> Conversation:
         finish=rollout.finish,
         prompt_tokens=rollout.prompt_tokens,
         completion_tokens=rollout.completion_tokens,
+        policy_step=rollout.policy_step,
+        time=rollout.time,
+        rank=rollout.rank,
+        attempt=rollout.attempt,
+        generation=rollout.generation,
+        group_size=rollout.group_size,
         error=rollout.error,
+        images=tuple(_items(rollout.images)),
+        marks=_mapping(rollout.marks),
         columns=_mapping(rollout.columns),
         extra=_mapping(rollout.extra),
-        turns=tuple(turns),
+        turns=(*_turns(prompt, _linked(prompt, {})), *said),
     )
 
 
@@ -94,7 +112,7 @@ def from_trace(trace: Trace) -> Conversation:
     plain = ("split", "step", "group", "index", "reward", "advantage", "finish", "prompt_tokens", "completion_tokens")
     return Conversation(
         id=trace.rollout_id,
-        **{name: facts.get(name) for name in plain},
+        **dict[str, Any]({name: facts.get(name) for name in plain}),
         error=facts.get("error"),
         rewards=_under(facts, "reward/"),
         columns=_under(facts, "columns/"),
@@ -108,7 +126,7 @@ def status_of(call: ToolCall) -> ToolStatus:
     return call.status if isinstance(call.status, str) and call.status in _STATUSES else "ok"
 
 
-def _turns(messages: Sequence[Any], calls: Mapping[int, list[ToolCall]]) -> list[Turn]:
+def _turns(messages: Sequence[Any], calls: Mapping[int, list[ToolCall]], *, placed: bool = False) -> list[Turn]:
     joined = {call.reply for asked in calls.values() for call in asked if isinstance(call.reply, int)}
     turns = []
     for index, message in enumerate(messages):
@@ -117,7 +135,8 @@ def _turns(messages: Sequence[Any], calls: Mapping[int, list[ToolCall]]) -> list
             continue
         content = fact(message, "content") if isinstance(message, Mapping) else message
         reasoning = _attempt(reasoning_of, message, "")
-        turns.append(Turn(role=role, content=content, reasoning=reasoning, calls=tuple(calls.get(index, ()))))
+        asked, place = tuple(calls.get(index, ())), index if placed else None
+        turns.append(Turn(role=role, content=content, reasoning=reasoning, calls=asked, place=place))
     lost = [call for index, asked in calls.items() if index >= len(messages) for call in asked]
     return [*turns, Turn(role="assistant", calls=tuple(lost))] if lost else turns
 

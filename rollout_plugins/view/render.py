@@ -8,7 +8,7 @@ Takes a `Rollout` or a `Trace`, reads nothing else, never raises, and never need
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import takewhile, zip_longest
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
@@ -17,6 +17,7 @@ from rollout_hookspecs import Rollout, Trace
 
 from rollout_plugins.view._pieces import Layout, body_rows, fill
 from rollout_plugins.view.chart import sparkline
+from rollout_plugins.view.compare import shared
 from rollout_plugins.view.conversation import Conversation, Turn, conversation, status_of
 from rollout_plugins.view.text import finite, number, one_line, signed
 
@@ -166,14 +167,14 @@ def _group_rows(views: list[Conversation], width: int, max_lines: int | None) ->
         return [row for view in views for row in _rows(view, "", width, max_lines)]
     views = sorted(views, key=_rank, reverse=True)
     shown = _spread(views, max((width + len(_RULE)) // (_COLUMN + len(_RULE)), 1))
-    shared = _shared([view.turns for view in views])
-    prompt = Conversation(turns=views[0].turns[:shared], columns=views[0].columns)
+    common = shared(views)
+    prompt = Conversation(turns=views[0].turns[:common], columns=views[0].columns)
     rows = [_summary(views, len(shown), width)]
     rows += body_rows(prompt, Layout(width, None if max_lines is None else max(max_lines // 4, 1)))
     lines = None if max_lines is None else max_lines - len(rows)
     if lines is not None and lines <= 0:
         return rows
-    return [*rows, *_beside([_rest(view, shared) for view in shown], width, lines)]
+    return [*rows, *_beside([_rest(view, common) for view in shown], width, lines)]
 
 
 def _rank(view: Conversation) -> float:
@@ -190,25 +191,10 @@ def _spread(views: list[Conversation], room: int) -> list[Conversation]:
     return [views[round(place * (len(views) - 1) / (room - 1))] for place in range(room)]
 
 
-def _shared(all_turns: Sequence[tuple[Turn, ...]]) -> int:
-    """How many turns all begin with, up to the last one the model did not write: the prompt."""
-    same = list(takewhile(_same, zip(*all_turns, strict=False)))
-    while same and same[-1][0].role in {"assistant", "tool"}:
-        same.pop()
-    return len(same)
-
-
-def _same(turns: tuple[Turn, ...]) -> bool:
-    try:
-        return all(bool(turn == turns[0]) for turn in turns)
-    except Exception:  # arrays and the like have no single truth
-        return False
-
-
-def _rest(view: Conversation, shared: int) -> Conversation:
+def _rest(view: Conversation, common: int) -> Conversation:
     """What is this answer's own."""
     ident = view.id if view.index is None else ""
-    return replace(view, id=ident, turns=view.turns[shared:], split=None, step=None, group=None, columns={})
+    return replace(view, id=ident, turns=view.turns[common:], split=None, step=None, group=None, columns={})
 
 
 def _summary(views: Sequence[Conversation], shown: int, width: int) -> Text:
