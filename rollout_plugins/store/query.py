@@ -92,8 +92,8 @@ class Database:
             },
         }
 
-    def places(self, filters: Filters, *, annotations: bool = False) -> pa.Table:
-        """Where the rollouts are, in order: `_file`, `_row` and, if wanted, what producers said of them."""
+    def places(self, filters: Filters, *, whole: bool = False) -> pa.Table:
+        """Where the rollouts are, in order: `_file`, `_row`; with `whole`, also `id` and what producers said."""
         view = _view(filters.superseded, annotated=self._mentions(filters.texts))
         with self._lock:
             try:
@@ -104,9 +104,9 @@ class Database:
                 if filters.limit is not None:
                     relation = relation.limit(max(filters.limit, 0))
                 found = relation.project("enum_code(_file)::int as _file, _row, id")
-                if annotations and self.annotated:
+                if whole and self.annotated:
                     return self._with_annotations(found)
-                return found.project("_file, _row").to_arrow_table()
+                return (found if whole else found.project("_file, _row")).to_arrow_table()
             except duckdb.Error as error:
                 raise self._error(error, f"where={filters.where!r}") from error
 
@@ -196,7 +196,7 @@ class Database:
         found = relation.to_arrow_table()
         self._connection.register("found_", found.append_column("_at", integers(range(found.num_rows))))
         columns, joins = _joined(self.annotated.values())
-        query = f"select _file, _row{columns} from found_ r{joins} order by _at"
+        query = f"select _file, _row, r.id{columns} from found_ r{joins} order by _at"
         return self._connection.sql(query).to_arrow_table()
 
     def _show(self, superseded: bool, *, annotated: bool) -> None:

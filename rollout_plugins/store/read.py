@@ -8,28 +8,23 @@ run.sql("select step, avg(reward) from rollouts group by step order by step").to
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from rollout_plugins.errors import RunError, need
 from rollout_plugins.store import annotate, summary
 from rollout_plugins.store.facts import Facts, run_files
-from rollout_plugins.store.filters import Filters, no_column
+from rollout_plugins.store.filters import Filters
+from rollout_plugins.store.found import Found
 from rollout_plugins.store.parts import TYPES, find_parts
-from rollout_plugins.store.schema import from_rows
 from rollout_plugins.store.session import Session
 
 if TYPE_CHECKING:
     from rollout_hookspecs import Rollout, Run
 
     from rollout_plugins.exporting import Sent
-
-_COUNTS = ("turns", "calls", "failed_calls")
-_RECORD = tuple(name for name in TYPES if name not in _COUNTS)
 
 
 def open_run(path: str | Path) -> StoredRun:
@@ -213,24 +208,19 @@ class StoredRun:
         """Rollouts with this text, in any case, in a message, its reasoning or a tool call's arguments."""
         return self._rollouts(Filters(search=text, **filters))
 
+    def find(self, **filters: Any) -> Found:
+        """Where rollouts are, in order, to read any page of them; takes what `rollouts` takes."""
+        return self._find(Filters(**filters))
+
     def count(self, **filters: Any) -> int:
         """How many rollouts match; takes what `rollouts` takes."""
         return int(self._session.ask(lambda known: known.places(Filters(**filters))).num_rows)
 
     def tables(self, columns: Sequence[str] | None = None, **filters: Any) -> Iterator[pa.Table]:
         """Rollouts as Arrow tables of all or some columns, a few rows each; takes what `rollouts` takes."""
-        known = self._session.ask(lambda known: known.columns)
-        wanted = list(columns) if columns is not None else list(known)
-        for name in wanted:
-            if name not in known:
-                raise RunError(no_column(name, known))
-        said = {name: (known[name].producer, known[name].name) for name in wanted if known[name].producer}
-        stored = [name for name in wanted if name not in said]
-        found = self._session.ask(lambda known: known.places(Filters(**filters), annotations=bool(said)))
-        for places, table in self._session.take(found, stored or ["id"]):
-            more = {name: pc.struct_field(found[of].take(places), column) for name, (of, column) in said.items()}
-            arrays = [more[name] if name in more else table[name] for name in wanted]
-            yield pa.Table.from_arrays(arrays, names=wanted)
+        annotated = columns is None or any("." in name for name in columns)
+        for _, table in self._find(Filters(**filters), whole=annotated).tables(columns):
+            yield table
 
     def table(self, columns: Sequence[str] | None = None, **filters: Any) -> pa.Table:
         """Rollouts as one Arrow table of all or some columns; takes what `rollouts` takes."""
@@ -269,34 +259,11 @@ class StoredRun:
         return written
 
     def _rollouts(self, filters: Filters) -> Iterator[Rollout]:
-        found = self._session.ask(lambda known: known.places(filters, annotations=True))
-        said = [name for name in found.column_names if not name.startswith("_")]
-        for places, table in self._session.take(found, _RECORD):
-            values = {name: found[name].take(places).to_pylist() for name in said}
-            for number, rollout in self._decode(table):
-                extra = {
-                    f"{name}.{column}": value
-                    for name in said
-                    for column, value in (values[name][number] or {}).items()
-                    if value is not None
-                }
-                yield replace(rollout, extra={**rollout.extra, **extra}) if extra else rollout
+        yield from self._find(filters).rollouts()
 
-    def _decode(self, table: pa.Table) -> Iterator[tuple[int, Rollout]]:
-        """The rollouts in a table, with their row; one that does not decode is noted in `damaged`."""
-        try:
-            whole = list(from_rows(table.to_pylist()))
-        except Exception:
-            for number in range(table.num_rows):
-                yield from self._decode_one(table.slice(number, 1), number)
-        else:
-            yield from enumerate(whole)
-
-    def _decode_one(self, table: pa.Table, number: int) -> Iterator[tuple[int, Rollout]]:
-        try:
-            yield number, next(from_rows(table.to_pylist()))
-        except Exception as error:
-            self.damaged[f"rollout {table['id'][0]}"] = str(error).partition("\n")[0]
+    def _find(self, filters: Filters, *, whole: bool = True) -> Found:
+        session = self._session
+        return Found(session, session.ask(lambda known: known.places(filters, whole=whole)))
 
     def __repr__(self) -> str:
         return f"<StoredRun {self.info.id!r} in {self.dir}: {len(self):,} rollouts>"

@@ -464,6 +464,10 @@ _Columns = tuple[Any, Any, Any, Any, _Calls, Any]
 
 def _message(message: Any, lost: list[Placeholder]) -> _Columns:
     """The columns of one message."""
+    if type(message) is dict and len(message) == 2:
+        role, content = message.get("role"), message.get("content")
+        if type(role) is str and type(content) is str and role.isascii() and content.isascii():
+            return role, content, None, None, [], None  # what most of them are
     if type(message) is not dict:
         message = _as_dict(message)
     if type(message) is not dict:

@@ -1,0 +1,67 @@
+"""Pages of what a question found: what the viewer reads a run through."""
+
+import pytest
+from reading import called, ids, one, steps, write
+
+from rollout_plugins import open_run
+from rollout_plugins.errors import RunError
+
+
+@pytest.fixture
+def run(tmp_path):
+    return open_run(write(tmp_path, steps(6, size=4)))
+
+
+def test_any_page_can_be_read_in_any_order(run):
+    found = run.find(order="-reward")
+    assert len(found) == 24
+    assert ids(found.page(20, 10).rollouts()) == ids(run.rollouts(order="-reward"))[20:]
+    assert ids(found.page(3, 2).rollouts()) == ids(run.rollouts(order="-reward"))[3:5]
+    assert (
+        found.page(1, 2).rows(["id", "reward"])
+        == [{"id": rollout.id, "reward": rollout.reward} for rollout in run.rollouts(order="-reward")][1:3]
+    )
+
+
+def test_it_knows_where_a_rollout_stands(run):
+    found = run.find(order="-reward", where="step > 2")
+    third = list(found.rollouts())[2]
+    assert found.position(third.id) == 2
+    assert found.position("r1.1.t1.0.0") is None
+    assert run.find(step=99).position(third.id) is None
+
+
+def test_what_several_questions_found_is_put_in_the_order_of_another(run):
+    pieces = [run.find(step=step, where="index = 1") for step in (1, 4, 6)]
+    assert ids(run.find(order="-step").among(pieces).rollouts()) == ["6.1", "4.1", "1.1"]
+    assert len(run.find().among([])) == 0
+
+
+def test_annotations_are_columns_of_a_page(run):
+    run.annotate("judge", [{"id": "r1.1.t2.0.1", "score": 0.25}])
+    found = run.find(step=2)
+    assert [row["judge.score"] for row in found.rows(["judge.score"])] == [None, 0.25, None, None]
+    assert [rollout.extra for rollout in found.page(1, 1).rollouts()] == [{"judge.score": 0.25}]
+
+
+def test_it_stays_what_it_was_when_the_run_grows(tmp_path):
+    run = open_run(write(tmp_path, steps(2)))
+    found = run.find()
+    write(tmp_path, steps(3, attempt=2))
+    run.refresh()
+    assert len(found) == len(list(found.rollouts())) == 8
+
+
+def test_a_page_says_which_columns_there_are(run):
+    with pytest.raises(RunError, match="no column 'score'"):
+        run.find().rows(["score"])
+
+
+def test_rollouts_of_several_files_and_with_calls(tmp_path):
+    write(tmp_path, [one(1, 0, tool_calls=(called("search"),))])
+    write(tmp_path, [one(2, 0, attempt=2)])
+    rows = open_run(tmp_path).find(order="-step").rows(["step", "calls", "reward/correct"])
+    assert rows == [
+        {"step": 2, "calls": 0, "reward/correct": 2.0},
+        {"step": 1, "calls": 1, "reward/correct": 1.0},
+    ]
