@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from rollout_hookspecs import Rollout, Tokens
+from rollout_hookspecs import Rollout, Tokens, ToolCall
 
 from rollout_plugins.hosts.toolcalls import tool_calls
 
@@ -22,7 +22,7 @@ class Builder:
     def __init__(self, seen: Generation) -> None:
         self._seen = seen
         self._tools = [getattr(tool, "__name__", "") for tool in getattr(seen.trainer, "tools", None) or ()]
-        self._end_ids = _end_ids(seen.trainer)
+        self._end_ids = end_ids(seen.trainer)
 
     def rollouts(self) -> list[Rollout]:
         """The rollouts of this rank, then, when asked for, those of the other ranks from the trainer's log."""
@@ -62,7 +62,7 @@ class Builder:
             advantage=seen.advantages[i] if seen.advantages else None,
             prompt_tokens=len(self._prompt_ids[i]) if self._prompt_ids is not None else None,
             completion_tokens=self._completion_length(i),
-            finish="error" if seen.error else self._finish(i, calls),
+            finish="error" if seen.error else finish_of(seen.ends[i], self._end_ids, calls),
             columns=seen.columns[i],
             extra=extra,
             marks=marks,
@@ -104,17 +104,6 @@ class Builder:
         seen = self._seen
         masks = self._masks
         return list(masks[i]).count(1) if masks is not None else seen.lengths[i]
-
-    def _finish(self, i: int, calls: Sequence[Any]) -> Any:
-        seen = self._seen
-        if not self._end_ids or seen.ends[i] is None:
-            return "unknown"
-        if seen.ends[i] not in self._end_ids:
-            return "length"
-        waiting = [call for call in calls if call.status == "not_run"]
-        if waiting:
-            return "length" if any(call.error for call in waiting) else "tool_limit"
-        return "stop"
 
     def _rendered(self, i: int) -> str | None:
         seen = self._seen
@@ -232,11 +221,24 @@ def weighted(rewards: Mapping[str, float | None], weights: Sequence[float]) -> f
     return sum(terms) if terms else None
 
 
+def finish_of(last: int | None, ends: Collection[int], calls: Sequence[ToolCall]) -> Any:
+    """Why a completion ended, from its last token and what became of its calls."""
+    if not ends or last is None:
+        return "unknown"
+    if last not in ends:
+        return "length"
+    waiting = [call for call in calls if call.status == "not_run"]
+    if waiting:
+        return "length" if any(call.error for call in waiting) else "tool_limit"
+    return "stop"
+
+
 def _number(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def _end_ids(trainer: Any) -> set[int]:
+def end_ids(trainer: Any) -> set[int]:
+    """Tokens that end a completion."""
     tokenizer = getattr(trainer, "_tokenizer", None) or getattr(trainer, "processing_class", None)
     many = getattr(trainer, "eos_token_ids", None) or ()
     ones = (getattr(trainer, "eos_token_id", None), getattr(tokenizer, "pad_token_id", None))

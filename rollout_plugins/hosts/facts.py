@@ -55,14 +55,14 @@ def describe_trl(trainer: Any) -> Mapping[str, Any]:
         "reward_names": names,
         "reward_weights": tuple(weights + [1.0] * (len(names) - len(weights))),
         "num_generations": getattr(trainer, "num_generations", None),
-        "tools": tuple(_tool_schemas(trainer)),
+        "tools": tuple(tool_schemas(trainer)),
         "chat_template": template if isinstance(template, str) else None,
         "versions": {package: found for package in _PACKAGES if (found := installed(package))},
         "settings": {name: value for name in _SETTINGS if (value := getattr(args, name, None)) is not None},
     }
 
 
-def _tool_schemas(trainer: Any) -> list[Mapping[str, Any]]:
+def tool_schemas(trainer: Any) -> list[Mapping[str, Any]]:
     """The JSON schemas the chat template shows the model, environments' tools included."""
     tools = getattr(trainer, "tools", None) or ()
     return [_schema(tool) for tool in tools]
