@@ -7,7 +7,6 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from rollout_plugins.hosts import host_for
 from rollout_plugins.hosts.wrapping import Wraps
 from rollout_plugins.identity import identify, write_marker
 from rollout_plugins.loading import Plugins, flag
+from rollout_plugins.opening import bind_sinks, cap_dashboards, named_metrics, open_pipeline
 from rollout_plugins.pipeline import Pipeline
 from rollout_plugins.precautions import check_trl, checked_dir, tell_of_unfinished, warn_of_log_completions
 
@@ -79,9 +79,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
             self._attach(found)
 
     def _new_pipeline(self) -> Pipeline:
-        pipeline = Pipeline(self._plugins, strict=self._strict, sync=self._sync, on_full=self._on_full)
-        weakref.finalize(self, pipeline.close)
-        return pipeline
+        return open_pipeline(self, self._plugins, strict=self._strict, sync=self._sync, on_full=self._on_full)
 
     # --- events -------------------------------------------------------------------------------------------------
 
@@ -200,8 +198,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         wanted = [name for name in ("trackio", "wandb") if name in (trainer.args.report_to or ())]
         for name in wanted:
             self._plugins.add(name)
-        if any(self._plugins.manager.has_plugin(name) for name in ("trackio", "wandb")):
-            self._plugins.add("cap")
+        cap_dashboards(self._plugins)
 
     def flush(self, seconds: float = 30.0) -> bool:
         """Wait until all rollouts so far are in the store and with the sinks, at most so long; whether they are."""
@@ -256,10 +253,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
 
     def _start(self, generation: int) -> None:
         assert self._run is not None
-        for _, plugin in self._plugins.manager.list_name_plugin():
-            bind = getattr(plugin, "bind", None)
-            if callable(bind):
-                self._safely("bind a sink to the trainer", partial(bind, self._trainer()))
+        bind_sinks(self._plugins, self._trainer(), self._safely)
         self._pipeline.start(self._run, generation)
 
     def _position(self, trainer: Any) -> int:
@@ -290,11 +284,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         if "train_runtime" in logs:
             self._pipeline.drain(30.0, sinks=False)
         is_eval = any(key.startswith("eval_") for key in logs)
-        numbers = self._pipeline.pop_metrics("eval" if is_eval else "train")
-        if not is_eval and self._pipeline.has_metrics and self._pipeline.run is not None:
-            numbers |= self._pipeline.own_metrics()
-        prefix = "eval_rollouts" if is_eval else "rollouts"
-        return {f"{prefix}/{name}": value for name, value in numbers.items()}
+        return named_metrics(self._pipeline, "eval" if is_eval else "train")
 
 
 class _Emitter:

@@ -47,7 +47,7 @@ def checked_dir(path: str | os.PathLike[str] | None) -> Path | None:
         return None
     folder = Path(path)
     if folder.exists() and not folder.is_dir():
-        raise SetupError(f"dir={str(folder)!r} is a file; give a folder, or leave it out for <output_dir>/rollouts")
+        raise SetupError(f"dir={str(folder)!r} is a file; give a folder, or leave it out")
     return folder
 
 
