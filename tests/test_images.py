@@ -8,6 +8,7 @@ import threading
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -18,8 +19,9 @@ from PIL import Image as Pil
 from rollout_hookspecs import Image, Placeholder, Rollout, Run, Step, ToolCall
 
 from rollout_plugins.errors import SetupError
-from rollout_plugins.hashing import pixel_hash
+from rollout_plugins.hashing import content_hash, pixel_hash
 from rollout_plugins.messages import text_of
+from rollout_plugins.plugins import images
 from rollout_plugins.plugins.images import Images
 from rollout_plugins.store.codec import decode, encode
 from rollout_plugins.store.media import MediaStore
@@ -474,3 +476,12 @@ def test_bad_options_give_one_error_that_names_them_all(options, named):
     with pytest.raises(SetupError) as error:
         Images(**options)
     assert all(text in str(error.value) for text in named)
+
+
+@many
+@given(rollout=rollouts())
+def test_a_first_glance_overlooks_no_image(rollout):
+    glanced = Images("strip").on_rollout(rollout)
+    with patch.object(images, "_may_hold_images", return_value=True):
+        looked = Images("strip").on_rollout(rollout)
+    assert content_hash(glanced) == content_hash(looked)

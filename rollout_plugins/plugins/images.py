@@ -95,6 +95,8 @@ class Images:
 
     @hookimpl
     def on_rollout(self, rollout: Rollout) -> Rollout | None:
+        if not _may_hold_images(rollout):
+            return None
         work = _Extraction(self._media)
         columns = work.field(rollout.columns, "columns")
         beside = _images_in(columns) if work.found else []
@@ -132,6 +134,36 @@ class Images:
             "images/reduced": sum(image.path is not None and image.note is not None for image in images),
         }
         return figures | {name: float(count) for name, count in losses.items() if count}
+
+
+def _may_hold_images(rollout: Rollout) -> bool:
+    """A first glance, at types and keys alone: most hold text, and looking closely at it costs ten times as much."""
+    calls = [part for call in rollout.tool_calls for part in (call.arguments, call.result)]
+    try:
+        return _may_be_among((rollout.prompt, rollout.completion, rollout.columns, rollout.extra, *calls))
+    except Exception:  # keys that object to being compared
+        return True
+
+
+def _may_be_among(values: Sequence[Any]) -> bool:
+    left = _MOST_VALUES
+    unread: list[Any] = [values]
+    while unread:
+        items = unread.pop()
+        left -= 1 + len(items)
+        if left < 0:
+            return True
+        for item in items:
+            kind = type(item)
+            if kind is dict:
+                if not _NAMES.isdisjoint(item) or _is_image_block(item):
+                    return True
+                unread.append(item.values())
+            elif kind is list or kind is tuple:
+                unread.append(item)
+            elif kind is not str and kind not in ATOMS:
+                return True
+    return False
 
 
 class _Extraction:
