@@ -18,7 +18,7 @@ from rollout_plugins.view.text import clean, clip, duration, omitted, one_line, 
 if TYPE_CHECKING:
     from rollout_plugins.view.conversation import Conversation, Turn
 
-_STYLES = {"system": "magenta", "developer": "magenta", "user": "blue", "assistant": "green", "tool": "yellow"}
+STYLES = {"system": "magenta", "developer": "magenta", "user": "blue", "assistant": "green", "tool": "yellow"}
 _SHORT = {"system": "sys", "developer": "dev", "user": "user", "assistant": "asst", "tool": "tool", "columns": "row"}
 _OUTCOMES = {"ok": "", "error": "red", "unknown": "red", "not_run": "yellow"}
 _BARE = {"error": "failed", "unknown": "no such tool", "not_run": "not run"}
@@ -97,7 +97,7 @@ class Layout:
     def label(self, role: str) -> Text:
         room = max(self.gutter - 1, 0)
         name = role if self.gutter > 5 else _SHORT.get(role, role)
-        return Text(one_line(name, room).ljust(room) + " " * (self.gutter > 0), style=_STYLES.get(role, "dim"))
+        return Text(one_line(name, room).ljust(room) + " " * (self.gutter > 0), style=STYLES.get(role, "dim"))
 
     def text(self, turn: int, role: str, raw: str, style: str = "", kind: str = "said") -> Piece:
         head, tail, hidden = clip(raw, self.chars)
@@ -192,7 +192,7 @@ def _all_pieces(view: Conversation, layout: Layout) -> tuple[list[Piece], bool]:
 
 
 def _turn_pieces(place: int, turn: Turn, layout: Layout) -> Iterator[Piece]:
-    thought, said = _thought(turn.content)
+    thought, said = split_thought(turn.content)
     if turn.reasoning:
         yield layout.text(place, turn.role, turn.reasoning.strip("\n"), "dim italic", kind="thought")
     if thought:
@@ -205,7 +205,7 @@ def _turn_pieces(place: int, turn: Turn, layout: Layout) -> Iterator[Piece]:
         yield _call_piece(place, turn.role, call, layout)
 
 
-def _thought(content: Any) -> tuple[str, str]:
+def split_thought(content: Any) -> tuple[str, str]:
     """Reasoning that stands in the text itself, and the rest."""
     text = content_text(content)
     if text.lstrip()[:7] != "<think>":
@@ -221,7 +221,7 @@ def _calls(calls: Sequence[ToolCall], lines: int | None) -> Sequence[ToolCall]:
 
 
 def _call_piece(place: int, role: str, call: ToolCall, layout: Layout) -> Piece:
-    outcome, style = _outcome(call)
+    outcome, style = outcome_of(call)
     took = duration(call.seconds)
     head, tail, hidden = clip(outcome, layout.chars)
     text = _signature(call, layout)
@@ -244,7 +244,7 @@ def _signature(call: ToolCall, layout: Layout) -> Text:
     return Text.assemble((name, "bold cyan"), (bracket + rest, "cyan"))
 
 
-def _outcome(call: ToolCall) -> tuple[str, str]:
+def outcome_of(call: ToolCall) -> tuple[str, str]:
     """What became of a call, and the colour to say it in. Empty when nothing is known."""
     status, result = status_of(call), content_text(call.result)
     style = _OUTCOMES[status]

@@ -89,9 +89,14 @@ def _row(row: Text, width: int) -> Text:
 
 
 def _rows(view: Conversation, title: str, width: int, max_lines: int | None) -> list[Text]:
-    header = [_headline(view, title, width), *_flow(_facts(view), width, None if max_lines is None else _HEADER)]
-    lines = None if max_lines is None else max_lines - len(header)
-    return header if lines is not None and lines <= 0 else [*header, *body_rows(view, Layout(width, lines))]
+    head = header(view, title, width, None if max_lines is None else _HEADER)
+    lines = None if max_lines is None else max_lines - len(head)
+    return head if lines is not None and lines <= 0 else [*head, *body_rows(view, Layout(width, lines))]
+
+
+def header(view: Conversation, title: str, width: int, lines: int | None = None) -> list[Text]:
+    """Where the rollout stands and what it earned; under it its facts, in at most `lines` lines."""
+    return [_headline(view, title, width), *_flow(_facts(view), width, lines)]
 
 
 def _headline(view: Conversation, title: str, width: int) -> Text:
