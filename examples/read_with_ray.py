@@ -16,7 +16,9 @@ from rollout_plugins import open_run
 def main(path: str) -> None:
     run = open_run(path)
     # What a resumed attempt did again: the one thing the reader leaves out and the files hold.
-    again = [(a["attempt"], a["resumed_from"] or 0) for a in run.attempts if a["attempt"] > 1]
+    again = [
+        (a["attempt"], a["resumed_from"]) for a in run.attempts if a["attempt"] > 1 and a["resumed_from"] is not None
+    ]
 
     def current(rows):
         keep = rows["split"] == "train"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from importlib import import_module
 from types import ModuleType
 
@@ -31,3 +33,11 @@ def need(module: str, extra: str) -> ModuleType:
         if (error.name or "").partition(".")[0] not in {package, ""}:
             raise MissingExtraError(f"{package} is installed but does not import: {error}") from error
         raise MissingExtraError(f"{package} is not installed: pip install 'rollout-plugins[{extra}]'") from None
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """The near match if there is one, and everything that would be accepted."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=1)
+    accepted = ", ".join(known) or "none"
+    return f"did you mean {near[0]!r}? Accepted: {accepted}" if near else f"accepted: {accepted}"

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import secrets
+import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -39,20 +40,34 @@ def identify(root: Path, key: str, checkpoint: Path | None, step: int, restarted
     marker = _read_marker(checkpoint) if checkpoint is not None else {}
     name = restarted or str(marker.get("run", ""))
     if name and Path(name).name == name and (root / name).is_dir():
-        mine = Identity(name, _last_attempt(root / name) + 1, int(marker.get("generation", 0)), step)
+        mine = Identity(name, max(1, _last_attempt(root / name)) + 1, int(marker.get("generation", 0)), step)
     agreed = agree(key, json.dumps(vars(mine)))
     return Identity(**json.loads(agreed))
 
 
+def identify_named(root: Path, key: str, name: str, file: str, resumed_from: int | None) -> Identity:
+    """The run of this name: its first attempt, or the next one. `file`: where this rank keeps its attempts."""
+    before = _last_attempt(root / name, "run*.json" if ranks_can_agree() else file)
+    agreed = agree(key, json.dumps(vars(Identity(name, before + 1, resumed_from=resumed_from))))
+    return Identity(**json.loads(agreed))
+
+
+def ranks_can_agree() -> bool:
+    """Whether there is one process, or a store that all of them reach: torchrun's, or the process group's."""
+    if int(os.environ.get("WORLD_SIZE") or 1) == 1:
+        return True
+    distributed = sys.modules.get("torch.distributed")
+    is_ready = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    return "MASTER_PORT" in os.environ and (is_ready or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True")
+
+
 def agree(key: str, mine: str) -> str:
     """The first writer's value, on every rank that asks. Waits for nobody, so any rank may be absent."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "MASTER_PORT" not in os.environ:
+    if int(os.environ.get("WORLD_SIZE") or 1) == 1 or not ranks_can_agree():
         return mine
     try:
         from torch import distributed
 
-        if not distributed.is_initialized():
-            return mine
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         store = distributed.TCPStore(
             address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=5)
@@ -78,10 +93,10 @@ def _read_marker(checkpoint: Path) -> dict[str, Any]:
     return marker if isinstance(marker, dict) else {}
 
 
-def _last_attempt(folder: Path) -> int:
-    """The highest attempt in a run's files."""
-    attempts = [1]
-    for path in folder.glob("run*.json"):
+def _last_attempt(folder: Path, files: str = "run*.json") -> int:
+    """The highest attempt in a run's files; 0 when they tell of none."""
+    attempts = [0]
+    for path in folder.glob(files):
         with suppress(OSError, ValueError, AttributeError, KeyError, TypeError):
             facts = json.loads(path.read_text(encoding="utf-8"))
             attempts += [int(attempt["attempt"]) for attempt in facts["attempts"]]

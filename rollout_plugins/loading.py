@@ -6,7 +6,6 @@ Environment, for operators: `ROLLOUT_PLUGINS_DISABLE=a,b` (names or distribution
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import logging
 import os
@@ -20,7 +19,7 @@ from typing import Any
 import pluggy
 from rollout_hookspecs import PROJECT, hooks
 
-from rollout_plugins.errors import SetupError
+from rollout_plugins.errors import SetupError, suggest
 
 logger = logging.getLogger("rollout_plugins")
 
@@ -96,7 +95,7 @@ class Plugins:
         known = {f.name for f in self.found.values()} | {f.distribution for f in self.found.values()}
         for name in sorted(map(str, names)):
             if name not in known:
-                raise SetupError(f"{what} names {name!r}, which is no plugin; {_suggest(name, known - {''})}")
+                raise SetupError(f"{what} names {name!r}, which is no plugin; {suggest(name, known - {''})}")
 
     def _is_blocked(self, found: Found) -> bool:
         """Whether somebody said that it must not run; notes who."""
@@ -122,7 +121,7 @@ class Plugins:
 
     def _named(self, name: str) -> Found:
         if name not in self.found:
-            raise SetupError(f"no plugin named {name!r} is installed; {_suggest(name, self.found)}")
+            raise SetupError(f"no plugin named {name!r} is installed; {suggest(name, self.found)}")
         return self.found[name]
 
     def _object(self, item: Any, chosen: Sequence[Found]) -> Found:
@@ -274,7 +273,7 @@ def _instantiate(kind: type, name: str, options: Mapping[str, Any]) -> Any:
     accepted = [p.name for p in parameters if p.kind in {p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY}]
     for key in options:
         if key not in accepted and not open_ended:
-            raise SetupError(f"config of plugin {name!r} has no option {key!r}; {_suggest(key, accepted)}")
+            raise SetupError(f"config of plugin {name!r} has no option {key!r}; {suggest(key, accepted)}")
     missing = [
         p.name
         for p in parameters
@@ -302,13 +301,6 @@ def _parameters(kind: type) -> list[inspect.Parameter]:
         return []
 
 
-def _suggest(name: str, known: Iterable[str]) -> str:
-    known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=1)
-    accepted = ", ".join(known) or "none"
-    return f"did you mean {near[0]!r}? Accepted: {accepted}" if near else f"accepted: {accepted}"
-
-
 def check(name: str, plugin: Any) -> None:
     """Refuse a plugin whose hooks could not work, in one sentence that names the place and the fix."""
     faults = []
@@ -322,7 +314,7 @@ def check(name: str, plugin: Any) -> None:
         marked += 1
         hook = options.get("specname") or attribute
         if hook not in HOOKS:
-            faults.append(f"{_place(value)} implements {hook!r}, which is no hook; {_suggest(hook, HOOKS)}")
+            faults.append(f"{_place(value)} implements {hook!r}, which is no hook; {suggest(hook, HOOKS)}")
         else:
             faults += _faults_of(value, hook, options)
     if not marked and not faults:

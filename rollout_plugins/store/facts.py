@@ -69,9 +69,9 @@ class Facts:
 
     @property
     def restarts(self) -> list[tuple[int, int]]:
-        """(attempt, step it started from) of every attempt after the first."""
-        found = {(_whole(a.get("attempt"), 1), _whole(a.get("resumed_from"), 0)) for a in self.attempts}
-        return sorted(pair for pair in found if pair[0] > 1)
+        """(attempt, step it started from) of every attempt that did steps of an earlier one again."""
+        found = {(_whole(a.get("attempt"), 1), a.get("resumed_from")) for a in self.attempts}
+        return sorted((attempt, step) for attempt, step in found if attempt > 1 and type(step) is int)
 
 
 def _whole(value: Any, default: int) -> int:

@@ -122,9 +122,14 @@ def _placed(batch: Sequence[Found], numbers: Counter[str]) -> list[Rollout]:
     generation = numbers[split]
     numbers[split] += 1
     keys = [repr(found.group if found.group is not None else found.rollout.prompt) for found in batch]
+    return [replace(rollout, generation=generation) for rollout in placed(batch, keys)]
+
+
+def placed(batch: Sequence[Found], keys: Sequence[Any]) -> list[Rollout]:
+    """The rollouts of one generation with their places; those of one key are a group."""
     groups = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     sizes = Counter(keys)
     return [
-        replace(found.rollout, generation=generation, index=index, group=groups[key], group_size=sizes[key])
+        replace(found.rollout, index=index, group=groups[key], group_size=sizes[key])
         for index, (found, key) in enumerate(zip(batch, keys, strict=True))
     ]

@@ -45,10 +45,11 @@ def _row(row: dict[str, Any], skip: Skip) -> list[Found]:
     if "group_idx" not in row or not isinstance(row.get("steps"), list):
         skip("row that is no rollout summary")
         return []
-    return [_found(row)]
+    return [found(row)]
 
 
-def _found(row: dict[str, Any]) -> Found:
+def found(row: dict[str, Any]) -> Found:
+    """The rollout of one trajectory's summary."""
     steps = [step for step in row["steps"] if isinstance(step, dict)]
     split = row.get("split")
     prompt, completion = _conversation([dict_in(step, "trace") for step in steps])
@@ -67,11 +68,21 @@ def _found(row: dict[str, Any]) -> Found:
         reward=total,
         prompt_tokens=whole(steps[0].get("ob_len")) if steps else None,
         completion_tokens=sum(whole(step.get("ac_len")) for step in steps) if steps else None,
-        finish=_FINISH.get(steps[-1].get("stop_reason") if steps else None, "unknown"),
+        **_ending(steps[-1] if steps else {}),
         columns={"split": split, "tags": row.get("tags")},
         extra={"trajectory_metrics": dict_in(row, "trajectory_metrics"), "steps": [_without_text(s) for s in steps]},
     )
     return Found(rollout, row["group_idx"])
+
+
+def _ending(last: dict[str, Any]) -> dict[str, Any]:
+    """Why it ended. The environment's reasons weigh more than the sampler's."""
+    metrics = dict_in(last, "metrics")
+    if metrics.get("parse_error"):
+        return {"finish": "error", "error": "the last answer did not parse"}
+    if metrics.get("context_overflow"):
+        return {"finish": "length"}
+    return {"finish": _FINISH.get(last.get("stop_reason"), "unknown")}
 
 
 def _conversation(traces: list[dict[str, Any]]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

@@ -35,10 +35,11 @@ def _row(row: dict[str, Any], step: int, skip: Skip) -> list[Found]:
     if "input" not in row and "output" not in row:
         skip("row without input and output")
         return []
-    return [_found(row, step)]
+    return [found(row, step)]
 
 
-def _found(row: dict[str, Any], step: int) -> Found:
+def found(row: dict[str, Any], step: int) -> Found:
+    """The rollout of one dumped row."""
     prompt, prompt_is_text = messages(row.get("input"), "user")
     completion, completion_is_text = messages(row.get("output"), "assistant")
     score = number(row.get("score"))
