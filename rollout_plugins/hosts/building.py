@@ -142,7 +142,7 @@ class Builder:
         seen = self._seen
         completion, completion_is_text = as_messages(logged["completion"][i], "assistant")
         prompt, prompt_is_text = as_messages(logged["prompt"][i], "user")
-        rewards = {name: _number(logged["rewards"][name][i]) for name in seen.names if name in logged["rewards"]}
+        rewards = {name: given(logged["rewards"][name][i]) for name in seen.names if name in logged["rewards"]}
         return Rollout(
             **self._common(i),
             rank=rank,
@@ -233,7 +233,8 @@ def finish_of(last: int | None, ends: Collection[int], calls: Sequence[ToolCall]
     return "stop"
 
 
-def _number(value: float) -> float | None:
+def given(value: float) -> float | None:
+    """A reward as the trainer's numbers have it: NaN where the function gave none."""
     return None if math.isnan(value) else value
 
 
