@@ -1,24 +1,14 @@
-"""A run of a million rollouts, and how long it takes to ask it things.
+"""A run of a million rollouts, as `RunWriter` leaves it behind: same schema, row groups, compression and sizes.
 
-    python benchmarks/million.py [--rollouts 1000000] [--dir DIR] [--keep]
+    python -m benchmarks.million DIR [--rollouts 1000000]
 
-The files are what `RunWriter` leaves behind (same schema, row groups, compression and sizes); texts, tools, rewards
-and lengths vary from rollout to rollout. Each question runs in a fresh process: `first` reads from a cold process,
-`again` asks the same open run once more, `peak` is the process's largest resident size. Where Ray is installed, its
-example reads the run too.
+Texts, tools, rewards and lengths vary from rollout to rollout. `benchmarks.read` asks it things.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import json
 import random
-import shutil
-import subprocess
-import sys
-import tempfile
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,25 +17,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from rollout_hookspecs import Rollout, Run, ToolCall
 
-from rollout_plugins.store.schema import schema, to_batch
+from rollout_plugins.store.schema import schema
+from rollout_plugins.store.to_columns import to_batch
 from rollout_plugins.store.write import ROW_GROUP, RunWriter
 
 BATCH, GROUP = 1024, 8
 GROUPS_A_PART = 10
 WORDS = (Path(__file__).read_text(encoding="utf-8") * 2).split()
 NAMES = ("correct", "format")
-
-QUESTIONS = {
-    "stats": "rows = run.stats(); assert sum(r['rollouts'] for r in rows) == len(run)",
-    "filtered, sorted": """
-    found = list(run.rollouts(where='reward < 0 and calls > 1', order='-completion_tokens', limit=10))
-    assert len(found) == 10""",
-    "best of last step": "assert len(list(run.rollouts(step='last', order='-reward', limit=3))) == 3",
-    "get": "assert run.get(ID).id == ID",
-    "group": "assert len(run.group(ID)) == 8",
-    "sql": "assert run.sql('select step, avg(reward) from rollouts group by step').num_rows > 1",
-    "text search": "assert len(list(run.rollouts(search='zyzzyva 77', limit=5))) == 5",
-}
 
 
 def text(rng: random.Random, words: int) -> str:
@@ -139,55 +118,12 @@ def write(folder: Path, rollouts: int) -> Run:
     return run
 
 
-ASK = """
-import json, resource, sys, time
-from rollout_plugins import open_run
-started = time.perf_counter()
-run, ID = open_run(sys.argv[1]), sys.argv[2]
-def ask():
-    {question}
-ask()
-first = time.perf_counter() - started
-started = time.perf_counter()
-ask()
-print(json.dumps([first, time.perf_counter() - started, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024]))
-"""
-
-
-def measure(folder: Path, rollouts: int) -> list[tuple[str, float, float, float]]:
-    name = f"million.1.t{rollouts // BATCH // 2}.0.77"
-    out = []
-    for label, question in QUESTIONS.items():
-        code = ASK.format(question=question)
-        done = subprocess.run(
-            [sys.executable, "-c", code, str(folder), name], capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            sys.exit(f"{label}: {done.stderr}")
-        out.append((label, *json.loads(done.stdout)))
-    return out
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dir", type=Path, help="the run's folder")
     parser.add_argument("--rollouts", type=int, default=1_000_000)
-    parser.add_argument("--dir", type=Path, help="where to write the run (default: a temporary folder)")
-    parser.add_argument("--keep", action="store_true", help="leave the run there; use it again if it is there already")
     options = parser.parse_args()
-    folder = (options.dir or Path(tempfile.mkdtemp(prefix="million-"))) / "million"
-    if not folder.exists():
-        started = time.perf_counter()
-        write(folder, options.rollouts)
-        size = sum(path.stat().st_size for path in folder.rglob("*.parquet"))
-        print(f"wrote {options.rollouts:,} rollouts, {size / 2**20:,.0f} MB, in {time.perf_counter() - started:.1f} s")
-    print(f"{'question':<20} {'first':>8} {'again':>8} {'peak':>8}")
-    for label, first, again, peak in measure(folder, options.rollouts):
-        print(f"{label:<20} {first:>6.2f} s {again:>6.2f} s {peak:>5.0f} MB")
-    if importlib.util.find_spec("ray") is not None:
-        example = Path(__file__).parents[1] / "examples" / "read_with_ray.py"
-        subprocess.run([sys.executable, str(example), str(folder)], check=True)
-    if not options.keep:
-        shutil.rmtree(folder)
+    write(options.dir, options.rollouts)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Run the benchmarks and put what they print between the markers of RESULTS.md.
 
-    python -m benchmarks.readme [capture train ranks faults] [--minutes 12]
+    python -m benchmarks.readme [capture train ranks read faults] [--minutes 12]
 
 `<!-- capture -->` and `<!-- /capture -->` are the markers; what stands between them is only ever produced. Without
-names, all four run. The rest of the file, and the results of what was not run, stay as they are.
+names, all run. The rest of the file, and the results of what was not run, stay as they are.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
-NAMES = ("capture", "train", "ranks", "faults")
+NAMES = ("capture", "train", "ranks", "read", "faults")
 START = "# Results\n\nProduced by `python -m benchmarks.readme`; what each figure means is in README.md.\n"
 
 

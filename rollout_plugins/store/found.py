@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 
 from rollout_plugins.errors import RunError
 from rollout_plugins.store.filters import no_column
+from rollout_plugins.store.from_columns import from_rows
 from rollout_plugins.store.parts import TYPES
-from rollout_plugins.store.schema import from_rows
 
 if TYPE_CHECKING:
     from rollout_hookspecs import Rollout

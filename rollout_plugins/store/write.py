@@ -23,7 +23,8 @@ import pyarrow.parquet as pq
 from rollout_hookspecs import Placeholder, Rollout, Run
 
 from rollout_plugins.store.codec import tagged
-from rollout_plugins.store.schema import VERSION, schema, to_batch
+from rollout_plugins.store.schema import VERSION, schema
+from rollout_plugins.store.to_columns import to_batch
 
 logger = logging.getLogger("rollout_plugins")
 

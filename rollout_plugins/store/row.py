@@ -1,0 +1,190 @@
+"""Values on their way into a column: what it takes as it is, what stands in for the rest, and what is noted of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from rollout_hookspecs import Placeholder, Rollout
+
+from rollout_plugins.messages import text_of
+from rollout_plugins.store.codec import clean, encode, placeholder_for
+from rollout_plugins.store.schema import DEFAULTS, SCALARS, TEXT
+
+TROUBLE = (Exception, SystemExit)  # what an object may raise for being looked at
+
+
+class Row:
+    """A rollout on its way into columns, and what was noticed about it."""
+
+    __slots__ = ("lost", "marks", "rest", "rewards", "rollout")
+
+    def __init__(self, rollout: Rollout, lost: list[Placeholder]) -> None:
+        self.rollout = rollout
+        self.lost = lost
+        self.marks: dict[str, str] = {}
+        self.rest: dict[str, Any] = {}
+        self.rewards: dict[Any, float | None] = {}
+
+    def lose(self, value: Any, where: str, why: str) -> Placeholder:
+        """Note a value that its column cannot take."""
+        placeholder = placeholder_for(value, where, why)
+        self.lost.append(placeholder)
+        self.marks[f"lost:{placeholder.where}"] = str(placeholder)
+        return placeholder
+
+    def mapping(self, name: str) -> dict[Any, Any]:
+        """A field that must hold a mapping."""
+        value = getattr(self.rollout, name)
+        if type(value) is dict:
+            return value
+        try:
+            if isinstance(value, Mapping):
+                return dict(value)
+        except TROUBLE:
+            pass
+        self.lose(value, name, "no mapping")
+        return {}
+
+    def sequence(self, name: str, kind: type) -> list[Any]:
+        """A field that must hold records of one kind."""
+        value = getattr(self.rollout, name)
+        if not isinstance_(value, (list, tuple)):
+            self.lose(value, name, "no list")
+            return []
+        kept = []
+        for index, item in enumerate(value):
+            if isinstance_(item, kind):
+                kept.append(item)
+            else:
+                self.lose(item, f"{name}[{index}]", f"no {kind.__name__}")
+        return kept
+
+    def messages(self, name: str) -> Sequence[Any]:
+        """Prompt or completion; one that is no list is taken for its only message."""
+        value = getattr(self.rollout, name)
+        if isinstance_(value, (list, tuple)):
+            return value  # type: ignore[no-any-return]
+        if value is None:
+            self.lose(value, name, "no list")
+            return ()
+        return (value,)
+
+    def fit(self, value: Any, kind: Any, where: str, default: Any = None) -> Any:
+        """The value as its column takes it. Text no file takes stands in `rest`; another kind of value is lost."""
+        if value is None and default is None:
+            return None
+        try:
+            return _FIT[kind](value)
+        except TROUBLE:
+            if kind == TEXT and where in SCALARS and type(value) is str:
+                self.rest[where] = value
+                return readable(value)
+            found = self.lose(value, where, _WANTED[kind])
+            return found.preview or None if kind == TEXT and default is None else default
+
+
+def isinstance_(value: Any, kind: Any) -> bool:
+    """`isinstance` for objects that object to it."""
+    try:
+        return isinstance(value, kind)
+    except TROUBLE:
+        return False
+
+
+def json_of(value: dict[Any, Any], lost: list[Placeholder]) -> str | None:
+    return encode(value, lost) if value else None
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, (str, bytes, bytearray)):
+        raise TypeError
+    return float(value)
+
+
+def _whole(value: Any, bits: int = 64) -> int:
+    number = int(value)
+    if number != value or not -(2 ** (bits - 1)) <= number < 2 ** (bits - 1):
+        raise ValueError
+    return number
+
+
+def _string(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    value.encode()
+    return str.__str__(value)
+
+
+def _flag(value: Any) -> bool:
+    if value not in (True, False):
+        raise TypeError
+    return bool(value)
+
+
+_FIT: dict[Any, Callable[[Any], Any]] = {
+    pa.int64(): _whole,
+    pa.int32(): lambda value: _whole(value, 32),
+    pa.float64(): _number,
+    TEXT: _string,
+    pa.bool_(): _flag,
+}
+_WANTED = {
+    pa.int64(): "no whole number of 64 bits",
+    pa.int32(): "no whole number of 32 bits",
+    pa.float64(): "no number",
+    TEXT: "no text",
+    pa.bool_(): "neither True nor False",
+}
+_EXACT: dict[Any, set[type]] = {pa.int64(): {int}, pa.float64(): {float}, TEXT: {str}, pa.bool_(): {bool}}
+
+
+def scalars(name: str, kind: Any, rows: Sequence[Row]) -> pa.Array:
+    values = [getattr(row.rollout, name) for row in rows]
+    default = DEFAULTS[name]
+    if set(map(type, values)) <= _EXACT[kind] | ({type(None)} if default is None else set()):
+        try:
+            return pa.array(values, kind)
+        except (pa.ArrowInvalid, OverflowError, UnicodeEncodeError):
+            pass  # an integer beyond 64 bits, or a lone surrogate
+    return pa.array([row.fit(value, kind, name, default) for row, value in zip(rows, values, strict=True)], kind)
+
+
+def readable(value: Any) -> str | None:
+    """Readable text for a column; the exact value is kept elsewhere when this is not it."""
+    if value is None:
+        return None
+    try:
+        text = value if type(value) is str else text_of(value) if _is_bounded(value) else _VAST
+        return text if clean(text) else text.encode("utf-8", "replace").decode()
+    except TROUBLE:  # an object that objects to being looked at
+        return None
+
+
+_VAST = "[too much to show]"
+
+
+def _is_bounded(value: Any) -> bool:
+    """Whether a value ends soon: lists that hold each other many times over are endless for whoever reads them out."""
+    left, unread = 100_000, [value]
+    while unread and left > 0:
+        item = unread.pop()
+        if isinstance(item, (list, tuple, dict)):
+            left -= 1 + len(item)
+            unread += item.values() if isinstance(item, dict) else item
+    return not unread
+
+
+def is_exact(value: Any) -> bool:
+    """Whether a column of text takes the value as it is."""
+    return type(value) is str and (value.isascii() or clean(value))
+
+
+def answer(completion: Any, reply: Any) -> str | None:
+    """The text of the message that answered a call; None when that is anything but plain text."""
+    if type(reply) is not int or type(completion) not in {tuple, list} or not 0 <= reply < len(completion):
+        return None
+    message = completion[reply]
+    content = message.get("content") if type(message) is dict else None
+    return content if is_exact(content) else None
