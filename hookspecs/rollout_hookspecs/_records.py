@@ -149,7 +149,7 @@ class Rollout:
     columns: Mapping[str, Any] = field(default_factory=dict)
     """The dataset row beside the prompt (answer, solution, …)."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """What reward functions gave to `log_extra`."""
+    """What reward functions gave to `log_extra`, and what else the host knew of it."""
     rendered: str | None = None
     """The exact templated prompt text, kept only with `rendered=True`."""
     tokens: Tokens | None = None
@@ -277,7 +277,7 @@ class Emit(Protocol):
         """Hand over one generation batch."""
 
     def lost(self, reason: str, count: int) -> None:
-        """Say that rollouts existed which could not be recorded."""
+        """Say that rollouts existed which could not be recorded, or which the trainer left out."""
 
 
 class Host(Protocol):

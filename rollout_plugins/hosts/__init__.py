@@ -7,12 +7,13 @@ from typing import Any
 
 from rollout_hookspecs import Host
 
+from rollout_plugins.hosts.async_queue import AsyncHost
 from rollout_plugins.hosts.grpo import GRPOHost
 
 
 def known_hosts() -> list[Host]:
     """The hosts of this library, most specific first."""
-    return [GRPOHost()]
+    return [GRPOHost(), AsyncHost()]
 
 
 def host_for(trainer: Any, more: Iterable[Host] = ()) -> Host | None:

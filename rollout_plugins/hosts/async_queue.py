@@ -1,0 +1,250 @@
+"""TRL's AsyncGRPOTrainer and AsyncDistillationTrainer: rollouts come by queue, from a process of their own.
+
+Four places are observed, all on instances of the main rank (the others have no queue):
+
+- the queue, as the trainer's dataset sees it: every sample that is taken out;
+- the collator: which samples went into a micro-batch, so that those which didn't were dropped;
+- `training_step` and the end of each optimizer step: which of the micro-batches were trained on;
+- the worker's `stop`, which the trainer calls however training ends.
+
+What became of a sample is known only later, and so is the step it trains. It is handed over then: after the optimizer
+step, together with what was dropped meanwhile. Storing it at once, with a correction to follow, would show a reader
+steps and fates that are guesses, and two versions of most rollouts. The price is small: what waits here is what the
+trainer itself holds (the micro-batches of a step and one more), an exception or Ctrl-C hands it over too, and only a
+killed process takes it along, as it does with whatever lies in the queue. Refused samples, which may be endless when
+none is ever trained on, are handed over every few hundred.
+
+A generation is thus what one optimizer step trained. Groups run on over generations, so their numbers are the
+worker's, unique in the training. The teacher's candidates of AsyncDistillation are not kept.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from rollout_hookspecs import Batch, Emit
+
+from rollout_plugins.hosts.async_building import Builder, describe_async
+from rollout_plugins.hosts.async_samples import UNKNOWN, Conversation, Stream
+from rollout_plugins.hosts.support import Support
+from rollout_plugins.hosts.wrapping import Wraps
+
+_FAMILY = {"AsyncGRPOTrainer", "AsyncDistillationTrainer"}
+
+
+class AsyncHost:
+    """See the module."""
+
+    name = "async"
+    supports = (
+        Support(
+            trainer="AsyncGRPOTrainer",
+            advantage=True,
+            tools=True,
+            groups=True,
+            logprobs="sampler",
+            note="every sample received, with what became of it: trained, stale, over budget, left over",
+        ),
+        Support(
+            trainer="AsyncDistillationTrainer",
+            rewards="none",
+            note="every sample received, with what became of it; the teacher's candidates are not kept",
+        ),
+    )
+
+    def matches(self, trainer: Any) -> bool:
+        return any(c.__name__ in _FAMILY and c.__module__.partition(".")[0] == "trl" for c in type(trainer).__mro__)
+
+    def attach(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> Callable[[], None]:
+        return _Observer(trainer, emit, options).detach
+
+    def describe(self, trainer: Any) -> Mapping[str, Any]:
+        return describe_async(trainer)
+
+
+class _Tap:
+    """The queue as the trainer sees it. The queue itself is left alone: a worker may want to pickle it."""
+
+    def __init__(self, queue: Any, note: Callable[[Any], None]) -> None:
+        self.queue = queue
+        self.note: Callable[[Any], None] | None = note
+
+    def get(self, *args: Any, **kwargs: Any) -> Any:
+        sample = self.queue.get(*args, **kwargs)
+        if self.note is not None:
+            self.note(sample)
+        return sample
+
+    def get_nowait(self) -> Any:
+        return self.get(False)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.queue, name)
+
+
+class _Observer:
+    """What was put on one trainer, and the samples on their way through it."""
+
+    def __init__(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> None:
+        self.trainer, self.emit, self.options = trainer, emit, options
+        self.stream = Stream()
+        self.builder = Builder(trainer, options)
+        self.updates: dict[int, int] = {}
+        self.seconds = 0.0
+        self.rest = UNKNOWN
+        self.source: Any = None
+        self.tap: _Tap | None = None
+        self.inner: list[Wraps] = []
+        self.is_stop_seen = False
+        self.wraps = Wraps(trainer)
+        self.wraps.wrap("get_train_dataloader", self._dataloader)
+        if getattr(trainer, "is_in_train", False):  # added when training had begun to set itself up
+            self._watch(trainer.callback_handler.train_dataloader)
+
+    # --- putting it on and taking it off ------------------------------------------------------------------------
+
+    def _dataloader(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        loader = original(*args, **kwargs)
+        self._watch(loader)
+        return loader
+
+    def _watch(self, loader: Any) -> None:
+        self._release()
+        if getattr(self.trainer, "rollout_queue", None) is None:
+            return  # another rank
+        with self.wraps.guarded("watch the queue of rollouts"):
+            self._start(loader)
+
+    def _start(self, loader: Any) -> None:
+        handler = self.trainer.callback_handler
+        self.stream, self.updates = Stream(), {}
+        self.builder = Builder(self.trainer, self.options)
+        self.source = _with_queue(loader)
+        self.tap = _Tap(self.source.queue, self._receive)
+        self.source.queue = self.tap
+        wrapped = [
+            self._wrap(handler, "on_step_end", self._step_ended),
+            self._wrap(handler, "on_epoch_end", self._epoch_ended),
+            self._wrap(self.trainer, "training_step", self._trained),
+            self._wrap(getattr(loader, "collate_fn", None), "torch_call", self._packed),
+        ]
+        self.rest = "" if all(wrapped) else UNKNOWN
+
+    def _wrap(self, target: Any, name: str, around: Callable[..., Any]) -> bool:
+        self.inner.append(Wraps(target))
+        return self.inner[-1].wrap(name, around)
+
+    def _release(self) -> None:
+        """Hand over what is left, and leave the queue and everything around it as it was."""
+        self._hand_over(UNKNOWN)
+        for wraps in self.inner:
+            wraps.detach()
+        if self.tap is not None:
+            self.tap.note = None
+            if self.source.queue is self.tap:
+                self.source.queue = self.tap.queue
+        self.inner, self.tap, self.is_stop_seen, self.rest = [], None, False, UNKNOWN
+
+    def detach(self) -> None:
+        self._release()
+        self.wraps.detach()
+
+    # --- what happens to samples --------------------------------------------------------------------------------
+
+    def _receive(self, sample: Any) -> None:
+        started, is_noted = time.perf_counter(), False
+        with self.wraps.guarded("note a sample that was received"):
+            self._note(sample)
+            is_noted = True
+        if not is_noted:
+            self.emit.lost("not_observed", 1)
+        if self.stream.is_crowded:
+            self._hand_over(self.rest)
+        self.seconds += time.perf_counter() - started
+
+    def _note(self, sample: Any) -> None:
+        if not self.is_stop_seen:  # not sooner: a worker may pickle itself to start its process
+            self.is_stop_seen = True
+            self._wrap(self.trainer.rollout_worker, "stop", self._stopped)
+        version, done = int(self.trainer.model_version), int(self.trainer.state.global_step)
+        self.updates.setdefault(version, done)
+        staleness = version - sample.model_version
+        policy_step = self.updates.get(sample.model_version)
+        self.stream.receive(sample, staleness, self._refusal(sample, staleness), policy_step, done + 1)
+
+    def _refusal(self, sample: Any, staleness: int) -> str:
+        """Why the trainer's settings forbid training on it."""
+        args = self.trainer.args
+        if staleness > args.max_staleness:
+            return "stale"
+        return "over_budget" if 0 < (args.token_budget or 0) < len(sample.input_ids) else ""
+
+    def _packed(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        batch = original(*args, **kwargs)
+        with self.wraps.guarded("see what a micro-batch is made of"):
+            (rows,) = args[0] if args else kwargs["examples"]
+            self.stream.pack(sample["input_ids"] for row in rows for sample in getattr(row, "samples", row))
+        return batch
+
+    def _trained(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        loss = original(*args, **kwargs)
+        with self.wraps.guarded("note what was trained on"):
+            self.stream.train(int(self.trainer.state.global_step) + 1)
+        return loss
+
+    def _step_ended(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        control = original(*args, **kwargs)
+        self._hand_over(self.rest)
+        return control
+
+    def _epoch_ended(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._hand_over(self.rest or "left_over")
+        return original(*args, **kwargs)
+
+    def _stopped(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._hand_over(self.rest or "broke_off")
+        return original(*args, **kwargs)
+
+    # --- handing over -------------------------------------------------------------------------------------------
+
+    def _hand_over(self, rest: str) -> None:
+        started = time.perf_counter()
+        with self.wraps.guarded("hand over rollouts"):
+            settled = self.stream.settle(int(self.trainer.state.global_step), rest)
+            steps: dict[int, list[Conversation]] = {}
+            for conversation in settled:
+                steps.setdefault(conversation.step, []).append(conversation)
+            batches = [self._batch(step, steps[step]) for step in sorted(steps)]
+            seconds, self.seconds = self.seconds + time.perf_counter() - started, 0.0
+            for number, batch in enumerate(batches):
+                self.emit(replace(batch, seconds=0.0 if number else seconds))
+            for reason, count in Counter(c.reason for c in settled).items():
+                if reason not in {"", UNKNOWN}:
+                    self.emit.lost(f"not_trained:{reason}", count)
+
+    def _batch(self, step: int, conversations: list[Conversation]) -> Batch:
+        if not self.builder.needs_ids:
+            for conversation in conversations:
+                conversation.forget_tokens()
+        return Batch(
+            build=partial(self.builder.rollouts, conversations),
+            step=step,
+            count=len(conversations),
+            bytes=sum(conversation.bytes for conversation in conversations),
+            gathered=True,
+        )
+
+
+def _with_queue(loader: Any) -> Any:
+    """The dataset that takes samples out of the queue, below the ones that batch them."""
+    found = getattr(loader, "dataset", None)
+    while found is not None and not hasattr(found, "queue"):
+        found = getattr(found, "dataset", None)
+    if found is None:
+        raise LookupError("the trainer's dataloader has no dataset with a queue")
+    return found

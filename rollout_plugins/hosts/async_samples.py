@@ -1,0 +1,220 @@
+"""What an asynchronous trainer received, and what became of it.
+
+A sample is one row to train on, and nearly always a whole conversation. A conversation whose tokens came out another
+way when it was put into the chat template again is several rows, "forks", one after the other: one rollout here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from rollout_plugins.snapshot import Snapshot
+
+TRAINED = "yes"
+UNKNOWN = "unknown"
+CROWD = 256  # refused rows that are waited with, before the trainer's settings are taken at their word
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """One sample. Its arrays are the trainer's own, and kept no longer than needed."""
+
+    number: int
+    """How many were received before it."""
+    ids: Any
+    mask: Any
+    logprobs: Any
+    prompt_length: int
+    written: int
+    """Tokens it is trained on: those the model wrote."""
+    last: int | None
+    refused: str
+    """Why the trainer will not train on it, as its settings say; empty when they say it will."""
+    packed: bool = False
+    """Whether it was put into a micro-batch."""
+    step: int | None = None
+    """The optimizer step whose micro-batch it was in."""
+    fate: str = ""
+    """`yes`, or why it was not trained on; empty while that is open."""
+
+    @classmethod
+    def of(cls, sample: Any, number: int, refused: str) -> Row:
+        ids, mask = sample.input_ids, sample.completion_mask
+        start = int(mask.argmax()) if len(mask) else 0
+        return cls(
+            number=number,
+            ids=ids,
+            mask=mask,
+            logprobs=getattr(sample, "old_log_probs", None),
+            prompt_length=start if len(mask) and mask[start] else len(ids),
+            written=int(mask.sum()),
+            last=int(ids[-1]) if len(ids) else None,
+            refused=refused,
+        )
+
+    def starts_like(self, other: Row) -> bool:
+        """Whether both were generated from the same prompt tokens."""
+        if self.prompt_length != other.prompt_length:
+            return False
+        return bool(self.ids[: self.prompt_length].tolist() == other.ids[: other.prompt_length].tolist())
+
+
+@dataclass(slots=True, eq=False)
+class Conversation:
+    """One rollout: its messages and facts, and the rows it came as."""
+
+    prompt: Any
+    completion: Any
+    group: Any
+    advantage: float | None
+    metrics: dict[Any, Any]
+    """What the worker measured: `reward`, `rewards/<function>` and more."""
+    facts: dict[str, Any]
+    """What else is known of it: versions, waiting, teacher."""
+    policy_step: int | None
+    time: float
+    received: int
+    """The optimizer step it was received for."""
+    text_bytes: int
+    rows: list[Row] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, sample: Any, staleness: int, policy_step: int | None, step: int) -> Conversation:
+        copier, now = Snapshot(), time.time()
+        queued = getattr(sample, "enqueued_at", None)
+        facts = {"model_version": sample.model_version, "staleness": staleness}
+        if isinstance(queued, float):
+            facts["seconds_in_queue"] = now - queued
+        if (teacher := getattr(sample, "teacher_id", None)) is not None:
+            facts["teacher_id"] = teacher
+        return cls(
+            prompt=copier.copy(sample.prompt),
+            completion=copier.copy(sample.completion),
+            group=group_of(sample),
+            advantage=getattr(sample, "advantage", None),
+            metrics=dict(getattr(sample, "metrics", None) or {}),
+            facts=facts,
+            policy_step=policy_step,
+            time=queued if isinstance(queued, float) else now,
+            received=step,
+            text_bytes=copier.bytes + 1024,
+        )
+
+    def goes_on_with(self, sample: Any, row: Row) -> bool:
+        """Whether the row is a fork of this conversation. A sibling may say the same, but from the same tokens."""
+        return bool(
+            self.group == group_of(sample)
+            and self.completion == sample.completion
+            and self.prompt == sample.prompt
+            and not any(row.starts_like(other) for other in self.rows)
+        )
+
+    @property
+    def bytes(self) -> int:
+        return self.text_bytes + sum(2 * int(row.ids.nbytes) for row in self.rows if row.ids is not None)
+
+    def forget_tokens(self) -> None:
+        for row in self.rows:
+            row.ids = row.mask = row.logprobs = None
+
+    @property
+    def step(self) -> int:
+        """The optimizer step it (first) trained; for one that trained none, the step it was received for."""
+        return min(
+            (row.step for row in self.rows if row.fate == TRAINED and row.step is not None), default=self.received
+        )
+
+    @property
+    def fate(self) -> str:
+        """What became of it, in a word; of its rows, when they fared differently."""
+        fates = [row.fate for row in self.rows]
+        reasons = ", ".join(fate for fate in dict.fromkeys(fates) if fate != TRAINED)
+        if reasons == UNKNOWN:
+            return UNKNOWN
+        if TRAINED not in fates:
+            return f"no: {reasons}"
+        return f"{fates.count(TRAINED)} of {len(fates)} rows; no: {reasons}" if reasons else TRAINED
+
+    @property
+    def reason(self) -> str:
+        """Why nothing of it was trained on; empty when something was."""
+        return "" if any(row.fate == TRAINED for row in self.rows) else self.rows[-1].fate
+
+
+def group_of(sample: Any) -> Any:
+    """Number of the sample's prompt, counted by the worker over the whole training."""
+    return getattr(sample, "group_id", getattr(sample, "prompt_id", None))
+
+
+class Stream:
+    """Follows every row from the queue to its end.
+
+    Rows are told apart by the array object that goes through the trainer unchanged. Micro-batches are trained in the
+    order they were packed, and packed in the order their rows were received: a row that a later one overtook was
+    dropped.
+    """
+
+    def __init__(self) -> None:
+        self._open: list[Conversation] = []
+        self._waiting: dict[int, deque[Row]] = {}
+        self._microbatches: deque[list[Row]] = deque()
+        self._received = 0
+        self._overtaken = 0
+        self._refused = 0
+
+    def receive(self, sample: Any, staleness: int, refused: str, policy_step: int | None, step: int) -> None:
+        row = Row.of(sample, self._received, refused)
+        self._received += 1
+        self._refused += bool(refused)
+        newest = self._open[-1] if self._open else None
+        if newest is None or not newest.goes_on_with(sample, row):
+            newest = Conversation.of(sample, staleness, policy_step, step)
+            self._open.append(newest)
+        newest.rows.append(row)
+        self._waiting.setdefault(id(row.ids), deque()).append(row)
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether so much was refused that it cannot be kept waiting for something to overtake it."""
+        return self._refused >= CROWD
+
+    def pack(self, arrays: Iterable[Any]) -> None:
+        """A micro-batch was made of these."""
+        rows = [found.popleft() for array in arrays if (found := self._waiting.get(id(array)))]
+        for row in rows:
+            row.packed = True
+        self._overtaken = max([self._overtaken, *(row.number for row in rows)])
+        self._microbatches.append(rows)
+
+    def train(self, step: int) -> None:
+        """The oldest micro-batch went through forward and backward in this optimizer step."""
+        for row in self._microbatches.popleft() if self._microbatches else ():
+            row.step = step
+
+    def settle(self, done: int, rest: str = "") -> list[Conversation]:
+        """Take out every conversation whose end is known, after this optimizer step; with `rest`, all of them."""
+        for row in (row for c in self._open for row in c.rows):
+            row.fate = row.fate or self._fate(row, done, rest)
+        newest = None if rest or not self._open else self._open[-1]  # it may go on with a fork
+        settled: list[Conversation] = []
+        before, self._open = self._open, []
+        for conversation in before:
+            is_settled = conversation is not newest and all(row.fate for row in conversation.rows)
+            (settled if is_settled else self._open).append(conversation)
+        left = [row for c in self._open for row in c.rows if not row.packed]
+        self._refused = sum(bool(row.refused) for row in left)
+        self._waiting = {}
+        for row in left:
+            self._waiting.setdefault(id(row.ids), deque()).append(row)
+        return settled
+
+    def _fate(self, row: Row, done: int, rest: str) -> str:
+        if row.packed:
+            return TRAINED if row.step is not None and row.step <= done else rest
+        if row.number < self._overtaken:
+            return row.refused or "dropped"
+        return row.refused or rest if rest or self.is_crowded else ""
