@@ -15,6 +15,7 @@ from rollout_hookspecs import Batch, Host, Run
 from rollout_plugins.attaching import batch_being_evaluated, checkpoint_being_resumed, trainer_adding, trainer_of
 from rollout_plugins.errors import SetupError, need
 from rollout_plugins.hosts import host_for
+from rollout_plugins.hosts.facts import tokenizer_of
 from rollout_plugins.hosts.wrapping import Wraps
 from rollout_plugins.identity import identify, write_marker
 from rollout_plugins.loading import Plugins, flag
@@ -191,7 +192,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         """A copy for the worker thread: tokenizers object when two threads use one at the same time."""
         if not self._rendered:
             return None
-        return copy.deepcopy(getattr(trainer, "_tokenizer", None) or trainer.processing_class)
+        return copy.deepcopy(tokenizer_of(trainer))
 
     def _add_reporters(self, trainer: Any) -> None:
         """The trainer's own destinations get traces too, capped."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from rollout_hookspecs import Rollout, Tokens, ToolCall
 
+from rollout_plugins.hosts.facts import tokenizer_of
 from rollout_plugins.hosts.toolcalls import tool_calls
 
 if TYPE_CHECKING:
@@ -27,8 +27,12 @@ class Builder:
     def rollouts(self) -> list[Rollout]:
         """The rollouts of this rank, then, when asked for, those of the other ranks from the trainer's log."""
         seen = self._seen
-        own = [self._rollout(i) for i in range(seen.count)]
+        own = [self._rollout(i) for i in sorted(range(seen.count), key=self._place)]
         return own + (self._peer_rollouts() if seen.peers is not None else [])
+
+    def _place(self, i: int) -> int:
+        """Where a row stands among those of this rank: in its order, unless the trainer has another."""
+        return self._seen.places[i] if self._seen.places else i
 
     def _common(self, index: int) -> dict[str, Any]:
         seen = self._seen
@@ -44,13 +48,13 @@ class Builder:
     def _rollout(self, i: int) -> Rollout:
         seen = self._seen
         watch = seen.watches[i] if i < len(seen.watches) else None
-        completion, completion_is_text = as_messages(seen.completions[i], "assistant")
-        prompt, prompt_is_text = as_messages(seen.prompts[i], "user")
+        prompt, prompt_is_text = self._prompt(i)
+        completion, completion_is_text = self._completion(i)
         calls = tool_calls(completion, watch, self._tools)
         rewards = dict(zip(seen.names, seen.rewards[i], strict=True)) if seen.rewards else dict.fromkeys(seen.names)
         extra, marks = self._extra(i)
         return Rollout(
-            **self._common(seen.rank * seen.count + i),
+            **self._common(seen.rank * (seen.width or seen.count) + self._place(i)),
             rank=seen.rank,
             prompt=prompt,
             prompt_is_text=prompt_is_text,
@@ -58,11 +62,11 @@ class Builder:
             completion_is_text=completion_is_text,
             tool_calls=calls,
             rewards=rewards,
-            reward=weighted(rewards, seen.weights),
+            reward=seen.totals[i] if seen.totals else weighted(rewards, seen.weights),
             advantage=seen.advantages[i] if seen.advantages else None,
             prompt_tokens=len(self._prompt_ids[i]) if self._prompt_ids is not None else None,
             completion_tokens=self._completion_length(i),
-            finish="error" if seen.error else finish_of(seen.ends[i], self._end_ids, calls),
+            finish="error" if seen.error else finish_of(seen.ends[i] if seen.ends else None, self._end_ids, calls),
             columns=seen.columns[i],
             extra=extra,
             marks=marks,
@@ -71,10 +75,25 @@ class Builder:
             error=seen.error,
         )
 
+    def _prompt(self, i: int) -> tuple[tuple[Any, ...], bool]:
+        """The prompt as the trainer had it; what the model was given, decoded, where the trainer had ids alone."""
+        prompt = self._seen.prompts[i]
+        if prompt is None:
+            prompt = self._seen.decoder.text(self._seen.prompt_ids[i])
+        return as_messages(prompt, "user")
+
+    def _completion(self, i: int) -> tuple[tuple[Any, ...], bool]:
+        seen = self._seen
+        if seen.completions is not None:
+            return as_messages(seen.completions[i], "assistant")
+        completion, _ = as_messages(seen.decoder.answer(seen.ids[i]), "assistant")
+        return completion, isinstance(seen.prompts[i], str)
+
     def _extra(self, i: int) -> tuple[dict[str, Any], dict[str, str]]:
         """This rollout's values. A column of another length belongs to no rollout: the first one keeps it whole."""
         seen = self._seen
-        extra, marks = {}, {}
+        extra: dict[str, Any] = {}
+        marks = dict(seen.marks[i]) if seen.marks else {}
         for name, values in seen.extra.items():
             if len(values) == seen.count:
                 extra[name] = values[i]
@@ -85,25 +104,22 @@ class Builder:
 
     @cached_property
     def _prompt_ids(self) -> Any:
-        """Prompt token ids, where the trainer's `_generate` returns them first."""
-        ids = self._seen.generated[0] if self._seen.generated else None
+        """Prompt token ids, where the trainer has them."""
+        ids = self._seen.prompt_ids
         return ids if isinstance(ids, list) and len(ids) == self._seen.count else None
 
     @cached_property
     def _masks(self) -> Any:
         """1 for tokens the model wrote, 0 for tool results; None when all are the model's."""
-        seen = self._seen
-        masks = seen.tool_mask
-        if masks is None and len(seen.generated) > 3:
-            masks = seen.generated[2]
-        if isinstance(masks, list) and [len(m) for m in masks] == seen.lengths:
+        masks = self._seen.tool_mask
+        if isinstance(masks, list) and [len(m) for m in masks] == self._seen.lengths:
             return masks
         return None
 
-    def _completion_length(self, i: int) -> int:
-        seen = self._seen
-        masks = self._masks
-        return list(masks[i]).count(1) if masks is not None else seen.lengths[i]
+    def _completion_length(self, i: int) -> int | None:
+        if self._masks is not None:
+            return list(self._masks[i]).count(1)
+        return self._seen.lengths[i] if self._seen.lengths else None
 
     def _rendered(self, i: int) -> str | None:
         seen = self._seen
@@ -114,7 +130,7 @@ class Builder:
 
     def _token_data(self, i: int) -> Tokens | None:
         seen = self._seen
-        if not seen.options.get("tokens"):
+        if not seen.options.get("tokens") or not seen.ids:
             return None
         masks = self._masks
         length = seen.lengths[i]
@@ -159,49 +175,6 @@ class Builder:
         )
 
 
-class LogTail:
-    """The last generation in TRL's in-memory log, of all ranks. Only what is asked for is copied."""
-
-    def __init__(self, logs: Mapping[str, Any], total: int, names: Sequence[str]) -> None:
-        self._logs = logs
-        self._total = total
-        self._names = names
-
-    @classmethod
-    def of(cls, trainer: Any, total: int, names: Sequence[str]) -> LogTail | None:
-        """None when the log does not hold that many rows."""
-        logs = getattr(trainer, "_logs", None)
-        if not isinstance(logs, dict) or not total or len(logs.get("advantages", ())) < total:
-            return None
-        return cls(logs, total, names)
-
-    def _tail(self, rows: Any) -> list[Any]:
-        return list(islice(rows, len(rows) - self._total, None))
-
-    def advantages(self) -> list[float | None]:
-        return self._tail(self._logs["advantages"])
-
-    def reward(self, name: str) -> list[float] | None:
-        """One function's rewards, if they are logged under a name of its own: TRL mixes those of one name."""
-        if any(other.startswith(f"{name}#") for other in self._names):
-            return None
-        rows = self._logs["rewards"].get(name, ())
-        return self._tail(rows) if len(rows) >= self._total else None
-
-    def everything(self) -> dict[str, Any]:
-        """All that is known of these rollouts, safe from what the trainer logs next."""
-        rows = len(self._logs["advantages"])
-        extra = {name: values for name, values in (self._logs.get("extra") or {}).items() if len(values) == rows}
-        rewards = {name: self.reward(name) for name in self._names}
-        return {
-            "prompt": self._tail(self._logs["prompt"]),
-            "completion": self._tail(self._logs["completion"]),
-            "advantages": self.advantages(),
-            "rewards": {name: values for name, values in rewards.items() if values is not None},
-            "extra": {name: self._tail(values) for name, values in extra.items()},
-        }
-
-
 def as_messages(value: Any, role: str) -> tuple[tuple[Any, ...], bool]:
     """Messages as they are; a plain string becomes one message, and that is remembered."""
     if isinstance(value, str):
@@ -239,10 +212,14 @@ def given(value: float) -> float | None:
 
 
 def end_ids(trainer: Any) -> set[int]:
-    """Tokens that end a completion."""
-    tokenizer = getattr(trainer, "_tokenizer", None) or getattr(trainer, "processing_class", None)
-    many = getattr(trainer, "eos_token_ids", None) or ()
-    ones = (getattr(trainer, "eos_token_id", None), getattr(tokenizer, "pad_token_id", None))
-    if not many and ones[0] is None:
-        ones = (getattr(tokenizer, "eos_token_id", None), ones[1])
-    return {int(token) for token in (*many, *ones) if isinstance(token, int)}
+    """Token ids that end a completion, or fill it up after its end."""
+    tokenizer = tokenizer_of(trainer)
+    known = (
+        getattr(trainer, "eos_token_ids", None),
+        getattr(trainer, "eos_token_id", None),
+        getattr(getattr(trainer, "generation_config", None), "eos_token_id", None),
+        getattr(tokenizer, "eos_token_id", None),
+    )
+    ends = next((ids for ids in known if ids or ids == 0), ())
+    many = ends if isinstance(ends, (list, tuple)) else (ends,)
+    return {token for token in (*many, getattr(tokenizer, "pad_token_id", None)) if isinstance(token, int)}

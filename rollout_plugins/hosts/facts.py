@@ -12,7 +12,9 @@ logger = logging.getLogger("rollout_plugins")
 
 _SETTINGS = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_completion_length", "max_prompt_length",
-    "num_generations", "num_generations_eval", "num_iterations", "steps_per_generation",
+    "max_new_tokens", "max_length", "lmbda", "seq_kd", "generate_from_teacher", "num_value_samples", "beta1", "beta2",
+    "missing_eos_penalty", "teacher_model_name_or_path", "num_generations", "num_generations_eval", "num_iterations",
+    "steps_per_generation",
     "gradient_accumulation_steps", "per_device_train_batch_size", "per_device_eval_batch_size",
     "max_tool_calling_iterations", "learning_rate", "beta", "loss_type", "scale_rewards", "reward_weights", "seed",
     "max_steps", "num_train_epochs", "logging_steps", "chat_template_kwargs", "generation_kwargs", "use_vllm",
@@ -27,6 +29,12 @@ def installed(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+def tokenizer_of(trainer: Any) -> Any:
+    """The trainer's tokenizer, out of its processor where it has one."""
+    found = getattr(trainer, "_tokenizer", None) or getattr(trainer, "processing_class", None)
+    return getattr(found, "tokenizer", None) or found
 
 
 def reward_names(trainer: Any) -> tuple[str, ...]:
@@ -45,8 +53,7 @@ def reward_names(trainer: Any) -> tuple[str, ...]:
 def describe_trl(trainer: Any) -> Mapping[str, Any]:
     """What explains the rollouts: tools, template, rewards, settings, versions."""
     args = trainer.args
-    tokenizer = getattr(trainer, "_tokenizer", None) or getattr(trainer, "processing_class", None)
-    template = getattr(trainer, "chat_template", None) or getattr(tokenizer, "chat_template", None)
+    template = _template(trainer)
     names = reward_names(trainer)
     weights = list(getattr(args, "reward_weights", None) or [])
     return {
@@ -60,6 +67,11 @@ def describe_trl(trainer: Any) -> Mapping[str, Any]:
         "versions": {package: found for package in _PACKAGES if (found := installed(package))},
         "settings": {name: value for name in _SETTINGS if (value := getattr(args, name, None)) is not None},
     }
+
+
+def _template(trainer: Any) -> Any:
+    owners = (trainer, getattr(trainer, "processing_class", None), tokenizer_of(trainer))
+    return next((found for one in owners if (found := getattr(one, "chat_template", None))), None)
 
 
 def tool_schemas(trainer: Any) -> list[Mapping[str, Any]]:

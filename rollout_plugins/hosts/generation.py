@@ -1,4 +1,4 @@
-"""One generation of a GRPO-like trainer: what is observed of it on the training thread."""
+"""One generation of a trainer: what is observed of it on the training thread."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import functools
 import inspect
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rollout_hookspecs import Batch, Rollout
+from rollout_hookspecs import Batch
 
-from rollout_plugins.hosts.building import Builder, LogTail
+from rollout_plugins.hosts.building import Builder
 from rollout_plugins.hosts.facts import reward_names
-from rollout_plugins.hosts.toolcalls import Watch, WatchedTools
+from rollout_plugins.hosts.toolcalls import Watch, WatchedTools, shared_out
 from rollout_plugins.hosts.wrapping import Swap
 from rollout_plugins.snapshot import Snapshot
 
@@ -22,55 +21,77 @@ from rollout_plugins.snapshot import Snapshot
 class Generation:
     """One generation batch of this rank: what was observed on the training thread, and how rollouts come of it."""
 
-    def __init__(self, trainer: Any, options: Mapping[str, Any]) -> None:
+    def __init__(self, trainer: Any, options: Mapping[str, Any], *, training: bool | None = None) -> None:
         self.trainer = trainer
         self.options = options
-        training = bool(trainer.model.training)
+        training = bool(trainer.model.training) if training is None else training
         self.split = "train" if training else "eval"
-        self.policy_step = int(trainer.state.global_step)
+        self.policy_step: int | None = int(trainer.state.global_step)
         self.step = self.policy_step + training
         self.rank = int(trainer.accelerator.process_index)
         self.world = int(trainer.accelerator.num_processes)
         self.group_size = _group_size(trainer, training=training)
         self.names = reward_names(trainer)
         self.weights = _weights(trainer, len(self.names))
+        self.expected = 0
         self.count = 0
         self.bytes = 0
         self.seconds = 0.0
         self.time = time.time()
         self.error: str | None = None
+        self.rows: Sequence[Mapping[str, Any]] = ()
         self.prompts: list[Any] = []
-        self.completions: list[Any] = []
+        self.said: Sequence[Any] | None = None
+        self.completions: list[Any] | None = None
         self.columns: list[dict[str, Any]] = []
+        self.prompt_ids: Any = None
         self.ids: list[list[int]] = []
         self.lengths: list[int] = []
-        self.gathered: Any = None
         self.ends: list[int | None] = []
-        self.generated: tuple[Any, ...] = ()
         self.tool_mask: Any = None
         self.watches: list[Watch] = []
         self.raw_rewards: dict[int, Sequence[Any]] = {}
+        self.numbers: Callable[[int], Sequence[float] | None] = lambda _: None
         self.rewards: list[list[float | None]] = []
+        self.totals: list[float] = []
         self.advantages: list[float | None] = []
         self.extra: dict[str, list[Any]] = {}
+        self.marks: list[dict[str, str]] = []
         self.peers: dict[str, Any] | None = None
         self.tensors: dict[str, Any] = {}
+        self.places: list[int] = []
+        self.width = 0
+        self.later: list[Callable[[], None]] = []
+        self.decoder: Any = None
 
-    def snapshot(self, inputs: Any, prompts: Any, completions: Any, ids: Any) -> None:
-        """Copy what reward functions might change, before they run."""
+    def snapshot(self, rows: Any, prompts: Any, completions: Any, ids: Any = None) -> None:
+        """Copy what others might change. `completions` is None where the trainer has ids alone: those are decoded."""
         started = time.perf_counter()
         copier = Snapshot()
         self.prompts = [copier.copy(prompt) for prompt in prompts]
-        self.completions = [copier.copy(completion) for completion in completions]
-        self.columns = [{k: copier.copy(v) for k, v in row.items() if k != "prompt"} for row in inputs]
-        keep = bool(self.options.get("tokens"))
+        self.completions = None if completions is None else [copier.copy(completion) for completion in completions]
+        self.columns = [{k: copier.copy(v) for k, v in row.items() if k != "prompt"} for row in rows]
+        self.count = len(self.prompts)
+        self.columns = self.columns or [{} for _ in self.prompts]
+        self.time = time.time()
+        self.bytes = copier.bytes + 512 * self.count
+        if ids is not None:
+            self.answer(ids)
+        self.seconds += time.perf_counter() - started
+
+    def answer(self, ids: Sequence[Sequence[int]]) -> None:
+        """Token ids of the completions. They are kept where they are asked for or have to be decoded."""
+        keep = bool(self.options.get("tokens")) or self.completions is None
         self.ids = [list(row) if keep else [] for row in ids]
         self.lengths = [len(row) for row in ids]
         self.ends = [int(row[-1]) if len(row) else None for row in ids]
-        self.count = len(self.prompts)
-        self.time = time.time()
-        self.bytes = copier.bytes + 512 * self.count
-        self.seconds += time.perf_counter() - started
+        self.bytes += 8 * sum(map(len, self.ids))
+
+    def broken_off(self, loop: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        """The tool loop raised: what it had said and heard until then stands in the lists it was given."""
+        given = inspect.signature(loop).bind(*args, **kwargs).arguments
+        prompts = [row["prompt"] for row in self.rows] or given["prompts"]
+        self.snapshot(self.rows, prompts, given["completions"], given["completion_ids"])
 
     def watched_rewards(self) -> Swap:
         """Reward functions whose raw results we see: the trainer's tensor cannot tell None from NaN."""
@@ -98,8 +119,26 @@ class Generation:
 
         return watched
 
+    def read_rewards(self) -> None:
+        """Each function's rewards: as it gave them, else from the trainer's numbers for it."""
+        columns = [self._reward_column(i) for i in range(len(self.names))]
+        self.rewards = [list(row) for row in zip(*columns, strict=True)]
+
+    def _reward_column(self, index: int) -> list[float | None]:
+        raw = self.raw_rewards.get(index, ())
+        if len(raw) == self.count and all(value is None or type(value) in {int, float, bool} for value in raw):
+            return [None if value is None else float(value) for value in raw]
+        known = self.numbers(index)
+        if known is None:
+            return [None] * self.count
+        nothing = [value is None for value in raw] if len(raw) == self.count else [math.isnan(n) for n in known]
+        return [None if none else number for none, number in zip(nothing, known, strict=True)]
+
     def watched_tools(self) -> Swap:
-        """Tools that note their calls. TRL keeps one dictionary of them for each rollout (since 1.0)."""
+        """Tools that note their calls: one dictionary of them for each rollout, or one that all rollouts share."""
+        shared = getattr(self.trainer, "_tool_dict", None)
+        if isinstance(shared, dict):
+            return self._watched_together(shared)
         sync = getattr(self.trainer, "_sync_tool_dicts", None)
         later = getattr(self.trainer, "_async_tool_dicts", None)
         if not isinstance(sync, list) or not isinstance(later, list) or len(sync) != len(later):
@@ -115,62 +154,27 @@ class Generation:
             ],
         )
 
-    def scored(self, gathered: Any) -> None:
-        """Rewards exist now, and so does what reward functions gave to log_extra."""
-        started = time.perf_counter()
-        self.gathered = gathered
-        copier = Snapshot()
-        pending = getattr(self.trainer, "_pending_extra_logs", None) or {}
-        self.extra = {str(name): copier.copy(list(values)) for name, values in pending.items()}
-        self.bytes += copier.bytes
-        self.seconds += time.perf_counter() - started
+    def _watched_together(self, tools: dict[str, Any]) -> Swap:
+        together = Watch(tuple(tools))
 
-    def ended(self, out: Mapping[str, Any]) -> None:
-        """Advantages exist now, as numbers in the trainer's log; only if they don't is its tensor read."""
-        started = time.perf_counter()
-        log = self._log()
-        here = slice(self.rank * self.count, (self.rank + 1) * self.count)
-        self.rewards = self._reward_rows(log, here)
-        if log is not None:
-            self.advantages = log.advantages()[here]
-            if self.options.get("gather") and self.rank == 0 and self.world > 1:
-                self.peers = log.everything()
-        else:
-            self.advantages = out["advantages"].tolist()
-        self._keep_tensors(out)
-        self.seconds += time.perf_counter() - started
+        def share_out() -> None:
+            self.watches = shared_out(together, self.completions or ())
+
+        self.later.append(share_out)
+        return Swap(self.trainer, _tool_dict=WatchedTools(tools, together, is_async=False))
+
+    def keep(self, **tensors: Any) -> None:
+        """Log-probabilities and the like, copied from the device; only when they were asked for."""
+        if self.options.get("tokens"):
+            self.tensors |= {k: v.detach().to("cpu", copy=True) for k, v in tensors.items() if v is not None}
 
     def failed(self, error: BaseException) -> None:
         """The trainer raised: what was generated is still worth keeping."""
         self.error = f"{type(error).__name__}: {error}"
 
-    def _log(self) -> LogTail | None:
-        """This generation's rows of all ranks in the trainer's own log, if it holds all of them."""
-        return LogTail.of(self.trainer, self.count * self.world, self.names)
-
-    def _reward_rows(self, log: LogTail | None, here: slice) -> list[list[float | None]]:
-        columns = [self._reward_column(i, log, here) for i in range(len(self.names))]
-        return [list(row) for row in zip(*columns, strict=True)] if columns else [[] for _ in range(self.count)]
-
-    def _reward_column(self, index: int, log: LogTail | None, here: slice) -> list[float | None]:
-        """One function's rewards: as it gave them, else as the trainer logged them, else from its tensor."""
-        raw = self.raw_rewards.get(index, ())
-        if len(raw) == self.count and all(value is None or type(value) in {int, float, bool} for value in raw):
-            return [None if value is None else float(value) for value in raw]
-        logged = log.reward(self.names[index]) if log is not None else None
-        numbers = logged[here] if logged is not None else self.gathered[here, index].tolist()
-        nothing = [value is None for value in raw] if len(raw) == self.count else [math.isnan(n) for n in numbers]
-        return [None if none else number for none, number in zip(nothing, numbers, strict=True)]
-
-    def _keep_tensors(self, out: Mapping[str, Any]) -> None:
-        wanted = []
-        if self.options.get("tokens"):
-            wanted = ["sampling_per_token_logps", "old_per_token_logps", "completion_mask"]
-        self.tensors = {k: out[k].detach().to("cpu", copy=True) for k in wanted if out.get(k) is not None}
-
     def batch(self) -> Batch:
         return Batch(
-            build=Builder(self).rollouts,
+            build=self._build,
             split="train" if self.split == "train" else "eval",
             step=self.step,
             count=self.count,
@@ -179,22 +183,10 @@ class Generation:
             seconds=self.seconds,
         )
 
-    @classmethod
-    def from_log(cls, trainer: Any, count: int) -> Batch | None:
-        """This rank's rows of the last generation in the trainer's log."""
-        self = cls(trainer, {})
-        self.count = count
-        log = self._log()
-        if log is None:
-            return None
-        logged = log.everything()
-        start = self.rank * count
-        builder = Builder(self)
-
-        def build() -> list[Rollout]:
-            return [builder.logged(logged, start + i, self.rank) for i in range(count)]
-
-        return replace(self.batch(), build=build)
+    def _build(self) -> Any:
+        for work in self.later:
+            work()
+        return Builder(self).rollouts()
 
 
 def _is_async(function: Any) -> bool:
@@ -204,7 +196,9 @@ def _is_async(function: Any) -> bool:
 
 
 def _group_size(trainer: Any, *, training: bool) -> int:
-    size = trainer.num_generations if training else getattr(trainer, "num_generations_eval", trainer.num_generations)
+    size = getattr(trainer, "num_generations", 1)
+    if not training:
+        size = getattr(trainer, "num_generations_eval", size)
     return max(int(size or 1), 1)
 
 

@@ -9,119 +9,133 @@ function runs), and around `_generate_and_score_completions`, at whose end the a
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 from rollout_hookspecs import Batch, Emit
 
-from rollout_plugins.hosts.facts import describe_trl
 from rollout_plugins.hosts.generation import Generation
-from rollout_plugins.hosts.wrapping import Swap, Wraps
-
-_FAMILY = {"GRPOTrainer", "RLOOTrainer"}
-
-
-class GRPOHost:
-    """See the module."""
-
-    name = "grpo"
-
-    def matches(self, trainer: Any) -> bool:
-        return any(c.__name__ in _FAMILY and c.__module__.partition(".")[0] == "trl" for c in type(trainer).__mro__)
-
-    def attach(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> Callable[[], None]:
-        observer = _Observer(trainer, emit, options)
-        return observer.wraps.detach
-
-    def describe(self, trainer: Any) -> Mapping[str, Any]:
-        return describe_trl(trainer)
-
-    def recover(self, trainer: Any, count: int) -> Batch | None:
-        """The generation that is in the trainer's own log although nobody was attached when it was made."""
-        return Generation.from_log(trainer, count)
+from rollout_plugins.hosts.observing import Observer, TRLHost
+from rollout_plugins.hosts.support import Support
+from rollout_plugins.hosts.trl_log import LogTail, batch_from_log
+from rollout_plugins.hosts.wrapping import Swap
+from rollout_plugins.snapshot import Snapshot
 
 
-class _Observer:
-    """The wrappers on one trainer, and the generation they are in the middle of."""
+class GRPOObserver(Observer):
+    """Watches a trainer that scores groups of completions; `whole` is its method from the rows to the advantages."""
+
+    whole: ClassVar[str] = "_generate_and_score_completions"
 
     def __init__(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> None:
-        self.trainer = trainer
-        self.emit = emit
-        self.options = options
-        self.now: Generation | None = None
-        self.wraps = Wraps(trainer)
-        self.wraps.wrap("_generate_and_score_completions", self._generation, ("inputs",))
-        parameters = ("inputs", "prompts", "completions", "completion_ids_list")
-        self.wraps.wrap("_calculate_rewards", self._rewards, parameters)
-        for name, around in (("_generate", self._tokens), ("_tool_call_loop", self._tools)):
+        super().__init__(trainer, emit, options)
+        self.watch(self.whole, self._scored, ("inputs",))
+        self.watch("_calculate_rewards", self._rewards, ("inputs", "prompts", "completions", "completion_ids_list"))
+        for name, around in (("_generate", self._tokens), ("_tool_call_loop", self.tool_loop)):
             if hasattr(trainer, name):
-                self.wraps.wrap(name, around)
+                self.watch(name, around)
 
-    def _generation(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with self.wraps.guarded("begin a generation"):
-            self.now = Generation(self.trainer, self.options)
-        try:
-            out = original(*args, **kwargs)
-        except BaseException as error:
-            self._hand_over(error)
-            raise
-        if self.now is None or not self.now.count:
-            self._hand_over_logged(len(args[0]) if args else 0)
-        self._hand_over(None, out)
+    def _scored(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with self.guarded("see the rows of a generation"):
+            (now.rows,) = _bound(original, args, kwargs)
+            now.expected = len(now.rows)
+        out = original(*args, **kwargs)
+        if now.count:
+            with self.guarded("read the advantages"):
+                self._read_advantages(now, out)
         return out
 
-    def _hand_over_logged(self, count: int) -> None:
-        """The snapshot was not taken, so what the trainer logged has to do."""
-        with self.wraps.guarded("record a generation from the trainer's log"):
-            batch = Generation.from_log(self.trainer, count)
-            if batch is not None:
-                self.emit(batch)
-            else:
-                self.emit.lost("not_observed", count)
-
-    def _hand_over(self, error: BaseException | None, out: Any = None) -> None:
-        """What was generated is worth keeping however far the trainer, or we, got with it."""
-        now, self.now = self.now, None
-        if now is None or not now.count:
-            return
-        with self.wraps.guarded("read the advantages"):
-            now.ended(out) if error is None else now.failed(error)
-        with self.wraps.guarded("record a generation"):
-            self.emit(now.batch())
-
-    def _rewards(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        now = self.now
-        if now is None:
-            return original(*args, **kwargs)
-        with self.wraps.guarded("take a snapshot of a generation"):
+    def _rewards(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with self.guarded("take a snapshot of a generation"):
             now.snapshot(*_bound(original, args, kwargs))
         swap: Swap | None = None
-        with self.wraps.guarded("watch the reward functions"):
+        with self.guarded("watch the reward functions"):
             swap = now.watched_rewards()
         with swap or nullcontext():
             gathered = original(*args, **kwargs)
-        with self.wraps.guarded("read the rewards"):
-            now.scored(gathered)
+        with self.guarded("read the rewards"):
+            self._read_rewards(now, gathered)
         return gathered
 
-    def _tokens(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _read_rewards(self, now: Generation, gathered: Any) -> None:
+        """Rewards exist now, and so does what reward functions gave to log_extra."""
+        started = time.perf_counter()
+        here = slice(now.rank * now.count, (now.rank + 1) * now.count)
+        now.numbers = lambda index: gathered[here, index].tolist()
+        copier = Snapshot()
+        pending = getattr(self.trainer, "_pending_extra_logs", None) or {}
+        now.extra = {str(name): copier.copy(list(values)) for name, values in pending.items()}
+        now.bytes += copier.bytes
+        now.seconds += time.perf_counter() - started
+
+    def _read_advantages(self, now: Generation, out: Mapping[str, Any]) -> None:
+        """Advantages exist now, as numbers in the trainer's log; only if they don't is its tensor read."""
+        started = time.perf_counter()
+        log = LogTail.of(now)
+        if log is None:
+            now.advantages = out["advantages"].tolist()
+        else:
+            self._read_log(now, log)
+        now.keep(**{name: out.get(name) for name in ("sampling_per_token_logps", "old_per_token_logps")})
+        now.seconds += time.perf_counter() - started
+
+    def _read_log(self, now: Generation, log: LogTail) -> None:
+        here = slice(now.rank * now.count, (now.rank + 1) * now.count)
+        now.advantages = log.advantages()[here]
+        tensor = now.numbers
+
+        def numbers(index: int) -> Sequence[float] | None:
+            logged = log.reward(now.names[index])
+            return tensor(index) if logged is None else logged[here]
+
+        now.numbers = numbers
+        if self.options.get("gather") and now.rank == 0 and now.world > 1:
+            now.peers = log.everything()
+
+    def _tokens(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         out = original(*args, **kwargs)
-        if self.now is not None and isinstance(out, tuple):
-            self.now.generated = out
+        if isinstance(out, tuple) and out:
+            now.prompt_ids = out[0]
+            if len(out) > 3 and now.tool_mask is None:
+                now.tool_mask = out[2]
         return out
 
-    def _tools(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        now = self.now
-        swap: Swap | None = None
-        with self.wraps.guarded("watch the tools"):
-            swap = now.watched_tools() if now is not None else None
-        with swap or nullcontext():
-            out = original(*args, **kwargs)
-        if now is not None and isinstance(out, tuple) and out:
-            now.tool_mask = out[0]
-        return out
+    def missed(self, now: Generation) -> None:
+        """The snapshot was not taken, so what the trainer logged has to do."""
+        with self.guarded("record a generation from the trainer's log"):
+            batch = batch_from_log(self.trainer, now.expected)
+            if batch is not None:
+                self.emit(batch)
+            else:
+                super().missed(now)
 
 
 def _bound(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(inspect.signature(function).bind(*args, **kwargs).arguments.values())
+
+
+class GRPOHost(TRLHost):
+    """See the module."""
+
+    name = "grpo"
+    observer = GRPOObserver
+    supports = (
+        Support(
+            trainer="GRPOTrainer", advantage=True, groups=True, evaluation=True, images=True, tools=True,
+            logprobs="sampler and trainer", since="0.22", note="tools since 0.26, log_extra since 1.0",
+        ),
+        Support(
+            trainer="GMPOTrainer", advantage=True, groups=True, evaluation=True, images=True, tools=True,
+            logprobs="sampler and trainer",
+        ),
+        Support(
+            trainer="RLOOTrainer", advantage=True, groups=True, evaluation=True, images=True,
+            logprobs="trainer", since="0.22",
+        ),
+    )  # fmt: skip
+
+    def recover(self, trainer: Any, count: int) -> Batch | None:
+        """The generation that is in the trainer's own log although nobody was attached when it was made."""
+        return batch_from_log(trainer, count)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,3 +32,10 @@ class Support:
     """Oldest TRL on which the host's tests ran."""
     note: str = ""
     """What a person should know besides."""
+
+
+def support_of(host: Any, trainer: Any) -> Support | None:
+    """What a host says of a trainer: of the nearest of its classes that it names and that TRL made."""
+    told = {support.trainer: support for support in getattr(host, "supports", ())}
+    trl = (c.__name__ for c in type(trainer).__mro__ if c.__module__.partition(".")[0] == "trl")
+    return next((told[name] for name in trl if name in told), None)

@@ -131,6 +131,20 @@ def _read_outcome(call: Call, result: Any, known: Collection[str], *, is_watched
     return "error", error or "it was not called"
 
 
+def shared_out(together: Watch, completions: Sequence[Any]) -> list[Watch]:
+    """One watch for each rollout, of calls that all rollouts made to the same tools.
+
+    The trainer runs the calls of all first turns, rollout after rollout, then those of all second turns, and so on.
+    """
+    asking = [[calls for message in one if (calls := calls_of(message))] for one in completions]
+    waiting, watches = list(together.seen), [Watch(together.tools) for _ in completions]
+    for turn in range(max(map(len, asking), default=0)):
+        for turns, watch in zip(asking, watches, strict=True):
+            ran = [_take(waiting, call) for call in (turns[turn] if turn < len(turns) else ())]
+            watch.seen += [seen for seen in ran if seen is not None]
+    return watches
+
+
 def _take(seen: list[Seen], call: Call) -> Seen | None:
     """The next call that ran, if it is this one. Calls run in the order they were asked for."""
     if seen and seen[0].name == call.name and _equal(seen[0].arguments, call.arguments):

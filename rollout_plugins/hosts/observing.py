@@ -1,0 +1,107 @@
+"""What the hosts of TRL's trainers share: knowing a trainer by its class, and watching it make a generation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any, ClassVar
+
+from rollout_hookspecs import Emit
+
+from rollout_plugins.hosts.facts import describe_trl
+from rollout_plugins.hosts.generation import Generation
+from rollout_plugins.hosts.support import Support, support_of
+from rollout_plugins.hosts.wrapping import Swap, Wraps
+
+
+class Observer:
+    """The wrappers on one trainer, and the generation they are in the middle of."""
+
+    def __init__(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> None:
+        self.trainer = trainer
+        self.emit = emit
+        self.options = options
+        self.now: Generation | None = None
+        self.wraps = Wraps(trainer)
+        self.guarded = self.wraps.guarded
+
+    def watch(self, name: str, around: Callable[..., Any], parameters: tuple[str, ...] | None = None) -> bool:
+        """Wrap a method of the trainer: `around(generation, original, *args, **kwargs)`.
+
+        Whichever watched method is entered first begins the generation, and it is handed over when that one is left.
+        So the trainer may lack one of them, and may raise anywhere: what was seen until then is recorded.
+        """
+
+        def inside(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            with self._generation() as now:
+                return original(*args, **kwargs) if now is None else around(now, original, *args, **kwargs)
+
+        return self.wraps.wrap(name, inside, parameters)
+
+    @contextmanager
+    def _generation(self) -> Iterator[Generation | None]:
+        if self.now is not None:
+            yield self.now
+            return
+        with self.guarded("begin a generation"):
+            self.now = self.begin()
+        try:
+            yield self.now
+        except BaseException as error:
+            if self.now is not None:
+                self.now.failed(error)
+            raise
+        finally:
+            now, self.now = self.now, None
+            if now is not None:
+                self.hand_over(now)
+
+    def begin(self) -> Generation:
+        return Generation(self.trainer, self.options)
+
+    def hand_over(self, now: Generation) -> None:
+        """What was generated is worth keeping however far the trainer, or we, got with it."""
+        if now.count:
+            with self.guarded("read the rewards"):
+                now.read_rewards()
+            with self.guarded("record a generation"):
+                self.emit(now.batch())
+        elif now.error is None and now.expected:
+            self.missed(now)
+
+    def missed(self, now: Generation) -> None:
+        """The trainer made rollouts, and none of our wrappers saw them."""
+        self.emit.lost("not_observed", now.expected)
+
+    def tool_loop(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Around `_tool_call_loop`: what each call did, and the completions it made as messages."""
+        swap: Swap | None = None
+        with self.guarded("watch the tools"):
+            swap = now.watched_tools()
+        try:
+            with swap or nullcontext():
+                out = original(*args, **kwargs)
+        except BaseException:
+            with self.guarded("take a snapshot of a generation"):
+                now.broken_off(original, args, kwargs)
+            raise
+        if isinstance(out, tuple) and len(out) > 1:
+            now.tool_mask, now.said = out[0], out[1]
+        return out
+
+
+class TRLHost:
+    """A host for some of TRL's trainers and their subclasses. Knowing them takes no import of TRL."""
+
+    name: str
+    supports: ClassVar[tuple[Support, ...]]
+    observer: ClassVar[type[Observer]]
+
+    def matches(self, trainer: Any) -> bool:
+        return support_of(self, trainer) is not None
+
+    def attach(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> Callable[[], None]:
+        return self.observer(trainer, emit, options).wraps.detach
+
+    def describe(self, trainer: Any) -> Mapping[str, Any]:
+        return describe_trl(trainer)
