@@ -89,7 +89,7 @@ def shown(*results):
 @pytest.mark.parametrize(
     "result",
     [RuntimeError("no"), ["text"], 3, [Panel(table=3)], [Panel(text=type("Bad", (), {"__str__": None})())]],
-    ids=str,
+    ids=["raises", "text", "a number", "a bad table", "a bad text"],
 )
 def test_a_plugin_that_fails_says_so_and_the_others_show_theirs(result):
     failed, kept = shown(result, [Panel(title="kept")])
