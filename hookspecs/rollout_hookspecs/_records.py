@@ -92,6 +92,8 @@ class Tokens:
     """Log-probabilities of the sampler."""
     trainer_logprobs: Sequence[float] | None = None
     """Log-probabilities the trainer computed for the same tokens."""
+    reference_logprobs: Sequence[float] | None = None
+    """Log-probabilities of the reference model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

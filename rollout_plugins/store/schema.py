@@ -63,6 +63,7 @@ TOKENS = pa.struct(
         ("mask", pa.list_(pa.int8())),
         ("logprobs", pa.list_(pa.float64())),
         ("trainer_logprobs", pa.list_(pa.float64())),
+        ("reference_logprobs", pa.list_(pa.float64())),
     ]
 )
 _INTEGERS = ("attempt", "step", "policy_step", "generation", "rank", "index", "group", "group_size")

@@ -66,13 +66,19 @@ def found(row: dict[str, Any]) -> Found:
         tool_calls=tool_calls(completion),
         rewards={"steps": None if total is None or final is None else total - final, "final": final},
         reward=total,
-        prompt_tokens=whole(steps[0].get("ob_len")) if steps else None,
-        completion_tokens=sum(whole(step.get("ac_len")) for step in steps) if steps else None,
+        prompt_tokens=_sum(steps[:1], "ob_len"),
+        completion_tokens=_sum(steps, "ac_len"),
         **_ending(steps[-1] if steps else {}),
-        columns={"split": split, "tags": row.get("tags")},
+        columns={name: row[name] for name in ("split", "tags") if row.get(name)},
         extra={"trajectory_metrics": dict_in(row, "trajectory_metrics"), "steps": [_without_text(s) for s in steps]},
     )
     return Found(rollout, row["group_idx"])
+
+
+def _sum(steps: list[dict[str, Any]], name: str) -> int | None:
+    """A number of the steps added up; None when one does not have it."""
+    numbers = [number(step.get(name)) for step in steps]
+    return sum(map(whole, numbers)) if numbers and None not in numbers else None
 
 
 def _ending(last: dict[str, Any]) -> dict[str, Any]:
