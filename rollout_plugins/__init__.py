@@ -3,7 +3,7 @@
     trainer.add_callback(RolloutPluginCallback())
 
 Everything public is importable from here. Importing this package loads neither torch nor any other heavy library:
-the callback and the reader are imported when they are first used.
+the callback, the recorder and the reader are imported when they are first used.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from rollout_hookspecs import (
 
 if TYPE_CHECKING:
     from rollout_plugins.callback import RolloutPluginCallback as RolloutPluginCallback
+    from rollout_plugins.recorder import RolloutRecorder as RolloutRecorder
     from rollout_plugins.store.read import StoredRun as StoredRun
     from rollout_plugins.store.read import open_run as open_run
 
@@ -38,6 +39,7 @@ __version__ = "0.1.0"
 
 _LAZY = {
     "RolloutPluginCallback": "rollout_plugins.callback",
+    "RolloutRecorder": "rollout_plugins.recorder",
     "StoredRun": "rollout_plugins.store.read",
     "open_run": "rollout_plugins.store.read",
 }
@@ -53,6 +55,7 @@ __all__ = [
     "Placeholder",
     "Rollout",
     "RolloutPluginCallback",
+    "RolloutRecorder",
     "Run",
     "Step",
     "StoredRun",

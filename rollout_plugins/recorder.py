@@ -1,0 +1,313 @@
+"""`with RolloutRecorder() as rec: rec.record(step, rollouts)`: for loops that are no transformers Trainer."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rollout_hookspecs import Batch, Run
+
+from rollout_plugins.errors import SetupError
+from rollout_plugins.hosts.facts import installed
+from rollout_plugins.identity import Identity, identify, identify_named, ranks_can_agree
+from rollout_plugins.loading import Plugins, flag
+from rollout_plugins.opening import bind_sinks, cap_dashboards, named_metrics, open_pipeline
+from rollout_plugins.precautions import checked_dir, tell_of_unfinished
+from rollout_plugins.shapes.placing import Placing
+from rollout_plugins.shapes.rows import rows
+from rollout_plugins.shapes.shaped import Asked, Shaped, Taken
+from rollout_plugins.shapes.where import Where, where
+from rollout_plugins.store.write import run_file
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+logger = logging.getLogger("rollout_plugins")
+
+_PACKAGES = (
+    "rollout-plugins", "torch", "transformers", "vllm", "sglang", "verl", "areal", "tinker", "tinker-cookbook",
+    "torchforge",
+)  # fmt: skip
+_opened = itertools.count()
+
+
+class RolloutRecorder:
+    """Keeps every rollout that a training loop hands it, and gives them to plugins.
+
+    Mistakes of setup raise a `SetupError` that names the fix: here, and in the first `record`. Once one batch was
+    recorded nothing raises anymore and nothing waits: what cannot be kept is counted, by reason.
+
+    Args:
+        plugins: instances or names of plugins, run in this order, for example `["redact", "trackio"]`.
+        dir: where runs are kept.
+        disable: names of plugins that must not run.
+        config: options for plugins given by name, for example `{"cap": {"max_per_step": 8}}`.
+        autoload: whether installed plugins run without being named.
+        strict: let errors of plugins, and of later batches, end the loop; for tests.
+        sync: do all work on the thread that records; for debugging.
+        tokens: also keep token ids, masks and log-probabilities.
+        on_full: "drop" the newest batch when recording falls behind, or "block" until it catches up.
+        run_id: a name for the run. If it exists already, this is its next attempt. Several processes that torchrun
+            did not start need the same one.
+        resumed_from: the step of the checkpoint that this attempt goes on from: what earlier attempts recorded after
+            it counts as done again. Left out, everything counts.
+        trainer: what the loop calls itself.
+        model: name or path of the model.
+        tools: JSON schemas of the tools.
+        reward_names: names of the rewards, each a column of its own; those of the first batch unless told.
+        reward_weights: their weights, for the total of rollouts that come without one.
+        chat_template: the chat template.
+        settings: whatever else explains the rollouts.
+    """
+
+    def __init__(
+        self,
+        plugins: Sequence[Any] = (),
+        *,
+        dir: str | os.PathLike[str] = "runs",  # noqa: A002 - the name people expect
+        disable: Iterable[str] = (),
+        config: Mapping[str, Mapping[str, Any]] | None = None,
+        autoload: bool = True,
+        strict: bool = False,
+        sync: bool = False,
+        tokens: bool = False,
+        on_full: str = "drop",
+        run_id: str | None = None,
+        resumed_from: int | None = None,
+        trainer: str = "",
+        model: str = "",
+        tools: Sequence[Mapping[str, Any]] = (),
+        reward_names: Sequence[str] = (),
+        reward_weights: Sequence[float] = (),
+        chat_template: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        root = checked_dir(dir) or Path("runs")
+        _check(run_id, resumed_from, reward_names, reward_weights)
+        self._plugins = Plugins(plugins, disable=disable, config=config, autoload=autoload)
+        cap_dashboards(self._plugins)
+        self._strict = strict or flag("STRICT", default=False)
+        self._tokens, self._waits = tokens, on_full == "block"
+        self._pipeline = open_pipeline(self, self._plugins, strict=self._strict, sync=sync, on_full=on_full)
+        found = _identity(root, run_id, resumed_from)
+        self._run = Run(
+            id=found.id,
+            attempt=found.attempt,
+            dir=str(root / found.id),
+            rank=_from_environment("RANK", 0),
+            world_size=_from_environment("WORLD_SIZE", 1),
+            trainer=trainer,
+            host="recorder",
+            model=model,
+            reward_names=tuple(reward_names),
+            reward_weights=tuple(map(float, reward_weights)),
+            tools=tuple(tools),
+            chat_template=chat_template,
+            versions={package: version for package in _PACKAGES if (version := installed(package))},
+            settings=dict(settings or {}),
+            resumed_from=found.resumed_from,
+        )
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._is_started = self._is_closed = self._is_proven = False
+        self._last_step = 0
+        self._told: set[str] = set()
+
+    @property
+    def run(self) -> Run:
+        """The run's facts: its id, its folder, which attempt this is."""
+        return self._run
+
+    # --- recording ----------------------------------------------------------------------------------------------
+
+    def record(
+        self,
+        step: int,
+        rollouts: Any,
+        *,
+        split: str = "train",
+        policy_step: int | None = None,
+        group_size: int | None = None,
+    ) -> None:
+        """Keep one generation batch. What it holds may be changed as soon as this returns.
+
+        Args:
+            step: the optimizer step that it (first) trains, or at which it was evaluated.
+            rollouts: `Rollout` records, dicts with their fields, None for a rejected one; or what a function of
+                `rollout_plugins.shapes` returned.
+            split: "train" or "eval".
+            policy_step: how many updates the generating weights had, for rollouts that don't say.
+            group_size: so many rollouts in a row answer the same prompt. Without it those with an equal `group` do,
+                or with an equal prompt.
+        """
+        prepared = self._prepared(rollouts, step=step, split=split, policy_step=policy_step, group_size=group_size)
+        if prepared is not None:
+            self._submit(*prepared)
+        self._pipeline.raise_strict()
+
+    async def arecord(
+        self,
+        step: int,
+        rollouts: Any,
+        *,
+        split: str = "train",
+        policy_step: int | None = None,
+        group_size: int | None = None,
+    ) -> None:
+        """The same for asyncio: where `on_full="block"` makes it wait, the event loop goes on."""
+        prepared = self._prepared(rollouts, step=step, split=split, policy_step=policy_step, group_size=group_size)
+        if prepared is not None and self._waits:
+            await asyncio.to_thread(self._submit, *prepared)
+        elif prepared is not None:
+            self._submit(*prepared)
+        self._pipeline.raise_strict()
+
+    def _prepared(self, rollouts: Any, **said: Any) -> tuple[Batch, Taken] | None:
+        """The batch, safe from what the loop does next; None when nothing can be kept of it."""
+        if not self._is_open():
+            self._lose("recorder_closed", rollouts)
+            return None
+        started = time.perf_counter()
+        is_checked = self._strict or not self._is_proven
+        try:
+            place = where(**said, last_step=self._last_step, is_checked=is_checked)
+            shaped = rollouts if isinstance(rollouts, Shaped) else rows(rollouts)
+            taken = shaped.take(Asked(tokens=self._tokens, checked=is_checked))
+        except Exception as error:
+            if is_checked and (self._strict or isinstance(error, SetupError)):
+                raise
+            self._say(f"a batch could not be recorded: {type(error).__name__}: {error}; the loop goes on without it")
+            self._lose("unreadable", rollouts)
+            return None
+        self._last_step = place.step
+        return self._batch(place, taken, started), taken
+
+    def _batch(self, place: Where, taken: Taken, started: float) -> Batch:
+        run, counters = self._run, self._pipeline.counters
+        placing = Placing(
+            time=time.time(),
+            policy_step=place.policy_step,
+            group_size=place.group_size,
+            rank=run.rank,
+            world_size=run.world_size,
+            weights=dict(zip(run.reward_names, run.reward_weights, strict=False)),
+            marks=place.marks,
+        )
+        return Batch(
+            build=lambda: placing.rollouts(taken.build(), counters.drop),
+            split=place.split,
+            step=place.step,
+            count=taken.count,
+            bytes=taken.bytes,
+            seconds=time.perf_counter() - started,
+        )
+
+    def _submit(self, batch: Batch, taken: Taken) -> None:
+        with self._lock:
+            if not self._is_started:
+                self._is_started = True
+                self._start(taken)
+            self._pipeline.submit(batch)
+            self._is_proven = True
+
+    def _start(self, taken: Taken) -> None:
+        """Begin the run. The first batch tells the names of the rewards, if nobody did."""
+        self._run = run = replace(self._run, reward_names=self._run.reward_names or taken.reward_names)
+        bind_sinks(self._plugins, None, self._safely)
+        self._pipeline.start(run)
+        if run.rank == 0:
+            root, name = Path(run.dir).parent, run.id
+            self._pipeline.later(lambda: tell_of_unfinished(root, name))
+
+    def _is_open(self) -> bool:
+        if self._pid != os.getpid():
+            self._say("this recorder was opened by another process and records nothing here; open one in each process")
+            return False
+        if self._is_closed or (self._is_started and self._pipeline.run is None):
+            self._say("this recorder is closed and records nothing anymore; open another one with the same run_id")
+            return False
+        return True
+
+    def _lose(self, reason: str, rollouts: Any) -> None:
+        self._pipeline.counters.drop(reason, len(rollouts) if isinstance(rollouts, (list, tuple)) else 1)
+
+    def _safely(self, what: str, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except Exception as error:
+            self._say(f"could not {what}: {error!r}; recording goes on without it")
+
+    def _say(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            logger.warning("%s", text)
+
+    # --- around it ----------------------------------------------------------------------------------------------
+
+    def metrics(self, split: str = "train") -> dict[str, float]:
+        """What plugins measured since the last call, for the loop's own logger. Never waits."""
+        return named_metrics(self._pipeline, split)
+
+    def flush(self, seconds: float = 30.0) -> bool:
+        """Wait until all rollouts so far are in the store and with the sinks, at most so long; whether they are."""
+        done = self._pipeline.drain(seconds)
+        self._pipeline.raise_strict()
+        return done
+
+    async def aflush(self, seconds: float = 30.0) -> bool:
+        """The same without holding up the event loop."""
+        return await asyncio.to_thread(self.flush, seconds)
+
+    def close(self) -> None:
+        """End the run: everything is stored and sent. Done by `with`, and at the latest when the process ends."""
+        if self._pid == os.getpid():
+            self._is_closed = True
+        self._pipeline.close()
+        self._pipeline.raise_strict()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await asyncio.to_thread(self.close)
+
+
+def _check(run_id: Any, resumed_from: Any, names: Sequence[str], weights: Sequence[float]) -> None:
+    if run_id is not None and (not isinstance(run_id, str) or not run_id or Path(run_id).name != run_id):
+        raise SetupError(f"run_id is {run_id!r}; give a name that a folder can have, without slashes")
+    if resumed_from is not None and run_id is None:
+        raise SetupError("resumed_from says where a run goes on, but not which; give its run_id too")
+    if isinstance(names, str) or (weights and len(weights) != len(names)):
+        raise SetupError(
+            f"{len(weights)} reward_weights for reward_names {names!r}; give a list of names, a weight each"
+        )
+
+
+def _identity(root: Path, run_id: str | None, resumed_from: int | None) -> Identity:
+    key = f"{root}|recorder|{next(_opened)}|{os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}"
+    if run_id is not None:
+        return identify_named(root, key, run_id, run_file(_from_environment("RANK", 0)), resumed_from)
+    if not ranks_can_agree():
+        logger.warning("each process records a run of its own: give all of them the same run_id to make it one")
+    return identify(root, key, None, 0, None)
+
+
+def _from_environment(name: str, default: int) -> int:
+    text = os.environ.get(name) or str(default)
+    if not text.isascii() or not text.isdigit():
+        raise SetupError(f"{name} is {text!r} in the environment; set it to a number, or not at all")
+    return int(text)

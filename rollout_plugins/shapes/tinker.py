@@ -1,0 +1,179 @@
+"""tinker-cookbook's trajectory groups, read through the traces of their transitions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from rollout_hookspecs import Tokens
+
+from rollout_plugins.errors import SetupError
+from rollout_plugins.shapes.shaped import REJECTED, UNREADABLE, Asked, Shaped, Taken, bytes_of, each
+from rollout_plugins.shapes.speech import Decode, Speech, decoder
+from rollout_plugins.snapshot import Snapshot
+from rollout_plugins.store.importers import Found
+from rollout_plugins.store.importers.tinker import found
+
+REWARDS = ("steps", "final")
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutTrace:
+    """What was said in one transition, for `Transition.trace`. A copy: what the environment does next does not show.
+
+    Make it before the environment takes its step, also when that step ends the episode because the answer did not
+    parse or the context is full.
+    """
+
+    prompt: Any
+    """Messages the policy was given, or text."""
+    policy_response: Any
+    """The message it answered with, several, or text."""
+    reward_data: Mapping[str, Any] = field(default_factory=dict)
+    """Numbers behind the reward, raw."""
+
+    def __post_init__(self) -> None:
+        for own in fields(self):
+            object.__setattr__(self, own.name, Snapshot().copy(getattr(self, own.name)))
+
+
+def rollouts(groups: Any, tokenizer: Any = None, *, tags: Sequence[Sequence[str]] | None = None) -> Shaped:
+    """A trajectory group or a list of them: one rollout for each trajectory.
+
+    Args:
+        groups: `TrajectoryGroup`s, with `trajectories_G`, `final_rewards_G` and `metrics_G`. A transition's `trace`
+            is a `RolloutTrace`, or anything with a `prompt` and a `policy_response`.
+        tokenizer: for the texts of trajectories without traces.
+        tags: the tags of each group.
+    """
+    return Shaped(lambda asked: _take(groups, tokenizer, tags, asked))
+
+
+def _take(groups: Any, tokenizer: Any, tags: Any, asked: Asked) -> Taken:
+    listed = list(groups) if isinstance(groups, (list, tuple)) else [groups]
+    decode = decoder(tokenizer) if tokenizer is not None else None
+    read = _Reader(Snapshot(), asked, with_ids=asked.tokens or decode is not None)
+    rows = [row for place, group in enumerate(listed) for row in read.group(group, place, _tags(tags, place))]
+    count = len(rows) - rows.count(REJECTED)
+    size = bytes_of(count, read.copier.bytes)
+    return Taken(lambda: each(lambda row: _found(row[0], row[1], decode, asked), rows), count, size, REWARDS)
+
+
+def _tags(tags: Any, place: int) -> list[Any]:
+    return list(tags[place]) if tags is not None and place < len(tags) else []
+
+
+class _Reader:
+    """Reads groups into what tinker-cookbook itself would write of them, and the tokens of each transition."""
+
+    def __init__(self, copier: Snapshot, asked: Asked, *, with_ids: bool) -> None:
+        self.copier = copier
+        self._asked = asked
+        self._with_ids = with_ids
+
+    def group(self, group: Any, place: int, tags: list[Any]) -> list[Any]:
+        """A row for each trajectory. Rewards are nobody's where they don't line up with the trajectories."""
+        trajectories = getattr(group, "trajectories_G", None)
+        if trajectories is None and self._asked.checked:
+            raise SetupError(f"group {place} is of type {type(group).__name__}; give a TrajectoryGroup or a list of them")
+        if trajectories is None:
+            return [REJECTED if group is None else UNREADABLE]
+        finals = self._aligned(group, "final_rewards_G", len(trajectories), place)
+        metrics = self._aligned(group, "metrics_G", len(trajectories), place)
+        return [
+            self._row(
+                trajectory, {"group_idx": place, "tags": tags, "final_reward": final, "trajectory_metrics": some}
+            )
+            for trajectory, final, some in zip(trajectories, finals, metrics, strict=True)
+        ]
+
+    def _aligned(self, group: Any, name: str, count: int, place: int) -> list[Any]:
+        values = list(getattr(group, name, None) or [])
+        if len(values) == count:
+            return self.copier.copy(values)  # type: ignore[no-any-return]
+        if self._asked.checked:
+            raise SetupError(f"group {place} has {count} trajectories, but {len(values)} of {name}; give one for each")
+        return [None] * count
+
+    def _row(self, trajectory: Any, facts: dict[str, Any]) -> Any:
+        if trajectory is None:
+            return REJECTED
+        try:
+            transitions = list(trajectory.transitions)
+            steps = [self._step(transition) for transition in transitions]
+            turns = [_turn(transition) for transition in transitions] if self._with_ids else []
+        except (Exception, SystemExit):
+            return UNREADABLE
+        final, rewards = _raw(facts["final_reward"]), [step["reward"] for step in steps]
+        is_known = final is not None and None not in rewards
+        total = sum(rewards) + final if is_known else None
+        return {**facts, "final_reward": final, "total_reward": total, "steps": steps}, turns
+
+    def _step(self, transition: Any) -> dict[str, Any]:
+        action = transition.ac
+        step = {
+            "ob_len": getattr(transition.ob, "length", None),
+            "ac_len": len(action.tokens),
+            "reward": _raw(transition.reward),
+            "episode_done": transition.episode_done,
+            "stop_reason": getattr(action, "stop_reason", None),
+            "metrics": self.copier.copy(getattr(transition, "metrics", None) or {}),
+            "logs": self.copier.copy(getattr(transition, "logs", None) or {}),
+        }
+        trace = getattr(transition, "trace", None)
+        return step if trace is None else {**step, "trace": self._trace(trace)}
+
+    def _trace(self, trace: Any) -> dict[str, Any]:
+        names = ("prompt", "policy_response", "reward_data", "env_state", "extra")
+        values = {
+            name: trace.get(name) if isinstance(trace, Mapping) else getattr(trace, name, None) for name in names
+        }
+        kept = {name: self.copier.copy(value) for name, value in values.items() if value is not None}
+        speakers = (("prompt", "user"), ("policy_response", "assistant"))
+        return kept | {name: _talk(kept[name], role) for name, role in speakers if name in kept}
+
+
+def _talk(said: Any, role: str) -> dict[str, Any]:
+    """Messages as the traces have them; a lone message or text is a list of one."""
+    if isinstance(said, dict) and isinstance(said.get("messages"), list):
+        return said
+    messages = said if isinstance(said, (list, tuple)) else [said]
+    return {"messages": [{"role": role, "content": one} if isinstance(one, str) else one for one in messages]}
+
+
+def _turn(transition: Any) -> tuple[list[int], list[int], list[float] | None]:
+    """Ids of the observation and the action, and the action's log-probabilities."""
+    seen, action = transition.ob, transition.ac
+    logprobs = getattr(action, "maybe_logprobs", None) or getattr(action, "logprobs", None)
+    ids = seen.to_ints() if hasattr(seen, "to_ints") else seen
+    return list(ids), list(action.tokens), list(logprobs) if logprobs is not None else None
+
+
+def _raw(value: Any) -> float | None:
+    return float(value) if hasattr(value, "__float__") else None
+
+
+def _found(row: dict[str, Any], turns: Any, decode: Decode | None, asked: Asked) -> Found:
+    made = found(row)
+    if not turns:
+        return made
+    speech, logprobs = _speech(turns)
+    rollout = made.rollout
+    if decode is not None and not rollout.prompt and not rollout.completion:
+        rollout = replace(rollout, prompt=speech.prompt(decode), completion=speech.completion(decode))
+    tokens: Tokens | None = speech.tokens(logprobs) if asked.tokens else None
+    return Found(replace(rollout, tokens=tokens), made.group)
+
+
+def _speech(turns: Sequence[tuple[list[int], list[int], list[float] | None]]) -> tuple[Speech, list[float] | None]:
+    """All turns in one sequence: an observation that repeats what came before adds only its end."""
+    ids: list[int] = []
+    mask: list[int] = []
+    logprobs: list[float] = []
+    for seen, said, some in turns:
+        new = seen[len(ids) :] if seen[: len(ids)] == ids else seen
+        ids += [*new, *said]
+        mask += [0] * len(new) + [1] * len(said)
+        logprobs += [0.0] * len(new) + list(some or ())
+    return Speech(ids, mask), logprobs if len(logprobs) == len(ids) else None
