@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "stats": ("rollout_plugins.cli.stats", "reward, spread, lengths, truncation, tools and drops, step by step"),
     "sql": ("rollout_plugins.cli.sql", "ask one run or several in SQL"),
     "diff": ("rollout_plugins.cli.diff", "two runs on the same prompts: what changed in reward and text"),
+    "report": ("rollout_plugins.cli.report", "one HTML file that shows the run: charts, table, every conversation"),
     "annotate": ("rollout_plugins.cli.annotate", "add columns to rollouts from a file"),
     "export": ("rollout_plugins.cli.export", "rollouts as one file"),
     "import": ("rollout_plugins.cli.import_", "turn the rollouts of another library into a run"),

@@ -1,0 +1,126 @@
+"""Which rollouts go into the page when there are more than it holds: whole groups, spread over the steps.
+
+Of the groups of a step those come first whose prompt is asked in other chosen steps too, so that the page can show
+how the answers to one prompt change.
+"""
+
+# ruff: noqa: S608 - SQL is put together from numbers and quoted literals
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rollout_plugins.store.filters import literal
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Sequence
+
+    from rollout_hookspecs import Rollout
+
+    from rollout_plugins.store.read import StoredRun
+
+STEPS = 32
+EVAL_SHARE = 0.3
+_KEYS = ("split", "step", "attempt", "generation", "group")
+
+
+class Group(NamedTuple):
+    """Answers to one prompt in one generation, and how many of them match."""
+
+    split: str
+    step: int | None
+    attempt: int
+    generation: int
+    group: int
+    size: int
+
+
+class Chosen(NamedTuple):
+    """The rollouts to show, how many there will be, and how many matched."""
+
+    rollouts: Iterator[Rollout]
+    expected: int
+    matched: int
+
+
+def choose(run: StoredRun, *, limit: int, **filters: Any) -> Chosen:
+    """At most `limit` of the rollouts that match; the first of them when the caller gave an order."""
+    matched = run.count(**filters)
+    if matched <= limit or filters.get("order"):
+        return Chosen(run.rollouts(**filters, limit=limit), min(matched, limit), matched)
+    groups = _spread(run, _groups(run, filters), limit, filters)
+    wanted = ", ".join(f"({literal(g.split)}, {g.attempt}, {g.generation}, {g.group})" for g in groups)
+    where = f'(split, attempt, generation, "group") in ({wanted})'
+    if filters.get("where"):
+        where = f"({filters['where']}) and {where}"
+    steps = {group.step for group in groups}
+    if filters.get("step") is None and None not in steps:
+        filters = {**filters, "step": sorted(step for step in steps if step is not None)}
+    count = min(sum(group.size for group in groups), limit)
+    return Chosen(run.rollouts(**{**filters, "where": where}, limit=limit), count, matched)
+
+
+def _groups(run: StoredRun, filters: dict[str, Any]) -> list[Group]:
+    table = run.table(_KEYS, **filters).group_by(list(_KEYS)).aggregate([([], "count_all")])
+    columns = [table[name].to_pylist() for name in (*_KEYS, "count_all")]
+    return sorted(
+        (Group(*row) for row in zip(*columns, strict=True)), key=lambda g: (g.generation, g.attempt, g.group)
+    )
+
+
+def _spread(run: StoredRun, groups: Sequence[Group], limit: int, filters: dict[str, Any]) -> list[Group]:
+    """Groups of both splits, of few enough steps that reading them is quick."""
+    train, other = ([g for g in groups if (g.split == "train") is wanted] for wanted in (True, False))
+    size = max(1, sum(group.size for group in groups) // max(len(groups), 1))
+    for_other = min(sum(g.size for g in other), int(limit * EVAL_SHARE)) if train else limit
+    chosen: list[Group] = []
+    for some, room in ((other, for_other), (train, limit - for_other)):
+        steps = _evenly(sorted({g.step for g in some if g.step is not None}), min(STEPS, max(2, room // size)))
+        among = [group for group in some if group.step in steps] or list(some)
+        chosen += _within(
+            _by_recurrence(among, _prompts(run, steps, superseded=bool(filters.get("superseded")))), room
+        )
+    return chosen
+
+
+def _evenly(steps: Sequence[int], count: int) -> set[int]:
+    """The first, the last, and evenly between them."""
+    if len(steps) <= count:
+        return set(steps)
+    return {steps[number * (len(steps) - 1) // (count - 1)] for number in range(count)}
+
+
+def _prompts(run: StoredRun, steps: Collection[int], *, superseded: bool) -> dict[tuple[Any, ...], int]:
+    """A number for the prompt of each group of these steps."""
+    if not steps:
+        return {}
+    query = (
+        f'select split, attempt, generation, "group", any_value(hash(prompt)) from rollouts '
+        f"where step in ({', '.join(map(str, steps))}) group by all"
+    )
+    return {tuple(row[:4]): row[4] for row in map(_values, run.sql(query, superseded=superseded).to_pylist())}
+
+
+def _values(row: dict[str, Any]) -> list[Any]:
+    return list(row.values())
+
+
+def _by_recurrence(groups: Iterable[Group], prompts: dict[tuple[Any, ...], int]) -> list[Group]:
+    """Round by round one group of each step, those first whose prompt is asked in the most steps."""
+    groups = list(groups)
+    of = {group: prompts.get((group.split, *group[2:5])) for group in groups}
+    asked = Counter(prompt for prompt, _ in {(of[group], group.step) for group in groups})
+    steps: dict[Any, list[Group]] = defaultdict(list)
+    for group in sorted(groups, key=lambda g: (-asked[of[g]], of[g] or 0)):
+        steps[group.step].append(group)
+    return [group for round_ in zip_longest(*steps.values()) for group in round_ if group is not None]
+
+
+def _within(groups: Iterable[Group], room: int) -> list[Group]:
+    """Whole groups as long as they fit; a group that is larger than all the room is taken, and cut."""
+    chosen: list[Group] = []
+    for group in groups:
+        if not chosen or sum(g.size for g in chosen) + group.size <= room:
+            chosen.append(group)
+    return chosen

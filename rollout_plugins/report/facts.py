@@ -1,0 +1,111 @@
+"""What the run was, and its course: from all of its rollouts, not only from those in the page."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rollout_plugins.messages import compact
+from rollout_plugins.view.text import clean
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from rollout_plugins.report.texts import Texts
+    from rollout_plugins.store.read import StoredRun
+
+#: Points of a chart; neighbouring steps of a longer run share one.
+POINTS = 1500
+_SUMS = ("rollouts", "scored", "truncated", "errors", "tool_calls", "tool_errors", "groups", "flat_groups")
+_LEAST, _MOST = ("reward_min",), ("reward_max", "completion_tokens_max")
+
+
+def about(run: StoredRun, texts: Texts) -> dict[str, Any]:
+    """The run's facts; the folder it lies in stays behind when the page is sent on."""
+    info = run.info
+    return {
+        "id": clean(info.id),
+        "trainer": clean(str(info.trainer)),
+        "model": clean(str(info.model)),
+        "world_size": info.world_size,
+        "num_generations": info.num_generations,
+        "rewards": [
+            [clean(str(name)), info.reward_weights[place] if place < len(info.reward_weights) else None]
+            for place, name in enumerate(info.reward_names)
+        ],
+        "tools": [_tool(tool, texts) for tool in info.tools],
+        "chat_template": None if info.chat_template is None else {"text": texts.add(info.chat_template)},
+        "versions": _texted(info.versions, texts),
+        "settings": _texted(info.settings, texts),
+        "attempts": [_attempt(attempt) for attempt in run.attempts],
+        "drops": {clean(reason): count for reason, count in run.drops.items()},
+        "annotations": {clean(name): list(map(clean, columns)) for name, columns in run.annotations.items()},
+    }
+
+
+def _texted(values: Any, texts: Texts) -> dict[str, Any]:
+    items = values.items() if hasattr(values, "items") else ()
+    return {clean(str(name)): value_of(value, texts) for name, value in items}
+
+
+def value_of(value: Any, texts: Texts) -> Any:
+    """A setting or a column: a number or a text as it is, everything else as JSON."""
+    plain = value is None or isinstance(value, (bool, int, float, str))
+    return texts.scalar(value if plain else compact(value))
+
+
+def _tool(tool: Any, texts: Texts) -> dict[str, Any]:
+    function = tool.get("function", tool) if hasattr(tool, "get") else {}
+    known = function if hasattr(function, "get") else {}
+    return {
+        "name": clean(str(known.get("name", "?"))),
+        "description": value_of(known.get("description"), texts),
+        "schema": {"text": texts.add(compact(tool))},
+    }
+
+
+def _attempt(attempt: Mapping[str, Any]) -> dict[str, Any]:
+    kept = ("attempt", "rank", "started", "ended", "resumed_from", "rollouts")
+    return {name: attempt[name] for name in kept if isinstance(attempt.get(name), (int, float))}
+
+
+def course(rows: Sequence[Mapping[str, Any]], texts: Texts) -> dict[str, dict[str, list[Any]]]:
+    """For each split the numbers of its steps, a list for each."""
+    splits = dict.fromkeys(row["split"] for row in rows)
+    return {clean(str(split)): _columns([row for row in rows if row["split"] == split], texts) for split in splits}
+
+
+def _columns(rows: Sequence[Mapping[str, Any]], texts: Texts) -> dict[str, list[Any]]:
+    rows = _thinned([row for row in rows if row["step"] is not None])
+    names = [name for name in rows[0] if name != "split"] if rows else []
+    return {clean(name): [_short(texts.scalar(row[name])) for row in rows] for name in names}
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def _thinned(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """As many rows as a chart has points: each the sum, mean, least or most of its steps."""
+    each = -(-len(rows) // POINTS)
+    if each <= 1:
+        return list(rows)
+    return [_merged(rows[start : start + each]) for start in range(0, len(rows), each)]
+
+
+def _merged(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    weights = [row["rollouts"] for row in rows]
+    return {name: rows[0][name] if name in {"split", "step"} else _one(name, rows, weights) for name in rows[0]}
+
+
+def _one(name: str, rows: Sequence[Mapping[str, Any]], weights: Sequence[int]) -> Any:
+    known = [(row[name], weight) for row, weight in zip(rows, weights, strict=True) if row[name] is not None]
+    values = [value for value, _ in known]
+    if name in _SUMS:
+        return sum(values)
+    if not values:
+        return None
+    if name in _LEAST:
+        return min(values)
+    if name in _MOST:
+        return max(values)
+    return sum(value * weight for value, weight in known) / sum(weight for _, weight in known)

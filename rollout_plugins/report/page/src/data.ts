@@ -1,0 +1,172 @@
+/** The run as `rollouts report` put it into the page. Texts and images stand once and are named by number. */
+
+export type Scalar = null | boolean | number | string;
+export type Value = Scalar | { text: number };
+export type Part = number | { image: number };
+
+export interface Call {
+  name: string;
+  status: "ok" | "error" | "unknown" | "not_run";
+  arguments?: number;
+  result?: Part[];
+  error?: number;
+  seconds?: number;
+}
+
+export interface Turn {
+  role: string;
+  parts?: Part[];
+  reasoning?: number;
+  calls?: Call[];
+  place?: number;
+}
+
+export interface Panel {
+  title: string;
+  text?: number;
+  table?: Value[][];
+  image?: number;
+  turn?: number;
+  replaces?: boolean;
+}
+
+export interface Rollout {
+  id: string;
+  split: string;
+  step: Scalar;
+  policy_step: Scalar;
+  attempt: Scalar;
+  generation: Scalar;
+  rank: Scalar;
+  index: Scalar;
+  group: Scalar;
+  group_size: Scalar;
+  time: Scalar;
+  reward: Scalar;
+  advantage: Scalar;
+  prompt_tokens: Scalar;
+  completion_tokens: Scalar;
+  finish: string;
+  rewards: Record<string, Scalar>;
+  calls: number;
+  failed: number;
+  prompt: number;
+  turns: Turn[];
+  error?: number;
+  marks?: Record<string, Value>;
+  columns?: Record<string, Value>;
+  extra?: Record<string, Value>;
+  panels?: Panel[];
+  images?: number[];
+}
+
+export interface Picture {
+  data?: string;
+  name?: string;
+  note?: string;
+  why?: string;
+  width?: number;
+  height?: number;
+  reduced?: boolean;
+}
+
+export type Series = Record<string, Scalar[]>;
+
+export interface Run {
+  id: string;
+  trainer: string;
+  model: string;
+  world_size: number;
+  num_generations: number | null;
+  rewards: [string, number | null][];
+  tools: { name: string; description: Value; schema: Value }[];
+  chat_template: Value;
+  versions: Record<string, Value>;
+  settings: Record<string, Value>;
+  attempts: Record<string, number>[];
+  drops: Record<string, number>;
+  annotations: Record<string, string[]>;
+}
+
+export interface Data {
+  version: string;
+  made: number;
+  run: Run;
+  total: number;
+  matched: number;
+  filters: Record<string, string>;
+  damaged: Record<string, string>;
+  steps: Record<string, Series>;
+  rollouts: Rollout[];
+  images: Picture[];
+  images_spared: number;
+  texts: string[];
+  texts_cut: number;
+}
+
+export let data: Data;
+const byId = new Map<string, Rollout>();
+
+export async function load(): Promise<void> {
+  const packed = atob(document.getElementById("data")!.textContent!);
+  const bytes = Uint8Array.from(packed, (letter) => letter.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  data = await new Response(stream).json();
+  for (const rollout of data.rollouts) if (!byId.has(rollout.id)) byId.set(rollout.id, rollout);
+}
+
+export const find = (id: string): Rollout | undefined => byId.get(id);
+
+export const text = (number: number | undefined): string => (number === undefined ? "" : (data.texts[number] ?? ""));
+
+export const plain = (value: Value): Scalar =>
+  value !== null && typeof value === "object" ? text(value.text) : value;
+
+/** A number, "nan" and "inf" among them; null for everything else. */
+export function real(value: Scalar | undefined): number | null {
+  if (typeof value === "number") return value;
+  if (typeof value !== "string") return null;
+  return { nan: NaN, inf: Infinity, "-inf": -Infinity }[value] ?? null;
+}
+
+/** The texts a person would search: what was said, thought, called and answered. */
+export function textsOf(rollout: Rollout): Set<number> {
+  const found = new Set<number>();
+  const add = (part: Part | undefined) => typeof part === "number" && found.add(part);
+  for (const turn of rollout.turns) {
+    turn.parts?.forEach(add);
+    add(turn.reasoning);
+    for (const call of turn.calls ?? []) {
+      add(call.arguments);
+      call.result?.forEach(add);
+      add(call.error);
+    }
+  }
+  add(rollout.error);
+  return found;
+}
+
+export const said = (parts: Part[] | undefined): string =>
+  (parts ?? []).map((part) => (typeof part === "number" ? text(part) : "[image]")).join("\n");
+
+/** The last words of the model, and of whoever asked. */
+export function lastWords(rollout: Rollout, asked: boolean): string {
+  const turns = rollout.turns.filter((turn) => (turn.place === undefined) === asked);
+  for (const turn of turns.reverse()) {
+    if (asked ? turn.role === "system" : turn.role !== "assistant") continue;
+    const words = said(turn.parts).trim() || (turn.calls ?? []).map((call) => call.name).join(", ");
+    if (words) return words;
+  }
+  return "";
+}
+
+export const siblings = (one: Rollout): Rollout[] =>
+  data.rollouts.filter(
+    (other) =>
+      other.split === one.split &&
+      other.generation === one.generation &&
+      other.attempt === one.attempt &&
+      other.group === one.group,
+  );
+
+export const samePrompt = (one: Rollout): Rollout[] => data.rollouts.filter((other) => other.prompt === one.prompt);
