@@ -57,14 +57,22 @@ class NoTransfer:
         pass
 
 
+class Impatient(queue.Queue):
+    """An empty queue says so at once."""
+
+    def get(self, block=True, timeout=None):
+        return super().get(block=False)
+
+
 class Scripted:
-    """TRL's protocol for workers: these samples, in this order, and then the end of the world."""
+    """TRL's protocol for workers: these samples, in this order, and then it dies."""
 
     def __init__(self, samples):
-        self.rollout_buffer = queue.Queue()
+        self.rollout_buffer = Impatient()
         self.metrics_queue = queue.Queue()
         self.samples = samples
         self.stopped = 0
+        self.death = RuntimeError("the worker died")
 
     def start(self):
         for sample in self.samples:
@@ -77,7 +85,36 @@ class Scripted:
         pass
 
     def check_health(self, stale_after_s):
-        raise RuntimeError("the worker died")
+        raise self.death
+
+
+class Truth:
+    """Which samples really went through forward and backward, and in which step."""
+
+    number = None  # where a batch has what tells samples apart
+
+    def training_step(self, model, inputs, *args, **kwargs):
+        out = super().training_step(model, inputs, *args, **kwargs)
+        found = {number_of(value) for value in inputs[self.number].flatten().tolist() if -1e9 < value < 0}
+        self.truth.update(dict.fromkeys(found, self.state.global_step + 1))
+        return out
+
+
+class AsyncGRPO(Truth, async_grpo.AsyncGRPOTrainer):
+    number = "old_log_probs"
+
+
+class AsyncDistillation(Truth, async_distillation.AsyncDistillationTrainer):
+    number = "teacher_topk_logprobs"
+
+
+def logprob_of(number):
+    """A log-probability that only this sample has, exact in 32 bits."""
+    return -(number + 1) / 64
+
+
+def number_of(logprob):
+    return round(-logprob * 64) - 1
 
 
 def ids_of(tokenizer, messages, text):
@@ -86,16 +123,17 @@ def ids_of(tokenizer, messages, text):
     return list(prompt), [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
 
 
-def sample(tokenizer, text="hello world", *, prompt="hello", group=0, version=1, advantage=0.5, **metrics):
+def sample(tokenizer, number=0, text=None, *, group=0, version=1, advantage=0.5, **metrics):
     """A sample of AsyncGRPO, as its worker makes them."""
-    messages = [{"role": "user", "content": prompt}]
+    text = f"hello {number}" if text is None else text
+    messages = [{"role": "user", "content": f"question {group}"}]
     before, after = ids_of(tokenizer, messages, text)
     return async_rollout_worker.RolloutSample(
         prompt=messages,
         completion=[{"role": "assistant", "content": text}],
         input_ids=np.array(before + after),
         completion_mask=np.array([0] * len(before) + [1] * len(after)),
-        old_log_probs=np.array([0.0] * len(before) + [-0.5] * len(after), np.float32),
+        old_log_probs=np.array([0.0] * len(before) + [logprob_of(number)] * len(after), np.float32),
         advantage=advantage,
         model_version=version,
         group_id=group,
@@ -104,9 +142,10 @@ def sample(tokenizer, text="hello world", *, prompt="hello", group=0, version=1,
     )
 
 
-def distilled(tokenizer, text="hello world", *, prompt="hello", number=0, version=1):
-    """A sample of AsyncDistillation, as its worker makes them."""
-    messages = [{"role": "user", "content": prompt}]
+def distilled(tokenizer, number=0, text=None, *, group=None, version=1):
+    """A sample of AsyncDistillation, as its worker makes them: one for each prompt."""
+    text = f"hello {number}" if text is None else text
+    messages = [{"role": "user", "content": f"question {number}"}]
     before, after = ids_of(tokenizer, messages, text)
     ids = np.array(before + after)
     return distillation_worker.RolloutSample(
@@ -115,7 +154,9 @@ def distilled(tokenizer, text="hello world", *, prompt="hello", number=0, versio
         input_ids=ids,
         completion_mask=np.array([0] * len(before) + [1] * len(after)),
         teacher_topk_ids=np.stack([ids, np.full(len(ids), -1)], 1),
-        teacher_topk_logprobs=np.stack([np.full(len(ids), -0.5), np.full(len(ids), -np.inf)], 1).astype(np.float32),
+        teacher_topk_logprobs=np.stack([np.full(len(ids), logprob_of(number)), np.full(len(ids), -np.inf)], 1).astype(
+            np.float32
+        ),
         model_version=version,
         metrics={},
         teacher_id="t",
@@ -137,20 +178,17 @@ def make_async(folder, samples=None, *, kind="grpo", rewards=None, tools=None, c
     }  # fmt: skip
     more = {}
     if kind == "grpo":
-        config_class, trainer_class = async_grpo.AsyncGRPOConfig, async_grpo.AsyncGRPOTrainer
+        config_class, trainer_class = async_grpo.AsyncGRPOConfig, AsyncGRPO
         options |= {"num_generations": 4, "max_tool_calling_iterations": 1, "dtype": "float32"}
         more = {"reward_funcs": rewards or [], "tools": tools}
     else:
-        config_class, trainer_class = (
-            async_distillation.AsyncDistillationConfig,
-            async_distillation.AsyncDistillationTrainer,
-        )
+        config_class, trainer_class = async_distillation.AsyncDistillationConfig, AsyncDistillation
         options |= {
             "teacher_top_k": 1,
             "teacher_server_urls": {"t": "http://127.0.0.1:9"},
             "model_init_kwargs": {"attn_implementation": "sdpa", "dtype": "float32"},
         }
-    return trainer_class(
+    trainer = trainer_class(
         tiny_model(folder),
         args=config_class(**options | config),
         train_dataset=dataset(),
@@ -159,3 +197,5 @@ def make_async(folder, samples=None, *, kind="grpo", rewards=None, tools=None, c
         callbacks=callbacks,
         **more,
     )
+    trainer.truth = {}
+    return trainer
