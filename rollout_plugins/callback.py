@@ -16,6 +16,7 @@ from rollout_plugins.attaching import batch_being_evaluated, checkpoint_being_re
 from rollout_plugins.errors import SetupError, need
 from rollout_plugins.hosts import host_for
 from rollout_plugins.hosts.facts import tokenizer_of
+from rollout_plugins.hosts.support import may_evaluate
 from rollout_plugins.hosts.wrapping import Wraps
 from rollout_plugins.identity import identify, write_marker
 from rollout_plugins.loading import Plugins, flag
@@ -74,6 +75,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         self._detach: Callable[[], None] | None = None
         self._run: Run | None = None
         self._begun = 0
+        self._has_begun_training = False
         self._told: set[str] = set()
         found = trainer if trainer is not None else trainer_adding(type(self))
         if found is not None:
@@ -177,7 +179,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         self._find_and_attach()
         trainer, count = self._trainer(), batch_being_evaluated()
         recover = getattr(self._host, "recover", None)
-        if trainer is None or self._host is None:
+        if trainer is None or self._host is None or not may_evaluate(self._host, trainer):
             return
         batch = recover(trainer, count) if recover is not None and count else None
         if batch is not None:
@@ -217,18 +219,18 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         """A new run; a new attempt when training resumes or starts over; the same one after an evaluate() before."""
         if self._host is None or self._trainer() is None:
             return
-        pipeline = self._pipeline
-        if pipeline.run is not None and not step and not self._trained:
+        pipeline, trained = self._pipeline, self._trained
+        self._has_begun_training = True
+        if pipeline.run is not None and not step and not trained:
             return
-        restarted = pipeline.run if self._trained else None
         if pipeline.run is None and self._run is not None:
             self._pipeline = self._new_pipeline()
-        self._begin(step, restarted=restarted)
+        self._begin(step, restarted=pipeline.run if trained else None)
 
     @property
     def _trained(self) -> bool:
-        """Whether the open run has been handed training rollouts already."""
-        return self._pipeline.submitted["train"] > 0
+        """Whether the open run has been handed rollouts of a training; some trainers make others before it."""
+        return self._has_begun_training and self._pipeline.submitted["train"] > 0
 
     def _begin(self, step: int, restarted: Run | None = None) -> None:
         trainer = self._trainer()

@@ -40,6 +40,7 @@ class Generation:
         self.time = time.time()
         self.error: str | None = None
         self.rows: Sequence[Mapping[str, Any]] = ()
+        self.asked: list[Any] = []
         self.prompts: list[Any] = []
         self.said: Sequence[Any] | None = None
         self.completions: list[Any] | None = None
@@ -53,6 +54,7 @@ class Generation:
         self.raw_rewards: dict[int, Sequence[Any]] = {}
         self.numbers: Callable[[int], Sequence[float] | None] = lambda _: None
         self.rewards: list[list[float | None]] = []
+        self.scores: Any = None
         self.totals: list[float] = []
         self.advantages: list[float | None] = []
         self.extra: dict[str, list[Any]] = {}
@@ -82,7 +84,7 @@ class Generation:
     def answer(self, ids: Sequence[Sequence[int]]) -> None:
         """Token ids of the completions. They are kept where they are asked for or have to be decoded."""
         keep = bool(self.options.get("tokens")) or self.completions is None
-        self.ids = [list(row) if keep else [] for row in ids]
+        self.ids = [list(row) for row in ids] if keep else []
         self.lengths = [len(row) for row in ids]
         self.ends = [int(row[-1]) if len(row) else None for row in ids]
         self.bytes += 8 * sum(map(len, self.ids))

@@ -59,6 +59,9 @@ class Observer:
     def begin(self) -> Generation:
         return Generation(self.trainer, self.options)
 
+    def detach(self) -> None:
+        self.wraps.detach()
+
     def hand_over(self, now: Generation) -> None:
         """What was generated is worth keeping however far the trainer, or we, got with it."""
         if now.count:
@@ -101,7 +104,7 @@ class TRLHost:
         return support_of(self, trainer) is not None
 
     def attach(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> Callable[[], None]:
-        return self.observer(trainer, emit, options).wraps.detach
+        return self.observer(trainer, emit, options).detach
 
     def describe(self, trainer: Any) -> Mapping[str, Any]:
         return describe_trl(trainer)

@@ -12,7 +12,7 @@ class Support:
 
     trainer: str
     """Class of the trainer."""
-    messages: Literal["as they were", "decoded text"] = "as they were"
+    messages: Literal["as they were", "decoded completions", "decoded text"] = "as they were"
     """Whether prompt and completion are the trainer's own messages, or text decoded from its token ids."""
     rewards: Literal["each function", "sum", "none"] = "each function"
     """What is known of rewards."""
@@ -26,6 +26,8 @@ class Support:
     """Whether several answers to one prompt stand in one group."""
     evaluation: bool = False
     """Whether evaluation makes rollouts, and they are recorded under `eval`."""
+    lengths: Literal["prompt and completion", "completion", "with tokens=True"] = "prompt and completion"
+    """Which numbers of tokens, and with them why a completion ended, are known without `tokens=True`."""
     logprobs: Literal["", "sampler", "trainer", "sampler and trainer"] = ""
     """Log-probabilities that `tokens=True` keeps, where the trainer has them; the ids are kept for all."""
     since: str = "1.16"
@@ -39,3 +41,9 @@ def support_of(host: Any, trainer: Any) -> Support | None:
     told = {support.trainer: support for support in getattr(host, "supports", ())}
     trl = (c.__name__ for c in type(trainer).__mro__ if c.__module__.partition(".")[0] == "trl")
     return next((told[name] for name in trl if name in told), None)
+
+
+def may_evaluate(host: Any, trainer: Any) -> bool:
+    """Whether evaluation makes rollouts, or the host doesn't say."""
+    support = support_of(host, trainer)
+    return support is None or support.evaluation

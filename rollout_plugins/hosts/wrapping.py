@@ -100,3 +100,10 @@ class Swap:
     def __exit__(self, *exc: object) -> None:
         for name, value in self._before.items():
             setattr(self._target, name, value)
+
+
+def argument(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:
+    """One argument of a call, by name; `**kwargs` that got none are an empty dictionary."""
+    bound = inspect.signature(function).bind(*args, **kwargs)
+    bound.apply_defaults()
+    return bound.arguments[name]
