@@ -1,0 +1,66 @@
+"""TRL's DistillationTrainer and ServerDistillationTrainer.
+
+`_generate` takes the prompts as messages and returns token ids as plain lists. Completions are messages only where
+`_tool_call_loop` made them; elsewhere the ids are decoded, on the worker thread. There are no rewards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rollout_hookspecs import Emit
+
+from rollout_plugins.hosts.decoding import Decoder
+from rollout_plugins.hosts.generation import Generation
+from rollout_plugins.hosts.observing import Observer, TRLHost
+from rollout_plugins.hosts.support import Support
+from rollout_plugins.hosts.wrapping import argument
+
+
+class DistillationObserver(Observer):
+    def __init__(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> None:
+        super().__init__(trainer, emit, options)
+        self.decoder = Decoder(trainer, options)
+        self.watch("_generate_and_score_completions", self._whole, ("inputs",))
+        self.watch("_generate", self._generate, ("prompts",))
+        if hasattr(trainer, "_tool_call_loop"):
+            self.watch("_tool_call_loop", self.tool_loop)
+
+    def begin(self) -> Generation:
+        now = super().begin()
+        now.decoder = self.decoder
+        return now
+
+    def _whole(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with self.guarded("see the rows of a generation"):
+            now.rows = argument(original, args, kwargs, "inputs")
+            now.expected = len(now.rows)
+        return original(*args, **kwargs)
+
+    def _generate(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The trainer copies the prompts before its tools add to them, so they are whole afterwards."""
+        out = original(*args, **kwargs)
+        with self.guarded("take a snapshot of a generation"):
+            now.prompt_ids, ids = out[0], out[1]
+            now.snapshot(now.rows, argument(original, args, kwargs, "prompts"), now.said, ids)
+        return out
+
+
+class DistillationHost(TRLHost):
+    """See the module."""
+
+    name = "distillation"
+    observer = DistillationObserver
+    supports = tuple(
+        Support(
+            trainer=trainer,
+            messages="decoded completions",
+            rewards="none",
+            tools=True,
+            images=True,
+            evaluation=True,
+            note="with tools, completions are the trainer's own messages",
+        )
+        for trainer in ("DistillationTrainer", "ServerDistillationTrainer")
+    )
