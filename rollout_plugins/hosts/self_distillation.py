@@ -1,0 +1,104 @@
+"""TRL's SDPOTrainer and SDFTTrainer, which learn from themselves with more in the prompt.
+
+SDPO scores groups of completions as GRPO does, in a method of another name. SDFT has no rewards: `_generate` returns
+its completions as token ids, and the trainer's own event tells which prompts they are really generated from. Both
+events and methods are wrapped on the instance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rollout_hookspecs import Emit
+
+from rollout_plugins.hosts.decoding import Decoder
+from rollout_plugins.hosts.generation import Generation
+from rollout_plugins.hosts.grpo import GRPOObserver
+from rollout_plugins.hosts.observing import Observer, TRLHost
+from rollout_plugins.hosts.support import Support
+from rollout_plugins.hosts.wrapping import argument
+from rollout_plugins.snapshot import Snapshot
+
+_LOGPROBS = "the trainer has log-probabilities where completions train more than one step"
+
+
+class SDPOObserver(GRPOObserver):
+    whole = "_prepare_training_batch"
+
+
+class SDPOHost(TRLHost):
+    """See the module."""
+
+    name = "sdpo"
+    observer = SDPOObserver
+    supports = (
+        Support(
+            trainer="SDPOTrainer", advantage=True, groups=True, evaluation=True, logprobs="trainer", note=_LOGPROBS
+        ),
+    )
+
+
+class SDFTObserver(Observer):
+    def __init__(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> None:
+        super().__init__(trainer, emit, options)
+        self.decoder = Decoder(trainer, options)
+        self.watch("_prepare_training_batch", self._whole, ("inputs",))
+        self.teaches = bool(getattr(trainer, "generate_from_teacher", False))
+        if self.teaches:
+            self.watch("_dispatch_self_distillation_callback", self._event)
+        self.watch("_generate", self._generate, ("prompt_ids",))
+
+    def begin(self) -> Generation:
+        now = super().begin()
+        now.decoder = self.decoder
+        return now
+
+    def _whole(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with self.guarded("see the rows of a generation"):
+            now.rows = argument(original, args, kwargs, "inputs")
+            now.expected = len(now.rows)
+        out = original(*args, **kwargs)
+        with self.guarded("read the log-probabilities"):
+            now.keep(old_per_token_logps=out.get("old_per_token_logps"))
+        return out
+
+    def _event(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with self.guarded("see the prompts of a generation"):
+            if "generation_prompts" in kwargs:
+                now.asked = Snapshot().copy(list(kwargs["generation_prompts"]))
+        return original(*args, **kwargs)
+
+    def _generate(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        out = original(*args, **kwargs)
+        with self.guarded("take a snapshot of a generation"):
+            now.prompt_ids = argument(original, args, kwargs, "prompt_ids")
+            self._record(now, out[1])
+        return out
+
+    def _record(self, now: Generation, ids: Any) -> None:
+        """The prompt is what was really generated from; the row's own stays beside it where it is another."""
+        rows = list(now.rows) or [{} for _ in ids]
+        prompts = now.asked or [None if self.teaches else row.get("prompt") for row in rows]
+        now.snapshot(rows, prompts, None, ids)
+        for row, prompt, columns in zip(rows, prompts, now.columns, strict=True):
+            if "prompt" in row and row["prompt"] != prompt:
+                columns["prompt"] = Snapshot().copy(row["prompt"])
+
+
+class SDFTHost(TRLHost):
+    """See the module."""
+
+    name = "sdft"
+    observer = SDFTObserver
+    supports = (
+        Support(
+            trainer="SDFTTrainer",
+            messages="decoded completions",
+            rewards="none",
+            groups=True,
+            evaluation=True,
+            logprobs="trainer",
+            note=_LOGPROBS,
+        ),
+    )
