@@ -1,0 +1,111 @@
+"""TRL's OnlineDPOTrainer: two completions of each prompt, of which the better one is preferred.
+
+The trainer lays them out in two halves; here the two of a prompt stand side by side, as one group. Their rewards
+are read at the end of the step, since a missing end token is taken off them: two small reads of the device a step,
+after the trainer has read numbers of its own from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+from rollout_hookspecs import Emit
+
+from rollout_plugins.hosts.building import end_ids
+from rollout_plugins.hosts.facts import describe_trl
+from rollout_plugins.hosts.generation import Generation
+from rollout_plugins.hosts.observing import Observer, TRLHost
+from rollout_plugins.hosts.support import Support
+from rollout_plugins.hosts.wrapping import Swap, argument
+
+
+class OnlineDPOObserver(Observer):
+    def __init__(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> None:
+        super().__init__(trainer, emit, options)
+        self.end_ids = end_ids(trainer)
+        self.watch("training_step", self._step)
+        self.watch("_calculate_rewards_from_functions", self._rewards)
+        if options.get("tokens") or options.get("rendered"):
+            for name in ("_generate", "_generate_vllm"):
+                if hasattr(trainer, name):
+                    self.watch(name, self._prompts)
+
+    def begin(self) -> Generation:
+        now = Generation(self.trainer, self.options, training=True)
+        now.group_size = 2
+        return now
+
+    def _step(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with self.guarded("see the rows of a generation"):
+            now.expected = 2 * len(argument(original, args, kwargs, "inputs")["prompt"])
+        out = original(*args, **kwargs)
+        with self.guarded("read the rewards"):
+            self._read_totals(now)
+        return out
+
+    def _prompts(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        out = original(*args, **kwargs)
+        with self.guarded("read the prompt's tokens"):
+            ids, mask = out[0].detach().to("cpu", copy=True), out[1].detach().to("cpu", copy=True)
+
+            def unpack() -> None:
+                now.prompt_ids = [row[kept.bool()].tolist() for row, kept in zip(ids, mask, strict=True)]
+
+            now.later.append(unpack)
+        return out
+
+    def _rewards(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with self.guarded("take a snapshot of a generation"):
+            prompts, completions, ids = (
+                argument(original, args, kwargs, name) for name in ("prompts", "completions", "completion_ids_list")
+            )
+            columns = argument(original, args, kwargs, "reward_kwargs")
+            now.snapshot(_rows(columns, len(prompts)), prompts, completions, [self._written(row) for row in ids])
+            half = now.count // 2
+            now.places = [2 * (i % half) + i // half for i in range(now.count)]
+        swap: Swap | None = None
+        with self.guarded("watch the reward functions"):
+            swap = now.watched_rewards()
+        with swap or nullcontext():
+            total = original(*args, **kwargs)
+        now.scores = total
+        return total
+
+    def _written(self, ids: Sequence[int]) -> Sequence[int]:
+        """Up to the token that ends it: the trainer fills shorter completions up."""
+        return ids[: next((i + 1 for i, token in enumerate(ids) if token in self.end_ids), len(ids))]
+
+    def _read_totals(self, now: Generation) -> None:
+        """The rewards the trainer compared, and what it preferred."""
+        if now.scores is None:
+            return
+        totals, half = now.scores.tolist(), now.count // 2
+        now.totals = totals
+        first_wins = [totals[i] >= totals[i + half] for i in range(half)]
+        better = [*first_wins, *(not wins for wins in first_wins)]
+        now.marks = [{"preference": "chosen" if chosen else "rejected"} for chosen in better]
+
+
+def _rows(columns: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
+    """Columns as one row for each completion. What is no list belongs to the batch, and stays out."""
+    lists = {name: values for name, values in columns.items() if isinstance(values, (list, tuple))}
+    whole = {name: values for name, values in lists.items() if len(values) == count}
+    return [{name: values[i] for name, values in whole.items()} for i in range(count)]
+
+
+class OnlineDPOHost(TRLHost):
+    """See the module."""
+
+    name = "online-dpo"
+    observer = OnlineDPOObserver
+    supports = (
+        Support(
+            trainer="OnlineDPOTrainer", groups=True, images=True, lengths="completion",
+            note="two completions of each prompt, marked as chosen or rejected",
+        ),
+    )  # fmt: skip
+
+    def describe(self, trainer: Any) -> Mapping[str, Any]:
+        return {**describe_trl(trainer), "num_generations": 2}
