@@ -1,0 +1,105 @@
+"""TRL's A2POTrainer, in both of its stages.
+
+Before training, it samples several completions of each prompt from the reference model and estimates what the prompt
+is worth: these rollouts have step 0 and the mark `stage: value estimation`. In training, each prompt gets one
+completion, and its advantage is its reward less that estimate.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+from rollout_hookspecs import Emit
+
+from rollout_plugins.hosts.generation import Generation
+from rollout_plugins.hosts.observing import Observer, TRLHost
+from rollout_plugins.hosts.support import Support
+from rollout_plugins.hosts.wrapping import Swap, argument, logger
+
+FIRST_STAGE = {"stage": "value estimation"}
+_seen_estimating: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+class A2POObserver(Observer):
+    def __init__(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> None:
+        super().__init__(trainer, emit, options)
+        self.estimating = False
+        self.wraps.wrap("_estimate_optimal_values", self._estimate, ())
+        self.watch("_prepare_inputs", self._prepare, ("inputs",))
+        self.watch("_calculate_rewards", self._rewards, ("prompts", "completions", "reward_kwargs"))
+        if getattr(trainer, "_optimal_values", None) is not None and trainer not in _seen_estimating:
+            logger.warning(
+                "A2PO's first stage was over before the callback could attach; to record it, pass it in callbacks=[…]"
+            )
+
+    def _estimate(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Each scored batch of the first stage is a generation of its own, also inside the one being prepared."""
+        outer, self.now, self.estimating = self.now, None, True
+        _seen_estimating.add(self.trainer)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self.now, self.estimating = outer, False
+
+    def begin(self) -> Generation:
+        if not self.estimating:
+            return super().begin()
+        now = Generation(self.trainer, self.options, training=True)
+        now.step = now.policy_step = 0
+        now.group_size = int(self.trainer.args.num_value_samples)
+        return now
+
+    def _prepare(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with self.guarded("see the rows of a generation"):
+            now.expected = len(argument(original, args, kwargs, "inputs"))
+        out = original(*args, **kwargs)
+        with self.guarded("read the advantages"):
+            now.advantages = (out["rewards"] - out["v_star"]).tolist()
+            if self.options.get("tokens") or self.options.get("rendered"):
+                self._keep_ids(now, out)
+        return out
+
+    def _rewards(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with self.guarded("take a snapshot of a generation"):
+            prompts, completions, columns = (
+                argument(original, args, kwargs, name) for name in ("prompts", "completions", "reward_kwargs")
+            )
+            rows = [{name: values[i] for name, values in columns.items()} for i in range(len(prompts))]
+            now.snapshot(rows, prompts, completions)
+            now.marks = [FIRST_STAGE if self.estimating else {} for _ in prompts]
+        swap: Swap | None = None
+        with self.guarded("watch the reward functions"):
+            swap = now.watched_rewards()
+        with swap or nullcontext():
+            return original(*args, **kwargs)
+
+    def _keep_ids(self, now: Generation, out: Mapping[str, Any]) -> None:
+        length = int(out["logits_to_keep"])
+        ids, mask = (out[name].detach().to("cpu", copy=True) for name in ("input_ids", "attention_mask"))
+
+        def unpack() -> None:
+            rows = [(row, kept.bool()) for row, kept in zip(ids, mask, strict=True)]
+            now.prompt_ids = [row[:-length][kept[:-length]].tolist() for row, kept in rows]
+            now.answer([row[-length:][kept[-length:]].tolist() for row, kept in rows])
+
+        now.later.append(unpack)
+
+
+class A2POHost(TRLHost):
+    """See the module."""
+
+    name = "a2po"
+    observer = A2POObserver
+    supports = (
+        Support(
+            trainer="A2POTrainer",
+            advantage=True,
+            evaluation=True,
+            lengths="with tokens=True",
+            note="the first stage is recorded too, in groups, without advantages and tokens; pass the callback in "
+            "callbacks=[…], since no event comes before it",
+        ),
+    )
