@@ -1,0 +1,241 @@
+"""TRL's GKDTrainer, GOLDTrainer and IWOPDTrainer: supervised trainers whose student answers some prompts itself.
+
+They have token ids alone. Those of a batch are copied from the device once; all else is done on the worker thread:
+completions are decoded, and prompts are recognised among the rows that the data collator was given, so that they
+are the dataset's own messages. Answers of the dataset are no rollouts. Those of a teacher are, and are marked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from rollout_hookspecs import Emit
+
+from rollout_plugins.hosts.collating import Collated, Collating
+from rollout_plugins.hosts.decoding import Decoder
+from rollout_plugins.hosts.generation import Generation
+from rollout_plugins.hosts.observing import Observer, TRLHost
+from rollout_plugins.hosts.support import Support
+from rollout_plugins.hosts.wrapping import argument
+from rollout_plugins.snapshot import Snapshot
+
+TEACHER = {"source": "teacher"}
+_SEVERAL = {"columns": "several rows of the dataset have this prompt; which of them it was is not known"}
+_TOKENIZED = {
+    "prompt", "input_ids", "attention_mask", "labels", "completion_mask", "assistant_masks", "token_type_ids",
+    "byte_offsets", "seq_lengths", "original_prompt_text", "original_completion_text",
+}  # fmt: skip
+
+
+@dataclass
+class Piece:
+    """Some rows of a generation, as the trainer computes its loss on them."""
+
+    packed: Any
+    """Token ids, attention and labels, in one tensor."""
+    start: int
+    """Place of its first row in the batch of this rank."""
+    collated: list[Collated]
+    rows: list[Any]
+    """The rows of the dataset, where the trainer has them; else they are looked up in what was collated."""
+    logprobs: Any
+    marks: Mapping[str, str]
+
+    def unpack(self, now: Generation) -> None:
+        """On the worker thread: lists of ids, and the rows of the dataset they come from."""
+        prompts, answers = [], []
+        for ids, attention, labels in zip(*self.packed.tolist(), strict=True):
+            kept = list(zip(ids, attention, labels, strict=True))
+            prompts.append([token for token, seen, label in kept if seen and label == -100])
+            answers.append([token for token, _, label in kept if label != -100])
+        now.prompt_ids += prompts
+        now.answer([*now.ids, *answers])
+        now.places += range(self.start, self.start + len(prompts))
+        for prompt, columns, marks in self._rows(prompts):
+            now.prompts.append(prompt)
+            now.columns.append(columns)
+            now.marks.append({**marks, **self.marks})
+        if self.logprobs is not None:
+            written = self.packed[2] != -100
+            known = [row[kept] for row, kept in zip(self.logprobs, written, strict=True)]
+            now.tensors["sampling_per_token_logps"] = [*now.tensors.get("sampling_per_token_logps", ()), *known]
+
+    def _rows(self, prompts: list[list[int]]) -> list[tuple[Any, dict[str, Any], dict[str, str]]]:
+        """Prompt, columns and marks of each row: nothing where the row is not known, or not for sure."""
+        known: list[Sequence[Any]] = [self.rows] if self.rows else []
+        for call in () if known else self.collated:
+            known += [rows for rows in call.rows_of(prompts) if rows not in known]
+        return [_agreed([rows[i] for rows in known]) for i in range(len(prompts))]
+
+
+def _agreed(rows: list[Any]) -> tuple[Any, dict[str, Any], dict[str, str]]:
+    """What rows with the same prompt ids have in common."""
+    prompts = [_prompt(row) for row in rows]
+    if not rows or prompts[0] is None or any(prompt != prompts[0] for prompt in prompts):
+        return None, {}, {}
+    if any(row != rows[0] for row in rows):
+        return prompts[0], {}, _SEVERAL
+    columns = {name: value for name, value in rows[0].items() if name not in _TOKENIZED}
+    if columns.get("messages") == prompts[0]:
+        del columns["messages"]
+    return prompts[0], columns, {}
+
+
+def _prompt(row: Mapping[str, Any]) -> Any:
+    """The messages a row asks with: all before the answer it holds itself."""
+    if "prompt" in row:
+        return row["prompt"]
+    messages = row.get("messages")
+    if not isinstance(messages, list) or not messages:
+        return None
+    last = messages[-1]
+    answered = len(messages) > 1 and isinstance(last, dict) and last.get("role") == "assistant"
+    return messages[:-1] if answered else messages
+
+
+class TextObserver(Observer):
+    """What the three have in common: pieces of token ids become a generation."""
+
+    def __init__(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> None:
+        super().__init__(trainer, emit, options)
+        self.decoder = Decoder(trainer, options)
+        self.collating = Collating(trainer)
+
+    def detach(self) -> None:
+        self.collating.detach()
+        super().detach()
+
+    def begin(self) -> Generation:
+        now = Generation(self.trainer, self.options, training=True)  # none of them answers prompts in evaluation
+        now.decoder, now.prompt_ids = self.decoder, []
+        return now
+
+    def add(
+        self, now: Generation, tensors: Sequence[Any], start: int = 0, *, rows: Sequence[Any] = (),
+        logprobs: Any = None, marks: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
+        """One copy from the device. What the trainer does to its tensors later does not show in it."""
+        import torch
+
+        ids, attention, labels = tensors
+        packed = torch.stack((ids, attention.to(ids.dtype), labels)).detach().to("cpu", copy=True)
+        keeps = logprobs is not None and self.options.get("tokens")
+        kept = logprobs.detach().to("cpu", copy=True) if keeps else None
+        piece = Piece(packed, start, self.collating.latest(), Snapshot().copy(list(rows)), kept, marks)
+        now.count += len(ids)
+        now.bytes += packed.nbytes + 512 * len(ids)
+        now.later.append(lambda: piece.unpack(now))
+
+
+class GKDObserver(TextObserver):
+    def __init__(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> None:
+        super().__init__(trainer, emit, options)
+        self.watch("generate_on_policy_outputs", self._generate, ("model", "inputs", "generation_config"))
+
+    def _generate(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        out = original(*args, **kwargs)
+        with self.guarded("copy the tokens of a generation"):
+            taught = self._is_teacher(argument(original, args, kwargs, "model"))
+            now.policy_step = None if taught else now.policy_step
+            self.add(now, out[:3], marks=TEACHER if taught else {})
+        return out
+
+    def _is_teacher(self, model: Any) -> bool:
+        unwrap = self.trainer.accelerator.unwrap_model
+        return unwrap(model) is unwrap(self.trainer.teacher_model)
+
+
+class BufferObserver(TextObserver):
+    """Watches a trainer that answers the prompts of an optimizer step at once, or slice by slice."""
+
+    flags: ClassVar[str]
+    """Attribute of the trainer that tells which slices the student answers."""
+
+    def __init__(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> None:
+        super().__init__(trainer, emit, options)
+        self.waiting: set[int] = set()
+        self.watch("_prepare_inputs", self._prepare, ("generation_batch",))
+        self.watch("_fill_buffer", self._fill, ("generation_batch", "buffer_steps"))
+
+    def _fill(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with self.guarded("see how many slices there will be"):
+            self.waiting = set(range(argument(original, args, kwargs, "buffer_steps")))
+        return original(*args, **kwargs)
+
+    def _prepare(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(*args, **kwargs)
+        finally:
+            if self.waiting:
+                with self.guarded("copy the tokens of a generation"):
+                    self._take(now, argument(original, args, kwargs, "generation_batch"))
+
+    def _take(self, now: Generation, batch: Any) -> None:
+        """What the student has answered in the buffer by now, and was not taken yet."""
+        trainer = self.trainer
+        buffer, flags = vars(trainer)["_buffered_inputs"], vars(trainer)[self.flags]
+        self.waiting -= {index for index in self.waiting if not flags[index]}
+        for index in sorted(self.waiting):
+            if isinstance(buffer[index], dict) and "labels" in buffer[index]:
+                self.waiting.discard(index)
+                self._add_slice(now, buffer[index], index, batch)
+                now.width = len(buffer) * len(buffer[index]["labels"])
+        if trainer.use_vllm:
+            now.policy_step = vars(trainer)["_last_vllm_sync_step"]  # weights are not sent to it at every step
+
+    def _add_slice(self, now: Generation, inputs: Mapping[str, Any], index: int, batch: Any) -> None:
+        tensors = [inputs[name] for name in ("input_ids", "attention_mask", "labels")]
+        count = len(tensors[0])
+        start = index * count
+        rows = batch[start : start + count] if isinstance(batch, list) else ()
+        self.add(now, tensors, start, rows=rows, logprobs=inputs.get("rollout_logprobs"))
+
+
+class GOLDObserver(BufferObserver):
+    flags = "_buffered_on_policy"
+
+
+class IWOPDObserver(BufferObserver):
+    flags = "_buffered_on_policy_flags"
+
+
+class GKDHost(TRLHost):
+    """See the module."""
+
+    name = "gkd"
+    observer = GKDObserver
+    supports = (
+        Support(
+            trainer="GKDTrainer", messages="decoded completions", rewards="none",
+            note="answers of the teacher are marked; the dataset's own are no rollouts",
+        ),
+    )  # fmt: skip
+
+
+class GOLDHost(TRLHost):
+    """See the module."""
+
+    name = "gold"
+    observer = GOLDObserver
+    supports = (
+        Support(
+            trainer="GOLDTrainer", messages="decoded completions", rewards="none", groups=True,
+            note="the dataset's own answers are no rollouts",
+        ),
+    )  # fmt: skip
+
+
+class IWOPDHost(TRLHost):
+    """See the module."""
+
+    name = "iwopd"
+    observer = IWOPDObserver
+    supports = (
+        Support(
+            trainer="IWOPDTrainer", messages="decoded completions", rewards="none", groups=True, logprobs="sampler",
+            note="log-probabilities with vLLM; the dataset's own answers are no rollouts",
+        ),
+    )  # fmt: skip
