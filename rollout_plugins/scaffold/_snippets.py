@@ -225,7 +225,7 @@ def test_the_host_sees_what_its_trainer_generates() -> None:
         test="""\
 def test_shows_a_table_of_calls_where_there_are_some() -> None:
     (panel,) = show_panels([KIND()], make_rollout())
-    assert panel.table[1:] == [("add", "ok")]
+    assert panel.table[1:] == (("multiply", "ok"),)
     assert show_panels([KIND()], make_rollout(tool_calls=())) == ()
 """,
     ),
