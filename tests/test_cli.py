@@ -92,7 +92,7 @@ def test_every_command_has_help(rollouts, command):
     ("words", "said"),
     [
         (["shwo"], "rollouts: no command 'shwo'; did you mean 'show'?; see rollouts --help"),
-        (["xyz"], "no command 'xyz'; the commands are list, show, stats"),
+        (["xyz"], "no command 'xyz'; the commands are list, show, view, stats"),
         (["show"], "rollouts show: the following arguments are required: RUN; see rollouts show --help"),
         (["stats", ".", "--nope"], "rollouts stats: unrecognized arguments: --nope; see rollouts stats --help"),
         (["import", "--from", "x", "."], "invalid choice: 'x'"),

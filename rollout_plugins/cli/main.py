@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 COMMANDS: dict[str, tuple[str, str]] = {
     "list": ("rollout_plugins.cli.list_runs", "the runs in a folder, with their size, steps and reward"),
     "show": ("rollout_plugins.cli.show", "rollouts, turn by turn: best, worst, a group, one, or what a filter finds"),
+    "view": ("rollout_plugins.cli.view", "a run on the terminal: steps, rollouts, groups, the same prompt over time"),
     "stats": ("rollout_plugins.cli.stats", "reward, spread, lengths, truncation, tools and drops, step by step"),
     "sql": ("rollout_plugins.cli.sql", "ask one run or several in SQL"),
     "diff": ("rollout_plugins.cli.diff", "two runs on the same prompts: what changed in reward and text"),

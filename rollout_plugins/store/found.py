@@ -79,6 +79,10 @@ class Found:
 
     def rollouts(self) -> Iterator[Rollout]:
         """Whole rollouts, with what producers said of them in `extra`."""
+        return (rollout for _, rollout in self.numbered())
+
+    def numbered(self) -> Iterator[tuple[int, Rollout]]:
+        """The same with the place of each; those that cannot be read are missing."""
         said = [name for name in self._places.column_names if name not in _OWN]
         for places, table in self._session.take(self._places, _RECORD):
             values = {name: self._places[name].take(places).to_pylist() for name in said}
@@ -89,7 +93,7 @@ class Found:
                     for column, value in (values[name][number] or {}).items()
                     if value is not None
                 }
-                yield replace(rollout, extra={**rollout.extra, **extra}) if extra else rollout
+                yield places[number].as_py(), replace(rollout, extra={**rollout.extra, **extra}) if extra else rollout
 
     def _decode(self, table: pa.Table) -> Iterator[tuple[int, Rollout]]:
         """The rollouts in a table, with their row; one that does not decode is noted in `damaged`."""

@@ -192,17 +192,24 @@ class StoredRun:
 
     def group(self, rollout_id: str) -> list[Rollout]:
         """The rollout and its siblings: all answers to that prompt in that generation."""
-        one = self.get(rollout_id)
-        same = f"generation = {one.generation} and attempt = {one.attempt}"
-        return list(self.rollouts(split=one.split, group=one.group, where=same, superseded=True))
+        return list(self.siblings(self.get(rollout_id)).rollouts())
+
+    def siblings(self, rollout: Rollout) -> Found:
+        """Where the rollout and its siblings are, for a group too large to read at once."""
+        same = f"generation = {rollout.generation} and attempt = {rollout.attempt}"
+        return self.find(split=rollout.split, group=rollout.group, where=same, superseded=True)
 
     def history(self, prompt: Rollout | str, **filters: Any) -> Iterator[Rollout]:
         """The same prompt through the whole run: that of a rollout, or one with a message of exactly this text."""
         if isinstance(prompt, str):
             return self._rollouts(Filters(prompt=prompt, **filters))
-        texts = [m["content"] for m in prompt.prompt if isinstance(m, Mapping) and isinstance(m.get("content"), str)]
-        found = self._rollouts(Filters(prompt=max(texts, key=len, default=None), **filters))
+        found = self.find_prompt(prompt, **filters).rollouts()
         return (rollout for rollout in found if rollout.prompt == prompt.prompt)
+
+    def find_prompt(self, rollout: Rollout, **filters: Any) -> Found:
+        """Where rollouts are that may have the prompt of this one: they share its longest text."""
+        texts = [m["content"] for m in rollout.prompt if isinstance(m, Mapping) and isinstance(m.get("content"), str)]
+        return self._find(Filters(prompt=max(texts, key=len, default=None), **filters))
 
     def search(self, text: str, **filters: Any) -> Iterator[Rollout]:
         """Rollouts with this text, in any case, in a message, its reasoning or a tool call's arguments."""

@@ -28,7 +28,7 @@ _SYSTEM = frozenset({"system", "developer"})
 #: Lines below which the dataset row goes where not all fits, so that the answer has room.
 _ROOMY = 12
 # Text.wrap asks for a console, though it only justifies with it.
-_CONSOLE = Console(file=io.StringIO(), width=80, color_system=None)
+CONSOLE = Console(file=io.StringIO(), width=80, color_system=None)
 
 
 @dataclass(slots=True)
@@ -106,7 +106,7 @@ class Layout:
         return Piece(turn, role, rows[0], rows[1] if tail else [], hidden, kind)
 
     def wrap(self, text: Text) -> list[Text]:
-        rows = list(text.wrap(_CONSOLE, self.body, tab_size=4))
+        rows = list(text.wrap(CONSOLE, self.body, tab_size=4))
         for row in rows:
             row.truncate(self.body, overflow="crop")
         return rows
@@ -265,17 +265,23 @@ def content_text(content: Any) -> str:
 
 
 def _image(block: Any) -> str:
+    image = image_of(block)
+    if image is None:
+        return ""
+    size = f"{image.width}x{image.height}" if isinstance(image.width, int) and isinstance(image.height, int) else ""
+    facts = [_name(image), size, f"({image.note})" if isinstance(image.note, str) else ""]
+    return f"{IMAGE[:-1]} {' '.join(filter(None, facts))}".rstrip() + IMAGE[-1]
+
+
+def image_of(block: Any) -> Image | None:
+    """The image that a content block is or holds."""
     image = block
     if isinstance(block, Mapping):
         try:
             image = next((value for value in block.values() if isinstance(value, Image)), None)
         except Exception:  # a block that breaks when it is read is left to `readable`
             image = None
-    if not isinstance(image, Image):
-        return ""
-    size = f"{image.width}x{image.height}" if isinstance(image.width, int) and isinstance(image.height, int) else ""
-    facts = [_name(image), size, f"({image.note})" if isinstance(image.note, str) else ""]
-    return f"{IMAGE[:-1]} {' '.join(filter(None, facts))}".rstrip() + IMAGE[-1]
+    return image if isinstance(image, Image) else None
 
 
 def _name(image: Image) -> str:

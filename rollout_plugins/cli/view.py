@@ -1,0 +1,50 @@
+"""`rollouts view RUN`."""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from rollout_plugins.cli.filters import RUN, add_filters, filters_of
+from rollout_plugins.errors import RunError, need
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+
+def configure(parser: ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help=RUN)
+    parser.add_argument("--id", help="open this rollout at once")
+    parser.add_argument(
+        "--plugin",
+        action="append",
+        default=[],
+        metavar="NAME|MODULE:ATTR",
+        help="a plugin that shows something of a rollout, beside those that are installed; may be given again",
+    )
+    add_filters(parser)
+
+
+def run(options: Namespace) -> None:
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise RunError(f"view needs a terminal; for text to read or to pipe: rollouts show {options.run}")
+    from rollout_plugins.store.read import open_run
+
+    with ThreadPoolExecutor(1) as pool:
+        stored = open_run(options.run)
+        stats = pool.submit(stored.stats)  # while textual is imported
+        need("textual", "view")
+        from rollout_plugins.view.app import view
+        from rollout_plugins.view.panels import Panels
+
+        if options.id is not None:
+            stored.get(options.id)
+        panels = Panels(options.plugin) if options.plugin else None
+        view(
+            stored,
+            filters=filters_of(options),
+            rollout=options.id,
+            panels=(lambda: panels) if panels else None,
+            stats=stats.result,
+        )

@@ -1,0 +1,169 @@
+"""The viewer: one run, its screens, and looking again while the run is still being written."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from textual.app import App, SystemCommand
+from textual.binding import Binding, BindingType
+from textual.screen import Screen
+
+from rollout_plugins.view.page import Page
+from rollout_plugins.view.steps import StepsPage
+
+if TYPE_CHECKING:
+    from rollout_plugins.store.read import StoredRun
+    from rollout_plugins.view.panels import Panels
+
+PERIOD = 2.0
+"""Seconds between looks at a run that has not ended."""
+_FRESH = 600.0
+
+
+class Viewer(App[None]):
+    """`rollouts view`."""
+
+    CSS = """
+    #title { height: 1; padding: 0 1; background: $panel; }
+    #chart { height: auto; padding: 0 1; }
+    """
+    ENABLE_COMMAND_PALETTE = True
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("ctrl+q,ctrl+c", "quit", "Leave", show=False, priority=True),
+        Binding("ctrl+p,colon", "command_palette", "Commands", show=False),
+    ]
+
+    def __init__(
+        self,
+        run: StoredRun,
+        *,
+        filters: Mapping[str, Any] | None = None,
+        rollout: str | None = None,
+        panels: Callable[[], Panels] | None = None,
+        stats: Callable[[], list[dict[str, Any]]] | None = None,
+        period: float = PERIOD,
+    ) -> None:
+        """`stats`: gives the run's numbers the first time, for a caller who asked for them early."""
+        super().__init__()
+        self.animation_level = "none"  # nothing moves by itself: over ssh each frame costs
+        self.run_ = run
+        self._asked, self._rollout = dict(filters or {}), rollout
+        self._make_panels = panels
+        self._panels: Panels | None = None
+        self._early = stats
+        self.stats: list[dict[str, Any]] = []
+        self._period = period
+        self._lock = threading.Lock()
+        self._seen = self._signature()
+
+    def on_mount(self) -> None:
+        self.title = "rollouts"
+        self.push_screen(StepsPage())
+        if self._asked:
+            from rollout_plugins.view.rollouts import RolloutsPage
+
+            self.push_screen(RolloutsPage(self._asked))
+        if self._rollout is not None:
+            from rollout_plugins.view.rollout import RolloutPage
+
+            self.push_screen(RolloutPage.of(self._rollout))
+        self._wait(self._period)
+
+    def read_stats(self) -> list[dict[str, Any]]:
+        """The run's numbers, step by step; on a worker's thread."""
+        early, self._early = self._early, None
+        self.stats = self.run_.stats() if early is None else early()
+        return self.stats
+
+    def panels(self) -> Panels:
+        """The plugins that show something, loaded when they are first asked; on a worker's thread."""
+        with self._lock:
+            if self._panels is None:
+                from rollout_plugins.view.panels import Panels
+
+                self._panels = self._make_panels() if self._make_panels else Panels()
+            return self._panels
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run's last attempt said that it ended, on every process."""
+        attempts = self.run_.attempts
+        last = max((attempt["attempt"] for attempt in attempts), default=0)
+        return bool(attempts) and all(one.get("ended") for one in attempts if one["attempt"] == last)
+
+    def state(self) -> list[tuple[str, str]]:
+        """A word on whether the run is still going, and on what is wrong with it."""
+        facts = []
+        if not self.ended:
+            fresh = time.time() - max((changed for _, changed, _ in self._seen), default=0.0) < _FRESH
+            facts.append(("● running", "green") if fresh else ("no end written", "yellow"))
+        dropped, damaged = sum(self.run_.drops.values()), len(self.run_.damaged)
+        if dropped:
+            facts.append((f"  {dropped:,} dropped", "yellow"))
+        if damaged:
+            facts.append((f"  {damaged:,} damaged", "red"))
+        return facts
+
+    def _signature(self) -> tuple[tuple[str, float, int], ...]:
+        """What is on disk, to see whether it changed."""
+        run = self.run_.dir
+        paths = [*run.glob("run*.json"), *run.glob("data/*/*"), *run.glob("annotations/*/*")]
+        found = []
+        for path in paths:
+            try:
+                about = path.stat()
+            except OSError:  # a journal that was just turned into Parquet
+                continue
+            found.append((str(path), about.st_mtime, about.st_size))
+        return tuple(sorted(found))
+
+    def _wait(self, seconds: float) -> None:
+        """Look again after a while; a run that ended changes no more."""
+        if not self.ended:
+            self.set_timer(seconds, partial(self.run_worker, self._look, thread=True, group="look", exclusive=True))
+
+    def _look(self) -> None:
+        """On a thread: read the run again if there is more of it."""
+        started = time.monotonic()
+        seen = self._signature()
+        if seen != self._seen:
+            self._seen = seen
+            self.run_.refresh()
+            len(self.run_)
+            self.call_later(self._renew)
+        took = time.monotonic() - started
+        self.call_later(self._wait, max(self._period, 10 * took))
+
+    def look_again(self) -> None:
+        """Read the run again, whatever it is."""
+        self.run_.refresh()
+        self._renew()
+
+    def _renew(self) -> None:
+        for screen in self.screen_stack:
+            if isinstance(screen, Page):
+                screen.renew()
+
+    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
+        """Everything the screen has a key for."""
+        seen: set[str] = set()
+        for active in screen.active_bindings.values():
+            binding = active.binding
+            if active.enabled and binding.description and binding.action not in {*seen, "command_palette"}:
+                seen.add(binding.action)
+                key = self.get_key_display(binding)
+                run = partial(self.run_action, binding.action, active.node)
+                yield SystemCommand(binding.description, f"key {key}", run)
+        yield SystemCommand("Theme", "other colours", self.action_change_theme)
+
+
+def view(run: StoredRun, **options: Any) -> None:
+    """Show a run until the person leaves; takes what `Viewer` takes."""
+    Viewer(run, **options).run()
+
+
+__all__: Sequence[str] = ("Viewer", "view")

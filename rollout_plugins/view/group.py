@@ -1,0 +1,183 @@
+"""The answers to one prompt side by side: the best one always, the others beside it, and where they part from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from rollout_plugins.view.beside import BesidePage, Side
+from rollout_plugins.view.blocks import Block, Cells
+from rollout_plugins.view.chart import sparkline
+from rollout_plugins.view.compare import parting, shared, words
+from rollout_plugins.view.conversation import Conversation, conversation
+from rollout_plugins.view.lines import turn_blocks
+from rollout_plugins.view.text import finite, number, one_line, signed
+
+if TYPE_CHECKING:
+    from rollout_hookspecs import Rollout
+
+    from rollout_plugins.store.found import Found
+
+_OWN = "bold black on yellow"
+_MOST = 24
+
+
+@dataclass(frozen=True, slots=True)
+class _Sibling:
+    place: int
+    """Where it is among those found."""
+    index: Any
+    reward: Any
+
+
+class GroupPage(BesidePage):
+    """Siblings, best first."""
+
+    def __init__(self, rollout: Rollout) -> None:
+        super().__init__()
+        self._of = rollout
+        self._found: Found | None = None
+        self._siblings: list[_Sibling] = []
+        self._chosen = 0
+        self._read_ones: dict[int, Rollout] = {}
+
+    def on_mount(self) -> None:
+        self.title_is(Text("looking for its siblings …"))
+        self.job(self._find, self._arrived, group="group")
+
+    def _find(self) -> tuple[Found, list[_Sibling]]:
+        found = self.viewer.run_.siblings(self._of)
+        rows = found.rows(["index", "reward"])
+        siblings = [_Sibling(place, row["index"], row["reward"]) for place, row in enumerate(rows) if row]
+        return found, sorted(siblings, key=_rank, reverse=True)
+
+    def _arrived(self, answer: tuple[Found, list[_Sibling]]) -> None:
+        self._found, self._siblings = answer
+        known = [place for place, one in enumerate(self._siblings) if finite(one.reward) is not None]
+        self._chosen = known[-1] if known else len(self._siblings) - 1
+        self.fill()
+
+    def fill(self) -> None:
+        if self._found is None or not self._siblings:
+            return
+        places = _window(len(self._siblings), self._chosen, self.room)
+        found, read = self._found, self._read_ones
+
+        def load() -> list[Rollout]:
+            for place in (self._siblings[one].place for one in places):
+                rollout = read.get(place) or next(found.page(place, 1).rollouts(), None)
+                if rollout is not None:
+                    read[place] = rollout
+            return [read[self._siblings[one].place] for one in places if self._siblings[one].place in read]
+
+        self.job(load, lambda rollouts: self._show(places, rollouts), group="siblings")
+
+    def _show(self, places: Sequence[int], rollouts: Sequence[Rollout]) -> None:
+        views = [conversation(rollout) for rollout in rollouts]
+        if len(views) < len(places):
+            self.say("a rollout of this group cannot be read; `i` says why", wrong=True)
+        if not views:
+            return
+        self.at = min(places.index(self._chosen), len(views) - 1)
+        common = shared(views)
+        folder = self.viewer.run_.dir
+        start = list(turn_blocks(views[0], folder=folder))
+        self.above = [self._ruler(), *_common(start, common)]
+        all_blocks = [list(turn_blocks(view, folder=folder, start=common)) for view in views]
+        other = self.at or len(views) - 1
+        for place in range(1, len(views)):
+            _mark_parting(views[0], views[place], all_blocks[0] if place == other else None, all_blocks[place])
+        self.sides = [
+            Side(rollout, _head(view), blocks)
+            for rollout, view, blocks in zip(rollouts, views, all_blocks, strict=True)
+        ]
+        self._title()
+        self.draw(keep=True)
+
+    def _title(self) -> None:
+        rewards = [one.reward for one in self._siblings]
+        name = f"step {number(self._of.step)}  group {number(self._of.group)}  {len(rewards):,} answers"
+        ends = f"{number(rewards[0])} … {number(rewards[-1])}"
+        self.title_is(
+            Text(name, style="bold"),
+            Text.assemble(("rewards ", "dim"), (sparkline(rewards[:_MOST]), "green"), f" {ends}"),
+        )
+
+    def _ruler(self) -> Block:
+        """All siblings by reward, with the one that is chosen."""
+
+        def drawn(width: int) -> list[Cells]:
+            cells: Cells = []
+            size = max((len(number(one.reward)) for one in self._siblings), default=1) + 2
+            first = max(0, min(self._chosen - width // size // 2, len(self._siblings) - width // size))
+            for place, one in enumerate(self._siblings[first : first + width // size], first):
+                style = "reverse bold" if place == self._chosen else "bold green" if place == 0 else ""
+                cells.append((f" {number(one.reward)} ", style))
+            return [cells]
+
+        return Block("head", drawn=drawn)
+
+    def action_choose(self, columns: int) -> None:
+        wanted = max(0, min(self._chosen + columns, len(self._siblings) - 1))
+        if wanted != self._chosen:
+            self._chosen = wanted
+            self.fill()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        return action != "siblings"
+
+
+def _rank(sibling: _Sibling) -> float:
+    real = finite(sibling.reward)
+    return float("-inf") if real is None else real
+
+
+def _window(count: int, chosen: int, room: int) -> list[int]:
+    """The best one, and as many others as there is room for, the chosen one among them."""
+    room = min(room, count)
+    if room < 2:
+        return [chosen]
+    last = max(chosen, room - 1)
+    return [0, *range(last - room + 2, last + 1)]
+
+
+def _head(view: Conversation) -> Text:
+    advantage = finite(view.advantage) or 0.0
+    return Text.assemble(
+        (f"#{number(view.index)} ", "bold"),
+        ("reward ", "dim"),
+        (number(view.reward), "bold"),
+        (" adv ", "dim"),
+        (signed(view.advantage), "green" if advantage > 0 else "red" if advantage < 0 else ""),
+        (f" {number(view.completion_tokens)} tokens {one_line(view.finish, 12)}", "dim"),
+    )
+
+
+def _common(blocks: Sequence[Block], turns: int) -> Iterator[Block]:
+    """The turns that all begin with, as one block to unfold."""
+    same = [block for block in blocks if block.turn < turns and block.spans]
+    if same:
+        spans = [span for block in same for span in ((f"{block.label}: ", "bold"), *block.spans, ("\n", ""))]
+        last = same[-1].text
+        said = f"{turns} {'message' if turns == 1 else 'messages'} in common, to “{one_line(last, 200)}”"
+        yield Block("system", spans, label="prompt", turn=-2, least=1, short=said)
+
+
+def _mark_parting(best: Conversation, other: Conversation, left: list[Block] | None, right: list[Block]) -> None:
+    """Show in both where they part: the turn, and in it the words that are not in the other."""
+    place = parting(best, other)
+    if place is None:
+        right.insert(0, Block("parting", [("equal to the best, word for word", "yellow")]))
+        return
+    pairs = ([b for b in left or () if b.turn == place], [b for b in right if b.turn == place])
+    for one, two in zip(*pairs, strict=False):
+        if one.kind == two.kind and one.spans and two.spans and one.text != two.text:
+            changes = words(one.text, two.text)
+            one.spans = [(text, _OWN if kind == "removed" else "") for kind, text in changes if kind != "added"]
+            two.spans = [(text, _OWN if kind == "added" else "") for kind, text in changes if kind != "removed"]
+    for blocks in filter(None, (left, right)):
+        at = next((n for n, block in enumerate(blocks) if block.turn >= place), len(blocks))
+        blocks.insert(at, Block("parting", [("◆ they part here", "bold yellow")], turn=place))

@@ -1,0 +1,335 @@
+"""Rollouts of a step or of the whole run: sorted, filtered and searched; beside them, where there is room, the one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rich.text import Text
+from textual import events, on
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal
+from textual.timer import Timer
+from textual.widget import Widget
+from textual.worker import get_current_worker
+
+from rollout_plugins.messages import completion_text
+from rollout_plugins.view.blocks import Block
+from rollout_plugins.view.grid import Column, Grid, Shown, plain
+from rollout_plugins.view.one import OnePage
+from rollout_plugins.view.pager import Pager
+from rollout_plugins.view.text import number, one_line, signed
+
+if TYPE_CHECKING:
+    from rollout_hookspecs import Rollout
+
+    from rollout_plugins.store.found import Found
+
+_WIDE = 110
+_PIECES = 24
+"""Parts in which a whole run is searched, so that there is progress to show and a moment to stop."""
+_SAID = " said"
+
+
+class RolloutsPage(OnePage):
+    """A list of rollouts."""
+
+    CSS = """
+    RolloutsPage Grid { width: 1fr; }
+    RolloutsPage Pager { width: 1fr; display: none; border-left: vkey $panel; }
+    RolloutsPage.-wide Pager { display: block; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("f", "filter", "Filter"),
+        Binding("slash", "search", "Search", key_display="/"),
+        Binding("p", "preview", "Preview", show=False),
+        Binding("tab", "app.focus_next", "Other pane", show=False),
+        Binding("r", "reload", "Read again", show=False),
+    ]
+
+    def __init__(self, filters: Mapping[str, Any], *, then: str = "") -> None:
+        """`then`: what to ask for at once, `filter` or `search`."""
+        super().__init__()
+        self._asked = dict(filters)
+        self._where: str = self._asked.pop("where", None) or ""
+        self._text: str = self._asked.pop("search", None) or ""
+        self._given_order = self._asked.pop("order", None)
+        self._limit: int | None = self._asked.pop("limit", None)
+        self._then = then
+        self._found: Found | None = None
+        self._hits: list[Found] | None = None
+        self._searching = False
+        self._names: list[str] = []
+        self._preview: bool | None = None
+        self._soon: Timer | None = None
+
+    def body(self) -> Iterable[Widget]:
+        with Horizontal():
+            yield Grid()
+            yield Pager()
+
+    def on_mount(self) -> None:
+        self._arrange()
+        self._head("reading …")
+        if self._text:
+            self._search(self._text)
+        else:
+            self._read()
+
+    # What is in the list
+
+    def _read(self, *, where: str | None = None, text: str | None = None, hits: list[Found] | None = None) -> None:
+        """Find the rollouts, with another filter if one is given, which is kept when the run understands it."""
+        where = self._where if where is None else where
+        text, hits = (self._text, self._hits) if text is None else (text, hits)
+        asked = {**self._asked, "where": where or None, "order": self._order()}
+        here = self._here()
+
+        def find() -> tuple[Found, list[str], int]:
+            found = self.viewer.run_.find(**asked)
+            found = found if hits is None else found.among(hits)
+            found = found if self._limit is None else found.page(0, self._limit)
+            place = found.position(here) if here else None
+            return found, self.viewer.run_.columns, place or 0
+
+        def arrived(answer: tuple[Found, list[str], int]) -> None:
+            self._where, self._text, self._hits = where, text, hits
+            if self.ask.is_open:
+                self.ask.close()
+            self._arrived(*answer)
+
+        self.job(find, arrived, group="find", failed=self._refused)
+
+    def _refused(self, error: Exception) -> None:
+        """A filter that is not understood stays where it is typed."""
+        if self.ask.is_open:
+            self.ask.refuse(str(error))
+        else:
+            self.failed(error)
+            self._head("")
+
+    def _arrived(self, found: Found, names: list[str], place: int) -> None:
+        grid = self.query_one(Grid)
+        self._found, self._names = found, names
+        grid.empty = "no rollouts match" if self._where or self._text or self._asked else "no rollouts yet"
+        grid.set_columns(_columns(names, one_step="step" in self._asked))
+        grid.set_rows(len(found), place)
+        self._head("")
+        self._look()
+        if self._then:
+            then, self._then = self._then, ""
+            self.action_filter() if then == "filter" else self.action_search()
+
+    def _order(self) -> str | None:
+        order = self.query_one(Grid).order
+        return self._given_order if order is None else f"{'-' * order[1]}{order[0]}"
+
+    def _here(self) -> str | None:
+        grid = self.query_one(Grid)
+        row = grid.row(grid.cursor)
+        return str(row["id"]) if row else None
+
+    def _head(self, state: str) -> None:
+        """Which rollouts these are."""
+        facts = [f"{name} {one_line(value, 40)}" for name, value in self._asked.items()]
+        left = Text("  ".join(facts) or "all rollouts", style="bold")
+        if self._where:
+            left.append(f"  where {one_line(self._where, 200)}", "cyan")
+        if self._text:
+            left.append(f"  with “{one_line(self._text, 60)}”", "yellow")
+        count = "" if self._found is None else f"{len(self._found):,} rollouts"
+        self.title_is(left, "  ".join(filter(None, (state, count))))
+
+    def renew(self) -> None:
+        if not self._searching and self._hits is None:
+            self._read()
+
+    def action_reload(self) -> None:
+        if self._text:
+            self._search(self._text)
+        else:
+            self._read()
+
+    @on(Grid.Sorted)
+    def _sorted(self) -> None:
+        self._read()
+
+    # The rows that are on the screen
+
+    @on(Grid.Wanted)
+    def _wanted(self, event: Grid.Wanted) -> None:
+        found = self._found
+        if found is None:
+            return
+        page = found.page(event.start, event.count)
+        names = ["id", *dict.fromkeys(c.name for c in self.query_one(Grid).columns if not c.name.startswith(" "))]
+
+        def put(rows: list[dict[str, Any] | None]) -> None:
+            if self._found is found:
+                self.query_one(Grid).put(event.start, rows)
+                if event.start <= self.query_one(Grid).cursor < event.start + len(rows):
+                    self._look()
+
+        def say(texts: list[Mapping[str, Any] | None]) -> None:
+            if self._found is found:
+                self.query_one(Grid).put(event.start, texts)
+
+        self.job(partial(page.rows, names), put, group=f"rows {event.start}")
+        self.job(partial(_said, page), say, group=f"texts {event.start}")
+
+    # The one under the cursor
+
+    @on(Grid.Opened)
+    def _opened(self) -> None:
+        from rollout_plugins.view.rollout import RolloutPage
+
+        if self._found is not None and len(self._found):
+            grid = self.query_one(Grid)
+            self.app.push_screen(RolloutPage(self._found, grid.cursor, find=self._text, moved=grid.move_to))
+
+    def current(self) -> Rollout | None:
+        return None if self._found is None else next(self._found.page(self.query_one(Grid).cursor, 1).rollouts(), None)
+
+    @on(Grid.Moved)
+    def _look(self) -> None:
+        """Show the rollout beside the list, when the cursor has come to rest."""
+        if self._soon is not None:
+            self._soon.stop()
+        if self.has_class("-wide") and self._found is not None:
+            self._soon = self.set_timer(0.05, self._show)
+
+    def _show(self) -> None:
+        from rollout_plugins.view.rollout import blocks_of
+
+        pager = self.query_one(Pager)
+
+        def read() -> Sequence[Block]:
+            rollout = self.current()
+            return [] if rollout is None else blocks_of(rollout, self.viewer, pager.room)
+
+        self.job(read, pager.show, group="preview")
+
+    def action_preview(self) -> None:
+        self._preview = not self.has_class("-wide")
+        self._arrange()
+        self._look()
+
+    def on_resize(self, _: events.Resize) -> None:
+        self._arrange()
+        self._head("")
+        self._look()
+
+    def _arrange(self) -> None:
+        wide = self.app.size.width >= _WIDE if self._preview is None else self._preview
+        self.set_class(wide, "-wide")
+
+    # Filter and search
+
+    def action_filter(self) -> None:
+        hint = "a condition over the columns, such as reward < 0 and calls > 1; tab completes, empty clears"
+        self.ask.open("where", self._where, lambda text: self._read(where=text), names=self._names, hint=hint)
+
+    def action_search(self) -> None:
+        hint = "text in a message or a call, in any case, in all of these rollouts; empty clears"
+        self.ask.open("search", self._text, self._search, hint=hint)
+
+    def _search(self, text: str) -> None:
+        if not text:
+            self._read(text="", hits=None)
+            return
+        self._searching = True
+        filters = {**self._asked, "search": text}
+        pieces: list[dict[str, Any]] = [{}] if "step" in filters else self._pieces()
+
+        def search() -> list[Found]:
+            worker = get_current_worker()
+            hits: list[Found] = []
+            for done, piece in enumerate(pieces):
+                if worker.is_cancelled:
+                    break
+                found = self.viewer.run_.find(**{**filters, **piece})
+                hits.append(found)
+                so_far = f"searching {(done + 1) / len(pieces):.0%} · {sum(map(len, hits)):,} found · esc stops"
+                self.tell(worker, partial(self._head, so_far))
+            return hits
+
+        def searched(hits: list[Found]) -> None:
+            self._searching = False
+            self._read(text=text, hits=hits)
+
+        self._head("searching · esc stops")
+        if self.ask.is_open:
+            self.ask.close()
+        self.job(search, searched, group="search")
+
+    def _pieces(self) -> list[dict[str, Any]]:
+        """Steps of the run in parts of about the same size, and what has no step."""
+        steps = sorted({row["step"] for row in self.viewer.stats if row["step"] is not None})
+        size = -(-len(steps) // _PIECES) or 1
+        parts = [steps[start : start + size] for start in range(0, len(steps), size)]
+        pieces: list[dict[str, Any]] = [{"step": range(part[0], part[-1] + 1)} for part in parts]
+        if any(row["step"] is None for row in self.viewer.stats):
+            pieces.append({"where": "step is null"})
+        return pieces
+
+    def action_back(self) -> None:
+        if self._searching:
+            self.workers.cancel_group(self, "search")
+            self._searching = False
+            self._head("search stopped")
+        else:
+            super().action_back()
+
+
+def _said(page: Found) -> list[Mapping[str, Any] | None]:
+    """What each rollout answered, in a line."""
+    texts = {rollout.id: one_line(completion_text(rollout), 200) for rollout in page.rollouts()}
+    ids = [row["id"] if row else None for row in page.rows(["id"])]
+    return [None if one is None else {_SAID: texts.get(one, "")} for one in ids]
+
+
+def _columns(names: Sequence[str], *, one_step: bool) -> list[Column]:
+    """What a list of rollouts shows of each, annotations among it."""
+    there = set(names)
+    rewards = [name for name in names if name.startswith("reward/")]
+    annotations = [name for name in names if "." in name and name not in rewards]
+    made = [
+        *([] if one_step else [Column("split", "split"), Column("step", "step")]),
+        Column("group", "grp"),
+        Column("index", "#"),
+        Column("reward", "reward", _bold),
+        *(Column(name, one_line(name.removeprefix("reward/"), 20)) for name in rewards),
+        Column("advantage", "adv", _signed),
+        *(Column(name, one_line(name, 20)) for name in annotations),
+        Column("completion_tokens", "tokens"),
+        Column("turns", "turns"),
+        Column("calls", "calls", _counted),
+        Column("failed_calls", "failed", _failed),
+        Column("finish", "finish", _finish),
+    ]
+    return [*(column for column in made if column.name in there), Column(_SAID, "answer", left=True)]
+
+
+def _bold(value: Any) -> Shown:
+    text, style = plain(value)
+    return text, style or "bold"
+
+
+def _signed(value: Any) -> Shown:
+    if not isinstance(value, (int, float)):
+        return plain(value)
+    return signed(value), "green" if value > 0 else "red" if value < 0 else ""
+
+
+def _counted(value: Any) -> Shown:
+    return (number(value), "") if value else ("·", "dim")
+
+
+def _failed(value: Any) -> Shown:
+    return (number(value), "red") if value else ("·", "dim")
+
+
+def _finish(value: Any) -> Shown:
+    text, _ = plain(value)
+    return text, {"stop": "dim", "unknown": "dim"}.get(text, "yellow")

@@ -1,0 +1,183 @@
+"""The first screen: every step in one line, and the reward over all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from rich.text import Text
+from textual import events, on
+from textual.binding import Binding, BindingType
+from textual.widget import Widget
+from textual.widgets import Static
+
+from rollout_plugins.view.chart import render_steps
+from rollout_plugins.view.grid import Column, Grid, Shown, plain
+from rollout_plugins.view.page import Page
+from rollout_plugins.view.text import finite, number, one_line
+
+_TALL, _ROOMY = 20, 32
+_BAR = 12
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+
+
+class StepsPage(Page):
+    """Steps of the run."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("a", "all", "All rollouts"),
+        Binding("f", "filter", "Filter"),
+        Binding("slash", "search", "Search", key_display="/"),
+        Binding("r", "reload", "Read again", show=False),
+    ]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stats: list[dict[str, Any]] = []
+        self._order: list[int] = []
+
+    def body(self) -> Iterable[Widget]:
+        yield Static(id="chart")
+        yield Grid()
+
+    def on_mount(self) -> None:
+        self.title_is(Text("reading the run …"))
+        self.renew()
+
+    def renew(self) -> None:
+        self.job(self.viewer.read_stats, self._arrived, group="stats")
+
+    def _arrived(self, stats: list[dict[str, Any]]) -> None:
+        grid = self.query_one(Grid)
+        here = self._chosen()
+        self._stats = stats
+        grid.empty = "no rollouts yet"
+        grid.set_columns(_columns(stats))
+        self._arrange(here)
+        self._draw()
+
+    def _arrange(self, here: tuple[Any, Any] | None) -> None:
+        """Rows in the order asked for, with the cursor on the step it was on."""
+        grid = self.query_one(Grid)
+        places = list(range(len(self._stats)))
+        if grid.order is not None:
+            name, down = grid.order
+            known = [place for place in places if _key(self._stats[place].get(name)) is not None]
+            rest = [place for place in places if _key(self._stats[place].get(name)) is None]
+            places = sorted(known, key=lambda place: _key(self._stats[place][name]) or 0, reverse=down) + rest
+        self._order = places
+        rows = [self._stats[place] for place in places]
+        cursor = next((n for n, row in enumerate(rows) if (row["split"], row["step"]) == here), 0)
+        grid.set_rows(len(rows), cursor)
+        grid.put(0, rows)
+
+    def _draw(self) -> None:
+        """The title and the chart, for the room there is."""
+        run = self.viewer.run_
+        info = run.info
+        name = Text.assemble((one_line(info.id, 40) or "run", "bold"))
+        for fact in (info.trainer, info.model):
+            if fact:
+                name.append(f"  {one_line(fact, 40)}", "dim")
+        total = sum(row["rollouts"] for row in self._stats)
+        self.title_is(name, Text.assemble(*self.viewer.state(), f"  {total:,} rollouts"))
+        chart, height = self.query_one("#chart", Static), self.app.size.height
+        rows = [row for row in self._stats if row["split"] == "train"] or self._stats
+        chart.display = bool(rows) and height >= _TALL
+        if chart.display:
+            chart.update(render_steps(rows, width=self.app.size.width - 2, max_lines=14 if height >= _ROOMY else 7))
+
+    def on_resize(self, _: events.Resize) -> None:
+        if self._stats:
+            self._draw()
+
+    def _chosen(self) -> tuple[Any, Any] | None:
+        row = self.query_one(Grid).row(self.query_one(Grid).cursor)
+        return (row["split"], row["step"]) if row else None
+
+    @on(Grid.Sorted)
+    def _sorted(self) -> None:
+        self._arrange(self._chosen())
+
+    @on(Grid.Opened)
+    def _opened(self) -> None:
+        chosen = self._chosen()
+        if chosen is not None:
+            split, step = chosen
+            self._open({"split": split, **({"where": "step is null"} if step is None else {"step": step})})
+
+    def _open(self, filters: Mapping[str, Any], then: str = "") -> None:
+        from rollout_plugins.view.rollouts import RolloutsPage
+
+        self.app.push_screen(RolloutsPage(filters, then=then))
+
+    def action_all(self) -> None:
+        self._open({})
+
+    def action_filter(self) -> None:
+        self._open({}, then="filter")
+
+    def action_search(self) -> None:
+        self._open({}, then="search")
+
+    def action_reload(self) -> None:
+        self.viewer.look_again()
+
+
+def _key(value: Any) -> float | None:
+    return float(value == "train") if isinstance(value, str) else finite(value)
+
+
+def _columns(stats: Sequence[Mapping[str, Any]]) -> list[Column]:
+    """Those columns in which something is known."""
+    rewards = [finite(row["reward"]) for row in stats]
+    known = [reward for reward in rewards if reward is not None]
+    low, high = (min(known), max(known)) if known else (0.0, 0.0)
+
+    def bar(value: Any) -> Shown:
+        return _bar(value, low, high), "green"
+
+    made = [
+        *([Column("split", "split")] if len({row["split"] for row in stats}) > 1 else []),
+        Column("step", "step"),
+        Column("rollouts", "rollouts"),
+        Column("reward", "reward"),
+        Column("reward", " ", bar, left=False),
+        Column("reward_std", "spread"),
+        Column("truncated", "cut", _warned("yellow")),
+        Column("tool_calls", "calls", _counted),
+        Column("tool_errors", "failed", _warned("red")),
+        Column("errors", "errors", _warned("red")),
+        Column("flat_groups", "flat", _counted),
+        Column("completion_tokens", "tokens", _rounded),
+        Column("group_std", "in groups"),
+        *(Column(name, one_line(name.removeprefix("reward/"), 20)) for name in _rewards(stats)),
+    ]
+    always = {"split", "step", "rollouts", "reward", "truncated", "tool_calls", "tool_errors"}
+    return [column for column in made if column.name in always or any(row.get(column.name) for row in stats)]
+
+
+def _rewards(stats: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [name for name in (stats[0] if stats else ()) if name.startswith("reward/")]
+
+
+def _bar(value: Any, low: float, high: float) -> str:
+    """Between the lowest and the highest step."""
+    real = finite(value)
+    if real is None or not high > low:
+        return " " * _BAR
+    eighths = round((real / 2 - low / 2) / (high / 2 - low / 2) * (_BAR * 8 - 1)) + 1
+    return ("█" * (eighths // 8) + _EIGHTHS[eighths % 8]).ljust(_BAR)[:_BAR]
+
+
+def _rounded(value: Any) -> Shown:
+    real = finite(value)
+    return plain(value) if real is None else (f"{real:,.0f}", "")
+
+
+def _counted(value: Any) -> Shown:
+    return (number(value), "") if value else ("·", "dim")
+
+
+def _warned(style: str) -> Any:
+    return lambda value: (number(value), style) if value else ("·", "dim")
