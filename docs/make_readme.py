@@ -1,5 +1,5 @@
-"""Fill in the parts of the README that are produced: every option from its docstring, the comparison with
-TRL's own table, and the benchmarks' output.
+"""Fill in the parts of the README that are produced: every option from its docstring, what each host records, the
+comparison with TRL's own table, and the benchmarks' output.
 
     python docs/make_readme.py
 """
@@ -17,6 +17,34 @@ CLASSES = {
     "plugins": {"images": "Images", "metrics": "Metrics", "dedup": "Dedup", "cap": "Cap", "redact": "Redact"},
     "sinks": {"trackio": "TrackioSink", "wandb": "WandbSink", "console": "ConsoleSink", "jsonl": "JsonlSink", "scout": "ScoutSink"},
 }  # fmt: skip
+
+
+HEAD = ["trainer", "messages", "rewards", "advantage", "tools", "images", "groups", "eval", "log-probs", "TRL", ""]
+
+
+def trainers() -> str:
+    """What each host says it records; tests/test_trainers.py holds it to that."""
+    from rollout_plugins.hosts import known_hosts
+
+    rows = [_said(support) for host in known_hosts() for support in host.supports]
+    lines = [HEAD, ["---"] * len(HEAD), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _said(support) -> list[str]:
+    flags = (getattr(support, name) for name in ("advantage", "tools", "images", "groups", "evaluation"))
+    rewards = "–" if support.rewards == "none" else support.rewards
+    marks = ["✓" if flag else "–" for flag in flags]
+    name = f"`{support.trainer.removesuffix('Trainer')}`"
+    return [
+        name,
+        support.messages,
+        rewards,
+        *marks,
+        support.logprobs or "–",
+        f"{support.since} – 1.16".replace("1.16 – ", ""),
+        support.note,
+    ]
 
 
 def options() -> str:
@@ -61,6 +89,7 @@ def fill(readme: str, name: str, text: str) -> str:
 def main() -> None:
     path = ROOT / "README.md"
     readme = fill(path.read_text(encoding="utf-8"), "options", options())
+    readme = fill(readme, "trainers", trainers())
     readme = fill(readme, "beside", beside())
     path.write_text(fill(readme, "benchmarks", benchmarks()), encoding="utf-8")
 

@@ -59,6 +59,10 @@ def str_of(renderable):
     return captured.get()
 
 
+def test_the_table_of_trainers_is_what_the_hosts_say():
+    assert make_readme.trainers() in README
+
+
 def test_the_first_snippet_is_all_it_takes(tmp_path):
     trainer = make(tmp_path)
     exec(SNIPPETS[0], {"trainer": trainer})
