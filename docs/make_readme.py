@@ -12,6 +12,9 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+from rollout_plugins.hosts import known_hosts
+from rollout_plugins.hosts.support import Support
+
 ROOT = Path(__file__).parents[1]
 CLASSES = {
     "plugins": {"images": "Images", "metrics": "Metrics", "dedup": "Dedup", "cap": "Cap", "redact": "Redact"},
@@ -24,25 +27,21 @@ HEAD = ["trainer", "messages", "rewards", "advantage", "tools", "images", "group
 
 def trainers() -> str:
     """What each host says it records; tests/test_trainers.py holds it to that."""
-    from rollout_plugins.hosts import known_hosts
-
     rows = [_said(support) for host in known_hosts() for support in host.supports]
     lines = [HEAD, ["---"] * len(HEAD), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def _said(support) -> list[str]:
+def _said(support: Support) -> list[str]:
     flags = (getattr(support, name) for name in ("advantage", "tools", "images", "groups", "evaluation"))
-    rewards = "–" if support.rewards == "none" else support.rewards
-    marks = ["✓" if flag else "–" for flag in flags]
-    name = f"`{support.trainer.removesuffix('Trainer')}`"
+    newest = re.search(r"^trl==(\d+\.\d+)", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)[1]
     return [
-        name,
+        f"`{support.trainer.removesuffix('Trainer')}`",
         support.messages,
-        rewards,
-        *marks,
-        support.logprobs or "–",
-        f"{support.since} – 1.16".replace("1.16 – ", ""),
+        support.rewards.replace("none", ""),
+        *("✓" if flag else "" for flag in flags),
+        support.logprobs,
+        newest if support.since == newest else f"{support.since} to {newest}",
         support.note,
     ]
 
