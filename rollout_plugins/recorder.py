@@ -199,6 +199,7 @@ class RolloutRecorder:
             rank=run.rank,
             world_size=run.world_size,
             weights=dict(zip(run.reward_names, run.reward_weights, strict=False)),
+            tokens=self._tokens,
             marks=place.marks,
         )
         return Batch(

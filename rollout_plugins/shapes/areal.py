@@ -59,7 +59,9 @@ def _checked(part: Any, asked: Asked) -> Any:
     if part is None:
         return REJECTED
     if not isinstance(part, Mapping):
-        fault = f"a trajectory is of type {type(part).__name__}; give AReaL's dict of tensors, or None for a rejected one"
+        fault = (
+            f"a trajectory is of type {type(part).__name__}; give AReaL's dict of tensors, or None for a rejected one"
+        )
     else:
         missing = " and no ".join(name for name in NEEDED if part.get(name) is None)
         fault = f"a trajectory has no {missing}; it has {', '.join(map(str, part))}" if missing else ""

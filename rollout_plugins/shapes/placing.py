@@ -30,6 +30,8 @@ class Placing:
     """Number of processes."""
     weights: Mapping[str, float] = field(default_factory=dict)
     """Weights of the rewards, by name."""
+    tokens: bool = False
+    """Whether token ids, masks and log-probabilities are kept."""
     marks: Mapping[str, str] = field(default_factory=dict)
     """What is to be noted of each."""
 
@@ -58,6 +60,7 @@ class Placing:
             policy_step=self.policy_step if policy_step is None else policy_step,
             time=rollout.time or self.time,
             reward=self._total(rollout) if reward is None else reward,
+            tokens=rollout.tokens if self.tokens else None,
             marks={**rollout.marks, **self.marks} if self.marks else rollout.marks,
         )
 

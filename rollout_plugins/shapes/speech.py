@@ -23,7 +23,9 @@ def decoder(tokenizer: Any) -> Decode:
         return _own_copy(tokenizer).decode  # type: ignore[no-any-return]
     if callable(tokenizer):
         return tokenizer  # type: ignore[no-any-return]
-    raise SetupError(f"tokenizer is of type {type(tokenizer).__name__}; give a tokenizer, or a function from ids to text")
+    raise SetupError(
+        f"tokenizer is of type {type(tokenizer).__name__}; give a tokenizer, or a function from ids to text"
+    )
 
 
 def _own_copy(tokenizer: Any) -> Any:

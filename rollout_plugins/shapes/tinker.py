@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from rollout_hookspecs import Tokens
-
 from rollout_plugins.errors import SetupError
 from rollout_plugins.shapes.shaped import REJECTED, UNREADABLE, Asked, Shaped, Taken, bytes_of, each
 from rollout_plugins.shapes.speech import Decode, Speech, decoder
@@ -57,7 +55,7 @@ def _take(groups: Any, tokenizer: Any, tags: Any, asked: Asked) -> Taken:
     rows = [row for place, group in enumerate(listed) for row in read.group(group, place, _tags(tags, place))]
     count = len(rows) - rows.count(REJECTED)
     size = bytes_of(count, read.copier.bytes)
-    return Taken(lambda: each(lambda row: _found(row[0], row[1], decode, asked), rows), count, size, REWARDS)
+    return Taken(lambda: each(lambda row: _found(row[0], row[1], decode), rows), count, size, REWARDS)
 
 
 def _tags(tags: Any, place: int) -> list[Any]:
@@ -76,7 +74,9 @@ class _Reader:
         """A row for each trajectory. Rewards are nobody's where they don't line up with the trajectories."""
         trajectories = getattr(group, "trajectories_G", None)
         if trajectories is None and self._asked.checked:
-            raise SetupError(f"group {place} is of type {type(group).__name__}; give a TrajectoryGroup or a list of them")
+            raise SetupError(
+                f"group {place} is of type {type(group).__name__}; give a TrajectoryGroup or a list of them"
+            )
         if trajectories is None:
             return [REJECTED if group is None else UNREADABLE]
         finals = self._aligned(group, "final_rewards_G", len(trajectories), place)
@@ -118,18 +118,20 @@ class _Reader:
             "reward": _raw(transition.reward),
             "episode_done": transition.episode_done,
             "stop_reason": getattr(action, "stop_reason", None),
-            "metrics": self.copier.copy(getattr(transition, "metrics", None) or {}),
-            "logs": self.copier.copy(getattr(transition, "logs", None) or {}),
         }
-        trace = getattr(transition, "trace", None)
-        return step if trace is None else {**step, "trace": self._trace(trace)}
+        said = {name: getattr(transition, name, None) for name in ("metrics", "logs", "trace")}
+        more = {name: value for name, value in said.items() if value}
+        if "trace" in more:
+            more["trace"] = self._trace(more["trace"])
+        copied: dict[str, Any] = self.copier.copy(more)
+        return step | copied
 
     def _trace(self, trace: Any) -> dict[str, Any]:
         names = ("prompt", "policy_response", "reward_data", "env_state", "extra")
         values = {
             name: trace.get(name) if isinstance(trace, Mapping) else getattr(trace, name, None) for name in names
         }
-        kept = {name: self.copier.copy(value) for name, value in values.items() if value is not None}
+        kept = {name: value for name, value in values.items() if value is not None}
         speakers = (("prompt", "user"), ("policy_response", "assistant"))
         return kept | {name: _talk(kept[name], role) for name, role in speakers if name in kept}
 
@@ -154,7 +156,7 @@ def _raw(value: Any) -> float | None:
     return float(value) if hasattr(value, "__float__") else None
 
 
-def _found(row: dict[str, Any], turns: Any, decode: Decode | None, asked: Asked) -> Found:
+def _found(row: dict[str, Any], turns: Any, decode: Decode | None) -> Found:
     made = found(row)
     if not turns:
         return made
@@ -162,8 +164,7 @@ def _found(row: dict[str, Any], turns: Any, decode: Decode | None, asked: Asked)
     rollout = made.rollout
     if decode is not None and not rollout.prompt and not rollout.completion:
         rollout = replace(rollout, prompt=speech.prompt(decode), completion=speech.completion(decode))
-    tokens: Tokens | None = speech.tokens(logprobs) if asked.tokens else None
-    return Found(replace(rollout, tokens=tokens), made.group)
+    return Found(replace(rollout, tokens=speech.tokens(logprobs)), made.group)
 
 
 def _speech(turns: Sequence[tuple[list[int], list[int], list[float] | None]]) -> tuple[Speech, list[float] | None]:

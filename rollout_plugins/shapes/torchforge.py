@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rollout_hookspecs import Rollout, Tokens
+from rollout_hookspecs._records import Finish
 
 from rollout_plugins.errors import SetupError
 from rollout_plugins.hosts.building import as_messages
@@ -18,6 +19,7 @@ from rollout_plugins.store.importers.files import number, numbers_in, tool_calls
 READ = ("request", "prompt", "response", "target", "reward", "reward_breakdown", "advantage", "policy_version")
 KEPT = ("episode_id", "request_len", "response_len", "pad_id")
 PER_TOKEN = ("prompt_ids", "token_ids", "logprobs")
+_FINISH: dict[str, Finish] = {"stop": "stop", "length": "length"}
 
 
 def rollouts(episodes: Any) -> Shaped:
@@ -32,7 +34,9 @@ def rollouts(episodes: Any) -> Shaped:
 
 def _take(episodes: Any, asked: Asked) -> Taken:
     if not isinstance(episodes, (list, tuple)):
-        raise SetupError(f"episodes is of type {type(episodes).__name__}; give a list of episodes, or of groups of them")
+        raise SetupError(
+            f"episodes is of type {type(episodes).__name__}; give a list of episodes, or of groups of them"
+        )
     flat = list(_flat(episodes))
     copier = Snapshot()
     facts = [_facts(one, copier, asked) for one, _ in flat]
@@ -66,8 +70,9 @@ def _facts(episode: Any, copier: Snapshot, asked: Asked) -> dict[str, Any] | Los
             raise SetupError(f"an episode, of type {type(episode).__name__}, is without request and response")
         return UNREADABLE
     completion = _get(episode, "completion")
-    lengths = {name: _get(completion, name) for name in PER_TOKEN[:2]}
-    return {**facts, "lengths": {name: len(ids) for name, ids in lengths.items() if ids is not None}}
+    ids = {name: _get(completion, name) for name in ("prompt_ids", "token_ids")}
+    lengths = {name: len(some) for name, some in ids.items() if some is not None}
+    return {**facts, "lengths": lengths, "stop_reason": _get(completion, "stop_reason")}
 
 
 def _get(thing: Any, name: str) -> Any:
@@ -110,6 +115,7 @@ def _found(item: tuple[dict[str, Any], Any, dict[str, Any]]) -> Found:
         advantage=number(facts["advantage"]),
         prompt_tokens=facts["lengths"].get("prompt_ids"),
         completion_tokens=facts["lengths"].get("token_ids"),
+        finish=_FINISH.get(str(facts["stop_reason"]), "unknown"),
         columns={"target": facts["target"]} if facts["target"] is not None else {},
         extra={name: facts[name] for name in KEPT if facts[name] is not None},
         tokens=_tokens(tensors),

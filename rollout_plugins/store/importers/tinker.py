@@ -70,7 +70,10 @@ def found(row: dict[str, Any]) -> Found:
         completion_tokens=_sum(steps, "ac_len"),
         **_ending(steps[-1] if steps else {}),
         columns={name: row[name] for name in ("split", "tags") if row.get(name)},
-        extra={"trajectory_metrics": dict_in(row, "trajectory_metrics"), "steps": [_without_text(s) for s in steps]},
+        extra={
+            **({"trajectory_metrics": metrics} if (metrics := dict_in(row, "trajectory_metrics")) else {}),
+            "steps": [_without_text(s) for s in steps],
+        },
     )
     return Found(rollout, row["group_idx"])
 
