@@ -12,13 +12,13 @@ import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-from rollout_hookspecs import Batch, Rollout, Run, Step, Trace
+from rollout_hookspecs import Batch, Rollout, Run, Step
 
 from rollout_plugins.counters import Counters
 from rollout_plugins.dispatch import Dispatcher, shown
@@ -26,9 +26,11 @@ from rollout_plugins.errors import SetupError
 from rollout_plugins.fit import fitted
 from rollout_plugins.loading import Plugins
 from rollout_plugins.outbox import Outbox, is_more_than_sink
+from rollout_plugins.store.annotate import annotate
 from rollout_plugins.store.write import RunWriter
 from rollout_plugins.threads import PatientThread
 from rollout_plugins.trace import DefaultTrace
+from rollout_plugins.work import Work, distinct
 
 logger = logging.getLogger("rollout_plugins")
 
@@ -86,6 +88,7 @@ class Pipeline:
         self._error: BaseException | None = None
         self._metrics: dict[str, list[dict[str, float]]] = {}
         self._lost_in_outage: int | None = None
+        self._elsewhere: list[dict[str, str]] = []
         self._worker: threading.Thread | None = None
         self._hooks: PatientThread | None = None
         self._pid = os.getpid()
@@ -336,11 +339,11 @@ class Pipeline:
 
     def _process(self, run: Run, batch: Batch, generation: int) -> None:
         try:
-            raw = _distinct([self._stamp(run, batch, generation, self._fitted(rollout)) for rollout in batch.build()])
+            raw = distinct([self._stamp(run, batch, generation, self._fitted(rollout)) for rollout in batch.build()])
         except (Exception, SystemExit) as error:
             self.counters.drop("build_failed", batch.count)
             raise RuntimeError(f"{batch.count} rollouts of step {batch.step} could not be built") from error
-        work = _Work(raw, self._step(run, batch, generation, len(raw)))
+        work = Work(raw, self._step(run, batch, generation, len(raw)))
         try:
             self._with_hooks(lambda: self._through_plugins(work))
         finally:
@@ -349,6 +352,7 @@ class Pipeline:
             own = work.marked(run.rank)
             if self._store(lambda writer: writer.write(batch.split, own), len(own)):
                 self.counters.stored(batch.split, len(own))
+            self._elsewhere += work.chosen_elsewhere(run.rank)
         for outbox in self._outboxes:
             outbox.send(work.traces_for(outbox.scope), work.step)
         with self._changed:
@@ -384,7 +388,7 @@ class Pipeline:
             gathered=batch.gathered or run.world_size == 1,
         )
 
-    def _through_plugins(self, work: _Work) -> None:
+    def _through_plugins(self, work: Work) -> None:
         """Resumable: a plugin that hangs is taken out and this is called again for what is left."""
         dispatcher, step = self.dispatcher, work.step
         while len(work.done) < len(work.raw):
@@ -411,7 +415,7 @@ class Pipeline:
                 for outbox in self._outboxes:
                     outbox.alert("rollouts", text)
 
-    def _store(self, write: Callable[[RunWriter], None], count: int) -> bool:
+    def _store(self, write: Callable[[RunWriter], object], count: int) -> bool:
         """Write, counting what a failing disk costs; said once for each outage. Tries again with every batch."""
         writer = self._writer
         try:
@@ -444,57 +448,10 @@ class Pipeline:
         self._store(lambda writer: writer.write_run(self.counters.summary()), 0)
 
     def _close_store(self) -> None:
+        chosen, self._elsewhere = self._elsewhere, []
         self._store(lambda writer: writer.close(self.counters.summary()), 0)
-
-
-class _Work:
-    """One generation on its way through the plugins."""
-
-    def __init__(self, raw: Sequence[Rollout], step: Step) -> None:
-        self.raw = raw
-        self.step = step
-        self.done: list[Rollout | None] = []
-        self.metrics: dict[str, float] | None = None
-        self.chosen: list[Rollout] | None = None
-        self.skipped: dict[str, str] = {}
-        self.streamed: list[Rollout] = []
-        self.traces: dict[str, Trace | None] = {}
-
-    def traces_for(self, scope: str) -> list[Trace]:
-        """What a sink of this scope gets: the selected rollouts, or this rank's whole generation."""
-        rollouts = self.streamed if scope == "stream" else self.chosen or ()
-        return [trace for r in rollouts if (trace := self.traces.get(r.id)) is not None]
-
-    def forget_unseen(self, counters: Counters) -> None:
-        """Drop what plugins broke off before, since one of them must have seen whatever is stored."""
-        unseen = len(self.raw) - len(self.done)
-        if unseen:
-            counters.drop("not_seen_by_required_plugin", unseen)
-        self.done += [None] * unseen
-
-    def marked(self, rank: int) -> list[Rollout]:
-        """This rank's rollouts for the store, with who kept or skipped each; untouched where plugins broke off."""
-        chosen = {r.id: r for r in self.chosen or ()}
-        rollouts = [*self.done, *self.raw[len(self.done) :]]
-        own = [r for r, before in zip(rollouts, self.raw, strict=True) if before.rank == rank]
-        return [self._mark(r, chosen) for r in own if r is not None]
-
-    def _mark(self, rollout: Rollout, chosen: dict[str, Rollout]) -> Rollout:
-        if rollout.id in chosen:
-            return replace(rollout, marks=chosen[rollout.id].marks)
-        why = self.skipped.get(rollout.id)
-        return replace(rollout, marks={**rollout.marks, "sinks": why}) if why else rollout
-
-
-def _distinct(rollouts: list[Rollout]) -> list[Rollout]:
-    """Ids of their own also for rollouts which their host gave the same index, so that none hides another."""
-    seen: Counter[str] = Counter()
-    out = []
-    for rollout in rollouts:
-        times = seen[rollout.id]
-        seen[rollout.id] += 1
-        out.append(replace(rollout, id=f"{rollout.id}+{times}") if times else rollout)
-    return out
+        if chosen:
+            self._store(lambda writer: annotate(writer.dir, "selection", chosen), 0)
 
 
 def _hang_seconds() -> float:

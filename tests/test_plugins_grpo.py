@@ -177,3 +177,7 @@ def test_two_ranks_share_files_and_the_cap(tmp_path):
     seen = [tuple(each) for rank in range(2) for each in json.loads((tmp_path / f"rank-{rank}.json").read_text())]
     assert len(set(seen)) == len(seen)
     assert all(0 < count <= 3 for count in Counter(step for step, _ in seen).values())
+    ranks = {rollout.id: rollout.rank for rollout in rollouts}
+    told = open_run(tmp_path / "out").table(["id", "selection.why"]).to_pylist()
+    assert {row["id"] for row in told if row["selection.why"]} == {ident for _, ident in seen if ranks[ident] == 1}
+    assert all(row["selection.why"].startswith("cap: ") for row in told if row["selection.why"])
