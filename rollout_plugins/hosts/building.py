@@ -213,13 +213,17 @@ def given(value: float) -> float | None:
 
 def end_ids(trainer: Any) -> set[int]:
     """Token ids that end a completion, or fill it up after its end."""
-    tokenizer = tokenizer_of(trainer)
+    pad = getattr(tokenizer_of(trainer), "pad_token_id", None)
+    return eos_ids(trainer) | ({pad} if isinstance(pad, int) else set())
+
+
+def eos_ids(trainer: Any) -> set[int]:
+    """Token ids that end a completion."""
     known = (
         getattr(trainer, "eos_token_ids", None),
         getattr(trainer, "eos_token_id", None),
         getattr(getattr(trainer, "generation_config", None), "eos_token_id", None),
-        getattr(tokenizer, "eos_token_id", None),
+        getattr(tokenizer_of(trainer), "eos_token_id", None),
     )
     ends = next((ids for ids in known if ids or ids == 0), ())
-    many = ends if isinstance(ends, (list, tuple)) else (ends,)
-    return {token for token in (*many, getattr(tokenizer, "pad_token_id", None)) if isinstance(token, int)}
+    return {token for token in (ends if isinstance(ends, (list, tuple)) else (ends,)) if isinstance(token, int)}

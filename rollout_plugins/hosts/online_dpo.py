@@ -13,7 +13,7 @@ from typing import Any
 
 from rollout_hookspecs import Emit
 
-from rollout_plugins.hosts.building import end_ids
+from rollout_plugins.hosts.building import eos_ids
 from rollout_plugins.hosts.facts import describe_trl
 from rollout_plugins.hosts.generation import Generation
 from rollout_plugins.hosts.observing import Observer, TRLHost
@@ -24,7 +24,7 @@ from rollout_plugins.hosts.wrapping import Swap, argument
 class OnlineDPOObserver(Observer):
     def __init__(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> None:
         super().__init__(trainer, emit, options)
-        self.end_ids = end_ids(trainer)
+        self.eos_ids = eos_ids(trainer)
         self.watch("training_step", self._step)
         self.watch("_calculate_rewards_from_functions", self._rewards)
         if options.get("tokens") or options.get("rendered"):
@@ -75,7 +75,7 @@ class OnlineDPOObserver(Observer):
 
     def _written(self, ids: Sequence[int]) -> Sequence[int]:
         """Up to the token that ends it: the trainer fills shorter completions up."""
-        return ids[: next((i + 1 for i, token in enumerate(ids) if token in self.end_ids), len(ids))]
+        return ids[: next((i + 1 for i, token in enumerate(ids) if token in self.eos_ids), len(ids))]
 
     def _read_totals(self, now: Generation) -> None:
         """The rewards the trainer compared, and what it preferred."""

@@ -1,0 +1,202 @@
+"""Every other trainer of TRL that makes rollouts, tiny and real, with the truth kept by a spy on the models."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+
+import torch
+from datasets import Dataset
+from rig import dataset, half, scripted, tiny_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+
+def picky(completions, **kwargs):
+    return [None if i == 0 else 0.5 for i in range(len(completions))]
+
+
+def conversations(rows=8):
+    """What supervised trainers take: a question, and the dataset's own answer."""
+    return Dataset.from_dict(
+        {
+            "messages": [
+                [{"role": "user", "content": f"hello {i}"}, {"role": "assistant", "content": f"the answer is {i}"}]
+                for i in range(rows)
+            ],
+            "number": list(range(rows)),
+        }
+    )
+
+
+def helped(rows=8):
+    return dataset(rows, privileged_context=[f"hint {i}" for i in range(rows)])
+
+
+@dataclass
+class Kind:
+    """How one trainer is made, and what is special about it."""
+
+    module: str
+    trainer: str
+    config: dict = field(default_factory=dict)
+    arguments: dict = field(default_factory=dict)
+    rows: object = dataset
+    names: tuple = ()
+    evaluates: bool = True
+
+    def skip(self):
+        """Why this TRL cannot run it; None when it can."""
+        try:
+            getattr(import_module(self.module), self.trainer)
+        except (ImportError, AttributeError) as error:
+            return f"{self.trainer} is not in this TRL: {error}"
+        return None
+
+
+_SCORED = {"reward_funcs": [half, picky]}
+_SHORT = {"max_completion_length": 8}
+_CHAT = {"max_length": 64, "lmbda": 1.0}
+KINDS = {
+    "gmpo": Kind("trl.experimental.gmpo", "GMPOTrainer", _SHORT | {"num_generations": 2}, _SCORED),
+    "distillation": Kind("trl", "DistillationTrainer", _SHORT, {"teacher_model": "tiny"}),
+    "server distillation": Kind(
+        "trl.experimental.server_distillation",
+        "ServerDistillationTrainer",
+        _SHORT | {"teacher_model_server_url": "http://teacher"},
+    ),
+    "online dpo": Kind(
+        "trl.experimental.online_dpo", "OnlineDPOTrainer", {"max_new_tokens": 8, "missing_eos_penalty": 1.0}, _SCORED,
+        evaluates=False,
+    ),
+    "a2po": Kind("trl.experimental.a2po", "A2POTrainer", _SHORT | {"num_value_samples": 2}, {"reward_funcs": [half]}),
+    "sdpo": Kind("trl.experimental.sdpo", "SDPOTrainer", _SHORT | {"num_generations": 2}, _SCORED, helped),
+    "sdft": Kind("trl.experimental.sdft", "SDFTTrainer", _SHORT | {"num_generations": 2}, {}, helped),
+    "sdft, teacher's prompts": Kind(
+        "trl.experimental.sdft", "SDFTTrainer", _SHORT | {"num_generations": 2, "generate_from_teacher": True}, {},
+        helped,
+    ),
+    "gkd": Kind(
+        "trl.experimental.gkd", "GKDTrainer", _CHAT | {"max_new_tokens": 8}, {"teacher_model": "tiny"}, conversations,
+        evaluates=False,
+    ),
+    "gkd, teacher's answers": Kind(
+        "trl.experimental.gkd", "GKDTrainer", _CHAT | {"max_new_tokens": 8, "lmbda": 0.0, "seq_kd": True},
+        {"teacher_model": "tiny"}, conversations, evaluates=False,
+    ),
+    "gold": Kind(
+        "trl.experimental.gold", "GOLDTrainer", _CHAT | _SHORT | {"num_generations": 2}, {"teacher_model": "tiny"},
+        conversations, evaluates=False,
+    ),
+    "iwopd": Kind(
+        "trl.experimental.iw_opd", "IWOPDTrainer", _CHAT | _SHORT | {"num_generations": 2}, {"teacher_model": "tiny"},
+        conversations, evaluates=False,
+    ),
+}  # fmt: skip
+
+
+def make(folder, name, callbacks=None, *, cls=None, script=None, **config):
+    """A trainer of this kind that takes two steps of two micro-batches, and its `truth`."""
+    kind = KINDS[name]
+    module = import_module(kind.module)
+    path = tiny_model(folder)
+    options = {
+        "output_dir": str(folder / "out"), "per_device_train_batch_size": 4, "per_device_eval_batch_size": 4,
+        "gradient_accumulation_steps": 2, "max_steps": 2, "report_to": [], "use_cpu": True, "bf16": False,
+        "logging_steps": 1, "save_strategy": "no", "disable_tqdm": True, "seed": 7, "learning_rate": 1e-3,
+    }  # fmt: skip
+    if kind.evaluates:
+        options |= {"eval_strategy": "steps", "eval_steps": 2}
+    rows, eval_rows, tools = config.pop("rows", None), config.pop("eval_rows", None), config.pop("tools", None)
+    args = getattr(module, kind.trainer.replace("Trainer", "Config"))(**(options | kind.config | config))
+    arguments = {k: path if v == "tiny" else v for k, v in kind.arguments.items()} | (
+        {"tools": tools} if tools else {}
+    )
+    with _teacher_server(path):
+        trainer = (cls or getattr(module, kind.trainer))(
+            path, args=args, train_dataset=rows or kind.rows(), eval_dataset=eval_rows or kind.rows(4),
+            processing_class=AutoTokenizer.from_pretrained(path), callbacks=callbacks, **arguments,
+        )  # fmt: skip
+    if script is not None:
+        trainer.model.generate = scripted(trainer, script)
+    trainer.truth = []
+    for model in ("model", "ref_model", "teacher_model"):
+        if getattr(trainer, model, None) is not None:
+            _spy(trainer, trainer.accelerator.unwrap_model(getattr(trainer, model)), model)
+    return trainer
+
+
+def _spy(trainer, model, tag):
+    """Note every sequence that the model generates."""
+    original = model.generate
+    eos = trainer.processing_class.eos_token_id
+
+    def generate(*args, **kwargs):
+        made = original(*args, **kwargs)
+        sequences = made if isinstance(made, torch.Tensor) else made.sequences
+        width = kwargs["input_ids"].shape[1]
+        each = len(sequences) // len(kwargs["input_ids"])
+        masks = kwargs["attention_mask"].repeat_interleave(each, 0)
+        for sequence, mask in zip(sequences.tolist(), masks.tolist(), strict=True):
+            prompt = [token for token, kept in zip(sequence[:width], mask, strict=True) if kept]
+            answer = sequence[width:]
+            answer = answer[: answer.index(eos) + 1] if eos in answer else answer
+            where = {"split": "eval" if _is_evaluating() else "train", "step": trainer.state.global_step}
+            trainer.truth.append({"model": tag, "prompt": prompt, "completion": answer, **where})
+        return made
+
+    model.generate = generate
+
+
+def _is_evaluating():
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "evaluation_loop":
+            return True
+        frame = frame.f_back
+    return False
+
+
+class _teacher_server:
+    """In place of the client of a teacher's server, which only starts where vLLM is installed: a model in here."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __enter__(self):
+        try:
+            self.module = import_module("trl.generation.vllm_client")
+        except ImportError:
+            self.module = None
+            return
+        path = self.path
+
+        class Client:
+            def __init__(self, **kwargs):
+                self.model = AutoModelForCausalLM.from_pretrained(path)
+
+            @torch.no_grad()
+            def get_sequence_logprobs(self, sequences, prompt_lengths, top_logprobs=1, temperature=1.0):
+                out = {"logprobs": [], "logprob_token_ids": [], "actual_logprobs": [], "actual_token_ids": []}
+                for ids, length in zip(sequences, prompt_lengths, strict=True):
+                    logits = self.model(torch.tensor([ids])).logits[0].log_softmax(-1)[length - 1 : -1]
+                    values, tokens = logits.topk(top_logprobs, -1)
+                    actual = torch.tensor(ids[length:])[:, None]
+                    found = (values, tokens, logits.gather(-1, actual), actual)
+                    for key, value in zip(out, found, strict=True):
+                        out[key].append(value.tolist())
+                return out
+
+        self.before, self.module.VLLMClient = self.module.VLLMClient, Client
+
+    def __exit__(self, *exc):
+        if self.module is not None:
+            self.module.VLLMClient = self.before
+
+
+@functools.cache
+def tok():
+    return AutoTokenizer.from_pretrained(tiny_model(Path(tempfile.mkdtemp(prefix="trainers-"))))
