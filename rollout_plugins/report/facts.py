@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from rollout_plugins.messages import compact
@@ -37,7 +38,8 @@ def about(run: StoredRun, texts: Texts) -> dict[str, Any]:
         "versions": _texted(info.versions, texts),
         "settings": _texted(info.settings, texts),
         "attempts": [_attempt(attempt) for attempt in run.attempts],
-        "drops": {clean(reason): count for reason, count in run.drops.items()},
+        "drops": _counts(run.drops),
+        "plugin_errors": _plugin_errors(run),
         "annotations": {clean(name): list(map(clean, columns)) for name, columns in run.annotations.items()},
     }
 
@@ -64,8 +66,22 @@ def _tool(tool: Any, texts: Texts) -> dict[str, Any]:
 
 
 def _attempt(attempt: Mapping[str, Any]) -> dict[str, Any]:
-    kept = ("attempt", "rank", "started", "ended", "resumed_from", "rollouts")
-    return {name: attempt[name] for name in kept if isinstance(attempt.get(name), (int, float))}
+    kept = ("attempt", "rank", "started", "ended", "resumed_from")
+    made = {name: attempt[name] for name in kept if isinstance(attempt.get(name), (int, float))}
+    return {**made, "rollouts": sum(_counts(attempt.get("rollouts")).values())}
+
+
+def _counts(value: Any) -> dict[str, int]:
+    """Numbers by name, of what a run file holds."""
+    items = value.items() if isinstance(value, dict) else ()
+    return {clean(str(name)): count for name, count in items if isinstance(count, int)}
+
+
+def _plugin_errors(run: StoredRun) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for attempt in run.attempts:
+        total.update(_counts(attempt.get("plugin_errors")))
+    return dict(total)
 
 
 def course(rows: Sequence[Mapping[str, Any]], texts: Texts) -> dict[str, dict[str, list[Any]]]:

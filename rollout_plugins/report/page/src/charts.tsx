@@ -11,8 +11,9 @@ interface Line {
   colour: string;
   values: (number | null)[];
   dashed?: boolean;
-  /** Half the height of the band around the line. */
+  /** Half the height of the band around the line, which ends where the values do. */
   spread?: (number | null)[];
+  ends?: [(number | null)[], (number | null)[]];
 }
 
 interface Chart {
@@ -26,12 +27,14 @@ interface Chart {
 
 const COLOURS = ["--s1", "--s2", "--s3", "--s4", "--s5", "--s6"];
 const HEIGHT = 150;
+const MANY = 150;
 
 let steps: number[] = [];
 
 /** The charts of this run; one that would only show noughts is left out. */
 function charts(): Chart[] {
   steps = [...new Set(Object.values(data.steps).flatMap((series) => series.step as number[]))].sort((a, b) => a - b);
+  const column = (name: string) => (series: Series, at: number) => real(series[name]?.[at]);
   const lines = (label: string, read: (series: Series, at: number) => number | null, spread?: typeof read): Line[] =>
     Object.entries(data.steps).map(([split, series], place) => ({
       label: Object.keys(data.steps).length > 1 ? split : label,
@@ -39,8 +42,11 @@ function charts(): Chart[] {
       dashed: split !== "train" && place > 0,
       values: spreadOut(series, read),
       spread: spread && place === 0 ? spreadOut(series, spread) : undefined,
+      ends:
+        spread && place === 0
+          ? [spreadOut(series, column("reward_min")), spreadOut(series, column("reward_max"))]
+          : undefined,
     }));
-  const column = (name: string) => (series: Series, at: number) => real(series[name]?.[at]);
   const share = (part: string, whole: string) => (series: Series, at: number) => {
     const [of, all] = [real(series[part]?.[at]), real(series[whole]?.[at])];
     return of === null || !all ? null : of / all;
@@ -49,17 +55,69 @@ function charts(): Chart[] {
   const parts = (value: number | null) => (value === null ? "\u2013" : percent(value, 1));
   const round = (value: number | null) => (value === null ? "\u2013" : count(Math.round(value)));
   const made: Chart[] = [
-    { title: "Reward", note: "mean, and one standard deviation around it", lines: lines("mean", column("reward"), column("reward_std")), write: plain, grounded: false },
+    {
+      title: "Reward",
+      note: "mean, and one standard deviation around it",
+      lines: lines("mean", column("reward"), column("reward_std")),
+      write: plain,
+      grounded: false,
+    },
     { title: "Reward by function", note: "mean", lines: byFunction(), write: plain, grounded: false },
-    { title: "Spread within groups", note: "mean standard deviation of siblings; at 0 there is nothing to learn from", lines: lines("spread", column("group_std")), write: plain, grounded: true },
-    { title: "Groups with equal rewards", note: "their share", lines: lines("share", share("flat_groups", "groups")), write: parts, grounded: true },
-    { title: "Answer length", note: "tokens, mean", lines: lines("tokens", column("completion_tokens")), write: round, grounded: true },
-    { title: "Cut off at the limit", note: "share of rollouts", lines: lines("share", share("truncated", "rollouts")), write: parts, grounded: true },
-    { title: "Tool calls", note: "for each rollout", lines: lines("calls", share("tool_calls", "rollouts")), write: (value) => number(value, 2), grounded: true },
-    { title: "Failed tool calls", note: "share of calls", lines: lines("share", share("tool_errors", "tool_calls")), write: parts, grounded: true },
-    { title: "Failed rollouts", note: "share of rollouts", lines: lines("share", share("errors", "rollouts")), write: parts, grounded: true },
+    {
+      title: "Spread within groups",
+      note: "standard deviation of siblings",
+      lines: lines("spread", column("group_std")),
+      write: plain,
+      grounded: true,
+    },
+    {
+      title: "Groups with equal rewards",
+      note: "their share",
+      lines: lines("share", share("flat_groups", "groups")),
+      write: parts,
+      grounded: true,
+    },
+    {
+      title: "Answer length",
+      note: "tokens, mean",
+      lines: lines("tokens", column("completion_tokens")),
+      write: round,
+      grounded: true,
+    },
+    {
+      title: "Cut off at the limit",
+      note: "share of rollouts",
+      lines: lines("share", share("truncated", "rollouts")),
+      write: parts,
+      grounded: true,
+    },
+    {
+      title: "Tool calls",
+      note: "for each rollout",
+      lines: lines("calls", share("tool_calls", "rollouts")),
+      write: (value) => number(value, 2),
+      grounded: true,
+    },
+    {
+      title: "Failed tool calls",
+      note: "share of calls",
+      lines: lines("share", share("tool_errors", "tool_calls")),
+      write: parts,
+      grounded: true,
+    },
+    {
+      title: "Failed rollouts",
+      note: "share of rollouts",
+      lines: lines("share", share("errors", "rollouts")),
+      write: parts,
+      grounded: true,
+    },
   ];
-  return made.filter((chart) => chart.lines.some((line) => line.values.some((value) => value !== null && (value !== 0 || chart.title === "Reward"))));
+  return made.filter((chart) =>
+    chart.lines.some((line) =>
+      line.values.some((value) => value !== null && (value !== 0 || chart.title === "Reward")),
+    ),
+  );
 }
 
 function byFunction(): Line[] {
@@ -92,10 +150,13 @@ export function Charts() {
     <section class="charts" aria-labelledby="over-training">
       <h2 id="over-training">Over training</h2>
       <p class="dim hint screen">
-        All {count(data.total)} rollouts. Point at a step to read it, click it to list its rollouts.
+        All {count(data.total)} rollouts{window_() > 1 && `, each line the mean of ${window_()} steps`}. Point at a step
+        to read it, click it to list its rollouts.
       </p>
       <div class="grid">
-        {all.current.map((chart) => <Figure key={chart.title} chart={chart} />)}
+        {all.current.map((chart) => (
+          <Figure key={chart.title} chart={chart} />
+        ))}
       </div>
       <Numbers />
     </section>
@@ -127,7 +188,16 @@ function Figure({ chart }: { chart: Chart }) {
         <b>{chart.title}</b> <span class="dim">{chart.note}</span>
         <Key chart={chart} />
       </figcaption>
-      <div ref={place} class="plot" role="slider" tabIndex={0} aria-label={described(chart)} {...stepValues()} onKeyDown={walk} onBlur={() => (hover.value = null)} />
+      <div
+        ref={place}
+        class="plot"
+        role="slider"
+        tabIndex={0}
+        aria-label={described(chart)}
+        {...stepValues()}
+        onKeyDown={walk}
+        onBlur={() => (hover.value = null)}
+      />
     </figure>
   );
 }
@@ -145,7 +215,9 @@ function stepValues() {
 /** Arrow keys move the cursor over the steps, Enter lists the step's rollouts. */
 function walk(event: KeyboardEvent): void {
   const at = hover.value;
-  const to = { ArrowLeft: (at ?? steps.length) - 1, ArrowRight: (at ?? -1) + 1, Home: 0, End: steps.length - 1 }[event.key];
+  const to = { ArrowLeft: (at ?? steps.length) - 1, ArrowRight: (at ?? -1) + 1, Home: 0, End: steps.length - 1 }[
+    event.key
+  ];
   if (to !== undefined) hover.value = Math.max(0, Math.min(steps.length - 1, to));
   else if (event.key === "Enter" && at !== null) listStep(at);
   else return;
@@ -154,7 +226,9 @@ function walk(event: KeyboardEvent): void {
 
 function listStep(at: number): void {
   query.value = `step=${steps[at]}`;
-  document.getElementById("rollouts")?.scrollIntoView({ behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
+  document
+    .getElementById("rollouts")
+    ?.scrollIntoView({ behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
 }
 
 /** Each line's first and last value, or those at the cursor. */
@@ -198,9 +272,16 @@ function show(plot: uPlot, at: number | null): void {
 
 function draw(chart: Chart, place: HTMLElement): uPlot {
   const colour = (name: string) => () => resolved(place, name);
-  const axis = { stroke: colour("--dim"), font: "11px system-ui, sans-serif", grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false } };
+  const axis = {
+    stroke: colour("--dim"),
+    font: "11px system-ui, sans-serif",
+    grid: { stroke: colour("--line"), width: 1 },
+    ticks: { show: false },
+  };
   const banded = chart.lines.filter((line) => line.spread);
   const lone = steps.length < 2;
+  const calm = window_() > 1 ? chart.lines.map((line) => smoothed(line.values)) : [];
+  const faint = (name: string) => () => `color-mix(in srgb, ${resolved(place, name)} 35%, transparent)`;
   const options: uPlot.Options = {
     width: place.clientWidth || 300,
     height: HEIGHT,
@@ -208,19 +289,38 @@ function draw(chart: Chart, place: HTMLElement): uPlot {
     cursor: { y: false, drag: { x: false, y: false }, points: { size: 7 } },
     scales: { x: { time: false }, y: { range: (_, low, high) => bounds(low, high, chart.grounded) } },
     axes: [
-      { ...axis, size: 24, gap: 4, values: (_, marks) => marks.map((mark) => (Number.isInteger(mark) ? count(mark) : "")) },
-      { ...axis, size: 44, gap: 4, values: (_, marks) => marks.map((mark) => chart.write(mark).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "")) },
+      {
+        ...axis,
+        size: 24,
+        gap: 4,
+        values: (_, marks) => marks.map((mark) => (Number.isInteger(mark) ? count(mark) : "")),
+      },
+      { ...axis, size: 44, gap: 4, values: (_, marks) => marks.map((mark) => chart.write(mark)) },
     ],
     series: [
       {},
       ...chart.lines.map((line) => ({
-        stroke: colour(line.colour),
-        width: 1.75,
+        stroke: calm.length ? faint(line.colour) : colour(line.colour),
+        width: calm.length ? 1 : 1.75,
         dash: line.dashed ? [5, 4] : undefined,
         spanGaps: true,
-        points: { show: lone || line.values.filter((value) => value !== null).length < 12, size: 5, fill: colour(line.colour) },
+        points: {
+          show: lone || line.values.filter((value) => value !== null).length < 12,
+          size: 5,
+          fill: colour(line.colour),
+        },
       })),
-      ...banded.flatMap(() => [{ stroke: "transparent", points: { show: false } }, { stroke: "transparent", points: { show: false } }]),
+      ...banded.flatMap(() => [
+        { stroke: "transparent", points: { show: false } },
+        { stroke: "transparent", points: { show: false } },
+      ]),
+      ...calm.map((_, at) => ({
+        stroke: colour(chart.lines[at]!.colour),
+        width: 1.75,
+        dash: chart.lines[at]!.dashed ? [5, 4] : undefined,
+        spanGaps: true,
+        points: { show: false },
+      })),
     ],
     bands: banded.map((line, place_) => ({
       series: [chart.lines.length + 2 + 2 * place_, chart.lines.length + 1 + 2 * place_],
@@ -228,11 +328,36 @@ function draw(chart: Chart, place: HTMLElement): uPlot {
     })),
     hooks: {
       setCursor: [(plot) => plot.cursor.event && (hover.value = plot.cursor.idx ?? null)],
-      ready: [(plot) => plot.over.addEventListener("click", () => plot.cursor.idx != null && listStep(plot.cursor.idx))],
+      ready: [
+        (plot) => plot.over.addEventListener("click", () => plot.cursor.idx != null && listStep(plot.cursor.idx)),
+      ],
     },
   };
-  const edges = banded.flatMap((line) => [-1, 1].map((sign) => line.values.map((value, at) => (value === null ? null : value + sign * (line.spread![at] ?? 0)))));
-  return new uPlot(options, [steps, ...chart.lines.map((line) => line.values), ...edges] as uPlot.AlignedData, place);
+  const edges = banded.flatMap((line) => [edge(line, -1), edge(line, 1)]);
+  return new uPlot(
+    options,
+    [steps, ...chart.lines.map((line) => line.values), ...edges, ...calm] as uPlot.AlignedData,
+    place,
+  );
+}
+
+/** One standard deviation below or above, but not beyond the least or the most there was. */
+const edge = (line: Line, sign: -1 | 1): (number | null)[] =>
+  line.values.map((value, at) => {
+    const end = line.ends?.[sign < 0 ? 0 : 1][at] ?? sign * Infinity;
+    return value === null ? null : sign * Math.min(sign * (value + sign * (line.spread![at] ?? 0)), sign * end);
+  });
+
+/** The mean of so many neighbouring steps, where there are too many to see a course in. */
+const window_ = (): number => (steps.length > MANY ? 2 * Math.round(steps.length / 80) + 1 : 1);
+
+function smoothed(values: (number | null)[]): (number | null)[] {
+  const half = (window_() - 1) / 2;
+  return values.map((value, at) => {
+    if (value === null) return null;
+    const near = values.slice(Math.max(0, at - half), at + half + 1).filter((one) => one !== null);
+    return near.reduce((sum, one) => sum + one, 0) / near.length;
+  });
 }
 
 /** A little air around the values; never an axis without height. */
@@ -245,6 +370,7 @@ function bounds(low: number | null, high: number | null, grounded: boolean): [nu
 /** A colour of the style sheet as the canvas takes it, light or dark. */
 function resolved(place: HTMLElement, name: string): string {
   const probe = place.appendChild(document.createElement("i"));
+  if (printing.value) probe.style.colorScheme = "light";
   probe.style.color = `var(${name})`;
   const colour = getComputedStyle(probe).color;
   probe.remove();
@@ -257,17 +383,31 @@ function Numbers() {
     <details class="numbers screen">
       <summary>All numbers as a table</summary>
       {Object.entries(data.steps).map(([split, series]) => {
-        const names = Object.keys(series).filter((name) => series[name]!.some((value) => value !== null && value !== 0));
+        const names = Object.keys(series).filter((name) =>
+          series[name]!.some((value) => value !== null && value !== 0),
+        );
         return (
           <div class="scroll" tabIndex={0} role="region" aria-label={`Numbers of ${split}`} key={split}>
             <table class="plain">
               <caption>{split}</caption>
               <thead>
-                <tr>{names.map((name) => <th scope="col" key={name}>{name.replaceAll("_", " ")}</th>)}</tr>
+                <tr>
+                  {names.map((name) => (
+                    <th scope="col" key={name}>
+                      {name.replaceAll("_", " ")}
+                    </th>
+                  ))}
+                </tr>
               </thead>
               <tbody>
                 {series.step!.map((step, at) => (
-                  <tr key={step}>{names.map((name) => <td class="num" key={name}>{number(series[name]![at])}</td>)}</tr>
+                  <tr key={step}>
+                    {names.map((name) => (
+                      <td class="num" key={name}>
+                        {number(series[name]![at])}
+                      </td>
+                    ))}
+                  </tr>
                 ))}
               </tbody>
             </table>

@@ -37,8 +37,9 @@ export function findColumns(): void {
   const named = new Set([...run.rewards.map(([name]) => name), ...rollouts.flatMap((r) => Object.keys(r.rewards))]);
   for (const name of named) {
     const get = (r: Rollout) => r.rewards[name] ?? null;
-    add(column(name) ? `reward/${name}` : name, get, { label: name, usual: named.size > 1 && named.size < 6, write: fractions(get) });
-    byKey.set(`reward/${name}`, byKey.get(name)!);
+    const key = column(name) || !name ? `reward/${name}` : name;
+    add(key, get, { label: name || "(no name)", usual: named.size > 1 && named.size < 6, write: fractions(get) });
+    byKey.set(`reward/${name}`, byKey.get(key)!);
   }
   add("advantage", (r) => r.advantage, { usual: some((r) => r.advantage !== null), write: signedFixed });
   add("tokens", (r) => r.completion_tokens, { usual: some((r) => r.completion_tokens !== null) });
@@ -52,18 +53,28 @@ export function findColumns(): void {
   add("finish", (r) => r.finish, { numeric: false, usual: true, write: words });
   add("asked", (r) => oneLine(lastWords(r, true)), { numeric: false, usual: true, wide: true, write: words });
   add("answered", (r) => oneLine(lastWords(r, false)), { numeric: false, usual: true, wide: true, write: words });
-  add("error", (r) => (r.error === undefined ? null : oneLine(String(plain({ text: r.error })))), { numeric: false, write: words });
+  add("error", (r) => (r.error === undefined ? null : oneLine(String(plain({ text: r.error })))), {
+    numeric: false,
+    write: words,
+  });
   for (const key of ["attempt", "generation", "rank", "index", "policy_step"] as const) add(key, (r) => r[key]);
   add("id", (r) => r.id, { numeric: false, write: words });
   for (const place of ["columns", "extra", "marks"] as const) addValues(place, add);
 }
 
-function addValues(place: "columns" | "extra" | "marks", add: (key: string, get: Column["get"], more: Partial<Column>) => void) {
+function addValues(
+  place: "columns" | "extra" | "marks",
+  add: (key: string, get: Column["get"], more: Partial<Column>) => void,
+) {
   for (const name of new Set(data.rollouts.flatMap((r) => Object.keys(r[place] ?? {})))) {
     const get = (r: Rollout) => plain(r[place]?.[name] ?? null);
     const known = data.rollouts.map(get).filter((value) => value !== null);
     const numeric = known.every((value) => real(value) !== null);
-    add(column(name) || !name ? `${place}.${name}` : name, get, { label: name || place, numeric, write: numeric ? number : words });
+    add(column(name) || !name ? `${place}.${name}` : name, get, {
+      label: name || place,
+      numeric,
+      write: numeric ? number : words,
+    });
   }
 }
 
@@ -80,6 +91,12 @@ export function compare(one: Scalar, other: Scalar, down: boolean): number {
   const [noneA, noneB] = [a === null || Number.isNaN(a), b === null || Number.isNaN(b)];
   if (noneA || noneB) return Number(noneA) - Number(noneB);
   const order =
-    typeof a === "number" && typeof b === "number" ? (a < b ? -1 : a > b ? 1 : 0) : String(a).localeCompare(String(b), "en", { numeric: true });
+    typeof a === "number" && typeof b === "number"
+      ? a < b
+        ? -1
+        : a > b
+          ? 1
+          : 0
+      : String(a).localeCompare(String(b), "en", { numeric: true });
   return down ? -order : order;
 }

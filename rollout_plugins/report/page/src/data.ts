@@ -85,6 +85,7 @@ export interface Run {
   settings: Record<string, Value>;
   attempts: Record<string, number>[];
   drops: Record<string, number>;
+  plugin_errors: Record<string, number>;
   annotations: Record<string, string[]>;
 }
 
@@ -119,8 +120,7 @@ export const find = (id: string): Rollout | undefined => byId.get(id);
 
 export const text = (number: number | undefined): string => (number === undefined ? "" : (data.texts[number] ?? ""));
 
-export const plain = (value: Value): Scalar =>
-  value !== null && typeof value === "object" ? text(value.text) : value;
+export const plain = (value: Value): Scalar => (value !== null && typeof value === "object" ? text(value.text) : value);
 
 /** A number, "nan" and "inf" among them; null for everything else. */
 export function real(value: Scalar | undefined): number | null {

@@ -17,7 +17,7 @@ export function number(value: Scalar | undefined, digits = 3): string {
   let written: string;
   if (Number.isInteger(known) && size < 1e9) written = count(size);
   else if (size >= 1e6 || (size > 0 && size < 10 ** -digits)) written = size.toExponential(1);
-  else written = size.toFixed(digits);
+  else written = size.toFixed(digits).replace(/\.?0+$/, "");
   return known < 0 && Number(written.replaceAll(",", "")) !== 0 ? MINUS + written : written;
 }
 
@@ -25,7 +25,8 @@ export function number(value: Scalar | undefined, digits = 3): string {
 export function fixed(value: Scalar | undefined, digits: number): string {
   const known = real(value);
   return known !== null && Number.isFinite(known) && Math.abs(known) < 1e6
-    ? (known < 0 ? MINUS : "") + Math.abs(known).toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits })
+    ? (known < 0 ? MINUS : "") +
+        Math.abs(known).toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits })
     : number(value);
 }
 
@@ -53,6 +54,11 @@ export const moment = (time: Scalar | undefined): string =>
     ? new Date(time * 1000).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" })
     : "";
 
-export const oneLine = (text: string, most = 200): string => text.slice(0, 2 * most).replace(/\s+/g, " ").trim().slice(0, most);
+export const oneLine = (text: string, most = 200): string =>
+  text
+    .slice(0, 2 * most)
+    .replace(/\s+/g, " ")
+    .trim()
+    .slice(0, most);
 
 export const tail = (path: string): string => path.replace(/\/+$/, "").split("/").pop() || path;

@@ -3,7 +3,7 @@
 import { useRef } from "preact/hooks";
 import { column, columns } from "./columns";
 import { data, real } from "./data";
-import { count, number, plural } from "./format";
+import { number, plural } from "./format";
 import { asked, histogram, range, type Range } from "./state";
 
 const BINS = 36;
@@ -19,7 +19,9 @@ interface Bins {
 function bins(key: string): Bins | null {
   const get = column(key)?.get;
   if (!get) return null;
-  const values = data.rollouts.map((one) => real(get(one))).filter((value) => value !== null && Number.isFinite(value)) as number[];
+  const values = data.rollouts
+    .map((one) => real(get(one)))
+    .filter((value) => value !== null && Number.isFinite(value)) as number[];
   if (!values.length) return null;
   const [low, high] = values.reduce(([a, b], value) => [Math.min(a, value), Math.max(b, value)], [Infinity, -Infinity]);
   const whole = values.every(Number.isInteger) && high - low < BINS;
@@ -29,7 +31,8 @@ function bins(key: string): Bins | null {
   const fill = (some: (number | null)[]) => {
     const made = Array<number>(size).fill(0);
     for (const value of some)
-      if (value !== null && Number.isFinite(value)) made[Math.max(0, Math.min(size - 1, Math.floor((value - start) / width)))]!++;
+      if (value !== null && Number.isFinite(value))
+        made[Math.max(0, Math.min(size - 1, Math.floor((value - start) / width)))]!++;
     return made;
   };
   return { low: start, width, all: fill(values), some: fill(asked.value.map((one) => real(get(one)))) };
@@ -38,15 +41,27 @@ function bins(key: string): Bins | null {
 export function Histogram() {
   const key = histogram.value;
   const made = bins(key);
-  const numbers = columns.filter((one) => one.numeric && data.rollouts.some((rollout) => real(one.get(rollout)) !== null));
+  const numbers = columns.filter(
+    (one) => one.numeric && data.rollouts.some((rollout) => real(one.get(rollout)) !== null),
+  );
   if (!numbers.length) return null;
   return (
     <div class="histogram">
       <div class="row">
         <label>
           <span class="dim">Spread of </span>
-          <select value={key} onChange={(event) => { histogram.value = event.currentTarget.value; range.value = null; }}>
-            {numbers.map((one) => <option key={one.key} value={one.key}>{one.key}</option>)}
+          <select
+            value={key}
+            onChange={(event) => {
+              histogram.value = event.currentTarget.value;
+              range.value = null;
+            }}
+          >
+            {numbers.map((one) => (
+              <option key={one.key} value={one.key}>
+                {one.key}
+              </option>
+            ))}
           </select>
         </label>
         <Chosen />
@@ -60,7 +75,12 @@ function Chosen() {
   const chosen = range.value;
   if (!chosen) return <span class="dim small screen">drag across the bars to filter</span>;
   return (
-    <button type="button" class="chip on" onClick={() => (range.value = null)} aria-label={`Remove the filter ${spoken(chosen)}`}>
+    <button
+      type="button"
+      class="chip on"
+      onClick={() => (range.value = null)}
+      aria-label={`Remove the filter ${spoken(chosen)}`}
+    >
       {spoken(chosen)} <span aria-hidden="true">{"\u2715"}</span>
     </button>
   );
@@ -78,7 +98,10 @@ function Bars({ name, bins: { low, width, all, some } }: { name: string; bins: B
   const to = chosen ? Math.round((chosen.high - low) / width) : size;
   const choose = (a: number, b: number) => {
     const [first, last] = [Math.max(0, Math.min(a, b)), Math.min(size, Math.max(a, b))];
-    range.value = first === 0 && last === size ? null : { key: name, low: tidy(low + first * width), high: tidy(low + last * width) };
+    range.value =
+      first === 0 && last === size
+        ? null
+        : { key: name, low: tidy(low + first * width), high: tidy(low + last * width) };
   };
   const at = (event: PointerEvent) => {
     const box = place.current!.getBoundingClientRect();
@@ -107,7 +130,16 @@ function Bars({ name, bins: { low, width, all, some } }: { name: string; bins: B
       aria-valuemax={tidy(low + size * width)}
       aria-valuenow={tidy(low + bin * width)}
       onKeyDown={(event) => {
-        const by = { ArrowLeft: -1, ArrowDown: -1, ArrowRight: 1, ArrowUp: 1, PageDown: -5, PageUp: 5, Home: -size, End: size }[event.key];
+        const by = {
+          ArrowLeft: -1,
+          ArrowDown: -1,
+          ArrowRight: 1,
+          ArrowUp: 1,
+          PageDown: -5,
+          PageUp: 5,
+          Home: -size,
+          End: size,
+        }[event.key];
         if (event.key === "Escape") range.value = null;
         else if (by === undefined) return;
         else set(bin + by);
@@ -118,9 +150,21 @@ function Bars({ name, bins: { low, width, all, some } }: { name: string; bins: B
   );
   return (
     <>
-      <div ref={place} class="bars" onPointerDown={press} onPointerMove={move} onPointerUp={() => (start.current = null)} onPointerCancel={() => (start.current = null)} onDblClick={() => (range.value = null)}>
+      <div
+        ref={place}
+        class="bars"
+        onPointerDown={press}
+        onPointerMove={move}
+        onPointerUp={() => (start.current = null)}
+        onPointerCancel={() => (start.current = null)}
+        onDblClick={() => (range.value = null)}
+      >
         {all.map((total, bin) => (
-          <div key={bin} class={bin >= from && bin < to ? "bar in" : "bar"} title={`${number(tidy(low + bin * width))} to ${number(tidy(low + (bin + 1) * width))}: ${plural(some[bin]!, "rollout")}`}>
+          <div
+            key={bin}
+            class={bin >= from && bin < to ? "bar in" : "bar"}
+            title={`${number(tidy(low + bin * width))} to ${number(tidy(low + (bin + 1) * width))}: ${plural(some[bin]!, "rollout")}`}
+          >
             <i class="all" style={{ height: `${(100 * total) / top}%` }} />
             <i class="some" style={{ height: `${(100 * some[bin]!) / top}%` }} />
           </div>
@@ -130,7 +174,12 @@ function Bars({ name, bins: { low, width, all, some } }: { name: string; bins: B
       </div>
       <div class="ends num dim small">
         <span>{number(tidy(low))}</span>
-        <span>{count(some.slice(from, to).reduce((sum, value) => sum + value, 0))}</span>
+        <span>
+          {plural(
+            some.slice(from, to).reduce((sum, value) => sum + value, 0),
+            "rollout",
+          )}
+        </span>
         <span>{number(tidy(low + size * width))}</span>
       </div>
     </>

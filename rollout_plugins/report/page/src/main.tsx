@@ -8,7 +8,22 @@ import { moment } from "./format";
 import "./page.css";
 import { Overview } from "./overview";
 import { foldAll, go, Missing, RolloutPage } from "./rollout";
-import { address, close, help, keep, mono, printing, readAddress, restore, rollout, shown, theme, view, type Theme, type View } from "./state";
+import {
+  address,
+  close,
+  help,
+  keep,
+  mono,
+  printing,
+  readAddress,
+  restore,
+  rollout,
+  shown,
+  theme,
+  view,
+  type Theme,
+  type View,
+} from "./state";
 import { focusCurrent } from "./table";
 
 const THEMES: Theme[] = ["auto", "light", "dark"];
@@ -16,13 +31,29 @@ const THEMES: Theme[] = ["auto", "light", "dark"];
 function App() {
   return (
     <>
-      <a class="skip" href="#main" onClick={(event) => { event.preventDefault(); document.getElementById("main")!.focus(); }}>Skip to the content</a>
+      <a
+        class="skip"
+        href="#main"
+        onClick={(event) => {
+          event.preventDefault();
+          document.getElementById("main")!.focus();
+        }}
+      >
+        Skip to the content
+      </a>
       <Bar />
       <main id="main" tabIndex={-1}>
-        {shown.value === null ? <Overview /> : rollout.value ? <RolloutPage one={rollout.value} /> : <Missing id={shown.value} />}
+        {shown.value === null ? (
+          <Overview />
+        ) : rollout.value ? (
+          <RolloutPage one={rollout.value} />
+        ) : (
+          <Missing id={shown.value} />
+        )}
       </main>
       <footer class="dim small">
-        Made {moment(data.made)} by <span class="tool">rollouts report</span>, rollout-plugins {data.version}. This file needs no network and sends nothing.
+        Made {moment(data.made)} by <span class="tool">rollouts report</span>, rollout-plugins {data.version}. This file
+        needs no network and sends nothing.
       </footer>
       <Help />
     </>
@@ -35,11 +66,25 @@ function Bar() {
     <div class="bar-top screen" role="banner">
       <span class="brand">rollouts</span>
       <span class="tools">
-        <button type="button" aria-pressed={mono.value} onClick={() => (mono.value = !mono.value)} title="Fixed-width text (m)">Mono</button>
-        <button type="button" onClick={() => (theme.value = next)} title="Colours: as the system, light or dark (d)" aria-label={`Colours: ${theme.value}. Change to ${next}`}>
+        <button
+          type="button"
+          aria-pressed={mono.value}
+          onClick={() => (mono.value = !mono.value)}
+          title="Fixed-width text (m)"
+        >
+          Mono
+        </button>
+        <button
+          type="button"
+          onClick={() => (theme.value = next)}
+          title="Colours: as the system, light or dark (d)"
+          aria-label={`Colours: ${theme.value}. Change to ${next}`}
+        >
           {{ auto: "Auto", light: "Light", dark: "Dark" }[theme.value]}
         </button>
-        <button type="button" onClick={() => (help.value = true)} aria-label="Keyboard help" title="Keyboard help (?)">?</button>
+        <button type="button" onClick={() => (help.value = true)} aria-label="Keyboard help" title="Keyboard help (?)">
+          ?
+        </button>
       </span>
     </div>
   );
@@ -65,15 +110,31 @@ function Help() {
     else place.current?.close();
   }, [isOpen]);
   return (
-    <dialog ref={place} aria-labelledby="help-title" onClose={() => (help.value = false)} onClick={(event) => event.target === place.current && (help.value = false)}>
+    <dialog
+      ref={place}
+      aria-labelledby="help-title"
+      onClose={() => (help.value = false)}
+      onClick={(event) => event.target === place.current && (help.value = false)}
+    >
       <div>
         <h2 id="help-title">Keys</h2>
-        <dl class="keys">{KEYS.map(([key, what]) => <div key={key}><dt>{key.split(" ").map((one) => (one === "or" ? " or " : <kbd key={one}>{one}</kbd>))}</dt><dd>{what}</dd></div>)}</dl>
+        <dl class="keys">
+          {KEYS.map(([key, what]) => (
+            <div key={key}>
+              <dt>{key.split(" ").map((one) => (one === "or" ? " or " : <kbd key={one}>{one}</kbd>))}</dt>
+              <dd>{what}</dd>
+            </div>
+          ))}
+        </dl>
         <h2>Filter</h2>
         <p>
-          Words are searched for everywhere; <code>"several words"</code> together, <code>-without</code>. Columns are compared: <code>reward&lt;0.5</code>, <code>step&gt;=10</code>, <code>finish=length</code>, <code>answered:because</code>, <code>reward=none</code>; <code>tool:name</code> called that tool.
+          Words are searched for everywhere; <code>"several words"</code> together, <code>-without</code>. Columns are
+          compared: <code>reward&lt;0.5</code>, <code>step&gt;=10</code>, <code>finish=length</code>,{" "}
+          <code>answered:because</code>, <code>reward=none</code>; <code>tool:name</code> called that tool.
         </p>
-        <button type="button" autofocus onClick={() => (help.value = false)}>Close</button>
+        <button type="button" autofocus onClick={() => (help.value = false)}>
+          Close
+        </button>
       </div>
     </dialog>
   );
@@ -81,12 +142,16 @@ function Help() {
 
 function onKey(event: KeyboardEvent): void {
   const target = event.target as HTMLElement;
-  if (event.ctrlKey || event.metaKey || event.altKey || help.value || /^(INPUT|SELECT|TEXTAREA)$/.test(target.tagName)) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || help.value || /^(INPUT|SELECT|TEXTAREA)$/.test(target.tagName))
+    return;
   const one = rollout.value;
   const show = (as: View) => one && (location.hash = address(one.id, as));
   const acts: Record<string, () => unknown> = {
     "?": () => (help.value = true),
-    "/": () => (shown.value === null ? undefined : close(), setTimeout(() => document.getElementById("filter")?.focus())),
+    "/": () => (
+      shown.value === null ? undefined : close(),
+      setTimeout(() => document.getElementById("filter")?.focus())
+    ),
     d: () => (theme.value = THEMES[(THEMES.indexOf(theme.value) + 1) % THEMES.length]!),
     m: () => (mono.value = !mono.value),
     Escape: () => shown.value !== null && close(),
@@ -135,5 +200,6 @@ async function start(): Promise<void> {
 }
 
 start().catch((error: unknown) => {
-  document.getElementById("page")!.textContent = `This report cannot be shown: ${String(error)}. A current browser is needed (Chrome 123, Firefox 121, Safari 17.5 or later).`;
+  document.getElementById("page")!.textContent =
+    `This report cannot be shown: ${String(error)}. A current browser is needed (Chrome 123, Firefox 121, Safari 17.5 or later).`;
 });

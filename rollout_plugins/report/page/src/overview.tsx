@@ -6,13 +6,15 @@ import { data, real, text, type Scalar } from "./data";
 import { count, duration, moment, number, percent, plural, tail } from "./format";
 import { Histogram } from "./histogram";
 import { Facts, Fold, Text, written } from "./pieces";
+import { query, range } from "./state";
 import { Filter, Table } from "./table";
 
 let scrolled = 0;
 
 export function Overview() {
   useEffect(() => {
-    scrollTo(0, scrolled);
+    if (scrolled || !(query.value || range.value)) scrollTo(0, scrolled);
+    else document.getElementById("rollouts")?.scrollIntoView(); // the address is of a filter
     const note = () => (scrolled = scrollY);
     addEventListener("scroll", note, { passive: true });
     return () => removeEventListener("scroll", note);
@@ -33,7 +35,11 @@ export function Overview() {
             <Table />
           </>
         ) : (
-          <p class="nothing">{data.total ? "No rollout of this run matches the filters this page was made with." : "This run has no rollouts yet."}</p>
+          <p class="nothing">
+            {data.total
+              ? "No rollout of this run matches the filters this page was made with."
+              : "This run has no rollouts yet."}
+          </p>
         )}
       </section>
     </>
@@ -46,25 +52,62 @@ function Title() {
   return (
     <header class="title">
       <h1 tabIndex={-1}>{tail(run.model) || run.id}</h1>
-      <p class="dim">{[run.trainer, run.id, started ? moment(started) : "", run.world_size > 1 ? plural(run.world_size, "process", "processes") : ""].filter(Boolean).join(" \u00b7 ")}</p>
+      <p class="dim">
+        {[
+          run.trainer,
+          run.id,
+          started ? moment(started) : "",
+          run.world_size > 1 ? plural(run.world_size, "process", "processes") : "",
+        ]
+          .filter(Boolean)
+          .join(" \u00b7 ")}
+      </p>
     </header>
   );
 }
 
 function Notices() {
   const { run } = data;
-  const filters = Object.entries(data.filters).filter(([name]) => name !== "limit").map(([name, value]) => `${name} ${value}`);
-  const drops = Object.entries(run.drops).filter(([, number_]) => number_);
+  const filters = Object.entries(data.filters)
+    .filter(([name]) => name !== "limit")
+    .map(([name, value]) => `${name} ${value}`);
+  const counts = (of: Record<string, number>) =>
+    Object.entries(of)
+      .filter(([, times]) => times)
+      .map(([name, times]) => `${count(times)} ${name}`)
+      .join(", ");
+  const [drops, errors] = [counts(run.drops), counts(run.plugin_errors)];
   const damaged = Object.entries(data.damaged);
   const lines: [string, string][] = [];
   if (filters.length) lines.push(["note", `Listed are only rollouts with ${filters.join(", ")}. The charts show all.`]);
-  if (data.matched > data.rollouts.length) lines.push(["note", `This page lists ${count(data.rollouts.length)} of ${plural(data.matched, "rollout")}${data.filters.order ? ", the first in the order asked for" : ": whole groups, spread over the steps"}. The charts show all.`]);
-  if (drops.length) lines.push(["warn", `Lost or left out: ${drops.map(([reason, number_]) => `${count(number_)} ${reason}`).join(", ")}.`]);
+  if (data.matched > data.rollouts.length)
+    lines.push([
+      "note",
+      `This page lists ${count(data.rollouts.length)} of ${plural(data.matched, "rollout")}${data.filters.order ? ", the first in the order asked for" : ": whole groups, spread over the steps"}. The charts show all.`,
+    ]);
+  if (drops) lines.push(["warn", `Lost or left out, by reason: ${drops}.`]);
+  if (errors) lines.push(["warn", `Errors of plugins: ${errors}.`]);
   for (const [name, why] of damaged) lines.push(["warn", `${name} cannot be read and is not counted: ${why}`]);
-  if (data.texts_cut) lines.push(["note", `${plural(data.texts_cut, "text")} had to be shortened in the middle to keep this file small; each says so where it is.`]);
-  if (data.images_spared) lines.push(["note", `${plural(data.images_spared, "image")} are smaller than they were, or left out, to keep this file small; each says so where it is.`]);
+  if (data.texts_cut)
+    lines.push([
+      "note",
+      `${plural(data.texts_cut, "text")} had to be shortened in the middle to keep this file small; each says so where it is.`,
+    ]);
+  if (data.images_spared)
+    lines.push([
+      "note",
+      `${plural(data.images_spared, "image")} are smaller than they were, or left out, to keep this file small; each says so where it is.`,
+    ]);
   if (!lines.length) return null;
-  return <ul class="notices">{lines.map(([kind, line]) => <li key={line} class={kind}>{line}</li>)}</ul>;
+  return (
+    <ul class="notices">
+      {lines.map(([kind, line]) => (
+        <li key={line} class={kind}>
+          {line}
+        </li>
+      ))}
+    </ul>
+  );
 }
 
 function Tiles() {
@@ -77,23 +120,54 @@ function Tiles() {
   const sum = (key: string) => (series[key] ?? []).reduce((total: number, value) => total + (real(value) ?? 0), 0);
   const change = (key: string, write: (value: Scalar) => string) => {
     const known = ends(key);
-    return known ? (write(known[0]) === write(known[1]) ? write(known[0]) : `${write(known[0])} \u2192 ${write(known[1])}`) : null;
+    return known
+      ? write(known[0]) === write(known[1])
+        ? write(known[0])
+        : `${write(known[0])} \u2192 ${write(known[1])}`
+      : null;
   };
   const steps = ends("step");
   const tiles: [string, string | null, string][] = [
-    ["rollouts", count(data.total), splits.length > 1 ? splits.map(([split, one]) => `${count((one.rollouts ?? []).reduce((total: number, value) => total + Number(value), 0))} ${split}`).join(", ") : ""],
-    ["steps", steps && (steps[0] === steps[1] ? number(steps[0]) : `${number(steps[0])} \u2013 ${number(steps[1])}`), ""],
+    [
+      "rollouts",
+      count(data.total),
+      splits.length > 1
+        ? splits
+            .map(
+              ([split, one]) =>
+                `${count((one.rollouts ?? []).reduce((total: number, value) => total + Number(value), 0))} ${split}`,
+            )
+            .join(", ")
+        : "",
+    ],
+    [
+      "steps",
+      steps && (steps[0] === steps[1] ? number(steps[0]) : `${number(steps[0])} \u2013 ${number(steps[1])}`),
+      "",
+    ],
     ["reward", change("reward", (value) => number(value, 2)), "first and last step"],
     ["answer length", change("completion_tokens", (value) => count(Math.round(Number(value)))), "tokens"],
     ["cut off", sum("truncated") ? percent(sum("truncated"), sum("rollouts")) : null, "at the length limit"],
-    ["tool calls", sum("tool_calls") ? count(sum("tool_calls")) : null, sum("tool_errors") ? `${percent(sum("tool_errors"), sum("tool_calls"))} failed` : "none failed"],
+    [
+      "tool calls",
+      sum("tool_calls") ? count(sum("tool_calls")) : null,
+      sum("tool_errors") ? `${percent(sum("tool_errors"), sum("tool_calls"))} failed` : "none failed",
+    ],
     ["errors", sum("errors") ? count(sum("errors")) : null, "failed rollouts"],
   ];
   return (
     <dl class="tiles" aria-label={splits.length > 1 ? `The run in numbers, ${name}` : "The run in numbers"}>
-      {tiles.filter(([, value]) => value).map(([label, value, note]) => (
-        <div key={label}><dt>{label}</dt><dd><b class="num">{value}</b>{note && <span class="dim small">{note}</span>}</dd></div>
-      ))}
+      {tiles
+        .filter(([, value]) => value)
+        .map(([label, value, note]) => (
+          <div key={label}>
+            <dt>{label}</dt>
+            <dd>
+              <b class="num">{value}</b>
+              {note && <span class="dim small">{note}</span>}
+            </dd>
+          </div>
+        ))}
     </dl>
   );
 }
@@ -103,24 +177,50 @@ function About() {
   const many = run.attempts.length > 1;
   return (
     <details class="fold whole">
-      <summary>What the run was: {["rewards", run.tools.length ? "tools" : "", "settings", "versions", many ? "attempts" : ""].filter(Boolean).join(", ")}</summary>
+      <summary>
+        What the run was:{" "}
+        {["rewards", run.tools.length ? "tools" : "", "settings", "versions", many ? "attempts" : ""]
+          .filter(Boolean)
+          .join(", ")}
+      </summary>
       <div class="whole-facts">
         <section>
           <h3>Run</h3>
-          <Facts of={{ model: run.model || null, trainer: run.trainer || null, run: run.id, processes: run.world_size, ...(run.num_generations ? { "rollouts per prompt": run.num_generations } : {}) }} />
+          <Facts
+            of={{
+              model: run.model || null,
+              trainer: run.trainer || null,
+              run: run.id,
+              processes: run.world_size,
+              ...(run.num_generations ? { "rollouts per prompt": run.num_generations } : {}),
+            }}
+          />
         </section>
         {run.rewards.length > 0 && (
           <section>
             <h3>Rewards</h3>
-            <Facts of={Object.fromEntries(run.rewards.map(([name, weight]) => [name, weight === null ? "" : `weight ${number(weight)}`]))} />
+            <Facts
+              of={Object.fromEntries(
+                run.rewards.map(([name, weight]) => [name, weight === null ? "" : `weight ${number(weight)}`]),
+              )}
+            />
           </section>
         )}
         {run.tools.length > 0 && (
           <section>
             <h3>Tools</h3>
             {run.tools.map((tool, at) => (
-              <Fold key={at} title={<><span class="tool">{tool.name}</span> <span class="dim">{written(tool.description)}</span></>}>
-                <div class="code"><Text of={indented(String(written(tool.schema)))} /></div>
+              <Fold
+                key={at}
+                title={
+                  <>
+                    <span class="tool">{tool.name}</span> <span class="dim">{written(tool.description)}</span>
+                  </>
+                }
+              >
+                <div class="code">
+                  <Text of={indented(String(written(tool.schema)))} />
+                </div>
               </Fold>
             ))}
           </section>
@@ -128,14 +228,33 @@ function About() {
         {Object.keys(run.annotations).length > 0 && (
           <section>
             <h3>Annotated by</h3>
-            <Facts of={Object.fromEntries(Object.entries(run.annotations).map(([name, columns]) => [name, columns.join(", ")]))} />
+            <Facts
+              of={Object.fromEntries(
+                Object.entries(run.annotations).map(([name, columns]) => [name, columns.join(", ")]),
+              )}
+            />
           </section>
         )}
         {(many || run.attempts.some((attempt) => attempt.resumed_from !== undefined)) && <Attempts />}
-        {Object.keys(run.settings).length > 0 && <section><h3>Settings</h3><Facts of={run.settings} /></section>}
-        {Object.keys(run.versions).length > 0 && <section><h3>Versions</h3><Facts of={run.versions} /></section>}
+        {Object.keys(run.settings).length > 0 && (
+          <section>
+            <h3>Settings</h3>
+            <Facts of={run.settings} />
+          </section>
+        )}
+        {Object.keys(run.versions).length > 0 && (
+          <section>
+            <h3>Versions</h3>
+            <Facts of={run.versions} />
+          </section>
+        )}
         {run.chat_template !== null && typeof run.chat_template === "object" && (
-          <section><h3>Chat template</h3><div class="code"><Text of={text(run.chat_template.text)} most={1200} lines={16} /></div></section>
+          <section>
+            <h3>Chat template</h3>
+            <div class="code">
+              <Text of={text(run.chat_template.text)} most={1200} lines={16} />
+            </div>
+          </section>
         )}
       </div>
     </details>
@@ -143,17 +262,28 @@ function About() {
 }
 
 function Attempts() {
+  const ranks = data.run.world_size > 1;
   return (
-    <section>
+    <section class="across">
       <h3>Attempts</h3>
       <div class="scroll" tabIndex={0} role="region" aria-label="Attempts">
         <table class="plain">
-          <thead><tr>{["attempt", "rank", "started", "lasted", "from step", "rollouts"].map((name) => <th scope="col" key={name}>{name}</th>)}</tr></thead>
+          <thead>
+            <tr>
+              {["attempt", ranks ? "rank" : "", "started", "lasted", "from step", "rollouts"]
+                .filter(Boolean)
+                .map((name) => (
+                  <th scope="col" key={name}>
+                    {name}
+                  </th>
+                ))}
+            </tr>
+          </thead>
           <tbody>
             {data.run.attempts.map((one, at) => (
               <tr key={at}>
                 <td class="num">{number(one.attempt)}</td>
-                <td class="num">{number(one.rank)}</td>
+                {ranks && <td class="num">{number(one.rank)}</td>}
                 <td>{moment(one.started) || "\u2013"}</td>
                 <td>{one.started && one.ended ? duration(one.ended - one.started) : "did not end"}</td>
                 <td class="num">{one.resumed_from === undefined ? "start" : number(one.resumed_from)}</td>

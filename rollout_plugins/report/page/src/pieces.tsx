@@ -52,7 +52,11 @@ export function Parts({ parts, most, lines }: { parts: Part[] | undefined; most?
   return (
     <>
       {parts?.map((part, at) =>
-        typeof part === "number" ? <Text key={at} of={text(part)} most={most} lines={lines} /> : <Pixels key={at} of={data.images[part.image]} />,
+        typeof part === "number" ? (
+          <Text key={at} of={text(part)} most={most} lines={lines} />
+        ) : (
+          <Pixels key={at} of={data.images[part.image]} />
+        ),
       )}
     </>
   );
@@ -66,7 +70,12 @@ export function Pixels({ of }: { of: Picture | undefined }) {
   if (!of.data) return <p class="image none">Image not shown: {[of.why, facts].filter(Boolean).join(" \u00b7 ")}</p>;
   return (
     <figure class={large ? "image large" : "image"}>
-      <button type="button" onClick={() => setLarge(!large)} aria-label={large ? "Show the image smaller" : "Show the image larger"} aria-pressed={large}>
+      <button
+        type="button"
+        onClick={() => setLarge(!large)}
+        aria-label={large ? "Show the image smaller" : "Show the image larger"}
+        aria-pressed={large}
+      >
         <img src={of.data} alt={facts ? `Image: ${facts}` : "Image"} loading="lazy" decoding="async" />
       </button>
       {facts && <figcaption class="dim small">{facts}</figcaption>}
@@ -90,9 +99,21 @@ export function ToolCall({ call, most, lines }: { call: Call; most?: number; lin
         </span>
         <span class="dim num">{duration(call.seconds)}</span>
       </div>
-      {call.arguments !== undefined && text(call.arguments) && <div class="arguments"><Text of={text(call.arguments)} most={most} lines={lines} /></div>}
-      {call.error !== undefined && !same && <div class="wrong"><Text of={text(call.error)} most={most} lines={lines} /></div>}
-      {call.result && <div class={same ? "result wrong" : "result"}><Parts parts={call.result} most={most} lines={lines} /></div>}
+      {call.arguments !== undefined && text(call.arguments) && (
+        <div class="arguments">
+          <Text of={text(call.arguments)} most={most} lines={lines} />
+        </div>
+      )}
+      {call.error !== undefined && !same && (
+        <div class="wrong">
+          <Text of={text(call.error)} most={most} lines={lines} />
+        </div>
+      )}
+      {call.result && (
+        <div class={same ? "result wrong" : "result"}>
+          <Parts parts={call.result} most={most} lines={lines} />
+        </div>
+      )}
     </div>
   );
 }
@@ -102,12 +123,34 @@ export function PanelView({ panel }: { panel: Panel }) {
   return (
     <section class="panel" aria-label={panel.title || "panel"}>
       {panel.title && <h4>{panel.title}</h4>}
-      {panel.text !== undefined && <div class="code"><Text of={text(panel.text)} /></div>}
+      {panel.text !== undefined && (
+        <div class="code">
+          <Text of={text(panel.text)} />
+        </div>
+      )}
       {head && (
         <div class="scroll" tabIndex={0} role="region" aria-label={`${panel.title || "panel"}, table`}>
           <table class="plain">
-            <thead><tr>{head.map((cell, at) => <th scope="col" key={at}>{written(cell)}</th>)}</tr></thead>
-            <tbody>{rows.map((row, at) => <tr key={at}>{row.map((cell, place) => <td key={place} class={typeof plain(cell) === "number" ? "num" : ""}>{written(cell)}</td>)}</tr>)}</tbody>
+            <thead>
+              <tr>
+                {head.map((cell, at) => (
+                  <th scope="col" key={at}>
+                    {written(cell)}
+                  </th>
+                ))}
+              </tr>
+            </thead>
+            <tbody>
+              {rows.map((row, at) => (
+                <tr key={at}>
+                  {row.map((cell, place) => (
+                    <td key={place} class={typeof plain(cell) === "number" ? "num" : ""}>
+                      {written(cell)}
+                    </td>
+                  ))}
+                </tr>
+              ))}
+            </tbody>
           </table>
         </div>
       )}
@@ -128,7 +171,9 @@ export function Facts({ of }: { of: Record<string, Value> }) {
       {Object.entries(of).map(([name, value]) => (
         <div key={name}>
           <dt>{name || "(no name)"}</dt>
-          <dd><Text of={written(value)} most={600} lines={12} /></dd>
+          <dd>
+            <Text of={written(value)} most={600} lines={12} />
+          </dd>
         </div>
       ))}
     </dl>
@@ -137,11 +182,27 @@ export function Facts({ of }: { of: Record<string, Value> }) {
 
 /** Everything a turn says in one text: to compare, to preview, to copy. */
 export function wordsOf(turn: Turn): string {
-  const calls = (turn.calls ?? []).map((call) => [`${call.name}(${text(call.arguments).replaceAll("\n", ", ")})`, said(call.result).includes(text(call.error)) ? "" : text(call.error), said(call.result)].filter(Boolean).join("\n\u2192 "));
+  const calls = (turn.calls ?? []).map((call) =>
+    [
+      `${call.name}(${text(call.arguments).replaceAll("\n", ", ")})`,
+      said(call.result).includes(text(call.error)) ? "" : text(call.error),
+      said(call.result),
+    ]
+      .filter(Boolean)
+      .join("\n\u2192 "),
+  );
   return [text(turn.reasoning), said(turn.parts), ...calls].filter(Boolean).join("\n");
 }
 
-export function Fold({ title, open, children }: { title: ComponentChildren; open?: boolean; children: ComponentChildren }) {
+export function Fold({
+  title,
+  open,
+  children,
+}: {
+  title: ComponentChildren;
+  open?: boolean;
+  children: ComponentChildren;
+}) {
   return (
     <details class="fold" open={open || printing.value}>
       <summary>{title}</summary>

@@ -42,7 +42,10 @@ function terms(written: string): string[] {
 
 const bare = (term: string): string => term.replace(/^"|"$/g, "");
 
-const not = (test: Query["test"]): Query["test"] => (rollout) => !test(rollout);
+const not =
+  (test: Query["test"]): Query["test"] =>
+  (rollout) =>
+    !test(rollout);
 
 /** A test for `column<value`; a sentence when there is no such column; nothing when it is only text. */
 function compared(term: string): Query["test"] | string | undefined {
@@ -52,7 +55,8 @@ function compared(term: string): Query["test"] | string | undefined {
   const value = bare(rest);
   if (key.toLowerCase() === "tool") return calling(value);
   const known = column(key);
-  if (!known) return sign === ":" || !/^[\w./]+$/.test(key) ? undefined : `There is no column \u201c${key}\u201d. ${hint()}`;
+  if (!known)
+    return sign === ":" || !/^[\w./]+$/.test(key) ? undefined : `There is no column \u201c${key}\u201d. ${hint()}`;
   if (!value) return `What should ${key} be compared with?`;
   const wanted = value.toLowerCase();
   const bound = Number.isNaN(Number(value)) ? real(wanted) : Number(value);
@@ -62,7 +66,12 @@ function compared(term: string): Query["test"] | string | undefined {
     if (wanted === "none") return (found === null) !== (sign === "!=");
     const size = real(found);
     if (bound !== null && size !== null) return holds(size, sign, bound);
-    const same = sign === ":" ? String(found ?? "").toLowerCase().includes(wanted) : String(found ?? "").toLowerCase() === wanted;
+    const same =
+      sign === ":"
+        ? String(found ?? "")
+            .toLowerCase()
+            .includes(wanted)
+        : String(found ?? "").toLowerCase() === wanted;
     return "<>".includes(sign[0]!) ? false : same !== (sign === "!=");
   };
 }
@@ -70,17 +79,25 @@ function compared(term: string): Query["test"] | string | undefined {
 function holds(size: number, sign: string, bound: number): boolean {
   const same = size === bound || (Number.isNaN(size) && Number.isNaN(bound));
   switch (sign) {
-    case "<": return size < bound;
-    case ">": return size > bound;
-    case "<=": return size <= bound;
-    case ">=": return size >= bound;
-    case "!=": return !same;
-    default: return same;
+    case "<":
+      return size < bound;
+    case ">":
+      return size > bound;
+    case "<=":
+      return size <= bound;
+    case ">=":
+      return size >= bound;
+    case "!=":
+      return !same;
+    default:
+      return same;
   }
 }
 
-const calling = (name: string): Query["test"] => (rollout) =>
-  rollout.turns.some((turn) => turn.calls?.some((call) => call.name.toLowerCase() === name.toLowerCase()));
+const calling =
+  (name: string): Query["test"] =>
+  (rollout) =>
+    rollout.turns.some((turn) => turn.calls?.some((call) => call.name.toLowerCase() === name.toLowerCase()));
 
 /** The text stands anywhere in the rollout, in any case; each text of the page is looked at once. */
 function contains(words: string): Query["test"] {
@@ -95,4 +112,8 @@ function contains(words: string): Query["test"] {
   };
 }
 
-export const hint = (): string => `Columns: ${columns.slice(0, 14).map((one) => one.key).join(", ")}\u2026`;
+export const hint = (): string =>
+  `Columns: ${columns
+    .slice(0, 14)
+    .map((one) => one.key)
+    .join(", ")}\u2026`;

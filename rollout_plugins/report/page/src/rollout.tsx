@@ -32,21 +32,35 @@ export function RolloutPage({ one }: { one: Rollout }) {
         <div>
           <h1 id="rollout-title" ref={heading} tabIndex={-1}>
             {one.split === "train" ? "Step" : `${one.split}, step`} {number(one.step)}
-            <span class="dim">{" \u00b7 "}group {number(one.group)}{" \u00b7 "}rollout {number(one.index)}</span>
+            <span class="dim">
+              {" \u00b7 "}group {number(one.group)}
+              {" \u00b7 "}rollout {number(one.index)}
+            </span>
           </h1>
           <p class="id dim small">{one.id}</p>
         </div>
         <Score one={one} group={group} />
       </header>
       <p class="line dim">{said(one)}</p>
-      {one.error !== undefined && <div class="notice bad" role="note"><b>This rollout failed. </b><Text of={text(one.error)} /></div>}
+      {one.error !== undefined && (
+        <div class="notice bad" role="note">
+          <b>This rollout failed. </b>
+          <Text of={text(one.error)} />
+        </div>
+      )}
       <More one={one} />
       <nav class="tabs" aria-label="Views of this rollout">
         <Tab as="conversation" one={one} name="Conversation" />
         <Tab as="group" one={one} name={`Group of ${group.length}`} />
         <Tab as="time" one={one} name={`Same prompt, ${plural(new Set(same.map((r) => r.step)).size, "step")}`} />
       </nav>
-      {view.value === "group" ? <Group one={one} all={group} /> : view.value === "time" ? <Through one={one} all={same} /> : <Conversation key={one.id} one={one} />}
+      {view.value === "group" ? (
+        <Group one={one} all={group} />
+      ) : view.value === "time" ? (
+        <Through one={one} all={same} />
+      ) : (
+        <Conversation key={one.id} one={one} />
+      )}
     </article>
   );
 }
@@ -55,12 +69,32 @@ function Way({ one }: { one: Rollout }) {
   const place = listed.value.indexOf(one);
   const [before, after] = [neighbour(-1), neighbour(1)];
   const step = (to: Rollout | undefined, name: string, key: string, arrow: string) =>
-    to ? <a href={address(to.id, view.value)} aria-label={`${name} rollout`} title={`${name} (${key})`}>{arrow}</a> : <span class="off" aria-hidden="true">{arrow}</span>;
+    to ? (
+      <a href={address(to.id, view.value)} aria-label={`${name} rollout`} title={`${name} (${key})`}>
+        {arrow}
+      </a>
+    ) : (
+      <span class="off" aria-hidden="true">
+        {arrow}
+      </span>
+    );
   return (
     <nav class="way screen" aria-label="Between rollouts">
-      <a href="#" onClick={(event) => { event.preventDefault(); close(); }}>{"\u2039"} All rollouts</a>
+      <a
+        href="#"
+        onClick={(event) => {
+          event.preventDefault();
+          close();
+        }}
+      >
+        {"\u2039"} All rollouts
+      </a>
       <span class="steps">
-        {place >= 0 && <span class="dim num">{count(place + 1)} of {count(listed.value.length)}</span>}
+        {place >= 0 && (
+          <span class="dim num">
+            {count(place + 1)} of {count(listed.value.length)}
+          </span>
+        )}
         {step(before, "Previous", "k", "\u2191")}
         {step(after, "Next", "j", "\u2193")}
       </span>
@@ -69,7 +103,11 @@ function Way({ one }: { one: Rollout }) {
 }
 
 function Tab({ as, one, name }: { as: View; one: Rollout; name: string }) {
-  return <a href={address(one.id, as)} aria-current={view.value === as ? "page" : undefined}>{name}</a>;
+  return (
+    <a href={address(one.id, as)} aria-current={view.value === as ? "page" : undefined}>
+      {name}
+    </a>
+  );
 }
 
 function Score({ one, group }: { one: Rollout; group: Rollout[] }) {
@@ -81,21 +119,30 @@ function Score({ one, group }: { one: Rollout; group: Rollout[] }) {
       <div class="total">
         <span class="dim">reward</span>
         <b class="num">{number(one.reward)}</b>
-        {group.length > 1 && one.reward !== null && <span class="dim small">{place} of {group.length} in its group</span>}
+        {group.length > 1 && one.reward !== null && (
+          <span class="dim small">
+            {place} of {group.length} in its group
+          </span>
+        )}
       </div>
       {(named.length > 1 || one.advantage !== null) && (
         <table class="parts">
           <caption class="sr">Reward by function</caption>
           <tbody>
-            {named.length > 1 && named.map(([name, value]) => (
-              <tr key={name}>
-                <th scope="row">{name || "(no name)"}</th>
-                <td class="num">{number(value)}</td>
-                <td class="num dim">{(weights.get(name) ?? 1) !== 1 ? `\u00d7 ${number(weights.get(name))}` : ""}</td>
-              </tr>
-            ))}
+            {named.length > 1 &&
+              named.map(([name, value]) => (
+                <tr key={name}>
+                  <th scope="row">{name || "(no name)"}</th>
+                  <td class="num">{number(value)}</td>
+                  <td class="num dim">{(weights.get(name) ?? 1) !== 1 ? `\u00d7 ${number(weights.get(name))}` : ""}</td>
+                </tr>
+              ))}
             {one.advantage !== null && (
-              <tr class="advantage"><th scope="row">advantage</th><td class="num">{signed(one.advantage)}</td><td /></tr>
+              <tr class="advantage">
+                <th scope="row">advantage</th>
+                <td class="num">{signed(one.advantage)}</td>
+                <td />
+              </tr>
             )}
           </tbody>
         </table>
@@ -104,7 +151,13 @@ function Score({ one, group }: { one: Rollout; group: Rollout[] }) {
   );
 }
 
-const ENDS: Record<string, string> = { stop: "ended by itself", length: "cut off at the limit", tool_limit: "stopped at the tool limit", error: "failed", unknown: "" };
+const ENDS: Record<string, string> = {
+  stop: "ended by itself",
+  length: "cut off at the limit",
+  tool_limit: "stopped at the tool limit",
+  error: "failed",
+  unknown: "",
+};
 
 function said(one: Rollout): string {
   const attempts = data.run.attempts.length > 1;
@@ -117,7 +170,9 @@ function said(one: Rollout): string {
     attempts ? `attempt ${number(one.attempt)}` : "",
     data.run.world_size > 1 ? `rank ${number(one.rank)}` : "",
     moment(one.time),
-  ].filter(Boolean).join(" \u00b7 ");
+  ]
+    .filter(Boolean)
+    .join(" \u00b7 ");
 }
 
 /** The dataset row, what reward functions noted, and marks. */
@@ -127,7 +182,12 @@ function More({ one }: { one: Rollout }) {
   if (!some.length) return null;
   return (
     <div class="more">
-      {some.map(([name, values]) => <section key={name} aria-label={name}><h4>{name}</h4><Facts of={values!} /></section>)}
+      {some.map(([name, values]) => (
+        <section key={name} aria-label={name}>
+          <h4>{name}</h4>
+          <Facts of={values!} />
+        </section>
+      ))}
     </div>
   );
 }
@@ -142,16 +202,30 @@ function Conversation({ one }: { one: Rollout }) {
   return (
     <section class="conversation" aria-label="Conversation">
       <Roles one={one} />
-      {above.map((panel, at) => <PanelView key={at} panel={panel} />)}
-      {one.images && <div class="strip">{one.images.map((image) => <Pixels key={image} of={data.images[image]} />)}</div>}
+      {above.map((panel, at) => (
+        <PanelView key={at} panel={panel} />
+      ))}
+      {one.images && (
+        <div class="strip">
+          {one.images.map((image) => (
+            <Pixels key={image} of={data.images[image]} />
+          ))}
+        </div>
+      )}
       {!all.length && <p class="nothing">Nothing was said.</p>}
-      {head.map((turn, at) => <TurnView key={at} turn={turn} one={one} />)}
+      {head.map((turn, at) => (
+        <TurnView key={at} turn={turn} one={one} />
+      ))}
       {!whole && (
         <p class="between">
-          <button type="button" onClick={() => setEnds(ends + 250)}>show more of the {plural(all.length - 2 * ends, "turn")} in between</button>
+          <button type="button" onClick={() => setEnds(ends + 250)}>
+            show more of the {plural(all.length - 2 * ends, "turn")} in between
+          </button>
         </p>
       )}
-      {end.map((turn, at) => <TurnView key={all.length - end.length + at} turn={turn} one={one} />)}
+      {end.map((turn, at) => (
+        <TurnView key={all.length - end.length + at} turn={turn} one={one} />
+      ))}
     </section>
   );
 }
@@ -170,9 +244,18 @@ function Roles({ one }: { one: Rollout }) {
   return (
     <div class="roles screen" role="group" aria-label="What is unfolded">
       {roles.map((role) => (
-        <button type="button" class="chip" key={role} aria-pressed={!folded.value.has(role)} onClick={() => flip(role)}>{role}</button>
+        <button type="button" class="chip" key={role} aria-pressed={!folded.value.has(role)} onClick={() => flip(role)}>
+          {role}
+        </button>
       ))}
-      <button type="button" class="link" onClick={() => { folded.value = new Set(folded.value.size ? [] : roles); turned.value = new Set(); }}>
+      <button
+        type="button"
+        class="link"
+        onClick={() => {
+          folded.value = new Set(folded.value.size ? [] : roles);
+          turned.value = new Set();
+        }}
+      >
         {folded.value.size ? "unfold all" : "fold all"}
       </button>
     </div>
@@ -198,13 +281,24 @@ function TurnView({ turn, one }: { turn: Turn; one: Rollout }) {
     <section class={`turn ${role(turn)}`} aria-label={turn.role}>
       <h3>
         <button type="button" aria-expanded={isOpen} onClick={flip}>
-          <span class="caret" aria-hidden="true">{isOpen ? "\u25be" : "\u25b8"}</span>
+          <span class="caret" aria-hidden="true">
+            {isOpen ? "\u25be" : "\u25b8"}
+          </span>
           {turn.role}
         </button>
         {!isOpen && <span class="preview dim">{oneLine(wordsOf(turn), 160)}</span>}
       </h3>
-      {isOpen && (instead ? <Fold title="the message itself"><Body turn={turn} /></Fold> : <Body turn={turn} />)}
-      {panels.map((panel, at) => <PanelView key={at} panel={panel} />)}
+      {isOpen &&
+        (instead ? (
+          <Fold title="the message itself">
+            <Body turn={turn} />
+          </Fold>
+        ) : (
+          <Body turn={turn} />
+        ))}
+      {panels.map((panel, at) => (
+        <PanelView key={at} panel={panel} />
+      ))}
     </section>
   );
 }
@@ -214,10 +308,16 @@ function Body({ turn }: { turn: Turn }) {
   return (
     <div class="body">
       {turn.reasoning !== undefined && (
-        <Fold title="reasoning" open={!folded.value.has("reasoning")}><div class="reasoning"><Text of={text(turn.reasoning)} /></div></Fold>
+        <Fold title="reasoning" open={!folded.value.has("reasoning")}>
+          <div class="reasoning">
+            <Text of={text(turn.reasoning)} />
+          </div>
+        </Fold>
       )}
       <Parts parts={turn.parts} />
-      {turn.calls?.map((call, at) => <ToolCall key={at} call={results ? call : { ...call, result: undefined }} />)}
+      {turn.calls?.map((call, at) => (
+        <ToolCall key={at} call={results ? call : { ...call, result: undefined }} />
+      ))}
       {!turn.parts && !turn.calls && turn.reasoning === undefined && <p class="dim small">(empty)</p>}
     </div>
   );
@@ -232,10 +332,21 @@ export function Missing({ id }: { id: string }) {
       <h1 tabIndex={-1}>This rollout is not in this page</h1>
       <p class="id">{id}</p>
       <p>
-        The page holds {count(data.rollouts.length)} of the {count(data.total)} rollouts of the run. Make one that holds it:
+        The page holds {count(data.rollouts.length)} of the {count(data.total)} rollouts of the run. Make one that holds
+        it:
       </p>
       <pre>rollouts report RUN --where "id = '{"\u2026"}'"</pre>
-      <p><a href="#" onClick={(event) => { event.preventDefault(); close(); }}>All rollouts of this page</a></p>
+      <p>
+        <a
+          href="#"
+          onClick={(event) => {
+            event.preventDefault();
+            close();
+          }}
+        >
+          All rollouts of this page
+        </a>
+      </p>
     </div>
   );
 }

@@ -31,7 +31,7 @@ export function Filter() {
           value={query.value}
           onInput={(event) => (query.value = event.currentTarget.value)}
           onKeyDown={(event) => {
-            if (event.key === "Escape") (query.value ? (query.value = "") : event.currentTarget.blur());
+            if (event.key === "Escape") query.value ? (query.value = "") : event.currentTarget.blur();
             else if (event.key === "ArrowDown" || event.key === "Enter") focusRow(current);
             else return;
             event.preventDefault();
@@ -95,24 +95,36 @@ export function Table() {
     if (place.current) place.current.scrollTop = 0;
   }, [rows]);
   const from = printing.value ? 0 : Math.max(0, Math.floor(top / ROW) - SPARE);
-  const to = printing.value ? Math.min(rows.length, PRINTED) : Math.min(rows.length, Math.ceil((top + height) / ROW) + SPARE);
+  const to = printing.value
+    ? Math.min(rows.length, PRINTED)
+    : Math.min(rows.length, Math.ceil((top + height) / ROW) + SPARE);
   const least = rows.length ? extremes(rows) : null;
   return (
     <>
       <div ref={place} class="scroll rows" onScroll={(event) => setTop((scrolled = event.currentTarget.scrollTop))}>
         <table aria-rowcount={rows.length + 1} aria-label="Rollouts">
           <thead>
-            <tr aria-rowindex={1}>{shown.map((one) => <Head key={one.key} column={one} />)}</tr>
+            <tr aria-rowindex={1}>
+              {shown.map((one) => (
+                <Head key={one.key} column={one} />
+              ))}
+            </tr>
           </thead>
           <tbody onKeyDown={(event) => walk(event, rows.length)}>
             <Gap rows={from} wide={shown.length} />
-            {rows.slice(from, to).map((one, at) => <Row key={one.id} rollout={one} place={from + at} columns={shown} extremes={least} />)}
+            {rows.slice(from, to).map((one, at) => (
+              <Row key={one.id} rollout={one} place={from + at} columns={shown} extremes={least} />
+            ))}
             <Gap rows={printing.value ? 0 : rows.length - to} wide={shown.length} />
           </tbody>
         </table>
         {!rows.length && <Nothing />}
       </div>
-      {printing.value && rows.length > PRINTED && <p class="dim">The first {PRINTED} of {count(rows.length)} rows.</p>}
+      {printing.value && rows.length > PRINTED && (
+        <p class="dim">
+          The first {PRINTED} of {count(rows.length)} rows.
+        </p>
+      )}
     </>
   );
 }
@@ -121,14 +133,27 @@ function Nothing() {
   return (
     <p class="nothing">
       No rollout in this page matches.{" "}
-      <button type="button" class="link" onClick={() => { query.value = ""; range.value = null; }}>Show all {count(data.rollouts.length)}</button>
+      <button
+        type="button"
+        class="link"
+        onClick={() => {
+          query.value = "";
+          range.value = null;
+        }}
+      >
+        Show all {count(data.rollouts.length)}
+      </button>
       {!asked.value.length && <span class="dim small"> {hint()}</span>}
     </p>
   );
 }
 
 const Gap = ({ rows, wide }: { rows: number; wide: number }) =>
-  rows > 0 ? <tr class="gap" aria-hidden="true"><td colSpan={wide} style={{ height: `${rows * ROW}px` }} /></tr> : null;
+  rows > 0 ? (
+    <tr class="gap" aria-hidden="true">
+      <td colSpan={wide} style={{ height: `${rows * ROW}px` }} />
+    </tr>
+  ) : null;
 
 function Head({ column }: { column: Column }) {
   const { key, down } = sort.value;
@@ -136,15 +161,19 @@ function Head({ column }: { column: Column }) {
   const order = chosen ? (down ? "descending" : "ascending") : "none";
   const next = () => {
     // numbers are asked for from the top first, words from A on
-    if (!chosen) sort.value = { key: column.key, down: column.numeric && column.key !== "step" && column.key !== "group" };
-    else if (down === (column.numeric && column.key !== "step" && column.key !== "group")) sort.value = { key: column.key, down: !down };
+    if (!chosen)
+      sort.value = { key: column.key, down: column.numeric && column.key !== "step" && column.key !== "group" };
+    else if (down === (column.numeric && column.key !== "step" && column.key !== "group"))
+      sort.value = { key: column.key, down: !down };
     else sort.value = { key: "", down: false };
   };
   return (
     <th scope="col" aria-sort={order} class={kind(column)}>
       <button type="button" onClick={next}>
         {column.label}
-        <span class="arrow" aria-hidden="true">{chosen ? (down ? "\u2193" : "\u2191") : ""}</span>
+        <span class="arrow" aria-hidden="true">
+          {chosen ? (down ? "\u2193" : "\u2191") : ""}
+        </span>
       </button>
     </th>
   );
@@ -162,16 +191,40 @@ function extremes(rows: Rollout[]): [number, number] | null {
   return high > low ? [low, high] : null;
 }
 
-function Row({ rollout, place, columns: shown, extremes: bounds }: { rollout: Rollout; place: number; columns: Column[]; extremes: [number, number] | null }) {
+function Row({
+  rollout,
+  place,
+  columns: shown,
+  extremes: bounds,
+}: {
+  rollout: Rollout;
+  place: number;
+  columns: Column[];
+  extremes: [number, number] | null;
+}) {
   return (
-    <tr aria-rowindex={place + 2} data-place={place} tabIndex={place === current ? 0 : -1} class={rollout.error === undefined ? undefined : "failed"}
-      onClick={(event) => { current = place; if (!(event.target as Element).closest("a") && !String(getSelection())) open(rollout, "conversation"); }}
-      onFocus={() => (current = place)}>
+    <tr
+      aria-rowindex={place + 2}
+      data-place={place}
+      tabIndex={place === current ? 0 : -1}
+      class={rollout.error === undefined ? undefined : "failed"}
+      onClick={(event) => {
+        current = place;
+        if (!(event.target as Element).closest("a") && !String(getSelection())) open(rollout, "conversation");
+      }}
+      onFocus={() => (current = place)}
+    >
       {shown.map((one, at) => {
         const written = one.write(one.get(rollout));
         return (
           <td key={one.key} class={`${kind(one)} ${one.key === "finish" ? `finish ${rollout.finish}` : ""}`}>
-            {at === 0 ? <a href={address(rollout.id)} tabIndex={-1} aria-label={`rollout ${rollout.id}, ${one.label} ${written}`}>{written}</a> : written}
+            {at === 0 ? (
+              <a href={address(rollout.id)} tabIndex={-1} aria-label={`rollout ${rollout.id}, ${one.label} ${written}`}>
+                {written}
+              </a>
+            ) : (
+              written
+            )}
             {one.key === "reward" && bounds && <Level value={real(rollout.reward)} bounds={bounds} />}
           </td>
         );
@@ -186,7 +239,10 @@ function Level({ value, bounds: [low, high] }: { value: number | null; bounds: [
   const at = ((value - low) / (high - low)) * 100;
   return (
     <span class="level" aria-hidden="true">
-      <i class={value < 0 ? "below" : ""} style={{ left: `${Math.min(zero, at)}%`, width: `${Math.abs(at - zero)}%` }} />
+      <i
+        class={value < 0 ? "below" : ""}
+        style={{ left: `${Math.min(zero, at)}%`, width: `${Math.abs(at - zero)}%` }}
+      />
     </span>
   );
 }
