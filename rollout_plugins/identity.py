@@ -48,8 +48,8 @@ def identify(root: Path, key: str, checkpoint: Path | None, step: int, restarted
 def identify_named(root: Path, key: str, name: str, file: str, resumed_from: int | None) -> Identity:
     """The run of this name: its first attempt, or the next one. `file`: where this rank keeps its attempts."""
     before = _last_attempt(root / name, "run*.json" if ranks_can_agree() else file)
-    agreed = agree(key, json.dumps(vars(Identity(name, before + 1, resumed_from=resumed_from))))
-    return Identity(**json.loads(agreed))
+    mine = Identity(name, before + 1, _generations(root / name, before), resumed_from)
+    return Identity(**json.loads(agree(key, json.dumps(vars(mine)))))
 
 
 def ranks_can_agree() -> bool:
@@ -101,3 +101,17 @@ def _last_attempt(folder: Path, files: str = "run*.json") -> int:
             facts = json.loads(path.read_text(encoding="utf-8"))
             attempts += [int(attempt["attempt"]) for attempt in facts["attempts"]]
     return max(attempts)
+
+
+def _generations(folder: Path, attempt: int) -> int:
+    """How many generation batches a run had up to an attempt, so that the next ones are counted on."""
+    if not attempt:
+        return 0
+    from rollout_plugins.errors import RunError
+    from rollout_plugins.store.read import open_run
+
+    with suppress(RunError, OSError):
+        query = f"select max(generation) as last from rollouts where attempt <= {attempt}"  # noqa: S608 - a number
+        last = open_run(folder).sql(query, superseded=True)["last"][0].as_py()
+        return 0 if last is None else int(last) + 1
+    return 0

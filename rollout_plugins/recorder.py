@@ -115,6 +115,7 @@ class RolloutRecorder:
             settings=dict(settings or {}),
             resumed_from=found.resumed_from,
         )
+        self._generation = found.generation
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._is_started = self._is_closed = self._is_proven = False
@@ -214,8 +215,8 @@ class RolloutRecorder:
     def _submit(self, batch: Batch, taken: Taken) -> None:
         with self._lock:
             if not self._is_started:
+                self._safely("begin the run", lambda: self._start(taken))
                 self._is_started = True
-                self._start(taken)
             self._pipeline.submit(batch)
             self._is_proven = True
 
@@ -223,7 +224,7 @@ class RolloutRecorder:
         """Begin the run. The first batch tells the names of the rewards, if nobody did."""
         self._run = run = replace(self._run, reward_names=self._run.reward_names or taken.reward_names)
         bind_sinks(self._plugins, None, self._safely)
-        self._pipeline.start(run)
+        self._pipeline.start(run, self._generation)
         if run.rank == 0:
             root, name = Path(run.dir).parent, run.id
             self._pipeline.later(lambda: tell_of_unfinished(root, name))
