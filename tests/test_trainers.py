@@ -91,8 +91,17 @@ def rendered(prompt):
 
 
 @kinds
-def test_every_rollout_is_there_word_for_word(name, how="in callbacks"):
-    done = trained(name, how)
+def test_every_rollout_is_there_word_for_word(name):
+    assert_whole(trained(name, "in callbacks"))
+
+
+@pytest.mark.parametrize("name", [name for name in ("distillation", "a2po", "online dpo", "gold") if name in RUNNABLE])
+def test_a_callback_added_as_a_class_sees_everything_too(name):
+    assert_whole(trained(name, "added as class"))
+
+
+def assert_whole(done):
+    name = done.name
     truth = in_order(name, done.truth)
     stored = by_split(done.rollouts)
     assert len(stored) == len(truth) > 0
@@ -107,11 +116,6 @@ def test_every_rollout_is_there_word_for_word(name, how="in callbacks"):
             assert rollout.policy_step == row["step"]
             assert rollout.step == row["step"] + (row["split"] == "train")
     assert [attempt["attempt"] for attempt in done.run.attempts] == [1]
-
-
-@pytest.mark.parametrize("name", [name for name in ("distillation", "a2po", "online dpo", "gold") if name in RUNNABLE])
-def test_a_callback_added_as_a_class_sees_everything_too(name):
-    test_every_rollout_is_there_word_for_word(name, "added as class")
 
 
 @kinds

@@ -52,8 +52,8 @@ class Kind:
         """Why this TRL cannot run it; None when it can."""
         try:
             getattr(import_module(self.module), self.trainer)
-        except (ImportError, AttributeError) as error:
-            return f"{self.trainer} is not in this TRL: {error}"
+        except (ImportError, AttributeError, NameError) as error:
+            return f"{self.trainer} cannot be imported from this TRL: {error}"
         return None
 
 
