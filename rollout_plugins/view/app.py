@@ -150,10 +150,16 @@ class Viewer(App[None]):
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """Everything the screen has a key for."""
-        seen: set[str] = set()
+        seen = {"command_palette"}
         for active in screen.active_bindings.values():
             binding = active.binding
-            if active.enabled and binding.description and binding.action not in {*seen, "command_palette"}:
+            ours = isinstance(active.node, (Page, Viewer)) or binding.show
+            if (
+                ours
+                and active.enabled
+                and not binding.action.startswith(("app.", "screen."))
+                and binding.action not in seen
+            ):
                 seen.add(binding.action)
                 key = self.get_key_display(binding)
                 run = partial(self.run_action, binding.action, active.node)

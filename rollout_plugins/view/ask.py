@@ -23,7 +23,7 @@ class Ask(Vertical):
     """Hidden until it is opened; keeps what was typed when that is refused."""
 
     DEFAULT_CSS = """
-    Ask { display: none; height: auto; dock: bottom; background: $panel; }
+    Ask { display: none; height: auto; background: $panel; }
     Ask.-open { display: block; }
     Ask #said { height: auto; max-height: 4; padding: 0 1; color: $text-muted; }
     Ask #said.-wrong { color: $text-error; background: $error-muted; }

@@ -14,7 +14,7 @@ from textual.binding import Binding, BindingType
 from textual.widget import Widget
 
 from rollout_plugins.view.blocks import Block, Cells, cells_of, lay_out
-from rollout_plugins.view.one import OnePage
+from rollout_plugins.view.one import FOLDS, OnePage
 from rollout_plugins.view.pager import Pager
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ class BesidePage(OnePage):
         Binding("h,left", "choose(-1)", "Before", key_display="h"),
         Binding("enter", "open", "Open", priority=True),
         Binding("y", "copy_rollout", "Copy", show=False),
+        Binding("z", "fold_all", "Fold all", show=False, priority=True),
+        *FOLDS,
     ]
 
     def __init__(self) -> None:
@@ -74,6 +76,17 @@ class BesidePage(OnePage):
 
     def action_choose(self, columns: int) -> None:
         raise NotImplementedError
+
+    def action_fold_kind(self, *kinds: str) -> None:
+        """Fold these in all columns, or unfold them where all are folded already."""
+        chosen = [block for side in self.sides for block in side.blocks if not kinds or block.kind in kinds]
+        folded = any(not block.folded for block in chosen)
+        for block in chosen:
+            block.folded = folded
+        self.draw(keep=True)
+
+    def action_fold_all(self) -> None:
+        self.action_fold_kind()
 
     def action_open(self) -> None:
         from rollout_plugins.view.rollout import RolloutPage

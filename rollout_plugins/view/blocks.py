@@ -87,7 +87,7 @@ class Block:
             return list(self._styled(text, places))
         places = places[:least]
         hidden = omitted(len(text) - (places[-1][1] if places else 0))
-        return [*self._styled(text, places), [(f"{hidden} enter unfolds", "dim italic")]]
+        return [*self._styled(text, places), [(hidden, "dim italic")]]
 
     def _styled(self, text: str, places: Sequence[tuple[int, int]]) -> Iterator[Cells]:
         if len(self.spans) == 1:

@@ -35,7 +35,7 @@ def _blocks(run: StoredRun) -> Iterator[Block]:
         "run",
         {
             "id": info.id,
-            "folder": run.dir,
+            "folder": str(run.dir),
             "trainer": info.trainer,
             "model": info.model,
             "processes": info.world_size,
@@ -48,7 +48,7 @@ def _blocks(run: StoredRun) -> Iterator[Block]:
         yield _block(f"attempt {number(attempt['attempt'])}", dict(_attempt(attempt)))
     yield _block("dropped", run.drops)
     yield _block("damaged", run.damaged)
-    yield _block("annotated by", {name: ", ".join(columns) for name, columns in run.annotations.items()})
+    yield _block("annotated", {name: ", ".join(columns) for name, columns in run.annotations.items()})
     yield _block("settings", info.settings)
     yield _block("versions", info.versions)
     if info.chat_template:
@@ -60,8 +60,8 @@ def _block(title: str, facts: Any, least: int | None = None) -> Block:
     for key, value in dict(facts).items():
         text = clean(readable(value)) if not isinstance(value, (int, float)) else number(value)
         if text:
-            spans += [(f"{one_line(key, 60)}: ", "bold"), (f"{text}\n", "")]
-    return Block("facts", spans or [("none", "dim")], label=title, turn=hash(title), gap=True, least=least)
+            spans += [("\n", ""), (f"{one_line(key, 60)}: ", "bold"), (text, "")]
+    return Block("facts", spans[1:] or [("none", "dim")], label=title, turn=hash(title), gap=True, least=least)
 
 
 def _attempt(attempt: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -72,7 +72,9 @@ def _attempt(attempt: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     yield "ended", _time(ended) or "not yet, or it was killed"
     if isinstance(started, (int, float)) and isinstance(ended, (int, float)):
         yield "took", duration(ended - started)
-    yield "rollouts", attempt.get("rollouts")
+    rollouts = attempt.get("rollouts")
+    if isinstance(rollouts, dict):
+        yield "rollouts", ", ".join(f"{number(count)} {split}" for split, count in rollouts.items())
 
 
 def _time(value: Any) -> str:

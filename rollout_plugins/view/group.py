@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -63,37 +63,36 @@ class GroupPage(BesidePage):
     def fill(self) -> None:
         if self._found is None or not self._siblings:
             return
-        places = _window(len(self._siblings), self._chosen, self.room)
+        shown = _window(len(self._siblings), self._chosen, self.room)
         found, read = self._found, self._read_ones
 
-        def load() -> list[Rollout]:
-            for place in (self._siblings[one].place for one in places):
-                rollout = read.get(place) or next(found.page(place, 1).rollouts(), None)
+        def load() -> dict[int, Rollout]:
+            """The best one, whether there is room for it or not, and those that are shown."""
+            for one in {0, *shown}:
+                rollout = read.get(one) or next(found.page(self._siblings[one].place, 1).rollouts(), None)
                 if rollout is not None:
-                    read[place] = rollout
-            return [read[self._siblings[one].place] for one in places if self._siblings[one].place in read]
+                    read[one] = rollout
+            return {one: read[one] for one in sorted({0, *shown}) if one in read}
 
-        self.job(load, lambda rollouts: self._show(places, rollouts), group="siblings")
+        self.job(load, lambda rollouts: self._show(shown, rollouts), group="siblings")
 
-    def _show(self, places: Sequence[int], rollouts: Sequence[Rollout]) -> None:
-        views = [conversation(rollout) for rollout in rollouts]
-        if len(views) < len(places):
+    def _show(self, shown: Sequence[int], rollouts: Mapping[int, Rollout]) -> None:
+        if len(rollouts) < len({0, *shown}):
             self.say("a rollout of this group cannot be read; `i` says why", wrong=True)
-        if not views:
+        if not rollouts:
             return
-        self.at = min(places.index(self._chosen), len(views) - 1)
-        common = shared(views)
         folder = self.viewer.run_.dir
-        start = list(turn_blocks(views[0], folder=folder))
-        self.above = [self._ruler(), *_common(start, common)]
-        all_blocks = [list(turn_blocks(view, folder=folder, start=common)) for view in views]
-        other = self.at or len(views) - 1
-        for place in range(1, len(views)):
-            _mark_parting(views[0], views[place], all_blocks[0] if place == other else None, all_blocks[place])
-        self.sides = [
-            Side(rollout, _head(view), blocks)
-            for rollout, view, blocks in zip(rollouts, views, all_blocks, strict=True)
-        ]
+        views = {one: conversation(rollout) for one, rollout in rollouts.items()}
+        common = shared(list(views.values()))
+        blocks = {one: list(turn_blocks(view, folder=folder, start=common)) for one, view in views.items()}
+        best, *others = views
+        beside = self._chosen if self._chosen in others else others[-1] if others else None
+        for one in others:
+            _mark_parting(views[best], views[one], blocks[best] if one == beside else None, blocks[one])
+        places = [one for one in shown if one in views]
+        self.at = places.index(self._chosen) if self._chosen in places else 0
+        self.above = [self._ruler(), *_common(list(turn_blocks(views[best], folder=folder)), common)]
+        self.sides = [Side(rollouts[one], _head(views[one]), blocks[one]) for one in places]
         self._title()
         self.draw(keep=True)
 

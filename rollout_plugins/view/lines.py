@@ -72,13 +72,13 @@ def _beside(view: Conversation, producers: Sequence[str]) -> Iterator[Block]:
         if values:
             short = " · ".join(f"{one_line(key, 40)}={one_line(value, 80)}" for key, value in values.items())
             spans = [span for key, value in values.items() for span in _pair(key, value)]
-            yield Block(_FACTS, spans, label=one_line(label, 40), least=1, short=short)
+            yield Block(_FACTS, spans[1:], label=one_line(label, 40), least=1, short=short)
 
 
 def _pair(key: str, value: Any) -> Spans:
     text = readable(value)
     split = "\n" if "\n" in text else ""
-    return ((f"{one_line(key, 60)}: ", "bold"), (f"{split}{clean(text)}\n", ""))
+    return (("\n", ""), (f"{one_line(key, 60)}: ", "bold"), (f"{split}{clean(text)}", ""))
 
 
 def _made(view: Conversation) -> Iterator[tuple[str, Any]]:
@@ -103,7 +103,7 @@ def _turn(place: int, turn: Turn, folder: Path, replaced: set[int | None]) -> It
     if text.strip():
         block = Block(turn.role, said(text), label=turn.role, turn=place, least=LEAST.get(turn.role))
         if turn.place is not None and turn.place in replaced:
-            block.least, block.short = 1, "shown below by a plugin; enter unfolds it"
+            block.least, block.short = 1, "shown below by a plugin; unfold to see it as it was"
         yield block
     elif not (thought or turn.reasoning or turn.calls):
         yield Block(turn.role, (("(empty)", "dim"),), label=turn.role, turn=place)
@@ -119,7 +119,7 @@ def _call(place: int, role: str, call: ToolCall, folder: Path, replaced: set[int
         spans = (("→ ", "dim"), (clean(outcome), style))
         block = Block("tool", spans, label="tool", turn=place, least=LEAST["tool"])
         if call.reply is not None and call.reply in replaced:
-            block.least, block.short = 1, "→ shown below by a plugin; enter unfolds it"
+            block.least, block.short = 1, "→ shown below by a plugin; unfold to see it as it was"
         yield block
     yield from _images(call.result, folder, place)
 

@@ -18,6 +18,19 @@ if TYPE_CHECKING:
 #: Characters that every terminal takes into the clipboard at once.
 _CLIPBOARD = 74_000
 
+FOLDS: list[BindingType] = [
+    Binding(key, f"fold_kind({', '.join(repr(kind) for kind in kinds)})", f"Fold {said}", show=False)
+    for key, said, kinds in (
+        ("1", "system", ("system", "developer")),
+        ("2", "user", ("user",)),
+        ("3", "assistant", ("assistant",)),
+        ("4", "tools", ("tool", "call")),
+        ("5", "reasoning", ("reasoning",)),
+        ("6", "facts", ("facts",)),
+    )
+]
+"""Keys that fold turns by role."""
+
 
 class OnePage(Page):
     """A screen with a rollout under its cursor."""

@@ -26,7 +26,7 @@ class Pager(ScrollView, can_focus=True):
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"pager--line", "pager--marker", "pager--match"}
     DEFAULT_CSS = """
-    Pager { background: $background; scrollbar-size-vertical: 1; overflow-x: hidden; }
+    Pager { background: $background; scrollbar-size-vertical: 1; scrollbar-gutter: stable; overflow-x: hidden; }
     Pager > .pager--line { background: $boost; }
     Pager:focus > .pager--line { background: $surface-lighten-1; }
     Pager > .pager--marker { color: $primary-background; }
@@ -68,8 +68,8 @@ class Pager(ScrollView, can_focus=True):
 
     @property
     def room(self) -> int:
-        """Cells for the rows: the marker takes one, and the scrollbar may come."""
-        return max(self.size.width - 1 - (0 if self.show_vertical_scrollbar else 1), 1)
+        """Cells for the rows, beside the marker."""
+        return max(self.scrollable_content_region.width - 1, 1)
 
     @property
     def block(self) -> Block | None:

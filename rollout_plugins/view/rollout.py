@@ -16,18 +16,17 @@ from textual.widget import Widget
 from rollout_plugins.view.blocks import Block, lay_out
 from rollout_plugins.view.conversation import conversation
 from rollout_plugins.view.lines import rollout_blocks
-from rollout_plugins.view.one import OnePage
+from rollout_plugins.view.one import FOLDS, OnePage
 from rollout_plugins.view.pager import Pager
 from rollout_plugins.view.pictures import file_of
 from rollout_plugins.view.text import one_line
+from rollout_plugins.view.token_view import colourings, decoder, token_blocks
 
 if TYPE_CHECKING:
     from rollout_hookspecs import Rollout
 
     from rollout_plugins.store.found import Found
     from rollout_plugins.view.app import Viewer
-
-_KINDS = (("system", "developer"), ("user",), ("assistant",), ("tool", "call"), ("reasoning",), ("facts",))
 
 
 class RolloutPage(OnePage):
@@ -40,13 +39,9 @@ class RolloutPage(OnePage):
         Binding("n", "find_next(1)", "Next place", show=False),
         Binding("N", "find_next(-1)", "Place before", show=False),
         Binding("y", "copy", "Copy"),
+        Binding("T", "tokens", "Tokens", show=False),
         Binding("o", "open_image", "Open the image", show=False),
-        Binding("1", "fold(0)", "Fold system", show=False),
-        Binding("2", "fold(1)", "Fold user", show=False),
-        Binding("3", "fold(2)", "Fold assistant", show=False),
-        Binding("4", "fold(3)", "Fold tools", show=False),
-        Binding("5", "fold(4)", "Fold reasoning", show=False),
-        Binding("6", "fold(5)", "Fold facts", show=False),
+        *FOLDS,
     ]
 
     def __init__(
@@ -58,6 +53,8 @@ class RolloutPage(OnePage):
         self._text, self._moved = find, moved
         self._wanted = ""
         self._rollout: Rollout | None = None
+        self._colouring: str | None = None
+        """How the tokens are coloured; None shows the turns."""
 
     @classmethod
     def of(cls, rollout_id: str) -> RolloutPage:
@@ -78,7 +75,12 @@ class RolloutPage(OnePage):
 
         def read() -> tuple[Rollout | None, Sequence[Block]]:
             rollout = self._load(place)
-            return rollout, [] if rollout is None else blocks_of(rollout, self.viewer, width)
+            if rollout is None:
+                return None, []
+            if self._colouring in colourings(rollout.tokens) and rollout.tokens is not None:
+                decode = decoder(self.viewer.run_.info.model)
+                return rollout, list(token_blocks(rollout.tokens, self._colouring or "", decode))
+            return rollout, blocks_of(rollout, self.viewer, width)
 
         self.job(read, lambda answer: self._show(*answer), group="rollout")
 
@@ -93,13 +95,14 @@ class RolloutPage(OnePage):
         if rollout is None:
             self.say("this rollout cannot be read; `i` says why", wrong=True)
         else:
-            self.title_is(Text(one_line(rollout.id, 120), style="bold"), self._where())
+            self._title()
         pager.show(blocks)
         if self._text:
             pager.find(self._text)
 
-    def _where(self) -> str:
-        return "" if self._found is None else f"{self._place + 1:,} of {len(self._found):,}"
+    def _title(self, said: str = "") -> None:
+        place = "" if self._found is None else f" {self._place + 1:,} of {len(self._found):,}"
+        self.title_is(Text(f"rollout{place}", style="bold"), said)
 
     def current(self) -> Rollout | None:
         return self._rollout
@@ -113,8 +116,8 @@ class RolloutPage(OnePage):
                 self._moved(wanted)
             self._read()
 
-    def action_fold(self, kinds: int) -> None:
-        self.query_one(Pager).fold(*_KINDS[kinds])
+    def action_fold_kind(self, *kinds: str) -> None:
+        self.query_one(Pager).fold(*kinds)
 
     def action_find(self) -> None:
         self.ask.open("find", self._text, self._find, hint="text in this rollout; n and N go to the next and the last")
@@ -136,8 +139,18 @@ class RolloutPage(OnePage):
         if not self._text or self._rollout is None:
             return
         place, count = pager.find_next(step) if step else pager.place_of_match()
-        said = f"{place} of {count} with “{one_line(self._text, 40)}”"
-        self.title_is(Text(one_line(self._rollout.id, 120), style="bold"), f"{said}  {self._where()}")
+        self._title(f"{place} of {count} with “{one_line(self._text, 40)}”")
+
+    def action_tokens(self) -> None:
+        """The tokens in the next colouring, and after the last one the turns again."""
+        ways = [] if self._rollout is None else colourings(self._rollout.tokens)
+        if not ways:
+            self.say("no tokens are kept of this rollout; RolloutPluginCallback(tokens=True) keeps them")
+            return
+        order = [None, *ways]
+        at = order.index(self._colouring) if self._colouring in order else 0
+        self._colouring = order[(at + 1) % len(order)]
+        self._read()
 
     def action_copy(self) -> None:
         """The message under the line, as it is shown, unfolded."""

@@ -79,12 +79,22 @@ class RolloutsPage(OnePage):
 
     # What is in the list
 
-    def _read(self, *, where: str | None = None, text: str | None = None, hits: list[Found] | None = None) -> None:
-        """Find the rollouts, with another filter if one is given, which is kept when the run understands it."""
+    def _read(
+        self,
+        *,
+        where: str | None = None,
+        text: str | None = None,
+        hits: list[Found] | None = None,
+        start: bool = False,
+    ) -> None:
+        """Find the rollouts, with another filter if one is given, which is kept when the run understands it.
+
+        The cursor stays on its rollout, unless it is to be at the start.
+        """
         where = self._where if where is None else where
         text, hits = (self._text, self._hits) if text is None else (text, hits)
         asked = {**self._asked, "where": where or None, "order": self._order()}
-        here = self._here()
+        here = None if start else self._here()
 
         def find() -> tuple[Found, list[str], int]:
             found = self.viewer.run_.find(**asked)
@@ -113,13 +123,18 @@ class RolloutsPage(OnePage):
         grid = self.query_one(Grid)
         self._found, self._names = found, names
         grid.empty = "no rollouts match" if self._where or self._text or self._asked else "no rollouts yet"
-        grid.set_columns(_columns(names, one_step="step" in self._asked))
+        grid.set_columns(_columns(names, leave_out=self._same()))
         grid.set_rows(len(found), place)
         self._head("")
         self._look()
         if self._then:
             then, self._then = self._then, ""
             self.action_filter() if then == "filter" else self.action_search()
+
+    def _same(self) -> set[str]:
+        """Columns that would say the same in every row."""
+        splits = {row["split"] for row in self.viewer.stats}
+        return {"step", "split"} if "step" in self._asked else {"split"} if len(splits) < 2 else set()
 
     def _order(self) -> str | None:
         order = self.query_one(Grid).order
@@ -153,7 +168,8 @@ class RolloutsPage(OnePage):
 
     @on(Grid.Sorted)
     def _sorted(self) -> None:
-        self._read()
+        self.query_one(Grid).action_go(0)
+        self._read(start=True)
 
     # The rows that are on the screen
 
@@ -289,13 +305,14 @@ def _said(page: Found) -> list[Mapping[str, Any] | None]:
     return [None if one is None else {_SAID: texts.get(one, "")} for one in ids]
 
 
-def _columns(names: Sequence[str], *, one_step: bool) -> list[Column]:
+def _columns(names: Sequence[str], *, leave_out: set[str]) -> list[Column]:
     """What a list of rollouts shows of each, annotations among it."""
-    there = set(names)
+    there = set(names) - leave_out
     rewards = [name for name in names if name.startswith("reward/")]
     annotations = [name for name in names if "." in name and name not in rewards]
     made = [
-        *([] if one_step else [Column("split", "split"), Column("step", "step")]),
+        Column("split", "split"),
+        Column("step", "step"),
         Column("group", "grp"),
         Column("index", "#"),
         Column("reward", "reward", _bold),

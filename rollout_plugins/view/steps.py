@@ -76,7 +76,7 @@ class StepsPage(Page):
         run = self.viewer.run_
         info = run.info
         name = Text.assemble((one_line(info.id, 40) or "run", "bold"))
-        for fact in (info.trainer, info.model):
+        for fact in (info.trainer, info.model.rstrip("/").rpartition("/")[2]):
             if fact:
                 name.append(f"  {one_line(fact, 40)}", "dim")
         total = sum(row["rollouts"] for row in self._stats)
@@ -97,7 +97,8 @@ class StepsPage(Page):
 
     @on(Grid.Sorted)
     def _sorted(self) -> None:
-        self._arrange(self._chosen())
+        self.query_one(Grid).action_go(0)
+        self._arrange(None)
 
     @on(Grid.Opened)
     def _opened(self) -> None:

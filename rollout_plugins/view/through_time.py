@@ -124,7 +124,7 @@ class TimePage(BesidePage):
         self.above = [self._ruler(), self._prompt()]
         means = [moment.mean for moment in self._moments]
         self.title_is(
-            Text(f"one prompt at {len(means):,} steps", style="bold"),
+            Text(f"one prompt at {len(means):,} step{'s' * (len(means) != 1)}", style="bold"),
             Text.assemble(("mean reward ", "dim"), (sparkline(means[-40:]), "green"), f" {number(means[-1])}"),
         )
         self.draw(keep=True)
@@ -134,7 +134,8 @@ class TimePage(BesidePage):
         view = conversation(rollout)
         blocks = list(turn_blocks(view, folder=self.viewer.run_.dir))
         own = [block for block in blocks if block.turn >= 0 and view.turns[block.turn].place is not None]
-        return "\n".join(block.text for block in own if block.text)
+        texts = ("".join(text for text, style in block.spans if style != "dim") for block in own)
+        return "\n".join(filter(None, texts))
 
     def _ruler(self) -> Block:
         """The steps, with those that are shown."""
