@@ -200,4 +200,6 @@ class Page:
         return {"clip": {"x": 0, "y": 0, "width": size["width"], "height": min(size["height"], 12000), "scale": 1}}
 
     def pdf(self):
+        """What a printer would get; with the media that an earlier `media` set, unless that was taken back."""
+        self.send("Emulation.setEmulatedMedia", media="")
         return base64.b64decode(self.send("Page.printToPDF", printBackground=True)["data"])

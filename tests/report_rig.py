@@ -29,7 +29,12 @@ def shop(step, group, index, *, rng, **fields):
     good = rng.random() < 0.25 + 0.06 * step
     seconds = rng.random() / 20
     asked = {"type": "function", "function": {"name": "price", "arguments": {"item": item}}}
-    first = {"role": "assistant", "content": "", "reasoning_content": f"I need the price of {item} first.", "tool_calls": [asked]}
+    first = {
+        "role": "assistant",
+        "content": "",
+        "reasoning_content": f"I need the price of {item} first.",
+        "tool_calls": [asked],
+    }
     found = {"role": "tool", "content": str(price)}
     calls = [ToolCall(name="price", arguments={"item": item}, turn=0, reply=1, result=str(price), seconds=seconds)]
     if good:
@@ -39,8 +44,25 @@ def shop(step, group, index, *, rng, **fields):
         wrong = {"type": "function", "function": {"name": "multiply", "arguments": {"a": number}}}
         failed = {"role": "tool", "content": "{'error': \"multiply() missing 1 required argument: 'b'\"}"}
         error = "TypeError: multiply() missing 1 required argument: 'b'"
-        calls.append(ToolCall(name="multiply", arguments={"a": number}, turn=2, reply=3, result=failed["content"], error=error, status="error", seconds=0.002))
-        completion = (first, found, {"role": "assistant", "content": None, "tool_calls": [wrong]}, failed, {"role": "assistant", "content": f"I guess the total is {number + price}, but I am not sure."})
+        calls.append(
+            ToolCall(
+                name="multiply",
+                arguments={"a": number},
+                turn=2,
+                reply=3,
+                result=failed["content"],
+                error=error,
+                status="error",
+                seconds=0.002,
+            )
+        )
+        completion = (
+            first,
+            found,
+            {"role": "assistant", "content": None, "tool_calls": [wrong]},
+            failed,
+            {"role": "assistant", "content": f"I guess the total is {number + price}, but I am not sure."},
+        )
     rewards = {"correct": float(good), "brief": round(rng.uniform(0.2, 1.0), 3)}
     return Rollout(**{
         "id": "", "step": step, "policy_step": step - 1, "generation": step, "index": group * 8 + index, "group": group, "group_size": 8,
@@ -54,8 +76,18 @@ def shop(step, group, index, *, rng, **fields):
 def fill(folder, steps, *, attempt=1, plugins=(), evaluate=True, groups=2, close=True, **facts):
     """Train for these steps: two groups of eight each, and an evaluation every four."""
     rng = random.Random(attempt)
-    named = {"reward_names": ("correct", "brief"), "reward_weights": (0.8, 0.2), "num_generations": 8, "trainer": "GRPOTrainer"}
-    about = {"model": "Qwen/Qwen3-0.6B", "tools": TOOLS, "settings": SETTINGS, "versions": {"trl": "1.16.0", "torch": "2.13.0"}}
+    named = {
+        "reward_names": ("correct", "brief"),
+        "reward_weights": (0.8, 0.2),
+        "num_generations": 8,
+        "trainer": "GRPOTrainer",
+    }
+    about = {
+        "model": "Qwen/Qwen3-0.6B",
+        "tools": TOOLS,
+        "settings": SETTINGS,
+        "versions": {"trl": "1.16.0", "torch": "2.13.0"},
+    }
     line = pipeline(*plugins)
     line.start(run_in(folder, **{**named, **about, "attempt": attempt, **facts}))
     for step in steps:
@@ -74,7 +106,10 @@ def picture(number, side=160):
     image = Pil.new("RGB", (side * 2, side), (245, 240, 228))
     draw = ImageDraw.Draw(image)
     for place in range(number % 5 + 2):
-        draw.rectangle([12 + place * 56, side - 20 - (place * 37 + number * 23) % (side - 50), 52 + place * 56, side - 14], fill=(40 + number * 20 % 180, 100, 160))
+        draw.rectangle(
+            [12 + place * 56, side - 20 - (place * 37 + number * 23) % (side - 50), 52 + place * 56, side - 14],
+            fill=(40 + number * 20 % 180, 100, 160),
+        )
     return image
 
 

@@ -72,16 +72,25 @@ def _groups(run: StoredRun, filters: dict[str, Any]) -> list[Group]:
 def _spread(run: StoredRun, groups: Sequence[Group], limit: int, filters: dict[str, Any]) -> list[Group]:
     """Groups of both splits, of few enough steps that reading them is quick."""
     train, other = ([g for g in groups if (g.split == "train") is wanted] for wanted in (True, False))
-    size = max(1, sum(group.size for group in groups) // max(len(groups), 1))
     for_other = min(sum(g.size for g in other), int(limit * EVAL_SHARE)) if train else limit
     chosen: list[Group] = []
     for some, room in ((other, for_other), (train, limit - for_other)):
-        steps = _evenly(sorted({g.step for g in some if g.step is not None}), min(STEPS, max(2, room // size)))
-        among = [group for group in some if group.step in steps] or list(some)
-        chosen += _within(
-            _by_recurrence(among, _prompts(run, steps, superseded=bool(filters.get("superseded")))), room
-        )
+        among = _of_some_steps(some, room)
+        steps = {group.step for group in among if group.step is not None}
+        prompts = _prompts(run, steps, superseded=bool(filters.get("superseded")))
+        chosen += _within(_by_recurrence(among, prompts), room)
     return chosen
+
+
+def _of_some_steps(groups: Sequence[Group], room: int) -> list[Group]:
+    """The groups of evenly chosen steps: of more than `STEPS` only when those do not fill the room."""
+    steps = sorted({group.step for group in groups if group.step is not None})
+    if not steps:
+        return list(groups)
+    wanted = room * len(groups) // max(sum(group.size for group in groups), 1)
+    filling = -(-wanted * len(steps) // len(groups))
+    chosen = _evenly(steps, max(2, filling, min(STEPS, wanted)))
+    return [group for group in groups if group.step in chosen]
 
 
 def _evenly(steps: Sequence[int], count: int) -> set[int]:
