@@ -3,13 +3,19 @@
 import gc
 import json
 import logging
+import os
+import tempfile
 import weakref
+from collections import Counter
 from functools import partial
+
+os.environ.setdefault("TRACKIO_DIR", tempfile.mkdtemp(prefix="trackio-"))
 
 import numpy as np
 import pytest
 import torch
 from async_rig import Scripted, distilled, ids_of, logprob_of, make_async, number_of, sample, tokenizer
+from trackio.sqlite_storage import SQLiteStorage
 from transformers import TrainerCallback
 from trl.experimental.async_grpo.async_rollout_worker import RolloutSample, TurnRecord, _chain_to_sequences
 
@@ -148,7 +154,7 @@ def test_forks_of_one_conversation_are_one_rollout_and_equal_siblings_are_not(tm
     stream = [*forked(tok, 0), *forked(tok, 2), *[sample(tok, 4, "same", group=1) for _ in range(8)]]
     assert [len(a.input_ids) for a in stream[:2]] == [len(b.input_ids) for b in stream[2:4]]
     _, run = trained(tmp_path, stream, tokens=True)
-    stored = list(run.rollouts())
+    stored = list(run.rollouts(tokens=True))
     assert [r.group for r in stored] == [0, 0, *[1] * 8]
     assert [r.marks.get("forks", "")[:6] for r in stored] == ["2 rows", "2 rows", *[""] * 8]
     assert [number_of(r.tokens.logprobs[0]) for r in stored[:3]] == [0, 2, 4]
@@ -215,7 +221,7 @@ def test_a_rollout_holds_what_the_sample_held(tmp_path, tok):
         {"role": "assistant", "content": "hello 0"},
     ]  # fmt: skip
     _, run = trained(tmp_path, stream, tokens=True)
-    rollout = next(iter(run.rollouts()))
+    rollout = next(iter(run.rollouts(tokens=True)))
     assert list(rollout.prompt) == stream[0].prompt
     assert list(rollout.completion) == stream[0].completion
     assert rollout.rewards == {"by_len": 0.5, "nothing": None}
@@ -241,16 +247,16 @@ def test_a_rollout_holds_what_the_sample_held(tmp_path, tok):
 
 def test_distillation_has_no_reward_and_names_its_teacher(tmp_path, tok):
     _, run = trained(tmp_path, samples(tok, 12, "distillation"), kind="distillation", tokens=True)
-    first = next(iter(run.rollouts()))
+    first = next(iter(run.rollouts(tokens=True)))
     assert (first.rewards, first.reward, first.advantage, first.tokens.logprobs) == ({}, None, None, None)
     assert (first.extra["teacher_id"], first.group_size, first.finish) == ("t", 1, "stop")
-    assert [r.group for r in run.rollouts()] == list(range(12))
+    assert [r.group for r in run.rollouts(tokens=True)] == list(range(12))
 
 
 def test_without_tokens_none_are_kept(tmp_path, tok):
     _, run = trained(tmp_path, samples(tok, 12))
-    assert {r.tokens for r in run.rollouts()} == {None}
-    assert "forks" not in next(iter(run.rollouts())).extra
+    assert {r.tokens for r in run.rollouts(tokens=True)} == {None}
+    assert "forks" not in next(iter(run.rollouts(tokens=True))).extra
 
 
 def test_a_completion_that_was_cut_off_ends_by_length(tmp_path, tok):
@@ -275,9 +281,9 @@ class Grumpy:
 def test_hostile_content_neither_stops_training_nor_hides_other_samples(tmp_path, tok):
     stream = samples(tok, 16)
     stream[0].completion[0]["content"] = "\x1b[2J\u202e\ud800"
-    stream[1].completion = [{"role": 3, "content": Grumpy()}, None, 7]
-    stream[2].completion = [{"role": 3, "content": Grumpy()}]
-    stream[3].metrics |= {"rewards/odd": float("inf")}
+    for number in (1, 2):
+        stream[number].completion = [{"role": 3, "content": Grumpy()}, None, 7]
+    stream[3].metrics |= {"rewards/odd": float("inf"), "rewards/small": np.float32(0.5)}
     stream[4].prompt = "text, not messages"
     stream[5].group_id = "a group"
     stream[6].enqueued_at = None
@@ -289,6 +295,7 @@ def test_hostile_content_neither_stops_training_nor_hides_other_samples(tmp_path
     stored = list(run.rollouts())
     assert len(stored) == 11
     assert run.drops["not_observed"] == 1
+    assert stored[3].rewards == {"by_len": 1.0, "odd": float("inf"), "small": 0.5}
     assert stored[4].prompt_is_text
     assert [r.marks["trained"] for r in stored[:8]] == ["yes"] * 8
 
@@ -410,6 +417,34 @@ def test_a_collator_nobody_knows_leaves_the_fate_open_and_says_so(tmp_path, tok,
     assert run.drops == {}
 
 
+def test_micro_batches_that_look_different_leave_the_fate_open_from_then_on(tmp_path, tok):
+    class Batches(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            collator = trainer.callback_handler.train_dataloader.collate_fn
+            watched = collator.torch_call
+            collator.torch_call = lambda examples: watched(iter(examples))
+
+    trainer = make_async(tmp_path, samples(tok, 20), max_steps=4)
+    trainer.add_callback(RolloutPluginCallback())
+    trainer.add_callback(Batches())
+    trainer.train()
+    stored = fates(open_run(tmp_path / "out"))
+    assert len(stored) == 20
+    assert {stored[f"hello {n}"] for n in range(4)} == {(1, "yes")}
+    assert {fate for _, fate in stored.values()} == {"yes", "unknown"}
+
+
+def test_traces_of_trl_itself_stand_beside_ours_in_trackio(tmp_path, tok):
+    stream = [sample(tok, n, group=n // 4, version=n // 8 + 1) for n in range(80)]
+    options = {"report_to": ["trackio"], "project": f"async-{tmp_path.name}", "run_name": "r"}
+    _, run = trained(tmp_path, stream, per_device_train_batch_size=8, max_steps=9, **options)
+    found = SQLiteStorage.get_traces(options["project"], "r", limit=200)
+    ours = {trace["metadata"]["id"]: trace for trace in found if "id" in trace["metadata"]}
+    assert set(ours) == {r.id for r in run.rollouts()}
+    assert Counter("id" in trace["metadata"] for trace in found) == {True: 80, False: 8}
+    assert ours[next(run.rollouts()).id]["metadata"]["marks/trained"] == "yes"
+
+
 # --- when training dies -----------------------------------------------------------------------------------------------
 
 
@@ -425,7 +460,7 @@ class Dies(TrainerCallback):
             raise self.error
 
 
-@pytest.mark.parametrize("error", [RuntimeError("no more"), KeyboardInterrupt(), SystemExit(3)])
+@pytest.mark.parametrize("error", [RuntimeError("no more"), KeyboardInterrupt()])
 @pytest.mark.parametrize("place", ["get", "training_step", "on_optimizer_step", "on_step_end", "on_log"])
 def test_whatever_ends_training_what_was_received_is_stored(tmp_path, tok, place, error):
     stream = samples(tok, 12)
@@ -500,7 +535,7 @@ def test_the_host_keeps_its_word(tmp_path, tok, kind):
     trainer, run = trained(tmp_path, samples(tok, 12, kind), kind=kind, tokens=True)
     base = type(trainer).__mro__[2].__name__
     (word,) = [support for support in AsyncHost.supports if support.trainer == base]
-    stored = list(run.rollouts())
+    stored = list(run.rollouts(tokens=True))
     assert word.messages == "as they were"
     assert all(r.prompt and r.completion for r in stored)
     assert (word.rewards == "each function") == all(r.rewards and r.reward is not None for r in stored)

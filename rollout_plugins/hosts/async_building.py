@@ -16,6 +16,10 @@ from rollout_plugins.hosts.facts import describe_trl, reward_names, tool_schemas
 from rollout_plugins.hosts.toolcalls import tool_calls
 
 _PREFIX = "rewards/"
+_SETTINGS = (
+    "max_staleness", "token_budget", "weight_sync_steps", "max_inflight_tasks", "queue_maxsize",
+    "fork_threshold_tokens", "teacher_top_k",
+)  # fmt: skip
 
 
 class Builder:
@@ -40,7 +44,7 @@ class Builder:
         prompt, prompt_is_text = as_messages(seen.prompt, "user")
         completion, completion_is_text = as_messages(seen.completion, "assistant")
         calls = tool_calls(completion, None, self._tools)
-        scores = {name: given(value) for name, value in seen.metrics.items() if isinstance(value, (int, float))}
+        scores, more = _scores(seen.metrics)
         first, last = seen.rows[0], seen.rows[-1]
         return Rollout(
             id="",
@@ -55,23 +59,23 @@ class Builder:
             completion=completion,
             completion_is_text=completion_is_text,
             tool_calls=calls,
-            rewards={name.removeprefix(_PREFIX): scores[name] for name in scores if name.startswith(_PREFIX)},
+            rewards={name.removeprefix(_PREFIX): score for name, score in scores.items() if name != "reward"},
             reward=scores.get("reward"),
             advantage=seen.advantage,
             prompt_tokens=first.prompt_length,
             completion_tokens=sum(row.written for row in seen.rows),
             finish=finish_of(last.last, self._ends, calls),
-            extra=self._extra(seen),
+            extra={**more, **seen.facts, **self._forks(seen)},
             rendered=self._rendered(first),
             tokens=_tokens(first) if self._keeps_tokens else None,
             marks=_marks(seen),
         )
 
-    def _extra(self, seen: Conversation) -> dict[str, Any]:
-        """What the trainer knows besides; with tokens, also the rows after the first."""
-        more = {name: value for name, value in seen.metrics.items() if not _is_reward(name)}
-        forks = [asdict(_tokens(row)) for row in seen.rows[1:]] if self._keeps_tokens else []
-        return {**more, **seen.facts, **({"forks": forks} if forks else {})}
+    def _forks(self, seen: Conversation) -> dict[str, Any]:
+        """Tokens of the rows after the first."""
+        if len(seen.rows) == 1 or not self._keeps_tokens:
+            return {}
+        return {"forks": [asdict(_tokens(row)) for row in seen.rows[1:]]}
 
     def _rendered(self, row: Row) -> str | None:
         if not self._tokenizer:
@@ -79,8 +83,19 @@ class Builder:
         return str(self._tokenizer.decode(row.ids[: row.prompt_length].tolist(), skip_special_tokens=False))
 
 
-def _is_reward(name: Any) -> bool:
-    return name == "reward" or (isinstance(name, str) and name.startswith(_PREFIX))
+def _scores(metrics: Mapping[Any, Any]) -> tuple[dict[str, float | None], dict[Any, Any]]:
+    """Rewards as numbers, and whatever else was measured."""
+    scores: dict[str, float | None] = {}
+    more: dict[Any, Any] = {}
+    for name, value in metrics.items():
+        if name == "reward" or (isinstance(name, str) and name.startswith(_PREFIX)):
+            try:
+                scores[name] = given(float(value))
+                continue
+            except (TypeError, ValueError, OverflowError):
+                pass
+        more[name] = value
+    return scores, more
 
 
 def _marks(seen: Conversation) -> dict[str, str]:
@@ -129,12 +144,6 @@ def describe_async(trainer: Any) -> Mapping[str, Any]:
         "tools": tuple(tool_schemas(theirs)),
         "settings": {**facts["settings"], **settings},
     }
-
-
-_SETTINGS = (
-    "max_staleness", "token_budget", "weight_sync_steps", "max_inflight_tasks", "queue_maxsize",
-    "fork_threshold_tokens", "teacher_top_k",
-)  # fmt: skip
 
 
 def _unwrapped(function: Any) -> Any:

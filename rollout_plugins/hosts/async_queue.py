@@ -15,7 +15,8 @@ killed process takes it along, as it does with whatever lies in the queue. Refus
 none is ever trained on, are handed over every few hundred.
 
 A generation is thus what one optimizer step trained. Groups run on over generations, so their numbers are the
-worker's, unique in the training. The teacher's candidates of AsyncDistillation are not kept.
+worker's, unique in the training. The teacher's candidates of AsyncDistillation are not kept. With trackio, TRL logs a
+few samples of every eighth policy version itself: under `rollouts` too, by version instead of step, beside ours.
 """
 
 from __future__ import annotations
@@ -48,12 +49,12 @@ class AsyncHost:
             tools=True,
             groups=True,
             logprobs="sampler",
-            note="every sample received, with what became of it: trained, stale, over budget, left over",
+            note="every sample received, with what became of it; TRL's own few traces in trackio stand beside ours",
         ),
         Support(
             trainer="AsyncDistillationTrainer",
             rewards="none",
-            note="every sample received, with what became of it; the teacher's candidates are not kept",
+            note="every sample received, with what became of it; without the teacher's candidates",
         ),
     )
 
@@ -96,7 +97,6 @@ class _Observer:
         self.builder = Builder(trainer, options)
         self.updates: dict[int, int] = {}
         self.seconds = 0.0
-        self.rest = UNKNOWN
         self.source: Any = None
         self.tap: _Tap | None = None
         self.inner: list[Wraps] = []
@@ -133,7 +133,7 @@ class _Observer:
             self._wrap(self.trainer, "training_step", self._trained),
             self._wrap(getattr(loader, "collate_fn", None), "torch_call", self._packed),
         ]
-        self.rest = "" if all(wrapped) else UNKNOWN
+        self.stream.is_blind = not all(wrapped)
 
     def _wrap(self, target: Any, name: str, around: Callable[..., Any]) -> bool:
         self.inner.append(Wraps(target))
@@ -148,7 +148,7 @@ class _Observer:
             self.tap.note = None
             if self.source.queue is self.tap:
                 self.source.queue = self.tap.queue
-        self.inner, self.tap, self.is_stop_seen, self.rest = [], None, False, UNKNOWN
+        self.inner, self.tap, self.is_stop_seen = [], None, False
 
     def detach(self) -> None:
         self._release()
@@ -164,7 +164,7 @@ class _Observer:
         if not is_noted:
             self.emit.lost("not_observed", 1)
         if self.stream.is_crowded:
-            self._hand_over(self.rest)
+            self._hand_over()
         self.seconds += time.perf_counter() - started
 
     def _note(self, sample: Any) -> None:
@@ -186,9 +186,12 @@ class _Observer:
 
     def _packed(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         batch = original(*args, **kwargs)
+        is_seen = False
         with self.wraps.guarded("see what a micro-batch is made of"):
             (rows,) = args[0] if args else kwargs["examples"]
-            self.stream.pack(sample["input_ids"] for row in rows for sample in getattr(row, "samples", row))
+            self.stream.pack([sample["input_ids"] for row in rows for sample in getattr(row, "samples", row)])
+            is_seen = True
+        self.stream.is_blind |= not is_seen
         return batch
 
     def _trained(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -199,20 +202,20 @@ class _Observer:
 
     def _step_ended(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         control = original(*args, **kwargs)
-        self._hand_over(self.rest)
+        self._hand_over()
         return control
 
     def _epoch_ended(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self._hand_over(self.rest or "left_over")
+        self._hand_over("left_over")
         return original(*args, **kwargs)
 
     def _stopped(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self._hand_over(self.rest or "broke_off")
+        self._hand_over("broke_off")
         return original(*args, **kwargs)
 
     # --- handing over -------------------------------------------------------------------------------------------
 
-    def _hand_over(self, rest: str) -> None:
+    def _hand_over(self, rest: str = "") -> None:
         started = time.perf_counter()
         with self.wraps.guarded("hand over rollouts"):
             settled = self.stream.settle(int(self.trainer.state.global_step), rest)

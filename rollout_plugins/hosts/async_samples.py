@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,9 +59,8 @@ class Row:
 
     def starts_like(self, other: Row) -> bool:
         """Whether both were generated from the same prompt tokens."""
-        if self.prompt_length != other.prompt_length:
-            return False
-        return bool(self.ids[: self.prompt_length].tolist() == other.ids[: other.prompt_length].tolist())
+        length = self.prompt_length
+        return length == other.prompt_length and bool((self.ids[:length] == other.ids[:length]).all())
 
 
 @dataclass(slots=True, eq=False)
@@ -106,12 +106,14 @@ class Conversation:
 
     def goes_on_with(self, sample: Any, row: Row) -> bool:
         """Whether the row is a fork of this conversation. A sibling may say the same, but from the same tokens."""
-        return bool(
-            self.group == group_of(sample)
-            and self.completion == sample.completion
-            and self.prompt == sample.prompt
-            and not any(row.starts_like(other) for other in self.rows)
-        )
+        with suppress(Exception):  # what objects to being compared is a conversation of its own
+            return bool(
+                self.group == group_of(sample)
+                and self.completion == sample.completion
+                and self.prompt == sample.prompt
+                and not any(row.starts_like(other) for other in self.rows)
+            )
+        return False
 
     @property
     def bytes(self) -> int:
@@ -159,6 +161,8 @@ class Stream:
     """
 
     def __init__(self) -> None:
+        self.is_blind = False
+        """Whether micro-batches cannot be seen, so that nobody knows what becomes of anything."""
         self._open: list[Conversation] = []
         self._waiting: dict[int, deque[Row]] = {}
         self._microbatches: deque[list[Row]] = deque()
@@ -213,8 +217,10 @@ class Stream:
         return settled
 
     def _fate(self, row: Row, done: int, rest: str) -> str:
+        if self.is_blind:
+            return UNKNOWN
         if row.packed:
             return TRAINED if row.step is not None and row.step <= done else rest
         if row.number < self._overtaken:
             return row.refused or "dropped"
-        return row.refused or rest if rest or self.is_crowded else ""
+        return (row.refused or rest) if rest or self.is_crowded else ""
