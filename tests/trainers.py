@@ -98,7 +98,7 @@ KINDS = {
 }  # fmt: skip
 
 
-def make(folder, name, callbacks=None, *, cls=None, script=None, **config):
+def make(folder, name, callbacks=None, *, arguments=None, script=None, **config):
     """A trainer of this kind that takes two steps of two micro-batches, and its `truth`."""
     kind = KINDS[name]
     module = import_module(kind.module)
@@ -110,13 +110,11 @@ def make(folder, name, callbacks=None, *, cls=None, script=None, **config):
     }  # fmt: skip
     if kind.evaluates:
         options |= {"eval_strategy": "steps", "eval_steps": 2}
-    rows, eval_rows, tools = config.pop("rows", None), config.pop("eval_rows", None), config.pop("tools", None)
+    rows, eval_rows = config.pop("rows", None), config.pop("eval_rows", None)
     args = getattr(module, kind.trainer.replace("Trainer", "Config"))(**(options | kind.config | config))
-    arguments = {k: path if v == "tiny" else v for k, v in kind.arguments.items()} | (
-        {"tools": tools} if tools else {}
-    )
+    arguments = {k: path if v == "tiny" else v for k, v in kind.arguments.items()} | (arguments or {})
     with _teacher_server(path):
-        trainer = (cls or getattr(module, kind.trainer))(
+        trainer = getattr(module, kind.trainer)(
             path, args=args, train_dataset=rows or kind.rows(), eval_dataset=eval_rows or kind.rows(4),
             processing_class=AutoTokenizer.from_pretrained(path), callbacks=callbacks, **arguments,
         )  # fmt: skip

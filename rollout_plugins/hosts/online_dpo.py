@@ -26,7 +26,8 @@ class OnlineDPOObserver(Observer):
         super().__init__(trainer, emit, options)
         self.eos_ids = eos_ids(trainer)
         self.watch("training_step", self._step)
-        self.watch("_calculate_rewards_from_functions", self._rewards)
+        parameters = ("prompts", "completions", "completion_ids_list", "reward_kwargs")
+        self.watch("_calculate_rewards_from_functions", self._rewards, parameters)
         if options.get("tokens") or options.get("rendered"):
             for name in ("_generate", "_generate_vllm"):
                 if hasattr(trainer, name):
