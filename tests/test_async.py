@@ -156,13 +156,15 @@ def test_forks_of_one_conversation_are_one_rollout_and_equal_siblings_are_not(tm
     _, run = trained(tmp_path, stream, tokens=True)
     stored = list(run.rollouts(tokens=True))
     assert [r.group for r in stored] == [0, 0, *[1] * 8]
-    assert [r.marks.get("forks", "")[:6] for r in stored] == ["2 rows", "2 rows", *[""] * 8]
+    forks = "trained as 2 rows, whose tokens differ"
+    assert [r.marks.get("forks") for r in stored] == [forks, forks, *[None] * 8]
     assert [number_of(r.tokens.logprobs[0]) for r in stored[:3]] == [0, 2, 4]
-    first, fork = stored[0], stored[0].extra["forks"][0]
-    assert [*first.tokens.prompt, *first.tokens.completion] == stream[0].input_ids.tolist()
-    assert [*fork["prompt"], *fork["completion"]] == stream[1].input_ids.tolist()
-    assert first.completion_tokens == int(stream[0].completion_mask.sum() + stream[1].completion_mask.sum())
-    assert number_of(fork["logprobs"][0]) == 1
+    written = [row.input_ids[row.completion_mask.argmax() :].tolist() for row in stream[:2]]
+    tokens = stored[0].tokens
+    assert [*tokens.prompt, *written[0]] == stream[0].input_ids.tolist()
+    assert tokens.completion == [*written[0], *written[1]]
+    assert sum(tokens.mask) == stored[0].completion_tokens == len(tokens.completion)
+    assert [number_of(value) for value in tokens.logprobs] == [0] * len(written[0]) + [1] * len(written[1])
 
 
 def test_siblings_that_say_the_same_in_other_tokens_are_two(tmp_path, tok):
@@ -256,7 +258,6 @@ def test_distillation_has_no_reward_and_names_its_teacher(tmp_path, tok):
 def test_without_tokens_none_are_kept(tmp_path, tok):
     _, run = trained(tmp_path, samples(tok, 12))
     assert {r.tokens for r in run.rollouts(tokens=True)} == {None}
-    assert "forks" not in next(iter(run.rollouts(tokens=True))).extra
 
 
 def test_a_completion_that_was_cut_off_ends_by_length(tmp_path, tok):

@@ -76,7 +76,7 @@ def same_as_samples(stored, samples):
 
 def test_async_grpo(tmp_path, server):
     samples, run = trained(tmp_path, server, "grpo", rewards=[by_len, sometimes], tools=[multiply])
-    stored = list(run.rollouts())
+    stored = list(run.rollouts(tokens=True))
     same_as_samples(stored, samples)
     assert [r.marks["trained"] for r in stored].count("yes") == 12
     assert {(r.step, r.marks["trained"]) for r in stored} == {
@@ -96,7 +96,7 @@ def test_async_distillation(tmp_path, server):
     teacher = StandIn(tokenizer(tmp_path), ["x"])
     samples, run = trained(tmp_path, server, "distillation", teacher_server_urls={"t": teacher.url})
     teacher.close()
-    stored = list(run.rollouts())
+    stored = list(run.rollouts(tokens=True))
     same_as_samples(stored, samples)
     assert [r.marks["trained"] for r in stored].count("yes") == 12
     assert sorted(r.group for r in stored) == sorted(s.prompt_id for s in samples)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import replace
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
-from rollout_hookspecs import Rollout, Tokens
+from rollout_hookspecs import Rollout, Tokens, ToolCall
 
 from rollout_plugins.hosts.async_samples import Conversation, Row
 from rollout_plugins.hosts.building import as_messages, end_ids, finish_of, given
@@ -29,7 +30,6 @@ class Builder:
         self._rank = int(trainer.accelerator.process_index)
         self._group_size = max(int(getattr(trainer.args, "num_generations", 1) or 1), 1)
         self._ends = end_ids(trainer)
-        self._tools = _tool_names(trainer)
         self._keeps_tokens = bool(options.get("tokens"))
         self._tokenizer = options.get("rendered")
 
@@ -43,7 +43,7 @@ class Builder:
     def _rollout(self, index: int, seen: Conversation) -> Rollout:
         prompt, prompt_is_text = as_messages(seen.prompt, "user")
         completion, completion_is_text = as_messages(seen.completion, "assistant")
-        calls = tool_calls(completion, None, self._tools)
+        calls = tuple(map(_read, tool_calls(completion, None)))
         scores, more = _scores(seen.metrics)
         first, last = seen.rows[0], seen.rows[-1]
         return Rollout(
@@ -65,22 +65,21 @@ class Builder:
             prompt_tokens=first.prompt_length,
             completion_tokens=sum(row.written for row in seen.rows),
             finish=finish_of(last.last, self._ends, calls),
-            extra={**more, **seen.facts, **self._forks(seen)},
+            extra={**more, **seen.facts},
             rendered=self._rendered(first),
-            tokens=_tokens(first) if self._keeps_tokens else None,
+            tokens=_tokens(seen.rows) if self._keeps_tokens else None,
             marks=_marks(seen),
         )
-
-    def _forks(self, seen: Conversation) -> dict[str, Any]:
-        """Tokens of the rows after the first."""
-        if len(seen.rows) == 1 or not self._keeps_tokens:
-            return {}
-        return {"forks": [asdict(_tokens(row)) for row in seen.rows[1:]]}
 
     def _rendered(self, row: Row) -> str | None:
         if not self._tokenizer:
             return None
         return str(self._tokenizer.decode(row.ids[: row.prompt_length].tolist(), skip_special_tokens=False))
+
+
+def _read(call: ToolCall) -> ToolCall:
+    """The call as the worker tells of it: it has words of its own for a tool that there isn't."""
+    return replace(call, status="unknown") if call.error == f"unknown tool {call.name}" else call
 
 
 def _scores(metrics: Mapping[Any, Any]) -> tuple[dict[str, float | None], dict[Any, Any]]:
@@ -99,32 +98,28 @@ def _scores(metrics: Mapping[Any, Any]) -> tuple[dict[str, float | None], dict[A
 
 
 def _marks(seen: Conversation) -> dict[str, str]:
-    forks = {"forks": f"{len(seen.rows)} rows, since its tokens came out another way"} if len(seen.rows) > 1 else {}
+    forks = {"forks": f"trained as {len(seen.rows)} rows, whose tokens differ"} if len(seen.rows) > 1 else {}
     return {"trained": seen.fate, **forks}
 
 
-def _tokens(row: Row) -> Tokens:
-    start = row.prompt_length
+def _tokens(rows: Sequence[Row]) -> Tokens:
+    """Of forks, what each adds; the conversation so far, in other tokens, stands before it and is not repeated."""
     return Tokens(
-        prompt=row.ids[:start].tolist(),
-        completion=row.ids[start:].tolist(),
-        mask=row.mask[start:].tolist(),
-        logprobs=row.logprobs[start:].tolist() if row.logprobs is not None else None,
+        prompt=rows[0].ids[: rows[0].prompt_length].tolist(),
+        completion=_joined([row.ids[row.prompt_length :] for row in rows]),
+        mask=_joined([row.mask[row.prompt_length :] for row in rows]),
+        logprobs=None if rows[0].logprobs is None else _joined([row.logprobs[row.prompt_length :] for row in rows]),
     )
+
+
+def _joined(arrays: Sequence[Any]) -> list[Any]:
+    return list(chain.from_iterable(array.tolist() for array in arrays))
 
 
 def _worker_options(trainer: Any) -> Mapping[str, Any]:
     """What the trainer's own worker was made with; a worker from elsewhere keeps that to itself."""
     found = getattr(getattr(trainer, "rollout_worker", None), "_loop_kwargs", None)
     return found if isinstance(found, Mapping) else {}
-
-
-def _tool_names(trainer: Any) -> list[str]:
-    """Names of all tools there are; none when environments bring more of them, inside the worker."""
-    options = _worker_options(trainer)
-    if options.get("environment_factory") is not None:
-        return []
-    return [getattr(tool, "__name__", "") for tool in options.get("tools") or ()]
 
 
 def describe_async(trainer: Any) -> Mapping[str, Any]:
