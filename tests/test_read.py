@@ -81,6 +81,27 @@ def test_tools_and_errors_are_found(tmp_path):
     assert ids(stored.rollouts(where="calls > 1 or failed_calls > 0")) == ["1.0", "1.1"]
 
 
+def test_the_first_with_a_text_are_the_first_of_all_with_it(tmp_path):
+    """Looking at a few generations at a time finds the same, wherever they are, and with other filters too."""
+    says = {0: "a", 3: "b", 4: "ab", 5: "b", 11: "ab", 12: "b", 40: "ab"}
+
+    def said(step):
+        return ({"role": "assistant", "content": f"<{says.get(step, 'c')}>"},)
+
+    made = [one(step, index, completion=said(step if not index else 99)) for step in range(41) for index in range(2)]
+    stored = open_run(write(tmp_path, made))
+    for text in ("<a", "b>", "<ab", "<c>", "nothing"):
+        everything = ids(stored.search(text))
+        for limit in (0, 1, 2, 3, 50):
+            assert ids(stored.search(text, limit=limit)) == everything[:limit]
+            assert stored.count(search=text, limit=limit) == min(limit, len(everything))
+            assert (
+                ids(stored.search(text, limit=limit, order="-step")) == ids(stored.search(text, order="-step"))[:limit]
+            )
+    assert ids(stored.search("b>", where="step > 4", limit=2)) == ["5.0", "11.0"]
+    assert ids(stored.search("b>", step="10-20", limit=9)) == ["11.0", "12.0"]
+
+
 def test_search_looks_into_prompts_reasoning_and_names_of_tools(tmp_path):
     said = ({"role": "assistant", "content": "no", "reasoning_content": "because of ZEBRAS"},)
     blocks = ({"role": "user", "content": [{"type": "text", "text": "see the yak"}]},)

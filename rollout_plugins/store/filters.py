@@ -48,6 +48,8 @@ class Filters:
     id: str | None = None
     prompt: str | None = None
     """Text of one of the prompt's messages."""
+    generations: tuple[int, int] | None = None
+    """The first and the last to look at."""
 
     @property
     def texts(self) -> str:
@@ -77,6 +79,8 @@ def condition(filters: Filters, table: str) -> str:
         for name in ("split", "group", "rank", "finish", "id")
         if (value := getattr(filters, name)) is not None
     ]
+    if filters.generations is not None:
+        simple.append("generation between {} and {}".format(*filters.generations))
     if filters.step is not None:
         simple.append(_steps(filters.step, filters.split, table))
     joined = " and ".join(simple) or "true"

@@ -7,7 +7,8 @@ import os
 import re
 import tempfile
 import threading
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 TABLES = "rollouts, messages, tool_calls and annotations.<producer>"
 MAX_THREADS = 4  # each brings buffers of its own, and a run should be readable beside a training that needs the memory
+#: Generations in which the first rollouts with a text are looked for, before twice as many are.
+_AT_ONCE = 4
 _FACTS = 'id, run_id, split, step, "group", rank, reward'
 _MESSAGES = f"""
 select {_FACTS}, part, position, m.role as role, m.content as content, m.name as name, m.reasoning as reasoning,
@@ -94,6 +97,24 @@ class Database:
 
     def places(self, filters: Filters, *, whole: bool = False) -> pa.Table:
         """Where the rollouts are, in order: `_file`, `_row`; with `whole`, also `id` and what producers said."""
+        if filters.search and filters.limit is not None and not filters.order:
+            return self._first_places(filters, filters.limit, whole=whole)
+        return self._places(filters, whole=whole)
+
+    def _first_places(self, filters: Filters, limit: int, *, whole: bool) -> pa.Table:
+        """The first of those with a text: a few generations at a time, for reading all text of a run takes long."""
+        with self._lock:
+            view = _view(filters.superseded, annotated=False)
+            ((start, last),) = self.rows(f"select min(generation), max(generation) from {view}")
+            tables = [self._places(replace(filters, limit=0), whole=whole)]
+            width = _AT_ONCE
+            while start is not None and start <= last and limit > 0:
+                some = replace(filters, limit=limit, generations=(start, start + width - 1))
+                tables.append(self._places(some, whole=whole))
+                start, width, limit = start + width, 2 * width, limit - tables[-1].num_rows
+        return pa.concat_tables(tables)
+
+    def _places(self, filters: Filters, *, whole: bool) -> pa.Table:
         view = _view(filters.superseded, annotated=self._mentions(filters.texts))
         with self._lock:
             try:
@@ -135,6 +156,8 @@ class Database:
         connection = duckdb.connect(":memory:")
         connection.execute(f"set threads = {min(os.cpu_count() or 1, MAX_THREADS)}")
         connection.execute("set enable_progress_bar = false")
+        with suppress(duckdb.CatalogException):  # a DuckDB that calls it something else
+            connection.execute("set parquet_metadata_cache = true")
         connection.execute(f"set temp_directory = {literal(str(Path(tempfile.gettempdir()) / 'rollouts-duckdb'))}")
         folders = [spelled for source in self.sources for spelled in (str(source.folder), _pattern(source.folder))]
         try:
