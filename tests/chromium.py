@@ -120,7 +120,11 @@ class Page:
     def wait(self, script, seconds=20):
         """Wait until something is so, and return it."""
         end = time.monotonic() + seconds
-        while not (value := self.eval(f"(() => {{ try {{ return {script} }} catch {{ return null }} }})()")):
+        while not (
+            value := self.eval(
+                f"(() => {{ try {{ const v = {script}; return v instanceof Node || v }} catch {{ return null }} }})()"
+            )
+        ):
             assert time.monotonic() < end, f"never: {script}\nfaults: {self.faults}"
             time.sleep(0.02)
         return value

@@ -46,7 +46,7 @@ export function Group({ one, all }: { one: Rollout; all: Rollout[] }) {
               {each.advantage !== null && <span class="dim num">{signed(each.advantage)}</span>}
               {each === best && apart !== null && <span class="tag good">best</span>}
               {each === worst && apart !== null && <span class="tag bad">worst</span>}
-              <a href={address(each.id)} aria-label={`Open rollout ${each.index}`}>
+              <a href={address(each.id)} aria-label={`${each === one ? "this one" : "open"}, rollout ${each.index}`}>
                 {each === one ? "this one" : "open"}
               </a>
             </header>
@@ -75,10 +75,10 @@ export function Group({ one, all }: { one: Rollout; all: Rollout[] }) {
 function Small({ turn, marked }: { turn: Turn; marked?: boolean }) {
   return (
     <div class={`small-turn ${turn.role} ${marked ? "parting" : ""}`}>
-      <h4>
+      <h2 class="minor">
         {turn.role}
         {marked && <span class="tag">parts here</span>}
-      </h4>
+      </h2>
       {turn.reasoning !== undefined && (
         <div class="reasoning">
           <Text of={text(turn.reasoning)} most={600} lines={10} />

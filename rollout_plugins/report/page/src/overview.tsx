@@ -185,7 +185,7 @@ function About() {
       </summary>
       <div class="whole-facts">
         <section>
-          <h3>Run</h3>
+          <h2 class="minor">Run</h2>
           <Facts
             of={{
               model: run.model || null,
@@ -198,7 +198,7 @@ function About() {
         </section>
         {run.rewards.length > 0 && (
           <section>
-            <h3>Rewards</h3>
+            <h2 class="minor">Rewards</h2>
             <Facts
               of={Object.fromEntries(
                 run.rewards.map(([name, weight]) => [name, weight === null ? "" : `weight ${number(weight)}`]),
@@ -208,7 +208,7 @@ function About() {
         )}
         {run.tools.length > 0 && (
           <section>
-            <h3>Tools</h3>
+            <h2 class="minor">Tools</h2>
             {run.tools.map((tool, at) => (
               <Fold
                 key={at}
@@ -227,7 +227,7 @@ function About() {
         )}
         {Object.keys(run.annotations).length > 0 && (
           <section>
-            <h3>Annotated by</h3>
+            <h2 class="minor">Annotated by</h2>
             <Facts
               of={Object.fromEntries(
                 Object.entries(run.annotations).map(([name, columns]) => [name, columns.join(", ")]),
@@ -238,19 +238,19 @@ function About() {
         {(many || run.attempts.some((attempt) => attempt.resumed_from !== undefined)) && <Attempts />}
         {Object.keys(run.settings).length > 0 && (
           <section>
-            <h3>Settings</h3>
+            <h2 class="minor">Settings</h2>
             <Facts of={run.settings} />
           </section>
         )}
         {Object.keys(run.versions).length > 0 && (
           <section>
-            <h3>Versions</h3>
+            <h2 class="minor">Versions</h2>
             <Facts of={run.versions} />
           </section>
         )}
         {run.chat_template !== null && typeof run.chat_template === "object" && (
           <section>
-            <h3>Chat template</h3>
+            <h2 class="minor">Chat template</h2>
             <div class="code">
               <Text of={text(run.chat_template.text)} most={1200} lines={16} />
             </div>
@@ -265,7 +265,7 @@ function Attempts() {
   const ranks = data.run.world_size > 1;
   return (
     <section class="across">
-      <h3>Attempts</h3>
+      <h2 class="minor">Attempts</h2>
       <div class="scroll" tabIndex={0} role="region" aria-label="Attempts">
         <table class="plain">
           <thead>

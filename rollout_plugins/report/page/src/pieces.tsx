@@ -76,7 +76,7 @@ export function Pixels({ of }: { of: Picture | undefined }) {
         aria-label={large ? "Show the image smaller" : "Show the image larger"}
         aria-pressed={large}
       >
-        <img src={of.data} alt={facts ? `Image: ${facts}` : "Image"} loading="lazy" decoding="async" />
+        <img src={of.data} alt={facts ? `Image: ${facts}` : "Image"} />
       </button>
       {facts && <figcaption class="dim small">{facts}</figcaption>}
     </figure>
@@ -121,15 +121,15 @@ export function ToolCall({ call, most, lines }: { call: Call; most?: number; lin
 export function PanelView({ panel }: { panel: Panel }) {
   const [head, ...rows] = panel.table ?? [];
   return (
-    <section class="panel" aria-label={panel.title || "panel"}>
-      {panel.title && <h4>{panel.title}</h4>}
+    <div class="panel">
+      {panel.title && <h2 class="minor">{panel.title}</h2>}
       {panel.text !== undefined && (
         <div class="code">
           <Text of={text(panel.text)} />
         </div>
       )}
       {head && (
-        <div class="scroll" tabIndex={0} role="region" aria-label={`${panel.title || "panel"}, table`}>
+        <div class="scroll" tabIndex={0} role="group" aria-label={`${panel.title || "panel"}, table`}>
           <table class="plain">
             <thead>
               <tr>
@@ -155,7 +155,7 @@ export function PanelView({ panel }: { panel: Panel }) {
         </div>
       )}
       {panel.image !== undefined && <Pixels of={data.images[panel.image]} />}
-    </section>
+    </div>
   );
 }
 

@@ -184,7 +184,7 @@ function More({ one }: { one: Rollout }) {
     <div class="more">
       {some.map(([name, values]) => (
         <section key={name} aria-label={name}>
-          <h4>{name}</h4>
+          <h2 class="minor">{name}</h2>
           <Facts of={values!} />
         </section>
       ))}
@@ -278,8 +278,8 @@ function TurnView({ turn, one }: { turn: Turn; one: Rollout }) {
     turned.value = next;
   };
   return (
-    <section class={`turn ${role(turn)}`} aria-label={turn.role}>
-      <h3>
+    <div class={`turn ${role(turn)}`}>
+      <h2 class="minor">
         <button type="button" aria-expanded={isOpen} onClick={flip}>
           <span class="caret" aria-hidden="true">
             {isOpen ? "\u25be" : "\u25b8"}
@@ -287,7 +287,7 @@ function TurnView({ turn, one }: { turn: Turn; one: Rollout }) {
           {turn.role}
         </button>
         {!isOpen && <span class="preview dim">{oneLine(wordsOf(turn), 160)}</span>}
-      </h3>
+      </h2>
       {isOpen &&
         (instead ? (
           <Fold title="the message itself">
@@ -299,7 +299,7 @@ function TurnView({ turn, one }: { turn: Turn; one: Rollout }) {
       {panels.map((panel, at) => (
         <PanelView key={at} panel={panel} />
       ))}
-    </section>
+    </div>
   );
 }
 
