@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from trainers import KINDS, make, tok
+from trainers import KINDS, make, through_vllm, tok
 
 from rollout_plugins import RolloutPluginCallback, open_run
 from rollout_plugins.hosts import host_for
@@ -58,7 +58,7 @@ def trained(name, how):
         name=name,
         truth=trainer.truth,
         run=run,
-        rollouts=list(run.rollouts()) if run else [],
+        rollouts=list(run.rollouts(tokens=True)) if run else [],
         support=support_of(host_for(trainer), trainer),
         made=set(vars(trainer)) - before,
         loader=trainer.callback_handler.train_dataloader,
@@ -179,14 +179,36 @@ def test_a_host_keeps_its_word(name):
         assert len({str(rollout.prompt) for rollout in group}) == 1
 
 
-@pytest.mark.parametrize("name", [name for name in RUNNABLE if "sd" in name])
-def test_the_trainers_log_probabilities_are_kept_where_it_has_them(tmp_path, name):
-    trainer = make(tmp_path, name, [RolloutPluginCallback(tokens=True)], num_iterations=2)
+LOGPROBS = {"sampler": "logprobs", "trainer": "trainer_logprobs", "reference": "reference_logprobs"}
+
+
+def sampled(prompts, trainer):
+    """A `rollout_func` that knows the sampler's log-probabilities."""
+    ids = [[30 + i, 31, tok().eos_token_id] for i in range(len(prompts))]
+    logprobs = [[-0.5, -0.25, -1.0 - i] for i in range(len(prompts))]
+    return {"prompt_ids": [[5, 6]] * len(prompts), "completion_ids": ids, "logprobs": logprobs}
+
+
+ALL_THERE_IS = {  # settings in which a trainer has all log-probabilities it can have
+    "grpo": {"num_iterations": 2, "beta": 0.1, "arguments": {"rollout_func": sampled}},
+    "gmpo": {"num_iterations": 2, "beta": 0.1},
+    "rloo": {"num_iterations": 2, "beta": 0.1},
+    "sdpo": {"num_iterations": 2},
+    "sdft": {"num_iterations": 2},
+}
+
+
+@pytest.mark.parametrize("name", [name for name in RUNNABLE if name != "sdft, teacher's prompts"])
+def test_log_probabilities_are_kept_where_the_trainer_has_them(tmp_path, name):
+    config = {"eval_strategy": "no"} | ALL_THERE_IS.get(name, {})
+    trainer = make(tmp_path, name, [RolloutPluginCallback(tokens=True)], **config)
+    if name in {"gmpo", "iwopd"}:
+        through_vllm(trainer)
     trainer.train()
-    logprobs = [rollout.tokens.trainer_logprobs for rollout in open_run(tmp_path / "out").rollouts()]
-    assert support_of(host_for(trainer), trainer).logprobs == "trainer"
-    if trainer.args.__dict__.get("generate_from_teacher"):
-        assert set(logprobs) == {None}
-    else:
-        assert all(len(row) == len(ids["completion"]) for row, ids in zip(logprobs, trainer.truth, strict=True))
-        assert all(value < 0 for row in logprobs for value in row)
+    promised = support_of(host_for(trainer), trainer).logprobs
+    for rollout in open_run(tmp_path / "out").rollouts(tokens=True):
+        for who, name_of_it in LOGPROBS.items():
+            values = rollout.tokens and getattr(rollout.tokens, name_of_it)
+            assert (values is not None) is (who in promised), who
+            assert values is None or len(values) == len(rollout.tokens.completion)
+            assert values is None or all(value < 0 for value in values)

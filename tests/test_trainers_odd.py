@@ -1,15 +1,20 @@
 """Each trainer of TRL where something is odd: methods that are missing, trainings that die, tools, doubled prompts."""
 
+import inspect
 import logging
 from contextlib import suppress
+from importlib import import_module
 
 import pytest
 import torch
 from datasets import Dataset
+from PIL import Image
 from rig import call, dataset, half
+from test_every_trl import seeing
 from test_trainers import RUNNABLE, kinds, outcome, trained
 from tools import broken, multiply
-from trainers import KINDS, make, tok
+from trainers import KINDS, make, through_vllm, tok
+from transformers import AutoModelForImageTextToText
 
 from rollout_plugins import RolloutPluginCallback, open_run
 
@@ -26,7 +31,7 @@ def test_every_trainer_a_host_names_is_tested():
     from rollout_plugins.hosts import known_hosts
 
     named = {support.trainer for host in known_hosts() for support in getattr(host, "supports", ())}
-    elsewhere = {"GRPOTrainer", "RLOOTrainer", "AsyncGRPOTrainer", "AsyncDistillationTrainer"}
+    elsewhere = {"AsyncGRPOTrainer", "AsyncDistillationTrainer"}
     assert named == {kind.trainer for kind in KINDS.values()} | elsewhere
 
 
@@ -221,27 +226,51 @@ def test_tools_of_distillation_are_told_by_what_they_did(tmp_path):
 
 @needs("iwopd")
 def test_iwopd_keeps_the_samplers_log_probabilities_when_vllm_gives_them(tmp_path):
-    trainer = make(tmp_path, "iwopd", [RolloutPluginCallback(tokens=True)])
-
-    class Engine:
-        """What the trainer asks of vLLM."""
-
-        def sync_weights(self):
-            pass
-
-        def generate(self, prompts, images, num_generations, **kwargs):
-            self.made = [[30 + i, 31, tok().eos_token_id] for i in range(len(prompts))]
-            logprobs = [[[-0.5 - i], [-0.25], [-1.0]] for i in range(len(prompts))]
-            return prompts, self.made, logprobs, [[[token] for token in row] for row in self.made]
-
-    trainer.use_vllm, trainer.vllm_generation = True, Engine()
-    trainer.vllm_sync_frequency, trainer._last_vllm_sync_step = 2, -1
+    trainer = through_vllm(make(tmp_path, "iwopd", [RolloutPluginCallback(tokens=True)]))
     trainer.train()
     stored = list(open_run(tmp_path / "out").rollouts(tokens=True))
     assert [list(rollout.tokens.completion) for rollout in stored] == trainer.vllm_generation.made * 2
     assert [list(rollout.tokens.logprobs) for rollout in stored] == [[-0.5 - i, -0.25, -1.0] for i in range(8)] * 2
     assert {rollout.policy_step for rollout in stored} == {0}  # the weights went to vLLM at step 0 alone
     assert {rollout.step for rollout in stored} == {1, 2}
+
+
+def support(name):
+    from rollout_plugins.hosts import known_hosts
+
+    return next(s for host in known_hosts() for s in host.supports if s.trainer == KINDS[name].trainer)
+
+
+@kinds
+def test_tools_are_claimed_of_the_trainers_that_take_them(name):
+    module = import_module(KINDS[name].module)
+    takes = "tools" in inspect.signature(getattr(module, KINDS[name].trainer).__init__).parameters
+    assert takes is support(name).tools
+
+
+@pytest.mark.parametrize("name", [n for n in RUNNABLE if support(n).images])
+def test_images_are_kept_of_the_trainers_that_are_said_to_have_them(tmp_path, name):
+    path, processor = seeing(tmp_path)
+    pictures = [Image.new("RGB", (32, 28), (20 * i, 90, 160)) for i in range(8)]
+    rows = dataset(8, image=pictures)
+    if name == "gold":
+        rows = rows.add_column("completion", [[{"role": "assistant", "content": f"answer {i}"}] for i in range(8)])
+    callback = RolloutPluginCallback()
+    arguments = {"processing_class": processor}
+    if name == "online dpo":
+        arguments["model"] = AutoModelForImageTextToText.from_pretrained(path)
+    trainer = make(
+        tmp_path, name, [callback], model=path, rows=rows, eval_rows=rows.select(range(4)), script=["one", "two"],
+        max_steps=1, arguments=arguments,
+    )  # fmt: skip
+    trainer.train()
+    run = open_run(tmp_path / "out")
+    stored = list(run.rollouts())
+    assert len(stored) == len(trainer.truth) > 0
+    for rollout in stored:
+        number = int(str(rollout.prompt).split("hello ")[1][0])
+        kept = Image.open(run.dir / rollout.images[0].path).convert("RGB")
+        assert kept.getpixel((0, 0)) == pictures[number].getpixel((0, 0))
 
 
 # --- what breaks -----------------------------------------------------------------------------------------------------

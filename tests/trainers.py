@@ -8,6 +8,7 @@ import tempfile
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from datasets import Dataset
@@ -61,6 +62,8 @@ _SCORED = {"reward_funcs": [half, picky]}
 _SHORT = {"max_completion_length": 8}
 _CHAT = {"max_length": 64, "lmbda": 1.0}
 KINDS = {
+    "grpo": Kind("trl", "GRPOTrainer", _SHORT | {"num_generations": 2}, _SCORED),
+    "rloo": Kind("trl", "RLOOTrainer", _SHORT | {"num_generations": 2}, _SCORED),
     "gmpo": Kind("trl.experimental.gmpo", "GMPOTrainer", _SHORT | {"num_generations": 2}, _SCORED),
     "distillation": Kind("trl", "DistillationTrainer", _SHORT, {"teacher_model": "tiny"}),
     "server distillation": Kind(
@@ -98,11 +101,11 @@ KINDS = {
 }  # fmt: skip
 
 
-def make(folder, name, callbacks=None, *, arguments=None, script=None, **config):
+def make(folder, name, callbacks=None, *, arguments=None, script=None, model=None, **config):
     """A trainer of this kind that takes two steps of two micro-batches, and its `truth`."""
     kind = KINDS[name]
     module = import_module(kind.module)
-    path = tiny_model(folder)
+    path = model or tiny_model(folder)
     options = {
         "output_dir": str(folder / "out"), "per_device_train_batch_size": 4, "per_device_eval_batch_size": 4,
         "gradient_accumulation_steps": 2, "max_steps": 2, "report_to": [], "use_cpu": True, "bf16": False,
@@ -114,23 +117,34 @@ def make(folder, name, callbacks=None, *, arguments=None, script=None, **config)
     args = getattr(module, kind.trainer.replace("Trainer", "Config"))(**(options | kind.config | config))
     arguments = {k: path if v == "tiny" else v for k, v in kind.arguments.items()} | (arguments or {})
     with _teacher_server(path):
+        processor = arguments.pop("processing_class", None) or AutoTokenizer.from_pretrained(path)
         trainer = getattr(module, kind.trainer)(
-            path, args=args, train_dataset=rows or kind.rows(), eval_dataset=eval_rows or kind.rows(4),
-            processing_class=AutoTokenizer.from_pretrained(path), callbacks=callbacks, **arguments,
+            arguments.pop("model", path), args=args, train_dataset=rows or kind.rows(), processing_class=processor,
+            eval_dataset=eval_rows or kind.rows(4), callbacks=callbacks, **arguments,
         )  # fmt: skip
     if script is not None:
-        trainer.model.generate = scripted(trainer, script)
+        trainer.model.generate = _as_asked(scripted(trainer, script))
     trainer.truth = []
-    for model in ("model", "ref_model", "teacher_model"):
-        if getattr(trainer, model, None) is not None:
-            _spy(trainer, trainer.accelerator.unwrap_model(getattr(trainer, model)), model)
+    for tag in ("model", "ref_model", "teacher_model"):
+        if getattr(trainer, tag, None) is not None:
+            _spy(trainer, trainer.accelerator.unwrap_model(getattr(trainer, tag)), tag)
     return trainer
+
+
+def _as_asked(generate):
+    """The sequences alone, or in the kind of dictionary that some trainers ask for."""
+
+    def generating(**kwargs):
+        made = generate(**kwargs)
+        return SimpleNamespace(sequences=made) if kwargs.get("return_dict_in_generate") else made
+
+    return generating
 
 
 def _spy(trainer, model, tag):
     """Note every sequence that the model generates."""
     original = model.generate
-    eos = trainer.processing_class.eos_token_id
+    eos = tokenizer_of(trainer).eos_token_id
 
     def generate(*args, **kwargs):
         made = original(*args, **kwargs)
@@ -149,6 +163,10 @@ def _spy(trainer, model, tag):
     model.generate = generate
 
 
+def tokenizer_of(trainer):
+    return getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+
+
 def _is_evaluating():
     frame = sys._getframe()
     while frame is not None:
@@ -156,6 +174,25 @@ def _is_evaluating():
             return True
         frame = frame.f_back
     return False
+
+
+class Engine:
+    """What trainers ask of vLLM."""
+
+    def sync_weights(self):
+        pass
+
+    def generate(self, prompts, **kwargs):
+        self.made = [[30 + i, 31, tok().eos_token_id] for i in range(len(prompts))]
+        logprobs = [[[-0.5 - i], [-0.25], [-1.0]] for i in range(len(prompts))]
+        return prompts, self.made, logprobs, [[[token] for token in row] for row in self.made]
+
+
+def through_vllm(trainer):
+    """The trainer, generating through something in vLLM's place."""
+    trainer.use_vllm, trainer.vllm_generation, trainer.vllm_mode = True, Engine(), "server"
+    trainer.vllm_sync_frequency, trainer._last_vllm_sync_step, trainer._last_loaded_step = 2, -1, -1
+    return trainer
 
 
 class _teacher_server:

@@ -140,6 +140,7 @@ class Builder:
             mask=list(masks[i]) if masks is not None else [1] * length,
             logprobs=self._per_token("sampling_per_token_logps", i, length),
             trainer_logprobs=self._per_token("old_per_token_logps", i, length),
+            reference_logprobs=self._per_token("ref_per_token_logps", i, length),
         )
 
     def _per_token(self, name: str, i: int, length: int) -> list[float] | None:

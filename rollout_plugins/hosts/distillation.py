@@ -52,15 +52,12 @@ class DistillationHost(TRLHost):
 
     name = "distillation"
     observer = DistillationObserver
-    supports = tuple(
+    supports = (
         Support(
-            trainer=trainer,
-            messages="decoded completions",
-            rewards="none",
-            tools=True,
-            images=True,
-            evaluation=True,
-            note="with tools, completions are the trainer's own messages",
-        )
-        for trainer in ("DistillationTrainer", "ServerDistillationTrainer")
-    )
+            trainer="DistillationTrainer", messages="decoded completions", rewards="none", tools=True, images=True,
+            evaluation=True, note="with tools, completions are the trainer's own messages",
+        ),
+        Support(
+            trainer="ServerDistillationTrainer", messages="decoded completions", rewards="none", evaluation=True,
+        ),
+    )  # fmt: skip

@@ -222,7 +222,7 @@ class GOLDHost(TRLHost):
     observer = GOLDObserver
     supports = (
         Support(
-            trainer="GOLDTrainer", messages="decoded completions", rewards="none", groups=True,
+            trainer="GOLDTrainer", messages="decoded completions", rewards="none", groups=True, images=True,
             note="the dataset's own answers are no rollouts",
         ),
     )  # fmt: skip

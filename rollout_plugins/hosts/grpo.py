@@ -12,7 +12,7 @@ import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from rollout_hookspecs import Batch, Emit
 
@@ -22,6 +22,9 @@ from rollout_plugins.hosts.support import Support
 from rollout_plugins.hosts.trl_log import LogTail, batch_from_log
 from rollout_plugins.hosts.wrapping import Swap
 from rollout_plugins.snapshot import Snapshot
+
+_LOGPROBS: Final = "sampler, trainer and reference"
+_PER_TOKEN = ("sampling_per_token_logps", "old_per_token_logps", "ref_per_token_logps")
 
 
 class GRPOObserver(Observer):
@@ -78,7 +81,7 @@ class GRPOObserver(Observer):
             now.advantages = out["advantages"].tolist()
         else:
             self._read_log(now, log)
-        now.keep(**{name: out.get(name) for name in ("sampling_per_token_logps", "old_per_token_logps")})
+        now.keep(**{name: out.get(name) for name in _PER_TOKEN})
         now.seconds += time.perf_counter() - started
 
     def _read_log(self, now: Generation, log: LogTail) -> None:
@@ -124,15 +127,13 @@ class GRPOHost(TRLHost):
     supports = (
         Support(
             trainer="GRPOTrainer", advantage=True, groups=True, evaluation=True, images=True, tools=True,
-            logprobs="sampler and trainer", since="0.22", note="tools since 0.26, log_extra since 1.0",
+            logprobs=_LOGPROBS, since="0.22", note="tools since 0.26, log_extra since 1.0",
         ),
         Support(
-            trainer="GMPOTrainer", advantage=True, groups=True, evaluation=True, images=True, tools=True,
-            logprobs="sampler and trainer",
+            trainer="GMPOTrainer", advantage=True, groups=True, evaluation=True, images=True, logprobs=_LOGPROBS,
         ),
         Support(
-            trainer="RLOOTrainer", advantage=True, groups=True, evaluation=True, images=True,
-            logprobs="trainer", since="0.22",
+            trainer="RLOOTrainer", advantage=True, groups=True, evaluation=True, images=True, since="0.22",
         ),
     )  # fmt: skip
 

@@ -28,7 +28,7 @@ class Support:
     """Whether evaluation makes rollouts, and they are recorded under `eval`."""
     lengths: Literal["prompt and completion", "completion", "with tokens=True"] = "prompt and completion"
     """Which numbers of tokens, and with them why a completion ended, are known without `tokens=True`."""
-    logprobs: Literal["", "sampler", "trainer", "sampler and trainer"] = ""
+    logprobs: Literal["", "sampler", "trainer", "sampler, trainer and reference"] = ""
     """Log-probabilities that `tokens=True` keeps, where the trainer has them; the ids are kept for all."""
     since: str = "1.16"
     """Oldest TRL on which the host's tests ran."""
