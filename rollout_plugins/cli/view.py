@@ -38,12 +38,15 @@ def run(options: Namespace) -> None:
         from rollout_plugins.view.app import view
         from rollout_plugins.view.panels import Panels
 
+        filters = filters_of(options)
         if options.id is not None:
             stored.get(options.id)
+        elif filters:
+            stored.find(**{**filters, "search": None, "limit": 0})  # what is wrong with them is said here
         panels = Panels(options.plugin) if options.plugin else None
         view(
             stored,
-            filters=filters_of(options),
+            filters=filters,
             rollout=options.id,
             panels=(lambda: panels) if panels else None,
             stats=stats.result,

@@ -87,7 +87,10 @@ class OnePage(Page):
     def _export(self, *, markdown: bool) -> None:
         def written() -> Path | None:
             rollout = self.current()
-            return None if rollout is None else save(rollout, Path.cwd(), markdown=markdown)
+            if rollout is None:
+                return None
+            whole = rollout if markdown else self.viewer.run_.get(rollout.id)  # with its tokens
+            return save(whole, Path.cwd(), markdown=markdown)
 
         self.job(written, partial(self._said, "wrote "), group="export")
 

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -23,7 +24,7 @@ from rollout_plugins.view.text import one_line
 from rollout_plugins.view.token_view import colourings, decoder, token_blocks
 
 if TYPE_CHECKING:
-    from rollout_hookspecs import Rollout
+    from rollout_hookspecs import Rollout, Tokens
 
     from rollout_plugins.store.found import Found
     from rollout_plugins.view.app import Viewer
@@ -77,9 +78,9 @@ class RolloutPage(OnePage):
             rollout = self._load(place)
             if rollout is None:
                 return None, []
-            if self._colouring in colourings(rollout.tokens) and rollout.tokens is not None:
-                decode = decoder(self.viewer.run_.info.model)
-                return rollout, list(token_blocks(rollout.tokens, self._colouring or "", decode))
+            tokens = self._tokens(rollout.id) if self._colouring is not None else None
+            if tokens is not None and self._colouring in colourings(tokens):
+                return rollout, list(token_blocks(tokens, self._colouring or "", decoder(self.viewer.run_.info.model)))
             return rollout, blocks_of(rollout, self.viewer, width)
 
         self.job(read, lambda answer: self._show(*answer), group="rollout")
@@ -87,7 +88,7 @@ class RolloutPage(OnePage):
     def _load(self, place: int) -> Rollout | None:
         if self._found is None:
             return self.viewer.run_.get(self._wanted)
-        return next(self._found.page(place, 1).rollouts(), None)
+        return next(self._found.page(place, 1).rollouts(tokens=True), None)
 
     def _show(self, rollout: Rollout | None, blocks: Sequence[Block]) -> None:
         self._rollout = rollout
@@ -143,13 +144,19 @@ class RolloutPage(OnePage):
 
     def action_tokens(self) -> None:
         """The tokens in the next colouring, and after the last one the turns again."""
-        ways = [] if self._rollout is None else colourings(self._rollout.tokens)
-        if not ways:
+        if self._rollout is not None:
+            self.job(partial(self._tokens, self._rollout.id), self._colour, group="tokens")
+
+    def _tokens(self, rollout_id: str) -> Tokens | None:
+        """A rollout of a page is read without them: they are many times the rest."""
+        return self.viewer.run_.get(rollout_id).tokens
+
+    def _colour(self, tokens: Tokens | None) -> None:
+        ways = [None, *colourings(tokens)]
+        if len(ways) == 1:
             self.say("no tokens are kept of this rollout; RolloutPluginCallback(tokens=True) keeps them")
-            return
-        order = [None, *ways]
-        at = order.index(self._colouring) if self._colouring in order else 0
-        self._colouring = order[(at + 1) % len(order)]
+        at = ways.index(self._colouring) if self._colouring in ways else 0
+        self._colouring = ways[(at + 1) % len(ways)]
         self._read()
 
     def action_copy(self) -> None:

@@ -134,7 +134,7 @@ class RolloutsPage(OnePage):
     def _same(self) -> set[str]:
         """Columns that would say the same in every row."""
         splits = {row["split"] for row in self.viewer.stats}
-        return {"step", "split"} if "step" in self._asked else {"split"} if len(splits) < 2 else set()
+        return {"step", "split"} if "step" in self._asked else {"split"} if len(splits) == 1 else set()
 
     def _order(self) -> str | None:
         order = self.query_one(Grid).order
@@ -153,7 +153,7 @@ class RolloutsPage(OnePage):
             left.append(f"  where {one_line(self._where, 200)}", "cyan")
         if self._text:
             left.append(f"  with “{one_line(self._text, 60)}”", "yellow")
-        count = "" if self._found is None else f"{len(self._found):,} rollouts"
+        count = "" if self._found is None else _counted_rollouts(len(self._found))
         self.title_is(left, "  ".join(filter(None, (state, count))))
 
     def renew(self) -> None:
@@ -256,10 +256,10 @@ class RolloutsPage(OnePage):
             return
         self._searching = True
         filters = {**self._asked, "search": text}
-        pieces: list[dict[str, Any]] = [{}] if "step" in filters else self._pieces()
 
         def search() -> list[Found]:
             worker = get_current_worker()
+            pieces = [{}] if "step" in filters else self._pieces()
             hits: list[Found] = []
             for done, piece in enumerate(pieces):
                 if worker.is_cancelled:
@@ -281,11 +281,12 @@ class RolloutsPage(OnePage):
 
     def _pieces(self) -> list[dict[str, Any]]:
         """Steps of the run in parts of about the same size, and what has no step."""
-        steps = sorted({row["step"] for row in self.viewer.stats if row["step"] is not None})
+        stats = self.viewer.stats or self.viewer.run_.stats()
+        steps = sorted({row["step"] for row in stats if row["step"] is not None})
         size = -(-len(steps) // _PIECES) or 1
         parts = [steps[start : start + size] for start in range(0, len(steps), size)]
         pieces: list[dict[str, Any]] = [{"step": range(part[0], part[-1] + 1)} for part in parts]
-        if any(row["step"] is None for row in self.viewer.stats):
+        if any(row["step"] is None for row in stats):
             pieces.append({"where": "step is null"})
         return pieces
 
@@ -296,6 +297,10 @@ class RolloutsPage(OnePage):
             self._head("search stopped")
         else:
             super().action_back()
+
+
+def _counted_rollouts(count: int) -> str:
+    return f"{count:,} rollout{'s' * (count != 1)}"
 
 
 def _said(page: Found) -> list[Mapping[str, Any] | None]:
