@@ -117,6 +117,19 @@ def test_versions_are_kept_as_the_updates_the_weights_had(tmp_path, tok):
     assert by["hello 20"] == (3, 4)
 
 
+def test_a_resumed_training_goes_on_in_the_run_with_the_updates_counted_on(tmp_path, tok):
+    options = {"save_strategy": "steps", "save_steps": 1}
+    trained(tmp_path, samples(tok, 12), **options)
+    trainer = make_async(tmp_path, [sample(tok, n, group=n // 4) for n in range(20, 32)], max_steps=3, **options)
+    trainer.add_callback(RolloutPluginCallback())
+    trainer.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-1"))
+    run = open_run(tmp_path / "out")
+    assert (run.info.resumed_from, run.info.attempt) == (1, 2)
+    again = {said(r): (r.step, r.policy_step) for r in run.rollouts() if r.attempt == 2}
+    assert again == {f"hello {n}": (2 if n < 24 else 3, 1) for n in range(20, 32)}
+    assert [said(r) for r in run.rollouts() if r.attempt == 1] == [f"hello {n}" for n in range(4)]
+
+
 # --- forks and groups -------------------------------------------------------------------------------------------------
 
 

@@ -1,21 +1,32 @@
-"""The real asynchronous trainers with their real worker process; only the generation server is a stand-in."""
+"""The real asynchronous trainers with their real worker process, on two ranks, and killed.
 
+Only the generation server is a stand-in; where the worker is one too, it follows TRL's own protocol.
+"""
+
+import json
+import os
 import queue
+import signal
+import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("aiohttp", reason="TRL's worker talks to its server with it")
 
 from async_rig import make_async, tokenizer
-from rig import call
+from rig import call, tiny_model
 from tools import multiply
 from transformers import TrainerCallback
 from vllm_stand_in import StandIn
 
 from rollout_plugins import RolloutPluginCallback, open_run
+
+HERE = Path(__file__).parent
 
 
 def by_len(completions, **kwargs):
@@ -100,3 +111,38 @@ def test_async_distillation(tmp_path, server):
     same_as_samples(stored, samples)
     assert [r.marks["trained"] for r in stored].count("yes") == 12
     assert sorted(r.group for r in stored) == sorted(s.prompt_id for s in samples)
+
+
+# --- other processes --------------------------------------------------------------------------------------------------
+
+
+def run_worker(folder, *launcher):
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE), "RIG_MODEL": tiny_model(folder)}
+    command = [sys.executable, *launcher, str(HERE / "async_worker.py"), str(folder)]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
+
+
+def test_on_two_ranks_the_first_has_everything_and_losses_are_the_same(tmp_path):
+    done = run_worker(tmp_path, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+    assert done.returncode == 0, done.stderr[-3000:]
+    facts = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
+    assert facts[0]["plain"] == facts[0]["watched"]
+    assert len(facts[0]["plain"]) == 6
+    truth = {int(number): step for fact in facts for number, step in fact["truth"].items()}
+    assert len(truth) == 48
+    stored = list(open_run(tmp_path / "watched" / "out").rollouts())
+    number = {r.id: int(r.completion[0]["content"].removeprefix("hello ")) for r in stored}
+    assert {number[r.id]: r.step for r in stored if r.marks["trained"] == "yes"} == truth
+    assert sorted(number.values()) == list(range(56))
+    assert {r.rank for r in stored} == {0}
+    assert sorted(map(tuple, facts[0]["seen"])) == sorted((ident, True) for ident in number)
+    assert facts[1]["seen"] == []
+
+
+def test_kill_9_leaves_every_step_that_ended(tmp_path):
+    done = run_worker(tmp_path)
+    assert done.returncode == -signal.SIGKILL, done.stderr[-3000:]
+    run = open_run(tmp_path / "out")
+    stored = [(r.completion[0]["content"], r.step, r.marks["trained"]) for r in run.rollouts()]
+    assert stored == [(f"hello {n}", n // 4 + 1, "yes") for n in range(16)]
+    assert not run.damaged
