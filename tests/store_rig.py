@@ -62,7 +62,7 @@ def written(folder, made, **facts):
     writer = RunWriter(run)
     writer.write("train", [replace(rollout, id=str(i), index=i) for i, rollout in enumerate(made)])
     writer.close()
-    found = {rollout.id: rollout for rollout in open_run(folder).rollouts()}
+    found = {rollout.id: rollout for rollout in open_run(folder).rollouts(tokens=True)}
     assert len(found) == len(made)
     return [found[str(i)] for i in range(len(made))], writer.lost
 

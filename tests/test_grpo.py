@@ -334,12 +334,12 @@ def test_rendered_keeps_the_templated_prompt_with_its_tool_definitions(tmp_path)
 
 def test_tokens_are_kept_only_when_asked_for(tmp_path):
     _, run = train(tmp_path / "without", [call("multiply", {"a": 1, "b": 1}), "x"], tools=[multiply])
-    assert next(run.rollouts()).tokens is None
+    assert next(run.rollouts(tokens=True)).tokens is None
     trainer, run = train(
         tmp_path / "with", [call("multiply", {"a": 1, "b": 1})] * 4 + ["x"] * 4, tools=[multiply],
         callback=RolloutPluginCallback(tokens=True),
     )  # fmt: skip
-    rollout = next(run.rollouts())
+    rollout = next(run.rollouts(tokens=True))
     text = trainer._tokenizer.decode(rollout.tokens.completion)
     assert text.startswith("<tool_call>")
     assert sum(rollout.tokens.mask) == rollout.completion_tokens < len(rollout.tokens.completion)

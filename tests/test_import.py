@@ -171,7 +171,7 @@ def test_verifiers_traces(tmp_path):
     lines(tmp_path / "run" / "traces.jsonl", [episode(nodes=nodes), episode(), {"traces": [3]}])
     run, report = brought("verifiers", tmp_path)
     assert dict(report.skipped) == {"trace without messages": 2}
-    long, short = run.rollouts()
+    long, short = run.rollouts(tokens=True)
     assert [m["content"] for m in long.completion] == ["4", "sure?", "yes"]
     assert [m["content"] for m in short.completion] == ["5"]
     assert (long.split, long.step, long.policy_step, long.advantage) == ("train", 12, 11, 0.5)

@@ -67,7 +67,7 @@ def test_a_dict_becomes_a_rollout_with_what_it_says_and_nothing_invented(tmp_pat
         said, rewards={"right": np.float32(1.0), "style": None}, reward=torch.tensor(0.5), advantage=-1, finish="stop",
         columns={"answer": 4}, extra={"turns": 2}, prompt_tokens=3, completion_tokens=9, policy_step=7,
     )  # fmt: skip
-    full, bare = keep(tmp_path, [given, row()]).rollouts()
+    full, bare = keep(tmp_path, [given, row()]).rollouts(tokens=True)
     assert (texts(full.prompt), full.prompt_is_text) == ([("user", "2+2?")], True)
     assert list(full.completion) == said
     (made,) = full.tool_calls
@@ -91,7 +91,7 @@ def test_a_rollout_record_comes_back_as_it_was(tmp_path):
         tool_calls=(ToolCall(name="f", arguments={"x": [1]}, seconds=0.5),), rewards={"r": float("inf")}, reward=2.0,
         marks={"mine": "yes"}, tokens=Tokens(prompt=[1], completion=[2, 3], mask=[1, 0]),
     )  # fmt: skip
-    (found,) = keep(tmp_path, [given], tokens=True).rollouts()
+    (found,) = keep(tmp_path, [given], tokens=True).rollouts(tokens=True)
     for name in ("prompt", "completion", "tool_calls", "rewards", "reward", "tokens"):
         assert getattr(found, name) == getattr(given, name)
     assert (found.marks["mine"], found.id != "mine", found.step) == ("yes", True, 1)
@@ -153,8 +153,8 @@ def test_what_the_loop_changes_after_recording_does_not_show(tmp_path):
 
 def test_tokens_are_kept_only_when_asked_for(tmp_path):
     given = [row(tokens={"completion": [1, 2], "mask": [1, 1]})]
-    (without,) = keep(tmp_path, given).rollouts()
-    (with_,) = keep(tmp_path, given, tokens=True).rollouts()
+    (without,) = keep(tmp_path, given).rollouts(tokens=True)
+    (with_,) = keep(tmp_path, given, tokens=True).rollouts(tokens=True)
     assert (without.tokens, with_.tokens) == (None, Tokens(completion=[1, 2], mask=[1, 1]))
 
 

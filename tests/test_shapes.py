@@ -66,7 +66,7 @@ def trajectory(*talks, version=3, pad=0):
 def test_areal_turns_rewards_and_versions_reach_the_store_and_trackio(tmp_path):
     batch = trajectory(TALK, [("Hi? ", 0), ("Hello", 1)], pad=3)
     run, traces = through_trackio(tmp_path, areal.rollouts(batch, LETTERS))
-    long, short = run.rollouts()
+    long, short = run.rollouts(tokens=True)
     assert texts(long.prompt) == [("user", "What is 2+2? ")]
     assert texts(long.completion) == [
         ("assistant", "It is 5."),
@@ -85,7 +85,7 @@ def test_areal_turns_rewards_and_versions_reach_the_store_and_trackio(tmp_path):
 
 def test_areal_tokens_are_without_padding_and_align(tmp_path):
     batch = trajectory(TALK, [("Hi? ", 0), ("Hello", 1)], pad=3)
-    _, short = keep(tmp_path, areal.rollouts(batch, LETTERS), tokens=True).rollouts()
+    _, short = keep(tmp_path, areal.rollouts(batch, LETTERS), tokens=True).rollouts(tokens=True)
     assert short.tokens == Tokens(
         prompt=list(map(ord, "Hi? ")), completion=list(map(ord, "Hello")), mask=[1] * 5, logprobs=[-0.25] * 5
     )
@@ -290,7 +290,7 @@ def test_tinker_without_traces_texts_come_from_the_tokens(tmp_path):
         Transition(Ids(ids[0] + ids[1] + ids[2]), Ids(ids[3], [-1.0] * 3), 1.0),
     ]
     made = TrajectoryGroup([Trajectory(turns)], [0.0], [{}])
-    (rollout,) = keep(tmp_path, tinker.rollouts(made, LETTERS), tokens=True).rollouts()
+    (rollout,) = keep(tmp_path, tinker.rollouts(made, LETTERS), tokens=True).rollouts(tokens=True)
     assert texts(rollout.prompt) == [("user", "ask")]
     assert texts(rollout.completion) == [("assistant", "one"), ("user", " more "), ("assistant", "two")]
     assert rollout.tokens.completion == ids[1] + ids[2] + ids[3]
@@ -331,7 +331,7 @@ def test_torchforge_every_field_reaches_the_store_and_trackio(tmp_path):
     run, traces = through_trackio(
         tmp_path, torchforge.rollouts([[episode(), episode("5")], [episode("6")]]), tokens=True
     )
-    first, second, third = run.rollouts()
+    first, second, third = run.rollouts(tokens=True)
     assert (first.group, second.group, third.group) == (0, 0, 1)
     assert (texts(first.prompt), texts(first.completion)) == ([("user", "2+2?")], [("assistant", "4")])
     assert (first.reward, first.advantage, first.policy_step) == (0.5, -0.25, 11)

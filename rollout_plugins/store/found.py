@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rollout_plugins.store.session import Session
 
 _COUNTS = ("turns", "calls", "failed_calls")
-_RECORD = tuple(name for name in TYPES if name not in _COUNTS)
+_RECORD = tuple(name for name in TYPES if name not in {*_COUNTS, "tokens"})
 _OWN = ("_file", "_row", "id")
 
 
@@ -77,14 +77,14 @@ class Found:
             arrays = [more[name] if name in more else table[name] for name in wanted]
             yield places, pa.Table.from_arrays(arrays, names=wanted)
 
-    def rollouts(self) -> Iterator[Rollout]:
-        """Whole rollouts, with what producers said of them in `extra`."""
-        return (rollout for _, rollout in self.numbered())
+    def rollouts(self, *, tokens: bool = False) -> Iterator[Rollout]:
+        """Whole rollouts, with what producers said of them in `extra`; with token ids and their like if asked."""
+        return (rollout for _, rollout in self.numbered(tokens=tokens))
 
-    def numbered(self) -> Iterator[tuple[int, Rollout]]:
+    def numbered(self, *, tokens: bool = False) -> Iterator[tuple[int, Rollout]]:
         """The same with the place of each; those that cannot be read are missing."""
         said = [name for name in self._places.column_names if name not in _OWN]
-        for places, table in self._session.take(self._places, _RECORD):
+        for places, table in self._session.take(self._places, (*_RECORD, "tokens") if tokens else _RECORD):
             values = {name: self._places[name].take(places).to_pylist() for name in said}
             for number, rollout in self._decode(table):
                 extra = {

@@ -30,7 +30,7 @@ def _rollout(row: Mapping[str, Any]) -> Rollout:
         prompt=tuple(map(_read_message, row["prompt"])),
         completion=completion,
         images=tuple(Image(**image) for image in row["images"]),
-        tokens=Tokens(**row["tokens"]) if row["tokens"] else None,
+        tokens=Tokens(**row["tokens"]) if row.get("tokens") else None,
     )
 
 

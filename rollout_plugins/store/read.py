@@ -150,13 +150,15 @@ class StoredRun:
         order: str | Sequence[str] | None = None,
         limit: int | None = None,
         superseded: bool = False,
+        tokens: bool = False,
     ) -> Iterator[Rollout]:
         """Rollouts in the order they were made, or in the order asked for; a few at a time.
 
         `step`: a number, `"last"`, a range (`range(10, 20)`, `"10-20"`) or several numbers. `tool`: called this tool.
         `has_error`: it or one of its tool calls failed. `where`: a SQL condition over the columns, annotations
         (`judge.score > 0.5`) among them. `search`: text anywhere in its messages or calls. `order`: columns, `-` for
-        descending. `superseded`: also what a resumed attempt did again.
+        descending. `superseded`: also what a resumed attempt did again. `tokens`: with their token ids and what aligns
+        with them, where those are kept; they are many times the rest, so that they are not read unasked.
         """
         filters = Filters(
             split=split,
@@ -172,11 +174,11 @@ class StoredRun:
             limit=limit,
             superseded=superseded,
         )
-        return self._rollouts(filters)
+        return self._rollouts(filters, tokens=tokens)
 
     def get(self, rollout_id: str) -> Rollout:
-        """One rollout by its id."""
-        for rollout in self._rollouts(Filters(id=rollout_id, superseded=True, limit=1)):
+        """One rollout by its id, with its tokens where those are kept."""
+        for rollout in self._rollouts(Filters(id=rollout_id, superseded=True, limit=1), tokens=True):
             return rollout
         raise RunError(f"no rollout {rollout_id!r} in {self.dir}; `rollouts show {self.dir}` lists ids")
 
@@ -265,8 +267,8 @@ class StoredRun:
         self.refresh()
         return written
 
-    def _rollouts(self, filters: Filters) -> Iterator[Rollout]:
-        yield from self._find(filters).rollouts()
+    def _rollouts(self, filters: Filters, *, tokens: bool = False) -> Iterator[Rollout]:
+        yield from self._find(filters).rollouts(tokens=tokens)
 
     def _find(self, filters: Filters, *, whole: bool = True) -> Found:
         session = self._session

@@ -157,7 +157,12 @@ def _tokens_of(row: Row) -> dict[str, Any] | None:
     if not isinstance_(tokens, Tokens):
         row.lose(tokens, "tokens", "no Tokens")
         return None
-    return {field.name: getattr(tokens, field.name) for field in TOKENS}
+    return {field.name: _listed(getattr(tokens, field.name)) for field in TOKENS}
+
+
+def _listed(values: Any) -> Any:
+    """A list for arrays and tensors; everything else as it is."""
+    return values.tolist() if hasattr(values, "tolist") else values
 
 
 def _tokens_that_fit(row: Row, values: dict[str, Any] | None) -> dict[str, Any] | None:
