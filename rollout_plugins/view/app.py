@@ -30,6 +30,11 @@ class Viewer(App[None]):
     CSS = """
     #title { height: 1; padding: 0 1; background: $panel; }
     #chart { height: auto; padding: 0 1; }
+    Grid, Pager {
+        scrollbar-color: $surface-lighten-3; scrollbar-color-hover: $primary; scrollbar-color-active: $primary;
+        scrollbar-background: $background; scrollbar-background-hover: $background;
+        scrollbar-background-active: $background;
+    }
     """
     ENABLE_COMMAND_PALETTE = True
     BINDINGS: ClassVar[list[BindingType]] = [

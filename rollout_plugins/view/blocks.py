@@ -8,16 +8,17 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rollout_plugins.view._pieces import Layout
+from rich.style import Style
+
+from rollout_plugins.view._pieces import CONSOLE, Layout
 from rollout_plugins.view.text import clean, omitted
 from rollout_plugins.view.wrap import wrap
 
 if TYPE_CHECKING:
-    from rich.style import Style
     from rich.text import Text
 
-Cells = list[tuple[str, "str | Style"]]
-Spans = Sequence[tuple[str, "str | Style"]]
+Cells = list[tuple[str, str | Style]]
+Spans = Sequence[tuple[str, str | Style]]
 #: Characters of which a block shows the beginning alone until it is unfolded, whatever it is.
 HUGE = 20_000
 _HUGE_ROWS = 40
@@ -112,9 +113,8 @@ def said(text: str, style: str | Style = "") -> Spans:
 
 def cells_of(row: Text) -> Cells:
     """A rich text as cells."""
-    from rollout_plugins.view._pieces import CONSOLE
-
-    return [(segment.text, segment.style or "") for segment in row.render(CONSOLE)]
+    base = Style.parse(row.style) if isinstance(row.style, str) else row.style
+    return [(segment.text, base + segment.style if segment.style else base) for segment in row.render(CONSOLE)]
 
 
 def lay_out(blocks: Sequence[Block], width: int) -> list[Row]:

@@ -52,10 +52,10 @@ class Grid(ScrollView, can_focus=True):
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"grid--head", "grid--chosen", "grid--cursor"}
     DEFAULT_CSS = """
-    Grid { background: $background; scrollbar-size: 1 1; }
+    Grid { background: $background; scrollbar-size: 0 1; scrollbar-gutter: stable; }
     Grid > .grid--head { background: $panel; color: $text-muted; text-style: bold; }
     Grid > .grid--chosen { background: $primary; color: $text; text-style: bold; }
-    Grid > .grid--cursor { background: $boost; }
+    Grid > .grid--cursor { background: $surface; }
     Grid:focus > .grid--cursor { background: $surface-lighten-2; text-style: bold; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -110,7 +110,8 @@ class Grid(ScrollView, can_focus=True):
             self.columns = list(columns)
             self._cells.clear()
             self._widths = [cell_len(column.label) for column in columns]
-            self.chosen = min(self.chosen, max(len(columns) - 1, 0))
+            names = [column.name for column in columns]
+            self.chosen = names.index("reward") if "reward" in names else 0
             self._measure()
 
     def set_rows(self, count: int, cursor: int = 0) -> None:
@@ -151,8 +152,13 @@ class Grid(ScrollView, can_focus=True):
                     self._widths[number_] = max(self._widths[number_], min(cell_len(text), _WIDEST))
         self._measure()
 
+    @property
+    def _room(self) -> int:
+        """Cells beside the scrollbar."""
+        return max(self.scrollable_content_region.width, 1)
+
     def _measure(self) -> None:
-        self.virtual_size = Size(max(sum(self._all_widths()) + 2, 0), self.count + 1)
+        self.virtual_size = Size(sum(self._all_widths()) + 1, self.count + 1)
 
     def _all_widths(self) -> list[int]:
         """The width of each column with the space after it; text takes what is left."""
@@ -160,7 +166,7 @@ class Grid(ScrollView, can_focus=True):
         pairs = zip(self.columns, self._widths, strict=True)
         widths = [width + 2 + (column.name == sorted_by) for column, width in pairs]
         texts = [place for place, column in enumerate(self.columns) if column.left]
-        room = self.size.width - 2 - sum(width for place, width in enumerate(widths) if place not in texts)
+        room = self._room - 1 - sum(width for place, width in enumerate(widths) if place not in texts)
         for place in texts:
             widths[place] = max(room // len(texts), widths[place], 20)
         return widths
@@ -179,9 +185,9 @@ class Grid(ScrollView, can_focus=True):
         return cells
 
     def render_line(self, y: int) -> Strip:
-        width, base = self.size.width, self.rich_style
+        width, base = self._room, self.rich_style
         if y == 0:
-            return self._head().crop_extend(self.scroll_offset.x, self.scroll_offset.x + width, base)
+            return self._head()
         place = self.scroll_offset.y + y - 1
         if place >= self.count:
             text = f"  {self.empty}" if y == 2 and not self.count else ""
@@ -202,6 +208,7 @@ class Grid(ScrollView, can_focus=True):
         return line
 
     def _head(self) -> Strip:
+        """The names of the columns, and at the end whether there are more."""
         head = self.rich_style + self.get_component_rich_style("grid--head", partial=True)
         segments = [Segment(" ", head)]
         for place, (column, width) in enumerate(zip(self.columns, self._all_widths(), strict=True)):
@@ -211,7 +218,10 @@ class Grid(ScrollView, can_focus=True):
                 style += self.get_component_rich_style("grid--chosen", partial=True)
             text = _cell(f"{column.label}{mark}", width, left=column.left)
             segments.append(Segment(text, style))
-        return Strip(segments).extend_cell_length(max(self.size.width, self.virtual_size.width), head)
+        end = self.scroll_offset.x + self._room
+        more = sum(self._all_widths()) - 1 > end
+        strip = Strip(segments).crop_extend(self.scroll_offset.x, end - more, head)
+        return Strip([*strip, Segment("→", head)]) if more else strip
 
     def _want(self, place: int) -> None:
         page = place // PAGE
@@ -229,7 +239,7 @@ class Grid(ScrollView, can_focus=True):
         self.refresh()
 
     def _show_cursor(self) -> None:
-        top, height = self.scroll_offset.y, self.size.height - 1 - self.show_horizontal_scrollbar
+        top, height = self.scroll_offset.y, self.size.height - 1
         if self.cursor < top:
             self.scroll_to(y=self.cursor, animate=False)
         elif height > 0 and self.cursor >= top + height:
@@ -277,8 +287,8 @@ class Grid(ScrollView, can_focus=True):
         start, width = 1 + sum(widths[: self.chosen]), widths[self.chosen] if widths else 0
         if start < self.scroll_offset.x + 1:
             self.scroll_to(x=start - 1, animate=False)
-        elif start + width > self.scroll_offset.x + self.size.width:
-            self.scroll_to(x=start + width - self.size.width, animate=False)
+        elif start + width > self.scroll_offset.x + self._room:
+            self.scroll_to(x=start + width - self._room, animate=False)
         self.refresh()
 
     def action_sort(self) -> None:

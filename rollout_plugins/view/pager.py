@@ -27,9 +27,9 @@ class Pager(ScrollView, can_focus=True):
     COMPONENT_CLASSES: ClassVar[set[str]] = {"pager--line", "pager--marker", "pager--match"}
     DEFAULT_CSS = """
     Pager { background: $background; scrollbar-size-vertical: 1; scrollbar-gutter: stable; overflow-x: hidden; }
-    Pager > .pager--line { background: $boost; }
+    Pager > .pager--line { background: $surface; }
     Pager:focus > .pager--line { background: $surface-lighten-1; }
-    Pager > .pager--marker { color: $primary-background; }
+    Pager > .pager--marker { color: $panel; }
     Pager:focus > .pager--marker { color: $accent; }
     Pager > .pager--match { background: $warning; color: $background; }
     """
