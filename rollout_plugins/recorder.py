@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from rollout_hookspecs import Batch, Run
 
+from rollout_plugins.dispatch import shown
 from rollout_plugins.errors import SetupError
 from rollout_plugins.hosts.facts import installed
 from rollout_plugins.identity import Identity, identify, identify_named, ranks_can_agree
@@ -117,7 +118,7 @@ class RolloutRecorder:
         )
         self._generation = found.generation
         self._pid = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may record, too
         self._is_started = self._is_closed = self._is_proven = False
         self._last_step = 0
         self._told: set[str] = set()
@@ -185,7 +186,7 @@ class RolloutRecorder:
         except Exception as error:
             if is_checked and (self._strict or isinstance(error, SetupError)):
                 raise
-            self._say(f"a batch could not be recorded: {type(error).__name__}: {error}; the loop goes on without it")
+            self._say(f"a batch could not be recorded: {shown(error)}; the loop goes on without it")
             self._lose("unreadable", rollouts)
             return None
         self._last_step = place.step
@@ -245,7 +246,7 @@ class RolloutRecorder:
         try:
             action()
         except Exception as error:
-            self._say(f"could not {what}: {error!r}; recording goes on without it")
+            self._say(f"could not {what}: {shown(error)}; recording goes on without it")
 
     def _say(self, text: str) -> None:
         if text not in self._told:
@@ -289,8 +290,10 @@ class RolloutRecorder:
 
 
 def _check(run_id: Any, resumed_from: Any, names: Sequence[str], weights: Sequence[float]) -> None:
-    if run_id is not None and (not isinstance(run_id, str) or not run_id or Path(run_id).name != run_id):
-        raise SetupError(f"run_id is {run_id!r}; give a name that a folder can have, without slashes")
+    if run_id is not None and (not isinstance(run_id, str) or Path(run_id).name != run_id or run_id[:1] in {"", "."}):
+        raise SetupError(
+            f"run_id is {run_id!r}; give a name that a folder can have, without slashes or a dot in front"
+        )
     if resumed_from is not None and run_id is None:
         raise SetupError("resumed_from says where a run goes on, but not which; give its run_id too")
     if isinstance(names, str) or (weights and len(weights) != len(names)):

@@ -7,7 +7,7 @@ token) and `logprobs`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import groupby
+from itertools import compress, groupby
 from typing import Any
 
 from rollout_hookspecs import Rollout
@@ -45,7 +45,7 @@ def _take(trajectories: Any, tokenizer: Any, data: Any, asked: Asked) -> Taken:
     copier = Snapshot()
     rows = copier.copy(_dataset_rows(data, counts, asked, is_list=is_list))
     size = sum(tensor.nbytes for episode in episodes if isinstance(episode, dict) for tensor in episode.values())
-    reader = _Reader(tokenizer)
+    reader = _Reader(tokenizer, asked)
 
     def build() -> list[Found | Lost]:
         sequences = [one for some in map(_sequences, episodes, rows) for one in some]
@@ -99,25 +99,24 @@ def _sequences(episode: Any, rows: Sequence[Any]) -> list[Any]:
     """Each sequence's numbers, with its dataset row."""
     if isinstance(episode, Lost):
         return [episode]
-    lists = {name: tensor.tolist() for name, tensor in episode.items()}
-    return [({name: values[place] for name, values in lists.items()}, row) for place, row in enumerate(rows)]
+    return [({name: tensor[place] for name, tensor in episode.items()}, row) for place, row in enumerate(rows)]
 
 
 class _Reader:
     """Makes rollouts of sequences; on the worker thread."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, asked: Asked) -> None:
         self._decode = decoder(tokenizer)
         self._end = getattr(tokenizer, "eos_token_id", None)
+        self._asked = asked
 
     def found(self, sequence: tuple[dict[str, Any], dict[str, Any]]) -> Found:
         numbers, row = sequence
-        real = numbers.get("attention_mask") or [1] * len(numbers["input_ids"])
-        own = {name: values for name, values in numbers.items() if name != "rewards"}
-        cut = {name: [v for v, here in zip(values, real, strict=True) if here] for name, values in own.items()}
+        reward = _total(numbers.pop("rewards", None))
+        real = numbers.pop("attention_mask", None)
+        cut = {name: (some if real is None else some[real.bool()]).tolist() for name, some in numbers.items()}
         speech = Speech(cut["input_ids"], cut["loss_mask"])
-        versions = [v for v, wrote in zip(cut.get("versions", ()), speech.mask, strict=False) if wrote]
-        reward = _total(numbers.get("rewards"))
+        versions = list(compress(cut.get("versions", ()), speech.mask))
         completion = speech.completion(self._decode)
         rollout = Rollout(
             id="",
@@ -133,7 +132,7 @@ class _Reader:
             finish="stop" if completion and speech.ids[-1] == self._end else "unknown",
             columns={name: value for name, value in row.items() if name != "messages"},
             extra=_spread(versions),
-            tokens=speech.tokens(cut.get("logprobs")),
+            tokens=speech.tokens(cut.get("logprobs")) if self._asked.tokens else None,
         )
         return Found(rollout)
 
@@ -146,7 +145,7 @@ class _Reader:
 
 def _total(rewards: Any) -> float | None:
     """A sequence's reward; rewards for each token are summed."""
-    return None if rewards is None else float(sum(rewards)) if isinstance(rewards, list) else float(rewards)
+    return None if rewards is None else float(rewards.sum())
 
 
 def _spread(versions: list[int]) -> dict[str, Any]:

@@ -54,9 +54,14 @@ class Speech(NamedTuple):
 
     def completion(self, decode: Decode) -> tuple[dict[str, Any], ...]:
         """A message for each stretch: the model's are the assistant's, those between a tool's or the user's."""
-        said = zip(self.ids[self.prompt_length :], self.mask[self.prompt_length :], strict=True)
-        stretches = [(wrote, [i for i, _ in some]) for wrote, some in groupby(said, key=lambda pair: bool(pair[1]))]
-        return tuple(_message(wrote, decode(ids)) for wrote, ids in stretches)
+        if len(self.ids) != len(self.mask):
+            raise ValueError("ids and mask differ in length")
+        made, start = [], self.prompt_length
+        for wrote, some in groupby(map(bool, self.mask[start:])):
+            end = start + sum(1 for _ in some)
+            made.append(_message(wrote, decode(list(self.ids[start:end]))))
+            start = end
+        return tuple(made)
 
     def tokens(self, logprobs: Sequence[float] | None) -> Tokens:
         """For the store; log-probabilities of the whole sequence."""
