@@ -200,6 +200,7 @@ def test_a_step_of_a_chart_lists_its_rollouts(page):
 
 def test_a_row_opens_its_conversation_and_back_returns_to_the_same_place(page):
     page.write("#filter", "step>=2")
+    wait_listed(page, "n => n === 200")
     page.eval("document.querySelector('.rows').scrollTop = 1200")
     page.wait("document.querySelector('tr[data-place=\"36\"]')")
     page.box('tr[data-place="36"] td:nth-child(4)')

@@ -80,7 +80,9 @@ export function readAddress(): void {
 
 /** Note a changed filter in the address, without a step in the history for each letter. */
 export function noteAddress(): void {
-  if (shown.value === null && (location.hash || "#") !== overview()) history.replaceState(null, "", overview());
+  // the address is ahead of what is shown when somebody goes back and forward quickly
+  if (new URLSearchParams(location.hash.slice(1)).has("rollout")) return;
+  if ((location.hash || "#") !== overview()) history.replaceState(null, "", overview());
 }
 
 export function open(one: Rollout | undefined, as: View = view.value): void {

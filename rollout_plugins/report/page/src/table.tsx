@@ -88,7 +88,7 @@ export function Table() {
     return () => watching.disconnect();
   }, []);
   const first = useRef(rows);
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (first.current === rows) return;
     first.current = rows;
     current = 0;
