@@ -49,7 +49,7 @@ class Builder:
         seen = self._seen
         watch = seen.watches[i] if i < len(seen.watches) else None
         prompt, prompt_is_text = self._prompt(i)
-        completion, completion_is_text = self._completion(i)
+        completion, completion_is_text = self._completion(i, prompt_is_text)
         calls = tool_calls(completion, watch, self._tools)
         rewards = dict(zip(seen.names, seen.rewards[i], strict=True)) if seen.rewards else dict.fromkeys(seen.names)
         extra, marks = self._extra(i)
@@ -82,12 +82,12 @@ class Builder:
             prompt = self._seen.decoder.text(self._seen.prompt_ids[i])
         return as_messages(prompt, "user")
 
-    def _completion(self, i: int) -> tuple[tuple[Any, ...], bool]:
+    def _completion(self, i: int, prompt_is_text: bool) -> tuple[tuple[Any, ...], bool]:
+        """The completion as the trainer had it; else its ids decoded, and text where the prompt is."""
         seen = self._seen
         if seen.completions is not None:
             return as_messages(seen.completions[i], "assistant")
-        completion, _ = as_messages(seen.decoder.answer(seen.ids[i]), "assistant")
-        return completion, isinstance(seen.prompts[i], str)
+        return ({"role": "assistant", "content": seen.decoder.answer(seen.ids[i])},), prompt_is_text
 
     def _extra(self, i: int) -> tuple[dict[str, Any], dict[str, str]]:
         """This rollout's values. A column of another length belongs to no rollout: the first one keeps it whole."""

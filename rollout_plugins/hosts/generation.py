@@ -33,42 +33,44 @@ class Generation:
         self.group_size = _group_size(trainer, training=training)
         self.names = reward_names(trainer)
         self.weights = _weights(trainer, len(self.names))
-        self.expected = 0
-        self.count = 0
-        self.bytes = 0
+        self.marks: list[dict[str, str]] = []
+        self.error: str | None = None
+        # How many rollouts the trainer is about to make, how many were seen, and what keeping them costs.
+        self.expected = self.count = self.bytes = 0
         self.seconds = 0.0
         self.time = time.time()
-        self.error: str | None = None
+        # Messages: the rows given, prompts composed of them, what tool loops said, and the copies that are kept.
         self.rows: Sequence[Mapping[str, Any]] = ()
         self.asked: list[Any] = []
-        self.prompts: list[Any] = []
         self.said: Sequence[Any] | None = None
+        self.prompts: list[Any] = []
         self.completions: list[Any] | None = None
         self.columns: list[dict[str, Any]] = []
+        # Tokens; where there is nothing else, the decoder makes text of them.
         self.prompt_ids: Any = None
         self.ids: list[list[int]] = []
         self.lengths: list[int] = []
         self.ends: list[int | None] = []
         self.tool_mask: Any = None
+        self.tensors: dict[str, Any] = {}
+        self.decoder: Any = None
+        # Tools and rewards. `numbers` reads one function's rewards off the trainer, where they were not seen raw.
         self.watches: list[Watch] = []
         self.raw_rewards: dict[int, Sequence[Any]] = {}
         self.numbers: Callable[[int], Sequence[float] | None] = lambda _: None
         self.rewards: list[list[float | None]] = []
-        self.scores: Any = None
         self.totals: list[float] = []
         self.advantages: list[float | None] = []
         self.extra: dict[str, list[Any]] = {}
-        self.marks: list[dict[str, str]] = []
         self.peers: dict[str, Any] | None = None
-        self.tensors: dict[str, Any] = {}
+        # Where each row stands in a batch of how many, if it is not one after the other.
         self.places: list[int] = []
         self.width = 0
+        # What is left to do on the worker thread before rollouts are built.
         self.later: list[Callable[[], None]] = []
-        self.decoder: Any = None
 
     def snapshot(self, rows: Any, prompts: Any, completions: Any, ids: Any = None) -> None:
         """Copy what others might change. `completions` is None where the trainer has ids alone: those are decoded."""
-        started = time.perf_counter()
         copier = Snapshot()
         self.prompts = [copier.copy(prompt) for prompt in prompts]
         self.completions = None if completions is None else [copier.copy(completion) for completion in completions]
@@ -79,7 +81,6 @@ class Generation:
         self.bytes = copier.bytes + 512 * self.count
         if ids is not None:
             self.answer(ids)
-        self.seconds += time.perf_counter() - started
 
     def answer(self, ids: Sequence[Sequence[int]]) -> None:
         """Token ids of the completions. They are kept where they are asked for or have to be decoded."""

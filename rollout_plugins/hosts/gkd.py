@@ -65,23 +65,29 @@ class Piece:
 
     def _rows(self, prompts: list[list[int]]) -> list[tuple[Any, dict[str, Any], dict[str, str]]]:
         """Prompt, columns and marks of each row: nothing where the row is not known, or not for sure."""
-        known: list[Sequence[Any]] = [self.rows] if self.rows else []
-        for call in () if known else self.collated:
-            known += [rows for rows in call.rows_of(prompts) if rows not in known]
-        return [_agreed([rows[i] for rows in known]) for i in range(len(prompts))]
+        found = [self.rows] if self.rows else [rows for call in self.collated for rows in call.rows_of(prompts)]
+        return [_agreed([rows[i] for rows in found]) for i in range(len(prompts))]
 
 
 def _agreed(rows: list[Any]) -> tuple[Any, dict[str, Any], dict[str, str]]:
-    """What rows with the same prompt ids have in common."""
+    """What rows that became the same prompt ids have in common."""
     prompts = [_prompt(row) for row in rows]
-    if not rows or prompts[0] is None or any(prompt != prompts[0] for prompt in prompts):
+    if not _equal(prompts) or prompts[0] is None:
         return None, {}, {}
-    if any(row != rows[0] for row in rows):
+    columns = [{name: value for name, value in row.items() if name not in _TOKENIZED} for row in rows]
+    if not _equal(columns):
         return prompts[0], {}, _SEVERAL
-    columns = {name: value for name, value in rows[0].items() if name not in _TOKENIZED}
-    if columns.get("messages") == prompts[0]:
-        del columns["messages"]
-    return prompts[0], columns, {}
+    if columns[0].get("messages") == prompts[0]:
+        del columns[0]["messages"]
+    return prompts[0], columns[0], {}
+
+
+def _equal(values: list[Any]) -> bool:
+    """Whether there are values, and all are the same; arrays that say neither are not."""
+    try:
+        return bool(values) and all(value == values[0] for value in values)
+    except Exception:
+        return False
 
 
 def _prompt(row: Mapping[str, Any]) -> Any:

@@ -9,7 +9,6 @@ function runs), and around `_generate_and_score_completions`, at whose end the a
 from __future__ import annotations
 
 import inspect
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, ClassVar, Final
@@ -64,25 +63,21 @@ class GRPOObserver(Observer):
 
     def _read_rewards(self, now: Generation, gathered: Any) -> None:
         """Rewards exist now, and so does what reward functions gave to log_extra."""
-        started = time.perf_counter()
         here = slice(now.rank * now.count, (now.rank + 1) * now.count)
         now.numbers = lambda index: gathered[here, index].tolist()
         copier = Snapshot()
         pending = getattr(self.trainer, "_pending_extra_logs", None) or {}
         now.extra = {str(name): copier.copy(list(values)) for name, values in pending.items()}
         now.bytes += copier.bytes
-        now.seconds += time.perf_counter() - started
 
     def _read_advantages(self, now: Generation, out: Mapping[str, Any]) -> None:
         """Advantages exist now, as numbers in the trainer's log; only if they don't is its tensor read."""
-        started = time.perf_counter()
         log = LogTail.of(now)
         if log is None:
             now.advantages = out["advantages"].tolist()
         else:
             self._read_log(now, log)
         now.keep(**{name: out.get(name) for name in _PER_TOKEN})
-        now.seconds += time.perf_counter() - started
 
     def _read_log(self, now: Generation, log: LogTail) -> None:
         here = slice(now.rank * now.count, (now.rank + 1) * now.count)

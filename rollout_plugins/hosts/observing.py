@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar
@@ -23,7 +24,6 @@ class Observer:
         self.options = options
         self.now: Generation | None = None
         self.wraps = Wraps(trainer)
-        self.guarded = self.wraps.guarded
 
     def watch(self, name: str, around: Callable[..., Any], parameters: tuple[str, ...] | None = None) -> bool:
         """Wrap a method of the trainer: `around(generation, original, *args, **kwargs)`.
@@ -52,9 +52,18 @@ class Observer:
                 self.now.failed(error)
             raise
         finally:
-            now, self.now = self.now, None
-            if now is not None:
-                self.hand_over(now)
+            if self.now is not None:
+                self.hand_over(self.now)
+            self.now = None
+
+    @contextmanager
+    def guarded(self, what: str) -> Iterator[None]:
+        """Work of ours on the training thread: its mistakes end here, and its time is counted."""
+        started = time.perf_counter()
+        with self.wraps.guarded(what):
+            yield
+        if self.now is not None:
+            self.now.seconds += time.perf_counter() - started
 
     def begin(self) -> Generation:
         return Generation(self.trainer, self.options)

@@ -25,6 +25,7 @@ class OnlineDPOObserver(Observer):
     def __init__(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> None:
         super().__init__(trainer, emit, options)
         self.eos_ids = eos_ids(trainer)
+        self.compared: Any = None
         self.watch("training_step", self._step)
         parameters = ("prompts", "completions", "completion_ids_list", "reward_kwargs")
         self.watch("_calculate_rewards_from_functions", self._rewards, parameters)
@@ -43,7 +44,8 @@ class OnlineDPOObserver(Observer):
             now.expected = 2 * len(argument(original, args, kwargs, "inputs")["prompt"])
         out = original(*args, **kwargs)
         with self.guarded("read the rewards"):
-            self._read_totals(now)
+            if now.count:
+                self._read_totals(now)
         return out
 
     def _prompts(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -71,7 +73,7 @@ class OnlineDPOObserver(Observer):
             swap = now.watched_rewards()
         with swap or nullcontext():
             total = original(*args, **kwargs)
-        now.scores = total
+        self.compared = total
         return total
 
     def _written(self, ids: Sequence[int]) -> Sequence[int]:
@@ -80,10 +82,8 @@ class OnlineDPOObserver(Observer):
 
     def _read_totals(self, now: Generation) -> None:
         """The rewards the trainer compared, and what it preferred."""
-        if now.scores is None:
-            return
-        totals, half = now.scores.tolist(), now.count // 2
-        now.totals = totals
+        now.totals = totals = self.compared.tolist()
+        half = now.count // 2
         first_wins = [totals[i] >= totals[i + half] for i in range(half)]
         better = [*first_wins, *(not wins for wins in first_wins)]
         now.marks = [{"preference": "chosen" if chosen else "rejected"} for chosen in better]
