@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rollout_plugins import __version__
 from rollout_plugins.errors import RunError
 from rollout_plugins.report.choose import choose
-from rollout_plugins.report.facts import about, course
+from rollout_plugins.report.facts import about, course, step_width
 from rollout_plugins.report.pictures import Pictures
 from rollout_plugins.report.records import Records
 from rollout_plugins.report.texts import Texts
@@ -54,6 +54,7 @@ def page_data(
         "filters": {name: clean(str(value)) for name, value in filters.items()},
         "damaged": {clean(name): clean(why) for name, why in run.damaged.items()},
         "steps": series,
+        "step_width": step_width(steps),
         "rollouts": rollouts,
         "images": images,
         "images_spared": images_spared,

@@ -84,14 +84,22 @@ def _plugin_errors(run: StoredRun) -> dict[str, int]:
     return dict(total)
 
 
+def step_width(rows: Sequence[Mapping[str, Any]]) -> int:
+    """How many steps stand in one point of the charts."""
+    steps = [row["step"] for row in rows if row["step"] is not None]
+    return -(-(max(steps) - min(steps) + 1) // POINTS) if len(set(steps)) > POINTS else 1
+
+
 def course(rows: Sequence[Mapping[str, Any]], texts: Texts) -> dict[str, dict[str, list[Any]]]:
     """For each split the numbers of its steps, a list for each."""
     splits = dict.fromkeys(row["split"] for row in rows)
-    return {clean(str(split)): _columns([row for row in rows if row["split"] == split], texts) for split in splits}
+    known = [row for row in rows if row["step"] is not None]
+    width = step_width(known)
+    thinned = {split: _thinned([row for row in known if row["split"] == split], width) for split in splits}
+    return {clean(str(split)): _columns(some, texts) for split, some in thinned.items()}
 
 
 def _columns(rows: Sequence[Mapping[str, Any]], texts: Texts) -> dict[str, list[Any]]:
-    rows = _thinned([row for row in rows if row["step"] is not None])
     names = [name for name in rows[0] if name != "split"] if rows else []
     return {clean(name): [_short(texts.scalar(row[name])) for row in rows] for name in names}
 
@@ -100,12 +108,12 @@ def _short(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def _thinned(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _thinned(rows: Sequence[Mapping[str, Any]], width: int) -> list[Mapping[str, Any]]:
     """As many rows as a chart has points: each the sum, mean, least or most of its steps."""
-    each = -(-len(rows) // POINTS)
-    if each <= 1:
-        return list(rows)
-    return [_merged(rows[start : start + each]) for start in range(0, len(rows), each)]
+    points: dict[int, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        points.setdefault((row["step"] - rows[0]["step"]) // width, []).append(row)
+    return [_merged(point) if len(point) > 1 else point[0] for point in points.values()]
 
 
 def _merged(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -50,7 +50,7 @@ export function findColumns(): void {
   });
   add("calls", (r) => r.calls, { usual: some((r) => r.calls) });
   add("failed", (r) => r.failed, { usual: some((r) => r.failed) });
-  add("finish", (r) => r.finish, { numeric: false, usual: true, write: words });
+  add("finish", (r) => r.finish, { numeric: false, usual: some((r) => r.finish !== "unknown"), write: words });
   add("asked", (r) => oneLine(lastWords(r, true)), { numeric: false, usual: true, wide: true, write: words });
   add("answered", (r) => oneLine(lastWords(r, false)), { numeric: false, usual: true, wide: true, write: words });
   add("error", (r) => (r.error === undefined ? null : oneLine(String(plain({ text: r.error })))), {

@@ -98,6 +98,8 @@ export interface Data {
   filters: Record<string, string>;
   damaged: Record<string, string>;
   steps: Record<string, Series>;
+  /** How many steps stand in one point. */
+  step_width: number;
   rollouts: Rollout[];
   images: Picture[];
   images_spared: number;

@@ -55,7 +55,7 @@ function Title() {
       <p class="dim">
         {[
           run.trainer,
-          run.id,
+          run.model ? run.id : "",
           started ? moment(started) : "",
           run.world_size > 1 ? plural(run.world_size, "process", "processes") : "",
         ]

@@ -49,8 +49,22 @@ export function Filter() {
 }
 
 function Picker() {
+  const place = useRef<HTMLDetailsElement>(null);
+  useEffect(() => {
+    const close = (event: Event) => {
+      if (!place.current!.contains(event.target as Node)) place.current!.open = false;
+    };
+    addEventListener("pointerdown", close);
+    return () => removeEventListener("pointerdown", close);
+  }, []);
+  const onKey = (event: KeyboardEvent) => {
+    if (event.key !== "Escape" || !place.current!.open) return;
+    place.current!.open = false;
+    place.current!.querySelector("summary")!.focus();
+    event.stopPropagation();
+  };
   return (
-    <details class="picker">
+    <details class="picker" ref={place} onKeyDown={onKey}>
       <summary>Columns</summary>
       <fieldset>
         <legend class="sr">Columns of the table</legend>
