@@ -19,7 +19,7 @@ import make_readme
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"```python\n(.+?)```", README, re.DOTALL)
-COMMANDS = re.findall(r"^rollouts (?!demo)(.+)$", README, re.MULTILINE)
+COMMANDS = re.findall(r"^rollouts (?!demo|view)(.+)$", README, re.MULTILINE)  # view needs a terminal: test_view.py
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def test_the_demo_leaves_calls_of_every_outcome_and_shows_them(demo, capsys):
         "tool calls that failed",
         "correct",
         "advantage",
-        "rollouts stats",
+        "rollouts view",
         str(run.dir),
     ):
         assert words in shown
@@ -93,8 +93,11 @@ def test_each_command_runs_as_printed(demo, monkeypatch, capsys, command):
     assert capsys.readouterr().out.strip()
 
 
-def test_what_the_demo_says_to_type_next_works(demo, capsys):
-    for line in show.next_commands(demo / "outputs" / "demo"):
+def test_what_the_demo_says_to_type_next_works(demo, monkeypatch, capsys):
+    monkeypatch.chdir(demo)
+    view, *others = show.next_commands(demo / "outputs" / "demo")
+    assert view.split()[:2] == ["rollouts", "view"]
+    for line in others:
         assert main(shlex.split(line)[1:]) == 0
 
 

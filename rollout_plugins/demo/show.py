@@ -93,7 +93,7 @@ def _summary(stored: StoredRun, rollouts: list[Rollout], out: Path, seconds: flo
     for status, colour in STATUSES.items():
         counts.append(f"{statuses[status]} {status.replace('_', ' ')}  ", style=colour)
     lines = [counts, Text(), Text.assemble(("where   ", "bold"), str(stored.dir))]
-    heads = ["next    ", "        ", "        "]
+    heads = ["next    ", *["        "] * 3]
     lines += [Text.assemble((head, "bold"), line) for head, line in zip(heads, next_commands(out), strict=True)]
     return Group(*lines)
 
@@ -102,7 +102,8 @@ def next_commands(out: Path) -> list[str]:
     """What to type next; an output folder stands for the newest run in it."""
     path = shlex.quote(str(out))
     return [
-        f"rollouts stats {path}",
+        f"rollouts view {path}",
+        f"rollouts report {path} -o report.html",
         f"rollouts show {path} --step last --worst 2",
         f'rollouts sql {path} "select step, avg(reward) from rollouts group by step order by step"',  # noqa: S608 - shown, not run
     ]
