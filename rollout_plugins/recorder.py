@@ -181,6 +181,8 @@ class RolloutRecorder:
         is_checked = self._strict or not self._is_proven
         try:
             place = where(**said, last_step=self._last_step, is_checked=is_checked)
+            if is_checked:
+                _check_groups(rollouts, place.group_size)
             shaped = rollouts if isinstance(rollouts, Shaped) else rows(rollouts)
             taken = shaped.take(Asked(tokens=self._tokens, checked=is_checked))
         except Exception as error:
@@ -299,6 +301,13 @@ def _check(run_id: Any, resumed_from: Any, names: Sequence[str], weights: Sequen
     if isinstance(names, str) or (weights and len(weights) != len(names)):
         raise SetupError(
             f"{len(weights)} reward_weights for reward_names {names!r}; give a list of names, a weight each"
+        )
+
+
+def _check_groups(rollouts: Any, group_size: int | None) -> None:
+    if group_size and isinstance(rollouts, (list, tuple)) and len(rollouts) % group_size:
+        raise SetupError(
+            f"{len(rollouts)} rollouts are no groups of {group_size}; leave group_size out, and give each a group"
         )
 
 

@@ -326,11 +326,21 @@ def test_hostile_rollouts_cost_only_themselves(tmp_path):
         recorder.record(2, hostile_rollouts())
         recorder.record(3, odd)
         recorder.record(4, [row()])
+        recorder.record("five", [row(marks=[1])])
     run = open_run(tmp_path / "runs")
     assert run.count(step=2) == len(hostile_rollouts())
     assert run.count(step=3) == len(odd) - 1
-    assert run.count(step=4) == 1
+    assert run.count(step=4) == 2
     assert run.drops["unreadable"] == 1
+
+
+def test_groups_that_do_not_come_out_even_are_a_mistake(tmp_path):
+    with recorder_in(tmp_path) as recorder:
+        with pytest.raises(SetupError, match="3 rollouts are no groups of 2; leave group_size out"):
+            recorder.record(1, [row()] * 3, group_size=2)
+        recorder.record(1, [row()] * 2, group_size=2)
+        recorder.record(2, [row()] * 3, group_size=2)
+    assert [r.group_size for r in open_run(tmp_path / "runs").rollouts(step=2)] == [2, 2, 1]
 
 
 # --- beginning and ending ------------------------------------------------------------------------------------------
@@ -393,6 +403,13 @@ def test_however_the_loop_ends_everything_is_there_and_the_run_has_ended(tmp_pat
     assert run.steps == [1, 2, 3, 4, 5]
     assert len(run) == 20
     assert run.attempts[0]["ended"]
+
+
+def test_nothing_that_training_needs_is_loaded():
+    program = "from rollout_plugins import RolloutRecorder as R\nR().close()\nimport sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = {name.partition(".")[0] for name in done.stdout.split()}
+    assert loaded & {"torch", "transformers", "trl", "accelerate", "datasets", "wandb", "trackio"} == set()
 
 
 def test_killed_at_any_moment_it_has_kept_what_was_handed_over(tmp_path):

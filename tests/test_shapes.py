@@ -123,6 +123,15 @@ def test_areal_texts_are_decoded_on_the_recorders_thread_with_a_tokenizer_of_its
     assert threading.main_thread() not in DECODED_ON
 
 
+def test_areal_a_tokenizer_that_cannot_be_copied_is_used_as_it_is(tmp_path):
+    class Locked(Letters):
+        def __init__(self):
+            self.lock = threading.Lock()
+
+    (rollout,) = keep(tmp_path, areal.rollouts(trajectory(TALK), Locked())).rollouts()
+    assert texts(rollout.completion)[0] == ("assistant", "It is 5.")
+
+
 def test_areal_rejected_episodes_are_counted_and_nothing_else_is_lost(tmp_path):
     run = keep(
         tmp_path,

@@ -58,10 +58,10 @@ class Placing:
             index=rollout.index * self.world_size + self.rank,
             group=rollout.group * self.world_size + self.rank,
             policy_step=self.policy_step if policy_step is None else policy_step,
-            time=rollout.time or self.time,
+            time=rollout.time if isinstance(rollout.time, (int, float)) and rollout.time else self.time,
             reward=self._total(rollout) if reward is None else reward,
             tokens=rollout.tokens if self.tokens else None,
-            marks={**rollout.marks, **self.marks} if self.marks else rollout.marks,
+            marks={**rollout.marks, **self.marks} if isinstance(rollout.marks, dict) else rollout.marks,
         )
 
     def _total(self, rollout: Rollout) -> float | None:

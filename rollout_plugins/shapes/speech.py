@@ -29,12 +29,13 @@ def decoder(tokenizer: Any) -> Decode:
 
 
 def _own_copy(tokenizer: Any) -> Any:
+    """A copy, made once; the tokenizer itself if it can't be copied."""
     try:
         if tokenizer not in _copies:
             _copies[tokenizer] = copy.deepcopy(tokenizer)
         return _copies[tokenizer]
-    except TypeError:  # it can't be remembered
-        return copy.deepcopy(tokenizer)
+    except Exception:
+        return tokenizer
 
 
 class Speech(NamedTuple):
