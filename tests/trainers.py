@@ -7,13 +7,19 @@ import sys
 import tempfile
 from dataclasses import dataclass, field
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
 import torch
 from datasets import Dataset
+from packaging.version import Version
 from rig import dataset, half, scripted, tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rollout_plugins.hosts import known_hosts
+
+TRL = Version(version("trl"))
 
 
 def picky(completions, **kwargs):
@@ -55,7 +61,8 @@ class Kind:
             getattr(import_module(self.module), self.trainer)
         except (ImportError, AttributeError, NameError) as error:
             return f"{self.trainer} cannot be imported from this TRL: {error}"
-        return None
+        since = next(s.since for host in known_hosts() for s in host.supports if s.trainer == self.trainer)
+        return f"{self.trainer} is recorded since TRL {since}" if Version(since) > TRL else None
 
 
 _SCORED = {"reward_funcs": [half, picky]}

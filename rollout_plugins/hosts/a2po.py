@@ -99,6 +99,7 @@ class A2POHost(TRLHost):
             advantage=True,
             evaluation=True,
             lengths="with tokens=True",
+            since="1.10",
             note="the first stage is recorded too, in groups, without advantages and tokens; pass the callback in "
             "callbacks=[…], since no event comes before it",
         ),

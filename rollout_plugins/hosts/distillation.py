@@ -55,9 +55,11 @@ class DistillationHost(TRLHost):
     supports = (
         Support(
             trainer="DistillationTrainer", messages="decoded completions", rewards="none", tools=True, images=True,
-            evaluation=True, note="with tools, completions are the trainer's own messages",
+            evaluation=True, since="1.10",
+            note="tools since 1.14; with them, completions are the trainer's own messages",
         ),
         Support(
             trainer="ServerDistillationTrainer", messages="decoded completions", rewards="none", evaluation=True,
+            since="1.10",
         ),
     )  # fmt: skip

@@ -215,7 +215,7 @@ class GKDHost(TRLHost):
     observer = GKDObserver
     supports = (
         Support(
-            trainer="GKDTrainer", messages="decoded completions", rewards="none",
+            trainer="GKDTrainer", messages="decoded completions", rewards="none", since="1.10",
             note="answers of the teacher are marked; the dataset's own are no rollouts",
         ),
     )  # fmt: skip
@@ -229,7 +229,7 @@ class GOLDHost(TRLHost):
     supports = (
         Support(
             trainer="GOLDTrainer", messages="decoded completions", rewards="none", groups=True, images=True,
-            note="the dataset's own answers are no rollouts",
+            since="1.10", note="the dataset's own answers are no rollouts",
         ),
     )  # fmt: skip
 
@@ -242,6 +242,6 @@ class IWOPDHost(TRLHost):
     supports = (
         Support(
             trainer="IWOPDTrainer", messages="decoded completions", rewards="none", groups=True, logprobs="sampler",
-            note="log-probabilities with vLLM; the dataset's own answers are no rollouts",
+            since="1.10", note="log-probabilities with vLLM; the dataset's own answers are no rollouts",
         ),
     )  # fmt: skip

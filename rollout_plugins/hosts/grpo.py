@@ -126,6 +126,7 @@ class GRPOHost(TRLHost):
         ),
         Support(
             trainer="GMPOTrainer", advantage=True, groups=True, evaluation=True, images=True, logprobs=_LOGPROBS,
+            since="1.10",
         ),
         Support(
             trainer="RLOOTrainer", advantage=True, groups=True, evaluation=True, images=True, since="0.22",

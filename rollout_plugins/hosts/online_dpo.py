@@ -104,7 +104,7 @@ class OnlineDPOHost(TRLHost):
     supports = (
         Support(
             trainer="OnlineDPOTrainer", groups=True, images=True, lengths="completion",
-            note="two completions of each prompt, marked as chosen or rejected",
+            since="1.5", note="two completions of each prompt, marked as chosen or rejected",
         ),
     )  # fmt: skip
 

@@ -34,9 +34,10 @@ class SDPOHost(TRLHost):
     observer = SDPOObserver
     supports = (
         Support(
-            trainer="SDPOTrainer", advantage=True, groups=True, evaluation=True, logprobs="trainer", note=_LOGPROBS
+            trainer="SDPOTrainer", advantage=True, groups=True, evaluation=True, logprobs="trainer", since="1.10",
+            note=_LOGPROBS,
         ),
-    )
+    )  # fmt: skip
 
 
 class SDFTObserver(Observer):
@@ -99,6 +100,7 @@ class SDFTHost(TRLHost):
             groups=True,
             evaluation=True,
             logprobs="trainer",
+            since="1.10",
             note=_LOGPROBS,
         ),
     )
