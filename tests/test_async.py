@@ -106,6 +106,19 @@ def test_a_stream_of_which_nothing_is_trained_does_not_pile_up(tmp_path, tok):
     assert len({r.generation for r in run.rollouts()}) == 3
 
 
+def test_a_sample_dropped_for_reasons_of_its_own_is_told_by_what_overtook_it(tmp_path, tok):
+    class Lenient(TrainerCallback):
+        def on_train_begin(self, args, state, control, **kwargs):
+            args.max_staleness = 99  # too late: the dataset has the old limit
+
+    stream = samples(tok, 13)
+    stream[1].model_version = -9
+    _, run = trained(tmp_path, stream, callbacks=[Lenient()])
+    assert fates(run)["hello 1"] == (1, "no: dropped")
+    assert {r.generation for r in run.rollouts(step=1)} == {0}
+    assert run.drops == {"not_trained:dropped": 1, "not_trained:left_over": 4}
+
+
 def test_versions_are_kept_as_the_updates_the_weights_had(tmp_path, tok):
     stream = samples(tok, 24)
     for number in range(12, 24):
@@ -459,6 +472,20 @@ def test_traces_of_trl_itself_stand_beside_ours_in_trackio(tmp_path, tok):
     assert ours[next(run.rollouts()).id]["metadata"]["marks/trained"] == "yes"
 
 
+def test_a_worker_that_takes_no_attributes_is_left_alone(tmp_path, tok):
+    class Closed(Scripted):
+        def __setattr__(self, name, value):
+            if name == "stop":
+                raise AttributeError("no more attributes")
+            super().__setattr__(name, value)
+
+    trainer = make_async(tmp_path, samples(tok, 12))
+    trainer.rollout_worker.__class__ = Closed
+    trainer.add_callback(RolloutPluginCallback())
+    trainer.train()
+    assert len(open_run(tmp_path / "out")) == 12
+
+
 # --- when training dies -----------------------------------------------------------------------------------------------
 
 
@@ -477,10 +504,10 @@ class Dies(TrainerCallback):
 @pytest.mark.parametrize("error", [RuntimeError("no more"), KeyboardInterrupt()])
 @pytest.mark.parametrize("place", ["get", "training_step", "on_optimizer_step", "on_step_end", "on_log"])
 def test_whatever_ends_training_what_was_received_is_stored(tmp_path, tok, place, error):
-    stream = samples(tok, 12)
-    trainer = make_async(tmp_path, stream[:10] if place == "get" else stream, max_steps=5)
-    trainer.rollout_worker.death = error
-    if place == "training_step":
+    trainer = make_async(tmp_path, samples(tok, 10 if place == "get" else 24), max_steps=5)
+    if place == "get":
+        trainer.rollout_worker.death = error
+    elif place == "training_step":
         original = trainer.training_step
 
         def fail(*args, **kwargs):
@@ -489,20 +516,20 @@ def test_whatever_ends_training_what_was_received_is_stored(tmp_path, tok, place
             return original(*args, **kwargs)
 
         trainer.training_step = fail
-    elif place != "get":
+    else:
         trainer.add_callback(Dies(place, error))
     trainer.add_callback(callback := RolloutPluginCallback())
-    with pytest.raises(type(error)):
+    with pytest.raises(type(error)) as caught:
         trainer.train()
+    assert caught.value is error
     assert trainer.rollout_worker.stopped == 1
     callback.flush()
     stored = fates(open_run(tmp_path / "out"))
-    received = 12 - trainer.rollout_queue.qsize() if place != "get" else 10
+    received = len(trainer.rollout_worker.samples) - trainer.rollout_queue.qsize()
     assert set(stored) == {f"hello {n}" for n in range(received)}
-    done = trainer.state.global_step
     for number in range(received):
-        _, fate = stored[f"hello {number}"]
-        assert fate == ("yes" if trainer.truth.get(number, 99) <= done else "no: broke_off")
+        is_trained = trainer.truth.get(number, 99) <= trainer.state.global_step
+        assert stored[f"hello {number}"][1] == ("yes" if is_trained else "no: broke_off")
 
 
 def test_after_a_training_that_died_the_next_one_is_recorded(tmp_path, tok):

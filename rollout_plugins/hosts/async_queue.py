@@ -89,76 +89,84 @@ class _Tap:
 
 
 class _Observer:
-    """What was put on one trainer, and the samples on their way through it."""
+    """Waits for a trainer to begin, and watches that training. Other ranks than the main one have no queue."""
 
     def __init__(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> None:
         self.trainer, self.emit, self.options = trainer, emit, options
-        self.stream = Stream()
-        self.builder = Builder(trainer, options)
-        self.updates: dict[int, int] = {}
-        self.seconds = 0.0
-        self.source: Any = None
-        self.tap: _Tap | None = None
-        self.inner: list[Wraps] = []
-        self.is_stop_seen = False
+        self.watch: _Watch | None = None
         self.wraps = Wraps(trainer)
         self.wraps.wrap("get_train_dataloader", self._dataloader)
         if getattr(trainer, "is_in_train", False):  # added when training had begun to set itself up
-            self._watch(trainer.callback_handler.train_dataloader)
-
-    # --- putting it on and taking it off ------------------------------------------------------------------------
+            self._begin(trainer.callback_handler.train_dataloader)
 
     def _dataloader(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         loader = original(*args, **kwargs)
-        self._watch(loader)
+        self._begin(loader)
         return loader
 
-    def _watch(self, loader: Any) -> None:
-        self._release()
-        if getattr(self.trainer, "rollout_queue", None) is None:
-            return  # another rank
-        with self.wraps.guarded("watch the queue of rollouts"):
-            self._start(loader)
+    def _begin(self, loader: Any) -> None:
+        self._end()
+        if getattr(self.trainer, "rollout_queue", None) is not None:
+            with self.wraps.guarded("watch the queue of rollouts"):
+                self.watch = _Watch(self.trainer, loader, self.emit, self.options)
 
-    def _start(self, loader: Any) -> None:
-        handler = self.trainer.callback_handler
-        self.stream, self.updates = Stream(), {}
-        self.builder = Builder(self.trainer, self.options)
-        self.source = _with_queue(loader)
-        self.tap = _Tap(self.source.queue, self._receive)
-        self.source.queue = self.tap
-        wrapped = [
-            self._wrap(handler, "on_step_end", self._step_ended),
-            self._wrap(handler, "on_epoch_end", self._epoch_ended),
-            self._wrap(self.trainer, "training_step", self._trained),
-            self._wrap(getattr(loader, "collate_fn", None), "torch_call", self._packed),
-        ]
-        self.stream.is_blind = not all(wrapped)
-
-    def _wrap(self, target: Any, name: str, around: Callable[..., Any]) -> bool:
-        self.inner.append(Wraps(target))
-        return self.inner[-1].wrap(name, around)
-
-    def _release(self) -> None:
-        """Hand over what is left, and leave the queue and everything around it as it was."""
-        self._hand_over(UNKNOWN)
-        for wraps in self.inner:
-            wraps.detach()
-        if self.tap is not None:
-            self.tap.note = None
-            if self.source.queue is self.tap:
-                self.source.queue = self.tap.queue
-        self.inner, self.tap, self.is_stop_seen = [], None, False
+    def _end(self) -> None:
+        watch, self.watch = self.watch, None
+        if watch is not None:
+            watch.end()
 
     def detach(self) -> None:
-        self._release()
+        self._end()
         self.wraps.detach()
+
+
+class _Watch:
+    """What was put on the parts of one training, and the samples on their way through it."""
+
+    def __init__(self, trainer: Any, loader: Any, emit: Emit, options: Mapping[str, Any]) -> None:
+        self.trainer, self.emit = trainer, emit
+        self.builder = Builder(trainer, options)
+        self.stream = Stream()
+        self.updates: dict[int, int] = {}
+        self.seconds = 0.0
+        self.is_stop_watched = False
+        self.source = _with_queue(loader)
+        self.all: list[Wraps] = []
+        handler = trainer.callback_handler
+        watched = [
+            self._wrap(handler, "on_step_end", self._step_ended),
+            self._wrap(handler, "on_epoch_end", self._epoch_ended),
+            self._wrap(trainer, "training_step", self._trained),
+            self._wrap(getattr(loader, "collate_fn", None), "torch_call", self._packed),
+        ]
+        self.guarded = self.all[0].guarded
+        self.stream.is_blind = not all(watched)
+        self.tap = _Tap(self.source.queue, self._receive)
+        self.source.queue = self.tap
+
+    def _wrap(self, target: Any, name: str, around: Callable[..., Any]) -> bool:
+        wraps = Wraps(target)
+        self.all.append(wraps)
+        return wraps.wrap(name, around)
+
+    def end(self) -> None:
+        """Hand over what is left, and leave everything as it was."""
+        self._hand_over(UNKNOWN)
+        for wraps in self.all:
+            wraps.detach()
+        self.tap.note = None
+        if self.source.queue is self.tap:
+            self.source.queue = self.tap.queue
 
     # --- what happens to samples --------------------------------------------------------------------------------
 
     def _receive(self, sample: Any) -> None:
         started, is_noted = time.perf_counter(), False
-        with self.wraps.guarded("note a sample that was received"):
+        if not self.is_stop_watched:  # not sooner: a worker may pickle itself to start its process
+            self.is_stop_watched = True
+            with self.guarded("watch the worker's end"):
+                self._wrap(self.trainer.rollout_worker, "stop", self._stopped)
+        with self.guarded("note a sample that was received"):
             self._note(sample)
             is_noted = True
         if not is_noted:
@@ -168,9 +176,6 @@ class _Observer:
         self.seconds += time.perf_counter() - started
 
     def _note(self, sample: Any) -> None:
-        if not self.is_stop_seen:  # not sooner: a worker may pickle itself to start its process
-            self.is_stop_seen = True
-            self._wrap(self.trainer.rollout_worker, "stop", self._stopped)
         version, done = int(self.trainer.model_version), int(self.trainer.state.global_step)
         self.updates.setdefault(version, done)
         staleness = version - sample.model_version
@@ -187,7 +192,7 @@ class _Observer:
     def _packed(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         batch = original(*args, **kwargs)
         is_seen = False
-        with self.wraps.guarded("see what a micro-batch is made of"):
+        with self.guarded("see what a micro-batch is made of"):
             (rows,) = args[0] if args else kwargs["examples"]
             self.stream.pack([sample["input_ids"] for row in rows for sample in getattr(row, "samples", row)])
             is_seen = True
@@ -196,7 +201,7 @@ class _Observer:
 
     def _trained(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         loss = original(*args, **kwargs)
-        with self.wraps.guarded("note what was trained on"):
+        with self.guarded("note what was trained on"):
             self.stream.train(int(self.trainer.state.global_step) + 1)
         return loss
 
@@ -217,7 +222,7 @@ class _Observer:
 
     def _hand_over(self, rest: str = "") -> None:
         started = time.perf_counter()
-        with self.wraps.guarded("hand over rollouts"):
+        with self.guarded("hand over rollouts"):
             settled = self.stream.settle(int(self.trainer.state.global_step), rest)
             steps: dict[int, list[Conversation]] = {}
             for conversation in settled:
