@@ -14,6 +14,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from rollout_plugins.errors import RunError, SetupError
+
 logger = logging.getLogger("rollout_plugins")
 
 MARKER = "rollouts.json"
@@ -45,16 +47,37 @@ def identify(root: Path, key: str, checkpoint: Path | None, step: int, restarted
     return Identity(**json.loads(agreed))
 
 
-def identify_named(root: Path, key: str, name: str, file: str, resumed_from: int | None) -> Identity:
-    """The run of this name: its first attempt, or the next one. `file`: where this rank keeps its attempts."""
-    before = _last_attempt(root / name, "run*.json" if ranks_can_agree() else file)
+def identify_loop(root: Path, opened: int, name: str | None, resumed_from: int | None, file: str) -> Identity:
+    """For a loop that opened so many runs before: a fresh run, or by its name the next attempt of one.
+
+    `file` is where this rank notes its attempts; it counts those when it cannot agree with the others.
+    """
+    key = f"{root}|loop|{opened}|{os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}"
+    can_agree = ranks_can_agree()
+    if name is None:
+        if not can_agree:
+            logger.warning("each process records a run of its own: give all of them the same run_id to make it one")
+        return identify(root, key, None, 0, None)
+    before = _last_attempt(root / name, "run*.json" if can_agree else file)
     mine = Identity(name, before + 1, _generations(root / name, before), resumed_from)
     return Identity(**json.loads(agree(key, json.dumps(vars(mine)))))
 
 
+def place_in_launch() -> tuple[int, int]:
+    """This process's rank and the number of processes, as launchers tell them."""
+    return _number_of_environment("RANK", "0"), _number_of_environment("WORLD_SIZE", "1")
+
+
+def _number_of_environment(name: str, default: str) -> int:
+    text = os.environ.get(name) or default
+    if not text.isascii() or not text.isdigit():
+        raise SetupError(f"{name} is {text!r} in the environment; set it to a number, or not at all")
+    return int(text)
+
+
 def ranks_can_agree() -> bool:
     """Whether there is one process, or a store that all of them reach: torchrun's, or the process group's."""
-    if int(os.environ.get("WORLD_SIZE") or 1) == 1:
+    if place_in_launch()[1] == 1:
         return True
     distributed = sys.modules.get("torch.distributed")
     is_ready = distributed is not None and distributed.is_available() and distributed.is_initialized()
@@ -63,7 +86,7 @@ def ranks_can_agree() -> bool:
 
 def agree(key: str, mine: str) -> str:
     """The first writer's value, on every rank that asks. Waits for nobody, so any rank may be absent."""
-    if int(os.environ.get("WORLD_SIZE") or 1) == 1 or not ranks_can_agree():
+    if place_in_launch()[1] == 1 or not ranks_can_agree():
         return mine
     try:
         from torch import distributed
@@ -107,7 +130,6 @@ def _generations(folder: Path, attempt: int) -> int:
     """How many generation batches a run had up to an attempt, so that the next ones are counted on."""
     if not attempt:
         return 0
-    from rollout_plugins.errors import RunError
     from rollout_plugins.store.read import open_run
 
     with suppress(RunError, OSError):

@@ -18,7 +18,7 @@ from rollout_hookspecs import Batch, Run
 from rollout_plugins.dispatch import shown
 from rollout_plugins.errors import SetupError
 from rollout_plugins.hosts.facts import installed
-from rollout_plugins.identity import Identity, identify, identify_named, ranks_can_agree
+from rollout_plugins.identity import identify_loop, place_in_launch
 from rollout_plugins.loading import Plugins, flag
 from rollout_plugins.opening import bind_sinks, cap_dashboards, named_metrics, open_pipeline
 from rollout_plugins.precautions import checked_dir, tell_of_unfinished
@@ -98,13 +98,14 @@ class RolloutRecorder:
         self._strict = strict or flag("STRICT", default=False)
         self._tokens, self._waits = tokens, on_full == "block"
         self._pipeline = open_pipeline(self, self._plugins, strict=self._strict, sync=sync, on_full=on_full)
-        found = _identity(root, run_id, resumed_from)
+        rank, world_size = place_in_launch()
+        found = identify_loop(root, next(_opened), run_id, resumed_from, run_file(rank))
         self._run = Run(
             id=found.id,
             attempt=found.attempt,
             dir=str(root / found.id),
-            rank=_from_environment("RANK", 0),
-            world_size=_from_environment("WORLD_SIZE", 1),
+            rank=rank,
+            world_size=world_size,
             trainer=trainer,
             host="recorder",
             model=model,
@@ -309,19 +310,3 @@ def _check_groups(rollouts: Any, group_size: int | None) -> None:
         raise SetupError(
             f"{len(rollouts)} rollouts are no groups of {group_size}; leave group_size out, and give each a group"
         )
-
-
-def _identity(root: Path, run_id: str | None, resumed_from: int | None) -> Identity:
-    key = f"{root}|recorder|{next(_opened)}|{os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}"
-    if run_id is not None:
-        return identify_named(root, key, run_id, run_file(_from_environment("RANK", 0)), resumed_from)
-    if not ranks_can_agree():
-        logger.warning("each process records a run of its own: give all of them the same run_id to make it one")
-    return identify(root, key, None, 0, None)
-
-
-def _from_environment(name: str, default: int) -> int:
-    text = os.environ.get(name) or str(default)
-    if not text.isascii() or not text.isdigit():
-        raise SetupError(f"{name} is {text!r} in the environment; set it to a number, or not at all")
-    return int(text)
