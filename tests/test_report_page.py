@@ -81,7 +81,7 @@ def test_what_the_run_was_and_its_course(page):
     assert "216" in tiles
     assert "192 train, 24 eval" in tiles
     titles = page.texts(".chart figcaption b")
-    assert titles[:3] == ["Reward", "Reward by function", "Spread within groups"]
+    assert titles[:3] == ["Reward", "Reward by function", "Spread in groups"]
     assert {"Answer length", "Cut off at the limit", "Tool calls", "Failed tool calls"} <= set(titles)
     drawn = page.eval(
         "[...document.querySelectorAll('.plot canvas')].map(c => new Set(c.getContext('2d').getImageData(0, 0, c.width, c.height).data).size)"
@@ -189,13 +189,13 @@ def test_the_histogram_by_keyboard_and_of_other_numbers(page):
 def test_a_step_of_a_chart_lists_its_rollouts(page):
     page.eval("document.querySelector('.plot').focus()")
     page.press("Home", "ArrowRight", "ArrowRight")
-    assert "step 3" in page.text(".key")
+    assert "step 3" in page.text(".chart figcaption")
     page.press("Enter")
     assert wait_listed(page, "n => n === 16")
     assert page.eval("document.querySelector('#filter').value") == "step=3"
     x, y, width, height = page.box(".plot .u-over")
     page.mouse("mouseMoved", x + width - 1, y + height / 2)
-    page.wait("document.querySelector('.key').innerText.includes('step 12')")
+    page.wait("document.querySelector('.chart figcaption').innerText.includes('step 12')")
 
 
 def test_a_row_opens_its_conversation_and_back_returns_to_the_same_place(page):

@@ -10,7 +10,7 @@ from typing import Any
 from rollout_plugins.view.text import clean, omitted, readable
 
 #: Characters of one text, and of all, before gzip makes a fifth or less of them.
-LONGEST, MOST = 1_000_000, 40_000_000
+LONGEST, MOST = 1_000_000, 24_000_000
 SHORT = 200
 
 

@@ -52,7 +52,8 @@ function Figure({ chart }: { chart: Chart }) {
   return (
     <figure class="chart">
       <figcaption>
-        <b>{chart.title}</b> <span class="dim">{chart.note}</span>
+        <b>{chart.title}</b>{" "}
+        <span class="dim num">{hover.value === null ? chart.note : `step ${steps[hover.value]}`}</span>
         <Key chart={chart} />
       </figcaption>
       <div
@@ -104,7 +105,6 @@ function Key({ chart }: { chart: Chart }) {
   const at = hover.value;
   return (
     <span class="key">
-      {at !== null && <span class="at">step {steps[at]}</span>}
       {chart.lines.map((line) => (
         <span key={line.label}>
           {chart.lines.length > 1 && <i class={line.dashed ? "dash" : "line"} data-colour={line.colour} />}

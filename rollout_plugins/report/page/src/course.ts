@@ -56,22 +56,22 @@ export function charts(): Chart[] {
   const made: Chart[] = [
     {
       title: "Reward",
-      note: "mean, and one standard deviation around it",
+      note: "mean \u00b1 standard deviation",
       lines: lines("mean", column("reward"), column("reward_std")),
       write: plain,
       grounded: false,
     },
     { title: "Reward by function", note: "mean", lines: byFunction(), write: plain, grounded: false },
     {
-      title: "Spread within groups",
-      note: "standard deviation of siblings",
+      title: "Spread in groups",
+      note: "standard deviation",
       lines: lines("spread", column("group_std")),
       write: plain,
       grounded: true,
     },
     {
-      title: "Groups with equal rewards",
-      note: "their share",
+      title: "Groups without spread",
+      note: "share",
       lines: lines("share", share("flat_groups", "groups")),
       write: parts,
       grounded: true,

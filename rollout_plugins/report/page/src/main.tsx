@@ -80,6 +80,7 @@ function Bar() {
           title="Colours: as the system, light or dark (d)"
           aria-label={`Colours: ${theme.value}. Change to ${next}`}
         >
+          <span aria-hidden="true">{"\u25d0"} </span>
           {{ auto: "Auto", light: "Light", dark: "Dark" }[theme.value]}
         </button>
         <button type="button" onClick={() => (help.value = true)} aria-label="Keyboard help" title="Keyboard help (?)">
