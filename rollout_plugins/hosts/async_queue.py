@@ -49,12 +49,12 @@ class AsyncHost:
             tools=True,
             groups=True,
             logprobs="sampler",
-            note="every sample received, with what became of it; TRL's own few traces in trackio stand beside ours",
+            note="every sample received, with what became of it: trained, stale, over budget, left over",
         ),
         Support(
             trainer="AsyncDistillationTrainer",
             rewards="none",
-            note="every sample received, with what became of it; without the teacher's candidates",
+            note="every sample received, with what became of it; the teacher's candidates are not kept",
         ),
     )
 
