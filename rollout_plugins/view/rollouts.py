@@ -70,7 +70,7 @@ class RolloutsPage(OnePage):
             yield Pager()
 
     def on_mount(self) -> None:
-        self._arrange()
+        self._choose_panes()
         self._head("reading …")
         if self._text:
             self._search(self._text)
@@ -147,7 +147,7 @@ class RolloutsPage(OnePage):
 
     def _head(self, state: str) -> None:
         """Which rollouts these are."""
-        facts = [f"{name} {one_line(value, 40)}" for name, value in self._asked.items()]
+        facts = [f"{name} {one_line(value, 40)}".removeprefix("split ") for name, value in self._asked.items()]
         left = Text("  ".join(facts) or "all rollouts", style="bold")
         if self._where:
             left.append(f"  where {one_line(self._where, 200)}", "cyan")
@@ -228,15 +228,15 @@ class RolloutsPage(OnePage):
 
     def action_preview(self) -> None:
         self._preview = not self.has_class("-wide")
-        self._arrange()
+        self._choose_panes()
         self._look()
 
     def on_resize(self, _: events.Resize) -> None:
-        self._arrange()
+        self._choose_panes()
         self._head("")
         self._look()
 
-    def _arrange(self) -> None:
+    def _choose_panes(self) -> None:
         wide = self.app.size.width >= _WIDE if self._preview is None else self._preview
         self.set_class(wide, "-wide")
 

@@ -53,10 +53,10 @@ class StepsPage(Page):
         self._stats = stats
         grid.empty = "no rollouts yet"
         grid.set_columns(_columns(stats))
-        self._arrange(here)
+        self._order_rows(here)
         self._draw()
 
-    def _arrange(self, here: tuple[Any, Any] | None) -> None:
+    def _order_rows(self, here: tuple[Any, Any] | None) -> None:
         """Rows in the order asked for, with the cursor on the step it was on."""
         grid = self.query_one(Grid)
         places = list(range(len(self._stats)))
@@ -98,7 +98,7 @@ class StepsPage(Page):
     @on(Grid.Sorted)
     def _sorted(self) -> None:
         self.query_one(Grid).action_go(0)
-        self._arrange(None)
+        self._order_rows(None)
 
     @on(Grid.Opened)
     def _opened(self) -> None:
