@@ -123,6 +123,35 @@ def test_areal_texts_are_decoded_on_the_recorders_thread_with_a_tokenizer_of_its
     assert threading.main_thread() not in DECODED_ON
 
 
+def test_areal_with_a_real_tokenizer_that_the_loop_goes_on_using(tmp_path):
+    from rig import tokenizer as made
+
+    tokenizer = made()
+    turns = [
+        ("<|im_start|>user\nhello world<|im_end|>\n<|im_start|>assistant\n", 0),
+        ("the answer is four<|im_end|>", 1),
+        ("\n<|im_start|>user\nGrüße, again<|im_end|>\n<|im_start|>assistant\n", 0),
+        ("four<|im_end|>", 1),
+    ]
+    ids = [(i, wrote) for text, wrote in turns for i in tokenizer(text, add_special_tokens=False)["input_ids"]]
+    batch = {
+        "input_ids": torch.tensor([[i for i, _ in ids]] * 64),
+        "loss_mask": torch.tensor([[m for _, m in ids]] * 64),
+    }
+    with RolloutRecorder(dir=tmp_path / "runs") as recorder:
+        for step in range(1, 6):
+            recorder.record(step, areal.rollouts(batch, tokenizer))
+            for length in range(2, 40):  # another truncation each time: what a tokenizer shared by threads objects to
+                tokenizer(["hello world"] * 4, truncation=True, max_length=length, padding="max_length")
+    run = open_run(tmp_path / "runs")
+    assert (len(run), run.drops) == (5 * 64, {})
+    rollout = next(run.rollouts())
+    assert texts([*rollout.prompt, *rollout.completion]) == [
+        (role, text) for role, (text, _) in zip(["user", "assistant"] * 2, turns, strict=True)
+    ]
+    assert rollout.finish == "stop"
+
+
 def test_areal_a_tokenizer_that_cannot_be_copied_is_used_as_it_is(tmp_path):
     class Locked(Letters):
         def __init__(self):
