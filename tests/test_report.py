@@ -85,6 +85,14 @@ def test_a_tool_call_stands_with_its_result_error_and_seconds(shop):
     assert not any(turn["role"] == "tool" for one in data["rollouts"] for turn in one["turns"])
 
 
+def test_thoughts_in_the_text_are_reasoning(tmp_path):
+    write(tmp_path, [make_rollout(completion="<think>first\nthis</think>The answer is 42.")])
+    data = report(tmp_path)
+    (turn,) = [turn for turn in data["rollouts"][0]["turns"] if turn["role"] == "assistant"]
+    assert data["texts"][turn["reasoning"]] == "<think>first\nthis</think>"
+    assert [data["texts"][part] for part in turn["parts"]] == ["The answer is 42."]
+
+
 def test_more_than_the_limit_are_whole_groups_spread_over_the_steps(shop):
     data = report(shop, limit=80)
     assert 60 <= len(data["rollouts"]) <= 80

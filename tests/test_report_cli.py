@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from report_rig import fill
+from test_report import data_of
 
 from rollout_plugins.cli.main import main
 
@@ -50,6 +51,12 @@ def test_a_file_of_somebody_else_is_kept(said, shop, tmp_path):
     assert "--force" in err
     assert (tmp_path / "report.html").read_text() == "mine"
     assert said(shop, "--force")[0] == 0
+
+
+def test_a_plugin_that_is_not_installed_shows_its_panels(said, shop, tmp_path):
+    assert said(shop, "--limit", 2, "--plugin", "test_report:Boards")[0] == 0
+    shown = data_of(tmp_path / "report.html")["rollouts"][0]["panels"]
+    assert [panel["title"] for panel in shown] == ["Board", "Moves"]
 
 
 def test_what_was_wrong_is_said_in_a_line(said, shop):

@@ -10,6 +10,7 @@ from typing import Any
 
 from rollout_hookspecs import Image
 
+from rollout_plugins.view.pictures import file_of
 from rollout_plugins.view.text import clean
 
 #: Bytes of all images together, and of one that is taken as it is.
@@ -26,9 +27,10 @@ class Pictures:
     """Numbers images, and makes them fit."""
 
     def __init__(self, folder: Path, *, room: int = ROOM) -> None:
-        self._folder = folder.resolve()
+        self._folder = folder
         self._room = room
         self._numbers: dict[Any, int] = {}
+        self._images: list[Image | bytes] = []
         self._facts: list[dict[str, Any]] = []
 
     def add(self, image: Image | bytes) -> int:
@@ -36,12 +38,13 @@ class Pictures:
         key = image if isinstance(image, bytes) else (str(image.hash), image.path, image.note)
         if key not in self._numbers:
             self._numbers[key] = len(self._facts)
+            self._images.append(image)
             self._facts.append({} if isinstance(image, bytes) else _facts(image))
         return self._numbers[key]
 
     def all(self, progress: Callable[[int, int], object]) -> tuple[list[dict[str, Any]], int]:
         """The images by number, as data URLs; and how many have none, or are smaller than they were, to save room."""
-        sources = [self._source(key) for key in self._numbers]
+        sources = [self._source(image) for image in self._images]
         count, left, spared = sum(source is not None for source in sources), self._room, 0
         for number, (facts, source) in enumerate(zip(self._facts, sources, strict=True)):
             progress(number, len(sources))
@@ -64,17 +67,9 @@ class Pictures:
             facts["data"] = f"data:{encoded[0]};base64,{base64.b64encode(encoded[1]).decode()}"
         return self._facts, spared
 
-    def _source(self, key: Any) -> bytes | Path | None:
+    def _source(self, image: Image | bytes) -> bytes | Path | None:
         """Where the pixels are: in the run's folder and nowhere else, whatever the record says."""
-        if isinstance(key, bytes):
-            return key
-        if not isinstance(key[1], str):
-            return None
-        try:
-            path = (self._folder / key[1]).resolve()
-            return path if path.is_relative_to(self._folder) and path.is_file() else None
-        except (OSError, ValueError):  # a name that no file can have
-            return None
+        return image if isinstance(image, bytes) else file_of(image, self._folder)
 
 
 def _facts(image: Image) -> dict[str, Any]:

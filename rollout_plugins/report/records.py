@@ -11,6 +11,7 @@ from rollout_hookspecs import Image
 
 from rollout_plugins.messages import arguments_of, compact
 from rollout_plugins.report.facts import value_of
+from rollout_plugins.view._pieces import image_of, split_thought
 from rollout_plugins.view.conversation import conversation, status_of
 from rollout_plugins.view.text import clean, finite, one_line, readable
 
@@ -85,10 +86,11 @@ class Records:
 
     def _turn(self, turn: Turn) -> dict[str, Any]:
         made: dict[str, Any] = {"role": clean(one_line(turn.role, 60))}
-        if parts := self._parts(turn.content):
+        thought, content = split_thought(turn.content) if isinstance(turn.content, str) else ("", turn.content)
+        if parts := self._parts(content.lstrip("\n") if thought else content):
             made["parts"] = parts
-        if turn.reasoning:
-            made["reasoning"] = self._texts.add(turn.reasoning)
+        if reasoning := "\n\n".join(filter(None, (turn.reasoning, thought))):
+            made["reasoning"] = self._texts.add(reasoning)
         if turn.calls:
             made["calls"] = [self._call(call) for call in turn.calls]
         if turn.place is not None:
@@ -101,7 +103,7 @@ class Records:
         parts: list[Any] = []
         text: list[str] = []
         for block in blocks:
-            image = _image(block)
+            image = image_of(block)
             if image is None:
                 text.append(readable([block]))
                 continue
@@ -134,15 +136,6 @@ class Records:
         if panel.turn is not None:
             made |= {"turn": panel.turn, "replaces": panel.replaces}
         return made
-
-
-def _image(block: Any) -> Image | None:
-    """The image a block holds, directly or under some key."""
-    try:
-        inside = block.values() if isinstance(block, Mapping) else (block,)
-        return next((value for value in inside if isinstance(value, Image)), None)
-    except Exception:  # a mapping that breaks when it is read
-        return None
 
 
 def _image_parts(turn: Mapping[str, Any]) -> list[int]:

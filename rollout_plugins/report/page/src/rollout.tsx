@@ -335,7 +335,7 @@ export function Missing({ id }: { id: string }) {
         The page holds {count(data.rollouts.length)} of the {count(data.total)} rollouts of the run. Make one that holds
         it:
       </p>
-      <pre>rollouts report RUN --where "id = '{"\u2026"}'"</pre>
+      <pre>rollouts report RUN --where "id = '{/^[\w.:-]+$/.test(id) ? id : "\u2026"}'"</pre>
       <p>
         <a
           href="#"
