@@ -55,7 +55,7 @@ class Viewer(App[None]):
         """`stats`: gives the run's numbers the first time, for a caller who asked for them early."""
         super().__init__()
         self.animation_level = "none"  # nothing moves by itself: over ssh each frame costs
-        self.run_ = run
+        self.stored = run
         self._asked, self._rollout = dict(filters or {}), rollout
         self._make_panels = panels
         self._panels: Panels | None = None
@@ -81,7 +81,7 @@ class Viewer(App[None]):
     def read_stats(self) -> list[dict[str, Any]]:
         """The run's numbers, step by step; on a worker's thread."""
         early, self._early = self._early, None
-        self.stats = self.run_.stats() if early is None else early()
+        self.stats = self.stored.stats() if early is None else early()
         return self.stats
 
     def panels(self) -> Panels:
@@ -96,7 +96,7 @@ class Viewer(App[None]):
     @property
     def ended(self) -> bool:
         """Whether the run's last attempt said that it ended, on every process."""
-        attempts = self.run_.attempts
+        attempts = self.stored.attempts
         last = max((attempt["attempt"] for attempt in attempts), default=0)
         return bool(attempts) and all(one.get("ended") for one in attempts if one["attempt"] == last)
 
@@ -106,7 +106,7 @@ class Viewer(App[None]):
         if not self.ended:
             fresh = time.time() - max((changed for _, changed, _ in self._seen), default=0.0) < _FRESH
             facts.append(("● running", "green") if fresh else ("no end written", "yellow"))
-        dropped, damaged = sum(self.run_.drops.values()), len(self.run_.damaged)
+        dropped, damaged = sum(self.stored.drops.values()), len(self.stored.damaged)
         if dropped:
             facts.append((f"  {dropped:,} dropped", "yellow"))
         if damaged:
@@ -115,7 +115,7 @@ class Viewer(App[None]):
 
     def _signature(self) -> tuple[tuple[str, float, int], ...]:
         """What is on disk, to see whether it changed."""
-        run = self.run_.dir
+        run = self.stored.dir
         paths = [*run.glob("run*.json"), *run.glob("data/*/*"), *run.glob("annotations/*/*")]
         found = []
         for path in paths:
@@ -137,15 +137,15 @@ class Viewer(App[None]):
         seen = self._signature()
         if seen != self._seen:
             self._seen = seen
-            self.run_.refresh()
-            len(self.run_)
+            self.stored.refresh()
+            len(self.stored)
             self.call_later(self._renew)
         took = time.monotonic() - started
         self.call_later(self._wait, max(self._period, 10 * took))
 
     def look_again(self) -> None:
         """Read the run again, whatever it is."""
-        self.run_.refresh()
+        self.stored.refresh()
         self._renew()
 
     def _renew(self) -> None:

@@ -37,6 +37,12 @@ class Ask(Vertical):
         Binding("tab", "complete", "Complete", priority=True),
     ]
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._submit: Callable[[str], None] = lambda _: None
+        self._completions: Sequence[str] = ()
+        self._hint = ""
+
     def compose(self) -> ComposeResult:
         yield Static(id="said")
         with Horizontal():
@@ -47,7 +53,7 @@ class Ask(Vertical):
         self, label: str, value: str, submit: Callable[[str], None], *, names: Sequence[str] = (), hint: str = ""
     ) -> None:
         """Ask for a line. `names`: words to complete. `submit` calls `close` or `refuse`."""
-        self._submit, self._names, self._hint = submit, names, hint
+        self._submit, self._completions, self._hint = submit, names, hint
         self.query_one("#label", Static).update(Text(label))
         entry = self.query_one(Input)
         entry.suggester = _Names(names) if names else None
@@ -88,9 +94,8 @@ class Ask(Vertical):
         """Names that go on from the word before the cursor."""
         event.stop()
         word = _WORD.search(event.value)
-        near = [name for name in self._names if word and word[0].casefold() in name.casefold()] if self.is_open else []
-        if self.is_open:
-            self._say("  ".join(near[:12]) if near else self._hint)
+        near = [name for name in self._completions if word and word[0].casefold() in name.casefold()]
+        self._say("  ".join(near[:12]) if near else self._hint)
 
     @on(Input.Submitted)
     def _submitted(self, event: Input.Submitted) -> None:

@@ -26,7 +26,7 @@ class FactsPage(Page):
 
     def on_mount(self) -> None:
         self.title_is(Text("About the run", style="bold"))
-        self.job(lambda: list(_blocks(self.viewer.run_)), self.query_one(Pager).show, group="facts")
+        self.job(lambda: list(_blocks(self.viewer.stored)), self.query_one(Pager).show, group="facts")
 
 
 def _blocks(run: StoredRun) -> Iterator[Block]:

@@ -14,7 +14,7 @@ from rollout_plugins.view.chart import sparkline
 from rollout_plugins.view.compare import parting, shared, words
 from rollout_plugins.view.conversation import Conversation, conversation
 from rollout_plugins.view.lines import turn_blocks
-from rollout_plugins.view.text import finite, number, one_line, signed
+from rollout_plugins.view.text import count, finite, number, one_line, signed
 
 if TYPE_CHECKING:
     from rollout_hookspecs import Rollout
@@ -49,7 +49,7 @@ class GroupPage(BesidePage):
         self.job(self._find, self._arrived, group="group")
 
     def _find(self) -> tuple[Found, list[_Sibling]]:
-        found = self.viewer.run_.siblings(self._of)
+        found = self.viewer.stored.siblings(self._of)
         rows = found.rows(["index", "reward"])
         siblings = [_Sibling(place, row["index"], row["reward"]) for place, row in enumerate(rows) if row]
         return found, sorted(siblings, key=_rank, reverse=True)
@@ -81,7 +81,7 @@ class GroupPage(BesidePage):
             self.say("a rollout of this group cannot be read; `i` says why", wrong=True)
         if not rollouts:
             return
-        folder = self.viewer.run_.dir
+        folder = self.viewer.stored.dir
         views = {one: conversation(rollout) for one, rollout in rollouts.items()}
         common = shared(list(views.values()))
         blocks = {one: list(turn_blocks(view, folder=folder, start=common)) for one, view in views.items()}
@@ -98,7 +98,7 @@ class GroupPage(BesidePage):
 
     def _title(self) -> None:
         rewards = [one.reward for one in self._siblings]
-        name = f"step {number(self._of.step)}  group {number(self._of.group)}  {len(rewards):,} answers"
+        name = f"step {number(self._of.step)}  group {number(self._of.group)}  {count(len(rewards), 'answer')}"
         ends = f"{number(rewards[0])} … {number(rewards[-1])}"
         self.title_is(
             Text(name, style="bold"),
@@ -161,7 +161,7 @@ def _common(blocks: Sequence[Block], turns: int) -> Iterator[Block]:
     if same:
         spans = [span for block in same for span in ((f"{block.label}: ", "bold"), *block.spans, ("\n", ""))]
         last = same[-1].text
-        said = f"{turns} {'message' if turns == 1 else 'messages'} in common, to “{one_line(last, 200)}”"
+        said = f"{count(turns, 'message')} in common, to “{one_line(last, 200)}”"
         yield Block("system", spans, label="prompt", turn=-2, least=1, short=said)
 
 

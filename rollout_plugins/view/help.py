@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
 from rich.text import Text
-from textual.binding import Binding
+from textual.dom import DOMNode
 from textual.widget import Widget
 
 from rollout_plugins.view.blocks import Block
 from rollout_plugins.view.page import Page
 from rollout_plugins.view.pager import Pager
-
-if TYPE_CHECKING:
-    from textual.screen import Screen
 
 _NAMES = {
     "question_mark": "?",
@@ -36,7 +32,7 @@ _NAMES = {
 class HelpPage(Page):
     """The keys of the screen it was asked on."""
 
-    def __init__(self, of: Screen[None]) -> None:
+    def __init__(self, of: Page) -> None:
         super().__init__()
         self._of = of
 
@@ -46,25 +42,25 @@ class HelpPage(Page):
     def on_mount(self) -> None:
         self.title_is(Text("Keys", style="bold"))
         focused = self._of.focused
-        nodes = [focused, self._of, self.app] if focused else [self._of, self.app]
-        titles = {self._of: "This screen", self.app: "Everywhere"}
-        blocks = []
-        for node in nodes:
-            lines = _keys(node._bindings.key_to_bindings.values())  # noqa: SLF001 - textual shows keys in its own panel alone
-            spans = [span for keys, said in lines for span in ((f"{keys:<18}", "bold cyan"), (f"{said}\n", ""))]
-            blocks.append(Block("head", [(titles.get(node, "Moving"), "bold")], gap=True, drawn=None))
-            blocks.append(Block("keys", spans))
-        self.query_one(Pager).show([block for block in blocks if block.spans])
+        parts = [(title, _keys(node)) for title, node in (("Moving", focused), ("This screen", self._of)) if node]
+        parts += [("Everywhere", _keys(self.app)), ("Columns", self._of.NOTES)]
+        blocks: list[Block] = []
+        for title, lines in parts:
+            if lines:
+                spans = [span for keys, said in lines for span in ((f"{keys:<18}", "bold cyan"), (f"{said}\n", ""))]
+                blocks += [Block("head", [(title, "bold")], gap=bool(blocks)), Block("keys", spans)]
+        self.query_one(Pager).show(blocks)
 
     def action_help(self) -> None:
         self.action_back()
 
 
-def _keys(bindings: Iterable[list[Binding]]) -> list[tuple[str, str]]:
+def _keys(node: DOMNode) -> Sequence[tuple[str, str]]:
     """Keys that do the same, together, in the order in which they were bound."""
     found: dict[tuple[str, str], list[str]] = {}
+    bindings = node._bindings.key_to_bindings.values()  # noqa: SLF001 - textual shows keys in its own panel alone
     for binding in (one for some in bindings for one in some):
-        if binding.description and not binding.system:
+        if binding.description and not binding.system and not binding.action.startswith("screen."):
             found.setdefault((binding.action, binding.description), []).append(_name(binding.key))
     return [(" ".join(dict.fromkeys(keys)), said) for (_, said), keys in found.items()]
 

@@ -27,15 +27,34 @@ _FACTS = "facts"
 
 
 def rollout_blocks(
-    view: Conversation, *, folder: Path, panels: Sequence[Panel] = (), producers: Sequence[str] = ()
+    view: Conversation,
+    *,
+    folder: Path,
+    panels: Sequence[Panel] = (),
+    producers: Sequence[str] = (),
+    rendered: str | None = None,
 ) -> list[Block]:
-    """Everything there is to see of a rollout. `producers`: who annotated the run, to tell their columns apart."""
+    """Everything there is to see of a rollout.
+
+    `producers`: who annotated the run, to tell their columns apart. `rendered`: the prompt as the model got it.
+    """
     blocks = [Block("head", drawn=lambda width: [cells_of(row) for row in header(view, "", width)])]
     blocks += _beside(view, producers)
+    if rendered:
+        blocks.append(Block(_FACTS, said(rendered), label="rendered", least=1, short=one_line(rendered, 300)))
     for panel in panels:
         if panel.turn is None:
             blocks += _panel(panel, folder)
-    return [*blocks, *turn_blocks(view, folder=folder, panels=panels)]
+    turns = list(turn_blocks(view, folder=folder, panels=panels))
+    return [*blocks, *turns, *_others(view, folder, {block.image for block in turns})]
+
+
+def _others(view: Conversation, folder: Path, shown: set[Any]) -> Iterator[Block]:
+    """Images that no message holds."""
+    for image in view.images:
+        if isinstance(image, Image) and image not in shown:
+            yield Block("image", ((clean(content_text(image)), "dim"),), label="image", gap=True)
+            yield from _image(image, folder, -1)
 
 
 def turn_blocks(view: Conversation, *, folder: Path, panels: Sequence[Panel] = (), start: int = 0) -> Iterator[Block]:

@@ -89,7 +89,7 @@ class OnePage(Page):
             rollout = self.current()
             if rollout is None:
                 return None
-            whole = rollout if markdown else self.viewer.run_.get(rollout.id)  # with its tokens
+            whole = rollout if markdown else self.viewer.stored.get(rollout.id)  # with its tokens
             return save(whole, Path.cwd(), markdown=markdown)
 
         self.job(written, partial(self._said, "wrote "), group="export")

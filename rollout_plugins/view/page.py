@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
@@ -28,6 +28,8 @@ class Page(Screen[None]):
     """A screen of the viewer."""
 
     TITLE = ""
+    NOTES: ClassVar[Sequence[tuple[str, str]]] = ()
+    """What its columns mean, for the help."""
     AUTO_FOCUS = "Grid, Pager"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q,escape,backspace", "back", "Back", key_display="q"),

@@ -80,14 +80,16 @@ class RolloutPage(OnePage):
                 return None, []
             tokens = self._tokens(rollout.id) if self._colouring is not None else None
             if tokens is not None and self._colouring in colourings(tokens):
-                return rollout, list(token_blocks(tokens, self._colouring or "", decoder(self.viewer.run_.info.model)))
+                return rollout, list(
+                    token_blocks(tokens, self._colouring or "", decoder(self.viewer.stored.info.model))
+                )
             return rollout, blocks_of(rollout, self.viewer, width)
 
         self.job(read, lambda answer: self._show(*answer), group="rollout")
 
     def _load(self, place: int) -> Rollout | None:
         if self._found is None:
-            return self.viewer.run_.get(self._wanted)
+            return self.viewer.stored.get(self._wanted)
         return next(self._found.page(place, 1).rollouts(tokens=True), None)
 
     def _show(self, rollout: Rollout | None, blocks: Sequence[Block]) -> None:
@@ -149,7 +151,7 @@ class RolloutPage(OnePage):
 
     def _tokens(self, rollout_id: str) -> Tokens | None:
         """A rollout of a page is read without them: they are many times the rest."""
-        return self.viewer.run_.get(rollout_id).tokens
+        return self.viewer.stored.get(rollout_id).tokens
 
     def _colour(self, tokens: Tokens | None) -> None:
         ways = [None, *colourings(tokens)]
@@ -175,7 +177,7 @@ class RolloutPage(OnePage):
         pager = self.query_one(Pager)
         here = pager.rows[pager.line].block if pager.rows else 0
         images = [block.image for block in (*pager.blocks[here:], *pager.blocks[:here]) if block.image is not None]
-        file = next((found for image in images if (found := file_of(image, self.viewer.run_.dir))), None)
+        file = next((found for image in images if (found := file_of(image, self.viewer.stored.dir))), None)
         if file is None:
             self.say("no image of this rollout has its pixels in the run's folder", wrong=True)
         else:
@@ -184,10 +186,12 @@ class RolloutPage(OnePage):
 
 def blocks_of(rollout: Rollout, viewer: Viewer, width: int) -> Sequence[Block]:
     """Everything about a rollout, laid out once for this width; on a worker's thread."""
-    run = viewer.run_
+    run = viewer.stored
     panels = viewer.panels().of(rollout, run.info)
     producers = list(run.annotations)
-    blocks = rollout_blocks(conversation(rollout), folder=run.dir, panels=panels, producers=producers)
+    blocks = rollout_blocks(
+        conversation(rollout), folder=run.dir, panels=panels, producers=producers, rendered=rollout.rendered
+    )
     lay_out(blocks, width)
     return blocks
 

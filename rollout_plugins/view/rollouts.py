@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -19,7 +20,7 @@ from rollout_plugins.view.blocks import Block
 from rollout_plugins.view.grid import Column, Grid, Shown, plain
 from rollout_plugins.view.one import OnePage
 from rollout_plugins.view.pager import Pager
-from rollout_plugins.view.text import number, one_line, signed
+from rollout_plugins.view.text import count, number, one_line, signed
 
 if TYPE_CHECKING:
     from rollout_hookspecs import Rollout
@@ -54,7 +55,8 @@ class RolloutsPage(OnePage):
         self._asked = dict(filters)
         self._where: str = self._asked.pop("where", None) or ""
         self._text: str = self._asked.pop("search", None) or ""
-        self._given_order = self._asked.pop("order", None)
+        self._given: str | None = self._asked.pop("order", None)
+        """An order of several columns, or of SQL, which the table has no mark for."""
         self._limit: int | None = self._asked.pop("limit", None)
         self._then = then
         self._found: Found | None = None
@@ -71,6 +73,9 @@ class RolloutsPage(OnePage):
 
     def on_mount(self) -> None:
         self._choose_panes()
+        if self._given and re.fullmatch(r"-?[\w./]+", self._given):
+            self.query_one(Grid).order = (self._given.removeprefix("-"), self._given[0] == "-")
+            self._given = None
         self._head("reading …")
         if self._text:
             self._search(self._text)
@@ -97,11 +102,11 @@ class RolloutsPage(OnePage):
         here = None if start else self._here()
 
         def find() -> tuple[Found, list[str], int]:
-            found = self.viewer.run_.find(**asked)
+            found = self.viewer.stored.find(**asked)
             found = found if hits is None else found.among(hits)
             found = found if self._limit is None else found.page(0, self._limit)
             place = found.position(here) if here else None
-            return found, self.viewer.run_.columns, place or 0
+            return found, self.viewer.stored.columns, place or 0
 
         def arrived(answer: tuple[Found, list[str], int]) -> None:
             self._where, self._text, self._hits = where, text, hits
@@ -138,7 +143,7 @@ class RolloutsPage(OnePage):
 
     def _order(self) -> str | None:
         order = self.query_one(Grid).order
-        return self._given_order if order is None else f"{'-' * order[1]}{order[0]}"
+        return self._given if order is None else f"{'-' * order[1]}{order[0]}"
 
     def _here(self) -> str | None:
         grid = self.query_one(Grid)
@@ -153,8 +158,8 @@ class RolloutsPage(OnePage):
             left.append(f"  where {one_line(self._where, 200)}", "cyan")
         if self._text:
             left.append(f"  with “{one_line(self._text, 60)}”", "yellow")
-        count = "" if self._found is None else _counted_rollouts(len(self._found))
-        self.title_is(left, "  ".join(filter(None, (state, count))))
+        size = "" if self._found is None else count(len(self._found), "rollout")
+        self.title_is(left, "  ".join(filter(None, (state, size))))
 
     def renew(self) -> None:
         if not self._searching and self._hits is None:
@@ -233,7 +238,8 @@ class RolloutsPage(OnePage):
 
     def on_resize(self, _: events.Resize) -> None:
         self._choose_panes()
-        self._head("")
+        if not self._searching:
+            self._head("")
         self._look()
 
     def _choose_panes(self) -> None:
@@ -264,7 +270,7 @@ class RolloutsPage(OnePage):
             for done, piece in enumerate(pieces):
                 if worker.is_cancelled:
                     break
-                found = self.viewer.run_.find(**{**filters, **piece})
+                found = self.viewer.stored.find(**{**filters, **piece})
                 hits.append(found)
                 so_far = f"searching {(done + 1) / len(pieces):.0%} · {sum(map(len, hits)):,} found · esc stops"
                 self.tell(worker, partial(self._head, so_far))
@@ -281,7 +287,7 @@ class RolloutsPage(OnePage):
 
     def _pieces(self) -> list[dict[str, Any]]:
         """Steps of the run in parts of about the same size, and what has no step."""
-        stats = self.viewer.stats or self.viewer.run_.stats()
+        stats = self.viewer.stats or self.viewer.stored.stats()
         steps = sorted({row["step"] for row in stats if row["step"] is not None})
         size = -(-len(steps) // _PIECES) or 1
         parts = [steps[start : start + size] for start in range(0, len(steps), size)]
@@ -297,10 +303,6 @@ class RolloutsPage(OnePage):
             self._head("search stopped")
         else:
             super().action_back()
-
-
-def _counted_rollouts(count: int) -> str:
-    return f"{count:,} rollout{'s' * (count != 1)}"
 
 
 def _said(page: Found) -> list[Mapping[str, Any] | None]:

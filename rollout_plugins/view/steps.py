@@ -14,7 +14,7 @@ from textual.widgets import Static
 from rollout_plugins.view.chart import render_steps
 from rollout_plugins.view.grid import Column, Grid, Shown, plain
 from rollout_plugins.view.page import Page
-from rollout_plugins.view.text import finite, number, one_line
+from rollout_plugins.view.text import count, finite, number, one_line
 
 _TALL, _ROOMY = 20, 32
 _BAR = 12
@@ -23,6 +23,14 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 class StepsPage(Page):
     """Steps of the run."""
+
+    NOTES: ClassVar[Sequence[tuple[str, str]]] = (
+        ("spread", "standard deviation of the reward over the step"),
+        ("trunc", "answers that were cut off at the length limit"),
+        ("calls, failed", "tool calls, and those that raised or named no tool"),
+        ("flat", "groups in which all got the same reward, so that nothing is learned from them"),
+        ("in groups", "mean standard deviation of the reward within a group"),
+    )
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("a", "all", "All rollouts"),
@@ -73,14 +81,14 @@ class StepsPage(Page):
 
     def _draw(self) -> None:
         """The title and the chart, for the room there is."""
-        run = self.viewer.run_
+        run = self.viewer.stored
         info = run.info
         name = Text.assemble((one_line(info.id, 40) or "run", "bold"))
         for fact in (info.trainer, info.model.rstrip("/").rpartition("/")[2]):
             if fact:
                 name.append(f"  {one_line(fact, 40)}", "dim")
         total = sum(row["rollouts"] for row in self._stats)
-        self.title_is(name, Text.assemble(*self.viewer.state(), f"  {total:,} rollouts"))
+        self.title_is(name, Text.assemble(*self.viewer.state(), f"  {count(total, 'rollout')}"))
         chart, height = self.query_one("#chart", Static), self.app.size.height
         rows = [row for row in self._stats if row["split"] == "train"] or self._stats
         chart.display = bool(rows) and height >= _TALL
@@ -145,7 +153,7 @@ def _columns(stats: Sequence[Mapping[str, Any]]) -> list[Column]:
         Column("reward", "reward"),
         Column("reward", " ", bar, left=False),
         Column("reward_std", "spread"),
-        Column("truncated", "cut", _warned("yellow")),
+        Column("truncated", "trunc", _warned("yellow")),
         Column("tool_calls", "calls", _counted),
         Column("tool_errors", "failed", _warned("red")),
         Column("errors", "errors", _warned("red")),

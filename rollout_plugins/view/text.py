@@ -110,6 +110,11 @@ def number(value: Any) -> str:
     return f"{whole}.{decimals.rstrip('0') or '0'}"
 
 
+def count(things: int, noun: str) -> str:
+    """1 rollout, 2,000 rollouts."""
+    return f"{things:,} {noun}{'s' * (things != 1)}"
+
+
 def signed(value: Any) -> str:
     """An advantage: like `number`, with a plus in front of what is above zero."""
     text = number(value)

@@ -17,7 +17,7 @@ from rollout_plugins.view.chart import sparkline
 from rollout_plugins.view.compare import words
 from rollout_plugins.view.conversation import conversation
 from rollout_plugins.view.lines import turn_blocks
-from rollout_plugins.view.text import clean, finite, number, one_line
+from rollout_plugins.view.text import clean, count, finite, number, one_line
 
 if TYPE_CHECKING:
     from rollout_hookspecs import Rollout
@@ -67,7 +67,7 @@ class TimePage(BesidePage):
 
     def _find(self) -> tuple[Found, list[_Moment]]:
         worker = get_current_worker()
-        found = self.viewer.run_.find_prompt(self._of, split=self._of.split)
+        found = self.viewer.stored.find_prompt(self._of, split=self._of.split)
         moments: dict[int, _Moment] = {}
         for place, rollout in found.numbered():
             if worker.is_cancelled:
@@ -124,7 +124,7 @@ class TimePage(BesidePage):
         self.above = [self._ruler(), self._prompt()]
         means = [moment.mean for moment in self._moments]
         self.title_is(
-            Text(f"one prompt at {len(means):,} step{'s' * (len(means) != 1)}", style="bold"),
+            Text(f"one prompt at {count(len(means), 'step')}", style="bold"),
             Text.assemble(("mean reward ", "dim"), (sparkline(means[-40:]), "green"), f" {number(means[-1])}"),
         )
         self.draw(keep=True)
@@ -132,7 +132,7 @@ class TimePage(BesidePage):
     def _text(self, rollout: Rollout) -> str:
         """All that the rollout added, as text to compare."""
         view = conversation(rollout)
-        blocks = list(turn_blocks(view, folder=self.viewer.run_.dir))
+        blocks = list(turn_blocks(view, folder=self.viewer.stored.dir))
         own = [block for block in blocks if block.turn >= 0 and view.turns[block.turn].place is not None]
         texts = ("".join(text for text, style in block.spans if style != "dim") for block in own)
         return "\n".join(filter(None, texts))
