@@ -175,7 +175,9 @@ def tokenizer(folder):
     return AutoTokenizer.from_pretrained(tiny_model(folder))
 
 
-def make_async(folder, samples=None, *, kind="grpo", rewards=None, tools=None, callbacks=None, **config):
+def make_async(
+    folder, samples=None, *, kind="grpo", rewards=None, tools=None, callbacks=None, environment=None, **config
+):
     """A trainer of two steps of four samples. Without samples it has the worker TRL gives it."""
     options = {
         "output_dir": str(folder / "out"), "per_device_train_batch_size": 4, "max_completion_length": 100,
@@ -186,7 +188,7 @@ def make_async(folder, samples=None, *, kind="grpo", rewards=None, tools=None, c
     if kind == "grpo":
         config_class, trainer_class = async_grpo.AsyncGRPOConfig, AsyncGRPO
         options |= {"num_generations": 4, "max_tool_calling_iterations": 1, "dtype": "float32"}
-        more = {"reward_funcs": rewards or [], "tools": tools}
+        more = {"reward_funcs": rewards or [], "tools": tools, "environment_factory": environment}
     else:
         config_class, trainer_class = async_distillation.AsyncDistillationConfig, AsyncDistillation
         options |= {

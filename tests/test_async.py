@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from async_rig import Scripted, distilled, ids_of, logprob_of, make_async, number_of, sample, tokenizer
+from tools import multiply
 from trackio.sqlite_storage import SQLiteStorage
 from transformers import TrainerCallback
 from trl.experimental.async_grpo.async_rollout_worker import RolloutSample, TurnRecord, _chain_to_sequences
@@ -95,13 +96,18 @@ def test_samples_over_the_token_budget_are_stored_and_counted(tmp_path, tok, kin
 
 def test_a_stream_of_which_nothing_is_trained_does_not_pile_up(tmp_path, tok):
     stream = samples(tok, 700, version=-9)
+    stream[255:255] = forked(tok, 999, group=999)  # across the border of what is handed over at once
+    for row in stream[255:257]:
+        row.model_version = -9
     trainer = make_async(tmp_path, stream)
     trainer.add_callback(callback := RolloutPluginCallback())
     with pytest.raises(RuntimeError, match="the worker died"):
         trainer.train()
     callback.flush()
     run = open_run(tmp_path / "out")
-    assert [said(r) for r in run.rollouts()] == [f"hello {n}" for n in range(700)]
+    stored = [r for r in run.rollouts() if "forks" not in r.marks]
+    assert [said(r) for r in stored] == [f"hello {n}" for n in range(700)]
+    assert len(run) == 701
     assert {r.marks["trained"] for r in run.rollouts()} == {"no: stale"}
     assert len({r.generation for r in run.rollouts()}) == 3
 
@@ -569,6 +575,41 @@ def test_the_host_knows_these_trainers_alone(tmp_path, tok):
         (tmp_path / kind).mkdir()
         assert host.matches(make_async(tmp_path / kind, [], kind=kind))
     assert not host.matches(Scripted([]))
+
+
+class Counted:
+    """An environment of the worker's."""
+
+    def reset(self, **kwargs):
+        self.value = 0
+
+    def increment(self, by: int) -> int:
+        """
+        Add to the counter.
+
+        Args:
+            by: how much
+        """
+        self.value += by
+        return self.value
+
+    def get_reward(self):
+        return float(self.value)
+
+
+def by_len(completions, **kwargs):
+    return [float(len(completion)) for completion in completions]
+
+
+@pytest.mark.parametrize("environment", [Counted, partial(Counted), {"one": Counted, "two": partial(Counted)}])
+def test_rewards_and_tools_of_the_worker_are_facts_of_the_run(tmp_path, tok, environment):
+    trainer = make_async(tmp_path, rewards=[partial(by_len, x=1)], tools=[multiply], environment=environment)
+    facts = AsyncHost().describe(trainer)
+    assert facts["reward_names"] == ("by_len", "Counted")
+    assert facts["reward_weights"] == (1.0, 1.0)
+    assert [tool["function"]["name"] for tool in facts["tools"]] == ["multiply", "increment"]
+    assert list(facts["tools"][1]["function"]["parameters"]["properties"]) == ["by"]
+    assert facts["settings"]["max_staleness"] == trainer.args.max_staleness
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 from rollout_hookspecs import Rollout, Tokens, ToolCall
@@ -123,20 +124,20 @@ def _worker_options(trainer: Any) -> Mapping[str, Any]:
 
 
 def describe_async(trainer: Any) -> Mapping[str, Any]:
-    """Facts of the run. Rewards and tools are the worker's, not the trainer's."""
+    """Facts of the run. Rewards, tools and environments are the worker's, not the trainer's."""
     options = _worker_options(trainer)
-    theirs = SimpleNamespace(
-        reward_funcs=[_unwrapped(function) for function in options.get("reward_funcs") or ()],
-        tools=options.get("tools") or (),
-    )
+    environments = _environments(options.get("environment_factory"))
+    functions = [_unwrapped(function) for function in options.get("reward_funcs") or ()]
+    rewarding = [kind for kind in environments if hasattr(kind, "get_reward")]
+    tools = [*(options.get("tools") or ()), *(tool for kind in environments for tool in _methods(kind))]
     facts = dict(describe_trl(trainer))
     settings = {name: value for name in _SETTINGS if (value := getattr(trainer.args, name, None)) is not None}
     return {
         **facts,
-        "reward_names": reward_names(theirs),
-        "reward_weights": (1.0,) * len(theirs.reward_funcs),
+        "reward_names": reward_names(SimpleNamespace(reward_funcs=[*functions, *rewarding])),
+        "reward_weights": (1.0,) * (len(functions) + len(rewarding)),
         "num_generations": getattr(trainer.args, "num_generations", None),
-        "tools": tuple(tool_schemas(theirs)),
+        "tools": tuple(tool_schemas(SimpleNamespace(tools=tools))),
         "settings": {**facts["settings"], **settings},
     }
 
@@ -145,3 +146,16 @@ def _unwrapped(function: Any) -> Any:
     while isinstance(function, functools.partial):
         function = function.func
     return function
+
+
+def _environments(factories: Any) -> list[type]:
+    """Classes of the environments, where they can be known without making one."""
+    made = factories.values() if isinstance(factories, Mapping) else [factories]
+    return list(dict.fromkeys(kind for factory in made if isinstance(kind := _unwrapped(factory), type)))
+
+
+def _methods(kind: type) -> list[Any]:
+    """The methods that the worker offers as tools, bound, as it does."""
+    found = inspect.getmembers(kind, inspect.isfunction)
+    names = [name for name, _ in found if not name.startswith("_") and name not in {"reset", "get_reward"}]
+    return [MethodType(getattr(kind, name), kind) for name in names]
