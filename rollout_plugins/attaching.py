@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,12 +38,30 @@ def trainer_adding(kind: type) -> Any | None:
 
 
 def checkpoint_being_resumed() -> Path | None:
-    """The checkpoint that `Trainer.train` on the call stack resumes from."""
+    """The checkpoint that a trainer's `train` on the call stack resumes from, or is about to."""
     for frame in _frames():
-        value = frame.f_locals.get("resume_from_checkpoint")
-        if frame.f_code.co_name in {"train", "_inner_training_loop"} and isinstance(value, str):
+        if frame.f_code.co_name not in {"train", "_inner_training_loop"}:
+            continue
+        more = frame.f_locals.get("kwargs") or {}
+        value = frame.f_locals.get("resume_from_checkpoint", more.get("resume_from_checkpoint"))
+        if value is True:
+            from transformers.trainer_utils import get_last_checkpoint
+
+            value = get_last_checkpoint(frame.f_locals["self"].args.output_dir)
+        if isinstance(value, str):
             return Path(value)
     return None
+
+
+def step_being_resumed() -> int:
+    """The step of that checkpoint; 0 when there is none."""
+    checkpoint = checkpoint_being_resumed()
+    if checkpoint is None:
+        return 0
+    try:
+        return int(json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))["global_step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
 
 
 def batch_being_evaluated() -> int:

@@ -12,7 +12,13 @@ from typing import Any
 
 from rollout_hookspecs import Batch, Host, Run
 
-from rollout_plugins.attaching import batch_being_evaluated, checkpoint_being_resumed, trainer_adding, trainer_of
+from rollout_plugins.attaching import (
+    batch_being_evaluated,
+    checkpoint_being_resumed,
+    step_being_resumed,
+    trainer_adding,
+    trainer_of,
+)
 from rollout_plugins.errors import SetupError, need
 from rollout_plugins.hosts import host_for
 from rollout_plugins.hosts.facts import tokenizer_of
@@ -221,7 +227,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
             return
         pipeline, trained = self._pipeline, self._trained
         self._has_begun_training = True
-        if pipeline.run is not None and not step and not trained:
+        if pipeline.run is not None and step == (pipeline.run.resumed_from or 0) and not trained:
             return
         if pipeline.run is None and self._run is not None:
             self._pipeline = self._new_pipeline()
@@ -271,7 +277,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         if self._run is not None:
             self._start(self._pipeline.generation)
         else:
-            self._begin(0)
+            self._begin(step_being_resumed())
 
     def _mark_checkpoint(self, args: Any, step: int) -> None:
         if self._run is not None:

@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import shutil
 from contextlib import suppress
 from importlib import import_module
 
@@ -105,6 +106,20 @@ def test_a_resumed_training_goes_on_in_its_run(tmp_path, name):
         for row in [*before, *again.truth]
     ]
     assert [rollout.step for rollout in stored] == [1] * len(before) + [2] * len(again.truth)
+
+
+@needs("a2po")
+@pytest.mark.parametrize("given", ["its path", True])
+def test_a_resumed_a2po_samples_again_in_the_attempt_that_resumes(tmp_path, given):
+    make(tmp_path, "a2po", [RolloutPluginCallback()], save_strategy="steps", save_steps=1, eval_strategy="no").train()
+    shutil.rmtree(tmp_path / "out" / "checkpoint-2")
+    again = make(tmp_path, "a2po", [RolloutPluginCallback()], eval_strategy="no")
+    again.train(resume_from_checkpoint=given if given is True else str(tmp_path / "out" / "checkpoint-1"))
+    run = open_run(tmp_path / "out")
+    assert [attempt["resumed_from"] for attempt in run.attempts] == [None, 1]
+    last = [rollout for rollout in run.rollouts() if rollout.attempt == 2]
+    assert len(last) == len(again.truth)
+    assert {rollout.step for rollout in last} == {0, 2}
 
 
 # --- prompts of the dataset, found again -----------------------------------------------------------------------------
