@@ -124,6 +124,13 @@ def hidden(page):
     )
 
 
+def sideways(page):
+    """What makes the whole page scroll sideways."""
+    wide = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
+    beyond = "[...document.querySelectorAll('main *')].filter(e => e.getBoundingClientRect().right > innerWidth && !e.closest('.scroll'))"
+    return page.eval(f"{wide} ? {beyond}.map(e => e.outerHTML.slice(0, 100)) : []")
+
+
 def test_the_overview_with_everything_unfolded(page, attacked):
     page.open(attacked)
     page.eval("document.querySelectorAll('details').forEach(one => one.open = true)")
@@ -136,6 +143,7 @@ def test_the_overview_with_everything_unfolded(page, attacked):
     page.write("#filter", "<script>")
     page.wait("document.querySelectorAll('tr[data-place]').length > 0")
     assert hidden(page) == 0
+    assert not sideways(page)
 
 
 @pytest.mark.parametrize("view", ["conversation", "group", "time"])
@@ -151,6 +159,7 @@ def test_every_attack_in_every_field_and_view(page, attacked, view):
         page.eval("document.querySelectorAll('.turn .minor button[aria-expanded=false]').forEach(one => one.click())")
         assert page.wait("document.querySelector('.rollout').innerText.length") > 100
         assert hidden(page) == 0
+        assert not sideways(page)
         page.eval("history.back()")
         page.wait("document.querySelector('.rows')")
 

@@ -57,7 +57,7 @@ class Records:
             "id": clean(str(seen.id)),
             "split": clean(str(seen.split)),
             **{name: self._texts.scalar(getattr(seen, name)) for name in _NUMBERS},
-            "finish": clean(str(seen.finish)),
+            "finish": one_line(seen.finish, 60),
             "rewards": {clean(name): self._texts.scalar(value) for name, value in seen.rewards.items()},
             "calls": len(calls),
             "failed": sum(status_of(call) in _FAILED for call in calls),

@@ -1,7 +1,7 @@
 /** What the charts show: the numbers of every step, of training and of evaluation. */
 
 import { data, real, type Series } from "./data";
-import { count, number, percent } from "./format";
+import { count, number, oneLine, percent } from "./format";
 
 export type Values = (number | null)[];
 
@@ -124,7 +124,7 @@ function byFunction(): Line[] {
   const names = Object.keys(series ?? {}).filter((name) => name.startsWith("reward/"));
   if (!split || names.length < 2) return [];
   return names.map((name, place) => ({
-    label: name.slice("reward/".length),
+    label: oneLine(name.slice("reward/".length), 40),
     colour: COLOURS[place % COLOURS.length]!,
     dashed: place >= COLOURS.length,
     values: spreadOut(series!, (one, at) => real(one[name]?.[at])),

@@ -3,7 +3,7 @@
 import { useRef } from "preact/hooks";
 import { column, columns } from "./columns";
 import { data, real } from "./data";
-import { number, plural } from "./format";
+import { number, oneLine, plural } from "./format";
 import { asked, histogram, range, type Range } from "./state";
 
 const BINS = 36;
@@ -59,7 +59,7 @@ export function Histogram() {
           >
             {numbers.map((one) => (
               <option key={one.key} value={one.key}>
-                {one.key}
+                {oneLine(one.key, 60)}
               </option>
             ))}
           </select>
