@@ -164,7 +164,7 @@ def test_a_text_is_searched_in_the_whole_run_and_gone_to(run):
 def test_a_search_keeps_the_order_and_the_filter(run):
     async def scenario(eye):
         await eye.sees("4 rollouts")
-        assert eye.column("reward") == ["7.7", "5.7", "3.7", "1.7"]
+        assert eye.column("reward▼") == ["7.7", "5.7", "3.7", "1.7"]
 
     look(run, scenario, filters={"search": "sunny on day 7", "where": "reward < 8", "order": "-reward"})
 
@@ -172,7 +172,7 @@ def test_a_search_keeps_the_order_and_the_filter(run):
 def test_the_filters_of_the_command_are_where_it_starts(run):
     async def scenario(eye):
         await eye.sees("step 3", "where reward > 5", "2 rollouts")
-        assert eye.column("reward") == ["7.3", "6.3"]
+        assert eye.column("reward▼") == ["7.3", "6.3"]
         await eye.press("q")
         await eye.sees("96 rollouts")
 
