@@ -47,9 +47,8 @@ def page(tab, pages):
     tab.faults.clear()
     tab.asked.clear()
     tab.open(pages["shop"])
-    tab.eval("localStorage.clear()")
-    tab.open(pages["shop"])
     yield tab
+    tab.eval("localStorage.clear()")
     assert tab.faults == []
     assert {address for address in tab.asked if not address.startswith("file:")} <= {"about:blank"}
     assert {address.partition("#")[0] for address in tab.asked if address.startswith("file:")} <= {
@@ -92,6 +91,14 @@ def test_what_the_run_was_and_its_course(page):
     facts = page.text(".whole-facts")
     for word in ("GRPOTrainer", "weight 0.8", "price", "temperature", "1.16.0"):
         assert word in facts
+
+
+def test_all_numbers_as_a_table(page, pages):
+    page.click(".numbers summary")
+    page.wait("document.querySelector('.numbers tbody tr')")
+    rows = [text.split("\t") for text in page.texts(".numbers tbody tr")]
+    wanted = [row["step"] for row in open_run(pages["shop"].parent).stats()]
+    assert [int(row[0]) for row in rows] == wanted
 
 
 def test_the_table_sorts_by_numbers(page):

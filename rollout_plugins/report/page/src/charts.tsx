@@ -1,6 +1,6 @@
 /** The course of the run: small charts of all steps that share one cursor. */
 
-import { useLayoutEffect, useRef } from "preact/hooks";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { charts, smoothing, steps, type Chart, type Line } from "./course";
 import { data } from "./data";
 import { count, number } from "./format";
@@ -135,10 +135,12 @@ function described(chart: Chart): string {
 
 /** Every number of the charts as a table. */
 function Numbers() {
+  const [isOpen, setOpen] = useState(false);
+  const shown = isOpen ? Object.entries(data.steps) : [];
   return (
-    <details class="numbers screen">
+    <details class="numbers screen" onToggle={(event) => setOpen(event.currentTarget.open)}>
       <summary>All numbers as a table</summary>
-      {Object.entries(data.steps).map(([split, series]) => {
+      {shown.map(([split, series]) => {
         const names = Object.keys(series).filter((name) =>
           series[name]!.some((value) => value !== null && value !== 0),
         );
