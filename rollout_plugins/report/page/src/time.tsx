@@ -3,7 +3,7 @@
 import { diffLines, diffWordsWithSpace, type Change } from "diff";
 import { useMemo, useState } from "preact/hooks";
 import { data, real, type Rollout } from "./data";
-import { count, number, oneLine, plural } from "./format";
+import { count, number, plural } from "./format";
 import { Parts, wordsOf } from "./pieces";
 import { address } from "./state";
 
@@ -30,7 +30,7 @@ export function Through({ one, all }: { one: Rollout; all: Rollout[] }) {
           two of its answers.
         </p>
       ) : (
-        <Dots all={sorted} before={before} after={after} />
+        <Dots all={sorted} before={before} after={after} choose={setAfter} />
       )}
       <div class="row compare">
         <Choice label="before" all={sorted} value={before} set={setBefore} />
@@ -77,7 +77,7 @@ function Choice({
       >
         {all.map((one) => (
           <option key={one.id} value={one.id}>
-            step {number(one.step)}, reward {number(one.reward)} ({oneLine(String(one.index), 8)})
+            {named(one)} ({number(one.index)})
           </option>
         ))}
       </select>
@@ -88,8 +88,18 @@ function Choice({
   );
 }
 
-/** A dot for each answer: step from left to right, reward upwards. */
-function Dots({ all, before, after }: { all: Rollout[]; before: Rollout; after: Rollout }) {
+const named = (one: Rollout): string =>
+  `${one.split === "train" ? "" : `${one.split}, `}step ${number(one.step)}, reward ${number(one.reward)}`;
+
+/** A dot for each answer: step from left to right, reward upwards. A click compares with it, as the menu does. */
+interface Shown {
+  all: Rollout[];
+  before: Rollout;
+  after: Rollout;
+  choose: (one: Rollout) => void;
+}
+
+function Dots({ all, before, after, choose }: Shown) {
   const known = all.filter((one) => Number.isFinite(real(one.reward) ?? NaN) && typeof one.step === "number");
   const [steps, rewards] = [known.map((one) => one.step as number), known.map((one) => real(one.reward)!)];
   const [left, right, low, high] = [Math.min(...steps), Math.max(...steps), Math.min(...rewards), Math.max(...rewards)];
@@ -106,6 +116,8 @@ function Dots({ all, before, after }: { all: Rollout[]; before: Rollout; after: 
         {known.map((one) => (
           <i
             key={one.id}
+            title={named(one)}
+            onClick={() => choose(one)}
             class={one === before ? "dot before" : one === after ? "dot after" : "dot"}
             style={{ left: `${x(one.step as number)}%`, top: `${y(real(one.reward)!)}%` }}
           />
