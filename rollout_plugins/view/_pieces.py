@@ -292,13 +292,14 @@ def _name(image: Image) -> str:
 
 
 def _facts(view: Conversation, layout: Layout) -> Iterator[Piece]:
-    """What stood beside the conversation: the dataset row, what rewards logged, what went wrong."""
-    for place, (label, values) in enumerate((("columns", view.columns), ("extra", view.extra)), len(view.turns)):
+    """What stood beside the conversation: the dataset row, what rewards logged, what became of it, what went wrong."""
+    given = (("columns", view.columns), ("extra", view.extra), ("marks", view.marks))
+    for place, (label, values) in enumerate(given, len(view.turns)):
         if values:
             yield layout.text(place, label, _pairs(values, layout), "dim", kind="given")
     error = readable(view.error)
     if error:
-        yield layout.text(len(view.turns) + 2, "error", error, "red")
+        yield layout.text(len(view.turns) + len(given), "error", error, "red")
 
 
 def _pairs(values: Mapping[str, Any], layout: Layout) -> str:
