@@ -1,6 +1,7 @@
 """The terminal viewer, through its keys, on real runs."""
 
 import json
+import re
 import time
 from dataclasses import replace
 
@@ -379,6 +380,33 @@ def test_a_live_run_grows_on_the_screen_and_keeps_the_place(tmp_path):
         await eye.sees_not("running")
 
     look(tmp_path, scenario, period=0.1)
+
+
+def test_nothing_flickers_when_a_live_run_grows(tmp_path):
+    writing = writer(tmp_path)
+    writing.write_run()
+    writing.write("train", steps(1, size=40))
+
+    def shown(eye):
+        """All but the title, the footer and the scrollbar."""
+        return [re.sub("[▁▂▃▄▅▆▇█]", " ", line) for line in eye.lines[1:-1]]
+
+    async def scenario(eye):
+        await eye.sees("40 rollouts", "grp", "Answer 0 of step 1.")
+        for _ in range(20):
+            await eye.press("j")
+        await eye.sees("Answer 20 of step 1.")
+        await eye.press("tab", "j", "j")
+        before = shown(eye)
+        writing.write("train", [one(2, i) for i in range(40)])
+        while "80 rollouts" not in eye.text:
+            assert shown(eye) == before
+            await eye.pilot.pause(0.01)
+        await eye.pilot.pause(0.3)
+        assert shown(eye) == before
+        writing.close({"rollouts": 80})
+
+    look(tmp_path, scenario, filters={"split": "train"}, period=0.1, size=(140, 40))
 
 
 def test_a_run_that_ended_is_not_polled(run):

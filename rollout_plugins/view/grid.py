@@ -114,13 +114,11 @@ class Grid(ScrollView, can_focus=True):
             self.chosen = names.index("reward") if "reward" in names else 0
             self._measure()
 
-    def set_rows(self, count: int, cursor: int = 0) -> None:
-        """There are so many rows now, none of them here yet."""
+    def set_rows(self, count: int, cursor: int = 0, *, keep: bool = False) -> None:
+        """There are so many rows now, none of them here yet; `keep`: show those that were here until they come."""
         on_screen = self.cursor - self.scroll_offset.y
         self.count = count
-        self._rows.clear()
-        self._cells.clear()
-        self._asked.clear()
+        self._forget(rows=not keep)
         self._measure()
         self.cursor = max(0, min(cursor, count - 1))
         self.scroll_to(y=max(self.cursor - on_screen, 0), animate=False)
@@ -130,12 +128,11 @@ class Grid(ScrollView, can_focus=True):
     def put(self, start: int, rows: Sequence[Mapping[str, Any] | None]) -> None:
         """Rows that were wanted, or more about rows that are here."""
         if len(self._rows) > _KEPT:
-            self._rows.clear()
-            self._cells.clear()
-            self._asked.clear()
+            self._forget()
         for place, row in enumerate(rows, start):
             before = self._rows.get(place)
-            self._rows[place] = {**before, **row} if before and row else row
+            more = before and row and before.get("id") == row.get("id", before.get("id"))
+            self._rows[place] = {**before, **row} if before and row and more else row
             self._cells.pop(place, None)
         self._fit()
         self.refresh()
@@ -143,6 +140,12 @@ class Grid(ScrollView, can_focus=True):
     def row(self, place: int) -> Mapping[str, Any] | None:
         """A row that is here."""
         return self._rows.get(place)
+
+    def _forget(self, *, rows: bool = True) -> None:
+        self._asked.clear()
+        if rows:
+            self._rows.clear()
+            self._cells.clear()
 
     def _fit(self) -> None:
         """Make columns as wide as what is in them; never narrower, so that nothing jumps."""
@@ -225,7 +228,7 @@ class Grid(ScrollView, can_focus=True):
 
     def _want(self, place: int) -> None:
         page = place // PAGE
-        if place not in self._rows and page not in self._asked:
+        if page not in self._asked:
             self._asked.add(page)
             self.post_message(self.Wanted(page * PAGE, min(PAGE, self.count - page * PAGE)))
 

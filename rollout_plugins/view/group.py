@@ -144,15 +144,14 @@ def _window(count: int, chosen: int, room: int) -> list[int]:
 
 
 def _head(view: Conversation) -> Text:
-    advantage = finite(view.advantage) or 0.0
-    return Text.assemble(
-        (f"#{number(view.index)} ", "bold"),
-        ("reward ", "dim"),
-        (number(view.reward), "bold"),
-        (" adv ", "dim"),
-        (signed(view.advantage), "green" if advantage > 0 else "red" if advantage < 0 else ""),
-        (f" {number(view.completion_tokens)} tokens {one_line(view.finish, 12)}", "dim"),
-    )
+    head = Text.assemble((f"#{number(view.index)} ", "bold"), ("reward ", "dim"), (number(view.reward), "bold"))
+    if view.advantage is not None:
+        advantage = finite(view.advantage) or 0.0
+        style = "green" if advantage > 0 else "red" if advantage < 0 else ""
+        head.append(" adv ", "dim").append(signed(view.advantage), style)
+    if view.completion_tokens is not None:
+        head.append(f" {number(view.completion_tokens)} tokens", "dim")
+    return head.append(f" {one_line(view.finish, 12)}", "dim")
 
 
 def _common(blocks: Sequence[Block], turns: int) -> Iterator[Block]:

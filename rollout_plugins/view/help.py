@@ -60,7 +60,8 @@ def _keys(node: DOMNode) -> Sequence[tuple[str, str]]:
     found: dict[tuple[str, str], list[str]] = {}
     bindings = node._bindings.key_to_bindings.values()  # noqa: SLF001 - textual shows keys in its own panel alone
     for binding in (one for some in bindings for one in some):
-        if binding.description and not binding.system and not binding.action.startswith("screen."):
+        inherited = hasattr(Widget, f"action_{binding.action}") or binding.action.startswith("screen.")
+        if binding.description and not inherited:
             found.setdefault((binding.action, binding.description), []).append(_name(binding.key))
     return [(" ".join(dict.fromkeys(keys)), said) for (_, said), keys in found.items()]
 

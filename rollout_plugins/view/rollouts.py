@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from rich.text import Text
 from textual import events, on
@@ -31,6 +31,17 @@ _WIDE = 110
 _PIECES = 24
 """Parts in which a whole run is searched, so that there is progress to show and a moment to stop."""
 _SAID = " said"
+
+
+class _List(NamedTuple):
+    """What a question to the run gave."""
+
+    found: Found
+    names: list[str]
+    """All columns of the run."""
+    same: set[str]
+    """Columns that would say the same in every row."""
+    cursor: int
 
 
 class RolloutsPage(OnePage):
@@ -65,6 +76,8 @@ class RolloutsPage(OnePage):
         self._names: list[str] = []
         self._preview: bool | None = None
         self._soon: Timer | None = None
+        self._beside: str | None = None
+        """The rollout that is shown beside the list."""
 
     def body(self) -> Iterable[Widget]:
         with Horizontal():
@@ -91,28 +104,32 @@ class RolloutsPage(OnePage):
         text: str | None = None,
         hits: list[Found] | None = None,
         start: bool = False,
+        again: bool = False,
     ) -> None:
         """Find the rollouts, with another filter if one is given, which is kept when the run understands it.
 
-        The cursor stays on its rollout, unless it is to be at the start.
+        The cursor stays on its rollout, unless it is to be at the `start`. `again`: the list is the same as before,
+        if longer, and what is on the screen stays until it is read again.
         """
         where = self._where if where is None else where
         text, hits = (self._text, self._hits) if text is None else (text, hits)
         asked = {**self._asked, "where": where or None, "order": self._order()}
         here = None if start else self._here()
 
-        def find() -> tuple[Found, list[str], int]:
-            found = self.viewer.stored.find(**asked)
+        def find() -> _List:
+            run = self.viewer.stored
+            found = run.find(**asked)
             found = found if hits is None else found.among(hits)
             found = found if self._limit is None else found.page(0, self._limit)
-            place = found.position(here) if here else None
-            return found, self.viewer.stored.columns, place or 0
+            splits = run.sql("select distinct split from rollouts").num_rows
+            same = {"split", "step"} if "step" in asked else {"split"} if splits < 2 else set()
+            return _List(found, run.columns, same, (found.position(here) if here else None) or 0)
 
-        def arrived(answer: tuple[Found, list[str], int]) -> None:
+        def arrived(listed: _List) -> None:
             self._where, self._text, self._hits = where, text, hits
             if self.ask.is_open:
                 self.ask.close()
-            self._arrived(*answer)
+            self._arrived(listed, again=again)
 
         self.job(find, arrived, group="find", failed=self._refused)
 
@@ -124,22 +141,17 @@ class RolloutsPage(OnePage):
             self.failed(error)
             self._head("")
 
-    def _arrived(self, found: Found, names: list[str], place: int) -> None:
+    def _arrived(self, listed: _List, *, again: bool) -> None:
         grid = self.query_one(Grid)
-        self._found, self._names = found, names
+        self._found, self._names = listed.found, listed.names
         grid.empty = "no rollouts match" if self._where or self._text or self._asked else "no rollouts yet"
-        grid.set_columns(_columns(names, leave_out=self._same()))
-        grid.set_rows(len(found), place)
+        grid.set_columns(_columns(listed.names, leave_out=listed.same))
+        grid.set_rows(len(listed.found), listed.cursor, keep=again)
         self._head("")
         self._look()
         if self._then:
             then, self._then = self._then, ""
             self.action_filter() if then == "filter" else self.action_search()
-
-    def _same(self) -> set[str]:
-        """Columns that would say the same in every row."""
-        splits = {row["split"] for row in self.viewer.stats}
-        return {"step", "split"} if "step" in self._asked else {"split"} if len(splits) == 1 else set()
 
     def _order(self) -> str | None:
         order = self.query_one(Grid).order
@@ -163,9 +175,10 @@ class RolloutsPage(OnePage):
 
     def renew(self) -> None:
         if not self._searching and self._hits is None:
-            self._read()
+            self._read(again=True)
 
     def action_reload(self) -> None:
+        self._beside = None
         if self._text:
             self._search(self._text)
         else:
@@ -223,13 +236,20 @@ class RolloutsPage(OnePage):
     def _show(self) -> None:
         from rollout_plugins.view.rollout import blocks_of
 
-        pager = self.query_one(Pager)
+        pager, beside = self.query_one(Pager), self._beside
 
-        def read() -> Sequence[Block]:
+        def read() -> tuple[str, Sequence[Block]] | None:
             rollout = self.current()
-            return [] if rollout is None else blocks_of(rollout, self.viewer, pager.room)
+            if rollout is None:
+                return "", []
+            return None if rollout.id == beside else (rollout.id, blocks_of(rollout, self.viewer, pager.room))
 
-        self.job(read, pager.show, group="preview")
+        def show(answer: tuple[str, Sequence[Block]] | None) -> None:
+            if answer is not None:
+                self._beside = answer[0]
+                pager.show(answer[1])
+
+        self.job(read, show, group="preview")
 
     def action_preview(self) -> None:
         self._preview = not self.has_class("-wide")

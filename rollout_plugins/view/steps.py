@@ -147,11 +147,11 @@ def _columns(stats: Sequence[Mapping[str, Any]]) -> list[Column]:
         return _bar(value, low, high), "green"
 
     made = [
-        *([Column("split", "split")] if len({row["split"] for row in stats}) > 1 else []),
+        *([Column("split", "split")] if {row["split"] for row in stats} - {"train"} else []),
         Column("step", "step"),
         Column("rollouts", "rollouts"),
         Column("reward", "reward"),
-        Column("reward", " ", bar, left=False),
+        *([Column("reward", " ", bar)] if low < high else []),
         Column("reward_std", "spread"),
         Column("truncated", "trunc", _warned("yellow")),
         Column("tool_calls", "calls", _counted),
