@@ -188,7 +188,7 @@ def test_forks_of_one_conversation_are_one_rollout_and_equal_siblings_are_not(tm
     _, run = trained(tmp_path, stream, tokens=True)
     stored = list(run.rollouts(tokens=True))
     assert [r.group for r in stored] == [0, 0, *[1] * 8]
-    forks = "trained as 2 rows, whose tokens differ"
+    forks = "came as 2 rows, whose tokens differ"
     assert [r.marks.get("forks") for r in stored] == [forks, forks, *[None] * 8]
     assert [number_of(r.tokens.logprobs[0]) for r in stored[:3]] == [0, 2, 4]
     written = [row.input_ids[row.completion_mask.argmax() :].tolist() for row in stream[:2]]
@@ -339,12 +339,13 @@ def test_a_worker_that_changes_its_messages_later_changes_no_rollout(tmp_path, t
     class Meddler(TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
             for one in stream:
-                one.completion[0]["content"] = "meddled"
+                one.prompt[0]["content"] = one.completion[0]["content"] = "meddled"
 
     trainer = make_async(tmp_path, stream, callbacks=[Meddler()])
     trainer.add_callback(RolloutPluginCallback())
     trainer.train()
-    assert {said(r) for r in open_run(tmp_path / "out").rollouts() if r.step == 1} == {f"hello {n}" for n in range(4)}
+    stored = list(open_run(tmp_path / "out").rollouts(step=1))
+    assert [(r.prompt[0]["content"], said(r)) for r in stored] == [("question 0", f"hello {n}") for n in range(4)]
 
 
 # --- training is left alone -------------------------------------------------------------------------------------------

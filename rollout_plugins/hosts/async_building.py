@@ -99,7 +99,7 @@ def _scores(metrics: Mapping[Any, Any]) -> tuple[dict[str, float | None], dict[A
 
 
 def _marks(seen: Conversation) -> dict[str, str]:
-    forks = {"forks": f"trained as {len(seen.rows)} rows, whose tokens differ"} if len(seen.rows) > 1 else {}
+    forks = {"forks": f"came as {len(seen.rows)} rows, whose tokens differ"} if len(seen.rows) > 1 else {}
     return {"trained": seen.fate, **forks}
 
 
