@@ -240,6 +240,26 @@ def test_what_is_shown_hides_nothing_and_the_element_cannot_end(tmp_path):
     assert len(data["rollouts"]) == len(stored)
 
 
+def test_run_files_that_somebody_mangled(tmp_path):
+    write(tmp_path, [make_rollout()])
+    path = tmp_path / "r1" / "run.json"
+    odd = {
+        "id": 7,
+        "world_size": "2",
+        "reward_weights": [float("nan"), 1],
+        "tools": [3, {"function": 4}],
+        "versions": [],
+        "attempts": [{"started": float("inf"), "rollouts": [1], "plugin_errors": {"x": "y"}}],
+    }
+    path.write_text(json.dumps(json.loads(path.read_text()) | odd))
+    run = report(tmp_path)["run"]
+    assert (run["id"], run["rewards"][0][1], run["attempts"]) == (
+        "7",
+        "nan",
+        [{"attempt": 1, "rank": 0, "rollouts": 0}],
+    )
+
+
 def test_numbers_json_has_no_word_for_are_spelled(tmp_path):
     write(tmp_path, [make_rollout(id="odd", reward=float("nan"), advantage=float("-inf"), columns={"big": 2**70})])
     (one,) = report(tmp_path)["rollouts"]

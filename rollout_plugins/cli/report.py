@@ -47,7 +47,8 @@ def run(options: Namespace) -> None:
     of = f" of {made.matched:,}" if made.matched > made.rollouts else ""
     say(f"{made.rollouts:,}{of} rollouts in {made.path}, {_size(made.bytes)}")
     if made.matched > made.rollouts:
-        note("whole groups, spread over the steps; the charts show all. --limit for more, or filters for others")
+        chosen = "the first of them" if options.order else "whole groups, spread over the steps"
+        note(f"{chosen}; the charts show all. --limit for more, or filters for others")
 
 
 def _size(count: int) -> str:

@@ -108,11 +108,8 @@ def _prompts(run: StoredRun, steps: Collection[int], *, superseded: bool) -> dic
         f'select split, attempt, generation, "group", any_value(hash(prompt)) from rollouts '
         f"where step in ({', '.join(map(str, steps))}) group by all"
     )
-    return {tuple(row[:4]): row[4] for row in map(_values, run.sql(query, superseded=superseded).to_pylist())}
-
-
-def _values(row: dict[str, Any]) -> list[Any]:
-    return list(row.values())
+    columns = [column.to_pylist() for column in run.sql(query, superseded=superseded).columns]
+    return dict(zip(zip(*columns[:4], strict=True), columns[4], strict=True))
 
 
 def _by_recurrence(groups: Iterable[Group], prompts: dict[tuple[Any, ...], int]) -> list[Group]:
@@ -130,6 +127,7 @@ def _within(groups: Iterable[Group], room: int) -> list[Group]:
     """Whole groups as long as they fit; a group that is larger than all the room is taken, and cut."""
     chosen: list[Group] = []
     for group in groups:
-        if not chosen or sum(g.size for g in chosen) + group.size <= room:
+        if not chosen or group.size <= room:
             chosen.append(group)
+            room -= group.size
     return chosen

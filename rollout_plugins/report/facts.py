@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from rollout_plugins.messages import compact
-from rollout_plugins.view.text import clean
+from rollout_plugins.view.text import clean, finite
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,14 +25,14 @@ def about(run: StoredRun, texts: Texts) -> dict[str, Any]:
     """The run's facts; the folder it lies in stays behind when the page is sent on."""
     info = run.info
     return {
-        "id": clean(info.id),
+        "id": clean(str(info.id)),
         "trainer": clean(str(info.trainer)),
         "model": clean(str(info.model)),
         "world_size": info.world_size,
         "num_generations": info.num_generations,
         "rewards": [
-            [clean(str(name)), info.reward_weights[place] if place < len(info.reward_weights) else None]
-            for place, name in enumerate(info.reward_names)
+            [clean(str(name)), texts.scalar(weight)]
+            for name, weight in zip_longest(info.reward_names, info.reward_weights[: len(info.reward_names)])
         ],
         "tools": [_tool(tool, texts) for tool in info.tools],
         "chat_template": None if info.chat_template is None else {"text": texts.add(info.chat_template)},
@@ -67,7 +68,7 @@ def _tool(tool: Any, texts: Texts) -> dict[str, Any]:
 
 def _attempt(attempt: Mapping[str, Any]) -> dict[str, Any]:
     kept = ("attempt", "rank", "started", "ended", "resumed_from")
-    made = {name: attempt[name] for name in kept if isinstance(attempt.get(name), (int, float))}
+    made = {name: value for name in kept if (value := finite(attempt.get(name))) is not None}
     return {**made, "rollouts": sum(_counts(attempt.get("rollouts")).values())}
 
 

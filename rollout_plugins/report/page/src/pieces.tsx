@@ -3,7 +3,7 @@
 import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
 import { data, plain, said, text, type Call, type Panel, type Part, type Picture, type Turn, type Value } from "./data";
-import { count, duration, number, plural } from "./format";
+import { duration, number, plural } from "./format";
 import { parsed, printing } from "./state";
 
 const LONG = 6000;
@@ -210,5 +210,3 @@ export function Fold({
     </details>
   );
 }
-
-export const characters = (length: number): string => `${count(length)} ${length === 1 ? "character" : "characters"}`;
