@@ -168,6 +168,7 @@ def test_images_stand_once_and_decode(tmp_path):
     ]
     assert len(shown) == 12
     assert len(data["images"]) == 6, "three of prompts and three of tools"
+    assert len({one["prompt"] for one in data["rollouts"]}) == 3, "another image is another prompt"
     kind, _, packed = data["images"][shown[0]]["data"].partition(";base64,")
     assert kind == "data:image/png"
     assert Pil.open(BytesIO(base64.b64decode(packed))).size == picture(1).size

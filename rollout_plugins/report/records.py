@@ -77,8 +77,8 @@ class Records:
         return record | {name: value for name, value in more.items() if value not in (None, [], {})}
 
     def _prompt(self, rollout: Rollout) -> int:
-        """The same number for the same prompt."""
-        digest = blake2b(compact(rollout.prompt).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        """The same number for the same prompt, images and all."""
+        digest = blake2b(_exact(rollout.prompt).encode("utf-8", "surrogatepass"), digest_size=16).digest()
         return self._prompts.setdefault(digest, len(self._prompts))
 
     def _values(self, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,6 +136,13 @@ class Records:
         if panel.turn is not None:
             made |= {"turn": panel.turn, "replaces": panel.replaces}
         return made
+
+
+def _exact(prompt: Any) -> str:
+    try:
+        return repr(prompt)
+    except Exception:  # nested too deeply, or an object that has no repr
+        return compact(prompt)
 
 
 def _image_parts(turn: Mapping[str, Any]) -> list[int]:

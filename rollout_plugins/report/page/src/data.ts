@@ -149,7 +149,7 @@ export function textsOf(rollout: Rollout): Set<number> {
 }
 
 export const said = (parts: Part[] | undefined): string =>
-  (parts ?? []).map((part) => (typeof part === "number" ? text(part) : "[image]")).join("\n");
+  (parts ?? []).map((part) => (typeof part === "number" ? text(part) : `[image ${part.image + 1}]`)).join("\n");
 
 /** The last words of the model, and of whoever asked. */
 export function lastWords(rollout: Rollout, asked: boolean): string {
