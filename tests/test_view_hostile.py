@@ -186,3 +186,12 @@ def test_panels_of_plugins_stand_at_their_place_and_inject_nothing(tmp_path):
         panels=lambda: Panels([Board(), Broken()], autoload=False),
         size=(100, 50),
     )
+
+
+def test_what_is_notified_is_text_too(hostile):
+    async def scenario(eye):
+        await eye.sees("is not understood")
+        assert "'[/bold]' oops (" in eye.said
+        assert eye.text.count("[/bold]") == 3, "in the title, in the list, and as it was notified"
+
+    look(hostile, scenario, filters={"where": "'[/bold]' oops ("}, size=(180, 30))

@@ -140,6 +140,8 @@ class RolloutsPage(OnePage):
         else:
             self.failed(error)
             self._head("")
+            self.query_one(Grid).empty = one_line(str(error), 400)
+            self.query_one(Grid).refresh()
 
     def _arrived(self, listed: _List, *, again: bool) -> None:
         grid = self.query_one(Grid)
