@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 TABLES = "rollouts, messages, tool_calls and annotations.<producer>"
 MAX_THREADS = 4  # each brings buffers of its own, and a run should be readable beside a training that needs the memory
+_PRAGMA = re.compile(r"\s*pragma\b", re.IGNORECASE)  # DuckDB 1.5 calls it a SELECT
 #: Generations in which the first rollouts with a text are looked for, before twice as many are.
 _AT_ONCE = 4
 _FACTS = 'id, run_id, split, step, "group", rank, reward'
@@ -135,8 +136,9 @@ class Database:
         """One SELECT over the views."""
         with self._lock:
             try:
-                kinds = [_kind(statement) for statement in self._connection.extract_statements(query)]
-                if kinds != ["SELECT"]:
+                found = self._connection.extract_statements(query)
+                kinds = [str(statement.type).rpartition(".")[2] for statement in found]
+                if kinds != ["SELECT"] or _PRAGMA.match(query):
                     raise RunError(_refused(kinds))
                 counted = re.sub(r"count\s*\(\s*\*\s*\)", "", query, flags=re.IGNORECASE)
                 self._show(superseded, annotated="*" in counted or self._mentions(query))
@@ -270,12 +272,6 @@ def _joined(producers: Any) -> tuple[str, str]:
             f" left join (select id, {annotate.struct(producer)} as v from {table}) a{number} on a{number}.id = r.id"
         )
     return columns, joins
-
-
-def _kind(statement: Any) -> str:
-    """What a statement does; some versions of DuckDB turn a PRAGMA into a SELECT before they say."""
-    pragma = re.match(r"\s*pragma\b", statement.query, re.IGNORECASE)
-    return "PRAGMA" if pragma else str(statement.type).rpartition(".")[2]
 
 
 def _refused(kinds: Sequence[str]) -> str:
