@@ -112,6 +112,8 @@ def assert_whole(done):
         assert rendered(rollout.prompt) == tok().decode(row["prompt"])
         assert [message["content"] for message in rollout.completion] == [text(done, row["completion"])]
         assert rollout.prompt_is_text is False
+        assert (rollout.marks.get("source") == "teacher") is (row["model"] == "teacher_model")
+        assert (rollout.policy_step is None) is (row["model"] == "teacher_model")
         if row["model"] == "model":
             assert rollout.policy_step == row["step"]
             assert rollout.step == row["step"] + (row["split"] == "train")

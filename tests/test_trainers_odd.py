@@ -5,6 +5,7 @@ import logging
 import shutil
 from contextlib import suppress
 from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -244,6 +245,20 @@ def test_tools_of_distillation_are_told_by_what_they_did(tmp_path):
     for rollout in (stored[0], stored[1], stored[3]):
         assert sum(rollout.tokens.mask) == rollout.completion_tokens < len(rollout.tokens.completion)
     assert run.info.tools[0]["function"]["name"] == "multiply"
+
+
+@pytest.mark.parametrize("name", [n for n in ("distillation", "sdft", "gkd") if n in RUNNABLE])
+def test_a_fill_up_token_that_the_model_wrote_itself_is_kept(tmp_path, name):
+    trainer = make(tmp_path, name, [RolloutPluginCallback()], max_steps=1, eval_strategy="no")
+
+    def generate(input_ids, **kwargs):
+        made = torch.cat([input_ids, torch.tensor([[30, tok().pad_token_id]]).expand(len(input_ids), 2)], 1)
+        return SimpleNamespace(sequences=made) if kwargs.get("return_dict_in_generate") else made
+
+    trainer.model.generate = generate
+    trainer.train()
+    said = {rollout.completion[0]["content"] for rollout in open_run(tmp_path / "out").rollouts()}
+    assert said == {tok().decode([30]) + tok().pad_token}
 
 
 @needs("iwopd")

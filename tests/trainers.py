@@ -82,7 +82,7 @@ KINDS = {
         "trl.experimental.online_dpo", "OnlineDPOTrainer", {"max_new_tokens": 8, "missing_eos_penalty": 1.0}, _SCORED,
         evaluates=False,
     ),
-    "a2po": Kind("trl.experimental.a2po", "A2POTrainer", _SHORT | {"num_value_samples": 2}, {"reward_funcs": [half]}),
+    "a2po": Kind("trl.experimental.a2po", "A2POTrainer", _SHORT | {"num_value_samples": 2, "filter_all_incorrect": False}, {"reward_funcs": [half]}),
     "sdpo": Kind("trl.experimental.sdpo", "SDPOTrainer", _SHORT | {"num_generations": 2}, _SCORED, helped),
     "sdft": Kind("trl.experimental.sdft", "SDFTTrainer", _SHORT | {"num_generations": 2}, {}, helped),
     "sdft, teacher's prompts": Kind(
