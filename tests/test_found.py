@@ -2,6 +2,7 @@
 
 import pytest
 from reading import called, ids, one, steps, write
+from rollout_hookspecs import Image
 
 from rollout_plugins import open_run
 from rollout_plugins.errors import RunError
@@ -65,3 +66,25 @@ def test_rollouts_of_several_files_and_with_calls(tmp_path):
         {"step": 2, "calls": 0, "reward/correct": 2.0},
         {"step": 1, "calls": 1, "reward/correct": 1.0},
     ]
+
+
+def test_a_prompt_is_told_from_one_with_the_same_system_message(tmp_path):
+    system = {"role": "system", "content": "You are careful. " * 50}
+
+    def asked(step, question):
+        return one(step, 0, prompt=(system, {"role": "user", "content": question}))
+
+    made = [asked(1, "one?"), asked(2, "two?"), asked(3, "one?"), one(4, 0, prompt=(system,))]
+    run = open_run(write(tmp_path, made))
+    assert ids(run.find_prompt(made[0]).rollouts()) == ids(run.history(made[0])) == ["1.0", "3.0"]
+    assert ids(run.history(made[3])) == ["4.0"]
+
+
+def test_a_prompt_with_more_than_text_is_compared_whole(tmp_path):
+    def asked(step, picture):
+        blocks = [{"type": "image", "image": Image(hash=picture)}, {"type": "text", "text": "what is it?"}]
+        return one(step, 0, prompt=({"role": "user", "content": blocks},))
+
+    made = [asked(1, "a"), asked(2, "b"), asked(3, "a")]
+    run = open_run(write(tmp_path, made))
+    assert ids(run.history(made[0])) == ["1.0", "3.0"]

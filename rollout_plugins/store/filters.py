@@ -48,6 +48,8 @@ class Filters:
     id: str | None = None
     prompt: str | None = None
     """Text of one of the prompt's messages."""
+    messages: Sequence[str | None] | None = None
+    """Texts of all the prompt's messages; None for one that is more than text."""
     generations: tuple[int, int] | None = None
     """The first and the last to look at."""
 
@@ -81,6 +83,10 @@ def condition(filters: Filters, table: str) -> str:
     ]
     if filters.generations is not None:
         simple.append("generation between {} and {}".format(*filters.generations))
+    if filters.messages is not None:
+        texts = [(place, text) for place, text in enumerate(filters.messages, 1) if text is not None]
+        simple.append(f"len(prompt) = {len(filters.messages)}")
+        simple += [f"prompt[{place}].content = {literal(text)}" for place, text in texts]
     if filters.step is not None:
         simple.append(_steps(filters.step, filters.split, table))
     found = [_any_of(alternatives) for alternatives in _inside(filters)]

@@ -209,9 +209,10 @@ class StoredRun:
         return (rollout for rollout in found if rollout.prompt == prompt.prompt)
 
     def find_prompt(self, rollout: Rollout, **filters: Any) -> Found:
-        """Where rollouts are that may have the prompt of this one: they share its longest text."""
-        texts = [m["content"] for m in rollout.prompt if isinstance(m, Mapping) and isinstance(m.get("content"), str)]
-        return self._find(Filters(prompt=max(texts, key=len, default=None), **filters))
+        """Where rollouts are whose prompt has the same texts as this one's; images and calls in it may differ."""
+        contents = [m.get("content") if isinstance(m, Mapping) else None for m in rollout.prompt]
+        texts = [content if isinstance(content, str) else None for content in contents]
+        return self._find(Filters(messages=texts, **filters))
 
     def search(self, text: str, **filters: Any) -> Iterator[Rollout]:
         """Rollouts with this text, in any case, in a message, its reasoning or a tool call's arguments."""

@@ -220,7 +220,7 @@ class Grid(ScrollView, can_focus=True):
             if place == self.chosen and self.has_focus:
                 style += self.get_component_rich_style("grid--chosen", partial=True)
             text = _cell(f"{column.label}{mark}", width, left=column.left)
-            segments.append(Segment(text, style))
+            segments += [Segment(text[:-2], style), Segment(text[-2:], head)]
         end = self.scroll_offset.x + self._room
         more = sum(self._all_widths()) - 1 > end
         strip = Strip(segments).crop_extend(self.scroll_offset.x, end - more, head)

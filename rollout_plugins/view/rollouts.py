@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from rollout_plugins.store.found import Found
 
 _WIDE = 110
-_PIECES = 24
-"""Parts in which a whole run is searched, so that there is progress to show and a moment to stop."""
+_PIECE = 100_000
+"""Rollouts that are searched at once; after each there is progress to show and a moment to stop."""
 _SAID = " said"
 
 
@@ -311,7 +311,7 @@ class RolloutsPage(OnePage):
         """Steps of the run in parts of about the same size, and what has no step."""
         stats = self.viewer.stats or self.viewer.stored.stats()
         steps = sorted({row["step"] for row in stats if row["step"] is not None})
-        size = -(-len(steps) // _PIECES) or 1
+        size = max(len(steps) * _PIECE // max(sum(row["rollouts"] for row in stats), 1), 1)
         parts = [steps[start : start + size] for start in range(0, len(steps), size)]
         pieces: list[dict[str, Any]] = [{"step": range(part[0], part[-1] + 1)} for part in parts]
         if any(row["step"] is None for row in stats):

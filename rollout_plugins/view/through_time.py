@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.text import Text
 from textual.binding import Binding, BindingType
@@ -66,18 +66,26 @@ class TimePage(BesidePage):
         self.job(self._find, self._arrived, group="time")
 
     def _find(self) -> tuple[Found, list[_Moment]]:
-        worker = get_current_worker()
         found = self.viewer.stored.find_prompt(self._of, split=self._of.split)
         moments: dict[int, _Moment] = {}
-        for place, rollout in found.numbered():
-            if worker.is_cancelled:
-                break
-            if rollout.prompt == self._of.prompt:
-                moment = moments.setdefault(rollout.step, _Moment(rollout.step, []))
-                moment.answers.append((place, finite(rollout.reward)))
+        for place, step, reward in self._answers(found):
+            moments.setdefault(step, _Moment(step, [])).answers.append((place, finite(reward)))
         for moment in moments.values():
             moment.answers.sort(key=lambda answer: float("-inf") if answer[1] is None else answer[1], reverse=True)
         return found, [moments[step] for step in sorted(moments)]
+
+    def _answers(self, found: Found) -> Iterator[tuple[int, int, Any]]:
+        """Place, step and reward of each answer to the prompt; all else is read of those that are shown."""
+        if all(map(_is_text, self._of.prompt)):
+            rows = enumerate(found.rows(["step", "reward"]))
+            yield from ((place, row["step"], row["reward"]) for place, row in rows if row)
+            return
+        worker = get_current_worker()
+        for place, rollout in found.numbered():
+            if worker.is_cancelled:
+                return
+            if rollout.prompt == self._of.prompt:
+                yield place, rollout.step, rollout.reward
 
     def _arrived(self, answer: tuple[Found, list[_Moment]]) -> None:
         self._found, self._moments = answer
@@ -180,6 +188,11 @@ class TimePage(BesidePage):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         return action != "through_time"
+
+
+def _is_text(message: Any) -> bool:
+    """Whether its text is all there is to a message."""
+    return isinstance(message, Mapping) and set(message) == {"role", "content"} and isinstance(message["content"], str)
 
 
 def _pick(moment: _Moment, mode: int) -> int:
