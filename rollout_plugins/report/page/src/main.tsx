@@ -3,11 +3,12 @@ import { options, render } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 import "uplot/dist/uPlot.min.css";
 import { findColumns } from "./columns";
+import { foldAll } from "./conversation";
 import { data, load } from "./data";
 import { moment } from "./format";
 import "./page.css";
 import { Overview } from "./overview";
-import { foldAll, go, Missing, RolloutPage } from "./rollout";
+import { go, Missing, RolloutPage } from "./rollout";
 import {
   address,
   close,
