@@ -2,14 +2,13 @@
 
 Before training, it samples several completions of each prompt from the reference model and estimates what the prompt
 is worth: these rollouts have step 0 and the mark `stage: value estimation`. In training, each prompt gets one
-completion, and its advantage is its reward less that estimate.
+completion, and its advantage is its reward less that estimate, one number a rollout that is read from the device.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from typing import Any
 
 from rollout_hookspecs import Emit
@@ -17,7 +16,7 @@ from rollout_hookspecs import Emit
 from rollout_plugins.hosts.generation import Generation
 from rollout_plugins.hosts.observing import Observer, TRLHost
 from rollout_plugins.hosts.support import Support
-from rollout_plugins.hosts.wrapping import Swap, argument, logger
+from rollout_plugins.hosts.wrapping import argument, logger
 
 FIRST_STAGE = {"stage": "value estimation"}
 _seen_estimating: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -53,8 +52,7 @@ class A2POObserver(Observer):
         return now
 
     def _prepare(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with self.guarded("see the rows of a generation"):
-            now.expected = len(argument(original, args, kwargs, "inputs"))
+        self.given(now, original, args, kwargs)
         out = original(*args, **kwargs)
         with self.guarded("read the advantages"):
             now.advantages = (out["rewards"] - out["v_star"]).tolist()
@@ -70,11 +68,7 @@ class A2POObserver(Observer):
             rows = [{name: values[i] for name, values in columns.items()} for i in range(len(prompts))]
             now.snapshot(rows, prompts, completions)
             now.marks = [FIRST_STAGE if self.estimating else {} for _ in prompts]
-        swap: Swap | None = None
-        with self.guarded("watch the reward functions"):
-            swap = now.watched_rewards()
-        with swap or nullcontext():
-            return original(*args, **kwargs)
+        return self.scored(now, original, args, kwargs)
 
     def _keep_ids(self, now: Generation, out: Mapping[str, Any]) -> None:
         length = int(out["logits_to_keep"])

@@ -36,14 +36,17 @@ class Collating:
     def __init__(self, trainer: Any) -> None:
         ahead = int(getattr(trainer.args, "gradient_accumulation_steps", 1))
         self._latest: deque[Collated] = deque(maxlen=2 * ahead + 8)
-        self._trainer = trainer
         self._wraps = Wraps(trainer)
         self._on_loader: Wraps | None = None
         self._wraps.wrap("get_train_dataloader", self._loader)
-        self._watch(_loader_in_use(trainer))
+        with self._wraps.guarded("watch the data collator"):
+            self._watch(_loader_in_use(trainer))
 
     def detach(self) -> None:
         self._wraps.detach()
+        self._leave_loader()
+
+    def _leave_loader(self) -> None:
         if self._on_loader is not None:
             self._on_loader.detach()
 
@@ -68,6 +71,7 @@ class Collating:
                 loader.num_workers,
             )
             return
+        self._leave_loader()
         self._on_loader = Wraps(loader)
         self._on_loader.wrap("collate_fn", self._collate)
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from rollout_hookspecs import Emit
 
-from rollout_plugins.hosts.decoding import Decoder
 from rollout_plugins.hosts.generation import Generation
 from rollout_plugins.hosts.observing import Observer, TRLHost
 from rollout_plugins.hosts.support import Support
@@ -19,23 +18,17 @@ from rollout_plugins.hosts.wrapping import argument
 
 
 class DistillationObserver(Observer):
+    decodes = True
+
     def __init__(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> None:
         super().__init__(trainer, emit, options)
-        self.decoder = Decoder(trainer, options)
         self.watch("_generate_and_score_completions", self._whole, ("inputs",))
         self.watch("_generate", self._generate, ("prompts",))
         if hasattr(trainer, "_tool_call_loop"):
             self.watch("_tool_call_loop", self.tool_loop)
 
-    def begin(self) -> Generation:
-        now = super().begin()
-        now.decoder = self.decoder
-        return now
-
     def _whole(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with self.guarded("see the rows of a generation"):
-            now.rows = argument(original, args, kwargs, "inputs")
-            now.expected = len(now.rows)
+        self.given(now, original, args, kwargs)
         return original(*args, **kwargs)
 
     def _generate(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

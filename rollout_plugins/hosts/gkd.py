@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 from rollout_hookspecs import Emit
 
 from rollout_plugins.hosts.collating import Collated, Collating
-from rollout_plugins.hosts.decoding import Decoder
 from rollout_plugins.hosts.generation import Generation
 from rollout_plugins.hosts.observing import Observer, TRLHost
 from rollout_plugins.hosts.support import Support
@@ -105,9 +104,10 @@ def _prompt(row: Mapping[str, Any]) -> Any:
 class TextObserver(Observer):
     """What the three have in common: pieces of token ids become a generation."""
 
+    decodes = True
+
     def __init__(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> None:
         super().__init__(trainer, emit, options)
-        self.decoder = Decoder(trainer, options)
         self.collating = Collating(trainer)
 
     def detach(self) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any, ClassVar, Final
 
 from rollout_hookspecs import Batch, Emit
@@ -19,7 +18,6 @@ from rollout_plugins.hosts.generation import Generation
 from rollout_plugins.hosts.observing import Observer, TRLHost
 from rollout_plugins.hosts.support import Support
 from rollout_plugins.hosts.trl_log import LogTail, batch_from_log
-from rollout_plugins.hosts.wrapping import Swap
 from rollout_plugins.snapshot import Snapshot
 
 _LOGPROBS: Final = "sampler, trainer and reference"
@@ -33,16 +31,14 @@ class GRPOObserver(Observer):
 
     def __init__(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> None:
         super().__init__(trainer, emit, options)
-        self.watch(self.whole, self._scored, ("inputs",))
+        self.watch(self.whole, self._whole, ("inputs",))
         self.watch("_calculate_rewards", self._rewards, ("inputs", "prompts", "completions", "completion_ids_list"))
         for name, around in (("_generate", self._tokens), ("_tool_call_loop", self.tool_loop)):
             if hasattr(trainer, name):
                 self.watch(name, around)
 
-    def _scored(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with self.guarded("see the rows of a generation"):
-            (now.rows,) = _bound(original, args, kwargs)
-            now.expected = len(now.rows)
+    def _whole(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.given(now, original, args, kwargs)
         out = original(*args, **kwargs)
         if now.count:
             with self.guarded("read the advantages"):
@@ -52,11 +48,7 @@ class GRPOObserver(Observer):
     def _rewards(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with self.guarded("take a snapshot of a generation"):
             now.snapshot(*_bound(original, args, kwargs))
-        swap: Swap | None = None
-        with self.guarded("watch the reward functions"):
-            swap = now.watched_rewards()
-        with swap or nullcontext():
-            gathered = original(*args, **kwargs)
+        gathered = self.scored(now, original, args, kwargs)
         with self.guarded("read the rewards"):
             self._read_rewards(now, gathered)
         return gathered

@@ -9,14 +9,18 @@ from typing import Any, ClassVar
 
 from rollout_hookspecs import Emit
 
+from rollout_plugins.hosts.decoding import Decoder
 from rollout_plugins.hosts.facts import describe_trl
 from rollout_plugins.hosts.generation import Generation
 from rollout_plugins.hosts.support import Support, support_of
-from rollout_plugins.hosts.wrapping import Swap, Wraps
+from rollout_plugins.hosts.wrapping import Swap, Wraps, argument
 
 
 class Observer:
     """The wrappers on one trainer, and the generation they are in the middle of."""
+
+    decodes: ClassVar[bool] = False
+    """Whether the trainer has completions as token ids alone."""
 
     def __init__(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> None:
         self.trainer = trainer
@@ -24,6 +28,7 @@ class Observer:
         self.options = options
         self.now: Generation | None = None
         self.wraps = Wraps(trainer)
+        self.decoder = Decoder(trainer, options) if self.decodes else None
 
     def watch(self, name: str, around: Callable[..., Any], parameters: tuple[str, ...] | None = None) -> bool:
         """Wrap a method of the trainer: `around(generation, original, *args, **kwargs)`.
@@ -66,7 +71,9 @@ class Observer:
             self.now.seconds += time.perf_counter() - started
 
     def begin(self) -> Generation:
-        return Generation(self.trainer, self.options)
+        now = Generation(self.trainer, self.options)
+        now.decoder = self.decoder
+        return now
 
     def detach(self) -> None:
         self.wraps.detach()
@@ -84,6 +91,20 @@ class Observer:
     def missed(self, now: Generation) -> None:
         """The trainer made rollouts, and none of our wrappers saw them."""
         self.emit.lost("not_observed", now.expected)
+
+    def given(self, now: Generation, original: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        """The rows of the dataset that a method was called with as its `inputs`."""
+        with self.guarded("see the rows of a generation"):
+            now.rows = argument(original, args, kwargs, "inputs")
+            now.expected = len(now.rows)
+
+    def scored(self, now: Generation, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call a method that runs the reward functions, and see what each of them gives."""
+        swap: Swap | None = None
+        with self.guarded("watch the reward functions"):
+            swap = now.watched_rewards()
+        with swap or nullcontext():
+            return original(*args, **kwargs)
 
     def tool_loop(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Around `_tool_call_loop`: what each call did, and the completions it made as messages."""

@@ -8,7 +8,6 @@ after the trainer has read numbers of its own from it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 from rollout_hookspecs import Emit
@@ -18,7 +17,7 @@ from rollout_plugins.hosts.facts import describe_trl
 from rollout_plugins.hosts.generation import Generation
 from rollout_plugins.hosts.observing import Observer, TRLHost
 from rollout_plugins.hosts.support import Support
-from rollout_plugins.hosts.wrapping import Swap, argument
+from rollout_plugins.hosts.wrapping import argument
 
 
 class OnlineDPOObserver(Observer):
@@ -68,17 +67,13 @@ class OnlineDPOObserver(Observer):
             now.snapshot(_rows(columns, len(prompts)), prompts, completions, [self._written(row) for row in ids])
             half = now.count // 2
             now.places = [2 * (i % half) + i // half for i in range(now.count)]
-        swap: Swap | None = None
-        with self.guarded("watch the reward functions"):
-            swap = now.watched_rewards()
-        with swap or nullcontext():
-            total = original(*args, **kwargs)
-        self.compared = total
-        return total
+        self.compared = self.scored(now, original, args, kwargs)
+        return self.compared
 
     def _written(self, ids: Sequence[int]) -> Sequence[int]:
         """Up to the token that ends it: the trainer fills shorter completions up."""
-        return ids[: next((i + 1 for i, token in enumerate(ids) if token in self.eos_ids), len(ids))]
+        ends = [ids.index(token) + 1 for token in self.eos_ids if token in ids]
+        return ids[: min(ends, default=len(ids))]
 
     def _read_totals(self, now: Generation) -> None:
         """The rewards the trainer compared, and what it preferred."""

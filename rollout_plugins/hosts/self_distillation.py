@@ -1,8 +1,8 @@
 """TRL's SDPOTrainer and SDFTTrainer, which learn from themselves with more in the prompt.
 
-SDPO scores groups of completions as GRPO does, in a method of another name. SDFT has no rewards: `_generate` returns
-its completions as token ids, and the trainer's own event tells which prompts they are really generated from. Both
-events and methods are wrapped on the instance.
+SDPO scores groups of completions as GRPO does, in a method of another name; its advantages are in no log, and are
+read from the device. SDFT has no rewards: `_generate` returns its completions as token ids, and the trainer's own
+event tells which prompts they are really generated from.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any
 
 from rollout_hookspecs import Emit
 
-from rollout_plugins.hosts.decoding import Decoder
 from rollout_plugins.hosts.generation import Generation
 from rollout_plugins.hosts.grpo import GRPOObserver
 from rollout_plugins.hosts.observing import Observer, TRLHost
@@ -41,24 +40,18 @@ class SDPOHost(TRLHost):
 
 
 class SDFTObserver(Observer):
+    decodes = True
+
     def __init__(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> None:
         super().__init__(trainer, emit, options)
-        self.decoder = Decoder(trainer, options)
         self.watch("_prepare_training_batch", self._whole, ("inputs",))
         self.teaches = bool(getattr(trainer, "generate_from_teacher", False))
         if self.teaches:
             self.watch("_dispatch_self_distillation_callback", self._event)
         self.watch("_generate", self._generate, ("prompt_ids",))
 
-    def begin(self) -> Generation:
-        now = super().begin()
-        now.decoder = self.decoder
-        return now
-
     def _whole(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with self.guarded("see the rows of a generation"):
-            now.rows = argument(original, args, kwargs, "inputs")
-            now.expected = len(now.rows)
+        self.given(now, original, args, kwargs)
         out = original(*args, **kwargs)
         with self.guarded("read the log-probabilities"):
             now.keep(old_per_token_logps=out.get("old_per_token_logps"))
