@@ -36,9 +36,11 @@ export function Overview() {
           </>
         ) : (
           <p class="nothing">
-            {data.total
-              ? "No rollout of this run matches the filters this page was made with."
-              : "This run has no rollouts yet."}
+            {data.matched
+              ? "This page was made to list no rollouts."
+              : data.total
+                ? "No rollout of this run matches the filters this page was made with."
+                : "This run has no rollouts yet."}
           </p>
         )}
       </section>
