@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from rich.cells import cell_len, set_cell_size
@@ -16,35 +15,11 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from rollout_plugins.view.text import MISSING, number, one_line
+from rollout_plugins.view.columns import Column, Shown
 
 PAGE = 64
 _KEPT = 40 * PAGE
 _WIDEST = 24
-Shown = tuple[str, str]
-
-
-def plain(value: Any) -> Shown:
-    """Numbers as people write them, a dash for nothing, all else on one safe line."""
-    if value is None:
-        return MISSING, "dim"
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return number(value), ""
-    return one_line(value, 200), ""
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of the table."""
-
-    name: str
-    """What rows call it, and what it is sorted by; a name that starts with a space is not for sorting."""
-    label: str
-    show: Callable[[Any], Shown] = plain
-    left: bool = False
-    """Text, which starts at the left, and takes what room the others leave."""
-    share: bool = False
-    """The cell depends on the row: `show` gets all of it."""
 
 
 class Grid(ScrollView, can_focus=True):
@@ -105,10 +80,11 @@ class Grid(ScrollView, can_focus=True):
         self._asked: set[int] = set()
 
     def set_columns(self, columns: Sequence[Column]) -> None:
-        """Show these columns."""
-        if list(columns) != self.columns:
-            self.columns = list(columns)
-            self._cells.clear()
+        """Show these columns; the one that is chosen stays it, and their widths stay, where they are as before."""
+        before = [(column.name, column.label) for column in self.columns]
+        self.columns = list(columns)
+        self._cells.clear()
+        if before != [(column.name, column.label) for column in columns]:
             self._widths = [cell_len(column.label) for column in columns]
             names = [column.name for column in columns]
             self.chosen = names.index("reward") if "reward" in names else 0
@@ -183,7 +159,7 @@ class Grid(ScrollView, can_focus=True):
         if row is None:
             cells = [("cannot be read" if column.left else "", "red") for column in self.columns]
         else:
-            cells = [column.show(row if column.share else row.get(column.name)) for column in self.columns]
+            cells = [column.show(row.get(column.name)) for column in self.columns]
         self._cells[place] = cells
         return cells
 
@@ -215,7 +191,8 @@ class Grid(ScrollView, can_focus=True):
         head = self.rich_style + self.get_component_rich_style("grid--head", partial=True)
         segments = [Segment(" ", head)]
         for place, (column, width) in enumerate(zip(self.columns, self._all_widths(), strict=True)):
-            mark = "" if self.order is None or self.order[0] != column.name else "▼" if self.order[1] else "▲"
+            marked = self.order is not None and self.order[0] == column.name and column.label.strip()
+            mark = ("▼" if self.order and self.order[1] else "▲") if marked else ""
             style = head
             if place == self.chosen and self.has_focus:
                 style += self.get_component_rich_style("grid--chosen", partial=True)

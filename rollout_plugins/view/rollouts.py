@@ -17,10 +17,11 @@ from textual.worker import get_current_worker
 
 from rollout_plugins.messages import completion_text
 from rollout_plugins.view.blocks import Block
-from rollout_plugins.view.grid import Column, Grid, Shown, plain
+from rollout_plugins.view.columns import ANSWER, rollout_columns
+from rollout_plugins.view.grid import Grid
 from rollout_plugins.view.one import OnePage
 from rollout_plugins.view.pager import Pager
-from rollout_plugins.view.text import count, number, one_line, signed
+from rollout_plugins.view.text import count, one_line
 
 if TYPE_CHECKING:
     from rollout_hookspecs import Rollout
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 _WIDE = 110
 _PIECE = 100_000
 """Rollouts that are searched at once; after each there is progress to show and a moment to stop."""
-_SAID = " said"
 
 
 class _List(NamedTuple):
@@ -147,7 +147,7 @@ class RolloutsPage(OnePage):
         grid = self.query_one(Grid)
         self._found, self._names = listed.found, listed.names
         grid.empty = "no rollouts match" if self._where or self._text or self._asked else "no rollouts yet"
-        grid.set_columns(_columns(listed.names, leave_out=listed.same))
+        grid.set_columns(rollout_columns(listed.names, leave_out=listed.same))
         grid.set_rows(len(listed.found), listed.cursor, keep=again)
         self._head("")
         self._look()
@@ -331,51 +331,4 @@ def _said(page: Found) -> list[Mapping[str, Any] | None]:
     """What each rollout answered, in a line."""
     texts = {rollout.id: one_line(completion_text(rollout), 200) for rollout in page.rollouts()}
     ids = [row["id"] if row else None for row in page.rows(["id"])]
-    return [None if one is None else {_SAID: texts.get(one, "")} for one in ids]
-
-
-def _columns(names: Sequence[str], *, leave_out: set[str]) -> list[Column]:
-    """What a list of rollouts shows of each, annotations among it."""
-    there = set(names) - leave_out
-    rewards = [name for name in names if name.startswith("reward/")]
-    annotations = [name for name in names if "." in name and name not in rewards]
-    made = [
-        Column("split", "split"),
-        Column("step", "step"),
-        Column("group", "grp"),
-        Column("index", "#"),
-        Column("reward", "reward", _bold),
-        *(Column(name, one_line(name.removeprefix("reward/"), 20)) for name in rewards),
-        Column("advantage", "adv", _signed),
-        *(Column(name, one_line(name, 20)) for name in annotations),
-        Column("completion_tokens", "tokens"),
-        Column("turns", "turns"),
-        Column("calls", "calls", _counted),
-        Column("failed_calls", "failed", _failed),
-        Column("finish", "finish", _finish),
-    ]
-    return [*(column for column in made if column.name in there), Column(_SAID, "answer", left=True)]
-
-
-def _bold(value: Any) -> Shown:
-    text, style = plain(value)
-    return text, style or "bold"
-
-
-def _signed(value: Any) -> Shown:
-    if not isinstance(value, (int, float)):
-        return plain(value)
-    return signed(value), "green" if value > 0 else "red" if value < 0 else ""
-
-
-def _counted(value: Any) -> Shown:
-    return (number(value), "") if value else ("·", "dim")
-
-
-def _failed(value: Any) -> Shown:
-    return (number(value), "red") if value else ("·", "dim")
-
-
-def _finish(value: Any) -> Shown:
-    text, _ = plain(value)
-    return text, {"stop": "dim", "unknown": "dim"}.get(text, "yellow")
+    return [None if one is None else {ANSWER: texts.get(one, "")} for one in ids]

@@ -12,13 +12,12 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 from rollout_plugins.view.chart import render_steps
-from rollout_plugins.view.grid import Column, Grid, Shown, plain
+from rollout_plugins.view.columns import step_columns
+from rollout_plugins.view.grid import Grid
 from rollout_plugins.view.page import Page
-from rollout_plugins.view.text import count, finite, number, one_line
+from rollout_plugins.view.text import count, finite, one_line
 
 _TALL, _ROOMY = 20, 32
-_BAR = 12
-_EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 class StepsPage(Page):
@@ -60,7 +59,7 @@ class StepsPage(Page):
         here = self._chosen()
         self._stats = stats
         grid.empty = "no rollouts yet"
-        grid.set_columns(_columns(stats))
+        grid.set_columns(step_columns(stats))
         self._order_rows(here)
         self._draw()
 
@@ -135,58 +134,3 @@ class StepsPage(Page):
 
 def _key(value: Any) -> float | None:
     return float(value == "train") if isinstance(value, str) else finite(value)
-
-
-def _columns(stats: Sequence[Mapping[str, Any]]) -> list[Column]:
-    """Those columns in which something is known."""
-    rewards = [finite(row["reward"]) for row in stats]
-    known = [reward for reward in rewards if reward is not None]
-    low, high = (min(known), max(known)) if known else (0.0, 0.0)
-
-    def bar(value: Any) -> Shown:
-        return _bar(value, low, high), "green"
-
-    made = [
-        *([Column("split", "split")] if {row["split"] for row in stats} - {"train"} else []),
-        Column("step", "step"),
-        Column("rollouts", "rollouts"),
-        Column("reward", "reward"),
-        *([Column("reward", " ", bar)] if low < high else []),
-        Column("reward_std", "spread"),
-        Column("truncated", "trunc", _warned("yellow")),
-        Column("tool_calls", "calls", _counted),
-        Column("tool_errors", "failed", _warned("red")),
-        Column("errors", "errors", _warned("red")),
-        Column("flat_groups", "flat", _counted),
-        Column("completion_tokens", "tokens", _rounded),
-        Column("group_std", "in groups"),
-        *(Column(name, one_line(name.removeprefix("reward/"), 20)) for name in _rewards(stats)),
-    ]
-    always = {"split", "step", "rollouts", "reward", "truncated", "tool_calls", "tool_errors"}
-    return [column for column in made if column.name in always or any(row.get(column.name) for row in stats)]
-
-
-def _rewards(stats: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [name for name in (stats[0] if stats else ()) if name.startswith("reward/")]
-
-
-def _bar(value: Any, low: float, high: float) -> str:
-    """Between the lowest and the highest step."""
-    real = finite(value)
-    if real is None or not high > low:
-        return " " * _BAR
-    eighths = round((real / 2 - low / 2) / (high / 2 - low / 2) * (_BAR * 8 - 1)) + 1
-    return ("█" * (eighths // 8) + _EIGHTHS[eighths % 8]).ljust(_BAR)[:_BAR]
-
-
-def _rounded(value: Any) -> Shown:
-    real = finite(value)
-    return plain(value) if real is None else (f"{real:,.0f}", "")
-
-
-def _counted(value: Any) -> Shown:
-    return (number(value), "") if value else ("·", "dim")
-
-
-def _warned(style: str) -> Any:
-    return lambda value: (number(value), style) if value else ("·", "dim")
