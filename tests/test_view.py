@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import time
 from dataclasses import replace
 
@@ -632,3 +633,16 @@ def test_an_image_is_drawn_and_opened(tmp_path, monkeypatch):
         assert opened[0][-1] == str(folder / red.path)
 
     look(folder, scenario, rollout="r1.1.t1.0.0", size=(80, 40))
+
+
+def test_a_run_that_vanishes_is_said_and_what_was_read_stays(tmp_path):
+    writing = writer(tmp_path)
+    writing.write_run()
+    writing.write("train", steps(1, size=8))
+
+    async def scenario(eye):
+        await eye.sees("8 rollouts", "running")
+        shutil.rmtree(tmp_path / "r1")
+        await eye.sees("is gone", "8 rollouts")
+
+    look(tmp_path / "r1", scenario, period=0.1, size=(120, 30))

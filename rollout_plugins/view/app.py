@@ -14,6 +14,7 @@ from textual.screen import Screen
 
 from rollout_plugins.view.page import Page
 from rollout_plugins.view.steps import StepsPage
+from rollout_plugins.view.text import one_line
 
 if TYPE_CHECKING:
     from rollout_plugins.store.read import StoredRun
@@ -137,11 +138,21 @@ class Viewer(App[None]):
         seen = self._signature()
         if seen != self._seen:
             self._seen = seen
-            self.stored.refresh()
-            len(self.stored)
-            self.call_later(self._renew)
+            if not self.stored.dir.is_dir():
+                self._complain(f"{self.stored.dir} is gone; what is on the screen was read before")
+                return
+            try:
+                self.stored.refresh()
+                len(self.stored)
+            except Exception as error:  # what was read stays on the screen, and the next look may go well
+                self._complain(str(error))
+            else:
+                self.call_later(self._renew)
         took = time.monotonic() - started
         self.call_later(self._wait, max(self._period, 10 * took))
+
+    def _complain(self, text: str) -> None:
+        self.call_later(partial(self.notify, one_line(text, 400), severity="error", markup=False))
 
     def look_again(self) -> None:
         """Read the run again, whatever it is."""
