@@ -1,17 +1,22 @@
 """Each trainer of TRL where something is odd: methods that are missing, trainings that die, tools, doubled prompts."""
 
 import inspect
+import json
 import logging
+import os
 import shutil
+import subprocess
+import sys
 from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from datasets import Dataset
 from PIL import Image
-from rig import call, dataset, half
+from rig import call, dataset, half, tiny_model
 from test_every_trl import seeing
 from test_trainers import RUNNABLE, kinds, outcome, trained
 from tools import broken, multiply
@@ -308,6 +313,32 @@ def test_images_are_kept_of_the_trainers_that_are_said_to_have_them(tmp_path, na
         number = int(str(rollout.prompt).split("hello ")[1][0])
         kept = Image.open(run.dir / rollout.images[0].path).convert("RGB")
         assert kept.getpixel((0, 0)) == pictures[number].getpixel((0, 0))
+
+
+def test_two_ranks_keep_their_rollouts_under_places_of_the_whole_batch(tmp_path):
+    names = [name for name in ("online dpo", "a2po", "gold") if name in RUNNABLE]
+    here = Path(__file__).parent
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    paths = os.pathsep.join([str(here), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths, "RIG_MODEL": tiny_model(tmp_path)}
+    command += [str(here / "trainers_worker.py"), str(tmp_path), *names]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for name in names:
+        stored = list(open_run(tmp_path / name / "out").rollouts(tokens=True))
+        for rank in (0, 1):
+            truth = json.loads((tmp_path / name / f"rank-{rank}.json").read_text())
+            wrote = sorted(row["completion"] for row in truth if row["model"] == "model")
+            mine = [rollout for rollout in stored if rollout.rank == rank]
+            assert len(mine) == len(truth) > 0
+            assert sorted(list(rollout.tokens.completion) for rollout in mine if rollout.tokens) == wrote
+        for generation in {rollout.generation for rollout in stored}:
+            batch = sorted((r for r in stored if r.generation == generation), key=lambda rollout: rollout.index)
+            assert [rollout.index for rollout in batch] == list(range(len(batch)))
+            assert [rollout.group for rollout in batch] == [i // batch[0].group_size for i in range(len(batch))]
+            for group in {rollout.group for rollout in batch}:
+                assert len({str(rollout.prompt) for rollout in batch if rollout.group == group}) == 1
+                assert len({rollout.group_size for rollout in batch}) == 1
 
 
 # --- what breaks -----------------------------------------------------------------------------------------------------
