@@ -11,6 +11,7 @@ from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
+from textual.message import Message
 from textual.suggester import Suggester
 from textual.widgets import Input, Static
 
@@ -36,6 +37,9 @@ class Ask(Vertical):
         Binding("escape", "close", "Close"),
         Binding("tab", "complete", "Complete", priority=True),
     ]
+
+    class Left(Message):
+        """The person thought better of it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,6 +82,7 @@ class Ask(Vertical):
 
     def action_close(self) -> None:
         self.close()
+        self.post_message(self.Left())
 
     def action_complete(self) -> None:
         """Take the suggestion."""

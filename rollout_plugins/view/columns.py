@@ -111,7 +111,11 @@ def rollout_columns(names: Sequence[str], *, leave_out: set[str]) -> list[Column
         Column("failed_calls", "failed", _warned("red")),
         Column("finish", "finish", _finish),
     ]
-    return [*(column for column in made if column.name in there), Column(ANSWER, "answer", left=True)]
+    return [*(column for column in made if column.name in there), Column(ANSWER, "answer", _answer, left=True)]
+
+
+def _answer(value: Any) -> Shown:
+    return ("…", "dim") if value is None else (value, "")
 
 
 def _bold(value: Any) -> Shown:

@@ -16,6 +16,7 @@ from textual.widget import Widget
 from textual.worker import get_current_worker
 
 from rollout_plugins.messages import completion_text
+from rollout_plugins.view.ask import Ask
 from rollout_plugins.view.blocks import Block
 from rollout_plugins.view.columns import ANSWER, rollout_columns
 from rollout_plugins.view.grid import Grid
@@ -151,9 +152,11 @@ class RolloutsPage(OnePage):
         grid.set_rows(len(listed.found), listed.cursor, keep=again)
         self._head("")
         self._look()
-        if self._then:
-            then, self._then = self._then, ""
-            self.action_filter() if then == "filter" else self.action_search()
+        then, self._then = self._then, ""
+        if then == "filter":
+            self.action_filter()
+        elif then == "search":
+            self.action_search()
 
     def _order(self) -> str | None:
         order = self.query_one(Grid).order
@@ -176,8 +179,13 @@ class RolloutsPage(OnePage):
         self.title_is(left, "  ".join(filter(None, (state, size))))
 
     def renew(self) -> None:
-        if not self._searching and self._hits is None:
+        if not self._searching and self._hits is None and not self.ask.is_open:
             self._read(again=True)
+
+    @on(Ask.Left)
+    def _left(self) -> None:
+        """What came while a person typed is shown now."""
+        self.renew()
 
     def action_reload(self) -> None:
         self._beside = None
