@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -24,7 +23,7 @@ from rollout_plugins.view.text import one_line
 from rollout_plugins.view.token_view import colourings, decoder, token_blocks
 
 if TYPE_CHECKING:
-    from rollout_hookspecs import Rollout, Tokens
+    from rollout_hookspecs import Rollout
 
     from rollout_plugins.store.found import Found
     from rollout_plugins.view.app import Viewer
@@ -54,8 +53,8 @@ class RolloutPage(OnePage):
         self._text, self._moved = find, moved
         self._wanted = ""
         self._rollout: Rollout | None = None
-        self._colouring: str | None = None
-        """How the tokens are coloured; None shows the turns."""
+        self._colouring = ""
+        """How the tokens are coloured; empty shows the turns."""
 
     @classmethod
     def of(cls, rollout_id: str) -> RolloutPage:
@@ -72,18 +71,16 @@ class RolloutPage(OnePage):
         self.call_after_refresh(self._read)
 
     def _read(self) -> None:
-        place, width = self._place, self.query_one(Pager).room
+        place, width, colouring = self._place, self.query_one(Pager).room, self._colouring
 
         def read() -> tuple[Rollout | None, Sequence[Block]]:
             rollout = self._load(place)
             if rollout is None:
                 return None, []
-            tokens = self._tokens(rollout.id) if self._colouring is not None else None
-            if tokens is not None and self._colouring in colourings(tokens):
-                return rollout, list(
-                    token_blocks(tokens, self._colouring or "", decoder(self.viewer.stored.info.model))
-                )
-            return rollout, blocks_of(rollout, self.viewer, width)
+            if rollout.tokens is None or colouring not in colourings(rollout.tokens):
+                return rollout, blocks_of(rollout, self.viewer, width)
+            decode = decoder(self.viewer.stored.info.model)
+            return rollout, list(token_blocks(rollout.tokens, colouring, decode))
 
         self.job(read, lambda answer: self._show(*answer), group="rollout")
 
@@ -146,15 +143,7 @@ class RolloutPage(OnePage):
 
     def action_tokens(self) -> None:
         """The tokens in the next colouring, and after the last one the turns again."""
-        if self._rollout is not None:
-            self.job(partial(self._tokens, self._rollout.id), self._colour, group="tokens")
-
-    def _tokens(self, rollout_id: str) -> Tokens | None:
-        """A rollout of a page is read without them: they are many times the rest."""
-        return self.viewer.stored.get(rollout_id).tokens
-
-    def _colour(self, tokens: Tokens | None) -> None:
-        ways = [None, *colourings(tokens)]
+        ways = ["", *colourings(None if self._rollout is None else self._rollout.tokens)]
         if len(ways) == 1:
             self.say("no tokens are kept of this rollout; RolloutPluginCallback(tokens=True) keeps them")
         at = ways.index(self._colouring) if self._colouring in ways else 0

@@ -310,10 +310,14 @@ class RolloutsPage(OnePage):
             self._searching = False
             self._read(text=text, hits=hits)
 
+        def failed(error: Exception) -> None:
+            self._searching = False
+            self._refused(error)
+
         self._head("searching · esc stops")
         if self.ask.is_open:
             self.ask.close()
-        self.job(search, searched, group="search")
+        self.job(search, searched, group="search", failed=failed)
 
     def _pieces(self) -> list[dict[str, Any]]:
         """Steps of the run in parts of about the same size, and what has no step."""
