@@ -190,7 +190,10 @@ class Page:
         self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
     def media(self, *, colours="light", kind="screen"):
-        wanted = {"prefers-color-scheme": colours, "prefers-reduced-motion": "reduce"}  # nothing glides from under the mouse
+        wanted = {
+            "prefers-color-scheme": colours,
+            "prefers-reduced-motion": "reduce",
+        }  # nothing glides from under the mouse
         features = [{"name": name, "value": value} for name, value in wanted.items()]
         self.send("Emulation.setEmulatedMedia", media=kind, features=features)
 
