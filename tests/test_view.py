@@ -653,3 +653,18 @@ def test_a_run_that_vanishes_is_said_and_what_was_read_stays(tmp_path):
         await eye.sees("is gone", "8 rollouts")
 
     look(tmp_path / "r1", scenario, period=0.1, size=(120, 30))
+
+
+def test_the_mouse_is_welcome(run):
+    async def scenario(eye):
+        await eye.sees("8 rollouts", "7.1")
+        await eye.pilot.click("Grid", offset=(10, 4))
+        await eye.until(lambda: next(line for line in eye.lines if line.startswith("▌")).split()[2] == "3")
+        head = next(line for line in eye.lines if "tokens" in line)
+        await eye.pilot.click("Grid", offset=(head.index("tokens"), 0))
+        await eye.sees("tokens▼")
+        await eye.pilot.click("Grid", offset=(10, 2))
+        await eye.pilot.click("Grid", offset=(10, 2))
+        await eye.sees("rollout 2 of 8")
+
+    look(run, scenario, filters={"step": 1})
