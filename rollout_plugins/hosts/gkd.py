@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -149,9 +150,12 @@ class GKDObserver(TextObserver):
             self.add(now, out[:3], marks=TEACHER if taught else {})
         return out
 
+    @cached_property
+    def _teacher(self) -> Any:
+        return self.trainer.accelerator.unwrap_model(self.trainer.teacher_model)
+
     def _is_teacher(self, model: Any) -> bool:
-        unwrap = self.trainer.accelerator.unwrap_model
-        return unwrap(model) is unwrap(self.trainer.teacher_model)
+        return model is self._teacher or model is self.trainer.teacher_model
 
 
 class BufferObserver(TextObserver):
