@@ -3,6 +3,7 @@
 import sys
 import time
 import types
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -32,6 +33,14 @@ def test_conversations_part_at_the_first_turn_that_differs():
     assert parting(one, other) == 1
     longer = conversation(make_rollout(prompt="a question", completion=[{"role": "assistant", "content": "yes"}] * 2))
     assert parting(one, longer) == 2
+
+
+def test_how_long_a_tool_took_is_no_difference():
+    one, other = (make_rollout(), make_rollout())
+    slow = replace(other, tool_calls=tuple(replace(call, seconds=9.0) for call in other.tool_calls))
+    wrong = replace(other, tool_calls=tuple(replace(call, result="43") for call in other.tool_calls))
+    assert parting(conversation(one), conversation(slow)) is None
+    assert parting(conversation(one), conversation(wrong)) == 1
 
 
 def test_places_are_those_of_the_completion():

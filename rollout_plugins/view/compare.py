@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from difflib import SequenceMatcher
 from itertools import takewhile, zip_longest
 from typing import Literal
@@ -37,9 +38,17 @@ def parting(one: Conversation, other: Conversation) -> int | None:
 
 def _same(turns: tuple[Turn | None, ...]) -> bool:
     try:
-        return all(bool(turn == turns[0]) for turn in turns)
+        first, *others = map(_untimed, turns)
+        return all(bool(turn == first) for turn in others)
     except Exception:  # arrays and the like have no single truth
         return False
+
+
+def _untimed(turn: Turn | None) -> Turn | None:
+    """Without how long its calls took, which differs even where they are the same."""
+    if turn is None or not turn.calls:
+        return turn
+    return replace(turn, calls=tuple(replace(call, seconds=None) for call in turn.calls))
 
 
 def words(before: str, after: str) -> list[Change]:
