@@ -655,6 +655,13 @@ def test_a_run_that_vanishes_is_said_and_what_was_read_stays(tmp_path):
     look(tmp_path / "r1", scenario, period=0.1, size=(120, 30))
 
 
+def test_a_low_screen_has_the_reward_in_one_line(run):
+    async def scenario(eye):
+        await eye.sees("reward ▁▂▂▃▄▄▅▅▆▇▇█", "3.6")
+
+    look(run, scenario, size=(80, 12))
+
+
 def test_the_mouse_is_welcome(run):
     async def scenario(eye):
         await eye.sees("8 rollouts", "7.1")

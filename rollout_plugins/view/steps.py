@@ -11,13 +11,13 @@ from textual.binding import Binding, BindingType
 from textual.widget import Widget
 from textual.widgets import Static
 
-from rollout_plugins.view.chart import render_steps
+from rollout_plugins.view.chart import render_steps, sparkline
 from rollout_plugins.view.columns import step_columns
 from rollout_plugins.view.grid import Grid
 from rollout_plugins.view.page import Page
 from rollout_plugins.view.text import count, finite, one_line
 
-_TALL, _ROOMY = 20, 32
+_LOW, _TALL, _ROOMY = 8, 20, 32
 
 
 class StepsPage(Page):
@@ -90,9 +90,15 @@ class StepsPage(Page):
         self.title_is(name, Text.assemble(*self.viewer.state(), f"  {count(total, 'rollout')}"))
         chart, height = self.query_one("#chart", Static), self.app.size.height
         rows = [row for row in self._stats if row["split"] == "train"] or self._stats
-        chart.display = bool(rows) and height >= _TALL
-        if chart.display:
-            chart.update(render_steps(rows, width=self.app.size.width - 2, max_lines=14 if height >= _ROOMY else 7))
+        chart.display = bool(rows) and height >= _LOW
+        width = self.app.size.width - 2
+        if height >= _TALL:
+            chart.update(render_steps(rows, width=width, max_lines=14 if height >= _ROOMY else 7))
+        elif chart.display:
+            rewards = [row["reward"] for row in rows]
+            room = min(max(width - 7, 1), len(rewards))
+            picked = [rewards[place * len(rewards) // room] for place in range(room)]
+            chart.update(Text.assemble(("reward ", "bold"), (sparkline(picked), "green")))
 
     def on_resize(self, _: events.Resize) -> None:
         if self._stats:
