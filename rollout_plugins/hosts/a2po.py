@@ -16,7 +16,7 @@ from rollout_hookspecs import Emit
 from rollout_plugins.hosts.generation import Generation
 from rollout_plugins.hosts.observing import Observer, TRLHost
 from rollout_plugins.hosts.support import Support
-from rollout_plugins.hosts.wrapping import argument, logger
+from rollout_plugins.hosts.wrapping import arguments, logger
 
 FIRST_STAGE = {"stage": "value estimation"}
 _seen_estimating: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -62,11 +62,10 @@ class A2POObserver(Observer):
 
     def _rewards(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with self.guarded("take a snapshot of a generation"):
-            prompts, completions, columns = (
-                argument(original, args, kwargs, name) for name in ("prompts", "completions", "reward_kwargs")
-            )
+            call = arguments(original, args, kwargs)
+            prompts, columns = call["prompts"], call["reward_kwargs"]
             rows = [{name: values[i] for name, values in columns.items()} for i in range(len(prompts))]
-            now.snapshot(rows, prompts, completions)
+            now.snapshot(rows, prompts, call["completions"])
             now.marks = [FIRST_STAGE if self.estimating else {} for _ in prompts]
         return self.scored(now, original, args, kwargs)
 

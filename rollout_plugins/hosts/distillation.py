@@ -14,7 +14,7 @@ from rollout_hookspecs import Emit
 from rollout_plugins.hosts.generation import Generation
 from rollout_plugins.hosts.observing import Observer, TRLHost
 from rollout_plugins.hosts.support import Support
-from rollout_plugins.hosts.wrapping import argument
+from rollout_plugins.hosts.wrapping import arguments
 
 
 class DistillationObserver(Observer):
@@ -36,7 +36,7 @@ class DistillationObserver(Observer):
         out = original(*args, **kwargs)
         with self.guarded("take a snapshot of a generation"):
             now.prompt_ids, ids = out[0], out[1]
-            now.snapshot(now.rows, argument(original, args, kwargs, "prompts"), now.said, ids)
+            now.snapshot(now.rows, arguments(original, args, kwargs)["prompts"], now.said, ids)
         return out
 
 

@@ -14,7 +14,7 @@ from rollout_hookspecs import Batch
 from rollout_plugins.hosts.building import Builder
 from rollout_plugins.hosts.facts import reward_names
 from rollout_plugins.hosts.toolcalls import Watch, WatchedTools, shared_out
-from rollout_plugins.hosts.wrapping import Swap
+from rollout_plugins.hosts.wrapping import Swap, arguments
 from rollout_plugins.snapshot import Snapshot
 
 
@@ -92,7 +92,7 @@ class Generation:
 
     def broken_off(self, loop: Callable[..., Any], args: Any, kwargs: Any) -> None:
         """The tool loop raised: what it had said and heard until then stands in the lists it was given."""
-        given = inspect.signature(loop).bind(*args, **kwargs).arguments
+        given = arguments(loop, args, kwargs)
         prompts = [row["prompt"] for row in self.rows] or given["prompts"]
         self.snapshot(self.rows, prompts, given["completions"], given["completion_ids"])
 

@@ -19,7 +19,7 @@ from rollout_plugins.hosts.collating import Collated, Collating
 from rollout_plugins.hosts.generation import Generation
 from rollout_plugins.hosts.observing import Observer, TRLHost
 from rollout_plugins.hosts.support import Support
-from rollout_plugins.hosts.wrapping import argument
+from rollout_plugins.hosts.wrapping import arguments
 from rollout_plugins.snapshot import Snapshot
 
 TEACHER = {"source": "teacher"}
@@ -145,7 +145,7 @@ class GKDObserver(TextObserver):
     def _generate(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         out = original(*args, **kwargs)
         with self.guarded("copy the tokens of a generation"):
-            taught = self._is_teacher(argument(original, args, kwargs, "model"))
+            taught = self._is_teacher(arguments(original, args, kwargs)["model"])
             now.policy_step = None if taught else now.policy_step
             self.add(now, out[:3], marks=TEACHER if taught else {})
         return out
@@ -172,7 +172,7 @@ class BufferObserver(TextObserver):
 
     def _fill(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with self.guarded("see how many slices there will be"):
-            self.waiting = set(range(argument(original, args, kwargs, "buffer_steps")))
+            self.waiting = set(range(arguments(original, args, kwargs)["buffer_steps"]))
         return original(*args, **kwargs)
 
     def _prepare(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -181,7 +181,7 @@ class BufferObserver(TextObserver):
         finally:
             if self.waiting:
                 with self.guarded("copy the tokens of a generation"):
-                    self._take(now, argument(original, args, kwargs, "generation_batch"))
+                    self._take(now, arguments(original, args, kwargs)["generation_batch"])
 
     def _take(self, now: Generation, batch: Any) -> None:
         """What the student has answered in the buffer by now, and was not taken yet."""

@@ -8,7 +8,6 @@ function runs), and around `_generate_and_score_completions`, at whose end the a
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
@@ -18,6 +17,7 @@ from rollout_plugins.hosts.generation import Generation
 from rollout_plugins.hosts.observing import Observer, TRLHost
 from rollout_plugins.hosts.support import Support
 from rollout_plugins.hosts.trl_log import LogTail, batch_from_log
+from rollout_plugins.hosts.wrapping import arguments
 from rollout_plugins.snapshot import Snapshot
 
 _LOGPROBS: Final = "sampler, trainer and reference"
@@ -47,7 +47,7 @@ class GRPOObserver(Observer):
 
     def _rewards(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with self.guarded("take a snapshot of a generation"):
-            now.snapshot(*_bound(original, args, kwargs))
+            now.snapshot(*arguments(original, args, kwargs).values())
         gathered = self.scored(now, original, args, kwargs)
         with self.guarded("read the rewards"):
             self._read_rewards(now, gathered)
@@ -100,10 +100,6 @@ class GRPOObserver(Observer):
                 self.emit(batch)
             else:
                 super().missed(now)
-
-
-def _bound(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(inspect.signature(function).bind(*args, **kwargs).arguments.values())
 
 
 class GRPOHost(TRLHost):

@@ -13,7 +13,7 @@ from rollout_plugins.hosts.decoding import Decoder
 from rollout_plugins.hosts.facts import describe_trl
 from rollout_plugins.hosts.generation import Generation
 from rollout_plugins.hosts.support import Support, support_of
-from rollout_plugins.hosts.wrapping import Swap, Wraps, argument
+from rollout_plugins.hosts.wrapping import Swap, Wraps, arguments
 
 
 class Observer:
@@ -95,7 +95,7 @@ class Observer:
     def given(self, now: Generation, original: Callable[..., Any], args: Any, kwargs: Any) -> None:
         """The rows of the dataset that a method was called with as its `inputs`."""
         with self.guarded("see the rows of a generation"):
-            now.rows = argument(original, args, kwargs, "inputs")
+            now.rows = arguments(original, args, kwargs)["inputs"]
             now.expected = len(now.rows)
 
     def scored(self, now: Generation, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:

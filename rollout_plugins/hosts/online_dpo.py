@@ -17,7 +17,7 @@ from rollout_plugins.hosts.facts import describe_trl
 from rollout_plugins.hosts.generation import Generation
 from rollout_plugins.hosts.observing import Observer, TRLHost
 from rollout_plugins.hosts.support import Support
-from rollout_plugins.hosts.wrapping import argument
+from rollout_plugins.hosts.wrapping import arguments
 
 
 class OnlineDPOObserver(Observer):
@@ -40,7 +40,7 @@ class OnlineDPOObserver(Observer):
 
     def _step(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with self.guarded("see the rows of a generation"):
-            now.expected = 2 * len(argument(original, args, kwargs, "inputs")["prompt"])
+            now.expected = 2 * len(arguments(original, args, kwargs)["inputs"]["prompt"])
         out = original(*args, **kwargs)
         with self.guarded("read the rewards"):
             if now.count:
@@ -60,11 +60,10 @@ class OnlineDPOObserver(Observer):
 
     def _rewards(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with self.guarded("take a snapshot of a generation"):
-            prompts, completions, ids = (
-                argument(original, args, kwargs, name) for name in ("prompts", "completions", "completion_ids_list")
-            )
-            columns = argument(original, args, kwargs, "reward_kwargs")
-            now.snapshot(_rows(columns, len(prompts)), prompts, completions, [self._written(row) for row in ids])
+            call = arguments(original, args, kwargs)
+            rows = _rows(call["reward_kwargs"], len(call["prompts"]))
+            ids = [self._written(row) for row in call["completion_ids_list"]]
+            now.snapshot(rows, call["prompts"], call["completions"], ids)
             half = now.count // 2
             now.places = [2 * (i % half) + i // half for i in range(now.count)]
         self.compared = self.scored(now, original, args, kwargs)

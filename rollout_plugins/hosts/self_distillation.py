@@ -16,7 +16,7 @@ from rollout_plugins.hosts.generation import Generation
 from rollout_plugins.hosts.grpo import GRPOObserver
 from rollout_plugins.hosts.observing import Observer, TRLHost
 from rollout_plugins.hosts.support import Support
-from rollout_plugins.hosts.wrapping import argument
+from rollout_plugins.hosts.wrapping import arguments
 from rollout_plugins.snapshot import Snapshot
 
 _LOGPROBS = "the trainer has log-probabilities where completions train more than one step"
@@ -66,7 +66,7 @@ class SDFTObserver(Observer):
     def _generate(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         out = original(*args, **kwargs)
         with self.guarded("take a snapshot of a generation"):
-            now.prompt_ids = argument(original, args, kwargs, "prompt_ids")
+            now.prompt_ids = arguments(original, args, kwargs)["prompt_ids"]
             self._record(now, out[1])
         return out
 

@@ -102,8 +102,8 @@ class Swap:
             setattr(self._target, name, value)
 
 
-def argument(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:
-    """One argument of a call, by name; `**kwargs` that got none are an empty dictionary."""
+def arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name; `**kwargs` that got none are an empty dictionary."""
     bound = inspect.signature(function).bind(*args, **kwargs)
     bound.apply_defaults()
-    return bound.arguments[name]
+    return bound.arguments
