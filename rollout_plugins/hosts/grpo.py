@@ -110,7 +110,7 @@ class GRPOHost(TRLHost):
     supports = (
         Support(
             trainer="GRPOTrainer", advantage=True, groups=True, evaluation=True, images=True, tools=True,
-            logprobs=_LOGPROBS, since="0.22", note="tools since 0.26, log_extra since 1.0",
+            logprobs=_LOGPROBS, since="0.22", note="prompt lengths since 0.24, tools since 0.26, log_extra since 1.0",
         ),
         Support(
             trainer="GMPOTrainer", advantage=True, groups=True, evaluation=True, images=True, logprobs=_LOGPROBS,
@@ -118,6 +118,7 @@ class GRPOHost(TRLHost):
         ),
         Support(
             trainer="RLOOTrainer", advantage=True, groups=True, evaluation=True, images=True, since="0.22",
+            note="prompt lengths since 0.24",
         ),
     )  # fmt: skip
 
