@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from pathlib import Path
 
 HEAVY = ("torch", "transformers", "trl", "wandb", "trackio", "pyarrow")
 
@@ -26,4 +27,12 @@ assert {"images", "dedup", "cap", "redact", "metrics", "trackio", "wandb", "cons
 failed = subprocess.run(["rollouts", "demo"], text=True, capture_output=True, check=False)
 assert failed.returncode == 1, failed
 assert "pip install 'rollout-plugins[demo]'" in failed.stderr, failed.stderr
-print("the wheel holds what it should, imports lightly, and names what is missing")
+record = """
+from rollout_plugins import RolloutRecorder
+with RolloutRecorder(dir="runs") as recorder:
+    recorder.record(1, [{"prompt": "2+2?", "completion": "4", "rewards": {"correct": 1.0}}])
+"""
+subprocess.run([sys.executable, "-c", record], check=True)
+subprocess.run(["rollouts", "report", "runs", "-o", "report.html"], check=True)
+assert b"Content-Security-Policy" in Path("report.html").read_bytes()
+print("the wheel holds what it should, imports lightly, and names what is missing; it records and reports")
