@@ -56,7 +56,7 @@ def options() -> str:
     return "\n".join(parts)
 
 
-SHOWN = ("Agents", "Goals", "10000 steps", "40 steps of 16")
+SHOWN = ("Agents", "Goals", "10000 steps", "40 steps of 16", "1,000,000 rollouts")
 
 
 def benchmarks() -> str:
