@@ -113,7 +113,7 @@ def _inside(filters: Filters) -> list[list[tuple[str, str]]]:
 
 
 def _any_of(alternatives: list[tuple[str, str]]) -> str:
-    """An element of one of the columns is like that. It is no join, which DuckDB 1.5 can't do with journals."""
+    """An element of one of the columns is like that. Looked for in the row itself, not by a join over ids."""
     return " or ".join(
         f"len(list_filter({column}, lambda x: {element})) > 0" for column, element in alternatives
     ).join("()")

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 TABLES = "rollouts, messages, tool_calls and annotations.<producer>"
 MAX_THREADS = 4  # each brings buffers of its own, and a run should be readable beside a training that needs the memory
+_JOINS_ARROW = int(duckdb.__version__.partition(".")[0]) >= 2
 _PRAGMA = re.compile(r"\s*pragma\b", re.IGNORECASE)  # DuckDB 1.5 calls it a SELECT
 #: Generations in which the first rollouts with a text are looked for, before twice as many are.
 _AT_ONCE = 4
@@ -184,7 +185,7 @@ class Database:
 
     def _pieces(self, number: int, source: Source) -> list[str]:
         """SQL for each kind of file; an empty table first, so that every run has every column."""
-        self._connection.register(f"empty_{number}", pa.Table.from_batches([], schema=schema(source.reward_names)))
+        self._table(f"empty_{number}", pa.Table.from_batches([], schema=schema(source.reward_names)))
         pieces = [f"select *, {number} as _run, null::file_ as _file, null::bigint as _row from empty_{number}"]
         parquet = [part.path for part in source.parts if not part.is_journal]
         if parquet:
@@ -192,9 +193,18 @@ class Database:
             pieces.append(f"select * exclude (filename, file_row_number), {where} from {_read(parquet)}")
         for part in (part for part in source.parts if part.is_journal):
             table, name = source.tables[part.path], f"journal_{self.files.index(str(part.path))}"
-            self._connection.register(name, table.append_column("_row", integers(range(table.num_rows))))
+            self._table(name, table.append_column("_row", integers(range(table.num_rows))))
             pieces.append(f"select *, {number} as _run, {literal(str(part.path))}::file_ as _file from {name}")
         return pieces
+
+    def _table(self, name: str, table: pa.Table) -> None:
+        """Arrow data under a name of its own; a copy for a DuckDB that cannot join what it did not store itself."""
+        if _JOINS_ARROW:
+            self._connection.register(name, table)
+        else:
+            self._connection.register("arrow_", table)
+            self._connection.execute(f"create or replace temp table {name} as from arrow_")
+            self._connection.unregister("arrow_")
 
     def _kinds(self, view: str) -> dict[str, str]:
         relation = self._connection.sql(f"from {view}")
@@ -219,7 +229,7 @@ class Database:
 
     def _with_annotations(self, relation: Any) -> pa.Table:
         found = relation.to_arrow_table()
-        self._connection.register("found_", found.append_column("_at", integers(range(found.num_rows))))
+        self._table("found_", found.append_column("_at", integers(range(found.num_rows))))
         columns, joins = _joined(self.annotated.values())
         query = f"select _file, _row, r.id{columns} from found_ r{joins} order by _at"
         return self._connection.sql(query).to_arrow_table()
