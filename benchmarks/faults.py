@@ -31,6 +31,7 @@ from rollout_hookspecs import Batch, Rollout, Run, ToolCall, hookimpl
 
 from benchmarks.measure import main, show, table
 from rollout_plugins import open_run
+from rollout_plugins.errors import RunError
 from rollout_plugins.loading import Plugins
 from rollout_plugins.pipeline import Pipeline
 from rollout_plugins.store import write
@@ -149,7 +150,12 @@ def looked(folder: Path, generated: int, *, at_least: bool = False, note: str = 
     """Read everything there is, in a process of its own."""
 
     def look() -> list[Any]:
-        run = open_run(folder)
+        try:
+            run = open_run(folder)
+        except RunError:
+            if generated:
+                raise
+            return [0, {}, 0]  # it was killed before the run had begun
         rollouts = list(run.rollouts(superseded=True))
         assert len({r.id for r in rollouts}) == len(rollouts), "a rollout is there twice"
         others = ("skipped_by", "sink_failed", "unserialisable")  # stored all the same
