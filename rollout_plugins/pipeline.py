@@ -38,6 +38,8 @@ QUEUE_BYTES = 2 * 2**30
 HANG_SECONDS = 60.0
 SINK_SECONDS = 20.0
 LAST_WORDS_SECONDS = 5.0
+#: Rollouts of other ranks whose reasons are kept in memory before they are written.
+CHOSEN_AT_ONCE = 10_000
 
 
 def rollout_id(run: Run, batch: Batch, generation: int, rollout: Rollout) -> str:
@@ -353,6 +355,8 @@ class Pipeline:
             if self._store(lambda writer: writer.write(batch.split, own), len(own)):
                 self.counters.stored(batch.split, len(own))
             self._elsewhere += work.chosen_elsewhere(run.rank)
+            if len(self._elsewhere) >= CHOSEN_AT_ONCE:
+                self._tell_chosen()
         for outbox in self._outboxes:
             outbox.send(work.traces_for(outbox.scope), work.step)
         with self._changed:
@@ -448,10 +452,14 @@ class Pipeline:
         self._store(lambda writer: writer.write_run(self.counters.summary()), 0)
 
     def _close_store(self) -> None:
-        chosen, self._elsewhere = self._elsewhere, []
         self._store(lambda writer: writer.close(self.counters.summary()), 0)
-        if chosen:
-            self._store(lambda writer: annotate(writer.dir, "selection", chosen), 0)
+        if self._elsewhere:
+            self._tell_chosen()
+
+    def _tell_chosen(self) -> None:
+        """Other ranks store their rollouts without knowing that they were chosen here: few files, little memory."""
+        chosen, self._elsewhere = self._elsewhere, []
+        self._store(lambda writer: annotate(writer.dir, "selection", chosen), 0)
 
 
 def _hang_seconds() -> float:

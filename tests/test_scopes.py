@@ -43,3 +43,30 @@ def test_a_hanging_sink_is_waited_for_once_and_what_it_missed_is_counted(tmp_pat
     run = open_run(tmp_path / "out")
     assert len(run) == len(healthy.got) == 12
     assert run.drops["sink_failed:sink-global"] == 12
+
+
+def test_reasons_for_other_ranks_rollouts_do_not_pile_up_in_memory(tmp_path, monkeypatch):
+    from rollout_hookspecs import Batch
+
+    from rollout_plugins import hookimpl, open_run, pipeline
+    from rollout_plugins.loading import Plugins
+    from rollout_plugins.testing import make_rollout, make_run
+
+    class Sink:
+        @hookimpl
+        def export_traces(self, traces):
+            pass
+
+    def both():
+        return [make_rollout(rank=rank, index=rank) for rank in range(2)]
+
+    monkeypatch.setattr(pipeline, "CHOSEN_AT_ONCE", 2)
+    recording = pipeline.Pipeline(Plugins([Sink()], autoload=False), sync=True)
+    recording.start(make_run(id="run", dir=str(tmp_path / "run"), rank=0, world_size=2))
+    for step in range(1, 6):
+        recording.submit(Batch(build=both, step=step, count=1, gathered=True))
+    shards = list((tmp_path / "run" / "annotations" / "selection").glob("*.parquet"))
+    assert len(shards) == 2
+    recording.close()
+    told = open_run(tmp_path).sql("select count(*) as n from annotations.selection").to_pylist()
+    assert told == [{"n": 5}]
