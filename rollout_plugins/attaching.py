@@ -40,14 +40,15 @@ def trainer_adding(kind: type) -> Any | None:
 def checkpoint_being_resumed() -> Path | None:
     """The checkpoint that a trainer's `train` on the call stack resumes from, or is about to."""
     for frame in _frames():
-        if frame.f_code.co_name not in {"train", "_inner_training_loop"}:
-            continue
+        owner = frame.f_locals.get("self")
+        if frame.f_code.co_name not in {"train", "_inner_training_loop"} or not hasattr(owner, "callback_handler"):
+            continue  # people's own functions are called train, too
         more = frame.f_locals.get("kwargs") or {}
         value = frame.f_locals.get("resume_from_checkpoint", more.get("resume_from_checkpoint"))
         if value is True:
             from transformers.trainer_utils import get_last_checkpoint
 
-            value = get_last_checkpoint(frame.f_locals["self"].args.output_dir)
+            value = get_last_checkpoint(owner.args.output_dir)
         if isinstance(value, str):
             return Path(value)
     return None

@@ -305,3 +305,12 @@ def test_a_callback_that_never_started_has_nothing_to_wait_for():
     callback = RolloutPluginCallback()
     callback.on_epoch_end(None, None, None)
     assert callback.flush(0) is True
+
+
+def test_a_function_of_the_user_called_train_is_not_taken_for_the_trainers():
+    from rollout_plugins.attaching import checkpoint_being_resumed, step_being_resumed
+
+    def train(resume_from_checkpoint):
+        return checkpoint_being_resumed(), step_being_resumed()
+
+    assert train(True) == train("somewhere") == (None, 0)
