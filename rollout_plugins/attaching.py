@@ -40,7 +40,7 @@ def trainer_adding(kind: type) -> Any | None:
 def checkpoint_being_resumed() -> Path | None:
     """The checkpoint that a trainer's `train` on the call stack resumes from, or is about to."""
     for frame in _frames():
-        owner = frame.f_locals.get("self")
+        owner: Any = frame.f_locals.get("self")
         if frame.f_code.co_name not in {"train", "_inner_training_loop"} or not hasattr(owner, "callback_handler"):
             continue  # people's own functions are called train, too
         more = frame.f_locals.get("kwargs") or {}
