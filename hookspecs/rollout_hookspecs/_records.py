@@ -21,7 +21,7 @@ class Image:
     """An image that left the messages: which one it was, and where its pixels are."""
 
     hash: str
-    """Content hash of the pixels (or of the reference, for a URL that was not fetched)."""
+    """Hash of what it shows (of the file, if that has further frames or more than 8 bits; of a URL not fetched)."""
     path: str | None = None
     """File inside the run's folder (`media/<hash>.<ext>`); None when the pixels were not kept."""
     uri: str | None = None
@@ -31,7 +31,7 @@ class Image:
     height: int | None = None
     """Height of the original in pixels."""
     note: str | None = None
-    """Why the pixels are missing or smaller than they were; None when kept as they were."""
+    """What is missing, or other than it was; None when kept as it was."""
 
     def __str__(self) -> str:
         return "[IMAGE]"
