@@ -28,8 +28,14 @@ FULL_SHARE = 0.9
 THUMBNAIL_SIDE = 256
 
 _KEPT_AS_THEY_ARE = {
-    **{"PNG": "png", "JPEG": "jpg", "MPO": "jpg", "WEBP": "webp"},
-    **{"GIF": "gif", "BMP": "bmp", "TIFF": "tiff", "AVIF": "avif"},
+    "PNG": "png",
+    "JPEG": "jpg",
+    "MPO": "jpg",
+    "WEBP": "webp",
+    "GIF": "gif",
+    "BMP": "bmp",
+    "TIFF": "tiff",
+    "AVIF": "avif",
 }
 _SUFFIXES = ("png", "jpg", "webp", "gif", "bmp", "tiff", "avif")
 _PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
