@@ -204,6 +204,18 @@ def test_annotations_reach_a_live_run_and_its_later_rollouts(tmp_path):
     assert [r.extra["judge.score"] for r in stored.rollouts()] == [1, 2]
 
 
+def test_ids_that_are_all_unknown_are_an_error_and_a_live_runs_newest_rollouts_are_known(tmp_path):
+    live = writer(tmp_path)
+    live.write("train", [one(1, 0)])
+    stored = open_run(tmp_path)
+    with pytest.raises(RunError, match=r"no rollout of .* has any of these ids: 'r1\.1\.t2\.0\.0'; nothing was"):
+        stored.annotate("judge", [{"id": "r1.1.t2.0.0", "score": 2}])
+    assert stored.annotations == {}
+    live.write("train", [one(2, 0)])
+    assert stored.annotate("judge", [{"id": "r1.1.t2.0.0", "score": 2}]) == 1
+    assert stored.annotate("judge", []) == 0
+
+
 def test_many_small_writes_stay_readable(run):
     for number in range(60):
         run.annotate("judge", [{"id": FIRST, "score": number}])

@@ -268,12 +268,21 @@ def test_annotate_from_a_file(rollouts, run, tmp_path, name, text):
     (tmp_path / name).write_text(text)
     code, out, err = rollouts("annotate", run.dir, "--producer", "judge", tmp_path / name)
     assert code == 0
-    assert "2 rows; the columns of judge are now judge." in out
-    assert "1 of these ids are no rollout" in err
+    assert "2 rows for 1 rollouts; the columns of judge are now judge." in out
+    assert f"1 of these ids are not in {run.dir} (yet): 'other'" in err
     run.refresh()
     assert run.get(FIRST).extra == {"judge.score": 0.5, "judge.ok": True}
     shown = json.loads(rollouts("show", run.dir, "--json", "--where", "judge.score > 0.4")[1])
     assert shown["id"] == FIRST
+
+
+def test_annotating_nothing_that_is_there_is_an_error_and_writes_nothing(rollouts, run, tmp_path):
+    (tmp_path / "a.jsonl").write_text("".join(f'{{"id": "x{number}", "score": 1}}\n' for number in range(7)))
+    code, out, err = rollouts("annotate", run.dir, "--producer", "judge", tmp_path / "a.jsonl")
+    assert (code, out) == (1, "")
+    assert "no rollout of" in err
+    assert "has any of these ids: 'x0', 'x1', 'x2', 'x3', 'x4' and 2 more; nothing was written" in err
+    assert not (run.dir / "annotations").exists()
 
 
 def test_annotate_from_a_pipe_and_from_parquet(rollouts, run, tmp_path, monkeypatch):

@@ -15,6 +15,7 @@ from rollout_plugins.cli.main import main
 from rollout_plugins.errors import RunError
 from rollout_plugins.store.importers import FORMATS, Report, import_rollouts
 from rollout_plugins.store.read import StoredRun
+from rollout_plugins.store.write import RunWriter
 
 
 def lines(path: Path, rows: list[Any], *, torn: str = "") -> Path:
@@ -353,3 +354,49 @@ def test_the_command_says_what_came_and_what_is_missing(tmp_path, capsys):
     assert "not in this format: turns and tool calls" in printed.err
     assert main(["stats", str(tmp_path)]) == 0
     assert main(["show", str(tmp_path)]) == 0
+
+
+def test_an_import_that_breaks_off_leaves_nothing_that_looks_like_a_run(tmp_path, monkeypatch):
+    row = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]}
+    path = lines(tmp_path / "a.jsonl", [{**row, "step": step} for step in range(3)])
+    write, steps = RunWriter.write, []
+
+    def full(self, split, rollouts):
+        steps.append(rollouts[0].step)
+        assert open_nothing(tmp_path), "a run is seen before it is whole"
+        if len(steps) == 3:
+            raise OSError(28, "No space left on device")
+        write(self, split, rollouts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunWriter, "write", full)
+        with pytest.raises(OSError, match="No space left"):
+            import_rollouts("openai-jsonl", path, tmp_path)
+    assert steps == [0, 1, 2]
+    assert list((tmp_path / "rollouts").iterdir()) == []
+    assert len(open_run(import_rollouts("openai-jsonl", path, tmp_path).dir)) == 3
+
+
+def open_nothing(folder: Path) -> bool:
+    try:
+        open_run(folder)
+    except RunError:
+        return True
+    return False
+
+
+def test_steps_that_take_turns_in_a_file_keep_their_groups(tmp_path):
+    said = lambda question, answer: [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]  # noqa: E731
+    rows = [
+        {"messages": said(question, str(number)), "step": step}
+        for number in range(4)
+        for step in (2, 1)
+        for question in ("a?", "b?")
+    ]
+    run, _ = brought("openai-jsonl", lines(tmp_path / "a.jsonl", rows))
+    for step in (1, 2):
+        found = list(run.rollouts(step=step))
+        assert [(r.group, r.group_size) for r in found] == [(0, 4), (1, 4)] * 4
+        assert [r.index for r in found] == list(range(8))
+        assert len({r.generation for r in found}) == 1
+    assert len({r.id for r in run.rollouts()}) == 16

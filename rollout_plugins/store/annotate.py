@@ -12,7 +12,7 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -46,18 +46,36 @@ class Producer:
     """Files by the columns they hold."""
 
 
-def annotate(folder: Path, producer: str, rows: Iterable[Mapping[str, Any]]) -> int:
-    """Write one shard for each set of columns among the rows; returns how many rows were written."""
+def annotate(folder: Path, producer: str, rows: Sequence[Mapping[str, Any]], ids: Collection[str]) -> int:
+    """Write one shard for each set of columns among the rows; returns how many rows were written.
+
+    `ids`: those of the run's rollouts. Rows for later ones may be among the others, but not all can be.
+    """
     _check_producer(producer)
     shapes: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for number, row in enumerate(rows):
         shapes.setdefault(_columns_of(row, number), []).append(row)
+    others = unmatched(rows, ids)
+    if rows and len(others) == len({row["id"] for row in rows}):
+        raise RunError(f"no rollout of {folder} has any of these ids: {some_of(others)}; nothing was written")
     target = folder / "annotations" / folder_name(producer)
     for columns, given in shapes.items():
         table = _table(columns, given).replace_schema_metadata({_PRODUCER: _name(producer).encode()})
         target.mkdir(parents=True, exist_ok=True)
         replace_file(_new_file(target, table.schema), partial(pq.write_table, table))
     return sum(map(len, shapes.values()))
+
+
+def unmatched(rows: Iterable[Mapping[str, Any]], ids: Collection[str]) -> list[str]:
+    """The ids among the rows that no rollout has."""
+    known = frozenset(ids)
+    return [name for name in dict.fromkeys(row["id"] for row in rows) if name not in known]
+
+
+def some_of(names: Sequence[str]) -> str:
+    """The first few names, and how many more there are."""
+    more = f" and {len(names) - 5:,} more" if len(names) > 5 else ""
+    return ", ".join(map(repr, names[:5])) + more
 
 
 def _check_producer(producer: Any) -> None:

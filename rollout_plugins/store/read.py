@@ -55,10 +55,11 @@ def runs(path: str | Path) -> Runs:
 
 
 def find_runs(folder: str | Path) -> list[Path]:
-    """Runs directly inside a folder, oldest first."""
+    """Runs directly inside a folder, oldest first; not those that an import is still writing, which are hidden."""
     folder = Path(folder)
     try:
-        found = [path for path in folder.iterdir() if path.is_dir() and _is_run(path)] if folder.is_dir() else []
+        seen = [path for path in folder.iterdir() if not path.name.startswith(".")] if folder.is_dir() else []
+        found = [path for path in seen if path.is_dir() and _is_run(path)]
     except OSError as error:
         raise RunError(f"{folder} cannot be read: {error.strerror}") from error
     return sorted(found, key=_started)
@@ -263,8 +264,13 @@ class StoredRun:
         return [dict(zip(names, row, strict=True)) for row in self._session.ask(lambda known: known.rows(query))]
 
     def annotate(self, producer: str, rows: Iterable[Mapping[str, Any]]) -> int:
-        """Add columns to rollouts: rows of `id` and values. Returns how many rows were written."""
-        written = annotate.annotate(self.dir, producer, rows)
+        """Add columns to rollouts: rows of `id` and values. Returns how many rows were written.
+
+        Rows may be about rollouts that a live run does not have yet; if no row is about one it has, that is an error.
+        """
+        self.refresh()
+        ids = self.table(["id"], superseded=True)["id"].to_pylist()
+        written = annotate.annotate(self.dir, producer, list(rows), ids)
         self.refresh()
         return written
 
