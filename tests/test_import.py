@@ -293,7 +293,8 @@ def test_openai_messages(tmp_path):
     assert dict(report.skipped) == {"row without messages": 1, "torn last line": 1}
     first, second = run.rollouts(step=4)
     assert (first.prompt[0]["content"], first.completion[0]["content"], first.reward) == ("hi", "hello", 1.0)
-    assert (second.rewards, second.finish, second.columns) == ({"a": 0.5, "b": None}, "length", {"source": "x"})
+    assert (second.rewards, second.finish) == ({"a": 0.5, "b": None}, "length")
+    assert second.columns == {"source": "x", "rewards": {"c": "text"}}
     assert [(c.name, c.status, c.error) for c in second.tool_calls] == [("f", "error", "Error: no")]
     assert run.dir.name == "openai-jsonl-my-rollouts"
 
@@ -322,7 +323,9 @@ def test_strange_rows_are_counted_or_kept_and_never_fatal(tmp_path, format_name)
     assert report.rollouts >= 1
     assert sum(report.skipped.values()) >= 5
     assert len(list(run.rollouts())) == report.rollouts
-    assert run.drops == dict(report.skipped)
+    lost = {"unserialisable_field": report.marked} if report.marked else {}
+    assert run.drops == {**report.skipped, **lost}
+    assert sum(name.startswith("lost:") for r in run.rollouts() for name in r.marks) == report.marked
 
 
 def test_nothing_to_import_is_one_sentence(tmp_path):

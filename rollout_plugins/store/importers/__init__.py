@@ -52,6 +52,8 @@ class Report:
     """Rows that could not be read, by reason."""
     lacks: tuple[str, ...] = ()
     """What the format does not hold."""
+    marked: int = 0
+    """Values that no field could hold; a mark stands in their place."""
 
 
 def import_rollouts(format_name: str, path: str | Path, out: str | Path, *, split: str | None = None) -> Report:
@@ -130,7 +132,9 @@ def _write(generations: Iterator[list[Rollout]], run: Run, report: Report) -> No
     if writer is None:
         what = ", ".join(f"{count:,} {reason}" for reason, count in report.skipped.items())
         raise RunError(f"no rollouts found there{': ' + what if what else ''}; is it the right --from?")
-    writer.close({"rollouts": report.rollouts, "drops": dict(report.skipped)})
+    report.marked = len(writer.lost)
+    lost = {"unserialisable_field": report.marked} if report.marked else {}
+    writer.close({"rollouts": report.rollouts, "drops": {**report.skipped, **lost}})
 
 
 def _generations(found: Iterator[Found], sizes: Counter[Any]) -> Iterator[list[Rollout]]:

@@ -12,11 +12,11 @@ from rollout_plugins.store.importers import Found
 from rollout_plugins.store.importers.files import (
     Skip,
     converted,
-    dict_in,
     find,
+    given,
     messages,
     number,
-    numbers_in,
+    scores,
     tool_calls,
     whole,
 )
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 NAME = "OpenAI messages"
 LACKS = ("whatever the lines do not say: reward, rewards, advantage, step, split, group and finish_reason are read",)
-_OWN = {"messages", "prompt", "completion", "reward", "score", "rewards", "advantage", "step", "split", "group"}
+_TALK = {"messages", "prompt", "completion"}
+_OWN = {"reward", "advantage", "group"}
 _FINISH: dict[Any, Finish] = {"stop": "stop", "tool_calls": "stop", "length": "length", "error": "error"}
 
 
@@ -61,7 +62,7 @@ def _split(said: list[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
 def _found(
     row: dict[str, Any], prompt: tuple[Any, ...], completion: tuple[Any, ...], texts: tuple[bool, bool]
 ) -> Found:
-    reward = number(row.get("reward", row.get("score")))
+    scored, other_rewards = scores(row.get("rewards"))
     rollout = Rollout(
         id="",
         split="eval" if str(row.get("split", "train")).startswith(("eval", "val", "test")) else "train",
@@ -71,12 +72,25 @@ def _found(
         prompt_is_text=texts[0],
         completion_is_text=texts[1],
         tool_calls=tool_calls(completion),
-        rewards=numbers_in(dict_in(row, "rewards")),
-        reward=reward,
-        advantage=number(row.get("advantage")),
-        finish=_FINISH.get(row.get("finish_reason"), "unknown")
-        if isinstance(row.get("finish_reason"), str)
-        else "unknown",
-        columns={name: value for name, value in row.items() if name not in {*_OWN, "finish_reason"}},
+        rewards=scored,
+        reward=given(row.get("reward", row.get("score"))),
+        advantage=given(row.get("advantage")),
+        finish=_FINISH.get(str(row.get("finish_reason")), "unknown"),
+        columns={name: value for name, value in row.items() if name not in _said(row)}
+        | ({"rewards": other_rewards} if other_rewards is not None else {}),
     )
     return Found(rollout, row.get("group"))
+
+
+def _said(row: dict[str, Any]) -> set[str]:
+    """What the rollout's own fields say of a line; the rest becomes columns."""
+    talk = {"messages"} if isinstance(row.get("messages"), list) else _TALK - {"messages"}
+    said = {*_OWN, *talk, "rewards"} | ({"score"} if "reward" not in row else set())
+    step = number(row.get("step"))
+    if row.get("step") is None or (step is not None and step == whole(step)):
+        said.add("step")
+    if row.get("split") in (None, "train", "eval"):
+        said.add("split")
+    if row.get("finish_reason") is None or str(row["finish_reason"]) in {*_FINISH, "unknown"}:
+        said.add("finish_reason")
+    return said
