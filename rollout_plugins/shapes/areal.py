@@ -107,10 +107,8 @@ def _episode(tensors: dict[str, Any]) -> _Episode | Lost:
     good = {name: t for name, t in tensors.items() if t is not None and t.ndim and len(t) == count}
     if not {"input_ids", "loss_mask"} <= good.keys():
         return UNREADABLE
-    marks = {
-        f"lost:{name}": f"not a tensor with a row for each of {count} sequences" for name in tensors.keys() - good
-    }
-    return _Episode(good, marks)
+    why = f"not a tensor with a row for each of {count} sequences"
+    return _Episode(good, {f"lost:{name}": why for name in tensors if name not in good})
 
 
 def _dataset_rows(
@@ -118,12 +116,11 @@ def _dataset_rows(
 ) -> list[list[Any]]:
     """For each episode, the dataset row of each of its sequences; empty ones if they don't line up."""
     wanted = len(counts) if is_list else counts[0]
-    fault = (
-        f"data has {len(data)} rows for {wanted} {'episodes' if is_list else 'sequences'}" if data is not None else ""
-    )
     if data is None or len(data) == wanted:
-        rows = [{} for _ in range(wanted)] if data is None else list(data)
+        given = [{}] * wanted if data is None else [data[place] for place in range(wanted)]
+        rows = [dict(row) if isinstance(row, Mapping) else row for row in given]
         return [[row] * count for row, count in zip(rows, counts, strict=True)] if is_list else [rows]
+    fault = f"data has {len(data)} rows for {wanted} {'episodes' if is_list else 'sequences'}"
     if asked.checked:
         raise SetupError(fault)
     for episode in episodes:
