@@ -36,8 +36,8 @@ def run(options: Namespace) -> None:
         others = unmatched(rows, stored.table(["id"], superseded=True)["id"].to_pylist())
     matched = len({row["id"] for row in rows}) - len(others)
     if options.json:
-        columns = stored.annotations.get(options.producer, [])
-        print_json({"written": written, "matched_ids": matched, "unknown_ids": len(others), "columns": columns})
+        facts = {"written": written, "matched_ids": matched, "unknown_ids": len(others)}
+        print_json({**facts, "columns": stored.annotations.get(options.producer, [])})
         return
     columns = ", ".join(f"{options.producer}.{name}" for name in stored.annotations.get(options.producer, []))
     say(f"{written:,} rows for {matched:,} rollouts; the columns of {options.producer} are now {columns}")

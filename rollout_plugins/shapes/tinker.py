@@ -56,7 +56,7 @@ def _take(groups: Any, tokenizer: Any, tags: Any, asked: Asked) -> Taken:
     rows = [row for place, group in enumerate(listed) for row in read.group(group, place, _tags(tags, place))]
     count = len(rows) - rows.count(REJECTED)
     size = bytes_of(count, read.copier.bytes)
-    return Taken(lambda: each(lambda row: _found(*row, decode), rows), count, size, REWARDS)
+    return Taken(lambda: each(lambda row: _found(row[0], row[1], row[2], decode), rows), count, size, REWARDS)
 
 
 def _tags(tags: Any, place: int) -> list[Any]:

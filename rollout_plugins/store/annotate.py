@@ -46,17 +46,19 @@ class Producer:
     """Files by the columns they hold."""
 
 
-def annotate(folder: Path, producer: str, rows: Sequence[Mapping[str, Any]], ids: Collection[str]) -> int:
+def annotate(
+    folder: Path, producer: str, rows: Sequence[Mapping[str, Any]], ids: Collection[str] | None = None
+) -> int:
     """Write one shard for each set of columns among the rows; returns how many rows were written.
 
-    `ids`: those of the run's rollouts. Rows for later ones may be among the others, but not all can be.
+    `ids`: those of the run's rollouts, if rows that match none of them are to be an error.
     """
     _check_producer(producer)
     shapes: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for number, row in enumerate(rows):
         shapes.setdefault(_columns_of(row, number), []).append(row)
-    others = unmatched(rows, ids)
-    if rows and len(others) == len({row["id"] for row in rows}):
+    others = unmatched(rows, ids) if ids is not None else []
+    if others and len(others) == len({row["id"] for row in rows}):
         raise RunError(f"no rollout of {folder} has any of these ids: {some_of(others)}; nothing was written")
     target = folder / "annotations" / folder_name(producer)
     for columns, given in shapes.items():
