@@ -403,3 +403,61 @@ def test_steps_that_take_turns_in_a_file_keep_their_groups(tmp_path):
         assert [r.index for r in found] == list(range(8))
         assert len({r.generation for r in found}) == 1
     assert len({r.id for r in run.rollouts()}) == 16
+
+
+REWARDED: dict[str, Any] = {
+    "verl": lambda value: {"input": "a", "output": "b", "score": value},
+    "tinker": lambda value: tinker_row(total_reward=value, final_reward=value, steps=[]),
+    "areal": lambda value: {"prompt": "a", "completion": "b", "reward": value},
+    "openai-jsonl": lambda value: {"prompt": "a", "completion": "b", "reward": value, "advantage": value},
+    "verifiers": lambda value: {"prompt": "a", "completion": "b", "reward": value, "metrics": {"m": value}},
+}
+
+
+@pytest.mark.parametrize("format_name", REWARDED)
+def test_a_reward_is_the_number_in_the_file_or_marked(tmp_path, format_name):
+    names = {"tinker": "train_rollout_summaries.jsonl", "verifiers": "results.jsonl"}
+    given = [0.1, 3, True, None, "0.5", [1.0], {"a": 1.0}]
+    rows = [REWARDED[format_name](value) for value in given]
+    run, report = brought(format_name, lines(tmp_path / names.get(format_name, "1.jsonl"), rows))
+    found = list(run.rollouts())
+    assert [r.reward for r in found] == [0.1, 3.0, 1.0, None, None, None, None]
+    assert ["lost:reward" in r.marks for r in found] == [False] * 4 + [True] * 3
+    assert run.drops == {"unserialisable_field": report.marked}
+    if format_name == "verifiers":
+        assert [r.rewards for r in found[:4]] == [{"m": 0.1}, {"m": 3.0}, {"m": 1.0}, {"m": None}]
+        assert found[4].extra == {"metrics": {"m": "0.5"}}
+
+
+def test_verifiers_a_score_that_is_not_a_number_is_not_counted_as_nothing(tmp_path):
+    nodes = [node("user", "hi"), node("assistant", "…", 0, sampled=True)]
+    rewards = {"right": {"score": 1.0, "weight": 0.5}, "odd": {"score": "high"}}
+    lines(tmp_path / "traces.jsonl", [episode(nodes=nodes, rewards=rewards)])
+    (rollout,) = brought("verifiers", tmp_path)[0].rollouts()
+    assert (rollout.reward, rollout.rewards) == (None, {"right": 1.0, "odd": None})
+    assert {"lost:reward", "lost:rewards.odd"} <= rollout.marks.keys()
+
+
+def test_openai_lines_keep_what_their_fields_cannot_say(tmp_path):
+    said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    odd = {"step": "now", "split": "test", "finish_reason": "content_filter", "score": 2.0, "rewards": [1]}
+    run, _ = brought(
+        "openai-jsonl", lines(tmp_path / "a.jsonl", [{"messages": said, "prompt": "p", "reward": 1, **odd}])
+    )
+    (rollout,) = run.rollouts()
+    assert (rollout.step, rollout.split, rollout.finish, rollout.reward) == (0, "eval", "unknown", 1.0)
+    assert rollout.columns == {"prompt": "p", **odd}
+
+
+def test_tinker_rewards_of_steps_are_those_of_the_steps(tmp_path):
+    row = tinker_row(total_reward=1e17, final_reward=1e17, steps=[tinker_step(0), tinker_step(1)])
+    (rollout,) = brought("tinker", lines(tmp_path / "train_rollout_summaries.jsonl", [row]))[0].rollouts()
+    assert rollout.rewards == {"steps": 0.1 + 0.1, "final": 1e17}
+
+
+def test_trl_an_advantage_for_each_token_is_marked(tmp_path):
+    table = {"step": [1], "prompt": ["a"], "completion": ["b"], "r": [1.0], "advantage": [[0.5, 0.25]]}
+    pd.DataFrame(table).to_parquet(tmp_path / "completions_00001.parquet")
+    (rollout,) = brought("trl", tmp_path)[0].rollouts()
+    assert (rollout.advantage, rollout.reward) == (None, 1.0)
+    assert "lost:advantage" in rollout.marks
