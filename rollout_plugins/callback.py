@@ -29,6 +29,7 @@ from rollout_plugins.loading import Plugins, flag
 from rollout_plugins.opening import bind_sinks, cap_dashboards, named_metrics, open_pipeline
 from rollout_plugins.pipeline import Pipeline
 from rollout_plugins.precautions import check_trl, checked_dir, tell_of_unfinished, warn_of_log_completions
+from rollout_plugins.telling import shown
 
 need("transformers", "trl")
 from transformers import TrainerCallback  # noqa: E402 - after the check, so that a missing extra is one clear line
@@ -135,7 +136,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         except SetupError:
             raise
         except Exception as error:
-            self._say(f"could not {what}: {error!r}; training goes on without it")
+            self._say(f"could not {what}: {shown(error)}; training goes on without it")
             logger.debug("could not %s", what, exc_info=error)
         self._pipeline.raise_strict()
 

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 from rollout_hookspecs import Run, Step, Trace
 
 from rollout_plugins.counters import Counters
-from rollout_plugins.dispatch import Dispatcher, shown
+from rollout_plugins.dispatch import Dispatcher
 from rollout_plugins.ledger import Ledger
+from rollout_plugins.telling import shown
 
 logger = logging.getLogger("rollout_plugins")
 

@@ -18,6 +18,35 @@ _WORD = r"[A-Za-z0-9_\-]"
 _ASSIGNED = r"""\\?["']?\s{0,4}[:=]\s{0,4}\\?["']?"""
 
 
+NAMED = (
+    "password",
+    "passwd",
+    "api_key",
+    "apikey",
+    "secret",
+    "secret_key",
+    "access_token",
+    "refresh_token",
+    "auth_token",
+    "client_secret",
+    "private_key",
+    "secret_access_key",
+    "authorization",
+    "x_api_key",
+)
+# Inside text: `"password": "…"` of JSON, `'password': '…'` of a dict that was printed, and both inside JSON text.
+_NAMES = "|".join(name.replace("_", r"[_\-]?") for name in NAMED)
+_KEY = rf"""(?i:\\*["'](?:{_NAMES})\\*["']\s{{0,4}}:\s{{0,4}}b?)"""
+_QUOTED = [
+    (opening, rf"(?:[^{quote}\\]|{escaped})+")
+    for quote in ('"', "'")
+    for opening, escaped in (
+        (quote, r"\\."),
+        (rf"\\{quote}", rf"\\\\(?:[^{quote}\\]|\\\\|\\{quote})"),
+    )
+]
+
+
 class Rule(NamedTuple):
     """What stands before a secret, the secret, what stands after it. Only the secret is replaced."""
 
@@ -87,6 +116,10 @@ RULES = (
         before=r"(?i:(?:api[_\-]?key|secret[_\-]?key|secret[_\-]?access[_\-]?key|access[_\-]?token|auth[_\-]?token"
         rf"|client[_\-]?secret|private[_\-]?key|password|passwd){_ASSIGNED})",
         accepts=_has_digit,
+    ),
+    *(
+        Rule("named", rf"(?s:{value})", before=f"{_KEY}{opening}", hints=('":', '" :', "':", "' :"))
+        for opening, value in _QUOTED
     ),
 )
 
