@@ -20,7 +20,7 @@ import pluggy
 from rollout_hookspecs import PROJECT, hooks
 
 from rollout_plugins.errors import SetupError, suggest
-from rollout_plugins.telling import be_discreet, is_required, shown
+from rollout_plugins.telling import is_required, shown
 
 logger = logging.getLogger("rollout_plugins")
 
@@ -89,8 +89,6 @@ class Plugins:
         chosen = self._choose(wanted)
         self._check_names(self._disabled, "disable")
         self._check_names(self._config, "config")
-        if any(is_required(found.plugin) for found in chosen):
-            be_discreet(self.manager)
         discovered = self._discovered(chosen) if autoload and flag("AUTOLOAD", default=True) else []
         self._register_all([*chosen, *discovered])
 
@@ -164,9 +162,12 @@ class Plugins:
             if found.name in self._config:
                 raise  # whoever configures a plugin counts on it
             found.status, found.reason = "failed", f"{type(error).__name__}: {error}"
-            logger.warning("plugin %r (%s) was skipped: %s", found.name, found.distribution, shown(error))
+            logger.warning("plugin %r (%s) was skipped: %s", found.name, found.distribution, self._shown(error))
             return False
         return True
+
+    def _shown(self, error: BaseException) -> str:
+        return shown(error, discreetly=any(is_required(found.plugin) for found in self.found.values()))
 
     def _make(self, found: Found) -> Any:
         """The plugin itself: what was given or its entry point names, instantiated when that is a class."""
@@ -219,8 +220,6 @@ class Plugins:
                     "if they differ, write @dataclass(eq=False) on their class"
                 ) from error
             raise SetupError(f"plugin {found.name!r}: {' '.join(str(error).split())}") from error
-        if is_required(found.plugin):
-            be_discreet(self.manager)
         found.status = "active"
 
 

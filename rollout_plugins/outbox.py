@@ -149,6 +149,11 @@ class Outbox:
             self._stuck_on = self._current
             return not (self._items or self._current)
 
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the sink is still at work."""
+        return self._current is not None
+
     def close(self, until: float) -> None:
         """Let it finish until then; what it has not sent counts as missed."""
         self.drain(until)

@@ -28,7 +28,7 @@ from rollout_plugins.loading import Plugins
 from rollout_plugins.outbox import Outbox, is_more_than_sink
 from rollout_plugins.store.annotate import annotate
 from rollout_plugins.store.write import RunWriter
-from rollout_plugins.telling import is_required, shown
+from rollout_plugins.telling import be_discreet, be_open, is_required, shown
 from rollout_plugins.threads import PatientThread
 from rollout_plugins.trace import DefaultTrace
 from rollout_plugins.work import Work, distinct
@@ -108,6 +108,8 @@ class Pipeline:
             return
         self.run = run
         self.generation = generation
+        if self.dispatcher.has_required:
+            be_discreet(self)
         self._put(_Item(lambda: self._start_run(run)))
 
     def _start_threads(self) -> None:
@@ -232,6 +234,8 @@ class Pipeline:
             outbox.close(until)
         if any(outbox.missed for outbox in self._outboxes):
             self._store(lambda writer: writer.write_run(self.counters.summary(), ended=True), 0)
+        if not any(outbox.is_stuck for outbox in self._outboxes):  # one that comes back may raise
+            be_open(self)
         self._writer, self._outboxes = None, []
 
     def _give_up(self) -> None:

@@ -14,8 +14,13 @@ _discreet: WeakSet[Any] = WeakSet()
 
 
 def be_discreet(owner: object) -> None:
-    """Tell no exception's text, for as long as the owner lives."""
+    """Tell no exception's text, until `be_open` or the owner is gone."""
     _discreet.add(owner)
+
+
+def be_open(owner: object) -> None:
+    """Tell exceptions in full again."""
+    _discreet.discard(owner)
 
 
 def is_required(plugin: Any) -> bool:
@@ -23,9 +28,9 @@ def is_required(plugin: Any) -> bool:
     return inspect.getattr_static(plugin, "required", False) is True
 
 
-def shown(error: BaseException) -> str:
+def shown(error: BaseException, *, discreetly: bool = False) -> str:
     """An exception in one piece, even when it objects to being shown; only its type and place where that is safer."""
-    if _discreet:
+    if discreetly or _discreet:
         return _kind_and_place(error)
     try:
         return repr(error)
