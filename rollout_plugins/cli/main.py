@@ -122,7 +122,7 @@ def _print_help() -> None:
     lines += [f"  {name:<12}{said}" for name, (_, said) in COMMANDS.items()]
     lines += [
         "",
-        "`rollouts COMMAND --help` says more. A run is named by its folder, a rollouts folder, or the trainer's",
+        "`rollouts COMMAND --help` says more. A run is named by its folder, a folder of runs, or the trainer's",
     ]
     lines += ["output_dir, where the newest run is meant. Exit codes: 0 done, 1 could not, 2 not understood."]
     sys.stdout.write("\n".join(lines) + "\n")
