@@ -9,13 +9,14 @@ import pytest
 from hub_stand_in import hub
 from rig import make
 
-from rollout_plugins import RolloutPluginCallback, open_run, runs
+from rollout_plugins import RolloutPluginCallback, open_run
 from rollout_plugins.store.home import home_of
+from rollout_plugins.store.read import runs
 
 
-def trained(folder, *, dir=None, **options):
+def trained(folder, *, home=None, **options):
     trainer = make(folder, max_steps=2, **options)
-    trainer.add_callback(RolloutPluginCallback(dir=dir))
+    trainer.add_callback(RolloutPluginCallback(dir=home))
     trainer.train()
     return trainer
 
@@ -43,13 +44,13 @@ def test_push_to_hub_uploads_no_rollouts(tmp_path, monkeypatch, strategy):
 
 def test_push_to_hub_leaves_out_rollouts_that_had_to_be_inside(tmp_path, monkeypatch):
     home = tmp_path / "out" / "_rollouts"
-    _, paths = pushed(monkeypatch, tmp_path, dir=home)
+    _, paths = pushed(monkeypatch, tmp_path, home=home)
     assert of_rollouts(paths) == []
     assert len(open_run(tmp_path / "out")) == 8
 
 
 def test_rollouts_are_published_with_the_model_when_told_so(tmp_path, monkeypatch):
-    _, paths = pushed(monkeypatch, tmp_path, dir=tmp_path / "out" / "rollouts")
+    _, paths = pushed(monkeypatch, tmp_path, home=tmp_path / "out" / "rollouts")
     assert any(path.endswith("run.json") for path in of_rollouts(paths))
     assert len(open_run(tmp_path / "out")) == 8
 
@@ -83,7 +84,7 @@ def test_uploads_of_the_output_folder_by_trackers_hold_no_rollouts(tmp_path, mon
 def test_a_resume_goes_on_where_its_run_is(tmp_path):
     for home in (None, tmp_path / "out" / "rollouts"):
         out = tmp_path / str(bool(home))
-        trained(out, dir=home and out / "out" / "rollouts", save_strategy="steps", save_steps=1)
+        trained(out, home=home and out / "out" / "rollouts", save_strategy="steps", save_steps=1)
         trainer = make(out, max_steps=3)
         trainer.add_callback(RolloutPluginCallback())
         trainer.train(resume_from_checkpoint=True)
