@@ -25,16 +25,20 @@ Cleaned = tuple[str, Counter[str]]
 
 
 class Redact:
-    """Replaces secrets in messages, tool calls and results, columns, extras, errors and marks by `[REDACTED:<rule>]`.
+    """Replaces secrets in whatever is stored, sent or logged by `[REDACTED:<rule>]`.
 
-    Runs after all other `on_rollout` plugins, so that nothing they add slips by. Matching takes linear time whatever
-    the pattern. What can't be searched is replaced rather than let through. Token ids of a rollout that had a secret
-    in its texts are left out, as they spell it. Each rollout says in `marks` what was replaced, and
-    `redacted/<rule>` counts it.
+    That is every text of a rollout: messages, tool calls and results, columns, extras, errors, marks, names; what
+    other plugins add, however late; their traces, alerts and metric names; the facts of the run. Our log says of an
+    error only its type and place. Matching takes linear time whatever the pattern. What can't be searched is
+    replaced rather than let through. Token ids of a rollout that had a secret in its texts are left out, as they
+    spell it. Each rollout says in `marks` what was replaced, and `redacted/<rule>` counts it.
+
+    Not found is what a person would not recognise as the secret: with a zero-width character inside it, in another
+    encoding, or inside a picture.
 
     rules: which of the built-in ones, all unless told: private_key, url_password, openai, huggingface, github,
         gitlab, slack, aws, google, stripe, package_index, vendor (other API keys), jwt, bearer, assigned
-        (`password=…` in text), named (values of keys called password, api_key, …).
+        (`password=…` in text), named (values of keys called password, api_key, …, also in text that shows a dict).
         Redact(rules=["openai", "aws", "private_key"])
     patterns: own regular expressions (RE2 syntax), a list, or a mapping of name to pattern.
         Redact(patterns={"employee": r"EMP-\\d{6}"})
