@@ -1,5 +1,6 @@
 """A plugin that must see everything: what it could not see is neither stored nor sent, and counted."""
 
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -172,3 +173,51 @@ def test_without_a_required_plugin_errors_are_told_in_full(tmp_path, caplog):
     trainer.add_callback(RolloutPluginCallback([Failing()]))
     trainer.train()
     assert f"could not log in with {KEY}" in caplog.text
+
+
+class Guard:
+    """Required, and cannot say what may leave."""
+
+    name = "guard"
+    required = True
+
+    @hookimpl
+    def on_rollout(self, rollout):
+        return None
+
+    def clean(self, value):
+        if isinstance(value, str):
+            return
+        raise RuntimeError(f"broken by {KEY}")
+
+
+def test_what_a_required_plugin_fails_to_clean_stays_here(tmp_path, caplog):
+    sink = Curious()
+    trainer = make(tmp_path, rewards=[scored])
+    trainer.add_callback(RolloutPluginCallback([Guard(), Leaky(), sink]))
+    trainer.train()
+    run = open_run(tmp_path / "out")
+    assert (len(run), run.info.model, run.info.settings) == (4, "", {})
+    assert "RuntimeError at test_required.py" in caplog.text
+    told = [*run.rollouts(), *sink.told, caplog.text]
+    assert [rollout.marks.get("why") for rollout in run.rollouts()] == [None] * 4
+    assert [each for each in told if "broken by" in str(each)] == []
+
+
+def test_a_function_that_hangs_over_the_runs_facts_ends_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("ROLLOUT_PLUGINS_HANG_SECONDS", "0.3")
+    released = threading.Event()
+
+    def hangs(text):
+        released.wait(60)
+        return text
+
+    trainer = make(tmp_path)
+    sink = Curious()
+    trainer.add_callback(RolloutPluginCallback([Redact(function=hangs), sink]))
+    trainer.train()
+    released.set()
+    run = open_run(tmp_path / "out")
+    assert (len(run), run.drops) == (0, {"dropped_by:redact": 4})
+    assert run.info.model == ""
+    assert [told.model for told in sink.told] == ["", ""]
