@@ -305,7 +305,7 @@ class Dispatcher:
     def trace(self, rollout: Rollout) -> Trace | None:
         """The first `Trace` that a plugin makes of it."""
         for impl, trace in self._results("format_trace", {"rollout": rollout}, _one(Trace)):
-            return trace if isinstance(impl.plugin, DefaultTrace) else self._cleaned_trace(trace, impl.plugin_name)
+            return trace if type(impl.plugin) is DefaultTrace else self._cleaned_trace(trace, impl.plugin_name)
         return None
 
     def hosts(self) -> list[Host]:

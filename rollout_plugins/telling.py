@@ -31,7 +31,8 @@ def is_required(plugin: Any) -> bool:
 def shown(error: BaseException, *, discreetly: bool = False) -> str:
     """An exception in one piece, even when it objects to being shown; only its type and place where that is safer."""
     if discreetly or _discreet:
-        return _kind_and_place(error)
+        cause = error.__cause__
+        return _kind_and_place(error) + (f" from {_kind_and_place(cause)}" if cause else "")
     try:
         return repr(error)
     except Exception:

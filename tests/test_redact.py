@@ -116,7 +116,7 @@ EVERYWHERE = {
         KEY,
     ),
     "tool_calls": (ToolCall(name="f", arguments={"k": [KEY], KEY: 1}, result=f"\n{KEY}", error=f"bad {KEY}"), ToolCall(name=KEY, arguments=KEY)),
-    "columns": {"a": KEY, "b": [{"c": (KEY, {KEY})}], KEY: 1, "bytes": KEY.encode(), "latin": b"\xff " + KEY.encode(), "object": Client()},
+    "columns": {"a": KEY, "b": [{"c": (KEY, {KEY})}], KEY: 1, KEY.encode(): 1, (KEY, 2): 1, frozenset([KEY]): 1, "bytes": KEY.encode(), "latin": b"\xff " + KEY.encode(), "object": Client()},
     "extra": {"log": [None, {"x": KEY}], "kept": 7},
     "error": f"ValueError: {KEY}",
     "rendered": f"<|user|>{KEY}",
@@ -162,6 +162,8 @@ def test_messages_are_replaced_never_changed():
 def test_keys_that_become_equal_stay_apart():
     new = redacted(columns={KEY: 1, KEY + "b": 2})
     assert new.columns == {"[REDACTED:openai]": 1, "[REDACTED:openai] (2)": 2}
+    new = redacted(columns={KEY.encode(): 1, KEY.encode() + b"b": 2})
+    assert sorted(new.columns.values()) == [1, 2]
 
 
 def test_counts_and_marks():

@@ -147,7 +147,9 @@ class _Visitor:
         return call if all(new[name] is old[name] for name in old) else replace(call, **new)
 
     def _key(self, key: Any) -> Any:
-        return self._text(key, self._counts) if isinstance(key, str) else key
+        if isinstance(key, str):
+            return self._text(key, self._counts)
+        return key if type(key) in ATOMS else self._rewrite(key, (None, ()), Place(None, "key"))
 
     def _change(self, value: Any, context: Context, place: Place) -> Any:
         rule, _ = context
