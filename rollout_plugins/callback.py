@@ -24,11 +24,13 @@ from rollout_plugins.hosts import host_for
 from rollout_plugins.hosts.facts import tokenizer_of
 from rollout_plugins.hosts.support import may_evaluate
 from rollout_plugins.hosts.wrapping import Wraps
-from rollout_plugins.identity import identify, write_marker
+from rollout_plugins.identity import identify, run_of, write_marker
 from rollout_plugins.loading import Plugins, flag
 from rollout_plugins.opening import bind_sinks, cap_dashboards, named_metrics, open_pipeline
 from rollout_plugins.pipeline import Pipeline
 from rollout_plugins.precautions import check_trl, checked_dir, tell_of_unfinished, warn_of_log_completions
+from rollout_plugins.store.home import home_of, homes_of
+from rollout_plugins.telling import shown
 
 need("transformers", "trl")
 from transformers import TrainerCallback  # noqa: E402 - after the check, so that a missing extra is one clear line
@@ -42,7 +44,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
     Args:
         plugins: instances or names of plugins, run in this order, for example `["redact", Cap(8), "console"]`.
             Sinks for trackio and wandb are on by themselves when `args.report_to` names them.
-        dir: where runs are kept; default `<output_dir>/rollouts`.
+        dir: where runs are kept; default `<output_dir>-rollouts`, beside what is uploaded with the model.
         disable: names of plugins that must not run.
         config: options for plugins given by name, for example `{"cap": {"max_per_step": 8}}`.
         autoload: whether installed plugins run without being named.
@@ -135,7 +137,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         except SetupError:
             raise
         except Exception as error:
-            self._say(f"could not {what}: {error!r}; training goes on without it")
+            self._say(f"could not {what}: {shown(error)}; training goes on without it")
             logger.debug("could not %s", what, exc_info=error)
         self._pipeline.raise_strict()
 
@@ -240,10 +242,10 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
 
     def _begin(self, step: int, restarted: Run | None = None) -> None:
         trainer = self._trainer()
-        root = self._dir or Path(trainer.args.output_dir) / "rollouts"
+        checkpoint = checkpoint_being_resumed() if step else None
+        root = self._root(trainer.args.output_dir, checkpoint, restarted)
         self._begun += 1
         key = f"{root}|{self._position(trainer)}|{self._begun}|{os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}"
-        checkpoint = checkpoint_being_resumed() if step else None
         found = identify(root, key, checkpoint, step, restarted.id if restarted else None)
         facts = dict(self._host.describe(trainer)) if self._host else {}
         self._run = Run(
@@ -259,6 +261,13 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         self._start(found.generation)
         if self._run.rank == 0:
             self._pipeline.later(lambda: tell_of_unfinished(root, found.id))
+
+    def _root(self, output_dir: str, checkpoint: Path | None, restarted: Run | None) -> Path:
+        """The folder of runs: as told, else where the run is that goes on, else the default one."""
+        if self._dir or restarted:
+            return self._dir or Path(restarted.dir).parent  # type: ignore[union-attr]
+        name = run_of(checkpoint)
+        return next((home for home in homes_of(output_dir) if name and (home / name).is_dir()), home_of(output_dir))
 
     def _start(self, generation: int) -> None:
         assert self._run is not None

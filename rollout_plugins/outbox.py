@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 from rollout_hookspecs import Run, Step, Trace
 
 from rollout_plugins.counters import Counters
-from rollout_plugins.dispatch import Dispatcher, shown
+from rollout_plugins.dispatch import Dispatcher
 from rollout_plugins.ledger import Ledger
+from rollout_plugins.telling import shown
 
 logger = logging.getLogger("rollout_plugins")
 
@@ -147,6 +148,11 @@ class Outbox:
                 self._changed.wait(left)
             self._stuck_on = self._current
             return not (self._items or self._current)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the sink is still at work."""
+        return self._current is not None
 
     def close(self, until: float) -> None:
         """Let it finish until then; what it has not sent counts as missed."""

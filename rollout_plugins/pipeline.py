@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -21,13 +21,14 @@ import pyarrow as pa
 from rollout_hookspecs import Batch, Rollout, Run, Step
 
 from rollout_plugins.counters import Counters
-from rollout_plugins.dispatch import Dispatcher, shown
+from rollout_plugins.dispatch import Dispatcher
 from rollout_plugins.errors import SetupError
 from rollout_plugins.fit import fitted
 from rollout_plugins.loading import Plugins
 from rollout_plugins.outbox import Outbox, is_more_than_sink
 from rollout_plugins.store.annotate import annotate
 from rollout_plugins.store.write import RunWriter
+from rollout_plugins.telling import be_discreet, be_open, is_required, shown
 from rollout_plugins.threads import PatientThread
 from rollout_plugins.trace import DefaultTrace
 from rollout_plugins.work import Work, distinct
@@ -74,6 +75,7 @@ class Pipeline:
         self.counters = Counters()
         self.dispatcher = Dispatcher(plugins.manager, self.counters, strict=strict)
         self.run: Run | None = None
+        self._shown_run: Run | None = None
         self.generation = 0
         self.submitted: Counter[str] = Counter()
         self._sync = sync
@@ -106,6 +108,8 @@ class Pipeline:
             return
         self.run = run
         self.generation = generation
+        if self.dispatcher.has_required:
+            be_discreet(self)
         self._put(_Item(lambda: self._start_run(run)))
 
     def _start_threads(self) -> None:
@@ -215,11 +219,11 @@ class Pipeline:
             return
         run, self.run = self.run, None
         until = time.monotonic() + seconds
-        self._put(_Item(lambda: self._tell_others("on_run_end", run)))
+        self._put(_Item(lambda: self._tell_others("on_run_end", self._shown_run or run)))
         if not self._wait(until):
             self._give_up()
-        for outbox in self._outboxes:
-            outbox.end_run(run)
+        for outbox in self._outboxes:  # there are none before the run has begun
+            outbox.end_run(self._shown_run or run)
         self._put(_Item(self._close_store))
         self._wait(max(until, time.monotonic() + LAST_WORDS_SECONDS))
         self._close_sinks(time.monotonic() + (SINK_SECONDS if sink_seconds is None else sink_seconds))
@@ -230,6 +234,8 @@ class Pipeline:
             outbox.close(until)
         if any(outbox.missed for outbox in self._outboxes):
             self._store(lambda writer: writer.write_run(self.counters.summary(), ended=True), 0)
+        if not any(outbox.is_stuck for outbox in self._outboxes):  # one that comes back may raise
+            be_open(self)
         self._writer, self._outboxes = None, []
 
     def _give_up(self) -> None:
@@ -312,6 +318,7 @@ class Pipeline:
     def _start_run(self, run: Run) -> None:
         if self._writer is not None:
             self._close_store()
+        run = self._shown_run = self._cleaned_run(run)
         self._writer = RunWriter(run)
         self._store(lambda writer: writer.write_run(), 0)
         sinks = self.dispatcher.plugins_with("export_traces")
@@ -324,6 +331,16 @@ class Pipeline:
             outbox.start_run(run)
         self._tell_others("on_run_start", run)
 
+    def _cleaned_run(self, run: Run) -> Run:
+        """The run as everybody but its `required` plugins gets to know it."""
+        if not self.dispatcher.has_required:
+            return run
+        impls = self.dispatcher.implementations("on_run_start")
+        self._tell("on_run_start", run, [impl for impl in impls if is_required(impl.plugin)])
+        made: list[Run] = []
+        self._with_hooks(lambda: made.append(self.dispatcher.cleaned_run(run)))
+        return made[-1]
+
     def _tell_others(self, hook: str, run: Run) -> None:
         """Plugins that are no sinks; those hear of it on their own threads."""
         sinks = {id(plugin) for plugin in self.dispatcher.plugins_with("export_traces")}
@@ -331,8 +348,10 @@ class Pipeline:
             sinks = {
                 id(outbox.plugin) for outbox in self._outboxes if not is_more_than_sink(outbox.plugin, self.dispatcher)
             }
-        waiting = [impl for impl in self.dispatcher.implementations(hook) if id(impl.plugin) not in sinks]
+            sinks |= {id(plugin) for plugin in self.dispatcher.plugins_with(hook) if is_required(plugin)}
+        self._tell(hook, run, [i for i in self.dispatcher.implementations(hook) if id(i.plugin) not in sinks])
 
+    def _tell(self, hook: str, run: Run, waiting: list[Any]) -> None:
         def tell() -> None:
             while waiting:
                 self.dispatcher.call(waiting.pop(0), hook, {"run": run})
@@ -400,8 +419,11 @@ class Pipeline:
         kept = [rollout for rollout in work.done if rollout is not None]
         if work.chosen is None and self._outboxes:
             work.chosen, work.skipped = dispatcher.select(kept, step)
+        if not work.is_clean and work.chosen is not None:
+            self._clean(work, kept)
         if work.metrics is None:
-            work.metrics = dispatcher.metrics([r for r in kept if r.rank == step.rank], step)
+            own = [r for r in kept if r.rank == step.rank]
+            work.metrics = dispatcher.cleaned_names(dispatcher.metrics(own, step))
         if work.chosen is None:
             return
         if any(outbox.scope == "stream" for outbox in self._outboxes):
@@ -411,11 +433,19 @@ class Pipeline:
                 work.traces[rollout.id] = dispatcher.trace(rollout)
         self._forward_alerts()
 
+    def _clean(self, work: Work, kept: Sequence[Rollout]) -> None:
+        """What `select_rollouts` added has not been seen by `required` plugins."""
+        work.chosen = self.dispatcher.cleaned_changes(kept, work.chosen or (), work.step)
+        if self.dispatcher.has_required:
+            said = self.dispatcher.cleaned_texts(work.skipped.values(), "not selected")
+            work.skipped = {ident: said[why] for ident, why in work.skipped.items()}
+        work.is_clean = True
+
     def _forward_alerts(self) -> None:
         for plugin in self.dispatcher.plugins_with("rollout_metrics"):
             alerts = getattr(plugin, "alerts", None)
             while isinstance(alerts, list) and alerts:
-                text = str(alerts.pop(0))
+                text = self.dispatcher.clean(str(alerts.pop(0)), "an alert that could not be searched for secrets")
                 for outbox in self._outboxes:
                     outbox.alert("rollouts", text)
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from rollout_hookspecs import Batch, Run
 
-from rollout_plugins.dispatch import shown
 from rollout_plugins.errors import SetupError
 from rollout_plugins.hosts.facts import installed
 from rollout_plugins.identity import identify_loop, place_in_launch
@@ -27,6 +26,7 @@ from rollout_plugins.shapes.rows import rows
 from rollout_plugins.shapes.shaped import Asked, Shaped, Taken
 from rollout_plugins.shapes.where import Where, where
 from rollout_plugins.store.write import run_file
+from rollout_plugins.telling import shown
 
 if TYPE_CHECKING:
     from typing_extensions import Self

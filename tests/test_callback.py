@@ -12,7 +12,7 @@ from rollout_plugins.store.read import find_runs
 
 
 def runs(folder):
-    return [open_run(path) for path in find_runs(folder / "out" / "rollouts")]
+    return [open_run(path) for path in find_runs(folder / "out-rollouts")]
 
 
 def test_given_as_a_class_to_add_callback(tmp_path):
@@ -198,7 +198,7 @@ def test_a_trainer_without_rollouts_gets_one_warning_and_no_effect(tmp_path, cap
     assert [r.message for r in caplog.records if r.name == "rollout_plugins"] == [
         "SFTTrainer makes no rollouts that are known here; the callback does nothing"
     ]
-    assert not (tmp_path / "out" / "rollouts").exists()
+    assert not (tmp_path / "out-rollouts").exists()
 
 
 def test_log_completions_is_warned_of_at_start(tmp_path, caplog):
@@ -290,7 +290,7 @@ def test_what_is_stored_at_a_checkpoint_is_readable_while_training_goes_on(tmp_p
 
     def peek(completions, **kwargs):
         callback.flush()
-        if (tmp_path / "out" / "rollouts").exists():
+        if (tmp_path / "out-rollouts").exists():
             seen.append(len(open_run(tmp_path / "out")))
         return half(completions)
 

@@ -431,3 +431,63 @@ def test_colours_and_charts_stay_out_of_a_pipe(run):
         capture_output=True, text=True, check=True, env={**os.environ, "FORCE_COLOR": ""},
     )  # fmt: skip
     assert "\x1b" not in done.stdout
+
+
+ODD = "caf\u00e9 \u2014 \U0001f600 \x9b31m \u202eevil\u202c \u2028"
+
+
+@pytest.fixture
+def odd(tmp_path: Path) -> Path:
+    made = [one(1, index, prompt=({"role": "user", "content": ODD},), columns={"note": ODD}) for index in range(2)]
+    return write(tmp_path / "odd", made, trainer=ODD, model=ODD)
+
+
+def on_ascii(*words: object) -> tuple[int, str, str]:
+    settings = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    command = [sys.executable, "-m", "rollout_plugins.cli.main", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, env=settings, check=False)
+    return done.returncode, done.stdout.decode("ascii"), done.stderr.decode("ascii")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--help"], ["list"], ["show"], ["show", "--json"], ["show", "--group", "0"], ["stats"], ["stats", "--json"],
+        ["sql", "select json_extract_string(columns, '$.note') as note from rollouts"], ["sql", "--csv", "select json_extract_string(columns, '$.note') as note from rollouts"],
+        ["sql", "--json", "select json_extract_string(columns, '$.note') as note from rollouts"], ["export", "--to", "jsonl", "-o", "-"], ["doctor"],
+        ["plugins"], ["completion", "bash"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_every_command_writes_to_an_output_that_takes_ascii_alone(odd: Path, words: list[str]) -> None:
+    takes_run = words[0] not in {"--help", "plugins", "completion"}
+    code, out, err = on_ascii(words[0], *([odd] if takes_run else []), *words[1:])
+    assert (code, err) == (0, "")
+    assert out
+    if "--json" in words or "-" in words:
+        assert "caf\\u00e9 \\u2014 \\ud83d\\ude00" in out or words[0] == "stats"
+
+
+def test_json_on_an_ascii_output_says_the_same(odd: Path) -> None:
+    _, out, _ = on_ascii("show", odd, "--json", "--limit", 1)
+    assert json.loads(out)["columns"] == {"note": ODD}
+    _, out, _ = on_ascii("export", odd, "--to", "jsonl", "-o", "-", "--limit", 1)
+    assert json.loads(out)["info"] == {"note": ODD}
+    _, out, _ = on_ascii(
+        "sql", odd, "--json", "select json_extract_string(columns, '$.note') as note from rollouts limit 1"
+    )
+    assert json.loads(out) == [{"note": ODD}]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["show", "--json"], ["sql", "--json", "select json_extract_string(columns, '$.note') as note from rollouts"], ["export", "--to", "jsonl", "-o", "-"],
+        ["sql", "--csv", "select json_extract_string(columns, '$.note') as note from rollouts"], ["sql", "select json_extract_string(columns, '$.note') as note from rollouts"], ["show"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_no_output_is_obeyed_by_a_terminal(odd: Path, words: list[str]) -> None:
+    seen = "".join(on_a_terminal(words[0], odd, *words[1:]))
+    assert re.findall("[\x7f-\x9f\u2028-\u202e]", seen) == []
+    assert "\\u202eevil" in seen

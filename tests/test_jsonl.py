@@ -1,3 +1,4 @@
+import io
 import json
 import os
 import subprocess
@@ -6,7 +7,7 @@ import threading
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from rollout_hookspecs import Step
+from rollout_hookspecs import Rollout, Step
 from sink_rollouts import HOSTILE, batch, pictured, rejected, run_in, tools
 
 from rollout_plugins.errors import SetupError
@@ -151,3 +152,11 @@ def test_ending_twice_and_ending_without_a_start_do_nothing(tmp_path):
 def test_options_that_make_no_sense_are_refused_at_once(options):
     with pytest.raises(SetupError, match=f"{next(iter(options))}="):
         JsonlSink(**options)
+
+
+def test_standard_output_that_takes_ascii_alone_loses_nothing(tmp_path, monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    odd = default_trace(Rollout(id="r", prompt=({"role": "user", "content": "café 😀 \u202e"},)))
+    send(JsonlSink("-"), run_in(tmp_path), traces=[odd])
+    assert json.loads(written.getvalue())["prompt"][0]["content"] == "café 😀 \u202e"

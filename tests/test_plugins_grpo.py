@@ -27,7 +27,7 @@ def hashes(*numbers):
 
 
 def media(folder):
-    return sorted(path for path in (folder / "out" / "rollouts").rglob("media/*"))
+    return sorted(path for path in (folder / "out-rollouts").rglob("media/*"))
 
 
 def recorded(trainer, **options):
@@ -137,7 +137,7 @@ def test_all_concerns_in_one_run(tmp_path):
     assert len(list(run.rollouts())) == len(trainer.truth)
     assert not any(KEY in str(rollout) for rollout in run.rollouts())
     assert not any(KEY in str(trace) for _, _, trace in sink.traces)
-    assert all(KEY.encode() not in path.read_bytes() for path in (tmp_path / "out" / "rollouts").rglob("*.json"))
+    assert all(KEY.encode() not in path.read_bytes() for path in (tmp_path / "out-rollouts").rglob("*.json"))
     assert any("[REDACTED:huggingface]" in str(rollout.completion) for rollout in run.rollouts())
     shown = Counter((split, step) for split, step, _ in sink.traces)
     assert all(count <= 4 for count in shown.values())

@@ -44,7 +44,7 @@ def test_every_rollout_of_every_rank_with_the_callback_is_there_once(ranks, name
     present = [rank for rank in range(world) if SCENARIOS[name](rank)]
     run = open_run(out)
     stored = list(run.rollouts())
-    assert len(find_runs(out / "rollouts")) == 1
+    assert len(find_runs(out.with_name(f"{out.name}-rollouts"))) == 1
     assert len({rollout.id for rollout in stored}) == len(stored) == sum(len(facts[rank]["truth"]) for rank in present)
     for rank in present:
         mine = [[list(r.prompt), list(r.completion)] for r in stored if r.rank == rank]

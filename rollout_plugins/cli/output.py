@@ -12,6 +12,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from rollout_plugins.plain import write_json
 from rollout_plugins.view.text import MISSING, clean, number, one_line
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def note(text: str) -> None:
 
 def print_json(value: Any) -> None:
     """One JSON document."""
-    sys.stdout.write(orjson.dumps(value, option=orjson.OPT_INDENT_2, default=str).decode() + "\n")
+    write_json(sys.stdout, orjson.dumps(value, option=orjson.OPT_INDENT_2, default=str).decode() + "\n")
 
 
 def print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None) -> None:

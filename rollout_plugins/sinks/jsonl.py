@@ -14,6 +14,7 @@ from rollout_hookspecs import Run, Step, Trace, hookimpl
 
 from rollout_plugins.errors import SetupError
 from rollout_plugins.messages import call_text, calls_of, reasoning_of, role_of, text_of
+from rollout_plugins.plain import write_json
 from rollout_plugins.sinks._common import Scope, checked_count, checked_scope, meant_for
 from rollout_plugins.trace import images_in, prompt_and_completion, shaped
 
@@ -57,7 +58,7 @@ class JsonlSink:
             return
         lines = "".join(shaped(traces, step, line))
         if self._path == "-":
-            sys.stdout.write(lines)
+            write_json(sys.stdout, lines)
             sys.stdout.flush()
             return
         file = self._file = self._file or self._open()

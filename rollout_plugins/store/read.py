@@ -18,6 +18,7 @@ from rollout_plugins.store import annotate, summary
 from rollout_plugins.store.facts import Facts, run_files
 from rollout_plugins.store.filters import Filters
 from rollout_plugins.store.found import Found
+from rollout_plugins.store.home import homes_of
 from rollout_plugins.store.parts import TYPES, find_parts
 from rollout_plugins.store.session import Session
 
@@ -28,28 +29,29 @@ if TYPE_CHECKING:
 
 
 def open_run(path: str | Path) -> StoredRun:
-    """Open a run: a run's folder, a `rollouts` folder or a trainer's output_dir; the newest run in it."""
+    """Open a run: a run's folder, a folder of runs or a trainer's output_dir; the newest run of it."""
     root = _existing(path)
-    for folder in (root, root / "rollouts"):
-        if _is_run(folder):
-            return StoredRun(folder)
-        found = find_runs(folder)
-        if found:
-            return StoredRun(found[-1])
-    raise RunError(f"no run found in {root}; expected run.json in it, in one of its folders, or in {root}/rollouts/*")
+    if _is_run(root):
+        return StoredRun(root)
+    found = find_runs(root) or sorted((run for home in homes_of(root) for run in find_runs(home)), key=_started)
+    if found:
+        return StoredRun(found[-1])
+    expected = f"in it, in one of its folders, or in {root}-rollouts/*"
+    raise RunError(f"no run found in {root}; expected run.json {expected}")
 
 
 def runs(path: str | Path) -> Runs:
-    """Every run in a folder, in its `rollouts`, and in the output folders inside it; oldest first."""
+    """Every run in a folder, those of an output_dir, and of the output folders inside it; oldest first."""
     root = _existing(path)
     if _is_run(root):
         return Runs([StoredRun(root)])
     inner = sorted(folder for folder in root.iterdir() if folder.is_dir()) if root.is_dir() else []
-    places = [root, root / "rollouts", *(folder / "rollouts" for folder in inner)]
-    found = {folder for place in places for folder in find_runs(place)}
+    homes = [home for folder in (root, *inner) for home in homes_of(folder)]
+    homes += [folder for folder in inner if folder.name.endswith("-rollouts")]  # of an output_dir that is gone
+    found = {folder.resolve() for place in (root, *homes) for folder in find_runs(place)}
     if not found:
         raise RunError(
-            f"no run found in {root}; expected run.json in {root}/*, {root}/rollouts/* or {root}/*/rollouts/*"
+            f"no run found in {root}; expected run.json in {root}/*, {root}-rollouts/* or {root}/*-rollouts/*"
         )
     return Runs([StoredRun(folder) for folder in sorted(found, key=_started)])
 
@@ -67,7 +69,7 @@ def find_runs(folder: str | Path) -> list[Path]:
 
 def _existing(path: str | Path) -> Path:
     if not Path(path).exists():
-        raise RunError(f"{path} does not exist; give a run's folder, a rollouts folder or the trainer's output_dir")
+        raise RunError(f"{path} does not exist; give a run's folder, a folder of runs or the trainer's output_dir")
     return Path(path)
 
 
