@@ -191,7 +191,7 @@ def test_a_damaged_shard_hides_nothing_else(run):
     run.refresh()
     assert said(run, FIRST) == {"judge.score": 1}
     assert len(run) == 8
-    assert list(run.damaged) == [newest.name]
+    assert list(run.damaged) == [newest.relative_to(run.dir).as_posix()]
 
 
 def test_annotations_reach_a_live_run_and_its_later_rollouts(tmp_path):

@@ -92,7 +92,7 @@ class StoredRun:
         """Look again at what is on disk."""
         self.damaged.clear()
         self._facts = Facts(self.dir, self.damaged)
-        self._session = Session([self.dir], self.damaged)
+        self._session = Session({self.dir: self.damaged})
 
     @property
     def info(self) -> Run:
@@ -178,6 +178,8 @@ class StoredRun:
 
     def get(self, rollout_id: str) -> Rollout:
         """One rollout by its id, with its tokens where those are kept."""
+        if not isinstance(rollout_id, str):
+            raise RunError(f"a rollout's id is text, not {rollout_id!r}; `rollouts show {self.dir}` lists ids")
         for rollout in self._rollouts(Filters(id=rollout_id, superseded=True, limit=1), tokens=True):
             return rollout
         raise RunError(f"no rollout {rollout_id!r} in {self.dir}; `rollouts show {self.dir}` lists ids")
@@ -259,7 +261,7 @@ class StoredRun:
 
     def stats(self) -> list[dict[str, Any]]:
         """Reward, spread, lengths, truncation and tools: one row for each split and step."""
-        names, query = summary.query(self._session.ask(lambda known: list(known.stored)))
+        names, query = summary.query(self._session.ask(lambda known: known.stored).values())
         return [dict(zip(names, row, strict=True)) for row in self._session.ask(lambda known: known.rows(query))]
 
     def annotate(self, producer: str, rows: Iterable[Mapping[str, Any]]) -> int:
@@ -287,7 +289,7 @@ class Runs(Sequence[StoredRun]):
 
     def __init__(self, found: Sequence[StoredRun]) -> None:
         self._found = tuple(found)
-        self._session = Session([run.dir for run in found], {})
+        self._session = Session({run.dir: run.damaged for run in found})
 
     def __len__(self) -> int:
         return len(self._found)
