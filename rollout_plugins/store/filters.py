@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -156,15 +157,11 @@ def _written_steps(text: str) -> str:
 
 
 def _whole(value: Any) -> int:
-    try:
+    with suppress(TypeError, ValueError, OverflowError):
         number = int(value)
-        if isinstance(value, bool) or (not isinstance(value, str) and number != value):
-            raise ValueError(value)
-        return number
-    except (TypeError, ValueError, OverflowError):
-        raise RunError(
-            f"step={value!r} is no step; give a number, 'last', a range such as '10-20', or a Python range"
-        ) from None
+        if not isinstance(value, bool) and (isinstance(value, str) or number == value):
+            return number
+    raise RunError(f"step={value!r} is no step; give a number, 'last', a range such as '10-20', or a Python range")
 
 
 def order_by(order: str | Sequence[str] | None, columns: Mapping[str, Column]) -> str:

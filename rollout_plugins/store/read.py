@@ -8,6 +8,7 @@ run.sql("select step, avg(reward) from rollouts group by step order by step").to
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +76,11 @@ def _is_run(folder: Path) -> bool:
 
 
 def _started(folder: Path) -> tuple[float, str]:
+    """When the run says that it began, its newest attempt if there are several; else when its files are from."""
+    with suppress(RunError):  # a newer version's run, which opening it will say
+        told = Facts(folder, {}).started
+        if told is not None:
+            return told, folder.name
     files = run_files(folder) or [part.path for part in find_parts(folder)]
     return min((file.stat().st_mtime for file in files if file.exists()), default=0.0), folder.name
 

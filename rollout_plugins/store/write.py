@@ -288,6 +288,6 @@ def _earlier(path: Path) -> list[dict[str, Any]]:
     """Attempts that an earlier process noted in its run file."""
     try:
         attempts = json.loads(path.read_text(encoding="utf-8"))["attempts"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
     return [a for a in attempts if isinstance(a, dict)] if isinstance(attempts, list) else []
