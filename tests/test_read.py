@@ -64,6 +64,18 @@ def test_filters(run, filters, found):
     assert run.count(**filters) == len(found)
 
 
+def test_a_condition_may_hold_a_question_of_its_own(run):
+    assert ids(run.rollouts(where="reward = (select max(reward) from rollouts)")) == ["4.3"]
+    assert ids(run.rollouts(where="id in (select id from messages where content = 'Answer 1 of step 2.')")) == ["2.1"]
+    assert run.count(where="id in (select id from tool_calls)") == 0
+
+
+def test_whole_numbers_of_any_kind_are_steps(run):
+    numpy = pytest.importorskip("numpy")
+    for step in (2, 2.0, numpy.int64(2), numpy.float32(2), "2", [numpy.int8(2)], ["2"]):
+        assert run.count(step=step) == 4
+
+
 def test_tools_and_errors_are_found(tmp_path):
     stored = open_run(
         write(
@@ -181,6 +193,22 @@ def test_a_journal_that_is_sealed_between_listing_and_reading(tmp_path, monkeypa
     monkeypatch.setattr(session, "find_parts", list_then_seal)
     stored = open_run(tmp_path)
     assert ids(stored.rollouts()) == ["1.0", "1.1"]
+    assert stored.damaged == {}
+
+
+def test_a_journal_that_is_sealed_while_it_is_being_opened(tmp_path, monkeypatch):
+    live = writer(tmp_path)
+    live.write("train", [one(1, n) for n in range(100)])
+    opening = pa.OSFile
+
+    def seal_then_open(path):
+        monkeypatch.undo()
+        live.close()
+        return opening(path)
+
+    monkeypatch.setattr(pa, "OSFile", seal_then_open)
+    stored = open_run(tmp_path)
+    assert len(list(stored.rollouts())) == 100
     assert stored.damaged == {}
 
 
@@ -453,6 +481,16 @@ def test_what_a_resumed_attempt_did_again_is_left_out_unless_asked_for(tmp_path)
     assert len(stored.group("r1.1.t3.0.0")) == 2
 
 
+def test_a_resumed_attempt_hides_nothing_before_it_did_a_step_again(tmp_path):
+    write(tmp_path, steps(4, size=1))
+    write(tmp_path, [], attempt=2, resumed_from=2)
+    assert [r.step for r in open_run(tmp_path).rollouts()] == [1, 2, 3, 4]
+    write(tmp_path, [one(2, 0, attempt=3, split="eval", id="e")], attempt=3, resumed_from=2)
+    assert [r.step for r in open_run(tmp_path).rollouts()] == [1, 2, 2, 3, 4]
+    write(tmp_path, [one(3, 0, attempt=4)], attempt=4, resumed_from=2)
+    assert [(r.attempt, r.step) for r in open_run(tmp_path).rollouts()] == [(1, 1), (1, 2), (3, 2), (4, 3)]
+
+
 def test_ranks_merge_by_lying_in_one_folder(tmp_path):
     for rank in (0, 1):
         made = [one(step, 2 * rank + n, rank=rank) for step in (1, 2) for n in range(2)]
@@ -570,6 +608,22 @@ def test_open_run_takes_the_newest_run_in_a_folder(tmp_path):
     assert open_run(older).info.id == "x"
 
 
+def test_the_newest_run_is_the_one_that_began_last(tmp_path):
+    """Whichever wrote last, and whenever its folder was copied."""
+    first = writer(tmp_path, "z")
+    first.write("train", steps(1))
+    first.write_run()
+    newer = write(tmp_path, steps(1), run="a")
+    first.close()
+    os.utime(newer / "run.json", (1, 1))
+    assert [path.name for path in find_runs(tmp_path)] == ["z", "a"]
+    assert open_run(tmp_path).dir == newer
+    assert [run.dir.name for run in runs(tmp_path)] == ["z", "a"]
+    write(tmp_path, [one(2, 0, attempt=2)], run="z", attempt=2, resumed_from=1)
+    os.utime(tmp_path / "z" / "run.json", (1, 1))
+    assert open_run(tmp_path).dir.name == "z"
+
+
 def test_a_path_with_what_duckdb_takes_for_a_pattern(tmp_path):
     folder = tmp_path / "o[1]*?{x}'\""
     stored = open_run(write(folder, steps(1)))
@@ -596,7 +650,14 @@ def test_an_empty_run_answers_every_question(tmp_path):
         (lambda run: list(run.rollouts(order="-rewrd")), "there is no column 'rewrd'; the columns are"),
         (lambda run: list(run.rollouts(step="first")), "step='first' is no step; give a number, 'last'"),
         (lambda run: list(run.rollouts(step=[None])), "step=None is no step"),
+        (lambda run: list(run.rollouts(step=1.5)), "step=1.5 is no step"),
+        (lambda run: list(run.rollouts(step=[1, True])), "step=True is no step"),
+        (lambda run: list(run.rollouts(step=math.inf)), "step=inf is no step"),
         (lambda run: run.get("nope"), "no rollout 'nope' in "),
+        (lambda run: run.get(None), "a rollout's id is text, not None"),
+        (lambda run: run.group(None), "a rollout's id is text, not None"),
+        (lambda run: run.history(None), "the prompt is None; give a rollout, or the text of a message"),
+        (lambda run: run.count(limit=1.5), "limit=1.5 is not a number of rollouts"),
     ],
 )
 def test_a_wrong_question_is_one_sentence(run, ask, said):

@@ -157,11 +157,19 @@ def _written_steps(text: str) -> str:
 
 
 def _whole(value: Any) -> int:
+    number = whole(value)
+    if number is None:
+        raise RunError(f"step={value!r} is no step; give a number, 'last', a range such as '10-20', or a Python range")
+    return number
+
+
+def whole(value: Any) -> int | None:
+    """A whole number of any kind, or in text; None for everything else."""
     with suppress(TypeError, ValueError, OverflowError):
         number = int(value)
         if not isinstance(value, bool) and (isinstance(value, str) or number == value):
             return number
-    raise RunError(f"step={value!r} is no step; give a number, 'last', a range such as '10-20', or a Python range")
+    return None
 
 
 def order_by(order: str | Sequence[str] | None, columns: Mapping[str, Column]) -> str:

@@ -31,6 +31,9 @@ from rollout_plugins.store.filters import (
     respelled,
     rewritten,
 )
+from rollout_plugins.store.filters import (
+    whole as whole_number,
+)
 from rollout_plugins.store.parts import Part, UnreadableError, integers
 from rollout_plugins.store.schema import FIELDS, SCHEMA, reward_column
 from rollout_plugins.store.small import HEAVY, LIGHT, small_parts
@@ -110,6 +113,8 @@ class Database:
 
     def places(self, filters: Filters, *, whole: bool = False) -> pa.Table:
         """Where the rollouts are, in order: `_file`, `_row`; with `whole`, also `id` and what producers said."""
+        if filters.limit is not None and whole_number(filters.limit) is None:
+            raise RunError(f"limit={filters.limit!r} is not a number of rollouts; give a whole number")
         if filters.search and filters.limit is not None and not filters.order:
             return self._first_places(filters, filters.limit, whole=whole)
         return self._places(filters, whole=whole)
@@ -139,7 +144,7 @@ class Database:
                     relation = relation.filter(rewritten(filters.where, self.stored))
                 relation = relation.order(order_by(filters.order, self.columns))
                 if filters.limit is not None:
-                    relation = relation.limit(max(filters.limit, 0))
+                    relation = relation.limit(max(int(filters.limit), 0))
                 if whole and self.annotated:
                     return self._with_annotations(relation.project("_file, _row, id, _run"))
                 return relation.project("_file, _row, id" if whole else "_file, _row").to_arrow_table()

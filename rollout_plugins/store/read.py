@@ -213,6 +213,8 @@ class StoredRun:
         """The same prompt through the whole run: that of a rollout, or one with a message of exactly this text."""
         if isinstance(prompt, str):
             return self._rollouts(Filters(prompt=prompt, **filters))
+        if not hasattr(prompt, "prompt"):
+            raise RunError(f"the prompt is {prompt!r}; give a rollout, or the text of a message")
         found = self.find_prompt(prompt, **filters).rollouts()
         return (rollout for rollout in found if rollout.prompt == prompt.prompt)
 
