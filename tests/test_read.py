@@ -409,6 +409,9 @@ def test_of_thousands_of_small_files_each_is_opened_once(tmp_path, monkeypatch):
     assert ids(stored.search("Answer 2 of step 5", order="-step")) == ["5.2"]
     assert ids(stored.rollouts(where="len(completion) = 1", limit=1)) == ["1.0"]
     assert stored.sql("select count(*) as n from messages where role = 'user'").to_pylist() == [{"n": 32}]
+    assert stored.table(["reward/correct", "reward/format"], step=range(3, 5)).to_pydict() == {
+        "reward/correct": [3.0, 4.0, 5.0, 6.0, 4.0, 5.0, 6.0, 7.0], "reward/format": [None] * 8
+    }  # fmt: skip
     schema = stored.table(step=1).schema
     assert all(schema.field(name).type == kind for name, kind in FIELDS)
     opened = list(stored.rollouts())

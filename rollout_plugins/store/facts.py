@@ -12,12 +12,12 @@ from rollout_plugins.store.codec import untagged
 from rollout_plugins.store.schema import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 _TEXTS = ("id", "trainer", "host", "model", "chat_template")
 _WHOLE = ("attempt", "rank", "world_size", "num_generations", "resumed_from")
-_TUPLES = {"reward_names": str, "reward_weights": (int, float), "tools": dict}
+_TUPLES: dict[str, type | tuple[type, ...]] = {"reward_names": str, "reward_weights": (int, float), "tools": dict}
 _MAPPINGS = ("versions", "settings")
 _COUNTS = ("rollouts", "generations", "drops", "plugin_errors")
 _YEAR_9000 = 2.2e11
@@ -48,8 +48,7 @@ class Facts:
         given = self._read[0] if self._read else {}
         facts = {name: value for name, value in given.items() if _is_fact(name, value)}
         for name, kind in _TUPLES.items():
-            values = given.get(name)
-            facts[name] = tuple(value for value in values if isinstance(value, kind)) if _is_list(values) else ()
+            facts[name] = tuple(value for value in _listed(given.get(name)) if isinstance(value, kind))
         return Run(**{"id": self._folder.name, **facts, "dir": str(self._folder)})
 
     @property
@@ -58,7 +57,7 @@ class Facts:
         return [
             _attempt(attempt, rank)
             for attempts, rank in given
-            for attempt in (attempts if _is_list(attempts) else ())
+            for attempt in _listed(attempts)
             if isinstance(attempt, dict)
         ]
 
@@ -91,8 +90,8 @@ def _is_fact(name: str, value: Any) -> bool:
     return name in _MAPPINGS and isinstance(value, dict)
 
 
-def _is_list(value: Any) -> bool:
-    return isinstance(value, (list, tuple))
+def _listed(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (list, tuple)) else ()
 
 
 def _attempt(given: dict[str, Any], rank: int) -> dict[str, Any]:

@@ -133,7 +133,12 @@ class Rows:
         part = self._parts[number]
         try:
             held = self._tables.get(part.path)
-            table = self._cursor(number, names).take(rows) if held is None else held.take(integers(rows))
+            if held is None:
+                table = self._cursor(number, names).take(rows)
+            else:
+                present = set(held.column_names)
+                wanted = [name for name in stored_columns(names) if name in present]
+                table = _rows_of(held.select(wanted), rows)
             return _with_columns(table, names)
         except Exception as error:
             self._open.pop((number, names), None)
@@ -147,6 +152,13 @@ class Rows:
         if len(self._open) > OPEN_FILES:
             self._open.popitem(last=False)[1].close()
         return cursor
+
+
+def _rows_of(table: pa.Table, rows: Sequence[int]) -> pa.Table:
+    """These rows; without copying where they stand one after the other, as those of small files do."""
+    if rows and list(rows) == list(range(rows[0], rows[0] + len(rows))):
+        return table.slice(rows[0], len(rows))
+    return table.take(integers(rows))
 
 
 def _chunk(names: Sequence[str]) -> int:
@@ -204,7 +216,8 @@ def _column(table: pa.Table, name: str) -> Any:
     kind = TYPES.get(name, pa.float64())
     if name not in table.column_names:
         return pa.nulls(table.num_rows, kind)
-    return table[name] if pa.types.is_nested(kind) else table[name].cast(kind)
+    found = table[name]
+    return found if pa.types.is_nested(kind) or found.type == kind else found.cast(kind)
 
 
 def _reward(rewards: Any, name: str) -> Any:
