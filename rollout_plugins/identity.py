@@ -126,7 +126,7 @@ def _last_attempt(folder: Path, files: str = "run*.json") -> int:
     """The highest attempt in a run's files; 0 when they tell of none."""
     attempts = [0]
     for path in folder.glob(files):
-        with suppress(OSError, ValueError, AttributeError, KeyError, TypeError):
+        with suppress(OSError, ValueError, AttributeError, KeyError, TypeError, OverflowError, RecursionError):
             facts = json.loads(path.read_text(encoding="utf-8"))
             attempts += [int(attempt["attempt"]) for attempt in facts["attempts"]]
     return max(attempts)

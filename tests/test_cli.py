@@ -19,6 +19,7 @@ from reading import called, one, steps, write, writer
 from rollout_plugins import open_run
 from rollout_plugins.cli.main import COMMANDS, main
 from rollout_plugins.store.read import StoredRun
+from rollout_plugins.view.facts import _blocks
 
 FIRST = "r1.1.t1.0.0"
 
@@ -491,3 +492,57 @@ def test_no_output_is_obeyed_by_a_terminal(odd: Path, words: list[str]) -> None:
     seen = "".join(on_a_terminal(words[0], odd, *words[1:]))
     assert re.findall("[\x7f-\x9f\u2028-\u202e]", seen) == []
     assert "\\u202eevil" in seen
+
+
+MANGLED = [
+    None, True, -1, 10**30, 1e308, float("nan"), "x\ud800\x1b[2J", [[1], None, {"a": 1}],
+    {"name": {"a": [1]}, "a\ud800": 10**40}, {"$dict": [[[1], 2], [None, 3]]},
+]  # fmt: skip
+
+
+def mangled(folder: Path, value: Any) -> list[dict[str, Any]]:
+    """The facts of a run with the value in place of theirs: of the run, of its attempts, or of what those counted."""
+    facts = json.loads((folder / "run.json").read_text())
+    (attempt,) = facts["attempts"]
+    counts = dict.fromkeys(("rollouts", "generations", "drops", "plugin_errors", "seconds"))
+    return [
+        {**dict.fromkeys(facts, value), "schema": facts["schema"], "attempts": facts["attempts"]},
+        {
+            **facts,
+            "reward_names": [value, "correct"],
+            "tools": [value],
+            "reward_weights": [value],
+            "settings": {"a": value},
+        },
+        {**facts, "attempts": value, "schema": value},
+        {**facts, "attempts": [value, dict.fromkeys([*attempt, *counts], value)]},
+        {**facts, "attempts": [{**attempt, **{name: {"why": value} for name in counts}}]},
+    ]
+
+
+@pytest.mark.parametrize("value", MANGLED, ids=repr)
+def test_a_mangled_run_file_breaks_no_command(run, rollouts, value, tmp_path):
+    for facts in mangled(run.dir, value):
+        (run.dir / "run.json").write_text(json.dumps(facts))
+        for command in (
+            ["list", tmp_path], ["list", tmp_path, "--json"], ["stats", run.dir, "--json"],
+            ["doctor", run.dir, "--offline", "--json"], ["report", run.dir, "-o", tmp_path / "page.html"],
+        ):  # fmt: skip
+            code, out, err = rollouts(*command)
+            assert (code, "Traceback" in err) == (0, False), (command, facts, err)
+            assert "\x1b[2J" not in out
+        stored = open_run(run.dir)
+        assert len(stored) == 12
+        assert stored.info.id
+        assert list(_blocks(stored))
+        assert stored._repr_html_()
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"settings": ' + '{"a":' * 900 + "1" + "}" * 900 + "}", "9" * 5000, "\0"]
+)
+def test_a_run_file_that_no_reader_takes_is_named(run, rollouts, text):
+    (run.dir / "run.json").write_text(text)
+    assert len(open_run(run.dir)) == 12
+    code, _, err = rollouts("stats", run.dir)
+    assert (code, "run.json cannot be read" in err) == (0, True)

@@ -8,6 +8,7 @@ run.sql("select step, avg(reward) from rollouts group by step order by step").to
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +79,11 @@ def _is_run(folder: Path) -> bool:
 
 
 def _started(folder: Path) -> tuple[float, str]:
+    """When the run says that it began, its newest attempt if there are several; else when its files are from."""
+    with suppress(RunError):  # a newer version's run, which opening it will say
+        told = Facts(folder, {}).started
+        if told is not None:
+            return told, folder.name
     files = run_files(folder) or [part.path for part in find_parts(folder)]
     return min((file.stat().st_mtime for file in files if file.exists()), default=0.0), folder.name
 
@@ -95,7 +101,7 @@ class StoredRun:
         """Look again at what is on disk."""
         self.damaged.clear()
         self._facts = Facts(self.dir, self.damaged)
-        self._session = Session([self.dir], self.damaged)
+        self._session = Session({self.dir: self.damaged})
 
     @property
     def info(self) -> Run:
@@ -181,6 +187,8 @@ class StoredRun:
 
     def get(self, rollout_id: str) -> Rollout:
         """One rollout by its id, with its tokens where those are kept."""
+        if not isinstance(rollout_id, str):
+            raise RunError(f"a rollout's id is text, not {rollout_id!r}; `rollouts show {self.dir}` lists ids")
         for rollout in self._rollouts(Filters(id=rollout_id, superseded=True, limit=1), tokens=True):
             return rollout
         raise RunError(f"no rollout {rollout_id!r} in {self.dir}; `rollouts show {self.dir}` lists ids")
@@ -208,6 +216,8 @@ class StoredRun:
         """The same prompt through the whole run: that of a rollout, or one with a message of exactly this text."""
         if isinstance(prompt, str):
             return self._rollouts(Filters(prompt=prompt, **filters))
+        if not hasattr(prompt, "prompt"):
+            raise RunError(f"the prompt is {prompt!r}; give a rollout, or the text of a message")
         found = self.find_prompt(prompt, **filters).rollouts()
         return (rollout for rollout in found if rollout.prompt == prompt.prompt)
 
@@ -262,7 +272,7 @@ class StoredRun:
 
     def stats(self) -> list[dict[str, Any]]:
         """Reward, spread, lengths, truncation and tools: one row for each split and step."""
-        names, query = summary.query(self._session.ask(lambda known: list(known.stored)))
+        names, query = summary.query(self._session.ask(lambda known: known.stored).values())
         return [dict(zip(names, row, strict=True)) for row in self._session.ask(lambda known: known.rows(query))]
 
     def annotate(self, producer: str, rows: Iterable[Mapping[str, Any]]) -> int:
@@ -295,7 +305,7 @@ class Runs(Sequence[StoredRun]):
 
     def __init__(self, found: Sequence[StoredRun]) -> None:
         self._found = tuple(found)
-        self._session = Session([run.dir for run in found], {})
+        self._session = Session({run.dir: run.damaged for run in found})
 
     def __len__(self) -> int:
         return len(self._found)
