@@ -23,7 +23,7 @@ from rollout_plugins.errors import SetupError, need
 from rollout_plugins.hosts import host_for
 from rollout_plugins.hosts.facts import tokenizer_of
 from rollout_plugins.hosts.support import may_evaluate
-from rollout_plugins.hosts.wrapping import Wraps
+from rollout_plugins.hosts.wrapping import Wraps, added
 from rollout_plugins.identity import identify, write_marker
 from rollout_plugins.loading import Plugins, flag
 from rollout_plugins.opening import bind_sinks, cap_dashboards, named_metrics, open_pipeline
@@ -80,6 +80,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         self._trainer: Callable[[], Any] = lambda: None
         self._detach: Callable[[], None] | None = None
         self._run: Run | None = None
+        self._root: Path | None = None
         self._begun = 0
         self._has_begun_training = False
         self._told: set[str] = set()
@@ -158,6 +159,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
     def _attach(self, trainer: Any) -> None:
         self.detach()
         self._trainer = weakref.ref(trainer)
+        self._root = self._root_of(trainer)
         self._host = host_for(trainer, self._pipeline.dispatcher.hosts())
         if self._host is None:
             self._say(f"{type(trainer).__name__} makes no rollouts that are known here; the callback does nothing")
@@ -225,6 +227,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         """A new run; a new attempt when training resumes or starts over; the same one after an evaluate() before."""
         if self._host is None or self._trainer() is None:
             return
+        self._root = self._root_of(self._trainer())
         pipeline, trained = self._pipeline, self._trained
         self._has_begun_training = True
         if pipeline.run is not None and step == (pipeline.run.resumed_from or 0) and not trained:
@@ -240,7 +243,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
 
     def _begin(self, step: int, restarted: Run | None = None) -> None:
         trainer = self._trainer()
-        root = self._dir or Path(trainer.args.output_dir) / "rollouts"
+        root = self._root or self._root_of(trainer)
         self._begun += 1
         key = f"{root}|{self._position(trainer)}|{self._begun}|{os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}"
         checkpoint = checkpoint_being_resumed() if step else None
@@ -259,6 +262,10 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         self._start(found.generation)
         if self._run.rank == 0:
             self._pipeline.later(lambda: tell_of_unfinished(root, found.id))
+
+    def _root_of(self, trainer: Any) -> Path:
+        """Where runs are kept, whatever a reward makes of the working directory later."""
+        return self._dir or Path(trainer.args.output_dir).absolute() / "rollouts"
 
     def _start(self, generation: int) -> None:
         assert self._run is not None
@@ -283,17 +290,32 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         if self._run is not None:
             write_marker(Path(args.output_dir) / f"checkpoint-{step}", self._run.id, self._pipeline.generation)
 
-    def _log(self, original: Callable[..., Any], logs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Metrics join the trainer's own log, under names of their own."""
+    def _log(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Metrics join the trainer's own log, under names of their own.
+
+        They stand in the trainer's dictionary while it logs, and are gone after: a copy would keep from the caller
+        what `log` adds, which `evaluate()` returns and the best checkpoint is chosen by.
+        """
+        logs = args[0] if args else kwargs.get("logs")
         more: dict[str, float] = {}
-        self._safely("add metrics to the log", lambda: more.update(self._metrics(logs)))
-        return original({**logs, **more} if more else logs, *args, **kwargs)
+        if isinstance(logs, dict):
+            self._safely("add metrics to the log", lambda: more.update(self._metrics(logs)))
+        if not more:
+            return original(*args, **kwargs)
+        with added(logs, more):
+            return original(*args, **kwargs)
 
     def _metrics(self, logs: Mapping[str, float]) -> dict[str, float]:
-        if "train_runtime" in logs:
+        is_last = "train_runtime" in logs
+        if is_last:
             self._pipeline.drain(30.0, sinks=False)
-        is_eval = any(key.startswith("eval_") for key in logs)
+        is_eval = not is_last and (any(key.startswith("eval_") for key in logs) or self._is_evaluating)
         return named_metrics(self._pipeline, "eval" if is_eval else "train")
+
+    @property
+    def _is_evaluating(self) -> bool:
+        """As the trainer itself tells it: the prefix of evaluation's metrics is for the user to choose."""
+        return not getattr(getattr(self._trainer(), "model", None), "training", True)
 
 
 class _Emitter:

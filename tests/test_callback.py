@@ -1,6 +1,8 @@
 """The callback in every way people add it, and through everything that happens to a run."""
 
 import logging
+import os
+from pathlib import Path
 
 import pytest
 from rig import GRPO, RLOO, call, dataset, half, make, tiny_model
@@ -8,6 +10,8 @@ from tools import multiply
 
 from rollout_plugins import RolloutPluginCallback, hookimpl, open_run
 from rollout_plugins.errors import SetupError
+from rollout_plugins.sinks.jsonl import JsonlSink
+from rollout_plugins.sinks.scout import ScoutSink
 from rollout_plugins.store.read import find_runs
 
 
@@ -112,14 +116,15 @@ def test_a_wrapper_put_on_after_ours_survives_detaching(tmp_path):
     assert len(calls) == 2
 
 
-def test_resume_continues_the_run_and_supersedes_what_is_done_again(tmp_path):
+@pytest.mark.parametrize("kind", [str, Path])
+def test_resume_continues_the_run_and_supersedes_what_is_done_again(tmp_path, kind):
     def start(**config):
         trainer = make(tmp_path, save_strategy="steps", save_steps=2, **config)
         trainer.add_callback(RolloutPluginCallback())
         return trainer
 
     start(max_steps=3).train()
-    start(max_steps=4).train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2"))
+    start(max_steps=4).train(resume_from_checkpoint=kind(tmp_path / "out" / "checkpoint-2"))
     (run,) = runs(tmp_path)
     assert run.info.attempt == 2
     assert run.info.resumed_from == 2
@@ -314,3 +319,89 @@ def test_a_function_of_the_user_called_train_is_not_taken_for_the_trainers():
         return checkpoint_being_resumed(), step_being_resumed()
 
     assert train(True) == train("somewhere") == (None, 0)
+
+
+class Count:
+    """A metric that is there for each log, never a moment later."""
+
+    @hookimpl
+    def rollout_metrics(self, rollouts, step):
+        return {"count": len(rollouts)}
+
+
+def logging_trainer(folder, *, on, **config):
+    callbacks = [RolloutPluginCallback([Count()], sync=True)] if on else None
+    return make(folder, max_steps=2, eval_rows=dataset(2), callbacks=callbacks, **config)
+
+
+def test_what_log_does_to_its_dictionary_reaches_evaluate_and_train(tmp_path):
+    trainers = [logging_trainer(tmp_path / str(on), on=on) for on in (False, True)]
+    trained = [trainer.train().metrics.keys() for trainer in trainers]
+    evaluated = [trainer.evaluate().keys() for trainer in trainers]
+    assert trained[1] == trained[0] >= {"epoch", "train_loss"}
+    assert evaluated[1] == evaluated[0] >= {"epoch", "eval_reward", "eval_rewards/half/mean"}
+    assert trainers[1].state.log_history[-1]["eval_rollouts/count"] == 4.0
+
+
+BY_METRIC = {
+    "load_best_model_at_end": {"load_best_model_at_end": True, "save_strategy": "steps", "save_steps": 1},
+    "save_strategy": {"save_strategy": "best"},
+    "early stopping": {"load_best_model_at_end": True, "save_strategy": "steps", "save_steps": 1},
+    "reduce_lr_on_plateau": {"lr_scheduler_type": "reduce_lr_on_plateau"},
+}
+
+
+@pytest.mark.parametrize("name", BY_METRIC)
+def test_a_trainer_that_goes_by_a_metric_of_evaluation_has_it(tmp_path, name):
+    from transformers import EarlyStoppingCallback
+
+    options = {"eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "eval_reward", **BY_METRIC[name]}
+    trainer = logging_trainer(tmp_path, on=True, **options)
+    if name == "early stopping":
+        trainer.add_callback(EarlyStoppingCallback(5))
+    trainer.train()
+    assert trainer.state.global_step == 2
+    assert [entry["eval_rollouts/count"] for entry in trainer.state.log_history if "eval_loss" in entry] == [4.0, 4.0]
+    assert trainer.state.best_metric == 0.5 or name == "reduce_lr_on_plateau"
+
+
+def test_log_called_by_name_leaves_the_callers_own_values_alone(tmp_path):
+    trainer = logging_trainer(tmp_path, on=True)
+    trainer.add_callback(RolloutPluginCallback([Count()], sync=True, dir=tmp_path / "another"))
+    mine = {}
+
+    def log_mine(completions, **kwargs):
+        mine.update({"rollouts/count": -1.0})
+        trainer.log(logs=mine)
+        return half(completions)
+
+    trainer.reward_funcs[0] = log_mine
+    trainer.train()
+    assert {name: value for name, value in mine.items() if "rollouts" in name} == {"rollouts/count": -1.0}
+    assert "epoch" in mine
+    logged = [entry["rollouts/count"] for entry in trainer.state.log_history if "rollouts/count" in entry]
+    assert logged == [-1.0, 4.0] * 2
+
+
+def test_metrics_of_an_evaluation_with_another_prefix_are_its_own(tmp_path):
+    trainer = logging_trainer(tmp_path, on=True)
+    trainer.evaluate(metric_key_prefix="test")
+    assert trainer.state.log_history[-1]["eval_rollouts/count"] == 4.0
+
+
+def test_a_reward_that_changes_the_working_directory_costs_nothing(tmp_path, monkeypatch):
+    away = tmp_path / "away"
+    away.mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    def wanders(completions, **kwargs):
+        os.chdir(away)
+        return half(completions)
+
+    sinks = [JsonlSink("lines"), ScoutSink("transcripts")]
+    trainer = make(tmp_path, rewards=wanders, max_steps=3, output_dir="out", callbacks=[RolloutPluginCallback(sinks)])
+    trainer.train()
+    assert len(open_run(tmp_path / "out")) == 12
+    assert len((tmp_path / "lines" / "0.jsonl").read_text().splitlines()) == 12
+    assert [*(tmp_path / "transcripts").rglob("*.parquet")]
+    assert [path for path in away.iterdir() if path.name != "out"] == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -100,6 +100,21 @@ class Swap:
     def __exit__(self, *exc: object) -> None:
         for name, value in self._before.items():
             setattr(self._target, name, value)
+
+
+@contextmanager
+def added(values: dict[str, Any], more: Mapping[str, Any]) -> Iterator[None]:
+    """Add to somebody's dictionary for the length of one call. What the call does to the rest stays done."""
+    before = {name: values[name] for name in more if name in values}
+    values.update(more)
+    try:
+        yield
+    finally:
+        for name in more:
+            if name in before:
+                values[name] = before[name]
+            else:
+                values.pop(name, None)
 
 
 def arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

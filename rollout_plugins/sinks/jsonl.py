@@ -35,7 +35,7 @@ class JsonlSink:
             raise SetupError(f"path={path!r}: use a folder, a named pipe, or '-' for standard output")
         self.scope = checked_scope(scope)
         self._most = checked_count("max_bytes", max_bytes)
-        self._path = path
+        self._path = path if not path or path == "-" else Path(path).absolute()
         self._run = Run(id="rollouts")
         self._file: IO[str] | None = None
         self._number = 0
