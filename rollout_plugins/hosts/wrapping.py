@@ -86,20 +86,93 @@ class Wraps:
             setattr(self._target, name, wrapper)
 
 
+class StandIn:
+    """Passes for the function it stands for, except that a call goes through `around(function, *args, **kwargs)`.
+
+    Trainers' subclasses look at more of a function than its result: its signature, its attributes, what it equals.
+    """
+
+    __slots__ = ("_stand_in_around", "_stands_for")
+
+    def __init__(self, function: Any, around: Callable[..., Any]) -> None:
+        object.__setattr__(self, "_stands_for", function)
+        object.__setattr__(self, "_stand_in_around", around)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._stand_in_around(self._stands_for, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stands_for, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._stands_for, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._stands_for, name)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self._stands_for == itself(other))
+
+    def __hash__(self) -> int:
+        return hash(self._stands_for)
+
+    def __repr__(self) -> str:
+        return repr(self._stands_for)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return itself, (self._stands_for,)
+
+    @property
+    def __class__(self) -> Any:
+        return type(self._stands_for)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self._stands_for)
+
+
+class AsyncStandIn(StandIn):
+    """For what has to be awaited, and may be known by its `__call__` alone."""
+
+    __slots__ = ()
+
+    async def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return await self._stand_in_around(self._stands_for, *args, **kwargs)
+
+
+def itself(function: Any) -> Any:
+    """What a stand-in stands for; anything else as it is."""
+    return object.__getattribute__(function, "_stands_for") if issubclass(type(function), StandIn) else function
+
+
 class Swap:
-    """Set attributes of the trainer for the length of one call."""
+    """Have stand-ins in attributes of the trainer for the length of one call. What it changes there stays changed."""
 
     def __init__(self, target: Any, **values: Any) -> None:
         self._target, self._values = target, values
+        self._before: dict[str, Any] = {}
+        self._items: dict[int, Any] = {}
 
     def __enter__(self) -> None:
-        self._before = {name: getattr(self._target, name) for name in self._values}
         for name, value in self._values.items():
+            self._before[name] = before = getattr(self._target, name)
+            if isinstance(value, list):
+                self._items |= {id(ours): item for ours, item in zip(tuple(value), before, strict=True)}
             setattr(self._target, name, value)
 
     def __exit__(self, *exc: object) -> None:
-        for name, value in self._before.items():
-            setattr(self._target, name, value)
+        for name, value in self._values.items():
+            now, before = getattr(self._target, name, None), self._before[name]
+            if isinstance(now, list):
+                self._put_back(now, before if now is value else now)
+            if now is value:
+                setattr(self._target, name, before)
+
+    def _put_back(self, now: list[Any], into: list[Any]) -> None:
+        """The items that `now` has, without stand-ins."""
+        items = [self._items.get(id(item), item) for item in now]
+        if [*map(id, items)] != [*map(id, into)]:
+            into[:] = items
 
 
 @contextmanager
