@@ -19,6 +19,7 @@ from rollout_plugins.attaching import (
     trainer_adding,
     trainer_of,
 )
+from rollout_plugins.copying import Given
 from rollout_plugins.errors import SetupError, need
 from rollout_plugins.hosts import host_for
 from rollout_plugins.hosts.facts import tokenizer_of
@@ -70,6 +71,8 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         trainer: Any = None,
     ) -> None:
         check_trl()
+        others = set(vars(self))  # of a subclass
+        disable = disable if isinstance(disable, str) else tuple(disable)
         self._plugins = Plugins(plugins, disable=disable, config=config, autoload=autoload)
         self._dir = checked_dir(dir)
         self._tokens, self._rendered = tokens, rendered
@@ -84,9 +87,27 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         self._begun = 0
         self._has_begun_training = False
         self._told: set[str] = set()
+        self._options = {
+            "plugins": list(plugins), "dir": self._dir, "disable": disable, "config": config, "autoload": autoload,
+            "strict": strict, "sync": sync, "tokens": tokens, "rendered": rendered, "on_full": on_full,
+        }  # fmt: skip
+        self._own = vars(self).keys() - others
         found = trainer if trainer is not None else trainer_adding(type(self))
         if found is not None:
             self._attach(found)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy is a new callback with the same options, for the trainer it is copied with."""
+        plugins = [one if isinstance(one, str) else Given(one) for one in self._options["plugins"]]
+        theirs = {name: value for name, value in vars(self).items() if name not in self._own}
+        return {**theirs, "_options": {**self._options, "plugins": plugins}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        options = state["_options"]
+        given = [one.plugin if isinstance(one, Given) else one for one in options["plugins"]]
+        vars(self).update({name: value for name, value in state.items() if name != "_options"})
+        plugins = [one for one in given if one is not None]
+        RolloutPluginCallback.__init__(self, **{**options, "plugins": plugins})
 
     def _new_pipeline(self) -> Pipeline:
         return open_pipeline(self, self._plugins, strict=self._strict, sync=self._sync, on_full=self._on_full)

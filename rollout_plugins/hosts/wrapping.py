@@ -7,6 +7,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
 logger = logging.getLogger("rollout_plugins")
@@ -17,7 +18,7 @@ class _Link(NamedTuple):
 
     wrapper: Callable[..., Any]
     owner: Wraps
-    before: Callable[..., Any] | None
+    before: Any
 
 
 class Wraps:
@@ -52,6 +53,7 @@ class Wraps:
         vars(wrapper)["_link"] = _Link(wrapper, self, vars(self._target).get(name))
         setattr(self._target, name, wrapper)
         self._names.append((name, wrapper))
+        vars(self._target)["__getstate__"] = MethodType(_state_without_wrappers, self._target)
         return True
 
     def _unexpected(self, what: str) -> None:
@@ -75,15 +77,47 @@ class Wraps:
                 self._restore(name, wrapper)
             # else somebody wrapped it after us: ours stays in the chain and passes through
         self._names.clear()
+        if not any(map(_link_of, vars(self._target).values())):
+            vars(self._target).pop("__getstate__", None)
 
     def _restore(self, name: str, wrapper: Callable[..., Any] | None) -> None:
         """Back to what was there before, past wrappers of ours that were detached in the meantime."""
-        while (link := getattr(wrapper, "_link", None)) and link.wrapper is wrapper and not link.owner.active:
+        while (link := _link_of(wrapper)) and not link.owner.active:
             wrapper = link.before
         if wrapper is None:
             delattr(self._target, name)
         else:
             setattr(self._target, name, wrapper)
+
+
+def _link_of(value: Any) -> _Link | None:
+    """The link of a wrapper of ours; None for anything else."""
+    link = vars(value).get("_link") if isinstance(value, FunctionType) else None
+    return link if isinstance(link, _Link) and link.wrapper is value else None
+
+
+def _state_without_wrappers(target: Any) -> Any:
+    """What copies and pickles of a watched object are made of: they are not watched, and call methods of their own.
+
+    An instance's own `__getstate__` is what `copy` and `pickle` ask first. Python 3.10 has none in `object`.
+    """
+    found = type(target).__getstate__(target) if hasattr(type(target), "__getstate__") else vars(target)
+    if not isinstance(found, dict):
+        return found
+    state = {name: value for name, value in found.items() if name != "__getstate__"}
+    for name, value in list(state.items()):
+        if _link_of(value) is not None:
+            state[name] = before = _before(value)
+            if before is None:
+                del state[name]
+    return state
+
+
+def _before(value: Any) -> Any:
+    """What stood in the place of a wrapper before any of ours."""
+    while (link := _link_of(value)) is not None:
+        value = link.before
+    return value
 
 
 class StandIn:

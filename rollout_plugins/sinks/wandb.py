@@ -75,6 +75,11 @@ class WandbSink:
         self._pictures: Recent[bytes | None] = Recent(256)
         self._cut = False
 
+    def __reduce__(self) -> Any:
+        most = {"max_rows": self._most_rows, "max_chars": self._most_chars, "image_side": self._side}
+        options = {"project": self._project, "name": self._name, "weave": self._weave is not None, "scope": self.scope}
+        return partial(type(self), **most, **options), ()
+
     def bind(self, trainer: Any) -> None:
         """Called on the training thread, when the trainer's run exists."""
         self._args = getattr(trainer, "args", None)
