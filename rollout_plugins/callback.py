@@ -87,7 +87,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         self._begun = 0
         self._has_begun_training = False
         self._told: set[str] = set()
-        self._options = {
+        self._options: dict[str, Any] = {
             "plugins": list(plugins), "dir": self._dir, "disable": disable, "config": config, "autoload": autoload,
             "strict": strict, "sync": sync, "tokens": tokens, "rendered": rendered, "on_full": on_full,
         }  # fmt: skip
@@ -105,7 +105,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
     def __setstate__(self, state: dict[str, Any]) -> None:
         options = state["_options"]
         given = [one.plugin if isinstance(one, Given) else one for one in options["plugins"]]
-        vars(self).update({name: value for name, value in state.items() if name != "_options"})
+        self.__dict__.update({name: value for name, value in state.items() if name != "_options"})
         plugins = [one for one in given if one is not None]
         RolloutPluginCallback.__init__(self, **{**options, "plugins": plugins})
 
@@ -318,11 +318,10 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         what `log` adds, which `evaluate()` returns and the best checkpoint is chosen by.
         """
         logs = args[0] if args else kwargs.get("logs")
-        more: dict[str, float] = {}
-        if isinstance(logs, dict):
-            self._safely("add metrics to the log", lambda: more.update(self._metrics(logs)))
-        if not more:
+        if not isinstance(logs, dict):
             return original(*args, **kwargs)
+        more: dict[str, float] = {}
+        self._safely("add metrics to the log", lambda: more.update(self._metrics(logs)))
         with added(logs, more):
             return original(*args, **kwargs)
 

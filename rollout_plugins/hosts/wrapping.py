@@ -101,7 +101,8 @@ def _state_without_wrappers(target: Any) -> Any:
 
     An instance's own `__getstate__` is what `copy` and `pickle` ask first. Python 3.10 has none in `object`.
     """
-    found = type(target).__getstate__(target) if hasattr(type(target), "__getstate__") else vars(target)
+    own: Any = getattr(type(target), "__getstate__", None)
+    found = vars(target) if own is None else own(target)
     if not isinstance(found, dict):
         return found
     state = {name: value for name, value in found.items() if name != "__getstate__"}
@@ -156,7 +157,7 @@ class StandIn:
     def __reduce_ex__(self, protocol: Any) -> Any:
         return itself, (self._stands_for,)
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> Any:
         return type(self._stands_for)
 

@@ -58,8 +58,8 @@ class TrackioSink:
         self._images: Recent[Any] = Recent(4096)
 
     def __reduce__(self) -> Any:
-        options = {"project": self._project, "name": self._name, "space_id": self._space_id, "scope": self.scope}
-        return partial(type(self), **options), ()
+        named = partial(type(self), project=self._project, name=self._name)
+        return partial(named, space_id=self._space_id, scope=self.scope), ()
 
     def bind(self, trainer: Any) -> None:
         """Called on the training thread, where the trainer's run can be seen."""
