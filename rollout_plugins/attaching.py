@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,7 +50,7 @@ def checkpoint_being_resumed() -> Path | None:
             from transformers.trainer_utils import get_last_checkpoint
 
             value = get_last_checkpoint(owner.args.output_dir)
-        if isinstance(value, str):
+        if isinstance(value, (str, os.PathLike)):
             return Path(value)
     return None
 

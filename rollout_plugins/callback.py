@@ -19,11 +19,12 @@ from rollout_plugins.attaching import (
     trainer_adding,
     trainer_of,
 )
+from rollout_plugins.copying import Given
 from rollout_plugins.errors import SetupError, need
 from rollout_plugins.hosts import host_for
 from rollout_plugins.hosts.facts import tokenizer_of
 from rollout_plugins.hosts.support import may_evaluate
-from rollout_plugins.hosts.wrapping import Wraps
+from rollout_plugins.hosts.wrapping import Wraps, added
 from rollout_plugins.identity import identify, run_of, write_marker
 from rollout_plugins.loading import Plugins, flag
 from rollout_plugins.opening import bind_sinks, cap_dashboards, named_metrics, open_pipeline
@@ -72,6 +73,8 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         trainer: Any = None,
     ) -> None:
         check_trl()
+        others = set(vars(self))  # of a subclass
+        disable = disable if isinstance(disable, str) else tuple(disable)
         self._plugins = Plugins(plugins, disable=disable, config=config, autoload=autoload)
         self._dir = checked_dir(dir)
         self._tokens, self._rendered = tokens, rendered
@@ -82,12 +85,31 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         self._trainer: Callable[[], Any] = lambda: None
         self._detach: Callable[[], None] | None = None
         self._run: Run | None = None
+        self._output_dir = Path()
         self._begun = 0
         self._has_begun_training = False
         self._told: set[str] = set()
+        self._options: dict[str, Any] = {
+            "plugins": list(plugins), "dir": self._dir, "disable": disable, "config": config, "autoload": autoload,
+            "strict": strict, "sync": sync, "tokens": tokens, "rendered": rendered, "on_full": on_full,
+        }  # fmt: skip
+        self._own = vars(self).keys() - others
         found = trainer if trainer is not None else trainer_adding(type(self))
         if found is not None:
             self._attach(found)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy is a new callback with the same options, for the trainer it is copied with."""
+        plugins = [one if isinstance(one, str) else Given(one) for one in self._options["plugins"]]
+        theirs = {name: value for name, value in vars(self).items() if name not in self._own}
+        return {**theirs, "_options": {**self._options, "plugins": plugins}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        options = state["_options"]
+        given = [one.plugin if isinstance(one, Given) else one for one in options["plugins"]]
+        self.__dict__.update({name: value for name, value in state.items() if name != "_options"})
+        plugins = [one for one in given if one is not None]
+        RolloutPluginCallback.__init__(self, **{**options, "plugins": plugins})
 
     def _new_pipeline(self) -> Pipeline:
         return open_pipeline(self, self._plugins, strict=self._strict, sync=self._sync, on_full=self._on_full)
@@ -160,6 +182,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
     def _attach(self, trainer: Any) -> None:
         self.detach()
         self._trainer = weakref.ref(trainer)
+        self._output_dir = Path(trainer.args.output_dir).absolute()
         self._host = host_for(trainer, self._pipeline.dispatcher.hosts())
         if self._host is None:
             self._say(f"{type(trainer).__name__} makes no rollouts that are known here; the callback does nothing")
@@ -227,6 +250,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         """A new run; a new attempt when training resumes or starts over; the same one after an evaluate() before."""
         if self._host is None or self._trainer() is None:
             return
+        self._output_dir = Path(self._trainer().args.output_dir).absolute()
         pipeline, trained = self._pipeline, self._trained
         self._has_begun_training = True
         if pipeline.run is not None and step == (pipeline.run.resumed_from or 0) and not trained:
@@ -243,7 +267,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
     def _begin(self, step: int, restarted: Run | None = None) -> None:
         trainer = self._trainer()
         checkpoint = checkpoint_being_resumed() if step else None
-        root = self._root(trainer.args.output_dir, checkpoint, restarted)
+        root = self._root(checkpoint, restarted)
         self._begun += 1
         key = f"{root}|{self._position(trainer)}|{self._begun}|{os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}"
         found = identify(root, key, checkpoint, step, restarted.id if restarted else None)
@@ -262,12 +286,12 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         if self._run.rank == 0:
             self._pipeline.later(lambda: tell_of_unfinished(root, found.id))
 
-    def _root(self, output_dir: str, checkpoint: Path | None, restarted: Run | None) -> Path:
+    def _root(self, checkpoint: Path | None, restarted: Run | None) -> Path:
         """The folder of runs: as told, else where the run is that goes on, else the default one."""
         if self._dir or restarted:
             return self._dir or Path(restarted.dir).parent  # type: ignore[union-attr]
-        name = run_of(checkpoint)
-        return next((home for home in homes_of(output_dir) if name and (home / name).is_dir()), home_of(output_dir))
+        name, output = run_of(checkpoint), self._output_dir
+        return next((home for home in homes_of(output) if name and (home / name).is_dir()), home_of(output))
 
     def _start(self, generation: int) -> None:
         assert self._run is not None
@@ -292,17 +316,31 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         if self._run is not None:
             write_marker(Path(args.output_dir) / f"checkpoint-{step}", self._run.id, self._pipeline.generation)
 
-    def _log(self, original: Callable[..., Any], logs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Metrics join the trainer's own log, under names of their own."""
+    def _log(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Metrics join the trainer's own log, under names of their own.
+
+        They stand in the trainer's dictionary while it logs, and are gone after: a copy would keep from the caller
+        what `log` adds, which `evaluate()` returns and the best checkpoint is chosen by.
+        """
+        logs = args[0] if args else kwargs.get("logs")
+        if not isinstance(logs, dict):
+            return original(*args, **kwargs)
         more: dict[str, float] = {}
         self._safely("add metrics to the log", lambda: more.update(self._metrics(logs)))
-        return original({**logs, **more} if more else logs, *args, **kwargs)
+        with added(logs, more):
+            return original(*args, **kwargs)
 
     def _metrics(self, logs: Mapping[str, float]) -> dict[str, float]:
-        if "train_runtime" in logs:
+        is_last = "train_runtime" in logs
+        if is_last:
             self._pipeline.drain(30.0, sinks=False)
-        is_eval = any(key.startswith("eval_") for key in logs)
+        is_eval = not is_last and (any(key.startswith("eval_") for key in logs) or self._is_evaluating)
         return named_metrics(self._pipeline, "eval" if is_eval else "train")
+
+    @property
+    def _is_evaluating(self) -> bool:
+        """As the trainer itself tells it: the prefix of evaluation's metrics is for the user to choose."""
+        return not getattr(getattr(self._trainer(), "model", None), "training", True)
 
 
 class _Emitter:

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -90,7 +90,7 @@ class Pipeline:
         self._queued = 0
         self._current: _Item | None = None
         self._error: BaseException | None = None
-        self._metrics: dict[str, list[dict[str, float]]] = {}
+        self._metrics: dict[str, dict[str, tuple[float, int]]] = {}
         self._lost_in_outage: int | None = None
         self._elsewhere: list[dict[str, str]] = []
         self._worker: threading.Thread | None = None
@@ -187,10 +187,16 @@ class Pipeline:
         if self._is_elsewhere():
             return {}
         with self._changed:
-            rows = self._metrics.pop(split, [])
-        names = dict.fromkeys(name for row in rows for name in row)
-        values = {name: [row[name] for row in rows if name in row] for name in names}
-        return {name: sum(numbers) / len(numbers) for name, numbers in values.items()}
+            sums = self._metrics.pop(split, {})
+        return {name: total / count for name, (total, count) in sums.items()}
+
+    def _add_metrics(self, split: str, numbers: Mapping[str, float]) -> None:
+        """Sums, not rows: a trainer that never logs asks for none of them."""
+        with self._changed:
+            sums = self._metrics.setdefault(split, {})
+            for name, number in numbers.items():
+                total, count = sums.get(name, (0.0, 0))
+                sums[name] = total + number, count + 1
 
     def own_metrics(self) -> dict[str, float]:
         """What recording itself costs and loses, so far."""
@@ -378,8 +384,7 @@ class Pipeline:
                 self._tell_chosen()
         for outbox in self._outboxes:
             outbox.send(work.traces_for(outbox.scope), work.step)
-        with self._changed:
-            self._metrics.setdefault(batch.split, []).append(work.metrics or {})
+        self._add_metrics(batch.split, work.metrics or {})
 
     def _fitted(self, rollout: Rollout) -> Rollout:
         made = fitted(rollout)

@@ -45,7 +45,7 @@ def tell_of_unfinished(root: Path, current: str) -> None:
 def checked_dir(path: str | os.PathLike[str] | None) -> Path | None:
     if path is None:
         return None
-    folder = Path(path)
+    folder = Path(path).absolute()  # a reward may change the working directory
     if folder.exists() and not folder.is_dir():
         raise SetupError(f"dir={str(folder)!r} is a file; give a folder, or leave it out")
     return folder

@@ -91,7 +91,7 @@ class RolloutRecorder:
         chat_template: str | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        root = checked_dir(dir) or Path("runs")
+        root = checked_dir(dir) or Path("runs").absolute()
         _check(run_id, resumed_from, reward_names, reward_weights)
         self._plugins = Plugins(plugins, disable=disable, config=config, autoload=autoload)
         cap_dashboards(self._plugins)

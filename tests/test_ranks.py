@@ -76,6 +76,16 @@ def test_sinks_on_rank_zero_see_all_ranks_and_other_ranks_have_none(ranks):
     world, found = ranks
     facts, out = found["all"]
     stored = {rollout.id: rollout.rank for rollout in open_run(out).rollouts()}
-    seen = {ident: rank for ident, rank, gathered in facts[0]["seen"] if gathered}
+    seen = {ident: rank for ident, rank, gathered, _ in facts[0]["seen"] if gathered}
     assert seen == stored
     assert all(not facts[rank]["seen"] for rank in range(1, world))
+
+
+def test_sinks_see_the_rewards_of_other_ranks_with_the_digits_they_were_given_with(ranks):
+    _, found = ranks
+    facts, out = found["all"]
+    stored = {rollout.id: rollout.rewards["percent"] for rollout in open_run(out).rollouts()}
+    assert {round(reward, 2) for reward in stored.values()} >= {52.07, 53.07, 53.17}
+    seen = {ident: reward for ident, _, _, reward in facts[0]["seen"]}
+    assert seen.keys() == stored.keys()
+    assert all(abs(reward - stored[ident]) < 1e-12 for ident, reward in seen.items())

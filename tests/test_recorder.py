@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 
@@ -584,3 +585,33 @@ def test_there_is_an_example_for_each_framework():
     assert [path.stem.removeprefix("recorder_") for path in EXAMPLES] == [
         "areal", "own_loop", "tinker", "torchforge", "verl",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("given", [{}, {"dir": "mine"}])
+def test_a_loop_that_changes_the_working_directory_loses_nothing(tmp_path, monkeypatch, given):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "away").mkdir()
+    with RolloutRecorder(**given) as rec:
+        monkeypatch.chdir("away")
+        for step in (1, 2):
+            rec.record(step, [row()])
+    assert len(open_run(tmp_path / given.get("dir", "runs"))) == 2
+    assert not [*(tmp_path / "away").iterdir()]
+
+
+def test_metrics_that_nobody_asks_for_do_not_pile_up_and_are_averaged(tmp_path):
+    class Many:
+        @hookimpl
+        def rollout_metrics(self, rollouts, step):
+            return {f"figure {i}": step.generation + 0.5 for i in range(1000)}
+
+    with recorder_in(tmp_path, Many(), sync=True, autoload=False) as rec:
+        rec.record(1, [row()])
+        tracemalloc.start()
+        for _ in range(40):
+            rec.record(1, [row()])
+        held, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert held < 500_000
+        assert rec.metrics()["rollouts/figure 999"] == 20.5
+        assert "rollouts/figure 999" not in rec.metrics()

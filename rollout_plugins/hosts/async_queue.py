@@ -33,7 +33,7 @@ from rollout_hookspecs import Batch, Emit
 from rollout_plugins.hosts.async_building import Builder, describe_async
 from rollout_plugins.hosts.async_samples import UNKNOWN, Conversation, Stream
 from rollout_plugins.hosts.support import Support
-from rollout_plugins.hosts.wrapping import Wraps
+from rollout_plugins.hosts.wrapping import Wraps, itself
 
 _FAMILY = {"AsyncGRPOTrainer", "AsyncDistillationTrainer"}
 
@@ -86,6 +86,9 @@ class _Tap:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.queue, name)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return itself, (self.queue,)
 
 
 class _Observer:

@@ -159,7 +159,7 @@ class Builder:
         seen = self._seen
         completion, completion_is_text = as_messages(logged["completion"][i], "assistant")
         prompt, prompt_is_text = as_messages(logged["prompt"][i], "user")
-        rewards = {name: given(logged["rewards"][name][i]) for name in seen.names if name in logged["rewards"]}
+        rewards = {name: self._logged_reward(name, logged, i) for name in seen.names if name in logged["rewards"]}
         return Rollout(
             **self._common(i),
             rank=rank,
@@ -174,6 +174,16 @@ class Builder:
             extra={name: values[i] for name, values in logged["extra"].items()},
             marks={"source": "the trainer's own log"},
         )
+
+    def _logged_reward(self, name: str, logged: Mapping[str, Any], i: int) -> float | None:
+        """The log has 32 bits of a reward: all of a model's, but what a function gave had other digits after those."""
+        value = given(logged["rewards"][name][i])
+        return value if value is None or name in self._models else shortest(value)
+
+    @cached_property
+    def _models(self) -> set[str]:
+        functions = getattr(self._seen.trainer, "reward_funcs", None) or ()
+        return {name for name, one in zip(self._seen.names, functions, strict=False) if hasattr(one, "forward")}
 
 
 def as_messages(value: Any, role: str) -> tuple[tuple[Any, ...], bool]:
@@ -205,6 +215,13 @@ def finish_of(last: int | None, ends: Collection[int], calls: Sequence[ToolCall]
     if waiting:
         return "length" if any(call.error for call in waiting) else "tool_limit"
     return "stop"
+
+
+def shortest(value: float) -> float:
+    """The number with the fewest digits that is this one in 32 bits: 52.07 for 52.06999969."""
+    import numpy as np
+
+    return float(str(np.float32(value)))
 
 
 def given(value: float) -> float | None:

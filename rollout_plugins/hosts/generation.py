@@ -6,7 +6,8 @@ import functools
 import inspect
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from rollout_hookspecs import Batch
@@ -14,7 +15,7 @@ from rollout_hookspecs import Batch
 from rollout_plugins.hosts.building import Builder
 from rollout_plugins.hosts.facts import reward_names
 from rollout_plugins.hosts.toolcalls import Watch, WatchedTools, shared_out
-from rollout_plugins.hosts.wrapping import Swap, arguments
+from rollout_plugins.hosts.wrapping import AsyncStandIn, StandIn, Swap, arguments
 from rollout_plugins.snapshot import Snapshot
 
 
@@ -78,7 +79,7 @@ class Generation:
         self.count = len(self.prompts)
         self.columns = self.columns or [{} for _ in self.prompts]
         self.time = time.time()
-        self.bytes = copier.bytes + 512 * self.count
+        self.bytes = copier.bytes + 512 * self.count + sum(watch.bytes for watch in self.watches)
         if ids is not None:
             self.answer(ids)
 
@@ -99,6 +100,8 @@ class Generation:
     def watched_rewards(self) -> Swap:
         """Reward functions whose raw results we see: the trainer's tensor cannot tell None from NaN."""
         functions = self.trainer.reward_funcs
+        if not isinstance(functions, list):
+            return Swap(self.trainer)
         return Swap(self.trainer, reward_funcs=[self._watch_reward(i, f) for i, f in enumerate(functions)])
 
     def _watch_reward(self, index: int, function: Any) -> Any:
@@ -106,21 +109,19 @@ class Generation:
             return function  # a model: the trainer needs it as it is
         if _is_async(function):
 
-            @functools.wraps(function, updated=())
-            async def watched_async(*args: Any, **kwargs: Any) -> Any:
+            async def watched_async(function: Any, *args: Any, **kwargs: Any) -> Any:
                 result = await function(*args, **kwargs)
-                self.raw_rewards[index] = list(result) if isinstance(result, (list, tuple)) else ()
+                self.raw_rewards[index] = _as_given(result)
                 return result
 
-            return watched_async
+            return AsyncStandIn(function, watched_async)
 
-        @functools.wraps(function, updated=())
-        def watched(*args: Any, **kwargs: Any) -> Any:
+        def watched(function: Any, *args: Any, **kwargs: Any) -> Any:
             result = function(*args, **kwargs)
-            self.raw_rewards[index] = list(result) if isinstance(result, (list, tuple)) else ()
+            self.raw_rewards[index] = _as_given(result)
             return result
 
-        return watched
+        return StandIn(function, watched)
 
     def read_rewards(self) -> None:
         """Each function's rewards: as it gave them, else from the trainer's numbers for it."""
@@ -140,7 +141,7 @@ class Generation:
     def watched_tools(self) -> Swap:
         """Tools that note their calls: one dictionary of them for each rollout, or one that all rollouts share."""
         shared = getattr(self.trainer, "_tool_dict", None)
-        if isinstance(shared, dict):
+        if isinstance(shared, (dict, WatchedTools)):
             return self._watched_together(shared)
         sync = getattr(self.trainer, "_sync_tool_dicts", None)
         later = getattr(self.trainer, "_async_tool_dicts", None)
@@ -157,7 +158,7 @@ class Generation:
             ],
         )
 
-    def _watched_together(self, tools: dict[str, Any]) -> Swap:
+    def _watched_together(self, tools: MutableMapping[str, Any]) -> Swap:
         together = Watch(tuple(tools))
 
         def share_out() -> None:
@@ -190,6 +191,27 @@ class Generation:
         for work in self.later:
             work()
         return Builder(self).rollouts()
+
+
+def _as_given(result: Any) -> list[Any]:
+    """Rewards as a function gave them, copied: it may use its array again. A generator is the trainer's to read."""
+    with suppress(Exception):  # the trainer reads it next, and says what is wrong with it
+        if isinstance(result, (list, tuple)):
+            return [_number(value) for value in result]
+        if hasattr(result, "tolist"):
+            return list(result if _is_on_device(result) else result.tolist())
+    return []
+
+
+def _number(value: Any) -> Any:
+    """A scalar of NumPy or torch as a number; one that a device has is not waited for."""
+    if value is None or type(value) in {int, float, bool} or not hasattr(value, "item") or _is_on_device(value):
+        return value
+    return value.item()
+
+
+def _is_on_device(value: Any) -> bool:
+    return getattr(getattr(value, "device", None), "type", "cpu") != "cpu"
 
 
 def _is_async(function: Any) -> bool:

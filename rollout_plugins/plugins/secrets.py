@@ -70,6 +70,10 @@ def _has_digit(text: str) -> bool:
     return any(character.isdigit() for character in text)
 
 
+def _is_long_or_has_digit(text: str) -> bool:
+    return len(text) >= 20 or _has_digit(text)
+
+
 RULES = (
     Rule(
         "private_key",
@@ -112,7 +116,7 @@ RULES = (
         r"[A-Za-z0-9._~+/=\-]{8,}",
         before=rf"(?i:\bauthorization{_ASSIGNED}(?:[a-z]+\s{{1,4}})?|\bbearer\s{{1,8}})",
         words=("authorization", "bearer"),
-        accepts=lambda text: len(text) >= 20 or _has_digit(text),
+        accepts=_is_long_or_has_digit,
     ),
     Rule(
         "assigned",

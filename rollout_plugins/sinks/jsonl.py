@@ -7,6 +7,7 @@ import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -36,10 +37,14 @@ class JsonlSink:
             raise SetupError(f"path={path!r}: use a folder, a named pipe, or '-' for standard output")
         self.scope = checked_scope(scope)
         self._most = checked_count("max_bytes", max_bytes)
-        self._path = path
+        self._path = path if not path or path == "-" else Path(path).absolute()
         self._run = Run(id="rollouts")
         self._file: IO[str] | None = None
         self._number = 0
+
+    def __reduce__(self) -> Any:
+        """A copy is a new one with the same options, here and in the other sinks that hold what cannot be copied."""
+        return partial(type(self), self._path, max_bytes=self._most, scope=self.scope), ()
 
     @property
     def target(self) -> str:

@@ -67,7 +67,7 @@ class ScoutSink:
         self.scope = checked_scope(scope)
         self._trusted = bool(trust_content)
         self._side = checked_count("image_side", image_side)
-        self._path = path
+        self._path = Path(path).absolute() if path else None
         self._run = Run(id="rollouts")
         self._parts: Parts | None = None
         self._images: Recent[str | None] = Recent(64)
@@ -98,7 +98,7 @@ class ScoutSink:
             parts.merge()
 
     def _place(self) -> Path:
-        return Path(self._path) if self._path else Path(self._run.dir or ".") / "scout"
+        return self._path or Path(self._run.dir or ".") / "scout"
 
     def _row(self, trace: Trace) -> dict[str, Any]:
         facts = trace.metadata

@@ -6,6 +6,7 @@ import contextlib
 import contextvars
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,10 @@ class TrackioSink:
         self._sender: Any = None
         self._opened_for: Any = None
         self._images: Recent[Any] = Recent(4096)
+
+    def __reduce__(self) -> Any:
+        named = partial(type(self), project=self._project, name=self._name)
+        return partial(named, space_id=self._space_id, scope=self.scope), ()
 
     def bind(self, trainer: Any) -> None:
         """Called on the training thread, where the trainer's run can be seen."""

@@ -75,6 +75,11 @@ class WandbSink:
         self._pictures: Recent[bytes | None] = Recent(256)
         self._cut = False
 
+    def __reduce__(self) -> Any:
+        named = partial(type(self), project=self._project, name=self._name, weave=self._weave is not None)
+        capped = partial(named, max_rows=self._most_rows, max_chars=self._most_chars, image_side=self._side)
+        return partial(capped, scope=self.scope), ()
+
     def bind(self, trainer: Any) -> None:
         """Called on the training thread, when the trainer's run exists."""
         self._args = getattr(trainer, "args", None)
