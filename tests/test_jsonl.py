@@ -102,6 +102,40 @@ def test_standard_output_is_for_pipes(tmp_path):
     assert [json.loads(line)["id"] for line in out.splitlines()] == [trace.rollout_id for trace in TRACES]
 
 
+def run_python(code, **options):
+    code = "import sys; sys.path[:0] = ['tests', 'hookspecs', '.']\nfrom test_jsonl import *\n" + code
+    return subprocess.run([sys.executable, "-c", code], check=True, timeout=60, **options)
+
+
+def test_standard_output_in_ascii_gets_every_rollout():
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = run_python("JsonlSink('-').export_traces(TRACES, Step())", capture_output=True, env=env)
+    first, *_ = [json.loads(line) for line in done.stdout.decode("ascii").splitlines()]
+    assert first["spans"][1]["input"] == {"city": "Zürich"}
+
+
+def test_a_pipe_nobody_reads_leaves_room_for_what_training_prints():
+    ours, theirs = os.pipe()
+    code = (
+        "import fcntl, termios; sink = JsonlSink('-')\n"
+        "send_all = lambda: [sink.export_traces(TRACES, Step()) for _ in range(200)]\n"
+        "threading.Thread(target=send_all, daemon=True).start()\n"
+        "unread = lambda: int.from_bytes(fcntl.ioctl(1, termios.FIONREAD, bytes(4)), sys.byteorder)\n"
+        "while unread() < 16_384: pass\n"
+        "[print('x' * 90, flush=True) for _ in range(100)]"
+    )
+    run_python(code, stdout=theirs)
+    os.close(theirs)
+    with os.fdopen(ours) as lines:
+        assert lines.read().count("x" * 90 + "\n") == 100
+
+
+def test_a_slow_reader_gets_every_line_whole():
+    code = "sink = JsonlSink('-'); [sink.export_traces(TRACES, Step()) for _ in range(100)]"
+    lines = run_python(code, stdout=subprocess.PIPE, text=True).stdout.splitlines()
+    assert [json.loads(line)["id"] for line in lines] == 100 * [trace.rollout_id for trace in TRACES]
+
+
 def test_a_named_pipe_is_written_as_it_is(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

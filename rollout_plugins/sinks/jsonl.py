@@ -15,6 +15,7 @@ from rollout_hookspecs import Run, Step, Trace, hookimpl
 from rollout_plugins.errors import SetupError
 from rollout_plugins.messages import call_text, calls_of, reasoning_of, role_of, text_of
 from rollout_plugins.sinks._common import Scope, checked_count, checked_scope, meant_for
+from rollout_plugins.sinks._stream import write_json
 from rollout_plugins.trace import images_in, prompt_and_completion, shaped
 
 ANSWERS = ("answer", "solution", "ground_truth", "target", "label")
@@ -57,8 +58,7 @@ class JsonlSink:
             return
         lines = "".join(shaped(traces, step, line))
         if self._path == "-":
-            sys.stdout.write(lines)
-            sys.stdout.flush()
+            write_json(sys.stdout, lines)
             return
         file = self._file = self._file or self._open()
         file.write(lines)

@@ -1,0 +1,168 @@
+"""Writing to a stream that the training thread writes to as well.
+
+Python locks a stream while it is written to, and a reader may stay away for hours. So the lock is taken only for
+what the reader has room for, and training keeps room of its own.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import select
+import signal
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TextIO
+
+CLEARED = "\r\x1b[J"
+"""Takes progress bars off the screen; they draw themselves again."""
+_READER_SECONDS = 0.25
+_PIPE_BYTES = 16_384
+_UNREAD = "nobody reads the terminal, so rollouts are not shown in it"
+_unread: set[tuple[int, ...]] = set()
+
+
+def write_text(stream: TextIO, text: str) -> None:
+    """Write the text, spelling out what the stream has no letters for."""
+    encoding = _encoding(stream)
+    _write(stream, text.encode(encoding, "backslashreplace").decode(encoding))
+
+
+def write_json(stream: TextIO, lines: str) -> None:
+    """Write lines of JSON, which stay JSON where the stream has no letters for them."""
+    try:
+        lines.encode(_encoding(stream))
+    except UnicodeEncodeError:
+        lines = re.sub("[^\x00-\x7f]", lambda match: json.dumps(match.group())[1:-1], lines)
+    _write(stream, lines)
+
+
+def bars_shown() -> bool:
+    """Whether tqdm's bars, the trainer's among them, are on the screen."""
+    tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)
+    return bool(len(getattr(tqdm, "_instances", ())))
+
+
+def _encoding(stream: TextIO) -> str:
+    return getattr(stream, "encoding", None) or "utf-8"
+
+
+def _write(stream: TextIO, text: str) -> None:
+    descriptor = _descriptor(stream)
+    if descriptor is not None and os.isatty(descriptor):
+        _to_terminal(descriptor, text.encode(_encoding(stream)))
+    elif descriptor is not None and stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+        _to_pipe(stream, descriptor, text)
+    else:
+        stream.write(text)
+        stream.flush()
+
+
+def _descriptor(stream: TextIO) -> int | None:
+    """The file behind the stream. A notebook's stream names one too, but does not write to it."""
+    if isinstance(stream, io.TextIOWrapper):
+        with suppress(OSError, ValueError):
+            return stream.fileno()
+    return None
+
+
+# --- terminals -------------------------------------------------------------------------------------------------------
+
+
+def _to_terminal(descriptor: int, data: bytes) -> None:
+    """Write without Python's lock and without waiting; a terminal that nobody reads is left to the training.
+
+    What a terminal holds unread is about 20 kB. Were it left full, the trainer's progress bar would wait for ever.
+    """
+    about = os.fstat(descriptor)
+    terminal = (about.st_dev, about.st_ino, about.st_ctime_ns)
+    if terminal in _unread:
+        raise TimeoutError(_UNREAD)
+    with _opened(descriptor) as own:
+        while data:
+            try:
+                data = data[os.write(own, data[:2048]) :]
+            except BlockingIOError:
+                if not _has_room(own, _READER_SECONDS):
+                    _take_back(own)
+                    if _has_room(own, 0):  # it was full; one that Ctrl-S holds takes nothing, and will go on
+                        _unread.add(terminal)
+                    raise TimeoutError(_UNREAD) from None
+
+
+@contextmanager
+def _opened(descriptor: int) -> Iterator[int]:
+    """The terminal, opened a second time: not to wait is a setting of an open file, and training shares its own."""
+    own = os.open(_name(descriptor), os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
+    try:
+        yield own
+    finally:
+        os.close(own)
+
+
+def _name(descriptor: int) -> str:
+    try:
+        return os.ttyname(descriptor)
+    except OSError:  # a terminal from outside the container
+        return f"/proc/self/fd/{descriptor}"
+
+
+def _has_room(own: int, seconds: float) -> bool:
+    """Whether the terminal takes more, at once or soon."""
+    poll = select.poll()
+    poll.register(own, select.POLLOUT)
+    ready = bool(poll.poll(seconds * 1000))
+    time.sleep(0.001)  # while another thread writes to it, it takes nothing either
+    return ready
+
+
+def _take_back(own: int) -> None:
+    """Discard what nobody has read, and wake whoever waits to write."""
+    import termios
+
+    # A background process that touches a terminal's settings is stopped, unless it blocks this signal.
+    old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
+    try:
+        termios.tcflush(own, termios.TCOFLUSH)
+        termios.tcsetattr(own, termios.TCSANOW, termios.tcgetattr(own))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, old)
+
+
+# --- pipes -----------------------------------------------------------------------------------------------------------
+
+
+def _to_pipe(stream: TextIO, descriptor: int, text: str) -> None:
+    """Write through the stream, in line with what training prints, as the reader makes room."""
+    for piece in _pieces(text):
+        _wait_until_read(descriptor)
+        stream.write(piece)
+        stream.flush()
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Whole lines where they fit."""
+    for line in text.splitlines(keepends=True):
+        most = _PIPE_BYTES // 4 if len(line) * 4 > _PIPE_BYTES else _PIPE_BYTES
+        yield from (line[start : start + most] for start in range(0, len(line), most))
+
+
+def _wait_until_read(descriptor: int) -> None:
+    """Wait until little is left unread, or the reader is gone and the write will say so."""
+    import fcntl
+    import termios
+
+    poll = select.poll()
+    poll.register(descriptor, select.POLLERR)
+    pause = 0.0005
+    while not poll.poll(0):
+        unread = int.from_bytes(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)), sys.byteorder)
+        if unread <= _PIPE_BYTES:
+            return
+        time.sleep(pause)
+        pause = min(2 * pause, 0.05)
