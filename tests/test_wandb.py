@@ -118,6 +118,27 @@ def test_a_hundred_steps_fill_a_table_and_the_next_begins_another(tmp_path, monk
     assert module.INCREMENTS == 3
 
 
+def test_rows_whose_log_failed_do_not_arrive_with_the_next(tmp_path):
+    sink, run = WandbSink(), start(tmp_path)
+    sink.on_run_start(run)
+    sink.export_traces(TRACES, Step(step=1))
+    sender = sink._open()
+    log, sender.log = sender.log, lambda _: next(iter(()))
+    with pytest.raises(StopIteration):
+        sink.export_traces(TRACES, Step(step=2))
+    sender.log = log
+    sink.export_traces(TRACES[:1], Step(step=2))
+    sink.on_run_end(run)
+    assert len(rows(run.id)) == len(TRACES) + 1
+
+
+def test_it_says_which_rollouts_a_step_had_room_for(tmp_path):
+    sink, run = WandbSink(max_rows=2), start(tmp_path)
+    sink.on_run_start(run)
+    assert sink.export_traces(TRACES, Step(step=1)) == [trace.rollout_id for trace in TRACES[:2]]
+    sink.on_run_end(run)
+
+
 def test_no_table_outgrows_what_a_run_page_shows():
     assert module.INCREMENTS <= 100
     assert module.ROWS <= wandb.Table.MAX_ROWS
