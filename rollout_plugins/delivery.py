@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from rollout_plugins.ledger import Ledger
 
 logger = logging.getLogger("rollout_plugins")
 
-Export = Callable[[Collection[str]], "Iterable[str] | None"]
+Export = Callable[[Collection[str]], object]
 
 
 class Delivered(NamedTuple):
@@ -91,9 +91,9 @@ class Delivery:
             logger.warning("%s: what was sent could not be noted, and may be sent again: %s", ledger.path, error)
 
 
-def _arrived(ids: Sequence[str], said: Iterable[str] | None) -> list[str]:
+def _arrived(ids: Sequence[str], said: object) -> list[str]:
     """What the target has now: all, unless the sink says which."""
-    if said is None:
+    if not isinstance(said, (list, tuple, set, frozenset)) or not all(isinstance(ident, str) for ident in said):
         return list(ids)
     arrived = set(said)
     return [ident for ident in ids if ident in arrived]

@@ -65,7 +65,7 @@ def _write(stream: TextIO, text: str) -> None:
 
 def _descriptor(stream: TextIO) -> int | None:
     """The file behind the stream. A notebook's stream names one too, but does not write to it."""
-    if isinstance(stream, io.TextIOWrapper):
+    if sys.platform != "win32" and isinstance(stream, io.TextIOWrapper):
         with suppress(OSError, ValueError):
             return stream.fileno()
     return None
