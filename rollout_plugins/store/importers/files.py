@@ -64,7 +64,9 @@ def converted(path: Path, skip: Skip, convert: Callable[[dict[str, Any]], list[T
 
 
 def number(value: Any) -> float | None:
-    """A float for a number, NaN included; None for anything else."""
+    """A float for a number, NaN and infinity included, which plain JSON spells; None for anything else."""
+    if isinstance(value, str):
+        return float(value) if value in {"NaN", "Infinity", "-Infinity"} else None
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 

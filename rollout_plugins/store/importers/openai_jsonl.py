@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from rollout_hookspecs import Rollout
+from rollout_hookspecs._records import Finish
 
 from rollout_plugins.messages import role_of
 from rollout_plugins.store.importers import Found
@@ -25,12 +28,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from rollout_hookspecs._records import Finish
-
 NAME = "OpenAI messages"
 LACKS = ("whatever the lines do not say: reward, rewards, advantage, step, split, group and finish_reason are read",)
 _OWN = {"messages", "prompt", "completion", "reward", "score", "rewards", "advantage", "step", "split", "group"}
-_FINISH: dict[Any, Finish] = {"stop": "stop", "tool_calls": "stop", "length": "length", "error": "error"}
+_FINISH: dict[Any, Finish] = {name: name for name in get_args(Finish)} | {"tool_calls": "stop"}
+_OURS = {"request_id", "stop_condition", "info", "marks", "spans"}
 
 
 def read(path: Path, skip: Skip) -> Iterator[Found]:
@@ -74,9 +76,32 @@ def _found(
         rewards=numbers_in(dict_in(row, "rewards")),
         reward=reward,
         advantage=number(row.get("advantage")),
-        finish=_FINISH.get(row.get("finish_reason"), "unknown")
-        if isinstance(row.get("finish_reason"), str)
-        else "unknown",
+        finish=_finish(row.get("finish_reason")),
         columns={name: value for name, value in row.items() if name not in {*_OWN, "finish_reason"}},
     )
-    return Found(rollout, row.get("group"))
+    return Found(replace(rollout, **_ours(row)) if row.keys() >= _OURS else rollout, row.get("group"))
+
+
+def _ours(row: dict[str, Any]) -> dict[str, Any]:
+    """What the lines of our own `jsonl` sink say besides."""
+    counts = ("prompt_tokens", "completion_tokens", "policy_step")
+    return {
+        "finish": _finish(row.get("finish")),
+        "error": row["error"] if isinstance(row.get("error"), str) else None,
+        "time": _time(row.get("time")),
+        **{name: whole(row[name]) for name in counts if number(row.get(name)) is not None},
+        "columns": dict_in(row, "info"),
+        "extra": dict_in(row, "extra"),
+        "marks": {name: str(value) for name, value in dict_in(row, "marks").items()},
+    }
+
+
+def _finish(value: Any) -> Finish:
+    return _FINISH.get(value, "unknown") if isinstance(value, str) else "unknown"
+
+
+def _time(value: Any) -> float:
+    try:
+        return datetime.fromisoformat(value).timestamp()
+    except (TypeError, ValueError, OverflowError):
+        return 0.0
