@@ -6,8 +6,11 @@ import io
 import json
 import os
 import pty
+import subprocess
+import sys
 import termios
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 
@@ -189,6 +192,11 @@ def unread():
     os.close(reader)
 
 
+def on_its_thread(work):
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result(60)
+
+
 def ends(work):
     """Whether a thread comes to an end."""
     thread = threading.Thread(target=work, daemon=True)
@@ -220,19 +228,31 @@ def test_a_terminal_nobody_reads_is_left_to_the_progress_bar(unread):
             sink.export_traces(batch(*range(20)), Step(step=step))
 
     with pytest.raises(TimeoutError, match="nobody reads the terminal"):
-        fill()
+        on_its_thread(fill)
     assert ends(lambda: bar.update(1))
     with pytest.raises(TimeoutError):
-        sink.export_traces(batch(1), Step(step=99))
+        on_its_thread(lambda: sink.export_traces(batch(1), Step(step=99)))
     bar.close()
 
 
 def test_a_terminal_that_was_held_shows_rollouts_again(unread):
     termios.tcflow(unread, termios.TCOOFF)  # what Ctrl-S does
     with pytest.raises(TimeoutError):
-        ConsoleSink(file=unread).export_traces(batch(1), Step(step=1))
+        on_its_thread(lambda: ConsoleSink(file=unread).export_traces(batch(1), Step(step=1)))
     termios.tcflow(unread, termios.TCOON)
-    ConsoleSink(file=unread).export_traces(batch(2), Step(step=2))
+    on_its_thread(lambda: ConsoleSink(file=unread).export_traces(batch(2), Step(step=2)))
+    assert b"What is 12" in os.read(unread.reader, 4096)
+
+
+def test_an_export_waits_for_a_terminal_that_was_held(unread):
+    termios.tcflow(unread, termios.TCOOFF)
+    code = "import sys; sys.path[:0] = ['tests', 'hookspecs', '.']; from test_console import *\n"
+    code += "ConsoleSink().export_traces(batch(2), Step(step=2))"
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=unread, stderr=subprocess.DEVNULL)
+    with pytest.raises(subprocess.TimeoutExpired):
+        child.wait(5)
+    termios.tcflow(unread, termios.TCOON)
+    assert child.wait(60) == 0
     assert b"What is 12" in os.read(unread.reader, 4096)
 
 

@@ -172,7 +172,10 @@ def test_a_pipe_nobody_reads_leaves_room_for_what_training_prints():
 
 
 def test_a_slow_reader_gets_every_line_whole():
-    code = "sink = JsonlSink('-'); [sink.export_traces(TRACES, Step()) for _ in range(100)]"
+    code = (
+        "sink = JsonlSink('-'); send_all = lambda: [sink.export_traces(TRACES, Step()) for _ in range(100)]\n"
+        "thread = threading.Thread(target=send_all); thread.start(); thread.join()"
+    )
     lines = run_python(code, stdout=subprocess.PIPE, text=True).stdout.splitlines()
     assert [json.loads(line)["id"] for line in lines] == 100 * [trace.rollout_id for trace in TRACES]
 

@@ -14,6 +14,7 @@ import select
 import signal
 import stat
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -53,7 +54,9 @@ def _encoding(stream: TextIO) -> str:
 
 
 def _write(stream: TextIO, text: str) -> None:
-    descriptor = _descriptor(stream)
+    # While training, sinks have threads of their own. An export is on the main thread, and waits for its reader.
+    exporting = threading.current_thread() is threading.main_thread()
+    descriptor = None if exporting else _descriptor(stream)
     if descriptor is not None and os.isatty(descriptor):
         _to_terminal(descriptor, text.encode(_encoding(stream)))
     elif descriptor is not None and stat.S_ISFIFO(os.fstat(descriptor).st_mode):
