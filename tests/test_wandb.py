@@ -390,6 +390,18 @@ def test_weave_gets_a_call_for_each_rollout_and_each_tool(tmp_path, monkeypatch)
     json.dumps([(call.inputs, call.attributes, call.end[0]) for call in client.calls])
 
 
+def test_rows_that_are_there_are_not_sent_again_when_weave_fails(tmp_path, monkeypatch, caplog):
+    client = Client()
+    client.finish_call = lambda *_: next(iter(()))
+    monkeypatch.setitem(sys.modules, "weave", SimpleNamespace(init=lambda _: client))
+    sink, run = WandbSink(project="math", weave=True), start(tmp_path)
+    sink.on_run_start(run)
+    assert len(sink.export_traces(TRACES, Step(step=1))) == len(TRACES)
+    sink.on_run_end(run)
+    assert len(rows(run.id)) == len(TRACES)
+    assert "weave does not show all of 4 rollouts" in caplog.text
+
+
 def test_a_hostile_trace_of_another_plugin_is_a_row_too(tmp_path):
     odd = replace(TRACES[0], messages=({"role": Hostile(), "tool_calls": [1]},), metadata={"x": Hostile(), "y": 2**70})
     run = send(WandbSink(), start(tmp_path), traces=[odd, TRACES[0]])

@@ -100,9 +100,16 @@ class WandbSink:
         kept = shaped(traces, step, lambda trace: trace)
         for start in range(0, len(kept), ROWS):
             self._add(sender, kept[start : start + ROWS], step)
-        if self._weave is not None:
-            self._weave.send(kept, sender)
+        self._send_to_weave(kept, sender)
         return [trace.rollout_id for trace in traces]
+
+    def _send_to_weave(self, traces: Sequence[Trace], sender: Any) -> None:
+        """Weave shows what the table has. Were its failure the batch's, the batch would be sent to the table again."""
+        try:
+            if self._weave is not None:
+                self._weave.send(traces, sender)
+        except Exception as error:
+            logger.warning("weave does not show all of %d rollouts, which the table has: %r", len(traces), error)
 
     @hookimpl
     def on_run_end(self, run: Run) -> None:
