@@ -235,6 +235,13 @@ def test_a_terminal_nobody_reads_is_left_to_the_progress_bar(unread):
     bar.close()
 
 
+def test_what_training_adds_to_a_terminal_nobody_reads_does_not_stop_it(unread):
+    tqdm = pytest.importorskip("tqdm").tqdm
+    on_its_thread(lambda: ConsoleSink(file=unread).export_traces(batch(*range(20)), Step(step=1)))
+    with tqdm(total=1000, file=unread, mininterval=0, miniters=1) as bar:
+        assert ends(lambda: [bar.update(1) for _ in range(500)])
+
+
 def test_a_terminal_that_was_held_shows_rollouts_again(unread):
     termios.tcflow(unread, termios.TCOOFF)  # what Ctrl-S does
     with pytest.raises(TimeoutError):

@@ -198,7 +198,7 @@ def test_a_terminal_nobody_reads_does_not_stop_the_training(tmp_path):
     reader, terminal = pty.openpty()
     env = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm", "RIG_MODEL": tiny_model(tmp_path)}
     command = [sys.executable, str(here / "terminal_worker.py"), str(tmp_path)]
-    done = subprocess.run(command, env=env, stdin=terminal, stdout=terminal, stderr=terminal, timeout=120, check=False)
+    done = subprocess.run(command, env=env, stdin=terminal, stdout=terminal, stderr=terminal, timeout=300, check=False)
     os.close(terminal)
     os.close(reader)
     assert done.returncode == 0

@@ -25,7 +25,10 @@ CLEARED = "\r\x1b[J"
 _READER_SECONDS = 0.25
 _PIPE_BYTES = 16_384
 _UNREAD = "nobody reads the terminal, so rollouts are not shown in it"
-_unread: set[tuple[int, ...]] = set()
+_WATCH_SECONDS = 1.0
+Terminal = tuple[int, ...]
+_unread: set[Terminal] = set()
+_watching: set[Terminal] = set()
 
 
 def write_text(stream: TextIO, text: str) -> None:
@@ -86,26 +89,54 @@ def _to_terminal(descriptor: int, data: bytes) -> None:
     terminal = (about.st_dev, about.st_ino, about.st_ctime_ns)
     if terminal in _unread:
         raise TimeoutError(_UNREAD)
+    _watched(terminal, descriptor)
     with _opened(descriptor) as own:
         while data:
             try:
                 data = data[os.write(own, data[:2048]) :]
             except BlockingIOError:
-                if not _has_room(own, _READER_SECONDS):
-                    _take_back(own)
-                    if _has_room(own, 0):  # it was full; one that Ctrl-S holds takes nothing, and will go on
-                        _unread.add(terminal)
+                if not _is_read(own, terminal):
                     raise TimeoutError(_UNREAD) from None
+
+
+def _is_read(own: int, terminal: Terminal) -> bool:
+    """Whether the terminal has room, at once or soon; one that was full because nobody reads it is empty now."""
+    if _has_room(own, _READER_SECONDS):
+        return True
+    _take_back(own)
+    if _has_room(own, 0):  # one that Ctrl-S holds has none, and will go on
+        _unread.add(terminal)
+    return False
+
+
+def _watched(terminal: Terminal, descriptor: int) -> None:
+    """Look after a terminal with text of ours in it: the trainer's text may be what fills it up."""
+
+    def watch(own: int) -> None:
+        hung_up = select.poll()
+        hung_up.register(own, 0)
+        while terminal not in _unread and not hung_up.poll(_WATCH_SECONDS * 1000):
+            _is_read(own, terminal)
+        os.close(own)
+
+    if terminal not in _watching:
+        own = _open(descriptor)
+        _watching.add(terminal)
+        threading.Thread(target=watch, args=(own,), name="rollouts-terminal", daemon=True).start()
 
 
 @contextmanager
 def _opened(descriptor: int) -> Iterator[int]:
     """The terminal, opened a second time: not to wait is a setting of an open file, and training shares its own."""
-    own = os.open(_name(descriptor), os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
+    own = _open(descriptor)
     try:
         yield own
     finally:
         os.close(own)
+
+
+def _open(descriptor: int) -> int:
+    return os.open(_name(descriptor), os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
 
 
 def _name(descriptor: int) -> str:
@@ -131,8 +162,9 @@ def _take_back(own: int) -> None:
     # A background process that touches a terminal's settings is stopped, unless it blocks this signal.
     old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
     try:
-        termios.tcflush(own, termios.TCOFLUSH)
-        termios.tcsetattr(own, termios.TCSANOW, termios.tcgetattr(own))
+        with suppress(termios.error):  # nobody waits for a terminal that is gone
+            termios.tcflush(own, termios.TCOFLUSH)
+            termios.tcsetattr(own, termios.TCSANOW, termios.tcgetattr(own))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, old)
 
