@@ -51,12 +51,17 @@ def json_text(value: Any) -> str:
 
 
 def write_json(stream: TextIO, text: str) -> None:
-    """Write JSON text as the stream can bear it: the same JSON, with escapes where it takes ASCII or is a terminal."""
+    """Write JSON text as the stream can take it."""
+    stream.write(json_for(stream, text))
+
+
+def json_for(stream: TextIO, text: str) -> str:
+    """The same JSON, with escapes where the stream takes ASCII alone or is a terminal."""
     try:
-        text.encode(stream.encoding or "utf-8")
+        text.encode(getattr(stream, "encoding", None) or "utf-8")
     except (UnicodeEncodeError, LookupError):
         text = _NOT_ASCII.sub(_escaped, text)
-    stream.write(UNSAFE.sub(_escaped, text) if stream.isatty() else text)
+    return UNSAFE.sub(_escaped, text) if stream.isatty() else text
 
 
 def _escaped(match: re.Match[str]) -> str:

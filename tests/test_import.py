@@ -9,13 +9,17 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from rollout_hookspecs import Step
+from sink_rollouts import failing, rejected, run_in, tools
 
 from rollout_plugins import open_run
 from rollout_plugins.cli.main import main
 from rollout_plugins.errors import RunError
+from rollout_plugins.sinks.jsonl import JsonlSink
 from rollout_plugins.store.importers import FORMATS, Report, import_rollouts
 from rollout_plugins.store.read import StoredRun
 from rollout_plugins.store.write import RunWriter
+from rollout_plugins.trace import default_trace
 
 
 def lines(path: Path, rows: list[Any], *, torn: str = "") -> Path:
@@ -297,6 +301,25 @@ def test_openai_messages(tmp_path):
     assert second.columns == {"source": "x", "rewards": {"c": "text"}}
     assert [(c.name, c.status, c.error) for c in second.tool_calls] == [("f", "error", "Error: no")]
     assert run.dir.name == "openai-jsonl-my-rollouts"
+
+
+def test_the_lines_of_our_own_sink_come_back_with_every_number_and_reason(tmp_path):
+    given = [
+        tools(id="r-nan", reward=math.nan, rewards={"correct": math.inf, "format": None}, advantage=-math.inf),
+        failing(index=1),
+        rejected(index=2),
+    ]
+    sink = JsonlSink(tmp_path / "lines")
+    sink.on_run_start(run_in(tmp_path / "run"))
+    sink.export_traces([default_trace(rollout) for rollout in given], Step(step=3, generation=2))
+    run, report = brought("openai-jsonl", tmp_path / "lines")
+    assert not report.skipped
+    back = list(run.rollouts())
+    assert math.isnan(back[0].reward)
+    assert (back[0].rewards, back[0].advantage) == (given[0].rewards, -math.inf)
+    for name in ("finish", "prompt_tokens", "completion_tokens", "policy_step", "error", "time", "extra", "marks"):
+        assert [getattr(r, name) for r in back] == [getattr(r, name) for r in given], name
+    assert {r.columns["answer"] for r in back} == {"6"}
 
 
 HOSTILE: list[Any] = [

@@ -79,11 +79,12 @@ def format_trace(rollout: Rollout) -> Trace | None:
 
 
 @hookspec
-def export_traces(traces: Sequence[Trace], step: Step) -> None:
+def export_traces(traces: Sequence[Trace], step: Step) -> Sequence[str] | None:
     """Sinks: send the selected traces of one generation batch somewhere.
 
     Called on a thread of the plugin's own, behind a bounded queue: it may be slow, block or raise without touching
     training, the store or another sink. What it misses is counted and can be exported from the store later.
+    Returns nothing when everything arrived, or the `rollout_id`s of the traces that did.
 
     Example:
         @hookimpl

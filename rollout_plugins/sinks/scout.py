@@ -26,7 +26,7 @@ from rollout_plugins.sinks._common import (
     thumbnail,
     whole,
 )
-from rollout_plugins.sinks._parts import Parts
+from rollout_plugins.sinks._parts import Parts, column_of
 from rollout_plugins.trace import images_in, shaped
 
 # All of Scout's own columns, used or not: its viewer asks for some of them without looking whether they are there.
@@ -77,19 +77,24 @@ class ScoutSink:
         """Where the rollouts go, in words that stay the same for the same place."""
         return f"scout:{self._place().resolve()}"
 
+    def received(self) -> set[str]:
+        """Ids of the rollouts that are in the folder."""
+        return set(column_of(self._place(), "transcript_id"))
+
     @hookimpl
     def on_run_start(self, run: Run) -> None:
         self._run, self._parts = run, None
 
     @hookimpl
-    def export_traces(self, traces: Sequence[Trace], step: Step) -> None:
+    def export_traces(self, traces: Sequence[Trace], step: Step) -> list[str]:
         traces = meant_for(self.scope, traces, step)
         if not traces:
-            return
+            return []
         import pyarrow as pa
 
         self._parts = self._parts or Parts(self._place(), self._run.rank)
         self._parts.add(pa.Table.from_pylist(shaped(traces, step, self._row), schema=_schema()))
+        return [trace.rollout_id for trace in traces]
 
     @hookimpl
     def on_run_end(self, run: Run) -> None:

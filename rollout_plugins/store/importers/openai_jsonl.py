@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from rollout_hookspecs import Rollout
+from rollout_hookspecs._records import Finish
 
 from rollout_plugins.messages import role_of
 from rollout_plugins.store.importers import Found
 from rollout_plugins.store.importers.files import (
     Skip,
     converted,
+    dict_in,
     find,
     given,
     messages,
@@ -25,13 +29,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from rollout_hookspecs._records import Finish
-
 NAME = "OpenAI messages"
 LACKS = ("whatever the lines do not say: reward, rewards, advantage, step, split, group and finish_reason are read",)
 _TALK = {"messages", "prompt", "completion"}
 _OWN = {"reward", "advantage", "group"}
-_FINISH: dict[Any, Finish] = {"stop": "stop", "tool_calls": "stop", "length": "length", "error": "error"}
+_FINISH: dict[Any, Finish] = {name: name for name in get_args(Finish)} | {"tool_calls": "stop"}
+_FIELDS = " fields"
+_OURS = {"request_id", "stop_condition", "info", "marks", "spans"}
 
 
 def read(path: Path, skip: Skip) -> Iterator[Found]:
@@ -62,6 +66,7 @@ def _split(said: list[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
 def _found(
     row: dict[str, Any], prompt: tuple[Any, ...], completion: tuple[Any, ...], texts: tuple[bool, bool]
 ) -> Found:
+    row = _ours(row) if row.keys() >= _OURS else row
     scored, other_rewards = scores(row.get("rewards"))
     rollout = Rollout(
         id="",
@@ -79,7 +84,7 @@ def _found(
         columns={name: value for name, value in row.items() if name not in _said(row)}
         | ({"rewards": other_rewards} if other_rewards is not None else {}),
     )
-    return Found(rollout, row.get("group"))
+    return Found(replace(rollout, **row[_FIELDS]) if _FIELDS in row else rollout, row.get("group"))
 
 
 def _said(row: dict[str, Any]) -> set[str]:
@@ -94,3 +99,31 @@ def _said(row: dict[str, Any]) -> set[str]:
     if row.get("finish_reason") is None or str(row["finish_reason"]) in {*_FINISH, "unknown"}:
         said.add("finish_reason")
     return said
+
+
+def _ours(row: dict[str, Any]) -> dict[str, Any]:
+    """A line of our own `jsonl` sink: its facts as fields, and the words that plain JSON has for NaN as numbers."""
+    counts = ("prompt_tokens", "completion_tokens", "policy_step")
+    fields = {
+        "finish": _FINISH.get(str(row.get("finish")), "unknown"),
+        "error": row["error"] if isinstance(row.get("error"), str) else None,
+        "time": _time(row.get("time")),
+        **{name: whole(row[name]) for name in counts if number(row.get(name)) is not None},
+        "columns": dict_in(row, "info"),
+        "extra": dict_in(row, "extra"),
+        "marks": {name: str(value) for name, value in dict_in(row, "marks").items()},
+    }
+    numbers = {name: _spelled(row.get(name)) for name in ("reward", "advantage")}
+    rewards = {name: _spelled(value) for name, value in dict_in(row, "rewards").items()}
+    return {**row, **numbers, "rewards": rewards, _FIELDS: fields}
+
+
+def _spelled(value: Any) -> Any:
+    return float(value) if value in ("NaN", "Infinity", "-Infinity") else value
+
+
+def _time(value: Any) -> float:
+    try:
+        return datetime.fromisoformat(value).timestamp()
+    except (TypeError, ValueError, OverflowError):
+        return 0.0
