@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from reading import called, one, steps, write, writer
 
@@ -546,3 +548,11 @@ def test_a_run_file_that_no_reader_takes_is_named(run, rollouts, text):
     assert len(open_run(run.dir)) == 12
     code, _, err = rollouts("stats", run.dir)
     assert (code, "run.json cannot be read" in err) == (0, True)
+
+
+def test_annotations_from_a_folder_named_like_a_column_are_what_the_file_holds(run, rollouts, tmp_path):
+    path = tmp_path / "score=7" / "judged.parquet"
+    path.parent.mkdir()
+    pq.write_table(pa.table({"id": [FIRST], "why": ["vague"]}), path)
+    code, _, err = rollouts("annotate", run.dir, path, "--producer", "judge")
+    assert (code, open_run(run.dir).annotations) == (0, {"judge": ["why"]}), err

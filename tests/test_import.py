@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,16 @@ def test_trl(tmp_path):
     assert [(call.name, call.arguments, call.result, call.status) for call in first.tool_calls] == [
         ("multiply", {"a": 6, "b": 7}, "42", "ok")
     ]
+
+
+def test_trl_in_a_folder_named_like_a_column(tmp_path):
+    folder = tmp_path / "lr=3" / "completions"
+    folder.mkdir(parents=True)
+    trl_file(folder, 10)
+    run, _ = brought("trl", folder)
+    plain, _ = brought("trl", shutil.copytree(folder, tmp_path / "plain"))
+    assert [rollout.columns for rollout in run.rollouts()] == [rollout.columns for rollout in plain.rollouts()]
+    assert [rollout.rewards for rollout in run.rollouts()] == [rollout.rewards for rollout in plain.rollouts()]
 
 
 def test_trl_before_messages_wrote_text(tmp_path):

@@ -59,7 +59,7 @@ def _parquet(path: Path) -> Iterator[dict[str, Any]]:
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(path)
+        table = pq.read_table(path, partitioning=None)  # `key=value` in its path is no column
     except pa.ArrowException as error:
         raise RunError(f"{path} is no Parquet file: {error}") from error
     yield from table.to_pylist()

@@ -57,7 +57,7 @@ class Parts:
         if len(self._small) < 2 or sum(path.stat().st_size for path in self._small.values()) > MERGE_BYTES:
             self._small = {} if len(self._small) >= SMALL else self._small
             return
-        whole = pa.concat_tables([pq.read_table(path) for path in self._small.values()])
+        whole = pa.concat_tables([pq.read_table(path, partitioning=None) for path in self._small.values()])
         _write(whole, self._folder / f"{self._prefix}-{min(self._small):08d}-{max(self._small):08d}.parquet")
         for path in self._small.values():
             path.unlink(missing_ok=True)

@@ -33,7 +33,7 @@ def read(path: Path, skip: Skip) -> Iterator[Found]:
     folder = path / "completions" if (path / "completions").is_dir() else path
     for file in find(folder, "*.parquet", "the completions folder, or the output_dir it is in"):
         try:
-            table = pq.read_table(file)
+            table = pq.read_table(file, partitioning=None)  # `key=value` in its path is no column
         except (pa.ArrowException, OSError):
             skip("Parquet file that cannot be read")
             continue
