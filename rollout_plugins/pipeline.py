@@ -28,7 +28,7 @@ from rollout_plugins.loading import Plugins
 from rollout_plugins.outbox import Outbox, is_more_than_sink
 from rollout_plugins.store.annotate import annotate
 from rollout_plugins.store.write import RunWriter
-from rollout_plugins.threads import PatientThread
+from rollout_plugins.threads import PatientThread, own_thread
 from rollout_plugins.trace import DefaultTrace
 from rollout_plugins.work import Work, distinct
 
@@ -40,6 +40,12 @@ SINK_SECONDS = 20.0
 LAST_WORDS_SECONDS = 5.0
 #: Rollouts of other ranks whose reasons are kept in memory before they are written.
 CHOSEN_AT_ONCE = 10_000
+
+
+def _import_pandas() -> None:
+    """PyArrow does it with its first array. On a thread of ours, a child forked meanwhile could never import it."""
+    with suppress(Exception):
+        pa.array([0])
 
 
 def rollout_id(run: Run, batch: Batch, generation: int, rollout: Rollout) -> str:
@@ -71,6 +77,7 @@ class Pipeline:
             raise SetupError(f"on_full is {on_full!r}; accepted: 'drop', 'block'")
         if not plugins.manager.has_plugin("trace"):
             plugins.manager.register(DefaultTrace(), name="trace")
+        _import_pandas()
         self.counters = Counters()
         self.dispatcher = Dispatcher(plugins.manager, self.counters, strict=strict)
         self.run: Run | None = None
@@ -110,8 +117,7 @@ class Pipeline:
 
     def _start_threads(self) -> None:
         if not self._sync:
-            self._hooks = PatientThread("rollouts-hooks")
-            self._worker = threading.Thread(target=self._work, name="rollouts-worker", daemon=True)
+            self._worker = own_thread("worker", self._work)
             self._worker.start()
 
     def _is_elsewhere(self) -> bool:
@@ -202,6 +208,11 @@ class Pipeline:
         return bool(self.dispatcher.implementations("rollout_metrics"))
 
     @property
+    def _has_plugins(self) -> bool:
+        """Whether there is anything that could hang; a thread for it is only made then."""
+        return any(not isinstance(plugin, DefaultTrace) for _, plugin in self.dispatcher.manager.list_name_plugin())
+
+    @property
     def has_global_sinks(self) -> bool:
         """Whether a sink wants to see the rollouts of all ranks on rank 0."""
         return any(_scope(plugin) == "global" for plugin in self.dispatcher.plugins_with("export_traces"))
@@ -259,8 +270,6 @@ class Pipeline:
 
     def _work(self) -> None:
         me = threading.current_thread()
-        with suppress(Exception):
-            pa.array([0])  # imports pandas where that is installed, which a process about to end could not do anymore
         while True:
             with self._changed:
                 while not self._items:
@@ -295,9 +304,10 @@ class Pipeline:
 
     def _with_hooks(self, function: Callable[[], None]) -> None:
         """Run plugin code where it can be given up on. A plugin that hangs is taken out, and the work resumed."""
-        if self._hooks is None:
+        if self._worker is None or not self._has_plugins:
             function()
             return
+        self._hooks = self._hooks or PatientThread("hooks")
         while not self._hooks.run(function, self._take_out_hung, min(0.5, self._hang_seconds / 4)):
             pass
 

@@ -1,6 +1,7 @@
 """The callback in every way people add it, and through everything that happens to a run."""
 
 import logging
+import multiprocessing
 
 import pytest
 from rig import GRPO, RLOO, call, dataset, half, make, tiny_model
@@ -314,3 +315,21 @@ def test_a_function_of_the_user_called_train_is_not_taken_for_the_trainers():
         return checkpoint_being_resumed(), step_being_resumed()
 
     assert train(True) == train("somewhere") == (None, 0)
+
+
+def doubled(number):
+    return 2.0 * number
+
+
+def scored_in_forks(completions, **kwargs):
+    with multiprocessing.get_context("fork").Pool(2) as workers:
+        return workers.map_async(doubled, range(len(completions))).get(30)
+
+
+def test_a_reward_function_may_score_in_forked_processes(tmp_path):
+    trainer = make(tmp_path, rewards=scored_in_forks, max_steps=3)
+    trainer.add_callback(RolloutPluginCallback(["jsonl"]))
+    trainer.train()
+    run = open_run(tmp_path / "out")
+    assert [r.reward for r in run.rollouts()] == [0.0, 2.0, 4.0, 6.0] * 3
+    assert run.attempts[0]["drops"] == {}

@@ -438,6 +438,46 @@ def test_a_forked_copy_records_nothing_and_harms_nothing(tmp_path):
     assert (run.steps, len(run)) == ([1, 2], 8)
 
 
+def said_by(scenario, folder):
+    child = work(scenario, folder)
+    try:
+        out, errors = child.communicate(timeout=60)
+    finally:
+        child.kill()
+    assert child.returncode == 0, errors
+    return out
+
+
+def test_a_loop_that_forks_right_after_its_first_batch_goes_on_and_so_do_recorders_of_its_children(tmp_path):
+    seven, theirs = said_by("pool", tmp_path).split()
+    assert seven == "7"
+    assert len(open_run(theirs)) == 4
+    assert open_run(tmp_path / "parent").steps == [1, 2]
+
+
+def test_a_fork_lets_a_plugin_finish_what_it_is_importing(tmp_path):
+    assert said_by("importing", tmp_path) == "7\n"
+    assert len(open_run(tmp_path)) == 4
+
+
+def test_a_forked_copy_may_use_all_it_has_inherited_whatever_was_locked(tmp_path):
+    assert said_by("locked", tmp_path) == "4 4\n"
+    assert len(open_run(tmp_path)) == 4
+
+
+@pytest.mark.parametrize(("options", "each"), [({"autoload": False}, 1), ({}, 2)])
+def test_an_open_run_takes_few_threads(tmp_path, options, each):
+    before = threading.active_count()
+    recorders = [RolloutRecorder(dir=tmp_path, **options) for _ in range(10)]
+    for recorder in recorders:
+        recorder.record(1, [{"prompt": "a", "completion": "b"}])
+        assert recorder.flush()
+    assert threading.active_count() - before <= 10 * each
+    for recorder in recorders:
+        recorder.close()
+    assert len(find_runs(tmp_path)) == 10
+
+
 # --- several processes, threads, tasks -----------------------------------------------------------------------------
 
 
