@@ -29,6 +29,8 @@ class Counters:
     def drop(self, reason: str, count: int = 1) -> None:
         with self._lock:
             self.drops[reason] += count
+            if not self.drops[reason]:
+                del self.drops[reason]
 
     def error(self, who: str) -> None:
         with self._lock:

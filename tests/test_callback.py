@@ -2,13 +2,17 @@
 
 import logging
 import multiprocessing
+import threading
+import time
 
 import pytest
 from rig import GRPO, RLOO, call, dataset, half, make, tiny_model
+from store_rig import until
 from tools import multiply
 
 from rollout_plugins import RolloutPluginCallback, hookimpl, open_run
 from rollout_plugins.errors import SetupError
+from rollout_plugins.store import write as writing
 from rollout_plugins.store.read import find_runs
 
 
@@ -333,3 +337,26 @@ def test_a_reward_function_may_score_in_forked_processes(tmp_path):
     run = open_run(tmp_path / "out")
     assert [r.reward for r in run.rollouts()] == [0.0, 2.0, 4.0, 6.0] * 3
     assert run.attempts[0]["drops"] == {}
+
+
+def test_a_disk_that_hangs_delays_the_end_of_training_by_no_more_than_the_limit(tmp_path, monkeypatch):
+    works, entered, write = threading.Event(), threading.Event(), writing._Shard._write
+
+    def hang(shard, buffer):
+        entered.set()
+        works.wait(300)
+        write(shard, buffer)
+
+    monkeypatch.setattr(writing._Shard, "_write", hang)
+    callback = RolloutPluginCallback(end_seconds=1)
+    trainer = make(tmp_path)
+    trainer.add_callback(callback)
+    began = time.monotonic()
+    trainer.train()
+    assert time.monotonic() - began < 15
+    assert entered.is_set()
+    assert callback._pipeline.counters.drops == {"not_finished_at_end": 4}
+    works.set()
+    until(lambda: open_run(tmp_path / "out").attempts[0]["ended"])
+    run = open_run(tmp_path / "out")
+    assert (len(run), run.drops) == (4, {})

@@ -89,7 +89,7 @@ def run_plugins(
     with TemporaryDirectory() as temporary:
         run = run or make_run()
         run = replace(run, dir=run.dir or str(Path(dir or temporary) / run.id))
-        result = _through(Pipeline(loaded, sync=True, strict=True), run, list(rollouts), seconds)
+        result = _through(Pipeline(loaded, sync=True, strict=True, end_seconds=seconds), run, list(rollouts), seconds)
     if strict and result.errors:
         _raise(result.errors[0])
     return result
@@ -117,7 +117,7 @@ def _through(pipeline: Pipeline, run: Run, rollouts: Sequence[Rollout], seconds:
             pipeline.drain(seconds)
         result.metrics.update(_metrics(pipeline))
     finally:
-        pipeline.close(sink_seconds=seconds)
+        pipeline.close()
     result.traces.extend(collector.traces)
     result.drops.update(pipeline.counters.drops)
     result.errors.extend(_late_sinks(result, seconds))
