@@ -119,7 +119,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if logs and "train_runtime" in logs:  # the last moment at which the trainer's own reporters still listen
-            self._safely("flush", lambda: self._pipeline.drain_at_end())
+            self._safely("flush", self._pipeline.drain_at_end)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         trainer = self._trainer()

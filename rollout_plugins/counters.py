@@ -17,11 +17,16 @@ class Counters:
     def __init__(self) -> None:
         self._renew_lock()
         _all.add(self)
-        self.drops: Counter[str] = Counter()
-        self.rollouts: Counter[str] = Counter()
-        self.generations: Counter[str] = Counter()
-        self.seconds: Counter[str] = Counter()
-        self.errors: Counter[str] = Counter()
+        self.begin()
+
+    def begin(self) -> None:
+        """Before a run or an attempt."""
+        with self._lock:
+            self.drops: Counter[str] = Counter()
+            self.rollouts: Counter[str] = Counter()
+            self.generations: Counter[str] = Counter()
+            self.seconds: Counter[str] = Counter()
+            self.errors: Counter[str] = Counter()
 
     def _renew_lock(self) -> None:
         self._lock = threading.RLock()  # the garbage collector may close a pipeline while this one counts

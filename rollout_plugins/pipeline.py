@@ -92,6 +92,7 @@ class Pipeline:
         self._limit = queue_bytes
         self._hang_seconds = seconds_of_environment("ROLLOUT_PLUGINS_HANG_SECONDS", HANG_SECONDS)
         self._ending = Ending(end_seconds)
+        self._begun: tuple[str, int] | None = None
         self._writer: RunWriter | None = None
         self._outboxes: list[Outbox] = []
         self._items: deque[_Item] = deque()
@@ -347,6 +348,10 @@ class Pipeline:
     def _start_run(self, run: Run) -> None:
         if self._writer is not None:
             self._close_store()
+        if self._begun is not None and self._begun != (run.id, run.attempt):
+            self.counters.begin()
+            self.dispatcher.begin()
+        self._begun = (run.id, run.attempt)
         self._writer = RunWriter(run)
         self._store(lambda writer: writer.write_run(), 0)
         sinks = self.dispatcher.plugins_with("export_traces")
