@@ -30,10 +30,15 @@ def run_again(
     """Give the same rollouts to the same plugin objects in a run, a later attempt of it, and another run.
 
     Plugins that begin anew with each of them do the same each time; the first difference is an `AssertionError`.
-    Returns what became of the rollouts. What runs, and how, is as in `run_plugins` with `strict=True`.
+    Returns what became of the rollouts.
 
     Args:
+        plugins: instances or names, as for `RolloutPluginCallback`.
+        rollouts: what the trainer made, each time, see `make_rollout`.
+        run: the first run, see `make_run`.
+        config: options for plugins given by name.
         ignore: names of metrics that differ from run to run, such as timings.
+        seconds: how long a sink may take.
     """
     given = list(rollouts)
     with TemporaryDirectory() as folder:
