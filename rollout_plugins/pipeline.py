@@ -337,7 +337,7 @@ class Pipeline:
     def _take_out_hung(self) -> bool:
         seconds = self._hang_seconds
         if self._ending.has_begun:  # or nothing would be stored that waits behind it
-            seconds = min(seconds, self._ending.seconds / 3)
+            seconds = min(seconds, max(self._ending.seconds / 3, 1.0))
         call = self.dispatcher.give_up_after(seconds)
         if call is None:
             return False

@@ -83,7 +83,8 @@ def _wait_for_imports() -> None:
 
 
 def _is_importing() -> bool:
-    ours = {thread.ident for thread in list(_ours) if thread is not threading.current_thread()}
+    here = threading.current_thread()
+    ours = {thread.ident for thread in threading.enumerate() if thread in _ours and thread is not here}
     return any(_has_import(frame) for ident, frame in sys._current_frames().items() if ident in ours)  # noqa: SLF001
 
 

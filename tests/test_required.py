@@ -7,6 +7,7 @@ from rig import make
 
 from rollout_plugins import RolloutPluginCallback, hookimpl, open_run
 from rollout_plugins.plugins.redact import Redact
+from rollout_plugins.store.read import find_runs
 
 
 class Sink:
@@ -49,3 +50,22 @@ def test_a_failure_of_a_required_plugin_drops_that_rollout_alone(tmp_path, requi
     run = open_run(tmp_path / "out")
     assert len(run) == stored
     assert run.drops.get("dropped_by:picky", 0) == 4 - stored
+
+
+def test_a_required_plugin_that_was_taken_out_of_a_run_is_there_in_the_next(tmp_path):
+    """Otherwise the next run would store what nobody searched for secrets."""
+    broken = [True]
+
+    def careful(text):
+        if broken[0]:
+            time.sleep(5)
+        return text.replace("secret", "[GONE]")
+
+    trainer = make(tmp_path, ["my key is secret"])
+    trainer.add_callback(RolloutPluginCallback([Redact(function=careful)], end_seconds=3))
+    trainer.train()
+    broken[0] = False
+    trainer.train()
+    first, second = (open_run(path) for path in find_runs(tmp_path / "out" / "rollouts"))
+    assert (len(first), len(second)) == (0, 4)
+    assert {rollout.completion[0]["content"] for rollout in second.rollouts()} == {"my key is [GONE]"}
