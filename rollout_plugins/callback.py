@@ -54,6 +54,8 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         tokens: also keep token ids, masks and log-probabilities.
         rendered: also keep the exact templated prompt text.
         on_full: "drop" the newest batch when recording falls behind, or "block" training until it catches up.
+        end_seconds: how long the end of training may wait for the store and the sinks, all in all; what is not
+            finished then is counted. Default 30, or what `ROLLOUT_PLUGINS_END_SECONDS` says.
         trainer: the trainer, for the rare case that it cannot be found by itself.
     """
 
@@ -70,6 +72,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         tokens: bool = False,
         rendered: bool = False,
         on_full: str = "drop",
+        end_seconds: float | None = None,
         trainer: Any = None,
     ) -> None:
         check_trl()
@@ -79,7 +82,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         self._dir = checked_dir(dir)
         self._tokens, self._rendered = tokens, rendered
         self._strict = strict or flag("STRICT", default=False)
-        self._sync, self._on_full = sync, on_full
+        self._sync, self._on_full, self._end_seconds = sync, on_full, end_seconds
         self._pipeline = self._new_pipeline()
         self._host: Host | None = None
         self._trainer: Callable[[], Any] = lambda: None
@@ -92,6 +95,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         self._options: dict[str, Any] = {
             "plugins": list(plugins), "dir": self._dir, "disable": disable, "config": config, "autoload": autoload,
             "strict": strict, "sync": sync, "tokens": tokens, "rendered": rendered, "on_full": on_full,
+            "end_seconds": end_seconds,
         }  # fmt: skip
         self._own = vars(self).keys() - others
         found = trainer if trainer is not None else trainer_adding(type(self))
@@ -112,7 +116,14 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         RolloutPluginCallback.__init__(self, **{**options, "plugins": plugins})
 
     def _new_pipeline(self) -> Pipeline:
-        return open_pipeline(self, self._plugins, strict=self._strict, sync=self._sync, on_full=self._on_full)
+        return open_pipeline(
+            self,
+            self._plugins,
+            strict=self._strict,
+            sync=self._sync,
+            on_full=self._on_full,
+            end_seconds=self._end_seconds,
+        )
 
     # --- events -------------------------------------------------------------------------------------------------
 
@@ -133,12 +144,12 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if logs and "train_runtime" in logs:  # the last moment at which the trainer's own reporters still listen
-            self._safely("flush", self.flush)
+            self._safely("flush", self._pipeline.drain_at_end)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         trainer = self._trainer()
         if trainer is not None and not trainer.is_in_train:
-            self._safely("flush", self.flush)
+            self._safely("flush", lambda: self.flush(self._pipeline.end_seconds))
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._safely("note the run in the checkpoint", lambda: self._mark_checkpoint(args, int(state.global_step)))
@@ -333,7 +344,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
     def _metrics(self, logs: Mapping[str, float]) -> dict[str, float]:
         is_last = "train_runtime" in logs
         if is_last:
-            self._pipeline.drain(30.0, sinks=False)
+            self._pipeline.drain_at_end(sinks=False)
         is_eval = not is_last and (any(key.startswith("eval_") for key in logs) or self._is_evaluating)
         return named_metrics(self._pipeline, "eval" if is_eval else "train")
 

@@ -68,13 +68,24 @@ class Dispatcher:
         self._failures: dict[str, int] = {}
         self._told: set[tuple[str, str]] = set()
 
+    def begin(self) -> None:
+        """Before a run or an attempt: plugins that were taken out of the one before get another chance."""
+        self.removed.clear()
+        self.lacking = ""
+        self._failures.clear()
+        self._told.clear()
+
     def name_of(self, plugin: Any) -> str:
         return self.manager.get_name(plugin) or type(plugin).__name__
 
     def implementations(self, hook: str) -> list[Any]:
-        """Implementations in calling order. Of a rollout, `required` plugins see what all others made."""
-        found = list(reversed(getattr(self.manager.hook, hook).get_hookimpls()))
-        return sorted(found, key=self._is_last) if hook == "on_rollout" else found
+        """Implementations in calling order, without those of plugins that were taken out.
+
+        Of a rollout, `required` plugins see what all others made.
+        """
+        found = reversed(getattr(self.manager.hook, hook).get_hookimpls())
+        alive = [impl for impl in found if impl.plugin_name not in self.removed]
+        return sorted(alive, key=self._is_last) if hook == "on_rollout" else alive
 
     def _is_last(self, impl: Any) -> bool:
         known = self._required.get(impl.plugin_name)
@@ -140,11 +151,10 @@ class Dispatcher:
             self.remove(name, f"failed {FAILURES_ALLOWED} times in a row, last in {hook}: {shown(error)}")
 
     def remove(self, name: str, why: str) -> None:
-        """Take a plugin out for the rest of the run."""
+        """Take a plugin out for the rest of the run. It stays registered: the next run begins with all of them."""
         plugin = self.manager.get_plugin(name)
-        if plugin is not None:
+        if plugin is not None and name not in self.removed:
             self.removed[name] = why
-            self.manager.unregister(name=name)
             logger.warning("plugin %r is off for the rest of the run: it %s", name, why)
             if is_required(plugin):
                 self.lacking = name

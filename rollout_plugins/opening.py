@@ -13,9 +13,11 @@ from rollout_plugins.pipeline import Pipeline
 _DASHBOARDS = ("trackio", "wandb")
 
 
-def open_pipeline(owner: Any, plugins: Plugins, *, strict: bool, sync: bool, on_full: str) -> Pipeline:
+def open_pipeline(
+    owner: Any, plugins: Plugins, *, strict: bool, sync: bool, on_full: str, end_seconds: float | None
+) -> Pipeline:
     """A pipeline that is closed when its owner is gone, or the process ends."""
-    pipeline = Pipeline(plugins, strict=strict, sync=sync, on_full=on_full)
+    pipeline = Pipeline(plugins, strict=strict, sync=sync, on_full=on_full, end_seconds=end_seconds)
     weakref.finalize(owner, pipeline.close)
     return pipeline
 

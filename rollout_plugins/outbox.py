@@ -16,6 +16,7 @@ from rollout_plugins.counters import Counters
 from rollout_plugins.delivery import Delivery
 from rollout_plugins.dispatch import Dispatcher
 from rollout_plugins.telling import shown
+from rollout_plugins.threads import own_thread
 
 logger = logging.getLogger("rollout_plugins")
 
@@ -66,8 +67,7 @@ class Outbox:
         self._stuck_on: _Item | None = None
         self._told = False
         self._closed = False
-        self._thread = threading.Thread(target=self._work, name=f"rollouts-{self.name}", daemon=True)
-        self._thread.start()
+        own_thread(self.name, self._work).start()
 
     def start_run(self, run: Run) -> None:
         """A plugin that does more than export was told already, before its first rollout."""

@@ -22,6 +22,7 @@ from rollout_hookspecs import Batch, Rollout, Run, Step
 
 from rollout_plugins.counters import Counters
 from rollout_plugins.dispatch import Dispatcher
+from rollout_plugins.ending import Ending, seconds_of_environment
 from rollout_plugins.errors import SetupError
 from rollout_plugins.fit import fitted
 from rollout_plugins.loading import Plugins
@@ -29,7 +30,7 @@ from rollout_plugins.outbox import Outbox, is_more_than_sink
 from rollout_plugins.store.annotate import annotate
 from rollout_plugins.store.write import RunWriter
 from rollout_plugins.telling import be_discreet, be_open, is_required, shown
-from rollout_plugins.threads import PatientThread
+from rollout_plugins.threads import PatientThread, own_thread
 from rollout_plugins.trace import DefaultTrace
 from rollout_plugins.work import Work, distinct
 
@@ -38,9 +39,16 @@ logger = logging.getLogger("rollout_plugins")
 QUEUE_BYTES = 2 * 2**30
 HANG_SECONDS = 60.0
 SINK_SECONDS = 20.0
-LAST_WORDS_SECONDS = 5.0
+#: Of the limit for the end of a run: what the queue may take, and what the store and the sinks may have then.
+QUEUE_SHARE, LAST_WORDS_SHARE = 5 / 6, 11 / 12
 #: Rollouts of other ranks whose reasons are kept in memory before they are written.
 CHOSEN_AT_ONCE = 10_000
+
+
+def _import_pandas() -> None:
+    """PyArrow does it with its first array. On a thread of ours, a child forked meanwhile could never import it."""
+    with suppress(Exception):
+        pa.array([0])
 
 
 def rollout_id(run: Run, batch: Batch, generation: int, rollout: Rollout) -> str:
@@ -67,11 +75,13 @@ class Pipeline:
         strict: bool = False,
         on_full: str = "drop",
         queue_bytes: int = QUEUE_BYTES,
+        end_seconds: float | None = None,
     ) -> None:
         if on_full not in {"drop", "block"}:
             raise SetupError(f"on_full is {on_full!r}; accepted: 'drop', 'block'")
         if not plugins.manager.has_plugin("trace"):
             plugins.manager.register(DefaultTrace(), name="trace")
+        _import_pandas()
         self.counters = Counters()
         self.dispatcher = Dispatcher(plugins.manager, self.counters, strict=strict)
         self.run: Run | None = None
@@ -82,13 +92,16 @@ class Pipeline:
         self._strict = strict
         self._block = on_full == "block"
         self._limit = queue_bytes
-        self._hang_seconds = _hang_seconds()
+        self._hang_seconds = seconds_of_environment("ROLLOUT_PLUGINS_HANG_SECONDS", HANG_SECONDS)
+        self._ending = Ending(end_seconds)
+        self._begun: tuple[str, int] | None = None
         self._writer: RunWriter | None = None
         self._outboxes: list[Outbox] = []
         self._items: deque[_Item] = deque()
         self._changed = threading.Condition()
         self._queued = 0
         self._current: _Item | None = None
+        self._given_up: _Item | None = None
         self._error: BaseException | None = None
         self._metrics: dict[str, dict[str, tuple[float, int]]] = {}
         self._lost_in_outage: int | None = None
@@ -110,12 +123,12 @@ class Pipeline:
         self.generation = generation
         if self.dispatcher.has_required:
             be_discreet(self)
+        self._ending.goes_on()
         self._put(_Item(lambda: self._start_run(run)))
 
     def _start_threads(self) -> None:
         if not self._sync:
-            self._hooks = PatientThread("rollouts-hooks")
-            self._worker = threading.Thread(target=self._work, name="rollouts-worker", daemon=True)
+            self._worker = own_thread("worker", self._work)
             self._worker.start()
 
     def _is_elsewhere(self) -> bool:
@@ -128,6 +141,7 @@ class Pipeline:
         if run is None or self._is_elsewhere():
             return
         self.generation += 1
+        self._ending.goes_on()
         self.submitted[batch.split] += batch.count
         self.counters.spent("training_thread", batch.seconds)
         self._put(_Item(lambda: self._process(run, batch, generation), batch.bytes, batch.count))
@@ -167,9 +181,16 @@ class Pipeline:
 
     def drain(self, seconds: float, *, sinks: bool = True) -> bool:
         """Wait until everything submitted is in the store and with the sinks, at most so long; whether it is."""
+        return self._drain(time.monotonic() + seconds, sinks=sinks)
+
+    def drain_at_end(self, *, sinks: bool = True) -> bool:
+        """The same where a training ends; this and `close` wait no longer than the limit, together."""
+        with self._ending.waiting() as until:
+            return self._drain(until(QUEUE_SHARE), sinks=sinks)
+
+    def _drain(self, until: float, *, sinks: bool) -> bool:
         if self._is_elsewhere():
             return False
-        until = time.monotonic() + seconds
         done = self._wait(until)
         for outbox in self._outboxes if sinks else ():
             done = outbox.drain(min(until, time.monotonic() + SINK_SECONDS)) and done
@@ -208,45 +229,55 @@ class Pipeline:
         return figures | {f"drops/{reason}": float(count) for reason, count in list(self.counters.drops.items())}
 
     @property
+    def end_seconds(self) -> float:
+        """How long the end of a run may wait."""
+        return self._ending.seconds
+
+    @property
     def has_metrics(self) -> bool:
         return bool(self.dispatcher.implementations("rollout_metrics"))
+
+    @property
+    def _has_plugins(self) -> bool:
+        """Whether there is anything that could hang; a thread for it is only made then."""
+        return any(not isinstance(plugin, DefaultTrace) for _, plugin in self.dispatcher.manager.list_name_plugin())
 
     @property
     def has_global_sinks(self) -> bool:
         """Whether a sink wants to see the rollouts of all ranks on rank 0."""
         return any(_scope(plugin) == "global" for plugin in self.dispatcher.plugins_with("export_traces"))
 
-    def close(self, seconds: float = 120.0, sink_seconds: float | None = None) -> None:
+    def close(self) -> None:
         """End the run: everything stored, sinks told. What does not finish in time is counted."""
         if self.run is None or self._is_elsewhere():
             return
         if threading.current_thread().name.startswith("rollouts-"):  # the garbage collector chose one of our threads
-            threading.Thread(target=self.close, args=(seconds, sink_seconds), name="closing-rollouts").start()
+            threading.Thread(target=self.close, name="closing-rollouts").start()
             return
         run, self.run = self.run, None
-        until = time.monotonic() + seconds
+        with self._ending.waiting() as until:
+            self._close(run, until)
+        self._stop_threads()
+
+    def _close(self, run: Run, until: Callable[[float], float]) -> None:
         self._put(_Item(lambda: self._tell_others("on_run_end", self._shown_run or run)))
-        if not self._wait(until):
+        if not self._wait(until(QUEUE_SHARE)):
             self._give_up()
         for outbox in self._outboxes:  # there are none before the run has begun
             outbox.end_run(self._shown_run or run)
         self._put(_Item(self._close_store))
-        self._wait(max(until, time.monotonic() + LAST_WORDS_SECONDS))
-        self._close_sinks(time.monotonic() + (SINK_SECONDS if sink_seconds is None else sink_seconds))
-        self._stop_threads()
-
-    def _close_sinks(self, until: float) -> None:
+        self._wait(until(LAST_WORDS_SHARE))
         for outbox in self._outboxes:
-            outbox.close(until)
-        if any(outbox.missed for outbox in self._outboxes):
-            self._store(lambda writer: writer.write_run(self.counters.summary(), ended=True), 0)
+            outbox.close(min(until(LAST_WORDS_SHARE), time.monotonic() + SINK_SECONDS))
         if not any(outbox.is_stuck for outbox in self._outboxes):  # one that comes back may raise
             be_open(self)
-        self._writer, self._outboxes = None, []
+        self._put(_Item(self._forget_run))
+        self._wait(until(1))
 
     def _give_up(self) -> None:
         with self._changed:
             unfinished = [*self._items, *([self._current] if self._current else [])]
+            self._given_up = self._current
             self._queued -= sum(item.size for item in self._items)
             self._items.clear()
         left = sum(item.rollouts for item in unfinished)
@@ -271,18 +302,19 @@ class Pipeline:
 
     def _work(self) -> None:
         me = threading.current_thread()
-        with suppress(Exception):
-            pa.array([0])  # imports pandas where that is installed, which a process about to end could not do anymore
         while True:
             with self._changed:
-                while not self._items:
+                while not self._items or self._worker not in {me, None}:
                     if self._worker is not me:
                         return
                     self._changed.wait()
                 self._current = item = self._items.popleft()
             self._attempt(item.work)
             with self._changed:
-                self._current = None
+                if self._given_up is item:  # it came to an end after all, and counted what it lost itself
+                    self.counters.drop("not_finished_at_end", -item.rollouts)
+                if self._current is item:
+                    self._current = None
                 self._queued -= item.size
                 self._changed.notify_all()
 
@@ -307,23 +339,31 @@ class Pipeline:
 
     def _with_hooks(self, function: Callable[[], None]) -> None:
         """Run plugin code where it can be given up on. A plugin that hangs is taken out, and the work resumed."""
-        if self._hooks is None:
+        if self._worker is None or not self._has_plugins:
             function()
             return
+        self._hooks = self._hooks or PatientThread("hooks")
         while not self._hooks.run(function, self._take_out_hung, min(0.5, self._hang_seconds / 4)):
             pass
 
     def _take_out_hung(self) -> bool:
-        call = self.dispatcher.give_up_after(self._hang_seconds)
+        seconds = self._hang_seconds
+        if self._ending.has_begun:  # or nothing would be stored that waits behind it
+            seconds = min(seconds, max(self._ending.seconds / 3, 1.0))
+        call = self.dispatcher.give_up_after(seconds)
         if call is None:
             return False
-        why = f"did not return from {call.hook} within {self._hang_seconds:g} s"
+        why = f"did not return from {call.hook} within {seconds:g} s"
         self.dispatcher.remove(call.plugin_name, f"{why} (ROLLOUT_PLUGINS_HANG_SECONDS sets the limit)")
         return True
 
     def _start_run(self, run: Run) -> None:
         if self._writer is not None:
             self._close_store()
+        if self._begun is not None and self._begun != (run.id, run.attempt):
+            self.counters.begin()
+            self.dispatcher.begin()
+        self._begun = (run.id, run.attempt)
         run = self._shown_run = self._cleaned_run(run)
         self._writer = RunWriter(run)
         self._store(lambda writer: writer.write_run(), 0)
@@ -491,18 +531,15 @@ class Pipeline:
         if self._elsewhere:
             self._tell_chosen()
 
+    def _forget_run(self) -> None:
+        if any(outbox.missed for outbox in self._outboxes):
+            self._store(lambda writer: writer.write_run(self.counters.summary(), ended=True), 0)
+        self._writer, self._outboxes = None, []
+
     def _tell_chosen(self) -> None:
         """Other ranks store their rollouts without knowing that they were chosen here: few files, little memory."""
         chosen, self._elsewhere = self._elsewhere, []
         self._store(lambda writer: annotate(writer.dir, "selection", chosen), 0)
-
-
-def _hang_seconds() -> float:
-    text = os.environ.get("ROLLOUT_PLUGINS_HANG_SECONDS", "")
-    try:
-        return float(text) if text else HANG_SECONDS
-    except ValueError:
-        raise SetupError(f"ROLLOUT_PLUGINS_HANG_SECONDS is {text!r}; give a number of seconds") from None
 
 
 def _scope(plugin: Any) -> str:

@@ -2,9 +2,11 @@
 
 import copy
 import logging
+import multiprocessing
 import os
 import pickle
 import threading
+import time
 from collections import defaultdict, deque
 from pathlib import Path
 from types import MethodType
@@ -14,6 +16,7 @@ import dill
 import pytest
 from accelerate.state import GradientState
 from rig import GRPO, RLOO, call, dataset, half, make, tiny_model
+from store_rig import until
 from tools import multiply
 
 from rollout_plugins import RolloutPluginCallback, hookimpl, open_run
@@ -28,6 +31,7 @@ from rollout_plugins.sinks.jsonl import JsonlSink
 from rollout_plugins.sinks.scout import ScoutSink
 from rollout_plugins.sinks.trackio import TrackioSink
 from rollout_plugins.sinks.wandb import WandbSink
+from rollout_plugins.store import write as writing
 from rollout_plugins.store.read import find_runs
 
 
@@ -562,3 +566,44 @@ def test_every_plugin_of_ours_can_be_copied_while_it_works(tmp_path, monkeypatch
     assert [[type(one) for one in made] for made in clones] == [[type(one) for one in ours]] * 2
     assert clones[1][-1]._most_rows == 7
     RolloutPluginCallback(clones[1])
+
+
+def doubled(number):
+    return 2.0 * number
+
+
+def scored_in_forks(completions, **kwargs):
+    with multiprocessing.get_context("fork").Pool(2) as workers:
+        return workers.map_async(doubled, range(len(completions))).get(30)
+
+
+def test_a_reward_function_may_score_in_forked_processes(tmp_path):
+    trainer = make(tmp_path, rewards=scored_in_forks, max_steps=3)
+    trainer.add_callback(RolloutPluginCallback(["jsonl"]))
+    trainer.train()
+    run = open_run(tmp_path / "out")
+    assert [r.reward for r in run.rollouts()] == [0.0, 2.0, 4.0, 6.0] * 3
+    assert run.attempts[0]["drops"] == {}
+
+
+def test_a_disk_that_hangs_delays_the_end_of_training_by_no_more_than_the_limit(tmp_path, monkeypatch):
+    works, entered, write = threading.Event(), threading.Event(), writing._Shard._write
+
+    def hang(shard, buffer):
+        entered.set()
+        works.wait(300)
+        write(shard, buffer)
+
+    monkeypatch.setattr(writing._Shard, "_write", hang)
+    callback = RolloutPluginCallback(end_seconds=1)
+    trainer = make(tmp_path)
+    trainer.add_callback(callback)
+    began = time.monotonic()
+    trainer.train()
+    assert time.monotonic() - began < 15
+    assert entered.is_set()
+    assert callback._pipeline.counters.drops == {"not_finished_at_end": 4}
+    works.set()
+    until(lambda: open_run(tmp_path / "out").attempts[0]["ended"])
+    run = open_run(tmp_path / "out")
+    assert (len(run), run.drops) == (4, {})

@@ -695,3 +695,16 @@ def test_a_notebook_gets_escaped_html(tmp_path):
     assert "&lt;script&gt;" in html
     assert "<script>" not in html
     assert "2.5 → 3.5" in html
+
+
+def threads():
+    return sum(1 for _ in Path("/proc/self/task").iterdir())
+
+
+def test_runs_that_are_only_held_open_take_no_threads(tmp_path):
+    write(tmp_path, steps(1))
+    before = threads()
+    runs = [open_run(tmp_path) for _ in range(30)]
+    assert [len(run) for run in runs] == [4] * 30
+    assert threads() - before < 30
+    assert [run.count(step=1) for run in runs] == [4] * 30

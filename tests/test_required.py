@@ -10,6 +10,7 @@ from rig import make
 
 from rollout_plugins import RolloutPluginCallback, Trace, hookimpl, open_run
 from rollout_plugins.plugins.redact import Redact
+from rollout_plugins.store.read import find_runs
 
 
 class Sink:
@@ -221,3 +222,22 @@ def test_a_function_that_hangs_over_the_runs_facts_ends_nothing(tmp_path, monkey
     assert (len(run), run.drops) == (0, {"dropped_by:redact": 4})
     assert run.info.model == ""
     assert [told.model for told in sink.told] == ["", ""]
+
+
+def test_a_required_plugin_that_was_taken_out_of_a_run_is_there_in_the_next(tmp_path):
+    """Otherwise the next run would store what nobody searched for secrets."""
+    broken = [True]
+
+    def careful(text):
+        if broken[0]:
+            time.sleep(5)
+        return text.replace("secret", "[GONE]")
+
+    trainer = make(tmp_path, ["my key is secret"])
+    trainer.add_callback(RolloutPluginCallback([Redact(function=careful)], end_seconds=3))
+    trainer.train()
+    broken[0] = False
+    trainer.train()
+    first, second = (open_run(path) for path in find_runs(tmp_path / "out" / "rollouts"))
+    assert (len(first), len(second)) == (0, 4)
+    assert {rollout.completion[0]["content"] for rollout in second.rollouts()} == {"my key is [GONE]"}

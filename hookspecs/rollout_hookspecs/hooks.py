@@ -19,6 +19,9 @@ from rollout_hookspecs._records import Host, Panel, Rollout, Run, Step, ToolCall
 def on_run_start(run: Run) -> None:
     """A run (or a resumed attempt of it) begins; called before its first rollout, on every process.
 
+    One plugin object may see several runs: forget here what you know of the run before, which may have broken off
+    without an `on_run_end`.
+
     Example:
         @hookimpl
         def on_run_start(self, run):

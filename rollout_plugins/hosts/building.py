@@ -79,7 +79,7 @@ class Builder:
         """The prompt as the trainer had it; what the model was given, decoded, where the trainer had ids alone."""
         prompt = self._seen.prompts[i]
         if prompt is None:
-            prompt = self._seen.decoder.text(self._seen.prompt_ids[i])
+            prompt = self._seen.decoder.text(list(self._seen.prompt_ids[i]))
         return as_messages(prompt, "user")
 
     def _completion(self, i: int, prompt_is_text: bool) -> tuple[tuple[Any, ...], bool]:
@@ -87,7 +87,7 @@ class Builder:
         seen = self._seen
         if seen.completions is not None:
             return as_messages(seen.completions[i], "assistant")
-        return ({"role": "assistant", "content": seen.decoder.answer(seen.ids[i])},), prompt_is_text
+        return ({"role": "assistant", "content": seen.decoder.answer(list(seen.ids[i]))},), prompt_is_text
 
     def _extra(self, i: int) -> tuple[dict[str, Any], dict[str, str]]:
         """This rollout's values. A column of another length belongs to no rollout: the first one keeps it whole."""
@@ -126,7 +126,7 @@ class Builder:
         tokenizer = seen.options.get("rendered")
         if not tokenizer or self._prompt_ids is None:
             return None
-        return str(tokenizer.decode(self._prompt_ids[i], skip_special_tokens=False))
+        return str(tokenizer.decode(list(self._prompt_ids[i]), skip_special_tokens=False))
 
     def _token_data(self, i: int) -> Tokens | None:
         seen = self._seen
@@ -136,7 +136,7 @@ class Builder:
         length = seen.lengths[i]
         return Tokens(
             prompt=list(self._prompt_ids[i]) if self._prompt_ids is not None else None,
-            completion=seen.ids[i],
+            completion=list(seen.ids[i]),
             mask=list(masks[i]) if masks is not None else [1] * length,
             logprobs=self._per_token("sampling_per_token_logps", i, length),
             trainer_logprobs=self._per_token("old_per_token_logps", i, length),

@@ -81,17 +81,22 @@ class Cap:
             whole("seed", seed, 0),
         )
         self.max_per_step = max_per_step
-        self.skip_reasons: dict[str, str] = {}
         self._strategy = strategy
         self._key = key
         self._ends = k
         self._seed = seed
+        self._begin()
+
+    def _begin(self) -> None:
+        """What is known of a run before its first rollout."""
+        self.skip_reasons: dict[str, str] = {}
         self._told = False
         self._steps: OrderedDict[tuple[str, int], Pool] = OrderedDict()
         self._counts: dict[str, Counter[str]] = {}
 
     @hookimpl
     def on_run_start(self, run: Run) -> None:
+        self._begin()
         known = self._key in _FIELDS or self._key in run.reward_names
         if isinstance(self._key, str) and run.reward_names and not known:
             names = ", ".join(run.reward_names)

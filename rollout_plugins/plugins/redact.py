@@ -82,13 +82,16 @@ class Redact:
         self._walk = Walk(fields, frozenset(NAMED if "named" in rules else ()), self._token)
         self._keep_equal = keep_equal
         self._salt = salt
-        self._key = _key(salt)
+        self._begin("")
+
+    def _begin(self, run: str) -> None:
+        self._key = _key(self._salt or run)
         self._counts: dict[str, Counter[str]] = {}
         self._told = False
 
     @hookimpl
     def on_run_start(self, run: Run) -> None:
-        self._key = _key(self._salt or run.id)
+        self._begin(run.id)
 
     @hookimpl(trylast=True)  # what another plugin adds must not slip by
     def on_rollout(self, rollout: Rollout) -> Rollout | None:

@@ -57,6 +57,10 @@ class ConsoleSink:
         _check(best=best, worst=worst, by=by, group=group, every=every, max_lines=max_lines, json=json, file=file)
         self._best, self._worst, self._by, self._group = best, worst, by, group
         self._every, self._max_lines, self._json, self._file = every, max_lines, json, file
+        self.on_run_start()
+
+    @hookimpl
+    def on_run_start(self) -> None:
         self._batches: dict[str, int] = {}
 
     @hookimpl

@@ -85,6 +85,8 @@ class TrackioSink:
 
     @hookimpl
     def on_run_start(self, run: Run) -> None:
+        if self._run is not None and self._run.id != run.id:  # that one broke off
+            self.on_run_end(self._run)
         self._run = run
 
     @hookimpl

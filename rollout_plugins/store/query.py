@@ -189,8 +189,9 @@ class Database:
         connection = duckdb.connect(":memory:")
         connection.execute(f"set threads = {min(os.cpu_count() or 1, MAX_THREADS)}")
         connection.execute("set enable_progress_bar = false")
-        with suppress(duckdb.CatalogException):  # a DuckDB that calls it something else
-            connection.execute("set parquet_metadata_cache = true")
+        for wish in ("parquet_metadata_cache = true", "async_threads = 0"):  # its threads for files of the network
+            with suppress(duckdb.CatalogException):  # a DuckDB that calls it something else
+                connection.execute(f"set {wish}")
         connection.execute(f"set temp_directory = {literal(str(Path(tempfile.gettempdir()) / 'rollouts-duckdb'))}")
         folders = [spelled for source in self.sources for spelled in (str(source.folder), _pattern(source.folder))]
         try:

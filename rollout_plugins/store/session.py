@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+from collections import deque
 from typing import TYPE_CHECKING, Literal, TypeVar
+from weakref import WeakSet, ref
 
 import pyarrow as pa
 
@@ -21,6 +25,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _TRIES = 4
+#: DuckDB takes threads and megabytes for each session, which runs that are only held open need not.
+_OPEN_AT_ONCE = 8
+_opened: deque[ref[Session]] = deque()
+_sessions: WeakSet[Session] = WeakSet()
 
 
 class Session:
@@ -29,7 +37,9 @@ class Session:
     def __init__(self, runs: Mapping[Path, dict[str, str]]) -> None:
         self.damaged = {folder.resolve(): damaged for folder, damaged in runs.items()}
         """For each run's folder the files that could not be read, and why."""
+        self._sources: list[Source] = []
         self._database: Database | None = None
+        _sessions.add(self)
 
     def ask(self, question: Callable[[Database], T]) -> T:
         """The answer; files that turn out to be unreadable are noted in `damaged` and left out."""
@@ -38,7 +48,7 @@ class Session:
             try:
                 return question(self._open(uneven=uneven))
             except UnreadableError as error:
-                self._database = None
+                self._database, self._sources = None, []
                 reason = str(error)
                 uneven = not self._find_damage(whole=attempt > 0)
                 if uneven and attempt > 1:
@@ -56,14 +66,21 @@ class Session:
         damaged[what] = str(error).partition("\n")[0]
 
     def _open(self, *, uneven: bool) -> Database:
-        if self._database is None:
-            sources = [self._source(folder, damaged) for folder, damaged in self.damaged.items()]
+        database = self._database
+        if database is None:
+            sources = self._sources or [self._source(folder, damaged) for folder, damaged in self.damaged.items()]
+            self._sources = sources
             database = Database(sources, uneven)
             self._parts = [part for source in sources for part in source.parts]
             journals = {path: table for source in sources for path, table in source.tables.items()}
             self._held = Held(journals, [path for paths in database.small.values() for path in paths], database.read)
             self._database = database
-        return self._database
+            _close_the_first(self)
+        return database
+
+    def close(self) -> None:
+        """Let go of DuckDB until the next question, which is answered from the same files."""
+        self._database = None
 
     def _source(self, folder: Path, damaged: dict[str, str]) -> Source:
         facts = Facts(folder, damaged)
@@ -114,3 +131,23 @@ def _integers(column: pa.ChunkedArray, code: Literal["i", "q"]) -> Sequence[int]
     array = whole.combine_chunks() if isinstance(whole, pa.ChunkedArray) else whole
     view: memoryview[int] = memoryview(array.buffers()[1] or b"").cast("B").cast(code)
     return view[array.offset : array.offset + len(array)]
+
+
+def _close_the_first(latest: Session) -> None:
+    _opened.append(ref(latest))
+    while len(_opened) > _OPEN_AT_ONCE:
+        first = _opened.popleft()()
+        if first is not None and first is not latest:
+            first.close()
+
+
+def _leave_to_parent() -> None:
+    """In a forked child: the sessions' threads are not there, so DuckDB can neither be asked nor be freed."""
+    for session in _sessions:
+        if session._database is not None:  # noqa: SLF001 - one class in two parts
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(session._database))  # noqa: SLF001
+            session.close()
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_leave_to_parent)
