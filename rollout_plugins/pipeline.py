@@ -88,7 +88,7 @@ class Pipeline:
         self._queued = 0
         self._current: _Item | None = None
         self._error: BaseException | None = None
-        self._metrics: dict[str, list[dict[str, float]]] = {}
+        self._metrics: dict[tuple[str, str], list[dict[str, float]]] = {}
         self._lost_in_outage: int | None = None
         self._elsewhere: list[dict[str, str]] = []
         self._worker: threading.Thread | None = None
@@ -102,7 +102,7 @@ class Pipeline:
         if self._worker is None:
             self._pid = os.getpid()
             self._start_threads()
-        if self._is_elsewhere():
+        if self.is_elsewhere:
             return
         self.run = run
         self.generation = generation
@@ -114,14 +114,15 @@ class Pipeline:
             self._worker = threading.Thread(target=self._work, name="rollouts-worker", daemon=True)
             self._worker.start()
 
-    def _is_elsewhere(self) -> bool:
+    @property
+    def is_elsewhere(self) -> bool:
         """Whether this is a forked copy: it has no worker thread, and the files belong to the original."""
         return self._pid != os.getpid()
 
     def submit(self, batch: Batch) -> None:
         """Take one generation batch. Never waits, unless `on_full="block"` was asked for."""
         run, generation = self.run, self.generation
-        if run is None or self._is_elsewhere():
+        if run is None or self.is_elsewhere:
             return
         self.generation += 1
         self.submitted[batch.split] += batch.count
@@ -154,7 +155,7 @@ class Pipeline:
 
     def later(self, work: Callable[[], None]) -> None:
         """Do something on the worker thread, after what is queued; nothing before the run starts or after it ends."""
-        if self.run is not None and not self._is_elsewhere():
+        if self.run is not None and not self.is_elsewhere:
             self._put(_Item(work))
 
     def request_sync(self) -> None:
@@ -163,7 +164,7 @@ class Pipeline:
 
     def drain(self, seconds: float, *, sinks: bool = True) -> bool:
         """Wait until everything submitted is in the store and with the sinks, at most so long; whether it is."""
-        if self._is_elsewhere():
+        if self.is_elsewhere:
             return False
         until = time.monotonic() + seconds
         done = self._wait(until)
@@ -178,12 +179,12 @@ class Pipeline:
                 self._changed.wait(left)
             return not (self._items or self._current)
 
-    def pop_metrics(self, split: str) -> dict[str, float]:
+    def pop_metrics(self, split: str, dataset: str = "") -> dict[str, float]:
         """What `rollout_metrics` said since the last call, averaged over the generations."""
-        if self._is_elsewhere():
+        if self.is_elsewhere:
             return {}
         with self._changed:
-            rows = self._metrics.pop(split, [])
+            rows = self._metrics.pop((split, dataset), [])
         names = dict.fromkeys(name for row in rows for name in row)
         values = {name: [row[name] for row in rows if name in row] for name in names}
         return {name: sum(numbers) / len(numbers) for name, numbers in values.items()}
@@ -208,7 +209,7 @@ class Pipeline:
 
     def close(self, seconds: float = 120.0, sink_seconds: float | None = None) -> None:
         """End the run: everything stored, sinks told. What does not finish in time is counted."""
-        if self.run is None or self._is_elsewhere():
+        if self.run is None or self.is_elsewhere:
             return
         if threading.current_thread().name.startswith("rollouts-"):  # the garbage collector chose one of our threads
             threading.Thread(target=self.close, args=(seconds, sink_seconds), name="closing-rollouts").start()
@@ -267,11 +268,11 @@ class Pipeline:
                     if self._worker is not me:
                         return
                     self._changed.wait()
-                self._current = item = self._items.popleft()
-            self._attempt(item.work)
+                self._current = self._items.popleft()
+            self._attempt(self._current.work)
             with self._changed:
-                self._current = None
-                self._queued -= item.size
+                self._queued -= self._current.size
+                self._current = None  # and no other name, which would keep its trainer alive until the next item
                 self._changed.notify_all()
 
     def _attempt(self, work: Callable[[], None]) -> None:
@@ -282,7 +283,7 @@ class Pipeline:
         except BaseException as error:
             if self._sync and isinstance(error, KeyboardInterrupt):
                 raise
-            self._error = error
+            self._note_error(error)
             if not self._strict:
                 logger.warning("recording failed and goes on: %s", shown(error), exc_info=error)
                 self.counters.error("rollout_plugins")
@@ -290,8 +291,9 @@ class Pipeline:
             self.counters.spent("worker", time.perf_counter() - started)
 
     def _note_error(self, error: BaseException) -> None:
-        """Keep it for `raise_strict`."""
-        self._error = error
+        """Keep it for `raise_strict`, if that will ask: an error keeps alive what was at work when it was raised."""
+        if self._strict:
+            self._error = error
 
     def _with_hooks(self, function: Callable[[], None]) -> None:
         """Run plugin code where it can be given up on. A plugin that hangs is taken out, and the work resumed."""
@@ -360,7 +362,7 @@ class Pipeline:
         for outbox in self._outboxes:
             outbox.send(work.traces_for(outbox.scope), work.step)
         with self._changed:
-            self._metrics.setdefault(batch.split, []).append(work.metrics or {})
+            self._metrics.setdefault((batch.split, batch.dataset), []).append(work.metrics or {})
 
     def _fitted(self, rollout: Rollout) -> Rollout:
         made = fitted(rollout)
@@ -379,6 +381,7 @@ class Pipeline:
             split=batch.split,
             step=batch.step,
             generation=generation,
+            marks={**rollout.marks, "dataset": batch.dataset} if batch.dataset else rollout.marks,
         )
 
     def _step(self, run: Run, batch: Batch, generation: int, seen: int) -> Step:
@@ -389,6 +392,8 @@ class Pipeline:
             rank=run.rank,
             world_size=run.world_size,
             seen=seen,
+            dataset=batch.dataset,
+            evaluation=batch.evaluation,
             gathered=batch.gathered or run.world_size == 1,
         )
 

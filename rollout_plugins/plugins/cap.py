@@ -87,7 +87,7 @@ class Cap:
         self._ends = k
         self._seed = seed
         self._told = False
-        self._steps: OrderedDict[tuple[str, int], Pool] = OrderedDict()
+        self._steps: OrderedDict[tuple[str, int, int], Pool] = OrderedDict()
         self._counts: dict[str, Counter[str]] = {}
 
     @hookimpl
@@ -118,11 +118,12 @@ class Cap:
         return None if counts is None else {f"cap/{name}": float(value) for name, value in counts.items()}
 
     def _pool(self, step: Step) -> Pool:
-        """What was seen of this step so far."""
-        pool = self._steps.get((step.split, step.step))
+        """What was seen of this step so far, or of this evaluation: there may be several at one step."""
+        key = (step.split, step.step, step.evaluation)
+        pool = self._steps.get(key)
         if pool is None:
             pool = Pool(self._places(step), f"{self._seed}-{step.split}-{step.step}", self._ends)
-            self._steps[step.split, step.step] = pool
+            self._steps[key] = pool
             if len(self._steps) > _STEPS_REMEMBERED:
                 self._steps.popitem(last=False)
         return pool
