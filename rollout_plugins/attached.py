@@ -146,6 +146,7 @@ class Wrappers:
                 self._was_held = is_held
                 return callback
             self.take_off()
+            self._attached.has_ended_training = True
             self._attached.pipeline.request_sync()
         return None
 

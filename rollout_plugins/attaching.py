@@ -65,7 +65,8 @@ def trainer_adding(kind: type) -> Any | None:
 def checkpoint_being_resumed(trainer: Any) -> Path | None:
     """The checkpoint that the trainer's `train` on the call stack resumes from, or is about to."""
     for frame in _frames_in(type(trainer), "train", "_inner_training_loop"):
-        if frame.f_locals.get("self") is not trainer:
+        owner: Any = frame.f_locals.get("self")
+        if owner is not trainer:
             continue
         more = frame.f_locals.get("kwargs") or {}
         value = frame.f_locals.get("resume_from_checkpoint", more.get("resume_from_checkpoint"))

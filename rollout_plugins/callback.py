@@ -178,7 +178,9 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         attached.put_on(trainer, Wrappers(self, attached), options)
 
     def _get_to_know(self, trainer: Any) -> None:
-        pipeline = self._new_pipeline() if self._pipeline.run or len(self._trainers) else self._pipeline
+        pipeline = self._new_pipeline()
+        if self._pipeline.run is None:
+            self._pipeline = pipeline
         host = host_for(trainer, pipeline.dispatcher.hosts())
         self._trainers[trainer] = Attached(host, pipeline)
         if host is None:

@@ -95,6 +95,16 @@ def test_a_notebook_cell_that_is_run_twice_records_two_runs(tmp_path):
     assert_true_to(second, trainer)
 
 
+def test_a_trainer_that_follows_a_freed_one_counts_its_own(tmp_path):
+    callback = RolloutPluginCallback()
+    for _ in range(2):
+        trainer = make(tmp_path, callbacks=[callback])
+        trainer.train()
+        del trainer
+        gc.collect()
+    assert [run.attempts[0]["rollouts"] for run in runs(tmp_path)] == [{"train": 4}, {"train": 4}]
+
+
 def test_two_live_trainers_used_alternately_have_each_their_run(tmp_path):
     callback = RolloutPluginCallback()
     trainers = [
@@ -210,6 +220,14 @@ def test_evaluation_after_training_is_kept_whole(tmp_path, way, caplog):
     assert warnings(caplog) == []
 
 
+def test_a_training_after_an_evaluation_after_a_training_is_a_run_of_its_own(tmp_path):
+    trainer = make(tmp_path, callbacks=[RolloutPluginCallback()], eval_rows=dataset(2))
+    trainer.train()
+    trainer.evaluate()
+    trainer.train()
+    assert [(len(run), len(run.attempts)) for run in runs(tmp_path)] == [(8, 1), (4, 1)]
+
+
 @pytest.mark.parametrize("name", EVALUATING)
 def test_evaluation_after_training_is_kept_whole_by_every_trainer(tmp_path, name, caplog):
     assert KINDS[name].evaluates
@@ -274,6 +292,16 @@ def test_taken_off_in_the_middle_of_training_and_put_on_again(tmp_path):
     assert run.steps == [1, 2, 5, 6]
     assert [a["attempt"] for a in run.attempts] == [1]
     assert run.attempts[0]["ended"]
+
+
+def test_taken_off_in_the_middle_of_a_training_the_next_one_is_a_run_of_its_own(tmp_path):
+    callback = RolloutPluginCallback()
+    trainer = make(tmp_path, callbacks=[callback], max_steps=3)
+    trainer.add_callback(Doing("on_step_begin", 1, lambda: trainer.remove_callback(callback)))
+    trainer.train()
+    trainer.add_callback(callback)
+    trainer.train()
+    assert [(run.steps, len(run.attempts)) for run in runs(tmp_path)] == [([1], 1), ([1, 2, 3], 1)]
 
 
 # --- put on late -----------------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ Strategy = str | Callable[[Sequence[Rollout], int], Sequence[Rollout]]
 
 
 class Cap:
-    """Keeps at most `max_per_step` rollouts of each step for the sinks; the store has all of them.
+    """Keeps at most `max_per_step` rollouts of each step, and of each evaluation, for the sinks; the store has all.
 
     The limit holds for the whole step: over all batches of it, where a host streams, and over all ranks, where each
     sees its own rollouts (they share it). Each rollout says in `marks` why it was kept or skipped, and how many of
