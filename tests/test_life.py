@@ -15,7 +15,9 @@ from trainers import make as make_kind
 from transformers import TrainerCallback
 
 from rollout_plugins import RolloutPluginCallback, hookimpl, open_run
+from rollout_plugins.exporting import export
 from rollout_plugins.plugins.cap import Cap
+from rollout_plugins.sinks.jsonl import JsonlSink
 
 EVALUATING = [name for name in ("distillation", "sdpo", "sdft", "a2po", "rloo") if name in RUNNABLE]
 
@@ -383,6 +385,14 @@ def test_the_cap_holds_for_each_evaluation(tmp_path):
     sent = {trace.rollout_id for trace in sink.traces}
     kept = Counter((r.generation // 2, r.marks["dataset"]) for r in run.rollouts() if r.id in sent)
     assert kept == {(0, "maths"): 3, (1, "code"): 3, (2, "maths"): 3, (3, "code"): 3}
+
+
+def test_the_cap_of_an_export_holds_for_each_dataset(tmp_path):
+    rows = {"maths": dataset(4), "code": dataset(4)}
+    trainer = make(tmp_path, callbacks=[RolloutPluginCallback()], eval_rows=rows)
+    trainer.evaluate()
+    done = export(open_run(tmp_path / "out"), JsonlSink(tmp_path / "lines"), cap=3)
+    assert (done.sent, done.capped) == (6, 10)
 
 
 # --- forks -----------------------------------------------------------------------------------------------------------

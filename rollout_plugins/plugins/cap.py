@@ -87,7 +87,7 @@ class Cap:
         self._ends = k
         self._seed = seed
         self._told = False
-        self._steps: OrderedDict[tuple[str, int, int], Pool] = OrderedDict()
+        self._steps: OrderedDict[tuple[str, int, str, int], Pool] = OrderedDict()
         self._counts: dict[str, Counter[str]] = {}
 
     @hookimpl
@@ -119,7 +119,7 @@ class Cap:
 
     def _pool(self, step: Step) -> Pool:
         """What was seen of this step so far, or of this evaluation: there may be several at one step."""
-        key = (step.split, step.step, step.evaluation)
+        key = (step.split, step.step, step.dataset, step.evaluation)
         pool = self._steps.get(key)
         if pool is None:
             pool = Pool(self._places(step), f"{self._seed}-{step.split}-{step.step}", self._ends)
