@@ -128,6 +128,7 @@ def _generations(run: StoredRun, filters: dict[str, Any]) -> Iterator[tuple[Step
                 rank=run.info.rank,
                 world_size=world,
                 seen=len(rollouts),
+                dataset=rollouts[0].marks.get("dataset", ""),
             ),
             rollouts,
         )

@@ -103,7 +103,7 @@ class Pipeline:
         self._current: _Item | None = None
         self._given_up: _Item | None = None
         self._error: BaseException | None = None
-        self._metrics: dict[str, dict[str, tuple[float, int]]] = {}
+        self._metrics: dict[tuple[str, str], dict[str, tuple[float, int]]] = {}
         self._lost_in_outage: int | None = None
         self._elsewhere: list[dict[str, str]] = []
         self._worker: threading.Thread | None = None
@@ -117,7 +117,7 @@ class Pipeline:
         if self._worker is None:
             self._pid = os.getpid()
             self._start_threads()
-        if self._is_elsewhere():
+        if self.is_elsewhere:
             return
         self.run = run
         self.generation = generation
@@ -131,14 +131,15 @@ class Pipeline:
             self._worker = own_thread("worker", self._work)
             self._worker.start()
 
-    def _is_elsewhere(self) -> bool:
+    @property
+    def is_elsewhere(self) -> bool:
         """Whether this is a forked copy: it has no worker thread, and the files belong to the original."""
         return self._pid != os.getpid()
 
     def submit(self, batch: Batch) -> None:
         """Take one generation batch. Never waits, unless `on_full="block"` was asked for."""
         run, generation = self.run, self.generation
-        if run is None or self._is_elsewhere():
+        if run is None or self.is_elsewhere:
             return
         self.generation += 1
         self._ending.goes_on()
@@ -172,7 +173,7 @@ class Pipeline:
 
     def later(self, work: Callable[[], None]) -> None:
         """Do something on the worker thread, after what is queued; nothing before the run starts or after it ends."""
-        if self.run is not None and not self._is_elsewhere():
+        if self.run is not None and not self.is_elsewhere:
             self._put(_Item(work))
 
     def request_sync(self) -> None:
@@ -189,7 +190,7 @@ class Pipeline:
             return self._drain(until(QUEUE_SHARE), sinks=sinks)
 
     def _drain(self, until: float, *, sinks: bool) -> bool:
-        if self._is_elsewhere():
+        if self.is_elsewhere:
             return False
         done = self._wait(until)
         for outbox in self._outboxes if sinks else ():
@@ -203,18 +204,18 @@ class Pipeline:
                 self._changed.wait(left)
             return not (self._items or self._current)
 
-    def pop_metrics(self, split: str) -> dict[str, float]:
+    def pop_metrics(self, split: str, dataset: str = "") -> dict[str, float]:
         """What `rollout_metrics` said since the last call, averaged over the generations."""
-        if self._is_elsewhere():
+        if self.is_elsewhere:
             return {}
         with self._changed:
-            sums = self._metrics.pop(split, {})
+            sums = self._metrics.pop((split, dataset), {})
         return {name: total / count for name, (total, count) in sums.items()}
 
-    def _add_metrics(self, split: str, numbers: Mapping[str, float]) -> None:
+    def _add_metrics(self, batch: Batch, numbers: Mapping[str, float]) -> None:
         """Sums, not rows: a trainer that never logs asks for none of them."""
         with self._changed:
-            sums = self._metrics.setdefault(split, {})
+            sums = self._metrics.setdefault((batch.split, batch.dataset), {})
             for name, number in numbers.items():
                 total, count = sums.get(name, (0.0, 0))
                 sums[name] = total + number, count + 1
@@ -249,7 +250,7 @@ class Pipeline:
 
     def close(self) -> None:
         """End the run: everything stored, sinks told. What does not finish in time is counted."""
-        if self.run is None or self._is_elsewhere():
+        if self.run is None or self.is_elsewhere:
             return
         if threading.current_thread().name.startswith("rollouts-"):  # the garbage collector chose one of our threads
             threading.Thread(target=self.close, name="closing-rollouts").start()
@@ -313,9 +314,11 @@ class Pipeline:
             with self._changed:
                 if self._given_up is item:  # it came to an end after all, and counted what it lost itself
                     self.counters.drop("not_finished_at_end", -item.rollouts)
+                    self._given_up = None
                 if self._current is item:
                     self._current = None
                 self._queued -= item.size
+                del item  # it would keep its trainer alive until the next one
                 self._changed.notify_all()
 
     def _attempt(self, work: Callable[[], None]) -> None:
@@ -326,7 +329,7 @@ class Pipeline:
         except BaseException as error:
             if self._sync and isinstance(error, KeyboardInterrupt):
                 raise
-            self._error = error
+            self._note_error(error)
             if not self._strict:
                 logger.warning("recording failed and goes on: %s", shown(error), exc_info=error)
                 self.counters.error("rollout_plugins")
@@ -334,8 +337,9 @@ class Pipeline:
             self.counters.spent("worker", time.perf_counter() - started)
 
     def _note_error(self, error: BaseException) -> None:
-        """Keep it for `raise_strict`."""
-        self._error = error
+        """Keep it for `raise_strict`, if that will ask: an error keeps alive what was at work when it was raised."""
+        if self._strict:
+            self._error = error
 
     def _with_hooks(self, function: Callable[[], None]) -> None:
         """Run plugin code where it can be given up on. A plugin that hangs is taken out, and the work resumed."""
@@ -424,7 +428,7 @@ class Pipeline:
                 self._tell_chosen()
         for outbox in self._outboxes:
             outbox.send(work.traces_for(outbox.scope), work.step)
-        self._add_metrics(batch.split, work.metrics or {})
+        self._add_metrics(batch, work.metrics or {})
 
     def _fitted(self, rollout: Rollout) -> Rollout:
         made = fitted(rollout)
@@ -443,6 +447,7 @@ class Pipeline:
             split=batch.split,
             step=batch.step,
             generation=generation,
+            marks={**rollout.marks, "dataset": batch.dataset} if batch.dataset else rollout.marks,
         )
 
     def _step(self, run: Run, batch: Batch, generation: int, seen: int) -> Step:
@@ -453,6 +458,8 @@ class Pipeline:
             rank=run.rank,
             world_size=run.world_size,
             seen=seen,
+            dataset=batch.dataset,
+            evaluation=batch.evaluation,
             gathered=batch.gathered or run.world_size == 1,
         )
 

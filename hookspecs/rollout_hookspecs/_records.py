@@ -180,6 +180,10 @@ class Step:
     """Rollouts handed to this process's hooks in this batch, before anything was left out."""
     gathered: bool = True
     """Whether these are the rollouts of all ranks, or this rank's alone."""
+    dataset: str = ""
+    """Which of several evaluation datasets these are of; each rollout has it in `marks`, too."""
+    evaluation: int = 0
+    """Number of the evaluation, from 1: several may be at one step. 0 in training, and where that is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,6 +274,10 @@ class Batch:
     """Whether `build` also yields the other ranks' rollouts, for this rank's sinks."""
     seconds: float = 0.0
     """What taking the snapshot cost the training thread."""
+    dataset: str = ""
+    """Which of several evaluation datasets; filled in later."""
+    evaluation: int = 0
+    """Number of the evaluation; filled in later."""
 
 
 class Emit(Protocol):

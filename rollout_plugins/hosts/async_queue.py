@@ -142,6 +142,7 @@ class _Watch:
             self._wrap(trainer, "training_step", self._trained),
             self._wrap(getattr(loader, "collate_fn", None), "torch_call", self._packed),
         ]
+        self._wrap(handler, "on_train_end", self._training_ended)
         self.guarded = self.all[0].guarded
         self.stream.is_blind = not all(watched)
         self.tap = _Tap(self.source.queue, self._receive)
@@ -215,6 +216,11 @@ class _Watch:
 
     def _epoch_ended(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._hand_over("left_over")
+        return original(*args, **kwargs)
+
+    def _training_ended(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with self.guarded("end the watch of a training"):
+            self.end()
         return original(*args, **kwargs)
 
     def _stopped(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
