@@ -20,7 +20,7 @@ from rollout_plugins.attaching import (
     trainer_of,
 )
 from rollout_plugins.errors import SetupError, need
-from rollout_plugins.hosts import host_for
+from rollout_plugins.hosts import host_for, nearest_to
 from rollout_plugins.hosts.facts import tokenizer_of
 from rollout_plugins.hosts.support import may_evaluate
 from rollout_plugins.hosts.wrapping import Wraps
@@ -160,7 +160,8 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         self._trainer = weakref.ref(trainer)
         self._host = host_for(trainer, self._pipeline.dispatcher.hosts())
         if self._host is None:
-            self._say(f"{type(trainer).__name__} makes no rollouts that are known here; the callback does nothing")
+            kind = type(trainer).__name__
+            self._say(f"{kind} makes no rollouts that are known here; the callback does nothing{_why(trainer)}")
             self._detach = lambda: None
             return
         self._add_reporters(trainer)
@@ -294,6 +295,12 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
             self._pipeline.drain(30.0, sinks=False)
         is_eval = any(key.startswith("eval_") for key in logs)
         return named_metrics(self._pipeline, "eval" if is_eval else "train")
+
+
+def _why(trainer: Any) -> str:
+    """What the trainer would have to have, if it is like one that is known."""
+    found = nearest_to(trainer)
+    return f": {found}; docs/plugins.md tells how to write a host for it" if found else ""
 
 
 class _Emitter:

@@ -1,7 +1,11 @@
 """A trainer nobody here knows, observed by somebody else's host."""
 
+from types import MethodType
+
 import pytest
-from rig import make
+from copies import bare, copy_of
+from rig import GRPO, make
+from trl import GRPOTrainer
 
 from rollout_plugins import Batch, Rollout, RolloutPluginCallback, hookimpl, open_run
 
@@ -76,12 +80,39 @@ def test_a_broken_host_plugin_leaves_ours_in_place(tmp_path):
 def test_a_trainer_with_another_signature_is_read_from_its_log(tmp_path, caplog):
     trainer = make(tmp_path, max_steps=2)
     original = trainer._calculate_rewards
-    trainer._calculate_rewards = lambda inputs, prompts, completions, completion_ids_list, more=None: original(
-        inputs, prompts, completions, completion_ids_list
-    )
+
+    def scored(rows, asked, answers, ids):
+        return original(rows, asked, answers, ids)
+
+    trainer._calculate_rewards = scored
     trainer.add_callback(RolloutPluginCallback())
     trainer.train()
     run = open_run(tmp_path / "out")
     assert [list(r.completion) for r in run.rollouts()] == [row["completion"] for row in trainer.truth]
     assert {r.marks["source"] for r in run.rollouts()} == {"the trainer's own log"}
     assert "expected _calculate_rewards(inputs, prompts, completions, completion_ids_list)" in caplog.text
+
+
+def test_a_method_that_takes_more_than_is_needed_or_tells_nothing_of_it_is_watched(tmp_path, caplog):
+    trainer = make(tmp_path, max_steps=2)
+    score = trainer._calculate_rewards
+    trainer._calculate_rewards = lambda inputs, prompts, completions, completion_ids_list, more=None: score(
+        inputs, prompts, completions, completion_ids_list
+    )
+    trainer._generate_and_score_completions = MethodType(bare(GRPO._generate_and_score_completions), trainer)
+    trainer.add_callback(RolloutPluginCallback())
+    trainer.train()
+    run = open_run(tmp_path / "out")
+    assert [list(r.completion) for r in run.rollouts()] == [row["completion"] for row in trainer.truth]
+    assert [r.advantage for r in run.rollouts()] == pytest.approx([row["advantage"] for row in trainer.truth])
+    assert run.drops == {}
+    assert "expected" not in caplog.text
+
+
+def test_what_an_unknown_trainer_lacks_is_named(tmp_path, caplog):
+    copy = copy_of(GRPOTrainer, rewards=("_calculate_rewards(", "_score("))
+    trainer = make(tmp_path, cls=copy)
+    trainer.add_callback(RolloutPluginCallback())
+    trainer.train()
+    assert "most like TRL's GRPOTrainer, but it has no method _calculate_rewards" in caplog.text
+    assert "docs/plugins.md" in caplog.text

@@ -14,13 +14,14 @@ from typing import Any, ClassVar, Final
 from rollout_hookspecs import Batch, Emit
 
 from rollout_plugins.hosts.generation import Generation
-from rollout_plugins.hosts.observing import Observer, TRLHost
+from rollout_plugins.hosts.observing import Needs, Observer, TRLHost
 from rollout_plugins.hosts.support import Support
 from rollout_plugins.hosts.trl_log import LogTail, batch_from_log
 from rollout_plugins.hosts.wrapping import arguments
 from rollout_plugins.snapshot import Snapshot
 
 _LOGPROBS: Final = "sampler, trainer and reference"
+SCORED: Final = ("inputs", "prompts", "completions", "completion_ids_list")
 _PER_TOKEN = ("sampling_per_token_logps", "old_per_token_logps", "ref_per_token_logps")
 
 
@@ -28,11 +29,12 @@ class GRPOObserver(Observer):
     """Watches a trainer that scores groups of completions; `whole` is its method from the rows to the advantages."""
 
     whole: ClassVar[str] = "_generate_and_score_completions"
+    needs: ClassVar[Needs] = {whole: ("inputs",), "_calculate_rewards": SCORED}
 
     def __init__(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> None:
         super().__init__(trainer, emit, options)
-        self.watch(self.whole, self._whole, ("inputs",))
-        self.watch("_calculate_rewards", self._rewards, ("inputs", "prompts", "completions", "completion_ids_list"))
+        self.watch(self.whole, self._whole)
+        self.watch("_calculate_rewards", self._rewards)
         for name, around in (("_generate", self._tokens), ("_tool_call_loop", self.tool_loop)):
             if hasattr(trainer, name):
                 self.watch(name, around)
@@ -47,7 +49,8 @@ class GRPOObserver(Observer):
 
     def _rewards(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with self.guarded("take a snapshot of a generation"):
-            now.snapshot(*arguments(original, args, kwargs).values())
+            call = arguments(original, args, kwargs)
+            now.snapshot(*(call[name] for name in SCORED))
         gathered = self.scored(now, original, args, kwargs)
         with self.guarded("read the rewards"):
             self._read_rewards(now, gathered)
