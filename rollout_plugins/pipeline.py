@@ -93,6 +93,7 @@ class Pipeline:
         self._elsewhere: list[dict[str, str]] = []
         self._worker: threading.Thread | None = None
         self._hooks: PatientThread | None = None
+        self._numbering = threading.Lock()
         self._pid = os.getpid()
 
     # --- the training thread's side -----------------------------------------------------------------------------
@@ -120,10 +121,12 @@ class Pipeline:
 
     def submit(self, batch: Batch) -> None:
         """Take one generation batch. Never waits, unless `on_full="block"` was asked for."""
-        run, generation = self.run, self.generation
+        run = self.run
         if run is None or self._is_elsewhere():
             return
-        self.generation += 1
+        with self._numbering:  # a trainer may generate on several threads
+            generation = self.generation
+            self.generation += 1
         self.submitted[batch.split] += batch.count
         self.counters.spent("training_thread", batch.seconds)
         self._put(_Item(lambda: self._process(run, batch, generation), batch.bytes, batch.count))

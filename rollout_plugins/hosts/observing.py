@@ -106,10 +106,14 @@ class Observer:
                 now.read_rewards()
             with self.guarded("record a generation"):
                 self.emit(now.batch())
-                for name in self.refused:
-                    self.emit.lost(f"without:{name}", now.count)
+                self.count_refused(now.count)
         elif now.error is None and now.expected:
             self.missed(now)
+
+    def count_refused(self, count: int) -> None:
+        """Rollouts that are stored without what a method would have told that we could not watch."""
+        for name in self.refused:
+            self.emit.lost(f"without:{name}", count)
 
     def missed(self, now: Generation) -> None:
         """The trainer made rollouts, and none of our wrappers saw them."""
