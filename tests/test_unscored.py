@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from copies import copy_of
 from rig import GRPO, dataset, make
+from transformers import TrainerCallback
 from trl import GRPOTrainer
 
 from rollout_plugins import RolloutPluginCallback, open_run
@@ -167,3 +168,32 @@ def test_what_a_method_that_cannot_be_watched_would_have_told_is_counted(tmp_pat
     assert all("advantage" in rollout.marks and rollout.prompt_tokens > 0 for rollout in found.values())
     assert run.drops == {"without:_generate_and_score_completions": 8}
     assert caplog.text.count("expected _generate_and_score_completions(inputs)") == 1
+
+
+class Peeks(TrainerCallback):
+    """Generates two answers after each step, for nobody."""
+
+    def __init__(self, trainer):
+        self.trainer = trainer
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.trainer._generate([[{"role": "user", "content": "look"}]] * 2)
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_what_nobody_scores_is_stored_and_marked_or_else_counted(tmp_path, is_known):
+    trainer = make(tmp_path, ANSWERS, rewards=numbers, max_steps=2)
+    generate = trainer._generate
+    if not is_known:
+        trainer._generate = lambda prompts: list(generate(prompts))
+    trainer.add_callback(RolloutPluginCallback())  # detached at the end, after the last step
+    trainer.add_callback(Peeks(trainer))
+    trainer.train()
+    run = open_run(tmp_path / "out")
+    found = {number_of(rollout.completion): rollout for rollout in run.rollouts()}
+    looked = {n: rollout for n, rollout in found.items() if rollout.prompt[0]["content"] == "look"}
+    assert sorted(looked) == ([4, 5, 10, 11] if is_known else [])
+    assert len(run) == 8 + len(looked)
+    assert all(r.reward is None and {"rewards", "advantage"} <= set(r.marks) for r in looked.values())
+    assert [looked[n].policy_step for n in sorted(looked)] == ([1, 1, 2, 2] if is_known else [])
+    assert run.drops == ({} if is_known else {"not_observed": 4})

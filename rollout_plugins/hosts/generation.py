@@ -74,6 +74,7 @@ class Generation:
         self.logged: Sequence[Any] | None = None
         # What the trainer generated, and the ids of what it scored.
         self.made: Any = None
+        self.generated = 0
         self.scored_ids: Sequence[Any] = ()
         self.peers: dict[str, Any] | None = None
         # Where each row stands in a batch of how many, if it is not one after the other.

@@ -77,6 +77,8 @@ class GRPOObserver(Observer):
     def _claim(self, now: Generation, ids: Any) -> None:
         """What is scored was generated before, perhaps on another thread."""
         found = [one for one in self.unscored.claim(ids) if one is not None]
+        if not found and not now.generated:
+            self.unscored.unknown = max(0, self.unscored.unknown - len(ids))
         if not found or len(found) != len(ids):
             return
         steps = {made.policy_step for made, _ in found}
@@ -113,6 +115,8 @@ class GRPOObserver(Observer):
                 if not now.expected:
                     self.unscored.wait(now, now.made.ids)
                     return
+        if not now.count and not now.expected:
+            self.unscored.unknown += now.generated
         self._keep(now)
 
     def _keep(self, now: Generation) -> None:
@@ -123,6 +127,9 @@ class GRPOObserver(Observer):
         super().detach()
         with self.guarded("hand over what was never scored"):
             self.unscored.end()
+        if self.unscored.unknown > 0:
+            self.emit.lost("not_observed", self.unscored.unknown)
+            self.unscored.unknown = 0
 
     def _read_rewards(self, now: Generation, gathered: Any) -> None:
         """Rewards exist now, and so does what reward functions gave to log_extra."""
@@ -175,7 +182,9 @@ class GRPOObserver(Observer):
                 self._set_apart(now)
         out = original(*args, **kwargs)
         with self.guarded("see what was generated"):
-            now.made = Made.of(next(iter((*args, *kwargs.values())), None), out)
+            prompts = next(iter((*args, *kwargs.values())), ())
+            now.generated += len(prompts)
+            now.made = Made.of(prompts, out)
         if isinstance(out, tuple) and out:
             now.prompt_ids = out[0]
             if len(out) > 3 and now.tool_mask is None:
@@ -189,6 +198,8 @@ class GRPOObserver(Observer):
             if batch is not None:
                 self.emit(batch)
                 self.count_refused(batch.count)
+                if now.generated > batch.count:
+                    self.emit.lost("not_observed", now.generated - batch.count)
             else:
                 super().missed(now)
 

@@ -76,6 +76,8 @@ class Unscored:
         self._lock = threading.Lock()
         self._waiting: list[_Waiting] = []
         self._is_told = False
+        self.unknown = 0
+        """Rollouts that were generated in a form that is not known, and are not scored yet."""
 
     def wait(self, now: Generation, ids: Sequence[Sequence[int]]) -> None:
         with self._lock:
@@ -87,7 +89,7 @@ class Unscored:
     def claim(self, ids: Sequence[Sequence[int]]) -> list[tuple[Generation, int] | None]:
         """For each row, the generation it was made in and its place there, if it waits here."""
         with self._lock:
-            found = [self._claim(tuple(row)) for row in ids] if self._waiting else [None for _ in ids]
+            found = [self._claim(tuple(row)) if self._waiting else None for row in ids]
             self._waiting = [one for one in self._waiting if one.left]
         return found
 

@@ -121,7 +121,7 @@ def lacks(target: Any, name: str, parameters: tuple[str, ...] | None = None) -> 
 
 def _parameters(method: Callable[..., Any]) -> tuple[str, ...]:
     """Names of a method's parameters; those that take any number of arguments with their stars."""
-    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    stars: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
     found = inspect.signature(method).parameters.values()
     return tuple(stars.get(parameter.kind, "") + parameter.name for parameter in found)
 
