@@ -181,7 +181,7 @@ class Peeks(TrainerCallback):
 
 
 @pytest.mark.parametrize("is_known", [True, False])
-def test_what_nobody_scores_is_stored_and_marked_or_else_counted(tmp_path, is_known):
+def test_what_nobody_scores_is_stored_and_marked_or_else_counted(tmp_path, caplog, is_known):
     trainer = make(tmp_path, ANSWERS, rewards=numbers, max_steps=2)
     generate = trainer._generate
     if not is_known:
@@ -197,3 +197,4 @@ def test_what_nobody_scores_is_stored_and_marked_or_else_counted(tmp_path, is_kn
     assert all(r.reward is None and {"rewards", "advantage"} <= set(r.marks) for r in looked.values())
     assert [looked[n].policy_step for n in sorted(looked)] == ([1, 1, 2, 2] if is_known else [])
     assert run.drops == ({} if is_known else {"not_observed": 4})
+    assert caplog.text.count("in a way that cannot be observed") == (not is_known)

@@ -122,13 +122,15 @@ class GRPOObserver(Observer):
     def _keep(self, now: Generation) -> None:
         now.no_advantage = "" if now.advantages else NO_ADVANTAGE
         super().hand_over(now)
+        now.made = now.logged = None  # the trainer's own lists need not wait for the worker thread
+        now.scored_ids = ()
 
     def detach(self) -> None:
         super().detach()
         with self.guarded("hand over what was never scored"):
             self.unscored.end()
         if self.unscored.unknown > 0:
-            self.emit.lost("not_observed", self.unscored.unknown)
+            self.lose(self.unscored.unknown)
             self.unscored.unknown = 0
 
     def _read_rewards(self, now: Generation, gathered: Any) -> None:
@@ -199,7 +201,7 @@ class GRPOObserver(Observer):
                 self.emit(batch)
                 self.count_refused(batch.count)
                 if now.generated > batch.count:
-                    self.emit.lost("not_observed", now.generated - batch.count)
+                    self.lose(now.generated - batch.count)
             else:
                 super().missed(now)
 

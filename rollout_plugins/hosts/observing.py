@@ -14,7 +14,7 @@ from rollout_plugins.hosts.decoding import Decoder
 from rollout_plugins.hosts.facts import describe_trl
 from rollout_plugins.hosts.generation import Generation
 from rollout_plugins.hosts.support import Support, named_support
-from rollout_plugins.hosts.wrapping import Swap, Wraps, arguments, by_name, lacks
+from rollout_plugins.hosts.wrapping import Swap, Wraps, arguments, by_name, lacks, logger
 
 _LOOP: Final = ("prompts", "prompt_ids", "completion_ids", "completions")
 Needs: TypeAlias = Mapping[str, tuple[str, ...]]
@@ -38,6 +38,7 @@ class Observer:
         self.options = options
         self._threads = threading.local()
         self.refused: list[str] = []
+        self._has_lost = False
         self.wraps = Wraps(trainer)
         self.decoder = Decoder(trainer, options) if self.decodes else None
 
@@ -117,7 +118,17 @@ class Observer:
 
     def missed(self, now: Generation) -> None:
         """The trainer made rollouts, and none of our wrappers saw them."""
-        self.emit.lost("not_observed", now.expected)
+        self.lose(max(now.expected, now.generated))
+
+    def lose(self, count: int) -> None:
+        """Count rollouts that were made and could not be kept; say so the first time."""
+        self.emit.lost("not_observed", count)
+        if not self._has_lost:
+            self._has_lost = True
+            logger.warning(
+                "%s made %d rollouts in a way that cannot be observed; such are counted as not_observed",
+                type(self.trainer).__name__, count,
+            )  # fmt: skip
 
     def given(self, now: Generation, original: Callable[..., Any], args: Any, kwargs: Any) -> None:
         """The rows of the dataset that a method was called with as its `inputs`."""
