@@ -24,9 +24,8 @@ EACH = 8
 
 def worker(folder: Path, steps: int) -> None:
     """Run by torchrun: trainings with and without, twice each, in one process group."""
-    from trl import GRPOTrainer
-
     from tests.rig import dataset, make
+    from trl import GRPOTrainer
 
     for name in ("warm", "off 1", "on 1", "on 2", "off 2"):
         trainer = make(

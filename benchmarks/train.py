@@ -24,8 +24,8 @@ from transformers import TrainerCallback
 from benchmarks.batches import Writer
 from benchmarks.measure import folder_bytes, goal, main, median, resident, seconds, show, size, table
 from rollout_plugins import RolloutPluginCallback, open_run
-from rollout_plugins.loading import Plugins
-from rollout_plugins.pipeline import Pipeline
+from rollout_plugins.engine.loading import Plugins
+from rollout_plugins.engine.pipeline import Pipeline
 
 SLACK = 5e6
 

@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 
 from rollout_plugins.hosts import known_hosts
-from rollout_plugins.hosts.support import Support
+from rollout_plugins.hosts.kit.support import Support
 
 ROOT = Path(__file__).parents[1]
 CLASSES = {

@@ -13,7 +13,8 @@ import os
 from pathlib import Path
 
 from rollout_plugins import RolloutPluginCallback
-from rollout_plugins.demo import model, shop
+from rollout_plugins.demo import shop
+from rollout_plugins.testing import model
 
 
 async def price(item: str) -> int:

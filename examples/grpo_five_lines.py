@@ -9,7 +9,8 @@ The model, tools and rewards are the demo's, small enough for a CPU; yours go in
 from trl import GRPOConfig, GRPOTrainer
 
 from rollout_plugins import RolloutPluginCallback
-from rollout_plugins.demo import model, shop
+from rollout_plugins.demo import shop
+from rollout_plugins.testing import model
 
 
 def main(out: str = "outputs/five-lines", steps: int = 10) -> None:

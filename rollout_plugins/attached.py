@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rollout_hookspecs import Batch, Host, Run
 
-from rollout_plugins.attaching import holds
-from rollout_plugins.hosts.wrapping import Wraps, arguments
-from rollout_plugins.pipeline import Pipeline
+from rollout_plugins.engine.pipeline import Pipeline
+from rollout_plugins.hosts.kit.finding import holds
+from rollout_plugins.hosts.kit.wrapping import Wraps, arguments
 
 if TYPE_CHECKING:
     from rollout_plugins.callback import RolloutPluginCallback

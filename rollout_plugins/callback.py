@@ -14,26 +14,26 @@ from typing import Any
 from rollout_hookspecs import Batch, Run
 
 from rollout_plugins.attached import Attached, Wrappers, dataset_of
-from rollout_plugins.attaching import (
+from rollout_plugins.engine.copying import Given
+from rollout_plugins.engine.loading import Plugins, flag
+from rollout_plugins.engine.opening import bind_sinks, cap_dashboards, named_metrics, open_pipeline
+from rollout_plugins.engine.pipeline import Pipeline
+from rollout_plugins.engine.precautions import check_trl, checked_dir, tell_of_unfinished, warn_of_log_completions
+from rollout_plugins.engine.run_id import identify, run_of, write_marker
+from rollout_plugins.engine.telling import shown
+from rollout_plugins.errors import SetupError, need
+from rollout_plugins.hosts import host_for, nearest_to
+from rollout_plugins.hosts.kit.finding import (
     checkpoint_being_resumed,
     evaluation_under_way,
     step_being_resumed,
     trainer_adding,
     trainer_of,
 )
-from rollout_plugins.copying import Given
-from rollout_plugins.errors import SetupError, need
-from rollout_plugins.hosts import host_for, nearest_to
-from rollout_plugins.hosts.facts import tokenizer_of
-from rollout_plugins.hosts.support import may_evaluate
-from rollout_plugins.hosts.wrapping import added
-from rollout_plugins.identity import identify, run_of, write_marker
-from rollout_plugins.loading import Plugins, flag
-from rollout_plugins.opening import bind_sinks, cap_dashboards, named_metrics, open_pipeline
-from rollout_plugins.pipeline import Pipeline
-from rollout_plugins.precautions import check_trl, checked_dir, tell_of_unfinished, warn_of_log_completions
+from rollout_plugins.hosts.kit.support import may_evaluate
+from rollout_plugins.hosts.kit.trainer_facts import tokenizer_of
+from rollout_plugins.hosts.kit.wrapping import added
 from rollout_plugins.store.home import home_of, homes_of
-from rollout_plugins.telling import shown
 
 need("transformers", "trl")
 from transformers import TrainerCallback  # noqa: E402 - after the check, so that a missing extra is one clear line

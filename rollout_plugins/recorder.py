@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 from rollout_hookspecs import Batch, Run
 
+from rollout_plugins.content.incoming import Held, Incoming, Wanted
+from rollout_plugins.engine.loading import Plugins, flag
+from rollout_plugins.engine.opening import bind_sinks, cap_dashboards, named_metrics, open_pipeline
+from rollout_plugins.engine.placing import Placing
+from rollout_plugins.engine.precautions import checked_dir, tell_of_unfinished
+from rollout_plugins.engine.record_arguments import RecordArguments, record_arguments
+from rollout_plugins.engine.rows import rows
+from rollout_plugins.engine.run_id import identify_loop, place_in_launch
+from rollout_plugins.engine.telling import shown
 from rollout_plugins.errors import SetupError
-from rollout_plugins.hosts.facts import installed
-from rollout_plugins.identity import identify_loop, place_in_launch
-from rollout_plugins.loading import Plugins, flag
-from rollout_plugins.opening import bind_sinks, cap_dashboards, named_metrics, open_pipeline
-from rollout_plugins.precautions import checked_dir, tell_of_unfinished
-from rollout_plugins.shapes.placing import Placing
-from rollout_plugins.shapes.rows import rows
-from rollout_plugins.shapes.shaped import Asked, Shaped, Taken
-from rollout_plugins.shapes.where import Where, where
+from rollout_plugins.hosts.kit.trainer_facts import installed
 from rollout_plugins.store.write import run_file
-from rollout_plugins.telling import shown
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -178,7 +178,7 @@ class RolloutRecorder:
             self._submit(*prepared)
         self._pipeline.raise_strict()
 
-    def _prepared(self, rollouts: Any, **said: Any) -> tuple[Batch, Taken] | None:
+    def _prepared(self, rollouts: Any, **said: Any) -> tuple[Batch, Held] | None:
         """The batch, safe from what the loop does next; None when nothing can be kept of it."""
         if not self._is_open():
             self._lose("recorder_closed", rollouts)
@@ -186,11 +186,11 @@ class RolloutRecorder:
         started = time.perf_counter()
         is_checked = self._strict or not self._is_proven
         try:
-            place = where(**said, last_step=self._last_step, is_checked=is_checked)
+            place = record_arguments(**said, last_step=self._last_step, is_checked=is_checked)
             if is_checked:
                 _check_groups(rollouts, place.group_size)
-            shaped = rollouts if isinstance(rollouts, Shaped) else rows(rollouts)
-            taken = shaped.take(Asked(tokens=self._tokens, checked=is_checked))
+            shaped = rollouts if isinstance(rollouts, Incoming) else rows(rollouts)
+            taken = shaped.take(Wanted(tokens=self._tokens, checked=is_checked))
         except Exception as error:
             if is_checked and (self._strict or isinstance(error, SetupError)):
                 raise
@@ -200,7 +200,7 @@ class RolloutRecorder:
         self._last_step = place.step
         return self._batch(place, taken, started), taken
 
-    def _batch(self, place: Where, taken: Taken, started: float) -> Batch:
+    def _batch(self, place: RecordArguments, taken: Held, started: float) -> Batch:
         run, counters = self._run, self._pipeline.counters
         placing = Placing(
             time=time.time(),
@@ -221,7 +221,7 @@ class RolloutRecorder:
             seconds=time.perf_counter() - started,
         )
 
-    def _submit(self, batch: Batch, taken: Taken) -> None:
+    def _submit(self, batch: Batch, taken: Held) -> None:
         with self._lock:
             if not self._is_started:
                 self._safely("begin the run", lambda: self._start(taken))
@@ -229,7 +229,7 @@ class RolloutRecorder:
             self._pipeline.submit(batch)
             self._is_proven = True
 
-    def _start(self, taken: Taken) -> None:
+    def _start(self, taken: Held) -> None:
         """Begin the run. The first batch tells the names of the rewards, if nobody did."""
         self._run = run = replace(self._run, reward_names=self._run.reward_names or taken.reward_names)
         bind_sinks(self._plugins, None, self._safely)

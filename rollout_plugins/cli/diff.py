@@ -12,10 +12,10 @@ from rich.text import Text
 
 from rollout_plugins.cli.filters import RUN
 from rollout_plugins.cli.output import add_json, busy, console, print_json, say, show
-from rollout_plugins.messages import call_text, completion_text, prompt_text
+from rollout_plugins.content.messages import call_text, completion_text, prompt_text
+from rollout_plugins.show.text import clean, number, one_line, shorten, signed
 from rollout_plugins.store.filters import Filters, condition
 from rollout_plugins.store.read import open_run
-from rollout_plugins.view.text import clean, number, one_line, shorten, signed
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rollout_plugins.cli.output import add_json, busy, note, print_json, say
-from rollout_plugins.store.importers import FORMATS, import_rollouts
+from rollout_plugins.shapes.importing import FORMATS, import_rollouts
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

@@ -7,8 +7,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from rollout_plugins.cli.output import add_json, busy, console, note, print_json, print_table, show, table_of
+from rollout_plugins.show import sparkline
 from rollout_plugins.store.read import runs
-from rollout_plugins.view import sparkline
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

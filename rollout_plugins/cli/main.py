@@ -100,7 +100,7 @@ def _guarded(module: object, options: argparse.Namespace) -> int:
 
 
 def _fail(message: str) -> int:
-    from rollout_plugins.view.text import clean
+    from rollout_plugins.show.text import clean
 
     sys.stderr.write(f"rollouts: {' '.join(clean(message).split())}\n")
     return ERROR

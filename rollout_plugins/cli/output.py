@@ -12,8 +12,8 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from rollout_plugins.plain import plain, write_json
-from rollout_plugins.view.text import MISSING, clean, number, one_line
+from rollout_plugins.content.plain import plain, write_json
+from rollout_plugins.show.text import MISSING, clean, number, one_line
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser

@@ -10,11 +10,11 @@ from rich.console import Group
 
 from rollout_plugins.cli.filters import RUN, add_filters, filters_of
 from rollout_plugins.cli.output import add_json, busy, console, note, show
+from rollout_plugins.content.plain import write_json
 from rollout_plugins.errors import RunError
-from rollout_plugins.plain import write_json
+from rollout_plugins.show import render_group, render_rollouts
 from rollout_plugins.store.codec import encode
 from rollout_plugins.store.read import open_run
-from rollout_plugins.view import render_group, render_rollouts
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from rollout_plugins.cli.filters import RUN
 from rollout_plugins.cli.output import add_json, busy, print_json, print_table
+from rollout_plugins.show.text import clean
 from rollout_plugins.store.read import Runs, open_run
-from rollout_plugins.view.text import clean
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

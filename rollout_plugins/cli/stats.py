@@ -10,9 +10,9 @@ from rich.text import Text
 
 from rollout_plugins.cli.filters import RUN
 from rollout_plugins.cli.output import add_json, busy, console, note, print_json, print_table, show, table_of
+from rollout_plugins.show import render_steps, sparkline
+from rollout_plugins.show.text import number, one_line
 from rollout_plugins.store.read import open_run
-from rollout_plugins.view import render_steps, sparkline
-from rollout_plugins.view.text import number, one_line
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

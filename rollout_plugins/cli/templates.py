@@ -6,7 +6,7 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 from rollout_plugins.errors import need
-from rollout_plugins.view.text import one_line
+from rollout_plugins.show.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -35,8 +35,8 @@ def run(options: Namespace) -> None:
         stored = open_run(options.run)
         stats = pool.submit(stored.stats)  # while textual is imported
         need("textual", "view")
+        from rollout_plugins.engine.panels import Panels
         from rollout_plugins.view.app import view
-        from rollout_plugins.view.panels import Panels
 
         filters = filters_of(options)
         if options.id is not None:

@@ -15,7 +15,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from rollout_plugins.demo.train import STEPS, OnStep, train
-from rollout_plugins.view import render_rollouts, render_steps
+from rollout_plugins.show import render_rollouts, render_steps
 
 if TYPE_CHECKING:
     from rollout_hookspecs import Rollout

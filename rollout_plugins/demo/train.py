@@ -34,7 +34,8 @@ def _trainer(out: Path, steps: int, callbacks: Sequence[Any]) -> Any:
     from trl import GRPOConfig, GRPOTrainer
 
     from rollout_plugins import RolloutPluginCallback
-    from rollout_plugins.demo import model, shop
+    from rollout_plugins.demo import shop
+    from rollout_plugins.testing import model
 
     policy, tokenizer = model.load()
     config = GRPOConfig(

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rollout_plugins.demo import shop
-from rollout_plugins.demo.model import CHECKPOINT, chat_template
+from rollout_plugins.testing.model import CHECKPOINT, chat_template
 
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MARKERS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]

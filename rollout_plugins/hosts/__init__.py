@@ -12,7 +12,7 @@ from rollout_plugins.hosts.async_queue import AsyncHost
 from rollout_plugins.hosts.distillation import DistillationHost
 from rollout_plugins.hosts.gkd import GKDHost, GOLDHost, IWOPDHost
 from rollout_plugins.hosts.grpo import GRPOHost
-from rollout_plugins.hosts.observing import TRLHost
+from rollout_plugins.hosts.kit.observing import TRLHost
 from rollout_plugins.hosts.online_dpo import OnlineDPOHost
 from rollout_plugins.hosts.self_distillation import SDFTHost, SDPOHost
 

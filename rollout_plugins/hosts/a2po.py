@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 
 from rollout_hookspecs import Emit
 
-from rollout_plugins.hosts.generation import Generation
-from rollout_plugins.hosts.observing import Needs, Observer, TRLHost
-from rollout_plugins.hosts.support import Support
-from rollout_plugins.hosts.wrapping import arguments, logger
+from rollout_plugins.hosts.kit.generation import Generation
+from rollout_plugins.hosts.kit.observing import Needs, Observer, TRLHost
+from rollout_plugins.hosts.kit.support import Support
+from rollout_plugins.hosts.kit.wrapping import arguments, logger
 
 FIRST_STAGE = {"stage": "value estimation"}
 _seen_estimating: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -13,9 +13,9 @@ from typing import Any
 from rollout_hookspecs import Rollout, Tokens, ToolCall
 
 from rollout_plugins.hosts.async_samples import Conversation, Row
-from rollout_plugins.hosts.building import as_messages, end_ids, finish_of, given
-from rollout_plugins.hosts.facts import describe_trl, reward_names, tool_schemas
-from rollout_plugins.hosts.toolcalls import tool_calls
+from rollout_plugins.hosts.kit.building import as_messages, end_ids, finish_of, given
+from rollout_plugins.hosts.kit.trainer_facts import describe_trl, reward_names, tool_schemas
+from rollout_plugins.hosts.kit.watching import tool_calls
 
 _PREFIX = "rewards/"
 _SETTINGS = (

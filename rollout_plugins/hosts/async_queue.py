@@ -32,8 +32,8 @@ from rollout_hookspecs import Batch, Emit
 
 from rollout_plugins.hosts.async_building import Builder, describe_async
 from rollout_plugins.hosts.async_samples import UNKNOWN, Conversation, Stream
-from rollout_plugins.hosts.support import Support
-from rollout_plugins.hosts.wrapping import Wraps, itself
+from rollout_plugins.hosts.kit.support import Support
+from rollout_plugins.hosts.kit.wrapping import Wraps, itself
 
 _PARTS = ("rollout_queue", "rollout_worker", "model_version")
 

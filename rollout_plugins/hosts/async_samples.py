@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollout_plugins.snapshot import Snapshot
+from rollout_plugins.content.snapshot import Snapshot
 
 TRAINED = "yes"
 UNKNOWN = "unknown"

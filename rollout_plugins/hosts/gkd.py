@@ -15,12 +15,12 @@ from typing import Any, ClassVar
 
 from rollout_hookspecs import Emit
 
-from rollout_plugins.hosts.collating import Collated, Collating
-from rollout_plugins.hosts.generation import Generation
-from rollout_plugins.hosts.observing import Needs, Observer, TRLHost
-from rollout_plugins.hosts.support import Support
-from rollout_plugins.hosts.wrapping import arguments
-from rollout_plugins.snapshot import Snapshot
+from rollout_plugins.content.snapshot import Snapshot
+from rollout_plugins.hosts.kit.collating import Collated, Collating
+from rollout_plugins.hosts.kit.generation import Generation
+from rollout_plugins.hosts.kit.observing import Needs, Observer, TRLHost
+from rollout_plugins.hosts.kit.support import Support
+from rollout_plugins.hosts.kit.wrapping import arguments
 
 TEACHER = {"source": "teacher"}
 _SEVERAL = {"columns": "several rows of the dataset have this prompt; which of them it was is not known"}

@@ -13,14 +13,14 @@ from typing import Any, ClassVar, Final
 
 from rollout_hookspecs import Batch, Emit
 
-from rollout_plugins.hosts.decoding import Decoder
-from rollout_plugins.hosts.generation import Generation
-from rollout_plugins.hosts.observing import Needs, Observer, TRLHost
-from rollout_plugins.hosts.support import Support
+from rollout_plugins.content.snapshot import Snapshot
+from rollout_plugins.hosts.kit.decoding import Decoder
+from rollout_plugins.hosts.kit.generation import Generation
+from rollout_plugins.hosts.kit.observing import Needs, Observer, TRLHost
+from rollout_plugins.hosts.kit.support import Support
+from rollout_plugins.hosts.kit.unscored import NEVER_SCORED, NO_ADVANTAGE, Made, Unscored
+from rollout_plugins.hosts.kit.wrapping import arguments
 from rollout_plugins.hosts.trl_log import LogTail, batch_from_log
-from rollout_plugins.hosts.unscored import NEVER_SCORED, NO_ADVANTAGE, Made, Unscored
-from rollout_plugins.hosts.wrapping import arguments
-from rollout_plugins.snapshot import Snapshot
 
 _LOGPROBS: Final = "sampler, trainer and reference"
 SCORED: Final = ("inputs", "prompts", "completions", "completion_ids_list")

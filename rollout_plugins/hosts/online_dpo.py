@@ -12,12 +12,12 @@ from typing import Any, ClassVar
 
 from rollout_hookspecs import Emit
 
-from rollout_plugins.hosts.building import eos_ids
-from rollout_plugins.hosts.facts import describe_trl
-from rollout_plugins.hosts.generation import Generation
-from rollout_plugins.hosts.observing import Needs, Observer, TRLHost
-from rollout_plugins.hosts.support import Support
-from rollout_plugins.hosts.wrapping import arguments
+from rollout_plugins.hosts.kit.building import eos_ids
+from rollout_plugins.hosts.kit.generation import Generation
+from rollout_plugins.hosts.kit.observing import Needs, Observer, TRLHost
+from rollout_plugins.hosts.kit.support import Support
+from rollout_plugins.hosts.kit.trainer_facts import describe_trl
+from rollout_plugins.hosts.kit.wrapping import arguments
 
 
 class OnlineDPOObserver(Observer):

@@ -12,12 +12,12 @@ from typing import Any, ClassVar
 
 from rollout_hookspecs import Emit
 
-from rollout_plugins.hosts.generation import Generation
+from rollout_plugins.content.snapshot import Snapshot
 from rollout_plugins.hosts.grpo import SCORED, GRPOObserver
-from rollout_plugins.hosts.observing import Needs, Observer, TRLHost
-from rollout_plugins.hosts.support import Support
-from rollout_plugins.hosts.wrapping import arguments
-from rollout_plugins.snapshot import Snapshot
+from rollout_plugins.hosts.kit.generation import Generation
+from rollout_plugins.hosts.kit.observing import Needs, Observer, TRLHost
+from rollout_plugins.hosts.kit.support import Support
+from rollout_plugins.hosts.kit.wrapping import arguments
 
 _LOGPROBS = "the trainer has log-probabilities where completions train more than one step"
 

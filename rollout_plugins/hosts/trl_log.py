@@ -9,8 +9,8 @@ from typing import Any
 
 from rollout_hookspecs import Batch, Rollout
 
-from rollout_plugins.hosts.building import Builder
-from rollout_plugins.hosts.generation import Generation
+from rollout_plugins.hosts.kit.building import Builder
+from rollout_plugins.hosts.kit.generation import Generation
 
 
 class LogTail:

@@ -10,8 +10,8 @@ from typing import Any
 
 from rollout_hookspecs import Rollout, Run, Step, hookimpl
 
+from rollout_plugins.content.options import check, one_of, whole
 from rollout_plugins.plugins.numbers import number
-from rollout_plugins.plugins.options import check, one_of, whole
 from rollout_plugins.plugins.strategies import STRATEGIES, Pool, Reasons
 
 logger = logging.getLogger("rollout_plugins")

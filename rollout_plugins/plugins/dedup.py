@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from rollout_hookspecs import Rollout, Step, hookimpl
 
-from rollout_plugins.hashing import content_hash
+from rollout_plugins.content.hashing import content_hash
+from rollout_plugins.content.options import check, flag, one_of, whole
 from rollout_plugins.plugins.numbers import number
-from rollout_plugins.plugins.options import check, flag, one_of, whole
 
 KINDS = ("prompt", "completion", "rollout")
 KEEP = ("first", "best")

@@ -10,8 +10,8 @@ from typing import Any
 
 from rollout_hookspecs import Image, Rollout, Run, Step, ToolCall, hookimpl
 
-from rollout_plugins.hashing import is_array, is_pil, is_tensor
-from rollout_plugins.plugins.options import check, one_of, whole
+from rollout_plugins.content.hashing import is_array, is_pil, is_tensor
+from rollout_plugins.content.options import check, one_of, whole
 from rollout_plugins.plugins.pixels import kept
 from rollout_plugins.plugins.rewrite import ATOMS, Place, Rewriter, lost
 from rollout_plugins.store.media import MediaStore, Unreadable

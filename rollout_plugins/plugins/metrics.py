@@ -10,10 +10,10 @@ from typing import Any
 
 from rollout_hookspecs import Rollout, Run, Step, ToolCall, hookimpl
 
-from rollout_plugins.hashing import content_hash
+from rollout_plugins.content.hashing import content_hash
+from rollout_plugins.content.options import check, share, whole
 from rollout_plugins.plugins.alerts import Alerts
 from rollout_plugins.plugins.numbers import correlation, mean, number, numbers, quantile, spread
-from rollout_plugins.plugins.options import check, share, whole
 
 _TEXTS = 64
 _WORDS = 1000

@@ -14,8 +14,8 @@ from string import Template
 from rollout_hookspecs import PROJECT
 
 from rollout_plugins import __version__
+from rollout_plugins.engine.loading import HOOKS
 from rollout_plugins.errors import SetupError
-from rollout_plugins.loading import HOOKS
 from rollout_plugins.scaffold._snippets import SNIPPETS, Snippet
 
 _TEMPLATES = Path(__file__).parent / "templates"

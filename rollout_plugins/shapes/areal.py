@@ -13,20 +13,20 @@ from typing import Any
 
 from rollout_hookspecs import Rollout
 
+from rollout_plugins.content.incoming import REJECTED, UNREADABLE, Held, Incoming, Lost, Wanted, bytes_of, each
+from rollout_plugins.content.snapshot import Snapshot
 from rollout_plugins.errors import SetupError
-from rollout_plugins.hosts.building import as_messages
-from rollout_plugins.shapes.shaped import REJECTED, UNREADABLE, Asked, Lost, Shaped, Taken, bytes_of, each
-from rollout_plugins.shapes.speech import Speech, decoder
-from rollout_plugins.shapes.tensors import to_host
-from rollout_plugins.snapshot import Snapshot
-from rollout_plugins.store.importers import Found
-from rollout_plugins.store.importers.files import tool_calls
+from rollout_plugins.hosts.kit.building import as_messages
+from rollout_plugins.shapes._files import tool_calls
+from rollout_plugins.shapes._speech import Speech, decoder
+from rollout_plugins.shapes._tensors import to_host
+from rollout_plugins.shapes.importing import Unplaced
 
 NEEDED = ("input_ids", "loss_mask")
 READ = (*NEEDED, "attention_mask", "rewards", "versions")
 
 
-def rollouts(trajectories: Any, tokenizer: Any, *, data: Sequence[Mapping[str, Any]] | None = None) -> Shaped:
+def rollouts(trajectories: Any, tokenizer: Any, *, data: Sequence[Mapping[str, Any]] | None = None) -> Incoming:
     """A whole batch, or a list of what each episode returned, with None for those rejected.
 
     Args:
@@ -35,10 +35,10 @@ def rollouts(trajectories: Any, tokenizer: Any, *, data: Sequence[Mapping[str, A
         data: the dataset rows: one for each sequence of a batch, or for each episode of a list. Their `messages` are
             the prompt, instead of its decoded text; the rest are the rollouts' columns.
     """
-    return Shaped(lambda asked: _take(trajectories, tokenizer, data, asked))
+    return Incoming(lambda asked: _take(trajectories, tokenizer, data, asked))
 
 
-def _take(trajectories: Any, tokenizer: Any, data: Any, asked: Asked) -> Taken:
+def _take(trajectories: Any, tokenizer: Any, data: Any, asked: Wanted) -> Held:
     is_list = isinstance(trajectories, (list, tuple))
     parts = [_checked(part, asked) for part in (trajectories if is_list else [trajectories])]
     episodes = _on_host(parts, (*READ, "logprobs") if asked.tokens else READ)
@@ -49,11 +49,11 @@ def _take(trajectories: Any, tokenizer: Any, data: Any, asked: Asked) -> Taken:
     size = sum(tensor.nbytes for episode in read for tensor in episode.numbers.values())
     reader = _Reader(tokenizer, asked)
 
-    def build() -> list[Found | Lost]:
+    def build() -> list[Unplaced | Lost]:
         sequences = [one for some in map(_sequences, episodes, rows) for one in some]
         return each(reader.found, sequences)
 
-    return Taken(build, sum(counts), bytes_of(sum(counts), size + copier.bytes), ("reward",))
+    return Held(build, sum(counts), bytes_of(sum(counts), size + copier.bytes), ("reward",))
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class _Episode:
     marks: dict[str, str] = field(default_factory=dict)
 
 
-def _checked(part: Any, asked: Asked) -> Any:
+def _checked(part: Any, asked: Wanted) -> Any:
     """A trajectory that can be read, or what stands for one that can't."""
     if part is None:
         return REJECTED
@@ -112,7 +112,7 @@ def _episode(tensors: dict[str, Any]) -> _Episode | Lost:
 
 
 def _dataset_rows(
-    data: Any, episodes: Sequence[Any], counts: list[int], asked: Asked, *, is_list: bool
+    data: Any, episodes: Sequence[Any], counts: list[int], asked: Wanted, *, is_list: bool
 ) -> list[list[Any]]:
     """For each episode, the dataset row of each of its sequences; empty ones if they don't line up."""
     wanted = len(counts) if is_list else counts[0]
@@ -142,12 +142,12 @@ def _sequences(episode: _Episode | Lost, rows: Sequence[Any]) -> list[Any]:
 class _Reader:
     """Makes rollouts of sequences; on the worker thread."""
 
-    def __init__(self, tokenizer: Any, asked: Asked) -> None:
+    def __init__(self, tokenizer: Any, asked: Wanted) -> None:
         self._decode = decoder(tokenizer)
         self._end = getattr(tokenizer, "eos_token_id", None)
         self._asked = asked
 
-    def found(self, sequence: tuple[dict[str, Any], Any, dict[str, str]]) -> Found:
+    def found(self, sequence: tuple[dict[str, Any], Any, dict[str, str]]) -> Unplaced:
         numbers, row, marks = sequence
         if not isinstance(row, Mapping):
             marks["lost:data"] = f"its row is of type {type(row).__name__}, not a dict"
@@ -175,7 +175,7 @@ class _Reader:
             tokens=speech.tokens(cut.get("logprobs")) if self._asked.tokens else None,
             marks=marks,
         )
-        return Found(rollout)
+        return Unplaced(rollout)
 
     def _prompt(self, row: Mapping[str, Any], speech: Speech) -> dict[str, Any]:
         if row.get("messages") is None:

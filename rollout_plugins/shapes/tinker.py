@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from rollout_plugins.content.incoming import REJECTED, UNREADABLE, Held, Incoming, Wanted, bytes_of, each
+from rollout_plugins.content.snapshot import Snapshot
 from rollout_plugins.errors import SetupError
-from rollout_plugins.shapes.shaped import REJECTED, UNREADABLE, Asked, Shaped, Taken, bytes_of, each
-from rollout_plugins.shapes.speech import Decode, Speech, decoder
-from rollout_plugins.snapshot import Snapshot
-from rollout_plugins.store.importers import Found
-from rollout_plugins.store.importers.files import given
-from rollout_plugins.store.importers.tinker import found
+from rollout_plugins.shapes._files import given
+from rollout_plugins.shapes._speech import Decode, Speech, decoder
+from rollout_plugins.shapes._tinker_files import found
+from rollout_plugins.shapes.importing import Unplaced
 
 REWARDS = ("steps", "final")
 
@@ -37,7 +37,7 @@ class RolloutTrace:
             object.__setattr__(self, own.name, Snapshot().copy(getattr(self, own.name)))
 
 
-def rollouts(groups: Any, tokenizer: Any = None, *, tags: Sequence[Sequence[str]] | None = None) -> Shaped:
+def rollouts(groups: Any, tokenizer: Any = None, *, tags: Sequence[Sequence[str]] | None = None) -> Incoming:
     """A trajectory group or a list of them: one rollout for each trajectory.
 
     Args:
@@ -46,17 +46,17 @@ def rollouts(groups: Any, tokenizer: Any = None, *, tags: Sequence[Sequence[str]
         tokenizer: for the texts of trajectories without traces.
         tags: the tags of each group.
     """
-    return Shaped(lambda asked: _take(groups, tokenizer, tags, asked))
+    return Incoming(lambda asked: _take(groups, tokenizer, tags, asked))
 
 
-def _take(groups: Any, tokenizer: Any, tags: Any, asked: Asked) -> Taken:
+def _take(groups: Any, tokenizer: Any, tags: Any, asked: Wanted) -> Held:
     listed = list(groups) if isinstance(groups, (list, tuple)) else [groups]
     decode = decoder(tokenizer) if tokenizer is not None else None
     read = _Reader(Snapshot(), asked, with_ids=asked.tokens or decode is not None)
     rows = [row for place, group in enumerate(listed) for row in read.group(group, place, _tags(tags, place))]
     count = len(rows) - rows.count(REJECTED)
     size = bytes_of(count, read.copier.bytes)
-    return Taken(lambda: each(lambda row: _found(row[0], row[1], row[2], decode), rows), count, size, REWARDS)
+    return Held(lambda: each(lambda row: _found(row[0], row[1], row[2], decode), rows), count, size, REWARDS)
 
 
 def _tags(tags: Any, place: int) -> list[Any]:
@@ -66,7 +66,7 @@ def _tags(tags: Any, place: int) -> list[Any]:
 class _Reader:
     """Reads groups into what tinker-cookbook itself would write of them, and the tokens of each transition."""
 
-    def __init__(self, copier: Snapshot, asked: Asked, *, with_ids: bool) -> None:
+    def __init__(self, copier: Snapshot, asked: Wanted, *, with_ids: bool) -> None:
         self.copier = copier
         self._asked = asked
         self._with_ids = with_ids
@@ -176,15 +176,15 @@ def _total(steps: Sequence[dict[str, Any]], final: Any) -> Any:
     return sum(rewards[:-1]) + final
 
 
-def _found(row: dict[str, Any], turns: Any, marks: dict[str, str], decode: Decode | None) -> Found:
+def _found(row: dict[str, Any], turns: Any, marks: dict[str, str], decode: Decode | None) -> Unplaced:
     made = found(row)
     rollout = replace(made.rollout, marks={**made.rollout.marks, **marks})
     if not turns:
-        return Found(rollout, made.group)
+        return Unplaced(rollout, made.group)
     speech, logprobs = _speech(turns)
     if decode is not None and not rollout.prompt and not rollout.completion:
         rollout = replace(rollout, prompt=speech.prompt(decode), completion=speech.completion(decode))
-    return Found(replace(rollout, tokens=speech.tokens(logprobs)), made.group)
+    return Unplaced(replace(rollout, tokens=speech.tokens(logprobs)), made.group)
 
 
 def _speech(turns: Sequence[tuple[list[int], list[int], list[float] | None]]) -> tuple[Speech, list[float] | None]:

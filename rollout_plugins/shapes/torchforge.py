@@ -8,14 +8,14 @@ from typing import Any
 from rollout_hookspecs import Rollout, Tokens
 from rollout_hookspecs._records import Finish
 
+from rollout_plugins.content.hashing import is_tensor
+from rollout_plugins.content.incoming import REJECTED, UNREADABLE, Held, Incoming, Lost, Wanted, bytes_of, each
+from rollout_plugins.content.snapshot import Snapshot
 from rollout_plugins.errors import SetupError
-from rollout_plugins.hashing import is_tensor
-from rollout_plugins.hosts.building import as_messages
-from rollout_plugins.shapes.shaped import REJECTED, UNREADABLE, Asked, Lost, Shaped, Taken, bytes_of, each
-from rollout_plugins.shapes.tensors import to_host
-from rollout_plugins.snapshot import Snapshot
-from rollout_plugins.store.importers import Found
-from rollout_plugins.store.importers.files import given, scores, tool_calls
+from rollout_plugins.hosts.kit.building import as_messages
+from rollout_plugins.shapes._files import given, scores, tool_calls
+from rollout_plugins.shapes._tensors import to_host
+from rollout_plugins.shapes.importing import Unplaced
 
 READ = ("request", "prompt", "response", "target", "reward", "reward_breakdown", "advantage", "policy_version")
 KEPT = ("episode_id", "request_len", "response_len", "pad_id")
@@ -23,17 +23,17 @@ PER_TOKEN = ("prompt_ids", "token_ids", "logprobs")
 _FINISH: dict[str, Finish] = {"stop": "stop", "length": "length"}
 
 
-def rollouts(episodes: Any) -> Shaped:
+def rollouts(episodes: Any) -> Incoming:
     """A list of episodes, or of groups of them (`list[list[Episode]]`); None among them is a rejected one.
 
     Of each is read, where it is there: `request` (or `prompt`), `response`, `target`, `reward`, `reward_breakdown`,
     `advantage`, `policy_version`, `episode_id`, `request_len`, `response_len`, `pad_id`; and, by a recorder with
     `tokens=True`, `prompt_ids`, `token_ids` and `logprobs` of its `completion`, and `ref_logprobs`.
     """
-    return Shaped(lambda asked: _take(episodes, asked))
+    return Incoming(lambda asked: _take(episodes, asked))
 
 
-def _take(episodes: Any, asked: Asked) -> Taken:
+def _take(episodes: Any, asked: Wanted) -> Held:
     if not isinstance(episodes, (list, tuple)):
         raise SetupError(
             f"episodes is of type {type(episodes).__name__}; give a list of episodes, or of groups of them"
@@ -47,7 +47,7 @@ def _take(episodes: Any, asked: Asked) -> Taken:
     names = dict.fromkeys(name for fact in known for name in scores(fact["reward_breakdown"])[0])
     count = len(items) - items.count(REJECTED)
     size = copier.bytes + sum(tensor.nbytes for fact in known for tensor in fact["tensors"].values())
-    return Taken(lambda: each(_found, items), count, bytes_of(count, size), tuple(names))
+    return Held(lambda: each(_found, items), count, bytes_of(count, size), tuple(names))
 
 
 def _flat(episodes: Sequence[Any]) -> Iterator[tuple[Any, int | None]]:
@@ -59,7 +59,7 @@ def _flat(episodes: Sequence[Any]) -> Iterator[tuple[Any, int | None]]:
             yield some, None
 
 
-def _facts(episode: Any, copier: Snapshot, asked: Asked) -> dict[str, Any] | Lost:
+def _facts(episode: Any, copier: Snapshot, asked: Wanted) -> dict[str, Any] | Lost:
     """What is read of an episode; tensors are not copied yet."""
     if episode is None:
         return REJECTED
@@ -79,7 +79,7 @@ def _facts(episode: Any, copier: Snapshot, asked: Asked) -> dict[str, Any] | Los
     return facts
 
 
-def _of_completion(episode: Any, asked: Asked) -> dict[str, Any]:
+def _of_completion(episode: Any, asked: Wanted) -> dict[str, Any]:
     completion = _get(episode, "completion")
     tensors = {name: _get(completion, name) for name in PER_TOKEN}
     ids = {name: tensors[name] for name in ("prompt_ids", "token_ids")}
@@ -120,7 +120,7 @@ def _on_host(known: Sequence[dict[str, Any]]) -> None:
             facts["marks"][f"lost:tokens.{name}"] = "it could not be copied"
 
 
-def _found(item: tuple[dict[str, Any], Any]) -> Found:
+def _found(item: tuple[dict[str, Any], Any]) -> Unplaced:
     facts, group = item
     rewards, other_rewards = scores(facts["reward_breakdown"])
     request = facts["request"] if facts["request"] is not None else facts["prompt"]
@@ -149,7 +149,7 @@ def _found(item: tuple[dict[str, Any], Any]) -> Found:
         tokens=_tokens(facts["tensors"]),
         marks=facts["marks"],
     )
-    return Found(rollout, group)
+    return Unplaced(rollout, group)
 
 
 def _tokens(tensors: dict[str, Any]) -> Tokens | None:

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from rollout_plugins.content.incoming import Held, Incoming, Wanted, bytes_of, each
+from rollout_plugins.content.snapshot import Snapshot
 from rollout_plugins.errors import SetupError
-from rollout_plugins.shapes.shaped import Asked, Shaped, Taken, bytes_of, each
-from rollout_plugins.snapshot import Snapshot
-from rollout_plugins.store.importers import Found
-from rollout_plugins.store.importers.verl import found
+from rollout_plugins.shapes._verl_files import found
+from rollout_plugins.shapes.importing import Unplaced
 
 
 def rollouts(
@@ -21,7 +21,7 @@ def rollouts(
     reward_extra_infos_dict: Mapping[str, Any] | None = None,
     *,
     uids: Any = None,
-) -> Shaped:
+) -> Incoming:
     """One rollout for each input and output; each argument is a list, an array or a tensor.
 
     Args:
@@ -33,10 +33,10 @@ def rollouts(
         uids: `batch.non_tensor_batch["uid"]`, equal for answers to one prompt; without it equal inputs are a group.
     """
     given = {"input": inputs, "output": outputs, "gts": gts, "score": scores, "uid": uids}
-    return Shaped(lambda asked: _take(given, reward_extra_infos_dict or {}, asked))
+    return Incoming(lambda asked: _take(given, reward_extra_infos_dict or {}, asked))
 
 
-def _take(given: Mapping[str, Any], infos: Mapping[str, Any], asked: Asked) -> Taken:
+def _take(given: Mapping[str, Any], infos: Mapping[str, Any], asked: Wanted) -> Held:
     copier = Snapshot()
     columns = {name: copier.copy(_list(values)) for name, values in {**infos, **given}.items() if values is not None}
     count = len(columns["output"])
@@ -47,7 +47,7 @@ def _take(given: Mapping[str, Any], infos: Mapping[str, Any], asked: Asked) -> T
     rest = {name: values for name, values in columns.items() if len(values) != count}
     rows = [{name: values[place] for name, values in whole.items()} for place in range(count)]
     found_in = _Reader(rest)
-    return Taken(lambda: each(found_in, rows), count, bytes_of(count, copier.bytes), ("score",))
+    return Held(lambda: each(found_in, rows), count, bytes_of(count, copier.bytes), ("score",))
 
 
 def _list(values: Any) -> list[Any]:
@@ -60,7 +60,7 @@ class _Reader:
     def __init__(self, rest: dict[str, list[Any]]) -> None:
         self._rest = rest
 
-    def __call__(self, row: dict[str, Any]) -> Found:
+    def __call__(self, row: dict[str, Any]) -> Unplaced:
         made = found(row, 0)
         if "uid" in row:
             made.group = row["uid"]

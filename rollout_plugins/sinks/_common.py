@@ -11,8 +11,8 @@ from typing import Generic, Literal, TypeVar, get_args
 
 from rollout_hookspecs import Image, Step, Trace
 
+from rollout_plugins.content.imaging import for_screen, on_white
 from rollout_plugins.errors import SetupError
-from rollout_plugins.imaging import for_screen, on_white
 
 Scope = Literal["global", "rank", "stream"]
 T = TypeVar("T")
@@ -91,7 +91,7 @@ def _thumbnail(path: Path, side: int) -> bytes:
         return out.getvalue()
 
 
-class Recent(Generic[T]):
+class SmallCache(Generic[T]):
     """A few values made once and used again: siblings of a group show the same image."""
 
     def __init__(self, most: int) -> None:

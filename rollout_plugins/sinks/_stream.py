@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
-from rollout_plugins.plain import json_for
+from rollout_plugins.content.plain import json_for
 
 CLEARED = "\r\x1b[J"
 """Takes progress bars off the screen; they draw themselves again."""

@@ -8,10 +8,10 @@ from typing import Any
 
 from rollout_hookspecs import Image, Trace
 
-from rollout_plugins.messages import call_text, calls_of, reasoning_of, role_of, text_of
-from rollout_plugins.plain import json_text
+from rollout_plugins.content.messages import call_text, calls_of, reasoning_of, role_of, text_of
+from rollout_plugins.content.plain import json_text
+from rollout_plugins.content.trace import images_in, prompt_and_completion
 from rollout_plugins.sinks._common import number
-from rollout_plugins.trace import images_in, prompt_and_completion
 
 logger = logging.getLogger("rollout_plugins")
 

@@ -10,12 +10,12 @@ import orjson
 from rich.console import Console
 from rollout_hookspecs import Step, Trace, hookimpl
 
+from rollout_plugins.content.conversation import fact
+from rollout_plugins.content.plain import json_text, plain
 from rollout_plugins.errors import SetupError
-from rollout_plugins.plain import json_text, plain
+from rollout_plugins.show.render import render_group, render_rollouts
+from rollout_plugins.show.text import finite
 from rollout_plugins.sinks._stream import CLEARED, bars_shown, write_json, write_text
-from rollout_plugins.view.conversation import fact
-from rollout_plugins.view.render import render_group, render_rollouts
-from rollout_plugins.view.text import finite
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

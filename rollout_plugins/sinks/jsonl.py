@@ -14,12 +14,12 @@ from typing import IO, Any
 import orjson
 from rollout_hookspecs import Run, Step, Trace, hookimpl
 
+from rollout_plugins.content.locks import locked
+from rollout_plugins.content.messages import call_text, calls_of, reasoning_of, role_of, text_of
+from rollout_plugins.content.trace import images_in, prompt_and_completion, shape_each
 from rollout_plugins.errors import SetupError
-from rollout_plugins.locks import locked
-from rollout_plugins.messages import call_text, calls_of, reasoning_of, role_of, text_of
 from rollout_plugins.sinks._common import Scope, checked_count, checked_scope, meant_for
 from rollout_plugins.sinks._stream import write_json
-from rollout_plugins.trace import images_in, prompt_and_completion, shaped
 
 ANSWERS = ("answer", "solution", "ground_truth", "target", "label")
 
@@ -66,7 +66,7 @@ class JsonlSink:
         traces = meant_for(self.scope, traces, step)
         if not traces:
             return []
-        lines = "".join(shaped(traces, step, line))
+        lines = "".join(shape_each(traces, step, line))
         if self._path == "-":
             write_json(sys.stdout, lines)
         elif self._place().is_fifo():

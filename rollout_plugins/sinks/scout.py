@@ -11,12 +11,13 @@ from typing import Any
 
 from rollout_hookspecs import Image, Run, Step, Trace, hookimpl
 
+from rollout_plugins.content.messages import arguments_of, calls_of, reasoning_of, role_of, text_of
+from rollout_plugins.content.plain import json_text
+from rollout_plugins.content.trace import images_in, shape_each
 from rollout_plugins.errors import SetupError
-from rollout_plugins.messages import arguments_of, calls_of, reasoning_of, role_of, text_of
-from rollout_plugins.plain import json_text
 from rollout_plugins.sinks._common import (
-    Recent,
     Scope,
+    SmallCache,
     checked_count,
     checked_scope,
     image_file,
@@ -27,7 +28,6 @@ from rollout_plugins.sinks._common import (
     whole,
 )
 from rollout_plugins.sinks._parts import Parts, column_of
-from rollout_plugins.trace import images_in, shaped
 
 # All of Scout's own columns, used or not: its viewer asks for some of them without looking whether they are there.
 _TEXT = (
@@ -70,7 +70,7 @@ class ScoutSink:
         self._path = Path(path).absolute() if path else None
         self._run = Run(id="rollouts")
         self._parts: Parts | None = None
-        self._images: Recent[str | None] = Recent(64)
+        self._images: SmallCache[str | None] = SmallCache(64)
 
     @property
     def target(self) -> str:
@@ -93,7 +93,7 @@ class ScoutSink:
         import pyarrow as pa
 
         self._parts = self._parts or Parts(self._place(), self._run.rank)
-        self._parts.add(pa.Table.from_pylist(shaped(traces, step, self._row), schema=_schema()))
+        self._parts.add(pa.Table.from_pylist(shape_each(traces, step, self._row), schema=_schema()))
         return [trace.rollout_id for trace in traces]
 
     @hookimpl

@@ -16,18 +16,18 @@ from typing import Any
 
 from rollout_hookspecs import Image, Run, Step, Trace, hookimpl
 
+from rollout_plugins.content.messages import call_text, calls_of, reasoning_of, text_of
+from rollout_plugins.content.trace import images_in, shape_each
 from rollout_plugins.errors import need
-from rollout_plugins.messages import call_text, calls_of, reasoning_of, text_of
 from rollout_plugins.sinks._common import (
-    Recent,
     Scope,
+    SmallCache,
     checked_name,
     checked_scope,
     image_file,
     image_words,
     meant_for,
 )
-from rollout_plugins.trace import images_in, shaped
 
 logger = logging.getLogger("rollout_plugins")
 
@@ -61,7 +61,7 @@ class TrackioSink:
         self._run: Run | None = None
         self._sender: Any = None
         self._opened_for: Any = None
-        self._images: Recent[Any] = Recent(4096)
+        self._images: SmallCache[Any] = SmallCache(4096)
 
     def __reduce__(self) -> Any:
         named = partial(type(self), project=self._project, name=self._name)
@@ -96,13 +96,13 @@ class TrackioSink:
             return []
         sender = self._open()
         key = "eval_rollouts" if step.split == "eval" else "rollouts"
-        sender.log({key: shaped(traces, step, self._trace)}, step=step.step)
+        sender.log({key: shape_each(traces, step, self._trace)}, step=step.step)
         return [trace.rollout_id for trace in traces]
 
     @hookimpl
     def on_run_end(self, run: Run) -> None:
         sender, self._sender = self._sender, None
-        self._images = Recent(4096)
+        self._images = SmallCache(4096)
         if sender is not None and sender is not self._opened_for:
             sender.finish()
 

@@ -13,10 +13,11 @@ from typing import Any
 
 from rollout_hookspecs import Image, Run, Step, Trace, hookimpl
 
+from rollout_plugins.content.trace import shape_each
 from rollout_plugins.errors import SetupError, need
 from rollout_plugins.sinks._common import (
-    Recent,
     Scope,
+    SmallCache,
     checked_count,
     checked_name,
     checked_scope,
@@ -27,7 +28,6 @@ from rollout_plugins.sinks._common import (
 )
 from rollout_plugins.sinks._table import Columns
 from rollout_plugins.sinks._weave import Weave
-from rollout_plugins.trace import shaped
 
 logger = logging.getLogger("rollout_plugins")
 
@@ -72,7 +72,7 @@ class WandbSink:
         self._sender: Any = None
         self._opened_for: Any = None
         self._tables: dict[str, _Growing] = {}
-        self._pictures: Recent[bytes | None] = Recent(256)
+        self._pictures: SmallCache[bytes | None] = SmallCache(256)
         self._cut = False
 
     def __reduce__(self) -> Any:
@@ -104,7 +104,7 @@ class WandbSink:
         if not traces:
             return []
         sender = self._open()
-        kept = shaped(traces, step, lambda trace: trace)
+        kept = shape_each(traces, step, lambda trace: trace)
         for start in range(0, len(kept), ROWS):
             self._add(sender, kept[start : start + ROWS], step)
         self._send_to_weave(kept, sender)

@@ -20,8 +20,8 @@ from uuid import uuid4
 
 from rollout_hookspecs import Image
 
-from rollout_plugins.hashing import bytes_hash, is_loaded, pixel_hash
-from rollout_plugins.imaging import for_screen, is_wide, on_white
+from rollout_plugins.content.hashing import bytes_hash, is_loaded, pixel_hash
+from rollout_plugins.content.imaging import for_screen, is_wide, on_white
 
 MEMORY = 4096
 FULL_SHARE = 0.9

@@ -16,17 +16,17 @@ import pyarrow as pa
 
 from rollout_plugins.errors import RunError, need
 from rollout_plugins.store import annotate, summary
-from rollout_plugins.store.facts import Facts, run_files
 from rollout_plugins.store.filters import Filters
-from rollout_plugins.store.found import Found
 from rollout_plugins.store.home import homes_of
+from rollout_plugins.store.matches import Matches
 from rollout_plugins.store.parts import TYPES, find_parts
+from rollout_plugins.store.run_facts import Facts, run_files
 from rollout_plugins.store.session import Session
 
 if TYPE_CHECKING:
     from rollout_hookspecs import Rollout, Run
 
-    from rollout_plugins.exporting import Sent
+    from rollout_plugins.engine.export import Sent
 
 
 def open_run(path: str | Path) -> StoredRun:
@@ -199,7 +199,7 @@ class StoredRun:
         `to`: `trackio`, `wandb`, `jsonl`, `scout`, or a sink object. `cap`: at most so many of each generation.
         `options`: the sink's own, as a dict. The others are filters, as for `rollouts`.
         """
-        from rollout_plugins.exporting import export
+        from rollout_plugins.engine.export import export
 
         return export(self, to, **options)
 
@@ -207,7 +207,7 @@ class StoredRun:
         """The rollout and its siblings: all answers to that prompt in that generation."""
         return list(self.siblings(self.get(rollout_id)).rollouts())
 
-    def siblings(self, rollout: Rollout) -> Found:
+    def siblings(self, rollout: Rollout) -> Matches:
         """Where the rollout and its siblings are, for a group too large to read at once."""
         same = f"generation = {rollout.generation} and attempt = {rollout.attempt}"
         return self.find(split=rollout.split, group=rollout.group, where=same, superseded=True)
@@ -221,7 +221,7 @@ class StoredRun:
         found = self.find_prompt(prompt, **filters).rollouts()
         return (rollout for rollout in found if rollout.prompt == prompt.prompt)
 
-    def find_prompt(self, rollout: Rollout, **filters: Any) -> Found:
+    def find_prompt(self, rollout: Rollout, **filters: Any) -> Matches:
         """Where rollouts are whose prompt has the same texts as this one's; images and calls in it may differ."""
         contents = [m.get("content") if isinstance(m, Mapping) else None for m in rollout.prompt]
         texts = [content if isinstance(content, str) else None for content in contents]
@@ -231,7 +231,7 @@ class StoredRun:
         """Rollouts with this text, in any case, in a message, its reasoning or a tool call's arguments."""
         return self._rollouts(Filters(search=text, **filters))
 
-    def find(self, **filters: Any) -> Found:
+    def find(self, **filters: Any) -> Matches:
         """Where rollouts are, in order, to read any page of them; takes what `rollouts` takes."""
         return self._find(Filters(**filters))
 
@@ -289,9 +289,9 @@ class StoredRun:
     def _rollouts(self, filters: Filters, *, tokens: bool = False) -> Iterator[Rollout]:
         yield from self._find(filters).rollouts(tokens=tokens)
 
-    def _find(self, filters: Filters, *, whole: bool = True) -> Found:
+    def _find(self, filters: Filters, *, whole: bool = True) -> Matches:
         session = self._session
-        return Found(session, session.ask(lambda known: known.places(filters, whole=whole)))
+        return Matches(session, session.ask(lambda known: known.places(filters, whole=whole)))
 
     def __repr__(self) -> str:
         return f"<StoredRun {self.info.id!r} in {self.dir}: {len(self):,} rollouts>"

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 from rollout_hookspecs import Placeholder, Rollout
 
-from rollout_plugins.messages import text_of
+from rollout_plugins.content.messages import text_of
 from rollout_plugins.store.codec import clean, encode, placeholder_for
 from rollout_plugins.store.schema import DEFAULTS, SCALARS, TEXT
 

@@ -12,9 +12,9 @@ import pyarrow as pa
 
 from rollout_plugins.errors import RunError
 from rollout_plugins.store import annotate
-from rollout_plugins.store.facts import Facts
 from rollout_plugins.store.parts import TYPES, Part, Rows, UnreadableError, fault, find_parts, wrong_columns
 from rollout_plugins.store.query import Database, Source
+from rollout_plugins.store.run_facts import Facts
 from rollout_plugins.store.small import Held
 from rollout_plugins.store.write import read_journal
 

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 from rollout_hookspecs import Image, Placeholder, Rollout, Tokens, ToolCall
 
-from rollout_plugins.messages import calls_of
+from rollout_plugins.content.messages import calls_of
 from rollout_plugins.store.codec import clean, encode
 from rollout_plugins.store.row import TROUBLE, Row, answer, is_exact, isinstance_, json_of, readable, scalars
 from rollout_plugins.store.schema import (

@@ -9,7 +9,7 @@ from typing import Any
 
 from rollout_hookspecs import Rollout, Run, Step, ToolCall
 
-from rollout_plugins.hosts.toolcalls import tool_calls
+from rollout_plugins.hosts.kit.watching import tool_calls
 
 _numbers = count(1)
 

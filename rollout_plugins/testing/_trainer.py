@@ -77,7 +77,7 @@ def _tiny() -> tuple[Any, Any]:
     import trl
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-    from rollout_plugins.demo.model import CHECKPOINT
+    from rollout_plugins.testing.model import CHECKPOINT
 
     tokenizer = PreTrainedTokenizerFast.from_pretrained(CHECKPOINT)
     with_tools = Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja"

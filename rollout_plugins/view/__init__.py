@@ -1,6 +1,1 @@
-"""Eyes for the terminal: what a rollout, its group and its run look like; `app` is the viewer."""
-
-from rollout_plugins.view.chart import render_steps, sparkline
-from rollout_plugins.view.render import render_group, render_rollout, render_rollouts
-
-__all__ = ["render_group", "render_rollout", "render_rollouts", "render_steps", "sparkline"]
+"""The terminal viewer."""

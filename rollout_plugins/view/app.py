@@ -12,13 +12,13 @@ from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
-from rollout_plugins.view.page import Page
-from rollout_plugins.view.steps import StepsPage
-from rollout_plugins.view.text import one_line
+from rollout_plugins.show.text import one_line
+from rollout_plugins.view.pages.page import Page
+from rollout_plugins.view.pages.steps import StepsPage
 
 if TYPE_CHECKING:
+    from rollout_plugins.engine.panels import Panels
     from rollout_plugins.store.read import StoredRun
-    from rollout_plugins.view.panels import Panels
 
 PERIOD = 2.0
 """Seconds between looks at a run that has not ended."""
@@ -70,11 +70,11 @@ class Viewer(App[None]):
         self.title = "rollouts"
         self.push_screen(StepsPage())
         if self._asked:
-            from rollout_plugins.view.rollouts import RolloutsPage
+            from rollout_plugins.view.pages.rollouts import RolloutsPage
 
             self.push_screen(RolloutsPage(self._asked))
         if self._rollout is not None:
-            from rollout_plugins.view.rollout import RolloutPage
+            from rollout_plugins.view.pages.rollout import RolloutPage
 
             self.push_screen(RolloutPage.of(self._rollout))
         self._wait(self._period)
@@ -89,7 +89,7 @@ class Viewer(App[None]):
         """The plugins that show something, loaded when they are first asked; on a worker's thread."""
         with self._lock:
             if self._panels is None:
-                from rollout_plugins.view.panels import Panels
+                from rollout_plugins.engine.panels import Panels
 
                 self._panels = self._make_panels() if self._make_panels else Panels()
             return self._panels

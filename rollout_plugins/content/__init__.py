@@ -1,0 +1,1 @@
+"""What a rollout says: messages, tool calls, conversations, traces, and values of any kind."""

@@ -1,0 +1,227 @@
+"""What the eyes show of a rollout, whether it comes as a `Rollout` or, in a sink, as a `Trace`. Never raises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, get_args
+
+from rollout_hookspecs import Rollout, ToolCall, Trace
+from rollout_hookspecs._records import ToolStatus
+
+from rollout_plugins.content.messages import Call, calls_of, reasoning_of, role_of
+
+T = TypeVar("T")
+_STATUSES = get_args(ToolStatus)
+_TOOL_ROLES = frozenset({"tool", "function", "ipython"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One message, with its tool calls and what became of them."""
+
+    role: str = "unknown"
+    """Who spoke."""
+    content: Any = None
+    """As the message holds it: text, blocks, None."""
+    reasoning: str = ""
+    """Reasoning from a key of its own."""
+    calls: tuple[ToolCall, ...] = ()
+    """Calls joined with their outcomes; the messages that answered them are no turns of their own."""
+    place: int | None = field(default=None, compare=False)
+    """Index of the message in the rollout's completion; None for one of the prompt, and in a trace."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """The facts and the turns that are shown. Values are as they came: the renderer distrusts them."""
+
+    id: Any = ""
+    split: Any = None
+    step: Any = None
+    group: Any = None
+    index: Any = None
+    reward: Any = None
+    advantage: Any = None
+    rewards: Mapping[str, Any] = field(default_factory=dict)
+    finish: Any = None
+    prompt_tokens: Any = None
+    completion_tokens: Any = None
+    policy_step: Any = None
+    time: Any = None
+    rank: Any = None
+    attempt: Any = None
+    generation: Any = None
+    group_size: Any = None
+    error: Any = None
+    images: tuple[Any, ...] = ()
+    marks: Mapping[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    turns: tuple[Turn, ...] = ()
+
+
+def conversation(source: Rollout | Trace | Conversation) -> Conversation:
+    """The view of a rollout or a trace; a conversation is one already."""
+    if isinstance(source, Conversation):
+        return source
+    if isinstance(source, Trace):
+        return from_trace(source)
+    return from_rollout(source)
+
+
+def from_rollout(rollout: Rollout) -> Conversation:
+    """The view of a rollout: calls are paired as the rollout's own `tool_calls` say."""
+    prompt, completion = _items(rollout.prompt), _items(rollout.completion)
+    said = _turns(completion, _recorded(completion, _items(rollout.tool_calls)), placed=True)
+    return Conversation(
+        id=rollout.id,
+        split=rollout.split,
+        step=rollout.step,
+        group=rollout.group,
+        index=rollout.index,
+        reward=rollout.reward,
+        advantage=rollout.advantage,
+        rewards=_mapping(rollout.rewards),
+        finish=rollout.finish,
+        prompt_tokens=rollout.prompt_tokens,
+        completion_tokens=rollout.completion_tokens,
+        policy_step=rollout.policy_step,
+        time=rollout.time,
+        rank=rollout.rank,
+        attempt=rollout.attempt,
+        generation=rollout.generation,
+        group_size=rollout.group_size,
+        error=rollout.error,
+        images=tuple(_items(rollout.images)),
+        marks=_mapping(rollout.marks),
+        columns=_mapping(rollout.columns),
+        extra=_mapping(rollout.extra),
+        turns=(*_turns(prompt, _linked(prompt, {})), *said),
+    )
+
+
+def from_trace(trace: Trace) -> Conversation:
+    """The view of a trace: calls are paired by their ids, outcomes come from the spans."""
+    messages, facts = _items(trace.messages), _mapping(trace.metadata)
+    spans: dict[str, Mapping[str, Any]] = {}
+    for span in _items(trace.spans):
+        ident = fact(span, "id")
+        if isinstance(ident, str):
+            spans.setdefault(ident, span)
+    plain = ("split", "step", "group", "index", "reward", "advantage", "finish", "prompt_tokens", "completion_tokens")
+    return Conversation(
+        id=trace.rollout_id,
+        **dict[str, Any]({name: facts.get(name) for name in plain}),
+        error=facts.get("error"),
+        rewards=_under(facts, "reward/"),
+        columns=_under(facts, "columns/"),
+        extra=_under(facts, "extra/"),
+        turns=tuple(_turns(messages, _linked(messages, spans))),
+    )
+
+
+def status_of(call: ToolCall) -> ToolStatus:
+    """The call's status; what is none of them counts as `ok`."""
+    return call.status if isinstance(call.status, str) and call.status in _STATUSES else "ok"
+
+
+def _turns(messages: Sequence[Any], calls: Mapping[int, list[ToolCall]], *, placed: bool = False) -> list[Turn]:
+    joined = {call.reply for asked in calls.values() for call in asked if isinstance(call.reply, int)}
+    turns = []
+    for index, message in enumerate(messages):
+        role = _attempt(role_of, message, "unknown")
+        if index in joined and role in _TOOL_ROLES:
+            continue
+        content = fact(message, "content") if isinstance(message, Mapping) else message
+        reasoning = _attempt(reasoning_of, message, "")
+        asked, place = tuple(calls.get(index, ())), index if placed else None
+        turns.append(Turn(role=role, content=content, reasoning=reasoning, calls=asked, place=place))
+    lost = [call for index, asked in calls.items() if index >= len(messages) for call in asked]
+    return [*turns, Turn(role="assistant", calls=tuple(lost))] if lost else turns
+
+
+def _recorded(messages: Sequence[Any], records: Iterable[Any]) -> dict[int, list[ToolCall]]:
+    """Calls by message, with the outcomes the rollout recorded; what it recorded nowhere comes last."""
+    known = [record for record in records if isinstance(record, ToolCall)]
+    places = {(call.turn, call.position): call for call in known if _place(call, len(messages))}
+    calls: dict[int, list[ToolCall]] = {}
+    for turn, message in enumerate(messages):
+        for position, call in enumerate(_asked(message)):
+            bare = ToolCall(name=call.name, arguments=call.arguments)
+            calls.setdefault(turn, []).append(places.pop((turn, position), bare))
+    for (turn, _), record in places.items():
+        calls.setdefault(turn, []).append(record)
+    lost = [call for call in known if not _place(call, len(messages))]
+    return {**calls, len(messages): lost} if lost else calls
+
+
+def _place(call: ToolCall, messages: int) -> bool:
+    return isinstance(call.turn, int) and isinstance(call.position, int) and 0 <= call.turn < messages
+
+
+def _linked(messages: Sequence[Any], spans: Mapping[str, Mapping[str, Any]]) -> dict[int, list[ToolCall]]:
+    """Calls by message, each with the first later message that carries its id."""
+    answers: dict[str, list[int]] = {}
+    for index in range(len(messages) - 1, -1, -1):
+        ident = fact(messages[index], "tool_call_id")
+        if isinstance(ident, str):
+            answers.setdefault(ident, []).append(index)
+    calls: dict[int, list[ToolCall]] = {}
+    for turn, message in enumerate(messages):
+        for call in _asked(message):
+            waiting = answers.get(call.id or "", [])
+            while waiting and waiting[-1] <= turn:
+                waiting.pop()
+            reply = waiting.pop() if waiting else None
+            content = None if reply is None else fact(messages[reply], "content")
+            outcome = _outcome(spans.get(call.id or "", {}), content)
+            calls.setdefault(turn, []).append(
+                ToolCall(name=call.name, arguments=call.arguments, reply=reply, **outcome)
+            )
+    return calls
+
+
+def _asked(message: Any) -> list[Call]:
+    try:
+        return calls_of(message)
+    except Exception:  # as in `_attempt`
+        return []
+
+
+def _outcome(span: Mapping[str, Any], content: Any) -> dict[str, Any]:
+    status, milliseconds, error = fact(span, "status"), fact(span, "duration_ms"), fact(span, "error")
+    return {
+        "result": fact(span, "output") if content is None else content,
+        "status": status if isinstance(status, str) and status in _STATUSES else "ok",
+        "error": error if isinstance(error, str) else None,
+        "seconds": milliseconds / 1000 if isinstance(milliseconds, (int, float)) else None,
+    }
+
+
+def _under(facts: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    return {key[len(prefix) :]: value for key, value in facts.items() if key.startswith(prefix)}
+
+
+def _items(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (list, tuple)) else ()
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return _attempt(_texted, value, {})
+
+
+def _texted(value: Any) -> dict[str, Any]:
+    return {key: item for key, item in value.items() if isinstance(key, str)}
+
+
+def fact(value: Any, key: str) -> Any:
+    """What a mapping holds under the key; None for one that breaks when it is read, and for what is no mapping."""
+    return _attempt(lambda held: held.get(key), value, None) if isinstance(value, Mapping) else None
+
+
+def _attempt(function: Callable[[Any], T], value: Any, default: T) -> T:
+    try:
+        return function(value)
+    except Exception:  # a value that breaks when it is read is shown as if it were not there
+        return default

@@ -1,0 +1,269 @@
+"""How a rollout looks in the sinks: OpenAI-style messages, flat facts, one span per tool call."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timezone
+from math import isfinite
+from typing import Any, TypeVar
+
+from rollout_hookspecs import Image, Rollout, Step, ToolCall, Trace, hookimpl
+
+from rollout_plugins.content.messages import Call, arguments_of, calls_of, compact, role_of
+from rollout_plugins.content.plain import json_text, plain, plain_text
+
+T = TypeVar("T")
+logger = logging.getLogger("rollout_plugins")
+
+
+class DefaultTrace:
+    """The built-in `format_trace`, used when no plugin gave a trace of its own."""
+
+    @hookimpl(trylast=True)
+    def format_trace(self, rollout: Rollout) -> Trace:
+        return default_trace(rollout)
+
+
+def default_trace(rollout: Rollout) -> Trace:
+    """The whole rollout as a trace: nothing left out, nothing a sink could choke on."""
+    asked = _Ids("prompt_")
+    said = _Ids("", rollout.tool_calls)
+    messages = [_shown(m, i, asked) for i, m in enumerate(rollout.prompt)]
+    messages += [_shown(m, i, said) for i, m in enumerate(rollout.completion)]
+    return Trace(
+        rollout_id=plain_text(rollout.id),
+        messages=tuple(messages),
+        metadata=_metadata(rollout),
+        spans=tuple(_span(call) for call in rollout.tool_calls),
+    )
+
+
+def prompt_and_completion(trace: Trace) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """The trace's messages in two parts; without the fact `prompt_messages` the first answer starts the second."""
+    count = trace.metadata.get("prompt_messages")
+    if not isinstance(count, int):
+        roles = [role_of(message) for message in trace.messages]
+        count = roles.index("assistant") if "assistant" in roles else len(roles)
+    return list(trace.messages[:count]), list(trace.messages[count:])
+
+
+def shape_each(traces: Iterable[Trace], step: Step, shape: Callable[[Trace], T]) -> list[T]:
+    """Each trace in a sink's own shape. One that fails becomes a note; the others do not notice."""
+    return [_shaped(trace, step, shape) for trace in traces]
+
+
+def _shaped(trace: Trace, step: Step, shape: Callable[[Trace], T]) -> T:
+    try:
+        return shape(_checked(trace, step))
+    except Exception as error:
+        logger.warning("rollout %s could not be shown: %r", getattr(trace, "rollout_id", "?"), error)
+        note = f"this rollout could not be shown here ({type(error).__name__}); the store has it"
+        facts = {"split": step.split, "step": step.step, "generation": step.generation, "status": "error"}
+        ident = str(plain(getattr(trace, "rollout_id", "unknown")))
+        message = {"role": "unknown", "content": note}
+        return shape(Trace(rollout_id=ident, messages=(message,), metadata={"id": ident, **facts, "error": note}))
+
+
+def _checked(trace: Trace, step: Step) -> Trace:
+    """Plain values whoever formatted the trace, and a word about ranks when the sink sees one of several."""
+    facts = {str(name): _one(value) for name, value in plain(trace.metadata or {}).items()}
+    if step.world_size > 1 and not step.gathered:
+        facts["ranks"] = f"only rank {step.rank} of {step.world_size}"
+    return Trace(
+        rollout_id=plain_text(str(trace.rollout_id)),
+        messages=tuple(_dict(plain(m, images=True), "content") for m in trace.messages or ()),
+        metadata={"id": trace.rollout_id, "split": step.split, "step": step.step, **facts},
+        spans=tuple(_dict(plain(s, images=True), "output") for s in trace.spans or ()),
+    )
+
+
+def _dict(value: Any, name: str) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {name: value}
+
+
+class _Ids:
+    """Ids that pair tool calls with their results, even where results came back out of order or were never made."""
+
+    def __init__(self, prefix: str, tool_calls: Sequence[ToolCall] = ()) -> None:
+        self._prefix = prefix
+        self._replies = {c.reply: self.of(c.turn, c.position) for c in tool_calls if c.reply is not None}
+        self._waiting: list[tuple[str, Call]] = []
+
+    def of(self, turn: int, position: int) -> str:
+        return f"call_{self._prefix}{turn}_{position}"
+
+    def ask(self, turn: int, position: int, call: Call) -> str:
+        ident = self.of(turn, position)
+        self._waiting.append((ident, call))
+        return ident
+
+    def answer(self, index: int, message: Mapping[str, Any]) -> str | None:
+        """The id of the call that message `index` answers: as recorded, else by its own id, by name, in order."""
+        found = self._replies.get(index) or self._guess(message)
+        self._waiting = [(ident, call) for ident, call in self._waiting if ident != found]
+        return found
+
+    def _guess(self, message: Mapping[str, Any]) -> str | None:
+        free = [(ident, call) for ident, call in self._waiting if ident not in self._replies.values()]
+        own = message.get("tool_call_id")
+        for wanted in (
+            [ident for ident, call in free if isinstance(own, str) and call.id == own],
+            [ident for ident, call in free if isinstance(call.name, str) and call.name == message.get("name")],
+            [ident for ident, _ in free],
+        ):
+            if wanted:
+                return wanted[0]
+        return None
+
+
+def _shown(message: Any, index: int, ids: _Ids) -> dict[str, Any]:
+    """The message as it stands; one that cannot even be read leaves a note in its place."""
+    try:
+        if isinstance(message, Mapping):
+            return _message(message, index, ids)
+    except Exception as error:
+        return {"role": "unknown", "content": f"[message {index}: unreadable, {type(error).__name__}]"}
+    return {"role": "unknown", "content": plain(message, images=True)}
+
+
+def _message(message: Mapping[Any, Any], index: int, ids: _Ids) -> dict[str, Any]:
+    shown = {
+        "role": role_of(message),
+        "content": None,
+        **plain({key: value for key, value in message.items() if key not in {"role", "tool_calls"}}, images=True),
+    }
+    calls = list(_calls(message))
+    if calls:
+        shown["tool_calls"] = [_tool_call(ids.ask(index, place, call), call) for place, call in enumerate(calls)]
+    if shown["role"] == "tool":
+        paired = ids.answer(index, message)
+        if paired is not None:
+            shown["tool_call_id"] = paired
+    return shown
+
+
+def _calls(message: Mapping[Any, Any]) -> Iterator[Call]:
+    """Every call in the message; what stands there without being a list of calls counts as one malformed call."""
+    raw = message.get("tool_calls")
+    if isinstance(raw, (list, tuple)):
+        yield from calls_of(message)
+    elif raw is not None:
+        yield from calls_of({"tool_calls": [raw]})
+
+
+def _tool_call(ident: str, call: Call) -> dict[str, Any]:
+    arguments = plain_text(call.arguments) if isinstance(call.arguments, str) else json_text(call.arguments)
+    return {"id": ident, "type": "function", "function": {"name": _name(call.name), "arguments": arguments}}
+
+
+def _name(name: Any) -> str:
+    if isinstance(name, str):
+        return plain_text(name)
+    return "malformed call" if name is None else compact(plain(name))
+
+
+def _span(call: ToolCall) -> dict[str, Any]:
+    milliseconds = call.seconds * 1000 if isinstance(call.seconds, (int, float)) else None
+    return {
+        "id": f"call_{call.turn}_{call.position}",
+        "name": _name(call.name),
+        "kind": "tool",
+        "input": plain(arguments_of(call)),
+        "output": plain(call.result, images=True),
+        "status": call.status,
+        "error": plain(call.error),
+        "duration_ms": round(milliseconds, 3) if milliseconds is not None and isfinite(milliseconds) else None,
+    }
+
+
+def _metadata(rollout: Rollout) -> dict[str, Any]:
+    failed = [call for call in rollout.tool_calls if call.status in {"error", "unknown"}]
+    errored = rollout.error is not None or rollout.finish == "error"
+    facts = {
+        "id": rollout.id,
+        "run": rollout.run_id,
+        "attempt": rollout.attempt,
+        "split": rollout.split,
+        "step": rollout.step,
+        "policy_step": rollout.policy_step,
+        "staleness": _staleness(rollout),
+        "generation": rollout.generation,
+        "group": rollout.group,
+        "group_size": rollout.group_size,
+        "place": _place(rollout),
+        "index": rollout.index,
+        "rank": rollout.rank,
+        "reward": rollout.reward,
+        "advantage": rollout.advantage,
+        **{f"reward/{name}": value for name, value in rollout.rewards.items()},
+        "prompt_tokens": rollout.prompt_tokens,
+        "completion_tokens": rollout.completion_tokens,
+        "prompt_messages": len(rollout.prompt),
+        "tool_calls": len(rollout.tool_calls),
+        "tool_errors": len(failed),
+        "finish": rollout.finish,
+        "status": "error" if errored else "ok",
+        "error": rollout.error,
+        "time": _time(rollout.time),
+        **_flat("columns", rollout.columns),
+        **_flat("extra", rollout.extra),
+        **_flat("marks", rollout.marks),
+    }
+    return {**plain(facts), "tags": plain_text(" ".join(_tags(rollout, errored)))}
+
+
+def _flat(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{prefix}/{name}": _one(value) for name, value in values.items()}
+
+
+def _one(value: Any) -> Any:
+    shown = plain(value)
+    return json_text(shown) if isinstance(shown, (dict, list)) else shown
+
+
+def _tags(rollout: Rollout, errored: bool) -> Iterator[str]:
+    """Words to find it by, where a viewer searches the values of facts but not their names."""
+    yield f"mode:{rollout.split}"
+    yield f"status:{'error' if errored else 'ok'}"
+    yield f"finish:{rollout.finish}"
+    yield f"step:{rollout.step}"
+    yield f"group:{rollout.generation}.{rollout.group}"
+    yield f"reward:{'none' if rollout.reward is None else rollout.reward}"
+    for name in dict.fromkeys(_name(call.name) for call in rollout.tool_calls):
+        yield f"tool:{name}"
+    for status in dict.fromkeys(call.status for call in rollout.tool_calls):
+        yield f"result:{status}"
+
+
+def _staleness(rollout: Rollout) -> int | None:
+    """Updates between the weights that wrote it and the ones it trains; 0 for a host that waits for its rollouts."""
+    if rollout.split != "train" or rollout.policy_step is None:
+        return None
+    return max(0, rollout.step - 1 - rollout.policy_step)
+
+
+def _place(rollout: Rollout) -> int | None:
+    """Which of its group's rollouts it is, where groups stand together in the batch."""
+    if rollout.group_size < 1 or rollout.index // rollout.group_size != rollout.group:
+        return None
+    return rollout.index % rollout.group_size
+
+
+def _time(seconds: float) -> str | None:
+    try:
+        return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds") if seconds else None
+    except (OverflowError, OSError, ValueError):
+        return None
+
+
+def images_in(value: Any) -> Iterator[Image]:
+    """The `Image` records in a message or any part of one, in order."""
+    if isinstance(value, Image):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from images_in(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from images_in(item)

@@ -1,0 +1,1 @@
+"""From a host's batch to plugins, store and sinks."""

@@ -1,0 +1,45 @@
+"""What the callback and the recorder have in common: a pipeline that ends with its owner, sinks, named metrics."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from rollout_plugins.engine.loading import Plugins
+from rollout_plugins.engine.pipeline import Pipeline
+
+_DASHBOARDS = ("trackio", "wandb")
+
+
+def open_pipeline(
+    owner: Any, plugins: Plugins, *, strict: bool, sync: bool, on_full: str, end_seconds: float | None
+) -> Pipeline:
+    """A pipeline that is closed when its owner is gone, or the process ends."""
+    pipeline = Pipeline(plugins, strict=strict, sync=sync, on_full=on_full, end_seconds=end_seconds)
+    weakref.finalize(owner, pipeline.close)
+    return pipeline
+
+
+def cap_dashboards(plugins: Plugins) -> None:
+    """Where rollouts go to a dashboard they are capped, unless somebody said how or not to."""
+    if any(plugins.manager.has_plugin(name) for name in _DASHBOARDS):
+        plugins.add("cap")
+
+
+def bind_sinks(plugins: Plugins, trainer: Any, safely: Callable[[str, Callable[[], object]], object]) -> None:
+    """Show sinks the thread that trains, where a run that is open already can be seen, and the trainer if any."""
+    for _, plugin in plugins.manager.list_name_plugin():
+        bind = getattr(plugin, "bind", None)
+        if callable(bind):
+            safely("bind a sink to the trainer", partial(bind, trainer))
+
+
+def named_metrics(pipeline: Pipeline, split: str, prefix: str = "eval", dataset: str = "") -> dict[str, float]:
+    """What plugins measured since the last call, and what recording costs, as the trainer's log shows it."""
+    numbers = pipeline.pop_metrics(split, dataset)
+    if split == "train" and pipeline.has_metrics and pipeline.run is not None:
+        numbers |= pipeline.own_metrics()
+    prefix = f"{prefix}_rollouts" if split == "eval" else "rollouts"
+    return {f"{prefix}/{name}": value for name, value in numbers.items()}

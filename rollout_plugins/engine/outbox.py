@@ -1,0 +1,183 @@
+"""A sink's own thread behind a bounded queue: it may be slow, hang or raise, and only it misses anything."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rollout_hookspecs import Run, Step, Trace
+
+from rollout_plugins.engine.counters import Counters
+from rollout_plugins.engine.delivery import Delivery
+from rollout_plugins.engine.dispatch import Dispatcher
+from rollout_plugins.engine.telling import shown
+from rollout_plugins.engine.threads import own_thread
+
+logger = logging.getLogger("rollout_plugins")
+
+LIMIT = 64
+
+
+class _Item(NamedTuple):
+    """Something to tell the sink, and how many traces it holds."""
+
+    what: str
+    arguments: dict[str, Any]
+    traces: int
+
+
+def is_more_than_sink(plugin: Any, dispatcher: Dispatcher) -> bool:
+    """Whether the plugin also works on rollouts, on the worker thread."""
+    hooks = ("on_tool_call", "on_rollout", "select_rollouts", "rollout_metrics")
+    return any(plugin is other for hook in hooks for other in dispatcher.plugins_with(hook))
+
+
+class Outbox:
+    """Delivers a run's start, its traces and its end to one sink, in order."""
+
+    def __init__(
+        self,
+        plugin: Any,
+        dispatcher: Dispatcher,
+        counters: Counters,
+        scope: str,
+        on_error: Callable[[BaseException], None],
+    ) -> None:
+        self.plugin = plugin
+        self.scope = scope
+        self._on_error = on_error
+        self.name = dispatcher.name_of(plugin)
+        self.missed = 0
+        self._dispatcher = dispatcher
+        self._counters = counters
+        self._implementations = {
+            hook: [impl for impl in dispatcher.implementations(hook) if impl.plugin is plugin]
+            for hook in ("on_run_start", "export_traces", "on_run_end")
+        }
+        self._items: deque[_Item] = deque()
+        self._changed = threading.Condition()
+        self._current: _Item | None = None
+        self._folder = Path()
+        self._delivery: Delivery | None = None
+        self._stuck_on: _Item | None = None
+        self._told = False
+        self._closed = False
+        own_thread(self.name, self._work).start()
+
+    def start_run(self, run: Run) -> None:
+        """A plugin that does more than export was told already, before its first rollout."""
+        self._folder = Path(run.dir)
+        if not is_more_than_sink(self.plugin, self._dispatcher):
+            self._put("on_run_start", {"run": run}, 0)
+
+    def send(self, traces: Sequence[Trace], step: Step) -> None:
+        """Queue the traces; when the sink is too far behind they are counted as missed."""
+        if traces:
+            self._put("export_traces", {"traces": tuple(traces), "step": step}, len(traces))
+
+    def alert(self, title: str, text: str) -> None:
+        if hasattr(self.plugin, "alert"):
+            self._put("alert", {"title": title, "text": text}, 0)
+
+    def end_run(self, run: Run) -> None:
+        self._put("on_run_end", {"run": run}, 0)
+
+    def _put(self, what: str, arguments: dict[str, Any], count: int) -> None:
+        with self._changed:
+            if count and (self._closed or len(self._items) >= LIMIT):
+                self._miss(count, "it was given up on" if self._closed else "its queue is full")
+                return
+            self._items.append(_Item(what, arguments, count))
+            self._changed.notify_all()
+
+    def _miss(self, count: int, why: str) -> None:
+        if not self._told:
+            self._told = True
+            logger.warning("sink %r misses rollouts: %s; send them later with: rollouts export", self.name, why)
+        self.missed += count
+        self._counters.drop(f"sink_failed:{self.name}", count)
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not self._items:
+                    if self._closed:
+                        self._leave()
+                        return
+                    self._changed.wait()
+                self._current = item = self._items.popleft()
+            self._deliver(item)
+            with self._changed:
+                self._current = None
+                self._changed.notify_all()
+
+    def _deliver(self, item: _Item) -> None:
+        if self.name in self._dispatcher.removed:
+            self._miss(item.traces, f"it {self._dispatcher.removed[self.name]}")
+            return
+        try:
+            if item.what == "alert":
+                self.plugin.alert(**item.arguments)
+            elif item.what == "export_traces":
+                self._export(**item.arguments)
+            else:
+                self._tell(item.what, item.arguments)
+        except BaseException as error:  # this thread serves this sink alone, and has to outlive it
+            self._counters.error(self.name)
+            self._miss(item.traces, f"it raised {shown(error)} in {item.what}")
+            logger.debug("sink %r failed in %s", self.name, item.what, exc_info=error)
+            self._on_error(error)
+
+    def _export(self, traces: Sequence[Trace], step: Step) -> None:
+        if self._delivery is None or self._delivery.folder != self._folder:
+            self._leave()
+            self._delivery = Delivery(self.plugin, self._folder)
+
+        def export(ids: Collection[str]) -> Any:
+            wanted = set(ids)
+            new = tuple(trace for trace in traces if trace.rollout_id in wanted)
+            return self._tell("export_traces", {"traces": new, "step": step})
+
+        self._delivery.send(list(dict.fromkeys(trace.rollout_id for trace in traces)), export)
+
+    def _tell(self, hook: str, arguments: dict[str, Any]) -> Any:
+        result = None
+        for impl in self._implementations[hook]:
+            names = (*impl.argnames, *(name for name in impl.kwargnames if name in arguments))
+            result = impl.function(**{name: arguments[name] for name in names})
+        return result
+
+    def _leave(self) -> None:
+        if self._delivery is not None:
+            self._delivery.close()
+
+    def drain(self, until: float) -> bool:
+        """Wait for the queue to empty, until a `time.monotonic()`; whether it did. A hung sink is waited for once."""
+        with self._changed:
+            while (self._items or self._current) and (left := until - time.monotonic()) > 0:
+                if self._stuck_on is not None and self._current is self._stuck_on:
+                    break
+                self._changed.wait(left)
+            self._stuck_on = self._current
+            return not (self._items or self._current)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the sink is still at work."""
+        return self._current is not None
+
+    def close(self, until: float) -> None:
+        """Let it finish until then; what it has not sent counts as missed."""
+        self.drain(until)
+        with self._changed:
+            self._closed = True
+            unsent = [*([self._current] if self._current else []), *self._items]
+            self._items.clear()
+            self._changed.notify_all()
+        if unsent:
+            self._miss(sum(item.traces for item in unsent), "it did not finish in time")

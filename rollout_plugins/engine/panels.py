@@ -1,0 +1,85 @@
+"""What plugins show of a rollout beside its turns (`show_rollout`), checked, for both eyes. Never raises."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib import import_module
+from typing import Any
+
+from rollout_hookspecs import Image, Panel, Rollout, Run
+
+from rollout_plugins.engine.counters import Counters
+from rollout_plugins.engine.dispatch import Dispatcher
+from rollout_plugins.engine.loading import Plugins
+from rollout_plugins.errors import SetupError
+
+#: What is shown of one rollout; a plugin that gives more is cut.
+PANELS, ROWS, CELLS, CHARACTERS = 200, 1000, 50, 1_000_000
+
+
+class Panels:
+    """The plugins that show something, and what they show."""
+
+    def __init__(self, plugins: Sequence[Any] = (), *, autoload: bool = True, strict: bool = False) -> None:
+        """`plugins`: names, `module:attribute` or objects, beside those that are installed."""
+        loaded = Plugins([_loaded(one) for one in plugins], autoload=autoload)
+        self._dispatcher = Dispatcher(loaded.manager, Counters(), strict=strict)
+        self._turn = threading.Lock()
+
+    def of(self, rollout: Rollout, run: Run) -> tuple[Panel, ...]:
+        """All panels of a rollout, in the order of the plugins. One that fails says so in a panel of its own."""
+        found: list[Panel] = []
+        arguments = {"rollout": rollout, "run": run}
+        with self._turn:
+            for impl in self._dispatcher.implementations("show_rollout"):
+                worked, panels = self._dispatcher.call(impl, "show_rollout", arguments, _checked)
+                if not worked:
+                    panels = [Panel(title=impl.plugin_name, text="could not show this rollout; the log says why")]
+                found += panels
+        return tuple(_placed(panel, len(rollout.completion)) for panel in found[:PANELS])
+
+
+def _loaded(wanted: Any) -> Any:
+    """`module:attribute` as what it names."""
+    if not isinstance(wanted, str) or ":" not in wanted:
+        return wanted
+    module, _, attribute = wanted.partition(":")
+    try:
+        return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise SetupError(f"plugin {wanted!r} cannot be loaded: {error}; give a name or module:attribute") from error
+
+
+def _checked(result: Any) -> list[Panel]:
+    if result is None:
+        return []
+    panels = [result] if isinstance(result, Panel) else list(result)
+    for panel in panels:
+        if not isinstance(panel, Panel):
+            raise TypeError(f"returned {type(panel).__name__}, expected a list of panels or None")
+    return [_fitted(panel) for panel in panels[:PANELS]]
+
+
+def _fitted(panel: Panel) -> Panel:
+    """With values that the eyes can show, of a size that a screen and a page can bear."""
+    return Panel(
+        title=str(panel.title),
+        text=str(panel.text)[:CHARACTERS],
+        table=tuple(tuple(row[:CELLS]) for row in map(_cells, list(panel.table)[:ROWS])),
+        image=panel.image if isinstance(panel.image, (Image, bytes)) else None,
+        turn=panel.turn if isinstance(panel.turn, int) else None,
+        replaces=bool(panel.replaces),
+    )
+
+
+def _cells(row: Any) -> Sequence[Any]:
+    return row if isinstance(row, (list, tuple)) else (row,)
+
+
+def _placed(panel: Panel, turns: int) -> Panel:
+    """Above the conversation where it names a message that is not there."""
+    if panel.turn is None or 0 <= panel.turn < turns:
+        return panel
+    return replace(panel, turn=None, replaces=False)

@@ -1,0 +1,177 @@
+"""An own loop's rollouts: `Rollout` records, or dicts with the fields of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, replace
+from typing import Any, get_args
+
+from rollout_hookspecs import Rollout, Tokens, ToolCall
+from rollout_hookspecs._records import Finish
+
+from rollout_plugins.content.incoming import REJECTED, UNREADABLE, Held, Incoming, Lost, Wanted, bytes_of, each
+from rollout_plugins.content.snapshot import Snapshot
+from rollout_plugins.errors import SetupError, suggest
+from rollout_plugins.hosts.kit.building import as_messages
+from rollout_plugins.shapes._files import given, tool_calls
+from rollout_plugins.shapes.importing import Unplaced
+
+_DECIDED = ("id", "run_id", "attempt", "split", "step", "generation", "rank", "index")
+KEYS = tuple(field.name for field in fields(Rollout) if field.name not in _DECIDED)
+_SPEAKERS = {"prompt": "user", "completion": "assistant"}
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    **dict.fromkeys(_SPEAKERS, ((str, list, tuple), "text or a list of messages")),
+    **dict.fromkeys(("rewards", "columns", "extra", "marks"), ((Mapping,), "a dict, by name")),
+    **dict.fromkeys(("tool_calls", "images"), ((list, tuple), "a list")),
+    "tokens": ((Tokens, Mapping, type(None)), "Tokens, or a dict of its lists"),
+}
+
+
+def rows(rollouts: Any) -> Incoming:
+    """Rollouts given one by one. None among them is a rejected one, and counted."""
+    return Incoming(lambda asked: _take(rollouts, asked))
+
+
+def _take(rollouts: Any, asked: Wanted) -> Held:
+    items = _listed(rollouts)
+    if asked.checked:
+        _check(items)
+    copier = Snapshot()
+    copies = [_copied(item, copier, asked) for item in items]
+    names = dict.fromkeys(name for copy in copies for name in _reward_names(copy))
+    size = bytes_of(len(copies), copier.bytes)
+    return Held(lambda: each(_found, copies), len(copies) - copies.count(REJECTED), size, tuple(names))
+
+
+def _listed(rollouts: Any) -> list[Any]:
+    if isinstance(rollouts, (Rollout, Mapping)):
+        raise SetupError("rollouts is a single one; give a list: record(step, [rollout])")
+    if isinstance(rollouts, (str, bytes)) or not isinstance(rollouts, Iterable):
+        raise SetupError(f"rollouts is of type {type(rollouts).__name__}; give a list of Rollout records or dicts")
+    return list(rollouts)
+
+
+# --- faults --------------------------------------------------------------------------------------------------------
+
+
+def _check(items: list[Any]) -> None:
+    faults = [f"rollouts[{place}] {fault}" for place, item in enumerate(items) for fault in _faults(item)]
+    if faults:
+        more = f"; and {len(faults) - 5} more" if len(faults) > 5 else ""
+        raise SetupError("; ".join(faults[:5]) + more)
+
+
+def _faults(item: Any) -> Iterator[str]:
+    if item is None or isinstance(item, Rollout):
+        return
+    if not isinstance(item, Mapping):
+        yield f"is of type {type(item).__name__}; give a Rollout, a dict with its fields, or None for a rejected one"
+        return
+    for key, value in item.items():
+        if key in _DECIDED:
+            yield f"has {key!r}, which the recorder decides; leave it out, or use record(step, …, split=…)"
+        elif key not in KEYS:
+            yield f"has no field {key!r}; {suggest(str(key), KEYS)}; what else belongs to it goes into 'columns'"
+        else:
+            yield from _wrong(key, value)
+    if "prompt" not in item and "completion" not in item:
+        yield "has neither prompt nor completion"
+
+
+def _wrong(key: str, value: Any) -> Iterator[str]:
+    if key in _KINDS and not isinstance(value, _KINDS[key][0]):
+        yield f"has {key} of type {type(value).__name__}; give {_KINDS[key][1]}"
+    elif key == "finish" and value not in get_args(Finish):
+        yield f"has finish {value!r}; accepted: {', '.join(get_args(Finish))}"
+    elif key in {"reward", "advantage"} and not _is_number(value):
+        yield f"has {key} of type {type(value).__name__}; give a number, or None where there is none"
+    elif key == "rewards":
+        odd = [name for name, number in value.items() if not _is_number(number)]
+        if odd:
+            yield f"has rewards[{odd[0]!r}] of type {type(value[odd[0]]).__name__}; give a number, or None for none"
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or (hasattr(value, "__float__") and not getattr(value, "shape", ()))
+
+
+# --- copies, on the thread that records ----------------------------------------------------------------------------
+
+
+def _copied(item: Any, copier: Snapshot, asked: Wanted) -> Any:
+    if item is None:
+        return REJECTED
+    try:
+        if isinstance(item, Rollout):
+            return _copy(item if asked.tokens else replace(item, tokens=None), copier)
+        if isinstance(item, Mapping):
+            return {key: _copy(item[key], copier) for key in item if asked.tokens or key != "tokens"}
+    except (Exception, SystemExit):  # a mapping that does not map
+        return UNREADABLE
+    return Lost("no_rollout")
+
+
+def _copy(value: Any, copier: Snapshot) -> Any:
+    """A copy of containers, those inside records too."""
+    if isinstance(value, (Rollout, ToolCall, Tokens)):
+        return replace(value, **{field.name: _copy(getattr(value, field.name), copier) for field in fields(value)})
+    if isinstance(value, (list, tuple)) and any(isinstance(item, ToolCall) for item in value):
+        return tuple(_copy(item, copier) for item in value)
+    return copier.copy(value)
+
+
+def _reward_names(copy: Any) -> list[str]:
+    rewards = copy.rewards if isinstance(copy, Rollout) else copy.get("rewards") if isinstance(copy, dict) else None
+    return [name for name in rewards if isinstance(name, str)] if isinstance(rewards, Mapping) else []
+
+
+# --- rollouts, on the worker thread --------------------------------------------------------------------------------
+
+
+def _found(copy: Any) -> Unplaced:
+    if isinstance(copy, Rollout):
+        given = {name: getattr(copy, name) for name in _SPEAKERS if isinstance(getattr(copy, name), str)}
+        made = replace(copy, **_spoken(given))
+        return Unplaced(_with_calls(made), copy.group if copy.group_size > 1 else None)
+    known = {name: copy[name] for name in KEYS if name in copy and name not in _SPEAKERS}
+    group = known.pop("group", None)
+    known.update(_spoken(copy), **_numbers(copy))
+    if copy.get("tool_calls") is not None:
+        known["tool_calls"] = tuple(ToolCall(**c) if type(c) is dict else c for c in copy["tool_calls"])
+    if isinstance(copy.get("tokens"), dict):
+        known["tokens"] = Tokens(**copy["tokens"])
+    return Unplaced(_with_calls(_with_strays(Rollout(id="", **known), copy)), group)
+
+
+def _spoken(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Prompt and completion as messages, and whether they were plain text."""
+    made: dict[str, Any] = {}
+    for name, role in _SPEAKERS.items():
+        if given.get(name) is not None:
+            made[name], made[f"{name}_is_text"] = as_messages(given[name], role)
+    return made
+
+
+def _numbers(copy: Mapping[str, Any]) -> dict[str, Any]:
+    """Rewards as floats, whatever kind of number the loop has."""
+    made = {name: given(copy[name]) for name in ("reward", "advantage") if name in copy}
+    rewards = copy.get("rewards")
+    if isinstance(rewards, dict):
+        made["rewards"] = {name: given(value) for name, value in rewards.items()}
+    return made
+
+
+def _with_strays(rollout: Rollout, copy: Mapping[Any, Any]) -> Rollout:
+    """Keys that are no fields are kept all the same, and marked."""
+    strays = {key: value for key, value in copy.items() if key not in KEYS}
+    if not strays:
+        return rollout
+    extra = rollout.extra if isinstance(rollout.extra, dict) else {}
+    marks = rollout.marks if isinstance(rollout.marks, dict) else {}
+    notes = {f"stray:{key}": "no field of a rollout; it is in extra" for key in strays}
+    return replace(rollout, extra={**strays, **extra}, marks={**marks, **notes})
+
+
+def _with_calls(rollout: Rollout) -> Rollout:
+    """Tool calls that the messages show, unless the loop said what became of them."""
+    return rollout if rollout.tool_calls else replace(rollout, tool_calls=tool_calls(rollout.completion))

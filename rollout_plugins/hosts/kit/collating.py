@@ -1,0 +1,93 @@
+"""Dataset rows behind prompts that a trainer knows as token ids alone: what its data collator was given."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+from rollout_plugins.content.snapshot import Snapshot
+from rollout_plugins.hosts.kit.wrapping import Wraps, logger
+
+
+class Collated:
+    """One call of the collator: rows, and the prompts they became. Compared on the worker thread."""
+
+    def __init__(self, rows: Sequence[Any], batch: Any) -> None:
+        self.rows = rows
+        self._ids, self._mask = batch["prompts"], batch["prompt_attention_mask"]
+
+    @cached_property
+    def prompts(self) -> list[list[int]]:
+        return [row[kept.bool()].tolist() for row, kept in zip(self._ids, self._mask, strict=True)]
+
+    def rows_of(self, prompts: Sequence[Sequence[int]]) -> Iterator[Sequence[Any]]:
+        """The rows of each place where exactly these prompts follow each other."""
+        count = len(prompts)
+        for start in range(len(self.prompts) - count + 1):
+            if self.prompts[start : start + count] == prompts:
+                yield self.rows[start : start + count]
+
+
+class Collating:
+    """Watches the collator of the training dataloader, and keeps its latest calls."""
+
+    def __init__(self, trainer: Any) -> None:
+        ahead = int(getattr(trainer.args, "gradient_accumulation_steps", 1))
+        self._latest: deque[Collated] = deque(maxlen=2 * ahead + 8)
+        self._wraps = Wraps(trainer)
+        self._on_loader: Wraps | None = None
+        self._wraps.wrap("get_train_dataloader", self._loader)
+        with self._wraps.guarded("watch the data collator"):
+            self._watch(_loader_in_use(trainer))
+
+    def detach(self) -> None:
+        self._wraps.detach()
+        self._leave_loader()
+
+    def _leave_loader(self) -> None:
+        if self._on_loader is not None:
+            self._on_loader.detach()
+
+    def latest(self) -> list[Collated]:
+        return list(self._latest)
+
+    def _loader(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        loader = original(*args, **kwargs)
+        with self._wraps.guarded("watch the data collator"):
+            self._watch(loader)
+        return loader
+
+    def _watch(self, loader: Any) -> None:
+        """Wrap the collator where the dataloader itself keeps it, inside whatever was put around that."""
+        while loader is not None and "collate_fn" not in vars(loader):
+            loader = vars(loader).get("dataloader") or vars(loader).get("base_dataloader")
+        if loader is None:
+            return
+        if loader.num_workers:  # it collates in other processes, and would have to send our wrapper there
+            logger.warning(
+                "dataloader_num_workers is %d, so the dataset's rows are not seen; prompts are decoded from tokens",
+                loader.num_workers,
+            )
+            return
+        self._leave_loader()
+        self._on_loader = Wraps(loader)
+        self._on_loader.wrap("collate_fn", self._collate)
+
+    def _collate(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        copies: list[Any] = []
+        with self._wraps.guarded("see the rows of the dataset"):
+            (rows,) = [*args, *kwargs.values()]
+            copies = [Snapshot().copy(row) for row in rows]
+        batch = original(*args, **kwargs)
+        with self._wraps.guarded("see what the data collator made of them"):
+            if "prompts" in batch and "prompt_attention_mask" in batch:
+                self._latest.append(Collated(copies, batch))
+        return batch
+
+
+def _loader_in_use(trainer: Any) -> Any:
+    """The dataloader of a training that has begun already."""
+    handler = getattr(trainer, "callback_handler", None)
+    return getattr(handler, "train_dataloader", None)

@@ -1,0 +1,223 @@
+"""Secrets are replaced before any store or sink sees a rollout."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from hashlib import blake2b
+from typing import Any
+
+from rollout_hookspecs import Drop, Rollout, Run, Step, hookimpl
+
+from rollout_plugins.content.hashing import content_hash
+from rollout_plugins.content.options import check, flag
+from rollout_plugins.plugins.redact.places import SEARCHED, Counts, Walk, path_faults
+from rollout_plugins.plugins.redact.secrets import NAMED, RULES, Rule, Scanner, fault_of
+
+logger = logging.getLogger("rollout_plugins")
+
+NAMES = tuple(dict.fromkeys(rule.name for rule in RULES))
+
+Cleaned = tuple[str, Counter[str]]
+
+
+class Redact:
+    """Replaces secrets in whatever is stored, sent or logged by `[REDACTED:<rule>]`.
+
+    That is every text of a rollout: messages, tool calls and results, columns, extras, errors, marks, names; what
+    other plugins add, however late; their traces, alerts and metric names; the facts of the run. Our log says of an
+    error only its type and place. Matching takes linear time whatever the pattern. What can't be searched is
+    replaced rather than let through. Token ids of a rollout that had a secret in its texts are left out, as they
+    spell it. Each rollout says in `marks` what was replaced, and `redacted/<rule>` counts it.
+
+    Not found is what a person would not recognise as the secret: with a zero-width character inside it, in another
+    encoding, or inside a picture.
+
+    rules: which of the built-in ones, all unless told: private_key, url_password, openai, huggingface, github,
+        gitlab, slack, aws, google, stripe, package_index, vendor (other API keys), jwt, bearer, assigned
+        (`password=…` in text), named (values of keys called password, api_key, …, also in text that shows a dict).
+        Redact(rules=["openai", "aws", "private_key"])
+    patterns: own regular expressions (RE2 syntax), a list, or a mapping of name to pattern.
+        Redact(patterns={"employee": r"EMP-\\d{6}"})
+    function: own function from text to text, called with every text after the rules.
+        Redact(function=lambda text: text.replace("Project Falcon", "[PROJECT]"))
+    fields: paths of values to replace whole, starting at prompt, completion, tool_calls, columns, extra, error or
+        rendered; `*` is any key or index, and `**.name` a key of that name anywhere, JSON text of tool calls included.
+        Redact(fields=["columns.email", "extra.*.user", "**.ssn"])
+    keep_equal: equal secrets become equal tokens (`[REDACTED:openai#9f86d081]`), over ranks and restarts of a run.
+        Redact(keep_equal=True)
+    salt: for `keep_equal`, instead of the run id: equal over runs, and safe against guessing while it is secret.
+        Redact(keep_equal=True, salt=os.environ["REDACT_SALT"])
+    """
+
+    required = True
+    """Whatever this plugin could not see, for it failed or hung, is neither stored nor sent."""
+
+    def __init__(
+        self,
+        rules: Sequence[str] = NAMES,
+        *,
+        patterns: Mapping[str, str | re.Pattern[str]] | Sequence[str | re.Pattern[str]] = (),
+        function: Callable[[str], str] | None = None,
+        fields: Sequence[str] = (),
+        keep_equal: bool = False,
+        salt: str = "",
+    ) -> None:
+        own, pattern_faults = _own_rules(patterns)
+        check(
+            "redact",
+            _rules_fault(rules),
+            *pattern_faults,
+            None if function is None or callable(function) else f"function={function!r} cannot be called",
+            *path_faults(fields),
+            flag("keep_equal", keep_equal),
+            None if isinstance(salt, str) else f"salt={salt!r} is not text",
+            "salt is for keep_equal=True alone" if salt and keep_equal is False else None,
+        )
+        self._scanner = Scanner([*own, *(rule for rule in RULES if rule.name in rules)], self._token)
+        self._function = function
+        self._walk = Walk(fields, frozenset(NAMED if "named" in rules else ()), self._token)
+        self._keep_equal = keep_equal
+        self._salt = salt
+        self._begin("")
+
+    def _begin(self, run: str) -> None:
+        self._key = _key(self._salt or run)
+        self._counts: dict[str, Counter[str]] = {}
+        self._told = False
+
+    @hookimpl
+    def on_run_start(self, run: Run) -> None:
+        self._begin(run.id)
+
+    @hookimpl(trylast=True)  # what another plugin adds must not slip by
+    def on_rollout(self, rollout: Rollout) -> Rollout | None:
+        try:
+            return self._redacted(rollout)
+        except Exception as error:
+            self._tell("a rollout could not be searched and was dropped", error)
+            raise Drop("could not be searched for secrets") from None
+
+    def _redacted(self, rollout: Rollout) -> Rollout | None:
+        before = {name: getattr(rollout, name) for name in SEARCHED}
+        after, counted = self._searched(before)
+        changed = {name for name in before if after[name] is not before[name]}
+        if not changed:
+            return None
+        counts = counted.first or counted.again
+        self._counts.setdefault(rollout.split, Counter()).update(counts)
+        said = ", ".join(f"{count} {rule}" for rule, count in sorted(counts.items()))
+        spelled = rollout.tokens is not None and not changed.isdisjoint({"prompt", "completion", "rendered"})
+        said = "; ".join(filter(None, [after["marks"].get("redact"), said]))  # it may have been here before
+        after["marks"] = {**after["marks"], "redact": f"{said}, token ids left out" if spelled else said}
+        return replace(rollout, **after, tokens=None if spelled else rollout.tokens)
+
+    def clean(self, value: Any) -> Any:
+        """Whatever else leaves the process: the run's facts, late marks, others' traces, alerts, metric names."""
+        after = self._searched({"value": value})[0]["value"]
+        if type(after) is not type(value):
+            raise TypeError(f"could not search {type(value).__name__}")
+        return after
+
+    def _searched(self, before: dict[str, Any]) -> tuple[dict[str, Any], Counts]:
+        """Values without secrets, and what was in them."""
+        texts: dict[str, None] = {}
+        counted = Counts(Counter(), Counter())
+        after = self._walk.whole_values(before, texts, counted)
+        clean = self._cleaned(list(texts))
+        return (self._walk.texts(after, clean, counted) if clean else after), counted
+
+    @hookimpl
+    def rollout_metrics(self, step: Step) -> Mapping[str, float] | None:
+        """Secrets replaced since it was last asked for."""
+        counts = self._counts.pop(step.split, None)
+        return None if not counts else {f"redacted/{rule}": float(count) for rule, count in counts.items()}
+
+    def _cleaned(self, texts: list[str]) -> dict[str, Cleaned]:
+        """Those that change, as they should be. What can't be searched is not let through."""
+        try:
+            scanned = self._scanner.scan(texts)
+        except Exception:
+            scanned = [self._alone(text) for text in texts]
+        if self._function is not None:
+            scanned = [self._through_function(text, counts) for text, counts in scanned]
+        return {old: (new, counts) for old, (new, counts) in zip(texts, scanned, strict=True) if new != old}
+
+    def _alone(self, text: str) -> Cleaned:
+        try:
+            return self._scanner.scan([text])[0]
+        except Exception as error:
+            self._tell("a text could not be searched and was replaced", error)
+            return self._token("unsearchable", text), Counter(unsearchable=1)
+
+    def _through_function(self, text: str, counts: Counter[str]) -> Cleaned:
+        assert self._function is not None
+        try:
+            new = self._function(text)
+            fault = None if isinstance(new, str) else TypeError("no text")
+        except Exception as error:
+            fault = error
+        if fault is not None:
+            self._tell("the given function failed, such texts are replaced", fault)
+            new = self._token("function", text)
+        return (text, counts) if new == text else (new, counts + Counter(function=1))
+
+    def _tell(self, what: str, error: Exception) -> None:
+        if not self._told:
+            self._told = True
+            logger.warning("redact: %s: %s", what, type(error).__name__)  # its message may hold the secret
+
+    def _token(self, rule: str, secret: Any) -> str:
+        if not self._keep_equal:
+            return f"[REDACTED:{rule}]"
+        return f"[REDACTED:{rule}#{blake2b(_encoded(secret), digest_size=4, key=self._key).hexdigest()}]"
+
+
+def _key(salt: str) -> bytes:
+    return blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=32).digest()
+
+
+def _encoded(secret: Any) -> bytes:
+    return secret.encode("utf-8", "surrogatepass") if isinstance(secret, str) else content_hash(secret).encode()
+
+
+def _rules_fault(rules: Any) -> str | None:
+    if isinstance(rules, (list, tuple, set, frozenset)):
+        wrong = [rule for rule in rules if rule not in NAMES]
+        return f"rules has {wrong}; there are {', '.join(NAMES)}" if wrong else None
+    return f"rules={rules!r} is not a list of names; there are {', '.join(NAMES)}"
+
+
+def _own_rules(patterns: Any) -> tuple[list[Rule], list[str]]:
+    """The user's patterns as rules, and what is wrong with them."""
+    if isinstance(patterns, (str, re.Pattern)) or not isinstance(patterns, (Mapping, Sequence)):
+        return [], [f"patterns={patterns!r} is neither a list of patterns nor a mapping of name to pattern"]
+    named = patterns.items() if isinstance(patterns, Mapping) else [("pattern", pattern) for pattern in patterns]
+    rules, faults = [], []
+    for name, pattern in named:
+        text = _pattern_text(pattern)
+        fault = "it is no pattern" if text is None else fault_of(text)
+        if fault is None and (not isinstance(name, str) or name in NAMES):
+            fault = "its name is no text" if not isinstance(name, str) else "its name is a built-in rule's"
+        if fault is not None:
+            faults.append(f"pattern {name!r}: {pattern!r}: {fault}")
+        else:
+            rules.append(Rule(name, f"(?:{text})", before=""))
+    return rules, faults
+
+
+def _pattern_text(pattern: Any) -> str | None:
+    """The pattern with its flags written into it, as RE2 wants them."""
+    if not isinstance(pattern, re.Pattern):
+        return pattern if isinstance(pattern, str) else None
+    if not isinstance(pattern.pattern, str) or pattern.flags & re.VERBOSE:
+        return None
+    flags = "".join(
+        letter
+        for letter, flag in (("i", re.IGNORECASE), ("m", re.MULTILINE), ("s", re.DOTALL))
+        if pattern.flags & flag
+    )
+    return f"(?{flags}:{pattern.pattern})" if flags else pattern.pattern

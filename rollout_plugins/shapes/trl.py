@@ -1,0 +1,86 @@
+"""TRL's `completions/completions_<step>.parquet`, written with `log_completions=True`."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from rollout_hookspecs import Rollout
+
+from rollout_plugins.shapes._files import Skip, find, given, messages, tool_calls, whole
+from rollout_plugins.shapes.importing import Unplaced
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+NAME = "TRL"
+LACKS = (
+    "reward weights: reward is the plain sum",
+    "which columns are rewards: numbers are taken for rewards, the rest for extra columns",
+    "train or eval: both share a file; --split says which",
+    "groups: equal prompts of a file are taken for one",
+    "finish reasons, token counts and images",
+    "the difference between an argument that is None and one that is not there",
+)
+_OWN = ("step", "prompt", "completion", "advantage")
+
+
+def read(path: Path, skip: Skip) -> Iterator[Unplaced]:
+    """The rows of every file, in the order of the steps."""
+    folder = path / "completions" if (path / "completions").is_dir() else path
+    for file in find(folder, "*.parquet", "the completions folder, or the output_dir it is in"):
+        try:
+            table = pq.read_table(file, partitioning=None)  # `key=value` in its path is no column
+        except (pa.ArrowException, OSError):
+            skip("Parquet file that cannot be read")
+            continue
+        rewards = [
+            field.name
+            for field in table.schema
+            if field.name not in _OWN and (pa.types.is_floating(field.type) or pa.types.is_integer(field.type))
+        ]
+        extra = [name for name in table.column_names if name not in {*_OWN, *rewards} and not name.startswith("__")]
+        for row in table.to_pylist():
+            try:
+                yield _found(row, rewards, extra)
+            except Exception as error:
+                skip(f"row with values of the wrong kind ({type(error).__name__})")
+
+
+def _found(row: Mapping[str, Any], rewards: list[str], extra: list[str]) -> Unplaced:
+    prompt, prompt_is_text = messages(_without_none(row.get("prompt")), "user")
+    completion, completion_is_text = messages(_without_none(row.get("completion")), "assistant")
+    scored = {name: _given(row[name]) for name in rewards}
+    known = [value for value in scored.values() if value is not None]
+    rollout = Rollout(
+        id="",
+        step=whole(row.get("step")),
+        prompt=prompt,
+        completion=completion,
+        prompt_is_text=prompt_is_text,
+        completion_is_text=completion_is_text,
+        tool_calls=tool_calls(completion),
+        rewards=scored,
+        reward=sum(known) if known else None,
+        advantage=_given(row.get("advantage")),
+        extra={name: row[name] for name in extra},
+    )
+    return Unplaced(rollout)
+
+
+def _given(value: Any) -> Any:
+    """TRL writes NaN where a function gave none."""
+    real = given(value)
+    return None if type(real) is float and math.isnan(real) else real
+
+
+def _without_none(value: Any) -> Any:
+    """Parquet gave every message, and every call's arguments, the fields of all others."""
+    if isinstance(value, list):
+        return [_without_none(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _without_none(item) for key, item in value.items() if item is not None or key == "content"}
+    return value

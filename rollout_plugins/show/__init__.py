@@ -1,0 +1,6 @@
+"""Eyes for the terminal: what a rollout, its group and its run look like; `app` is the viewer."""
+
+from rollout_plugins.show.chart import render_steps, sparkline
+from rollout_plugins.show.render import render_group, render_rollout, render_rollouts
+
+__all__ = ["render_group", "render_rollout", "render_rollouts", "render_steps", "sparkline"]

@@ -1,0 +1,136 @@
+"""What a pager shows: blocks of text that fold, laid out as rows for a width."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rich.style import Style
+
+from rollout_plugins.show.layout import CONSOLE, Layout
+from rollout_plugins.show.text import clean, omitted
+from rollout_plugins.show.wrap import wrap
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+Cells = list[tuple[str, str | Style]]
+Spans = Sequence[tuple[str, str | Style]]
+#: Characters of which a block shows the beginning alone until it is unfolded, whatever it is.
+HUGE = 20_000
+_HUGE_ROWS = 40
+
+
+class Row(NamedTuple):
+    """One line of the screen, and the block it belongs to."""
+
+    block: int
+    cells: Cells
+
+    @property
+    def text(self) -> str:
+        return "".join(text for text, _ in self.cells)
+
+
+@dataclass(slots=True)
+class Block:
+    """A part of what is shown: a message, a call, a table, a picture. Its text is clean."""
+
+    kind: str
+    """What it is folded with: `system`, `user`, `assistant`, `tool`, `reasoning`, `facts`, …"""
+    spans: Spans = ()
+    label: str = ""
+    """Who speaks; written beside the first row."""
+    turn: int = -1
+    """Number of the turn it belongs to; -1 for what stands beside the conversation."""
+    least: int | None = None
+    """Rows it has while it is folded; None for one that does not fold."""
+    short: str = ""
+    """What stands for it while it is folded, where its beginning would say little."""
+    gap: bool = False
+    """An empty row above it."""
+    folded: bool = True
+    image: Any = None
+    """The image it shows."""
+    drawn: Callable[[int], list[Cells]] | None = None
+    """Makes the rows for a width, for what is no text."""
+    _rows: tuple[Any, list[Cells]] = field(default=((), []), repr=False)
+
+    @property
+    def text(self) -> str:
+        return "".join(text for text, _ in self.spans)
+
+    def rows(self, width: int) -> list[Cells]:
+        """The block in this width, worked out once for each width and fold."""
+        key = (width, self.folded)
+        if self._rows[0] != key:
+            self._rows = (key, self._made(max(width, 1)))
+        return self._rows[1]
+
+    def _made(self, width: int) -> list[Cells]:
+        if self.drawn is not None:
+            return self.drawn(width)
+        text = self.text
+        least = self.least if self.least is not None else _HUGE_ROWS if len(text) > HUGE else None
+        if not self.folded or least is None:
+            return list(self._styled(text, wrap(text, width)))
+        if self.short:
+            return [[(self.short[: width - 1] + "…" if len(self.short) > width else self.short, "dim")]]
+        return self._beginning(text, width, least)
+
+    def _beginning(self, text: str, width: int, least: int) -> list[Cells]:
+        """The first rows, and how much is missing; all rows where little would be."""
+        places = wrap(text[: (least + 2) * width], width)
+        if len(text) <= (least + 2) * width and len(places) <= least + 1:
+            return list(self._styled(text, places))
+        places = places[:least]
+        hidden = omitted(len(text) - (places[-1][1] if places else 0))
+        return [*self._styled(text, places), [(hidden, "dim italic")]]
+
+    def _styled(self, text: str, places: Sequence[tuple[int, int]]) -> Iterator[Cells]:
+        if len(self.spans) == 1:
+            style = self.spans[0][1]
+            yield from ([(text[start:end], style)] for start, end in places)
+            return
+        ends = list(accumulate(len(part) for part, _ in self.spans))
+        for start, end in places:
+            cells: Cells = []
+            at, span = start, bisect_right(ends, start)
+            while at < end:
+                stop = min(end, ends[span])
+                cells.append((text[at:stop], self.spans[span][1]))
+                at, span = stop, span + 1
+            yield cells
+
+
+def said(text: str, style: str | Style = "") -> Spans:
+    """Raw text as a block has it."""
+    return ((clean(text), style),)
+
+
+def cells_of(row: Text) -> Cells:
+    """A rich text as cells."""
+    base = Style.parse(row.style) if isinstance(row.style, str) else row.style
+    return [(segment.text, base + segment.style if segment.style else base) for segment in row.render(CONSOLE)]
+
+
+def lay_out(blocks: Sequence[Block], width: int) -> list[Row]:
+    """All blocks as rows, with who speaks beside the first row of each."""
+    layout = Layout(width, None)
+    rows: list[Row] = []
+    speaker: tuple[int, str] | None = None
+    for number, block in enumerate(blocks):
+        if block.gap and rows:
+            rows.append(Row(number, []))
+        if block.kind == "head":
+            rows += [Row(number, cells) for cells in block.rows(width)]
+            continue
+        label = cells_of(layout.label(block.label if (block.turn, block.label) != speaker else ""))
+        for cells in block.rows(layout.body):
+            rows.append(Row(number, [*label, *cells]))
+            label = [(" " * layout.gutter, "")]
+        speaker = (block.turn, block.label)
+    return rows

@@ -1,0 +1,120 @@
+"""Numbers over steps as small drawings made of block characters. Nothing here raises."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from rollout_plugins.content.conversation import fact
+from rollout_plugins.show.text import finite, number, one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(numbers: Iterable[Any]) -> str:
+    """One character per number, low to high; a space where there is no finite number."""
+    values = [finite(value) for value in numbers]
+    known = [value for value in values if value is not None]
+    low, high = (min(known), max(known)) if known else (0.0, 0.0)
+    return "".join(" " if value is None else _BLOCKS[_level(value, low, high, len(_BLOCKS) - 1)] for value in values)
+
+
+def _level(value: float, low: float, high: float, levels: int) -> int:
+    # Halved first, so that the distance between the two largest floats is still a number.
+    span = high / 2 - low / 2
+    return round((value / 2 - low / 2) / span * levels) if span > 0 else (levels + 1) // 2
+
+
+def render_steps(rows: Sequence[Mapping[str, Any]], *, width: int = 80, max_lines: int = 14) -> RenderableType:
+    """Reward and tool errors over steps, in at most `max_lines` lines.
+
+    A row is a step: `{"step": 3, "reward": 0.71, "tool_calls": 40, "tool_errors": 2}`. Any value may be missing.
+    """
+    steps = [fact(row, "step") for row in rows]
+    rewards = [finite(fact(row, "reward")) for row in rows]
+    failures = [_share(fact(row, "tool_errors"), fact(row, "tool_calls")) for row in rows]
+    tools = any(share is not None for share in failures)
+    # Each chart has a title and an axis; the reward gets two thirds of the height.
+    height = max_lines - (5 if tools else 2)
+    error_height = min(max(height // 3, 1), 3) if tools else 0
+    lines = _chart("reward", rewards, steps, width, min(height - error_height, 8))
+    if tools:
+        lines += [Text(""), *_chart("tool calls that failed", failures, steps, width, error_height, shares=True)]
+    return Group(*lines[: max(max_lines, 0)])
+
+
+def _share(errors: Any, calls: Any) -> float | None:
+    failed, made = finite(errors), finite(calls)
+    return min(max(failed / made, 0.0), 1.0) if failed is not None and made else None
+
+
+def _percent(value: Any) -> str:
+    real = finite(value)
+    return number(None) if real is None else f"{real:.0%}"
+
+
+def _chart(
+    title: str,
+    values: Sequence[float | None],
+    steps: Sequence[Any],
+    width: int,
+    height: int,
+    *,
+    shares: bool = False,
+) -> list[Text]:
+    color, label = ("red", _percent) if shares else ("green", number)
+    known = [value for value in values if value is not None]
+    if not known or height < 1 or width < 16:
+        return [_row(Text.assemble((title, "bold"), "  no numbers yet"), width)]
+    # Shares start at 0%, and a run without failures is a flat line at the bottom.
+    low, high = (0.0, max(known) or 1.0) if shares else (min(known), max(known))
+    names = (label(high), label(low))
+    gutter = max(map(len, names)) + 2
+    bars = _bars(values, max(width - gutter - 2, 1))
+    lines = [_row(Text.assemble((f"{title} ", "bold"), (f"{label(known[0])} → {label(known[-1])}", color)), width)]
+    for level in range(height, 0, -1):
+        name = names[0] if level == height else names[1] if level == 1 else ""
+        drawn = "".join(_cell(value, low, high, height, level) for value in bars)
+        lines.append(_row(Text.assemble((f"{name:>{gutter - 1}} ", "dim"), ("│", "dim"), (drawn, color)), width))
+    lines.append(_row(Text(" " * gutter + "└" + _axis(steps, len(bars)), style="dim"), width))
+    return lines
+
+
+def _bars(values: Sequence[float | None], room: int) -> list[float | None]:
+    """One value per column: each step repeated while there is room, steps averaged when there is none."""
+    if len(values) <= room:
+        repeat = min(room // len(values), 6)
+        return [value for value in values for _ in range(repeat)]
+    edges = [len(values) * column // room for column in range(room + 1)]
+    return [_mean(values[start:end]) for start, end in pairwise(edges)]
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(value / len(known) for value in known) if known else None
+
+
+def _cell(value: float | None, low: float, high: float, height: int, level: int) -> str:
+    if value is None:
+        return " "
+    # The lowest value still gets a sliver, so that a step is told from a gap.
+    filled = max(_level(value, low, high, height * 8), 1) - (level - 1) * 8
+    return "█" if filled >= 8 else _BLOCKS[filled - 1] if filled > 0 else " "
+
+
+def _axis(steps: Sequence[Any], columns: int) -> str:
+    first, last = (f"step {one_line(steps[0], 12)}", one_line(steps[-1], 12))
+    room = columns - len(first) - len(last)
+    return f"{first}{'─' * (room - 2):^{room}}{last}" if room > 3 and len(steps) > 1 else first
+
+
+def _row(text: Text, width: int) -> Text:
+    text.truncate(max(width, 1), overflow="crop")
+    text.no_wrap, text.overflow = True, "crop"
+    return text

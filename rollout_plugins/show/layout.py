@@ -1,0 +1,310 @@
+"""The parts of a conversation as rows of text, and how they share a screen that is too small for them."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.text import Text
+from rollout_hookspecs import Image, ToolCall
+
+from rollout_plugins.content.conversation import status_of
+from rollout_plugins.content.messages import IMAGE, call_text
+from rollout_plugins.show.text import clean, clip, duration, omitted, one_line, readable, shorten
+
+if TYPE_CHECKING:
+    from rollout_plugins.content.conversation import Conversation, Turn
+
+STYLES = {"system": "magenta", "developer": "magenta", "user": "blue", "assistant": "green", "tool": "yellow"}
+_SHORT = {"system": "sys", "developer": "dev", "user": "user", "assistant": "asst", "tool": "tool", "columns": "row"}
+_OUTCOMES = {"ok": "", "error": "red", "unknown": "red", "not_run": "yellow"}
+_BARE = {"error": "failed", "unknown": "no such tool", "not_run": "not run"}
+#: Rows that a piece gets before another one is left out, by what it is.
+_FAIR = {"said": 3, "call": 2, "thought": 2, "system": 1, "given": 1}
+_SYSTEM = frozenset({"system", "developer"})
+#: Lines below which the dataset row goes where not all fits, so that the answer has room.
+_ROOMY = 12
+# Text.wrap asks for a console, though it only justifies with it.
+CONSOLE = Console(file=io.StringIO(), width=80, color_system=None)
+
+
+@dataclass(slots=True)
+class Piece:
+    """One part of a turn, wrapped: what it says, what it reasons, or one call."""
+
+    turn: int
+    role: str
+    head: list[Text]
+    tail: list[Text]
+    hidden: int
+    kind: str
+    """A key of `_FAIR`."""
+
+    @property
+    def fair(self) -> int:
+        """Rows it gets before another piece is left out altogether."""
+        return min(self.need, _FAIR[self.kind])
+
+    @property
+    def need(self) -> int:
+        return len(self.head) + len(self.tail) + (self.hidden > 0)
+
+    def rows(self, lines: int) -> list[Text]:
+        """At most `lines` rows: the first and the last ones, and between them how much is missing."""
+        rows = [*self.head, *self.tail]
+        if self.need <= lines:
+            mark = [_omitted(self.hidden)] if self.hidden else []
+            return [*self.head, *mark, *self.tail]
+        if lines <= 1:
+            return [_cut(row) for row in rows[:lines]]
+        first, last = lines // 2, len(rows) - (lines - 1 - lines // 2)
+        hidden = self.hidden + sum(len(row) for row in rows[first:last])
+        return [*rows[:first], _omitted(hidden), *rows[last:]]
+
+
+def _omitted(hidden: int) -> Text:
+    return Text(omitted(hidden), style="dim")
+
+
+def _cut(row: Text) -> Text:
+    row = row.copy()
+    row.rstrip()
+    return row.append(" …", style="dim")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How wide the text is, how much of it can matter, and how roles are written beside it."""
+
+    width: int
+    lines: int | None
+
+    @property
+    def gutter(self) -> int:
+        return 11 if self.width >= 60 else 5 if self.width >= 24 else 0
+
+    @property
+    def body(self) -> int:
+        return max(self.width - self.gutter, 1)
+
+    @property
+    def chars(self) -> int | None:
+        return None if self.lines is None else self.lines * self.body
+
+    def label(self, role: str) -> Text:
+        room = max(self.gutter - 1, 0)
+        name = role if self.gutter > 5 else _SHORT.get(role, role)
+        return Text(one_line(name, room).ljust(room) + " " * (self.gutter > 0), style=STYLES.get(role, "dim"))
+
+    def text(self, turn: int, role: str, raw: str, style: str = "", kind: str = "said") -> Piece:
+        head, tail, hidden = clip(raw, self.chars)
+        kind = "system" if role in _SYSTEM else kind
+        rows = [self.wrap(Text(clean(part), style)) for part in (head, tail)]
+        return Piece(turn, role, rows[0], rows[1] if tail else [], hidden, kind)
+
+    def wrap(self, text: Text) -> list[Text]:
+        rows = list(text.wrap(CONSOLE, self.body, tab_size=4))
+        for row in rows:
+            row.truncate(self.body, overflow="crop")
+        return rows
+
+
+def body_rows(view: Conversation, layout: Layout) -> list[Text]:
+    """The turns, in as many rows as the layout has."""
+    pieces, skipped = _all_pieces(view, layout)
+    if layout.lines is None:
+        return _labelled(pieces, [piece.need for piece in pieces], layout)
+    if not skipped and sum(piece.fair for piece in pieces) <= layout.lines:
+        return _labelled(pieces, _shares(pieces, layout.lines), layout)
+    # The system prompt is the same everywhere: the first thing to do without, and next the dataset row.
+    spared = {"system"} if layout.lines >= _ROOMY else {"system", "given"}
+    pieces, lines = [piece for piece in pieces if piece.kind not in spared] or pieces, layout.lines - 1
+    first, last = _kept(pieces, lines)
+    kept = [*pieces[:first], *pieces[len(pieces) - last :]]
+    shares = _shares(kept, lines)
+    head, tail = _labelled(kept[:first], shares[:first], layout), _labelled(kept[first:], shares[first:], layout)
+    return [*head, _skipped(view, kept, layout), *tail]
+
+
+def _kept(pieces: Sequence[Piece], lines: int) -> tuple[int, int]:
+    """How many pieces from the start and from the end get a fair share. The end, where the answer is, goes first."""
+    first = last = 0
+    while first + last < len(pieces):
+        from_end = last <= first
+        fair = pieces[-1 - last if from_end else first].fair
+        if lines < min(fair, 2) and last:
+            break
+        lines -= fair
+        first, last = first + (not from_end), last + from_end
+    return first, last
+
+
+def _shares(pieces: Sequence[Piece], lines: int) -> list[int]:
+    """Rows for each piece. The system prompt is the same everywhere, so that it gets what the others leave."""
+    shares = fill([piece.fair if piece.kind == "system" else piece.need for piece in pieces], lines)
+    left = lines - sum(shares)
+    for place, piece in enumerate(pieces):
+        more = min(piece.need - shares[place], left)
+        shares[place], left = shares[place] + more, left - more
+    return shares
+
+
+def fill(needs: Sequence[int], lines: int) -> list[int]:
+    """Share `lines` out: what needs little gets all of it, what needs more shares the rest evenly."""
+    shares = [0] * len(needs)
+    waiting = sorted(range(len(needs)), key=lambda place: needs[place])
+    for done, place in enumerate(waiting):
+        shares[place] = min(needs[place], lines // (len(waiting) - done))
+        lines -= shares[place]
+    return shares
+
+
+def _skipped(view: Conversation, shown: Sequence[Piece], layout: Layout) -> Text:
+    turns = len(view.turns) - len({piece.turn for piece in shown if piece.turn < len(view.turns)})
+    calls = sum(len(turn.calls) for turn in view.turns) - sum(piece.kind == "call" for piece in shown)
+    counts = ((turns, "message"), (calls, "tool call"))
+    what = ", ".join(f"{count:,} {noun}{'s' * (count != 1)}" for count, noun in counts if count > 0)
+    return Text(" " * layout.gutter + f"… {what or 'more of this'} …", style="dim")
+
+
+def _labelled(pieces: Sequence[Piece], shares: Sequence[int], layout: Layout) -> list[Text]:
+    rows: list[Text] = []
+    turn = None
+    for piece, lines in zip(pieces, shares, strict=True):
+        for row in piece.rows(lines):
+            label = Text(" " * layout.gutter) if piece.turn == turn else layout.label(piece.role)
+            rows.append(Text.assemble(label, row))
+            turn = piece.turn
+    return rows
+
+
+def _all_pieces(view: Conversation, layout: Layout) -> tuple[list[Piece], bool]:
+    """Pieces of all turns, or of as many at either end as a screen can hold."""
+    places = list(range(len(view.turns)))
+    skipped = layout.lines is not None and len(places) > 2 * layout.lines + 2
+    if skipped and layout.lines is not None:
+        places = [*places[: layout.lines + 1], *places[len(places) - layout.lines - 1 :]]
+    pieces = [piece for place in places for piece in _turn_pieces(place, view.turns[place], layout)]
+    return [*pieces, *_facts(view, layout)], skipped
+
+
+def _turn_pieces(place: int, turn: Turn, layout: Layout) -> Iterator[Piece]:
+    thought, said = split_thought(turn.content)
+    if turn.reasoning:
+        yield layout.text(place, turn.role, turn.reasoning.strip("\n"), "dim italic", kind="thought")
+    if thought:
+        yield layout.text(place, turn.role, thought, "dim italic", kind="thought")
+    if said.strip():
+        yield layout.text(place, turn.role, said.strip("\n"))
+    elif not (turn.reasoning or thought or turn.calls):
+        yield layout.text(place, turn.role, "(empty)", "dim")
+    for call in _calls(turn.calls, layout.lines):
+        yield _call_piece(place, turn.role, call, layout)
+
+
+def split_thought(content: Any) -> tuple[str, str]:
+    """Reasoning that stands in the text itself, and the rest."""
+    text = content_text(content)
+    if text.lstrip()[:7] != "<think>":
+        return "", text
+    thought, mark, said = text.partition("</think>")
+    return thought.strip() + mark, said
+
+
+def _calls(calls: Sequence[ToolCall], lines: int | None) -> Sequence[ToolCall]:
+    if lines is None or len(calls) <= 2 * lines:
+        return calls
+    return (*calls[:lines], *calls[len(calls) - lines :])
+
+
+def _call_piece(place: int, role: str, call: ToolCall, layout: Layout) -> Piece:
+    outcome, style = outcome_of(call)
+    took = duration(call.seconds)
+    head, tail, hidden = clip(outcome, layout.chars)
+    text = _signature(call, layout)
+    if outcome:
+        text.append(" →\n" if "\n" in outcome else " → ", "dim").append(clean(head), style)
+    end = Text(clean(tail), style) if tail else text
+    if took:
+        end.append(f" ({took})", "dim")
+    return Piece(place, role, layout.wrap(text), layout.wrap(end) if tail else [], hidden, "call")
+
+
+def _signature(call: ToolCall, layout: Layout) -> Text:
+    try:
+        raw = call_text(call)
+    except Exception:  # arguments that break when they are read: the call is shown all the same
+        raw = f"{readable(call.name)}({readable(call.arguments)})"
+    asked = clean(raw if layout.lines is None else shorten(raw, chars=max(3 * layout.body, 40)))
+    asked = asked.replace("\n", "␊")
+    name, bracket, rest = asked.partition("(")
+    return Text.assemble((name, "bold cyan"), (bracket + rest, "cyan"))
+
+
+def outcome_of(call: ToolCall) -> tuple[str, str]:
+    """What became of a call, and the colour to say it in. Empty when nothing is known."""
+    status, result = status_of(call), content_text(call.result)
+    style = _OUTCOMES[status]
+    if status in _BARE:
+        said = readable(call.error) or result
+        plainly = said if status == "error" else f"{_BARE[status]}: {said}"
+        return (plainly if said else _BARE[status]), style
+    if result or call.reply is None:
+        return result, style
+    return "(empty)", "dim"
+
+
+def content_text(content: Any) -> str:
+    """Content as text, where an image says its name and size: `[IMAGE chart.png 640x480]`."""
+    if isinstance(content, (list, tuple)):
+        return "\n".join(_image(block) or readable([block]) for block in content)
+    return _image(content) or readable(content)
+
+
+def _image(block: Any) -> str:
+    image = image_of(block)
+    if image is None:
+        return ""
+    size = f"{image.width}x{image.height}" if isinstance(image.width, int) and isinstance(image.height, int) else ""
+    facts = [_name(image), size, f"({image.note})" if isinstance(image.note, str) else ""]
+    return f"{IMAGE[:-1]} {' '.join(filter(None, facts))}".rstrip() + IMAGE[-1]
+
+
+def image_of(block: Any) -> Image | None:
+    """The image that a content block is or holds."""
+    image = block
+    if isinstance(block, Mapping):
+        try:
+            image = next((value for value in block.values() if isinstance(value, Image)), None)
+        except Exception:  # a block that breaks when it is read is left to `readable`
+            image = None
+    return image if isinstance(image, Image) else None
+
+
+def _name(image: Image) -> str:
+    for address in (image.uri, image.path):
+        if isinstance(address, str) and address and not address.startswith("data:"):
+            return one_line(address.rstrip("/").rpartition("/")[2], 40)
+    return ""
+
+
+def _facts(view: Conversation, layout: Layout) -> Iterator[Piece]:
+    """What stood beside the conversation: the dataset row, what rewards logged, what became of it, what went wrong."""
+    given = (("columns", view.columns), ("extra", view.extra), ("marks", view.marks))
+    for place, (label, values) in enumerate(given, len(view.turns)):
+        if values:
+            yield layout.text(place, label, _pairs(values, layout), "dim", kind="given")
+    error = readable(view.error)
+    if error:
+        yield layout.text(len(view.turns) + len(given), "error", error, "red")
+
+
+def _pairs(values: Mapping[str, Any], layout: Layout) -> str:
+    if layout.lines is None:
+        return " · ".join(f"{key}={readable(value)}" for key, value in values.items())
+    return one_line(
+        " · ".join(f"{key}={one_line(value, 2 * layout.body)}" for key, value in values.items()), 2 * layout.body
+    )

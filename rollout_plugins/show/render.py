@@ -1,0 +1,231 @@
+"""Rollouts as rich renderables, for the console sink, the commands and the terminal viewer.
+
+    console.print(render_rollout(rollout, width=console.width, max_lines=console.height - 1))
+
+Takes a `Rollout` or a `Trace`, reads nothing else, never raises, and never needs more than `max_lines` lines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group
+from rich.text import Text
+from rollout_hookspecs import Rollout, Trace
+
+from rollout_plugins.content.compare import shared
+from rollout_plugins.content.conversation import Conversation, Turn, conversation, status_of
+from rollout_plugins.show.chart import sparkline
+from rollout_plugins.show.layout import Layout, body_rows, fill
+from rollout_plugins.show.text import finite, number, one_line, signed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+Source = Rollout | Trace | Conversation
+_COLUMN = 30
+_RULE = " │ "
+#: Lines below which a rollout is better left out.
+_LEAST = 6
+#: Lines of facts under the headline.
+_HEADER = 3
+_FINISH = {"stop": "", "unknown": "dim"}
+
+
+def render_rollout(source: Source, *, title: str = "", width: int = 80, max_lines: int | None = 24) -> Group:
+    """One conversation, turn by turn, under a header of its facts.
+
+    `title` says in a word why it is shown ("best"). `max_lines=None` leaves nothing out.
+    """
+    return _group(_rollout_rows(source, title, max(width, 1), max_lines), width)
+
+
+def render_rollouts(sources: Sequence[tuple[str, Source]], *, width: int = 80, max_lines: int | None = 24) -> Group:
+    """Several under each other, `(title, source)` each, sharing the lines; the first and last of more than fit."""
+    width = max(width, 1)
+    if max_lines is not None:
+        room = max((max_lines + 1) // (_LEAST + 1), 1)
+        first = (room + 1) // 2
+        sources = [*sources[:first], *sources[max(len(sources) - room // 2, first) :]]
+    blocks = [_rollout_rows(source, title, width, max_lines) for title, source in sources]
+    if max_lines is not None and sum(map(len, blocks)) + len(blocks) - 1 > max_lines:
+        shares = fill([len(block) for block in blocks], max_lines - len(blocks) + 1)
+        pairs = zip(sources, shares, strict=True)
+        blocks = [_rollout_rows(source, title, width, share) for (title, source), share in pairs]
+    rows = [row for place, block in enumerate(blocks) for row in ([Text()] if place else []) + block]
+    return _group(rows if max_lines is None else rows[: max(max_lines, 0)], width)
+
+
+def _rollout_rows(source: Source, title: str, width: int, max_lines: int | None) -> list[Text]:
+    try:
+        rows = _rows(conversation(source), title, width, max_lines)
+    except Exception as error:  # the net under everything a model or a plugin can come up with
+        rows = [Text(f"{title} this rollout could not be shown: {type(error).__name__}".strip(), style="red")]
+    return rows if max_lines is None else rows[: max(max_lines, 0)]
+
+
+def render_group(sources: Sequence[Source], *, width: int = 80, max_lines: int | None = 24) -> Group:
+    """Answers to one prompt side by side, best first, under the prompt they share.
+
+    Where the width has no room for all, the best, the worst and some between are shown, and the rest is counted.
+    """
+    try:
+        rows = _group_rows([conversation(source) for source in sources], max(width, 1), max_lines)
+    except Exception as error:  # as in `_rollout_rows`
+        rows = [Text(f"this group could not be shown: {type(error).__name__}", style="red")]
+    return _group(rows if max_lines is None else rows[: max(max_lines, 0)], width)
+
+
+def _group(rows: Sequence[Text], width: int) -> Group:
+    return Group(*(_row(row, width) for row in rows))
+
+
+def _row(row: Text, width: int) -> Text:
+    row.truncate(max(width, 1), overflow="ellipsis")
+    row.no_wrap, row.overflow = True, "crop"
+    return row
+
+
+def _rows(view: Conversation, title: str, width: int, max_lines: int | None) -> list[Text]:
+    head = header(view, title, width, None if max_lines is None else _HEADER)
+    lines = None if max_lines is None else max_lines - len(head)
+    return head if lines is not None and lines <= 0 else [*head, *body_rows(view, Layout(width, lines))]
+
+
+def header(view: Conversation, title: str, width: int, lines: int | None = None) -> list[Text]:
+    """Where the rollout stands and what it earned; under it its facts, in at most `lines` lines."""
+    return [_headline(view, title, width), *_flow(_facts(view), width, lines)]
+
+
+def _headline(view: Conversation, title: str, width: int) -> Text:
+    left = Text.assemble((one_line(title, 30), "bold"))
+    for fact in _place(view):
+        left.append("  " if left else "").append(fact)
+    return _ruled(left, _scores(view, "advantage" if width >= 60 else "adv"), width)
+
+
+def _ruled(left: Text, right: Text, width: int) -> Text:
+    """Left and right ends of a line, with a rule between them."""
+    left.truncate(max(width - right.cell_len - 4, 0), overflow="ellipsis")
+    room = width - left.cell_len - right.cell_len - 2
+    return Text.assemble(left, (f" {'─' * room} ", "dim") if room > 0 else " ", right)
+
+
+def _place(view: Conversation) -> Iterator[str]:
+    if view.step is not None:
+        evaluated = isinstance(view.split, str) and view.split == "eval"
+        yield f"{'eval step' if evaluated else 'step'} {number(view.step)}"
+    if view.group is not None:
+        yield f"group {number(view.group)}"
+    if view.index is not None:
+        yield f"#{number(view.index)}"
+
+
+def _scores(view: Conversation, advantage: str) -> Text:
+    return Text.assemble(
+        ("reward ", "dim"), (number(view.reward), "bold"), (f"  {advantage} ", "dim"), _advantage(view.advantage)
+    )
+
+
+def _advantage(value: Any) -> tuple[str, str]:
+    real = finite(value) or 0.0
+    return signed(value), "green" if real > 0 else "red" if real < 0 else ""
+
+
+def _facts(view: Conversation) -> Iterator[Text]:
+    ident = one_line(view.id, 60)
+    if ident:
+        yield Text(ident, style="dim")
+    for name, value in view.rewards.items():
+        yield Text.assemble((one_line(name, 28) + " ", "dim"), number(value))
+    if view.finish is not None:
+        finish = one_line(view.finish, 16)
+        yield Text.assemble(("finish ", "dim"), (finish, _FINISH.get(finish, "yellow")))
+    if view.prompt_tokens is not None or view.completion_tokens is not None:
+        yield Text.assemble(f"{number(view.prompt_tokens)} → {number(view.completion_tokens)}", (" tokens", "dim"))
+    yield from _tools(view.turns)
+
+
+def _tools(turns: Sequence[Turn]) -> Iterator[Text]:
+    statuses = [status_of(call) for turn in turns for call in turn.calls]
+    if statuses:
+        failed = sum(status in {"error", "unknown"} for status in statuses)
+        made = f"{len(statuses):,} {'call' if len(statuses) == 1 else 'calls'}"
+        yield Text.assemble(made, (f", {failed:,} failed", "red") if failed else "")
+
+
+def _flow(facts: Iterator[Text], width: int, limit: int | None) -> list[Text]:
+    """Facts beside each other, in as many lines as they need and may take."""
+    rows: list[Text] = []
+    for fact in facts:
+        if rows and rows[-1].cell_len + fact.cell_len + 3 <= width:
+            rows[-1].append(" · ", "dim").append_text(fact)
+        else:
+            rows.append(Text().append_text(fact))
+    return rows[:limit]
+
+
+def _group_rows(views: list[Conversation], width: int, max_lines: int | None) -> list[Text]:
+    if len(views) < 2:
+        return [row for view in views for row in _rows(view, "", width, max_lines)]
+    views = sorted(views, key=_rank, reverse=True)
+    shown = _spread(views, max((width + len(_RULE)) // (_COLUMN + len(_RULE)), 1))
+    common = shared(views)
+    prompt = Conversation(turns=views[0].turns[:common], columns=views[0].columns)
+    rows = [_summary(views, len(shown), width)]
+    rows += body_rows(prompt, Layout(width, None if max_lines is None else max(max_lines // 4, 1)))
+    lines = None if max_lines is None else max_lines - len(rows)
+    if lines is not None and lines <= 0:
+        return rows
+    return [*rows, *_beside([_rest(view, common) for view in shown], width, lines)]
+
+
+def _rank(view: Conversation) -> float:
+    real = finite(view.reward)
+    return float("-inf") if real is None else real
+
+
+def _spread(views: list[Conversation], room: int) -> list[Conversation]:
+    """At most `room` of them, the best and the worst among them; those without a reward only where there is room."""
+    if len(views) > room:
+        views = [view for view in views if finite(view.reward) is not None] or views
+    if len(views) <= room or room < 2:
+        return views[:room]
+    return [views[round(place * (len(views) - 1) / (room - 1))] for place in range(room)]
+
+
+def _rest(view: Conversation, common: int) -> Conversation:
+    """What is this answer's own."""
+    ident = view.id if view.index is None else ""
+    return replace(view, id=ident, turns=view.turns[common:], split=None, step=None, group=None, columns={})
+
+
+def _summary(views: Sequence[Conversation], shown: int, width: int) -> Text:
+    first = views[0]
+    left = Text("  ".join(_place(replace(first, index=None))), style="bold")
+    left = Text.assemble(
+        left, f"  {shown} of {len(views)} answers" if shown < len(views) else f"  {len(views)} answers"
+    )
+    rewards = [view.reward for view in views]
+    ends = [reward for reward in rewards if finite(reward) is not None] or rewards
+    right = Text.assemble(
+        ("rewards ", "dim"), (sparkline(rewards[:24]), "green"), f" {number(ends[0])} … {number(ends[-1])}"
+    )
+    return _ruled(left, right, width)
+
+
+def _beside(views: Sequence[Conversation], width: int, lines: int | None) -> list[Text]:
+    room = max((width - len(_RULE) * (len(views) - 1)) // len(views), 1)
+    columns = [_rows(view, "", room, lines) for view in views]
+    return [_joined(cells, room) for cells in zip_longest(*columns)]
+
+
+def _joined(cells: Sequence[Text | None], room: int) -> Text:
+    row = Text()
+    for place, cell in enumerate(cells):
+        text = cell or Text()
+        text.truncate(room, overflow="ellipsis", pad=place < len(cells) - 1)
+        row.append(_RULE if place else "", "dim").append_text(text)
+    return row

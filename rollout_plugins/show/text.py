@@ -1,0 +1,149 @@
+"""Hostile text and odd numbers, made safe and short for a terminal. Nothing here raises, whatever it is given.
+
+Model output may hold escape sequences that repaint the screen, marks that reverse the reading order and half
+characters that no encoder takes. They are shown, not obeyed: `clean` is the one door to the screen.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from numbers import Real
+from typing import Any, NamedTuple
+
+from rollout_plugins.content.messages import text_of
+from rollout_plugins.content.plain import UNSAFE
+
+MISSING = "—"
+_TAB = "    "
+
+
+class Clip(NamedTuple):
+    """The two ends of a text, and how many characters lay between them."""
+
+    head: str
+    tail: str
+    hidden: int
+
+
+def clean(text: str) -> str:
+    """The text with everything a terminal would obey or hide written out: ESC is ␛, U+202E is \\u202e."""
+    return UNSAFE.sub(_visible, text.replace("\r\n", "\n").replace("\t", _TAB))
+
+
+def _visible(match: re.Match[str]) -> str:
+    code = ord(match.group())
+    if code < 0x20:
+        return chr(0x2400 + code)
+    if code == 0x7F:
+        return "␡"
+    if code <= 0xFF:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
+
+
+def readable(value: Any) -> str:
+    """Any value as raw text, content blocks included; its type's name when it cannot be read."""
+    try:
+        return text_of(value)
+    except Exception:  # hostile __str__, __iter__, cycles: the name of the type is what is left to show
+        return f"<{type(value).__name__}>"
+
+
+def one_line(value: Any, chars: int = 80) -> str:
+    """Any value as one clean line of at most `chars` characters, cut at its end."""
+    raw = readable(value)
+    text = " ".join(clean(raw[: 2 * chars]).split())
+    return text if len(text) <= chars and len(raw) <= 2 * chars else text[: max(chars - 1, 0)] + "…"[:chars]
+
+
+def clip(text: str, chars: int | None) -> Clip:
+    """The first and last `chars` characters, when the text is longer than both; `None` keeps it whole."""
+    if chars is None or len(text) <= 2 * chars:
+        return Clip(text, "", 0)
+    return Clip(text[:chars], text[len(text) - chars :], len(text) - 2 * chars)
+
+
+def omitted(characters: int) -> str:
+    """What stands where text was left out."""
+    return f"… {characters:,} {'character' if characters == 1 else 'characters'} …"
+
+
+def shorten(text: str, *, chars: int, lines: int | None = None) -> str:
+    """Head and tail of a long text, of about `chars` characters in at most `lines` lines.
+
+    The place between them says how much is missing: `… 12,345 characters …`.
+    """
+    rows = text.split("\n")
+    if lines is not None and len(rows) > lines:
+        return _shorten_lines(rows, chars=chars, lines=lines)
+    head, tail, hidden = clip(text, chars // 2)
+    return f"{head}{omitted(hidden)}{tail}" if hidden else text
+
+
+def _shorten_lines(rows: list[str], *, chars: int, lines: int) -> str:
+    head, tail = "\n".join(rows[: lines // 2]), "\n".join(rows[len(rows) - (lines - 1) // 2 :])
+    if lines < 3:
+        tail = ""
+    head, tail = head[: chars // 2], tail[max(len(tail) - chars // 2, 0) :]
+    hidden = sum(map(len, rows)) + len(rows) - 1 - len(head) - len(tail)
+    return "\n".join(part for part in (head, omitted(hidden), tail) if part)
+
+
+def number(value: Any) -> str:
+    """A reward as a person writes it: 0.731, 1.0, 3, nan; a dash where there is none."""
+    if value is None:
+        return MISSING
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**9:
+        return f"{value:,}"
+    real = _real(value)
+    if real is None:
+        return one_line(value, 12)
+    if not math.isfinite(real):
+        return str(real)
+    if real and not 1e-3 <= abs(real) < 1e6:
+        return f"{real:.3g}"
+    whole, _, decimals = f"{real:,.3f}".partition(".")
+    return f"{whole}.{decimals.rstrip('0') or '0'}"
+
+
+def count(things: int, noun: str) -> str:
+    """1 rollout, 2,000 rollouts."""
+    return f"{things:,} {noun}{'s' * (things != 1)}"
+
+
+def signed(value: Any) -> str:
+    """An advantage: like `number`, with a plus in front of what is above zero."""
+    text = number(value)
+    real = finite(value)
+    return f"+{text}" if real is not None and real > 0 else text
+
+
+def finite(value: Any) -> float | None:
+    """The value as a float to compare or draw; None when it is no finite number."""
+    real = _real(value)
+    return real if real is not None and math.isfinite(real) else None
+
+
+def _real(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def duration(seconds: Any) -> str:
+    """12 ms, 1.3 s, 2 min 5 s; empty when it was not observed."""
+    real = finite(seconds)
+    if real is None or real < 0:
+        return ""
+    if real < 0.001:
+        return "<1 ms"
+    if real < 0.9995:
+        return f"{real * 1000:.0f} ms"
+    if real < 59.95:
+        return f"{real:.1f} s"
+    minutes, rest = divmod(round(real), 60)
+    return f"{minutes:,} min {rest} s"

@@ -1,0 +1,112 @@
+"""What a question to a run found: where the rollouts are, to be read from anywhere in it, a page at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rollout_plugins.errors import RunError
+from rollout_plugins.store.filters import no_column
+from rollout_plugins.store.from_columns import from_rows
+from rollout_plugins.store.parts import TYPES
+
+if TYPE_CHECKING:
+    from rollout_hookspecs import Rollout
+
+    from rollout_plugins.store.session import Session
+
+_COUNTS = ("turns", "calls", "failed_calls")
+_RECORD = tuple(name for name in TYPES if name not in {*_COUNTS, "tokens"})
+_OWN = ("_file", "_row", "id")
+
+
+class Matches:
+    """Rollouts in order, none of them read yet. It stays what it was when a live run grows."""
+
+    def __init__(self, session: Session, places: pa.Table) -> None:
+        self._session = session
+        self._places = places
+
+    def __len__(self) -> int:
+        return int(self._places.num_rows)
+
+    def page(self, start: int, count: int) -> Matches:
+        """Those from `start` on, at most `count`."""
+        return Matches(self._session, self._places.slice(start, count))
+
+    def position(self, rollout_id: str) -> int | None:
+        """Where a rollout stands; None when it is not among them."""
+        place = int(pc.index(self._places["id"], rollout_id).as_py())
+        return place if place >= 0 else None
+
+    def among(self, others: Sequence[Matches]) -> Matches:
+        """Those that are also among the others, which the same run found before it was refreshed, in this order."""
+        wanted = pa.chunked_array([chunk for other in others for chunk in other._keys.chunks], pa.int64())  # noqa: SLF001 - of its own kind
+        return Matches(self._session, self._places.filter(pc.is_in(self._keys, wanted)))
+
+    @property
+    def _keys(self) -> pa.ChunkedArray:
+        file, row = (self._places[name].cast(pa.int64()) for name in ("_file", "_row"))
+        return pc.add(pc.shift_left(file, 40), row)
+
+    def rows(self, columns: Sequence[str]) -> list[dict[str, Any] | None]:
+        """Some columns of each; None for one that cannot be read."""
+        rows: list[dict[str, Any] | None] = [None] * len(self)
+        for places, table in self.tables(columns):
+            for place, row in zip(places.to_pylist(), table.to_pylist(), strict=True):
+                rows[place] = row
+        return rows
+
+    def tables(self, columns: Sequence[str] | None = None) -> Iterator[tuple[pa.Array, pa.Table]]:
+        """Arrow tables of all or some columns, a few rows each, with the rows' places among those found."""
+        known = self._session.ask(lambda known: known.columns)
+        wanted = list(columns) if columns is not None else list(known)
+        for name in wanted:
+            if name not in known:
+                raise RunError(no_column(name, known))
+        said = {name: (known[name].producer, known[name].name) for name in wanted if known[name].producer}
+        stored = [name for name in wanted if name not in said]
+        for places, table in self._session.take(self._places, stored or ["id"]):
+            more = {
+                name: pc.struct_field(self._places[of].take(places), column) for name, (of, column) in said.items()
+            }
+            arrays = [more[name] if name in more else table[name] for name in wanted]
+            yield places, pa.Table.from_arrays(arrays, names=wanted)
+
+    def rollouts(self, *, tokens: bool = False) -> Iterator[Rollout]:
+        """Whole rollouts, with what producers said of them in `extra`; with token ids and their like if asked."""
+        return (rollout for _, rollout in self.numbered(tokens=tokens))
+
+    def numbered(self, *, tokens: bool = False) -> Iterator[tuple[int, Rollout]]:
+        """The same with the place of each; those that cannot be read are missing."""
+        said = [name for name in self._places.column_names if name not in _OWN]
+        for places, table in self._session.take(self._places, (*_RECORD, "tokens") if tokens else _RECORD):
+            values = {name: self._places[name].take(places).to_pylist() for name in said}
+            for number, rollout in self._decode(table):
+                extra = {
+                    f"{name}.{column}": value
+                    for name in said
+                    for column, value in (values[name][number] or {}).items()
+                    if value is not None
+                }
+                yield places[number].as_py(), replace(rollout, extra={**rollout.extra, **extra}) if extra else rollout
+
+    def _decode(self, table: pa.Table) -> Iterator[tuple[int, Rollout]]:
+        """The rollouts in a table, with their row; one that does not decode is noted in `damaged`."""
+        try:
+            whole = list(from_rows(table.to_pylist()))
+        except Exception:
+            for number in range(table.num_rows):
+                yield from self._decode_one(table.slice(number, 1), number)
+        else:
+            yield from enumerate(whole)
+
+    def _decode_one(self, table: pa.Table, number: int) -> Iterator[tuple[int, Rollout]]:
+        try:
+            yield number, next(from_rows(table.to_pylist()))
+        except Exception as error:
+            self._session.note(f"rollout {table['id'][0]}", error)

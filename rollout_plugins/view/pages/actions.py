@@ -1,0 +1,99 @@
+"""What can be done with one rollout, wherever it is shown: its siblings, its prompt over time, copies and files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from textual.binding import Binding, BindingType
+
+from rollout_plugins.view.pages.page import Page
+from rollout_plugins.view.saving import as_markdown, save
+
+if TYPE_CHECKING:
+    from rollout_hookspecs import Rollout
+
+#: Characters that every terminal takes into the clipboard at once.
+_CLIPBOARD = 74_000
+
+FOLDS: list[BindingType] = [
+    Binding(key, f"fold_kind({', '.join(repr(kind) for kind in kinds)})", f"Fold {said}", show=False)
+    for key, said, kinds in (
+        ("1", "system", ("system", "developer")),
+        ("2", "user", ("user",)),
+        ("3", "assistant", ("assistant",)),
+        ("4", "tools", ("tool", "call")),
+        ("5", "reasoning", ("reasoning",)),
+        ("6", "facts", ("facts",)),
+    )
+]
+"""Keys that fold turns by role."""
+
+
+class RolloutActions(Page):
+    """A screen with a rollout under its cursor."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("b", "siblings", "Siblings"),
+        Binding("t", "through_time", "Over time"),
+        Binding("Y", "copy_rollout", "Copy the rollout", show=False),
+        Binding("e", "export", "Export as JSON", show=False),
+        Binding("E", "export_markdown", "Export as Markdown", show=False),
+    ]
+
+    def current(self) -> Rollout | None:
+        """The rollout under the cursor; on a worker's thread."""
+        raise NotImplementedError
+
+    def with_rollout(self, act: Callable[[Rollout], None]) -> None:
+        """Do something with the rollout under the cursor, once it is read."""
+
+        def acted(rollout: Rollout | None) -> None:
+            if rollout is not None:
+                act(rollout)
+
+        self.job(self.current, acted, group="current")
+
+    def action_siblings(self) -> None:
+        from rollout_plugins.view.pages.group import GroupPage
+
+        self.with_rollout(lambda rollout: self._go(GroupPage(rollout)))
+
+    def action_through_time(self) -> None:
+        from rollout_plugins.view.pages.through_time import TimePage
+
+        self.with_rollout(lambda rollout: self._go(TimePage(rollout)))
+
+    def _go(self, page: Page) -> None:
+        self.app.push_screen(page)
+
+    def action_copy_rollout(self) -> None:
+        self.with_rollout(lambda rollout: self.copy(as_markdown(rollout), "the rollout"))
+
+    def copy(self, text: str, what: str) -> None:
+        """Into the clipboard of the terminal, which may be on another machine (OSC 52)."""
+        self.app.copy_to_clipboard(text)
+        long = "; that is more than some terminals take, `e` writes a file" if len(text) > _CLIPBOARD else ""
+        self.say(f"copied {what}, {len(text):,} characters{long}")
+
+    def action_export(self) -> None:
+        self._export(markdown=False)
+
+    def action_export_markdown(self) -> None:
+        self._export(markdown=True)
+
+    def _export(self, *, markdown: bool) -> None:
+        def written() -> Path | None:
+            rollout = self.current()
+            if rollout is None:
+                return None
+            whole = rollout if markdown else self.viewer.stored.get(rollout.id)  # with its tokens
+            return save(whole, Path.cwd(), markdown=markdown)
+
+        self.job(written, partial(self._said, "wrote "), group="export")
+
+    def _said(self, before: str, path: Path | None) -> None:
+        if path is not None:
+            self.say(f"{before}{path}")

@@ -1,0 +1,137 @@
+"""Rollouts side by side: what the group view and the view through time have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import TYPE_CHECKING, ClassVar
+
+from rich.cells import cell_len, set_cell_size
+from rich.text import Text
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.widget import Widget
+
+from rollout_plugins.show.blocks import Block, Cells, cells_of, lay_out
+from rollout_plugins.view.pages.actions import FOLDS, RolloutActions
+from rollout_plugins.view.widgets.pager import Pager
+
+if TYPE_CHECKING:
+    from rollout_hookspecs import Rollout
+
+LEAST = 34
+"""Cells below which a column says too little."""
+_RULE = " │ "
+
+
+@dataclass(slots=True)
+class Side:
+    """One of the columns."""
+
+    rollout: Rollout
+    head: Text
+    """Its first line."""
+    blocks: Sequence[Block]
+
+
+class BesidePage(RolloutActions):
+    """Columns, one of which is chosen; as many as the width has room for."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("l,right", "choose(1)", "Next", key_display="l"),
+        Binding("h,left", "choose(-1)", "Before", key_display="h"),
+        Binding("enter", "open", "Open", priority=True),
+        Binding("y", "copy_rollout", "Copy", show=False),
+        Binding("z", "fold_all", "Fold all", show=False, priority=True),
+        *FOLDS,
+    ]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sides: list[Side] = []
+        self.above: Sequence[Block] = ()
+        """What stands above the columns, in the whole width."""
+        self.at = 0
+        """The column that is chosen."""
+
+    def body(self) -> Iterable[Widget]:
+        yield Pager()
+
+    @property
+    def room(self) -> int:
+        """How many columns fit."""
+        return max((self.app.size.width + len(_RULE)) // (LEAST + len(_RULE)), 1)
+
+    def draw(self, *, keep: bool = False) -> None:
+        """Put the columns on the screen; `keep`: with the line where it is."""
+        pager = self.query_one(Pager)
+        line = pager.line if keep else 0
+        sides, at = list(self.sides), self.at
+        columns = Block("head", drawn=lambda width: beside(sides, width, at), gap=bool(self.above))
+        pager.show([*self.above, columns], line=line)
+
+    def current(self) -> Rollout | None:
+        return self.sides[self.at].rollout if self.at < len(self.sides) else None
+
+    def action_choose(self, columns: int) -> None:
+        raise NotImplementedError
+
+    def action_fold_kind(self, *kinds: str) -> None:
+        """Fold these in all columns, or unfold them where all are folded already."""
+        chosen = [block for side in self.sides for block in side.blocks if not kinds or block.kind in kinds]
+        folded = any(not block.folded for block in chosen)
+        for block in chosen:
+            block.folded = folded
+        self.draw(keep=True)
+
+    def action_fold_all(self) -> None:
+        self.action_fold_kind()
+
+    def action_open(self) -> None:
+        from rollout_plugins.view.pages.rollout import RolloutPage
+
+        rollout = self.current()
+        if rollout is not None:
+            self.app.push_screen(RolloutPage.of(rollout.id))
+
+    def fill(self) -> None:
+        """Choose what to show for the width there is, and read it."""
+
+    def on_resize(self, _: events.Resize) -> None:
+        self.call_after_refresh(self.fill)
+
+
+def beside(sides: Sequence[Side], width: int, chosen: int) -> list[Cells]:
+    """The columns as rows, with a rule between them."""
+    if not sides:
+        return []
+    room = max((width - len(_RULE) * (len(sides) - 1)) // len(sides), 1)
+    columns = []
+    for place, side in enumerate(sides):
+        head = side.head.copy()
+        head.truncate(room, overflow="ellipsis", pad=True)
+        if place == chosen:
+            head.stylize("reverse")
+        columns.append([cells_of(head), *(row.cells for row in lay_out(side.blocks, room))])
+    return [_joined(cells, room) for cells in zip_longest(*columns)]
+
+
+def _joined(columns: Sequence[Cells | None], room: int) -> Cells:
+    row: Cells = []
+    for place, cells in enumerate(columns):
+        row += [(_RULE, "dim")] if place else []
+        row += _fitted(cells or [], room)
+    return row
+
+
+def _fitted(cells: Cells, room: int) -> Cells:
+    """The cells in exactly this width."""
+    fitted: Cells = []
+    for text, style in cells:
+        size = cell_len(text)
+        fitted.append((text if size <= room else set_cell_size(text, room), style))
+        room -= min(size, room)
+        if not room:
+            break
+    return [*fitted, (" " * room, "")] if room else fitted

@@ -1,0 +1,181 @@
+"""The answers to one prompt side by side: the best one always, the others beside it, and where they part from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from rollout_plugins.content.compare import parting, shared, words
+from rollout_plugins.content.conversation import Conversation, conversation
+from rollout_plugins.show.blocks import Block, Cells
+from rollout_plugins.show.chart import sparkline
+from rollout_plugins.show.text import count, finite, number, one_line, signed
+from rollout_plugins.view.pages.beside import BesidePage, Side
+from rollout_plugins.view.widgets.rollout_blocks import turn_blocks
+
+if TYPE_CHECKING:
+    from rollout_hookspecs import Rollout
+
+    from rollout_plugins.store.matches import Matches
+
+_OWN = "bold black on yellow"
+_MOST = 24
+
+
+@dataclass(frozen=True, slots=True)
+class _Sibling:
+    place: int
+    """Where it is among those found."""
+    index: Any
+    reward: Any
+
+
+class GroupPage(BesidePage):
+    """Siblings, best first."""
+
+    def __init__(self, rollout: Rollout) -> None:
+        super().__init__()
+        self._of = rollout
+        self._found: Matches | None = None
+        self._siblings: list[_Sibling] = []
+        self._chosen = 0
+        self._read_ones: dict[int, Rollout] = {}
+
+    def on_mount(self) -> None:
+        self.title_is(Text("looking for its siblings …"))
+        self.job(self._find, self._arrived, group="group")
+
+    def _find(self) -> tuple[Matches, list[_Sibling]]:
+        found = self.viewer.stored.siblings(self._of)
+        rows = found.rows(["index", "reward"])
+        siblings = [_Sibling(place, row["index"], row["reward"]) for place, row in enumerate(rows) if row]
+        return found, sorted(siblings, key=_rank, reverse=True)
+
+    def _arrived(self, answer: tuple[Matches, list[_Sibling]]) -> None:
+        self._found, self._siblings = answer
+        known = [place for place, one in enumerate(self._siblings) if finite(one.reward) is not None]
+        self._chosen = known[-1] if known else len(self._siblings) - 1
+        self.fill()
+
+    def fill(self) -> None:
+        if self._found is None or not self._siblings:
+            return
+        shown = _window(len(self._siblings), self._chosen, self.room)
+        found, read = self._found, self._read_ones
+
+        def load() -> dict[int, Rollout]:
+            """The best one, whether there is room for it or not, and those that are shown."""
+            for one in {0, *shown}:
+                rollout = read.get(one) or next(found.page(self._siblings[one].place, 1).rollouts(), None)
+                if rollout is not None:
+                    read[one] = rollout
+            return {one: read[one] for one in sorted({0, *shown}) if one in read}
+
+        self.job(load, lambda rollouts: self._show(shown, rollouts), group="siblings")
+
+    def _show(self, shown: Sequence[int], rollouts: Mapping[int, Rollout]) -> None:
+        if len(rollouts) < len({0, *shown}):
+            self.say("a rollout of this group cannot be read; `i` says why", wrong=True)
+        if not rollouts:
+            return
+        folder = self.viewer.stored.dir
+        views = {one: conversation(rollout) for one, rollout in rollouts.items()}
+        common = shared(list(views.values()))
+        blocks = {one: list(turn_blocks(view, folder=folder, start=common)) for one, view in views.items()}
+        best, *others = views
+        beside = self._chosen if self._chosen in others else others[-1] if others else None
+        for one in others:
+            _mark_parting(views[best], views[one], blocks[best] if one == beside else None, blocks[one])
+        places = [one for one in shown if one in views]
+        self.at = places.index(self._chosen) if self._chosen in places else 0
+        self.above = [self._ruler(), *_common(list(turn_blocks(views[best], folder=folder)), common)]
+        self.sides = [Side(rollouts[one], _head(views[one]), blocks[one]) for one in places]
+        self._title()
+        self.draw(keep=True)
+
+    def _title(self) -> None:
+        rewards = [one.reward for one in self._siblings]
+        name = f"step {number(self._of.step)}  group {number(self._of.group)}  {count(len(rewards), 'answer')}"
+        ends = f"{number(rewards[0])} … {number(rewards[-1])}"
+        self.title_is(
+            Text(name, style="bold"),
+            Text.assemble(("rewards ", "dim"), (sparkline(rewards[:_MOST]), "green"), f" {ends}"),
+        )
+
+    def _ruler(self) -> Block:
+        """All siblings by reward, with the one that is chosen."""
+
+        def drawn(width: int) -> list[Cells]:
+            cells: Cells = []
+            size = max((len(number(one.reward)) for one in self._siblings), default=1) + 2
+            first = max(0, min(self._chosen - width // size // 2, len(self._siblings) - width // size))
+            for place, one in enumerate(self._siblings[first : first + width // size], first):
+                style = "reverse bold" if place == self._chosen else "bold green" if place == 0 else ""
+                cells.append((f" {number(one.reward)} ", style))
+            return [cells]
+
+        return Block("head", drawn=drawn)
+
+    def action_choose(self, columns: int) -> None:
+        wanted = max(0, min(self._chosen + columns, len(self._siblings) - 1))
+        if wanted != self._chosen:
+            self._chosen = wanted
+            self.fill()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        return action != "siblings"
+
+
+def _rank(sibling: _Sibling) -> float:
+    real = finite(sibling.reward)
+    return float("-inf") if real is None else real
+
+
+def _window(count: int, chosen: int, room: int) -> list[int]:
+    """The best one, and as many others as there is room for, the chosen one among them."""
+    room = min(room, count)
+    if room < 2:
+        return [chosen]
+    last = max(chosen, room - 1)
+    return [0, *range(last - room + 2, last + 1)]
+
+
+def _head(view: Conversation) -> Text:
+    head = Text.assemble((f"#{number(view.index)} ", "bold"), ("reward ", "dim"), (number(view.reward), "bold"))
+    if view.advantage is not None:
+        advantage = finite(view.advantage) or 0.0
+        style = "green" if advantage > 0 else "red" if advantage < 0 else ""
+        head.append(" adv ", "dim").append(signed(view.advantage), style)
+    if view.completion_tokens is not None:
+        head.append(f" {number(view.completion_tokens)} tokens", "dim")
+    return head.append(f" {one_line(view.finish, 12)}", "dim")
+
+
+def _common(blocks: Sequence[Block], turns: int) -> Iterator[Block]:
+    """The turns that all begin with, as one block to unfold."""
+    same = [block for block in blocks if block.turn < turns and block.spans]
+    if same:
+        spans = [span for block in same for span in ((f"{block.label}: ", "bold"), *block.spans, ("\n", ""))]
+        last = same[-1].text
+        said = f"{count(turns, 'message')} in common, to “{one_line(last, 200)}”"
+        yield Block("system", spans, label="prompt", turn=-2, least=1, short=said)
+
+
+def _mark_parting(best: Conversation, other: Conversation, left: list[Block] | None, right: list[Block]) -> None:
+    """Show in both where they part: the turn, and in it the words that are not in the other."""
+    place = parting(best, other)
+    if place is None:
+        right.insert(0, Block("parting", [("equal to the best, word for word", "yellow")]))
+        return
+    pairs = ([b for b in left or () if b.turn == place], [b for b in right if b.turn == place])
+    for one, two in zip(*pairs, strict=False):
+        if one.kind == two.kind and one.spans and two.spans and one.text != two.text:
+            changes = words(one.text, two.text)
+            one.spans = [(text, _OWN if kind == "removed" else "") for kind, text in changes if kind != "added"]
+            two.spans = [(text, _OWN if kind == "added" else "") for kind, text in changes if kind != "removed"]
+    for blocks in filter(None, (left, right)):
+        at = next((n for n, block in enumerate(blocks) if block.turn >= place), len(blocks))
+        blocks.insert(at, Block("parting", [("◆ they part here", "bold yellow")], turn=place))

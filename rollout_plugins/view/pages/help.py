@@ -1,0 +1,70 @@
+"""All keys of a screen, as the screen has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.text import Text
+from textual.dom import DOMNode
+from textual.widget import Widget
+
+from rollout_plugins.show.blocks import Block
+from rollout_plugins.view.pages.page import Page
+from rollout_plugins.view.widgets.pager import Pager
+
+_NAMES = {
+    "question_mark": "?",
+    "slash": "/",
+    "right_square_bracket": "]",
+    "left_square_bracket": "[",
+    "plus": "+",
+    "minus": "-",
+    "up": "↑",
+    "down": "↓",
+    "left": "←",
+    "right": "→",
+    "pagedown": "pgdn",
+    "pageup": "pgup",
+    "escape": "esc",
+}
+
+
+class HelpPage(Page):
+    """The keys of the screen it was asked on."""
+
+    def __init__(self, of: Page) -> None:
+        super().__init__()
+        self._of = of
+
+    def body(self) -> Iterable[Widget]:
+        yield Pager()
+
+    def on_mount(self) -> None:
+        self.title_is(Text("Keys", style="bold"))
+        focused = self._of.focused
+        parts = [(title, _keys(node)) for title, node in (("Moving", focused), ("This screen", self._of)) if node]
+        parts += [("Everywhere", _keys(self.app)), ("Columns", self._of.NOTES)]
+        blocks: list[Block] = []
+        for title, lines in parts:
+            if lines:
+                spans = [span for keys, said in lines for span in ((f"{keys:<18}", "bold cyan"), (f"{said}\n", ""))]
+                blocks += [Block("head", [(title, "bold")], gap=bool(blocks)), Block("keys", spans)]
+        self.query_one(Pager).show(blocks)
+
+    def action_help(self) -> None:
+        self.action_back()
+
+
+def _keys(node: DOMNode) -> Sequence[tuple[str, str]]:
+    """Keys that do the same, together, in the order in which they were bound."""
+    found: dict[tuple[str, str], list[str]] = {}
+    bindings = node._bindings.key_to_bindings.values()  # noqa: SLF001 - textual shows keys in its own panel alone
+    for binding in (one for some in bindings for one in some):
+        inherited = hasattr(Widget, f"action_{binding.action}") or binding.action.startswith("screen.")
+        if binding.description and not inherited:
+            found.setdefault((binding.action, binding.description), []).append(_name(binding.key))
+    return [(" ".join(dict.fromkeys(keys)), said) for (_, said), keys in found.items()]
+
+
+def _name(key: str) -> str:
+    return _NAMES.get(key, key.replace("ctrl+", "^"))

@@ -1,0 +1,135 @@
+"""What all screens of the viewer share: a title, a footer, a line to ask on, and work off the screen's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.message import Message
+from textual.screen import Screen
+from textual.widget import Widget
+from textual.widgets import Footer, Static
+from textual.worker import Worker, get_current_worker
+
+from rollout_plugins.show.text import one_line
+from rollout_plugins.view.widgets.ask import Ask
+
+if TYPE_CHECKING:
+    from rollout_plugins.view.app import Viewer
+
+T = TypeVar("T")
+
+
+class Page(Screen[None]):
+    """A screen of the viewer."""
+
+    TITLE = ""
+    NOTES: ClassVar[Sequence[tuple[str, str]]] = ()
+    """What its columns mean, for the help."""
+    AUTO_FOCUS = "Grid, Pager"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q,escape,backspace", "back", "Back", key_display="q"),
+        Binding("question_mark", "help", "Help", key_display="?"),
+        Binding("i", "facts", "About the run", show=False),
+    ]
+
+    class Done(Message):
+        """Work is done, and this is to happen on the screen."""
+
+        def __init__(self, worker: Worker[Any], answer: Callable[[], None]) -> None:
+            super().__init__()
+            self.worker, self.answer = worker, answer
+
+    @property
+    def viewer(self) -> Viewer:
+        return cast("Viewer", self.app)
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="title")
+        yield from self.body()
+        yield Ask()
+        yield Footer(show_command_palette=False)
+
+    def body(self) -> Iterable[Widget]:
+        """What is between the title and the footer."""
+        return ()
+
+    def renew(self) -> None:
+        """The run has grown."""
+
+    @property
+    def ask(self) -> Ask:
+        return self.query_one(Ask)
+
+    def title_is(self, left: Text, right: Text | str = "") -> None:
+        """Put up the first line: where we are, and at its end how things stand."""
+        end = right if isinstance(right, Text) else Text(right, style="dim")
+        room = max(self.app.size.width - 2 - end.cell_len, 10)
+        left.truncate(room, overflow="ellipsis", pad=True)
+        self.query_one("#title", Static).update(Text.assemble(left, end, no_wrap=True, overflow="crop"))
+
+    def job(
+        self,
+        work: Callable[[], T],
+        done: Callable[[T], None],
+        *,
+        group: str,
+        failed: Callable[[Exception], None] | None = None,
+    ) -> None:
+        """Do work on a thread, and then `done` on the screen's; the same group's work before is given up."""
+
+        def run() -> None:
+            worker = get_current_worker()
+            try:
+                answer = partial(done, work())
+            except Exception as error:
+                answer = partial(failed or self.failed, error)
+            self.tell(worker, answer)
+
+        self.run_worker(run, thread=True, group=group, exclusive=True, exit_on_error=False)
+
+    def tell(self, worker: Worker[Any], answer: Callable[[], None]) -> None:
+        """From a worker's thread: let this happen on the screen, unless the work was given up."""
+        if not worker.is_cancelled:
+            self.post_message(self.Done(worker, answer))
+
+    def on_page_done(self, message: Done) -> None:
+        if not message.worker.is_cancelled:
+            try:
+                message.answer()
+            except Exception as error:  # one strange rollout must not end the viewer
+                self.failed(error)
+
+    def failed(self, error: Exception) -> None:
+        """Say what went wrong; nothing in it is obeyed."""
+        self.say(f"{type(error).__name__}: {error}" if not str(error) or _is_bug(error) else str(error), wrong=True)
+
+    def say(self, text: str, *, wrong: bool = False) -> None:
+        self.notify(one_line(text, 400), severity="error" if wrong else "information", markup=False)
+
+    def action_back(self) -> None:
+        if len(self.app.screen_stack) > 2:
+            self.app.pop_screen()
+        else:
+            self.app.exit()
+
+    def action_help(self) -> None:
+        from rollout_plugins.view.pages.help import HelpPage
+
+        self.app.push_screen(HelpPage(self))
+
+    def action_facts(self) -> None:
+        from rollout_plugins.view.pages.run import FactsPage
+
+        if not isinstance(self, FactsPage):
+            self.app.push_screen(FactsPage())
+
+
+def _is_bug(error: Exception) -> bool:
+    from rollout_plugins.errors import RolloutPluginsError
+
+    return not isinstance(error, (RolloutPluginsError, OSError))

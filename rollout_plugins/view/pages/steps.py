@@ -1,0 +1,142 @@
+"""The first screen: every step in one line, and the reward over all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from rich.text import Text
+from textual import events, on
+from textual.binding import Binding, BindingType
+from textual.widget import Widget
+from textual.widgets import Static
+
+from rollout_plugins.show.chart import render_steps, sparkline
+from rollout_plugins.show.text import count, finite, one_line
+from rollout_plugins.view.pages.page import Page
+from rollout_plugins.view.widgets.columns import step_columns
+from rollout_plugins.view.widgets.grid import Grid
+
+_LOW, _TALL, _ROOMY = 8, 20, 32
+
+
+class StepsPage(Page):
+    """Steps of the run."""
+
+    NOTES: ClassVar[Sequence[tuple[str, str]]] = (
+        ("spread", "standard deviation of the reward over the step"),
+        ("trunc", "answers that were cut off at the length limit"),
+        ("calls, failed", "tool calls, and those that raised or named no tool"),
+        ("flat", "groups in which all got the same reward, so that nothing is learned from them"),
+        ("in groups", "mean standard deviation of the reward within a group"),
+    )
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("a", "all", "All rollouts"),
+        Binding("f", "filter", "Filter"),
+        Binding("slash", "search", "Search", key_display="/"),
+        Binding("r", "reload", "Read again", show=False),
+    ]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stats: list[dict[str, Any]] = []
+        self._order: list[int] = []
+
+    def body(self) -> Iterable[Widget]:
+        yield Static(id="chart")
+        yield Grid()
+
+    def on_mount(self) -> None:
+        self.title_is(Text("reading the run …"))
+        self.renew()
+
+    def renew(self) -> None:
+        self.job(self.viewer.read_stats, self._arrived, group="stats")
+
+    def _arrived(self, stats: list[dict[str, Any]]) -> None:
+        grid = self.query_one(Grid)
+        here = self._chosen()
+        self._stats = stats
+        grid.empty = "no rollouts yet"
+        grid.set_columns(step_columns(stats))
+        self._order_rows(here)
+        self._draw()
+
+    def _order_rows(self, here: tuple[Any, Any] | None) -> None:
+        """Rows in the order asked for, with the cursor on the step it was on."""
+        grid = self.query_one(Grid)
+        places = list(range(len(self._stats)))
+        if grid.order is not None:
+            name, down = grid.order
+            known = [place for place in places if _key(self._stats[place].get(name)) is not None]
+            rest = [place for place in places if _key(self._stats[place].get(name)) is None]
+            places = sorted(known, key=lambda place: _key(self._stats[place][name]) or 0, reverse=down) + rest
+        self._order = places
+        rows = [self._stats[place] for place in places]
+        cursor = next((n for n, row in enumerate(rows) if (row["split"], row["step"]) == here), 0)
+        grid.set_rows(len(rows), cursor)
+        grid.put(0, rows)
+
+    def _draw(self) -> None:
+        """The title and the chart, for the room there is."""
+        run = self.viewer.stored
+        info = run.info
+        name = Text.assemble((one_line(info.id, 40) or "run", "bold"))
+        for fact in (info.trainer, info.model.rstrip("/").rpartition("/")[2]):
+            if fact:
+                name.append(f"  {one_line(fact, 40)}", "dim")
+        total = sum(row["rollouts"] for row in self._stats)
+        self.title_is(name, Text.assemble(*self.viewer.state(), f"  {count(total, 'rollout')}"))
+        chart, height = self.query_one("#chart", Static), self.app.size.height
+        rows = [row for row in self._stats if row["split"] == "train"] or self._stats
+        chart.display = bool(rows) and height >= _LOW
+        width = self.app.size.width - 2
+        if height >= _TALL:
+            chart.update(render_steps(rows, width=width, max_lines=14 if height >= _ROOMY else 7))
+        elif chart.display:
+            rewards = [row["reward"] for row in rows]
+            room = min(max(width - 7, 1), len(rewards))
+            picked = [rewards[place * len(rewards) // room] for place in range(room)]
+            chart.update(Text.assemble(("reward ", "bold"), (sparkline(picked), "green")))
+
+    def on_resize(self, _: events.Resize) -> None:
+        if self._stats:
+            self._draw()
+
+    def _chosen(self) -> tuple[Any, Any] | None:
+        row = self.query_one(Grid).row(self.query_one(Grid).cursor)
+        return (row["split"], row["step"]) if row else None
+
+    @on(Grid.Sorted)
+    def _sorted(self) -> None:
+        self.query_one(Grid).action_go(0)
+        self._order_rows(None)
+
+    @on(Grid.Opened)
+    def _opened(self) -> None:
+        chosen = self._chosen()
+        if chosen is not None:
+            split, step = chosen
+            self._open({"split": split, **({"where": "step is null"} if step is None else {"step": step})})
+
+    def _open(self, filters: Mapping[str, Any], then: str = "") -> None:
+        from rollout_plugins.view.pages.rollouts import RolloutsPage
+
+        self.app.push_screen(RolloutsPage(filters, then=then))
+
+    def action_all(self) -> None:
+        self._open({})
+
+    def action_filter(self) -> None:
+        self._open({}, then="filter")
+
+    def action_search(self) -> None:
+        self._open({}, then="search")
+
+    def action_reload(self) -> None:
+        self.viewer.look_again()
+
+
+def _key(value: Any) -> float | None:
+    return float(value == "train") if isinstance(value, str) else finite(value)

@@ -1,0 +1,201 @@
+"""The same prompt at several steps of the run, and what changed in the answer from each to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rich.text import Text
+from textual.binding import Binding, BindingType
+from textual.worker import get_current_worker
+
+from rollout_plugins.content.compare import words
+from rollout_plugins.content.conversation import conversation
+from rollout_plugins.content.messages import prompt_text
+from rollout_plugins.show.blocks import Block, Cells, said
+from rollout_plugins.show.chart import sparkline
+from rollout_plugins.show.text import clean, count, finite, number, one_line
+from rollout_plugins.view.pages.beside import BesidePage, Side
+from rollout_plugins.view.widgets.rollout_blocks import turn_blocks
+
+if TYPE_CHECKING:
+    from rollout_hookspecs import Rollout
+
+    from rollout_plugins.store.matches import Matches
+
+_STYLES = {"same": "", "added": "bold green", "removed": "red strike"}
+_MODES = ("best", "middle", "worst")
+
+
+@dataclass(slots=True)
+class _Moment:
+    """The prompt's answers at one step, best first."""
+
+    step: int
+    answers: list[tuple[int, float | None]]
+    """Where each is among those found, and its reward."""
+
+    @property
+    def mean(self) -> float | None:
+        known = [reward for _, reward in self.answers if reward is not None]
+        return sum(known) / len(known) if known else None
+
+
+class TimePage(BesidePage):
+    """Steps side by side."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("n,plus", "move(1)", "Later step", key_display="n"),
+        Binding("p,minus", "move(-1)", "Earlier", key_display="p"),
+        Binding("m", "mode", "Best/worst"),
+        Binding("d", "difference", "Changes", show=False),
+    ]
+
+    def __init__(self, rollout: Rollout) -> None:
+        super().__init__()
+        self._of = rollout
+        self._found: Matches | None = None
+        self._moments: list[_Moment] = []
+        self._shown: list[int] = []
+        self._mode = 0
+        self._changes = True
+
+    def on_mount(self) -> None:
+        self.title_is(Text("looking for this prompt in the whole run …"), "esc stops")
+        self.job(self._find, self._arrived, group="time")
+
+    def _find(self) -> tuple[Matches, list[_Moment]]:
+        found = self.viewer.stored.find_prompt(self._of, split=self._of.split)
+        moments: dict[int, _Moment] = {}
+        for place, step, reward in self._answers(found):
+            moments.setdefault(step, _Moment(step, [])).answers.append((place, finite(reward)))
+        for moment in moments.values():
+            moment.answers.sort(key=lambda answer: float("-inf") if answer[1] is None else answer[1], reverse=True)
+        return found, [moments[step] for step in sorted(moments)]
+
+    def _answers(self, found: Matches) -> Iterator[tuple[int, int, Any]]:
+        """Place, step and reward of each answer to the prompt; all else is read of those that are shown."""
+        if all(map(_is_text, self._of.prompt)):
+            rows = enumerate(found.rows(["step", "reward"]))
+            yield from ((place, row["step"], row["reward"]) for place, row in rows if row)
+            return
+        worker = get_current_worker()
+        for place, rollout in found.numbered():
+            if worker.is_cancelled:
+                return
+            if rollout.prompt == self._of.prompt:
+                yield place, rollout.step, rollout.reward
+
+    def _arrived(self, answer: tuple[Matches, list[_Moment]]) -> None:
+        self._found, self._moments = answer
+        self._shown = []
+        self.fill()
+
+    def fill(self) -> None:
+        if not self._moments:
+            return
+        count = min(self.room, len(self._moments))
+        if len(self._shown) != count:
+            last = len(self._moments) - 1
+            self._shown = [round(n * last / max(count - 1, 1)) for n in range(count)] if count > 1 else [last]
+            self.at = count - 1
+        self._load()
+
+    def _load(self) -> None:
+        found, moments = self._found, [self._moments[place] for place in self._shown]
+        if found is None:
+            return
+        places = [_pick(moment, self._mode) for moment in moments]
+
+        def load() -> list[Rollout]:
+            return [rollout for place in places for rollout in found.page(place, 1).rollouts()]
+
+        self.job(load, lambda rollouts: self._show(moments, rollouts), group="moments")
+
+    def _show(self, moments: Sequence[_Moment], rollouts: Sequence[Rollout]) -> None:
+        if len(rollouts) < len(moments):
+            self.say("a rollout cannot be read; `i` says why", wrong=True)
+            return
+        texts = [self._text(rollout) for rollout in rollouts]
+        self.sides = []
+        for place, (moment, rollout, text) in enumerate(zip(moments, rollouts, texts, strict=True)):
+            spans = words(texts[place - 1], text) if place and self._changes else [("same", text)]
+            block = Block("answer", [(part, _STYLES[kind]) for kind, part in spans] or [("(empty)", "dim")])
+            head = Text.assemble(
+                (f"step {number(moment.step)} ", "bold"),
+                ("reward ", "dim"),
+                (number(rollout.reward), "bold"),
+                (f" {_MODES[self._mode]} of {len(moment.answers)}, mean {number(moment.mean)}", "dim"),
+            )
+            self.sides.append(Side(rollout, head, [block]))
+        self.above = [self._ruler(), self._prompt()]
+        means = [moment.mean for moment in self._moments]
+        self.title_is(
+            Text(f"one prompt at {count(len(means), 'step')}", style="bold"),
+            Text.assemble(("mean reward ", "dim"), (sparkline(means[-40:]), "green"), f" {number(means[-1])}"),
+        )
+        self.draw(keep=True)
+
+    def _text(self, rollout: Rollout) -> str:
+        """All that the rollout added, as text to compare."""
+        view = conversation(rollout)
+        blocks = list(turn_blocks(view, folder=self.viewer.stored.dir))
+        own = [block for block in blocks if block.turn >= 0 and view.turns[block.turn].place is not None]
+        texts = ("".join(text for text, style in block.spans if style != "dim") for block in own)
+        return "\n".join(filter(None, texts))
+
+    def _ruler(self) -> Block:
+        """The steps, with those that are shown."""
+
+        def drawn(width: int) -> list[Cells]:
+            size = max(len(number(moment.step)) for moment in self._moments) + 2
+            room = max(width // size, 1)
+            first = max(0, min(self._shown[self.at] - room // 2, len(self._moments) - room))
+            cells: Cells = []
+            for place, moment in enumerate(self._moments[first : first + room], first):
+                chosen = place == self._shown[self.at]
+                style = "reverse bold" if chosen else "bold green" if place in self._shown else "dim"
+                cells.append((f" {number(moment.step)} ", style))
+            return [cells]
+
+        return Block("head", drawn=drawn)
+
+    def _prompt(self) -> Block:
+        text = prompt_text(self._of)
+        return Block("system", said(clean(text)), label="prompt", turn=-2, least=1, short=one_line(text, 300))
+
+    def action_choose(self, columns: int) -> None:
+        self.at = max(0, min(self.at + columns, len(self.sides) - 1))
+        if self.sides:
+            self.above = [self._ruler(), self._prompt()]
+            self.draw(keep=True)
+
+    def action_move(self, steps: int) -> None:
+        """Another step in the chosen column."""
+        if self._shown:
+            wanted = self._shown[self.at] + steps
+            self._shown[self.at] = max(0, min(wanted, len(self._moments) - 1))
+            self._load()
+
+    def action_mode(self) -> None:
+        self._mode = (self._mode + 1) % len(_MODES)
+        self._load()
+
+    def action_difference(self) -> None:
+        self._changes = not self._changes
+        self._load()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        return action != "through_time"
+
+
+def _is_text(message: Any) -> bool:
+    """Whether its text is all there is to a message."""
+    return isinstance(message, Mapping) and set(message) == {"role", "content"} and isinstance(message["content"], str)
+
+
+def _pick(moment: _Moment, mode: int) -> int:
+    """Where the best, the middle or the worst answer is."""
+    known = [place for place, reward in moment.answers if reward is not None] or [place for place, _ in moment.answers]
+    return known[mode * (len(known) - 1) // 2]

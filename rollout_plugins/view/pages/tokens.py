@@ -1,0 +1,113 @@
+"""The tokens of a rollout, coloured by what the sampler thought of them or by what is trained."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rollout_plugins.show.blocks import Block
+from rollout_plugins.show.text import clean, finite, number
+
+if TYPE_CHECKING:
+    from rollout_hookspecs import Tokens
+
+_LIKELY = ((0.9, ""), (0.5, "green"), (0.1, "yellow"), (0.01, "dark_orange"), (0.0, "bold red"))
+_APART = ((0.02, ""), (0.1, "yellow"), (0.5, "dark_orange"), (math.inf, "bold red"))
+_NOTHING = "dim"
+
+Decode = Callable[[int], str]
+
+
+def colourings(tokens: Tokens | None) -> list[str]:
+    """The ways in which these tokens can be coloured."""
+    if tokens is None or not tokens.completion:
+        return []
+    known = [
+        ("log-prob", bool(tokens.logprobs)),
+        ("trainer against sampler", bool(tokens.logprobs and tokens.trainer_logprobs)),
+        ("mask", bool(tokens.mask)),
+    ]
+    return [name for name, there in known if there] or ["ids"]
+
+
+def token_blocks(tokens: Tokens, colouring: str, decode: Decode | None) -> Iterator[Block]:
+    """The completion's tokens, with what the colours mean above them, and the prompt's below, folded."""
+    text = decode or _id
+    yield Block("head", list(_legend(tokens, colouring)))
+    if decode is None:
+        yield Block("head", [("token ids: the run's model is no folder with a tokenizer.json here", "dim")])
+    styles = _styles(tokens, colouring)
+    spans = [(clean(text(one)), style) for one, style in zip(tokens.completion or (), styles, strict=False)]
+    yield Block("tokens", spans or [("(none)", "dim")], label="completion", turn=0, gap=True)
+    if tokens.prompt:
+        prompt = "".join(clean(text(one)) for one in tokens.prompt)
+        yield Block("system", [(prompt, "dim")], label="prompt", turn=1, least=3, gap=True)
+
+
+def _id(token: int) -> str:
+    return f"{token} "
+
+
+def _legend(tokens: Tokens, colouring: str) -> Iterator[tuple[str, str]]:
+    yield f"{len(tokens.completion or ()):,} tokens by {colouring}   ", "bold"
+    if colouring == "log-prob":
+        yield from _named(("p ≥ 0.9", "≥ 0.5", "≥ 0.1", "≥ 0.01", "below"), _LIKELY)
+        yield f"  {_summary(tokens.logprobs or ())}", "dim"
+    elif colouring == "mask":
+        yield "written by the model  ", "green"
+        yield "not trained", "dim"
+    elif colouring != "ids":
+        yield from _named(("within 0.02", "0.1", "0.5", "beyond"), _APART)
+
+
+def _named(names: Sequence[str], scale: Sequence[tuple[float, str]]) -> Iterator[tuple[str, str]]:
+    return ((f"{name}  ", style) for name, (_, style) in zip(names, scale, strict=True))
+
+
+def _summary(logprobs: Sequence[Any]) -> str:
+    known = [value for value in map(finite, logprobs) if value is not None]
+    return f"mean {number(sum(known) / len(known))}, least {number(min(known))}" if known else ""
+
+
+def _styles(tokens: Tokens, colouring: str) -> Iterator[str]:
+    """One for each completion token; what is not known is dim."""
+    count = len(tokens.completion or ())
+    sampler, trainer, mask = (_filled(one, count) for one in (tokens.logprobs, tokens.trainer_logprobs, tokens.mask))
+    for one, other, trained in zip(sampler, trainer, mask, strict=True):
+        if colouring == "mask":
+            yield "green" if trained else _NOTHING
+        elif colouring == "log-prob":
+            yield _NOTHING if one is None else next(style for low, style in _LIKELY if math.exp(min(one, 0.0)) >= low)
+        elif colouring == "ids" or one is None or other is None:
+            yield "" if colouring == "ids" else _NOTHING
+        else:
+            yield next(style for high, style in _APART if abs(other - one) <= high)
+
+
+def _filled(values: Sequence[Any] | None, count: int) -> list[float | None]:
+    numbers = [finite(value) for value in values or ()][:count]
+    return [*numbers, *([None] * (count - len(numbers)))]
+
+
+def decoder(model: str) -> Decode | None:
+    """Turns ids into text with the tokenizer in the model's folder, if it is one; nothing is downloaded."""
+    file = Path(model) / "tokenizer.json"
+    try:
+        if not model or not file.is_file():
+            return None
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception:  # no `tokenizers` here, or a file that it does not know: ids are shown
+        return None
+
+    def decode(token: int) -> str:
+        piece = tokenizer.id_to_token(token)
+        if piece is None:
+            return f"<{token}>"
+        text = str(tokenizer.decode([token], skip_special_tokens=False))
+        return f" {text}" if piece.startswith("▁") and not text.startswith(" ") else text
+
+    return decode

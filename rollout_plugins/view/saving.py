@@ -1,0 +1,75 @@
+"""A rollout as a file or as text to paste."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rollout_plugins.content.conversation import conversation
+from rollout_plugins.show.layout import content_text, outcome_of
+from rollout_plugins.show.text import clean, duration, number, one_line, readable, signed
+from rollout_plugins.store.codec import encode
+
+if TYPE_CHECKING:
+    from rollout_hookspecs import Rollout, ToolCall
+
+    from rollout_plugins.content.conversation import Turn
+
+
+def as_json(rollout: Rollout) -> str:
+    """The whole record, as `rollouts show --json` prints it."""
+    return encode({field.name: getattr(rollout, field.name) for field in fields(rollout)}) + "\n"
+
+
+def as_markdown(rollout: Rollout) -> str:
+    """The conversation for people, with what was earned above it."""
+    view = conversation(rollout)
+    facts = [f"step {number(view.step)}", f"group {number(view.group)}", f"reward {number(view.reward)}"]
+    facts += [f"advantage {signed(view.advantage)}"]
+    facts += [f"{one_line(name, 60)} {number(value)}" for name, value in view.rewards.items()]
+    parts = [f"# Rollout `{one_line(view.id, 120)}`", " · ".join(facts), *map(_turn, view.turns)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _turn(turn: Turn) -> str:
+    parts = [f"## {one_line(turn.role, 40)}"]
+    if turn.reasoning:
+        parts.append("\n".join(f"> {line}" for line in clean(turn.reasoning).splitlines()))
+    text = clean(content_text(turn.content))
+    parts += [text] if text else []
+    parts += [part for call in turn.calls for part in _call(call)]
+    return "\n\n".join(parts)
+
+
+def _call(call: ToolCall) -> Iterator[str]:
+    took = duration(call.seconds)
+    yield f"**{one_line(call.name, 80)}**" + (f" ({took})" if took else "")
+    yield _fenced(clean(readable(call.arguments)))
+    outcome, _ = outcome_of(call)
+    if outcome:
+        yield _fenced(clean(outcome))
+
+
+def _fenced(text: str) -> str:
+    """A block of code whose fence is longer than any run of backticks in it."""
+    longest = max(map(len, re.findall(r"`{3,}", text)), default=2)
+    fence = "`" * (longest + 1)
+    return f"{fence}\n{text}\n{fence}"
+
+
+def save(rollout: Rollout, folder: Path, *, markdown: bool) -> Path:
+    """Write a rollout into a new file of the folder; says which."""
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "_", rollout.id).strip(".")[:100] or "rollout"
+    suffix, text = ("md", as_markdown(rollout)) if markdown else ("json", as_json(rollout))
+    for number_ in range(1, 10_000):
+        path = folder / (f"{stem}.{suffix}" if number_ == 1 else f"{stem}-{number_}.{suffix}")
+        try:
+            with path.open("x", encoding="utf-8", errors="replace") as file:
+                file.write(text)
+        except FileExistsError:
+            continue
+        return path
+    raise FileExistsError(f"{folder} has too many files of this name")

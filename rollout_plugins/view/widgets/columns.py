@@ -1,0 +1,134 @@
+"""The columns of the tables: what they are called, and how a value looks in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rollout_plugins.show.text import MISSING, finite, number, one_line, signed
+
+ANSWER = " said"
+"""The column of what was answered; no column of the run, so that nothing is sorted by it."""
+_BAR = 12
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+Shown = tuple[str, str]
+
+
+def plain(value: Any) -> Shown:
+    """Numbers as people write them, a dash for nothing, all else on one safe line."""
+    if value is None:
+        return MISSING, "dim"
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return number(value), ""
+    return one_line(value, 200), ""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of the table."""
+
+    name: str
+    """What rows call it, and what it is sorted by; a name that starts with a space is not for sorting."""
+    label: str
+    show: Callable[[Any], Shown] = plain
+    left: bool = False
+    """Text, which starts at the left, and takes what room the others leave."""
+
+
+def step_columns(stats: Sequence[Mapping[str, Any]]) -> list[Column]:
+    """Those columns in which something is known."""
+    rewards = [finite(row["reward"]) for row in stats]
+    known = [reward for reward in rewards if reward is not None]
+    low, high = (min(known), max(known)) if known else (0.0, 0.0)
+
+    def bar(value: Any) -> Shown:
+        return _bar(value, low, high), "green"
+
+    made = [
+        *([Column("split", "split")] if {row["split"] for row in stats} - {"train"} else []),
+        Column("step", "step"),
+        Column("rollouts", "rollouts"),
+        Column("reward", "reward"),
+        *([Column("reward", " ", bar)] if low < high else []),
+        Column("reward_std", "spread"),
+        Column("truncated", "trunc", _warned("yellow")),
+        Column("tool_calls", "calls", _counted),
+        Column("tool_errors", "failed", _warned("red")),
+        Column("errors", "errors", _warned("red")),
+        Column("flat_groups", "flat", _counted),
+        Column("completion_tokens", "tokens", _rounded),
+        Column("group_std", "in groups"),
+        *(Column(name, one_line(name.removeprefix("reward/"), 20)) for name in _rewards(stats)),
+    ]
+    always = {"split", "step", "rollouts", "reward", "truncated", "tool_calls", "tool_errors"}
+    return [column for column in made if column.name in always or any(row.get(column.name) for row in stats)]
+
+
+def _rewards(stats: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [name for name in (stats[0] if stats else ()) if name.startswith("reward/")]
+
+
+def _bar(value: Any, low: float, high: float) -> str:
+    """Between the lowest and the highest step."""
+    real = finite(value)
+    if real is None:
+        return " " * _BAR
+    eighths = round((real / 2 - low / 2) / (high / 2 - low / 2) * (_BAR * 8 - 1)) + 1
+    return ("█" * (eighths // 8) + _EIGHTHS[eighths % 8]).ljust(_BAR)[:_BAR]
+
+
+def _rounded(value: Any) -> Shown:
+    real = finite(value)
+    return plain(value) if real is None else (f"{real:,.0f}", "")
+
+
+def _counted(value: Any) -> Shown:
+    return (number(value), "") if value else ("·", "dim")
+
+
+def _warned(style: str) -> Callable[[Any], Shown]:
+    return lambda value: (number(value), style) if value else ("·", "dim")
+
+
+def rollout_columns(names: Sequence[str], *, leave_out: set[str]) -> list[Column]:
+    """What a list of rollouts shows of each, annotations among it."""
+    there = set(names) - leave_out
+    rewards = [name for name in names if name.startswith("reward/")]
+    annotations = [name for name in names if "." in name and name not in rewards]
+    made = [
+        Column("split", "split"),
+        Column("step", "step"),
+        Column("group", "grp"),
+        Column("index", "#"),
+        Column("reward", "reward", _bold),
+        *(Column(name, one_line(name.removeprefix("reward/"), 20)) for name in rewards),
+        Column("advantage", "adv", _signed),
+        *(Column(name, one_line(name, 20)) for name in annotations),
+        Column("completion_tokens", "tokens"),
+        Column("turns", "turns"),
+        Column("calls", "calls", _counted),
+        Column("failed_calls", "failed", _warned("red")),
+        Column("finish", "finish", _finish),
+    ]
+    return [*(column for column in made if column.name in there), Column(ANSWER, "answer", _answer, left=True)]
+
+
+def _answer(value: Any) -> Shown:
+    return ("…", "dim") if value is None else (value, "")
+
+
+def _bold(value: Any) -> Shown:
+    text, style = plain(value)
+    return text, style or "bold"
+
+
+def _signed(value: Any) -> Shown:
+    if not isinstance(value, (int, float)):
+        return plain(value)
+    return signed(value), "green" if value > 0 else "red" if value < 0 else ""
+
+
+def _finish(value: Any) -> Shown:
+    text, _ = plain(value)
+    return text, {"stop": "dim", "unknown": "dim"}.get(text, "yellow")

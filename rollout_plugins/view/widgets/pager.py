@@ -1,0 +1,253 @@
+"""A widget that shows blocks of any length: only the rows on the screen are drawn."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import ClassVar
+
+from rich.segment import Segment
+from rich.style import Style
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.geometry import Size
+from textual.message import Message
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+from rollout_plugins.show.blocks import Block, Row, lay_out
+
+MARKER = "▌"
+
+
+class Pager(ScrollView, can_focus=True):
+    """Blocks under each other, with a line to move, folds and search."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"pager--line", "pager--marker", "pager--match"}
+    DEFAULT_CSS = """
+    Pager { background: $background; scrollbar-size-vertical: 1; scrollbar-gutter: stable; overflow-x: hidden; }
+    Pager > .pager--line { background: $surface; }
+    Pager:focus > .pager--line { background: $surface-lighten-1; }
+    Pager > .pager--marker { color: $panel; }
+    Pager:focus > .pager--marker { color: $accent; }
+    Pager > .pager--match { background: $warning; color: $background; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("down,j", "move(1)", "Line down", show=False),
+        Binding("up,k", "move(-1)", "Line up", show=False),
+        Binding("ctrl+d", "move_screen(0.5)", "Half a screen down", show=False),
+        Binding("ctrl+u", "move_screen(-0.5)", "Half a screen up", show=False),
+        Binding("pagedown,ctrl+f", "move_screen(1)", "Screen down", show=False),
+        Binding("pageup,ctrl+b", "move_screen(-1)", "Screen up", show=False),
+        Binding("g,home", "go(0)", "Start", show=False),
+        Binding("G,end", "go(-1)", "End", show=False),
+        Binding("right_square_bracket,J", "turn(1)", "Next message", show=False),
+        Binding("left_square_bracket,K", "turn(-1)", "Message before", show=False),
+        Binding("enter,space", "fold", "Fold", show=True),
+        Binding("z", "fold_all", "Fold all", show=False),
+    ]
+
+    class Moved(Message):
+        """The line is in another block."""
+
+    def __init__(self, *, id: str | None = None) -> None:  # noqa: A002 - what textual calls it
+        super().__init__(id=id)
+        self.blocks: Sequence[Block] = ()
+        self.rows: list[Row] = []
+        self.line = 0
+        self.needle = ""
+        self._laid_out = 0
+
+    def show(self, blocks: Sequence[Block], *, line: int = 0) -> None:
+        """Show these instead."""
+        self.blocks = blocks
+        self._lay_out()
+        self.scroll_to(y=0, animate=False)
+        self.move_to(line)
+
+    @property
+    def room(self) -> int:
+        """Cells for the rows, beside the marker."""
+        return max(self.scrollable_content_region.width - 1, 1)
+
+    @property
+    def block(self) -> Block | None:
+        """The block of the line."""
+        return self.blocks[self.rows[self.line].block] if self.rows else None
+
+    def _lay_out(self) -> None:
+        self._laid_out = self.room
+        self.rows = lay_out(self.blocks, self.room)
+        self.virtual_size = Size(0, len(self.rows))
+        self.line = min(self.line, max(len(self.rows) - 1, 0))
+        self.refresh()
+
+    def _lay_out_again(self) -> None:
+        """After a fold or a resize: the line stays in its block, and the block where it was on the screen."""
+        if not self.rows:
+            self._lay_out()
+            return
+        block = self.rows[self.line].block
+        above = self.line - self._first(block)
+        on_screen = self.line - self.scroll_offset.y
+        self._lay_out()
+        first, last = self._first(block), self._first(block + 1) - 1
+        self.move_to(min(first + above, last))
+        self.scroll_to(y=self.line - on_screen, animate=False)
+        self._show_line()
+
+    def _first(self, block: int) -> int:
+        return bisect_left(self.rows, block, key=lambda row: row.block)
+
+    def move_to(self, line: int) -> None:
+        """Put the line there, on the screen."""
+        before = self.block
+        self.line = max(0, min(line, len(self.rows) - 1))
+        self._show_line()
+        self.refresh()
+        if self.block is not before:
+            self.post_message(self.Moved())
+
+    def _show_line(self) -> None:
+        top, height = self.scroll_offset.y, self.size.height
+        if self.line < top:
+            self.scroll_to(y=self.line, animate=False)
+        elif height and self.line >= top + height:
+            self.scroll_to(y=self.line - height + 1, animate=False)
+
+    def on_resize(self, _: events.Resize) -> None:
+        if self.room != self._laid_out:
+            self._lay_out_again()
+
+    def on_click(self, event: events.Click) -> None:
+        line = int(event.y) + self.scroll_offset.y
+        if line < len(self.rows):
+            again = line == self.line
+            self.move_to(line)
+            if again:
+                self.action_fold()
+
+    def action_move(self, lines: int) -> None:
+        self.move_to(self.line + lines)
+
+    def action_move_screen(self, screens: float) -> None:
+        lines = int(self.size.height * screens)
+        self.scroll_to(y=self.scroll_offset.y + lines, animate=False)
+        self.move_to(self.line + lines)
+
+    def action_go(self, line: int) -> None:
+        self.move_to(len(self.rows) - 1 if line < 0 else line)
+
+    def action_turn(self, turns: int) -> None:
+        """To the first row of the next or last turn, near the top of the screen."""
+        if self.block is None:
+            return
+        here = self.rows[self.line].block
+        starts = [number for number, block in enumerate(self.blocks) if block.gap or number == 0]
+        wanted = [number for number in starts if (number > here if turns > 0 else number < here)]
+        if wanted:
+            number = wanted[0] if turns > 0 else wanted[-1]
+            row = self._first(number)
+            row += not self.rows[row].cells and row + 1 < len(self.rows)
+            self.scroll_to(y=max(row - 1, 0), animate=False)
+            self.move_to(row)
+
+    def action_fold(self) -> None:
+        if self.block is not None:
+            self.block.folded = not self.block.folded
+            self._lay_out_again()
+
+    def fold(self, *kinds: str) -> None:
+        """Fold all blocks of these kinds, or unfold them where all are folded already."""
+        chosen = [block for block in self.blocks if block.kind in kinds]
+        folded = any(not block.folded for block in chosen)
+        for block in chosen:
+            block.folded = folded
+        self._lay_out_again()
+
+    def action_fold_all(self) -> None:
+        self.fold(*{block.kind for block in self.blocks})
+
+    def find(self, needle: str) -> int:
+        """Look for a text, unfold what has it, and go to the first place from here on. Says how many rows have it."""
+        self.needle = needle.casefold()
+        if not self.needle:
+            self.refresh()
+            return 0
+        for block in self.blocks:
+            if block.folded and self.needle in block.text.casefold():
+                block.folded = False
+        self._lay_out_again()
+        found = self._matches()
+        if found:
+            self.move_to(next((row for row in found if row >= self.line), found[0]))
+        return len(found)
+
+    def find_next(self, step: int) -> tuple[int, int]:
+        """To the next place of the text; which of how many it is."""
+        found = self._matches()
+        if not found:
+            return 0, 0
+        ahead = [row for row in found if (row > self.line if step > 0 else row < self.line)]
+        row = (ahead or found)[0 if step > 0 else -1]
+        self.move_to(row)
+        return found.index(row) + 1, len(found)
+
+    def place_of_match(self) -> tuple[int, int]:
+        """Which of the places of the text the line is at, of how many."""
+        found = self._matches()
+        return (found.index(self.line) + 1 if self.line in found else 0), len(found)
+
+    def _matches(self) -> list[int]:
+        """Rows with the text; the first row of a block in which it is broken over two."""
+        found = [number for number, row in enumerate(self.rows) if self.needle and self.needle in row.text.casefold()]
+        with_rows = {self.rows[number].block for number in found}
+        for number, block in enumerate(self.blocks):
+            if self.needle and number not in with_rows and self.needle in block.text.casefold():
+                found.append(self._first(number) + block.gap)
+        return sorted(found)
+
+    def render_line(self, y: int) -> Strip:
+        base, width = self.rich_style, self.size.width
+        number = self.scroll_offset.y + y
+        if number >= len(self.rows):
+            return Strip.blank(width, base)
+        row = self.rows[number]
+        here = number == self.line
+        marked = bool(row.cells) and row.block == self.rows[self.line].block
+        marker = (
+            Segment(MARKER, self.get_component_rich_style("pager--marker", partial=True)) if marked else Segment(" ")
+        )
+        segments = [marker, *(Segment(text, _style(style)) for text, style in row.cells)]
+        strip = Strip(_highlighted(segments, self.needle, self.get_component_rich_style("pager--match", partial=True)))
+        strip = strip.apply_style(base + self.get_component_rich_style("pager--line", partial=True) if here else base)
+        return strip.adjust_cell_length(
+            width, base + self.get_component_rich_style("pager--line", partial=True) if here else base
+        )
+
+
+def _style(style: str | Style) -> Style:
+    return Style.parse(style) if isinstance(style, str) else style
+
+
+def _highlighted(segments: list[Segment], needle: str, style: Style) -> list[Segment]:
+    """The segments with a text in them marked; the text may reach over several."""
+    whole = "".join(segment.text for segment in segments).casefold()
+    if not needle or needle not in whole or len(whole) != sum(len(segment.text) for segment in segments):
+        return segments
+    marks = []
+    at = whole.find(needle)
+    while at >= 0:
+        marks.append((at, at + len(needle)))
+        at = whole.find(needle, at + len(needle))
+    made, start = [], 0
+    for segment in segments:
+        end = start + len(segment.text)
+        cuts = sorted({start, end, *(min(max(edge, start), end) for mark in marks for edge in mark)})
+        for low, high in pairwise(cuts):
+            inside = any(first <= low < last for first, last in marks)
+            plain = segment.style or Style.null()
+            made.append(Segment(segment.text[low - start : high - start], plain + style if inside else plain))
+        start = end
+    return made

@@ -1,0 +1,215 @@
+"""A rollout as blocks for a pager: its facts, what plugins show, and its turns with calls joined to their results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.cells import cell_len
+from rollout_hookspecs import Image, Panel, ToolCall
+
+from rollout_plugins.content.conversation import Conversation, Turn, status_of
+from rollout_plugins.content.messages import arguments_of, call_text
+from rollout_plugins.show.blocks import Block, Spans, cells_of, said
+from rollout_plugins.show.images import file_of, picture
+from rollout_plugins.show.layout import content_text, image_of, outcome_of, split_thought
+from rollout_plugins.show.render import header
+from rollout_plugins.show.text import clean, duration, number, one_line, readable
+
+if TYPE_CHECKING:
+    from rich.style import Style
+
+#: Rows that a block has while it is folded, by what it is; what is not named here is shown whole.
+LEAST = {"system": 2, "developer": 2, "user": 20, "tool": 8, "reasoning": 6, "call": 8}
+_FACTS = "facts"
+
+
+def rollout_blocks(
+    view: Conversation,
+    *,
+    folder: Path,
+    panels: Sequence[Panel] = (),
+    producers: Sequence[str] = (),
+    rendered: str | None = None,
+) -> list[Block]:
+    """Everything there is to see of a rollout.
+
+    `producers`: who annotated the run, to tell their columns apart. `rendered`: the prompt as the model got it.
+    """
+    blocks = [Block("head", drawn=lambda width: [cells_of(row) for row in header(view, "", width)])]
+    blocks += _beside(view, producers)
+    if rendered:
+        blocks.append(Block(_FACTS, said(rendered), label="rendered", least=1, short=one_line(rendered, 300)))
+    for panel in panels:
+        if panel.turn is None:
+            blocks += _panel(panel, folder)
+    turns = list(turn_blocks(view, folder=folder, panels=panels))
+    return [*blocks, *turns, *_others(view, folder, {block.image for block in turns})]
+
+
+def _others(view: Conversation, folder: Path, shown: set[Any]) -> Iterator[Block]:
+    """Images that no message holds."""
+    for image in view.images:
+        if isinstance(image, Image) and image not in shown:
+            yield Block("image", ((clean(content_text(image)), "dim"),), label="image", gap=True)
+            yield from _image(image, folder, -1)
+
+
+def turn_blocks(view: Conversation, *, folder: Path, panels: Sequence[Panel] = (), start: int = 0) -> Iterator[Block]:
+    """The turns from `start` on, with the panels that belong to them."""
+    placed = [panel for panel in panels if panel.turn is not None]
+    replaced = {panel.turn for panel in placed if panel.replaces}
+    for at, turn in enumerate(view.turns[start:], start):
+        blocks = list(_turn(at, turn, folder, replaced))
+        if blocks:
+            blocks[0].gap = True
+        yield from blocks
+        for panel in placed:
+            if turn.place is not None and panel.turn in _messages(turn):
+                yield from _panel(panel, folder, at)
+
+
+def _messages(turn: Turn) -> set[int | None]:
+    """The messages that are shown in a turn: its own, and those that answered its calls."""
+    return {turn.place, *(call.reply for call in turn.calls if call.reply is not None)}
+
+
+def _beside(view: Conversation, producers: Sequence[str]) -> Iterator[Block]:
+    """What stands beside the conversation, each on one row until it is unfolded."""
+    error = readable(view.error)
+    if error:
+        yield Block(_FACTS, said(error, "red"), label="error", least=3)
+    groups: list[tuple[str, Mapping[str, Any]]] = [("columns", view.columns)]
+    extra = dict(view.extra)
+    for producer in producers:
+        names = [name for name in extra if name.startswith(f"{producer}.")]
+        groups.append((producer, {name.removeprefix(f"{producer}."): extra.pop(name) for name in names}))
+    groups += [("extra", extra), ("marks", view.marks), ("made", dict(_made(view)))]
+    for label, values in groups:
+        if values:
+            short = " · ".join(f"{one_line(key, 40)}={one_line(value, 80)}" for key, value in values.items())
+            spans = [span for key, value in values.items() for span in _pair(key, value)]
+            yield Block(_FACTS, spans[1:], label=one_line(label, 40), least=1, short=short)
+
+
+def _pair(key: str, value: Any) -> Spans:
+    text = readable(value)
+    split = "\n" if "\n" in text else ""
+    return (("\n", ""), (f"{one_line(key, 60)}: ", "bold"), (f"{split}{clean(text)}", ""))
+
+
+def _made(view: Conversation) -> Iterator[tuple[str, Any]]:
+    """How the rollout came about."""
+    if isinstance(view.time, (int, float)) and view.time > 0:
+        try:
+            yield "at", datetime.fromtimestamp(view.time).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        except (OverflowError, OSError, ValueError):
+            yield "at", view.time
+    for name in ("policy_step", "generation", "group_size", "rank", "attempt"):
+        value = getattr(view, name)
+        if value is not None:
+            yield name.replace("_", " "), number(value)
+
+
+def _turn(place: int, turn: Turn, folder: Path, replaced: set[int | None]) -> Iterator[Block]:
+    thought, text = split_thought(turn.content)
+    for reasoning in filter(None, (turn.reasoning.strip("\n"), thought)):
+        spans = said(reasoning, "dim italic")
+        yield Block("reasoning", spans, label=turn.role, turn=place, least=LEAST["reasoning"])
+    text = text.strip("\n")
+    if text.strip():
+        block = Block(turn.role, said(text), label=turn.role, turn=place, least=LEAST.get(turn.role))
+        if turn.place is not None and turn.place in replaced:
+            block.least, block.short = 1, "shown below by a plugin; unfold to see it as it was"
+        yield block
+    elif not (thought or turn.reasoning or turn.calls):
+        yield Block(turn.role, (("(empty)", "dim"),), label=turn.role, turn=place)
+    yield from _images(turn.content, folder, place)
+    for call in turn.calls:
+        yield from _call(place, turn.role, call, folder, replaced)
+
+
+def _call(place: int, role: str, call: ToolCall, folder: Path, replaced: set[int | None]) -> Iterator[Block]:
+    yield Block("call", [*_asked(call), *_took(call)], label=role, turn=place, least=LEAST["call"])
+    outcome, style = outcome_of(call)
+    if outcome:
+        spans = (("→ ", "dim"), (clean(outcome), style))
+        block = Block("tool", spans, label="tool", turn=place, least=LEAST["tool"])
+        if call.reply is not None and call.reply in replaced:
+            block.least, block.short = 1, "→ shown below by a plugin; unfold to see it as it was"
+        yield block
+    yield from _images(call.result, folder, place)
+
+
+def _asked(call: ToolCall) -> Spans:
+    """`name(argument=value)`; arguments of several lines, code for one, each under its name."""
+    try:
+        arguments = arguments_of(call)
+        if isinstance(arguments, Mapping) and any(_is_long(value) for value in arguments.values()):
+            spans = [(f"{one_line(call.name, 80)}(", "bold cyan")]
+            for key, value in arguments.items():
+                shown = clean(value if isinstance(value, str) else readable(value)).strip("\n")
+                split = "\n    " if "\n" in shown else ""
+                spans.append((f"\n  {one_line(key, 60)}=", "cyan"))
+                spans.append((split + shown.replace("\n", "\n    "), ""))
+            return [*spans, ("\n)", "bold cyan")]
+        raw = call_text(call)
+    except Exception:  # arguments that break when they are read: the call is shown all the same
+        raw = f"{readable(call.name)}({readable(call.arguments)})"
+    name, bracket, rest = clean(raw).partition("(")
+    return [(name, "bold cyan"), (bracket + rest, "cyan")]
+
+
+def _is_long(value: Any) -> bool:
+    return isinstance(value, str) and "\n" in value.strip("\n")
+
+
+def _took(call: ToolCall) -> Iterator[tuple[str, str]]:
+    took = duration(call.seconds)
+    if took:
+        yield f"  {took}", "dim"
+    status = status_of(call)
+    if status != "ok":
+        yield f"  {status.replace('_', ' ')}", "yellow" if status == "not_run" else "red"
+
+
+def _images(content: Any, folder: Path, turn: int) -> Iterator[Block]:
+    """Each image in the content, drawn; its name and size stand in the text."""
+    for part in content if isinstance(content, (list, tuple)) else (content,):
+        image = image_of(part)
+        if image is not None:
+            yield from _image(image, folder, turn)
+
+
+def _image(image: Image, folder: Path, turn: int) -> Iterator[Block]:
+    file = file_of(image, folder)
+    if file is not None:
+        yield Block("image", turn=turn, image=image, drawn=picture(file))
+
+
+def _panel(panel: Panel, folder: Path, turn: int = -1) -> Iterator[Block]:
+    spans: list[tuple[str, str | Style]] = [(clean(f"▪ {panel.title}\n"), "bold magenta")] if panel.title else []
+    if panel.text:
+        spans.append((clean(panel.text), ""))
+    if panel.table:
+        spans.append(("\n" if panel.text else "", ""))
+        spans += _table(panel.table)
+    if spans:
+        yield Block("panel", spans, turn=turn, gap=True)
+    if isinstance(panel.image, bytes):
+        yield Block("image", turn=turn, drawn=picture(panel.image))
+    elif panel.image is not None:
+        yield Block("image", [(content_text(panel.image), "dim")], turn=turn)
+        yield from _image(panel.image, folder, turn)
+
+
+def _table(rows: Sequence[Sequence[Any]]) -> Iterator[tuple[str, str | Style]]:
+    """Cells under each other; the first row is the header."""
+    texts = [[number(cell) if isinstance(cell, (int, float)) else one_line(cell, 40) for cell in row] for row in rows]
+    columns = max(map(len, texts), default=0)
+    widths = [max((cell_len(row[n]) for row in texts if n < len(row)), default=0) for n in range(columns)]
+    for place, row in enumerate(texts):
+        padded = (cell + " " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=False))
+        yield "  ".join(padded).rstrip() + "\n", "" if place else "bold"

@@ -1,0 +1,136 @@
+"""What the run was, and its course: from all of its rollouts, not only from those in the page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
+
+from rollout_plugins.content.messages import compact
+from rollout_plugins.show.text import clean, finite
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from rollout_plugins.store.read import StoredRun
+    from rollout_plugins.web.texts import Texts
+
+#: Points of a chart; neighbouring steps of a longer run share one.
+POINTS = 1500
+_SUMS = ("rollouts", "scored", "truncated", "errors", "tool_calls", "tool_errors", "groups", "flat_groups")
+_LEAST, _MOST = ("reward_min",), ("reward_max", "completion_tokens_max")
+
+
+def about(run: StoredRun, texts: Texts) -> dict[str, Any]:
+    """The run's facts; the folder it lies in stays behind when the page is sent on."""
+    info = run.info
+    return {
+        "id": clean(str(info.id)),
+        "trainer": clean(str(info.trainer)),
+        "model": clean(str(info.model)),
+        "world_size": info.world_size,
+        "num_generations": info.num_generations,
+        "rewards": [
+            [clean(str(name)), texts.scalar(weight)]
+            for name, weight in zip_longest(info.reward_names, info.reward_weights[: len(info.reward_names)])
+        ],
+        "tools": [_tool(tool, texts) for tool in info.tools],
+        "chat_template": None if info.chat_template is None else {"text": texts.add(info.chat_template)},
+        "versions": _texted(info.versions, texts),
+        "settings": _texted(info.settings, texts),
+        "attempts": [_attempt(attempt) for attempt in run.attempts],
+        "drops": _counts(run.drops),
+        "plugin_errors": _plugin_errors(run),
+        "annotations": {clean(name): list(map(clean, columns)) for name, columns in run.annotations.items()},
+    }
+
+
+def _texted(values: Any, texts: Texts) -> dict[str, Any]:
+    items = values.items() if hasattr(values, "items") else ()
+    return {clean(str(name)): value_of(value, texts) for name, value in items}
+
+
+def value_of(value: Any, texts: Texts) -> Any:
+    """A setting or a column: a number or a text as it is, everything else as JSON."""
+    plain = value is None or isinstance(value, (bool, int, float, str))
+    return texts.scalar(value if plain else compact(value))
+
+
+def _tool(tool: Any, texts: Texts) -> dict[str, Any]:
+    function = tool.get("function", tool) if hasattr(tool, "get") else {}
+    known = function if hasattr(function, "get") else {}
+    return {
+        "name": clean(str(known.get("name", "?"))),
+        "description": value_of(known.get("description"), texts),
+        "schema": {"text": texts.add(compact(tool))},
+    }
+
+
+def _attempt(attempt: Mapping[str, Any]) -> dict[str, Any]:
+    kept = ("attempt", "rank", "started", "ended", "resumed_from")
+    made = {name: value for name in kept if (value := finite(attempt.get(name))) is not None}
+    return {**made, "rollouts": sum(_counts(attempt.get("rollouts")).values())}
+
+
+def _counts(value: Any) -> dict[str, int]:
+    """Numbers by name, of what a run file holds."""
+    items = value.items() if isinstance(value, dict) else ()
+    return {clean(str(name)): count for name, count in items if isinstance(count, int)}
+
+
+def _plugin_errors(run: StoredRun) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for attempt in run.attempts:
+        total.update(_counts(attempt.get("plugin_errors")))
+    return dict(total)
+
+
+def step_width(rows: Sequence[Mapping[str, Any]]) -> int:
+    """How many steps stand in one point of the charts."""
+    steps = [row["step"] for row in rows if row["step"] is not None]
+    return -(-(max(steps) - min(steps) + 1) // POINTS) if len(set(steps)) > POINTS else 1
+
+
+def course(rows: Sequence[Mapping[str, Any]], texts: Texts) -> dict[str, dict[str, list[Any]]]:
+    """For each split the numbers of its steps, a list for each."""
+    splits = dict.fromkeys(row["split"] for row in rows)
+    known = [row for row in rows if row["step"] is not None]
+    width = step_width(known)
+    thinned = {split: _thinned([row for row in known if row["split"] == split], width) for split in splits}
+    return {clean(str(split)): _columns(some, texts) for split, some in thinned.items()}
+
+
+def _columns(rows: Sequence[Mapping[str, Any]], texts: Texts) -> dict[str, list[Any]]:
+    names = [name for name in rows[0] if name != "split"] if rows else []
+    return {clean(name): [_short(texts.scalar(row[name])) for row in rows] for name in names}
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def _thinned(rows: Sequence[Mapping[str, Any]], width: int) -> list[Mapping[str, Any]]:
+    """As many rows as a chart has points: each the sum, mean, least or most of its steps."""
+    points: dict[int, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        points.setdefault((row["step"] - rows[0]["step"]) // width, []).append(row)
+    return [_merged(point) if len(point) > 1 else point[0] for point in points.values()]
+
+
+def _merged(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    weights = [row["rollouts"] for row in rows]
+    return {name: rows[0][name] if name in {"split", "step"} else _one(name, rows, weights) for name in rows[0]}
+
+
+def _one(name: str, rows: Sequence[Mapping[str, Any]], weights: Sequence[int]) -> Any:
+    known = [(row[name], weight) for row, weight in zip(rows, weights, strict=True) if row[name] is not None]
+    values = [value for value, _ in known]
+    if name in _SUMS:
+        return sum(values)
+    if not values:
+        return None
+    if name in _LEAST:
+        return min(values)
+    if name in _MOST:
+        return max(values)
+    return sum(value * weight for value, weight in known) / sum(weight for _, weight in known)

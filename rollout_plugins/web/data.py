@@ -1,0 +1,63 @@
+"""Everything the page shows, as plain values."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from rollout_plugins import __version__
+from rollout_plugins.engine.panels import Panels
+from rollout_plugins.errors import RunError
+from rollout_plugins.show.text import clean
+from rollout_plugins.web.choose import choose
+from rollout_plugins.web.course import about, course, step_width
+from rollout_plugins.web.images import Pictures
+from rollout_plugins.web.records import Records
+from rollout_plugins.web.texts import Texts
+
+if TYPE_CHECKING:
+    from rollout_plugins.store.read import StoredRun
+
+Progress = Callable[[str, int, int], object]
+"""What is being done, how much of it is, and of how much."""
+
+
+def page_data(
+    run: StoredRun, *, limit: int, plugins: Sequence[Any], progress: Progress, **filters: Any
+) -> dict[str, Any]:
+    """The page's data; its texts and images stand once and are named by number."""
+    if limit < 0:
+        raise RunError(f"limit={limit} is no number of rollouts; give 0 or more")
+    texts, pictures = Texts(), Pictures(run.dir)
+    progress("steps", 0, 0)
+    steps = run.stats()
+    facts = about(run, texts)
+    series = course(steps, texts)
+    chosen = choose(run, limit=limit, **filters)
+    panels, info = Panels(plugins), replace(run.info, chat_template=None)
+    records, rollouts = Records(texts, pictures), []
+    for rollout in chosen.rollouts:
+        if texts.is_full:
+            break
+        rollouts.append(records.of(rollout, panels.of(rollout, info)))
+        progress("rollouts", len(rollouts), chosen.expected)
+    images, images_spared = pictures.all(lambda done, of: progress("images", done, of))
+    written, texts_cut = texts.all()
+    return {
+        "version": __version__,
+        "made": time.time(),
+        "run": facts,
+        "total": sum(row["rollouts"] for row in steps),
+        "matched": chosen.matched,
+        "filters": {name: clean(str(value)) for name, value in filters.items()},
+        "damaged": {clean(name): clean(why) for name, why in run.damaged.items()},
+        "steps": series,
+        "step_width": step_width(steps),
+        "rollouts": rollouts,
+        "images": images,
+        "images_spared": images_spared,
+        "texts": written,
+        "texts_cut": texts_cut,
+    }

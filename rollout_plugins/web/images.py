@@ -1,0 +1,113 @@
+"""The images of the page: each once, as large as the room for all of them allows."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from rollout_hookspecs import Image
+
+from rollout_plugins.content.imaging import for_screen
+from rollout_plugins.show.images import file_of
+from rollout_plugins.show.text import clean
+
+#: Bytes of all images together, and of one that is taken as it is.
+ROOM, AS_IT_IS = 4 * 2**20, 96 * 2**10
+SIDES = (1024, 640, 400, 256, 128, 64)
+_KINDS = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp", "GIF": "image/gif"}
+_SMALLEST = 700  # below this a picture is a smudge
+
+Encoded = tuple[str, bytes]
+"""A media type and the file."""
+
+
+class Pictures:
+    """Numbers images, and makes them fit."""
+
+    def __init__(self, folder: Path, *, room: int = ROOM) -> None:
+        self._folder = folder
+        self._room = room
+        self._numbers: dict[Any, int] = {}
+        self._images: list[Image | bytes] = []
+        self._facts: list[dict[str, Any]] = []
+
+    def add(self, image: Image | bytes) -> int:
+        """The number of an image of the run, or of an image file a plugin made."""
+        key = image if isinstance(image, bytes) else (str(image.hash), image.path, image.note)
+        if key not in self._numbers:
+            self._numbers[key] = len(self._facts)
+            self._images.append(image)
+            self._facts.append({} if isinstance(image, bytes) else _facts(image))
+        return self._numbers[key]
+
+    def all(self, progress: Callable[[int, int], object]) -> tuple[list[dict[str, Any]], int]:
+        """The images by number, as data URLs; and how many have none, or are smaller than they were, to save room."""
+        sources = [self._source(image) for image in self._images]
+        count, left, spared = sum(source is not None for source in sources), self._room, 0
+        for number, (facts, source) in enumerate(zip(self._facts, sources, strict=True)):
+            progress(number, len(sources))
+            if source is None:
+                facts.setdefault("why", "its pixels were not kept")
+                continue
+            made = _fit(source, max(left // max(count, 1), _SMALLEST))
+            count -= 1
+            if made is None:
+                facts["why"] = "it cannot be decoded"
+                continue
+            encoded, reduced = made
+            if len(encoded[1]) > left:
+                facts["why"] = "left out to keep this file small"
+                spared += 1
+                continue
+            left -= len(encoded[1])
+            spared += reduced
+            facts["reduced"] = reduced
+            facts["data"] = f"data:{encoded[0]};base64,{base64.b64encode(encoded[1]).decode()}"
+        return self._facts, spared
+
+    def _source(self, image: Image | bytes) -> bytes | Path | None:
+        """Where the pixels are: in the run's folder and nowhere else, whatever the record says."""
+        return image if isinstance(image, bytes) else file_of(image, self._folder)
+
+
+def _facts(image: Image) -> dict[str, Any]:
+    """What is said of an image besides its pixels; the address it came from as text alone."""
+    facts = {"name": image.uri if isinstance(image.uri, str) else None, "note": image.note}
+    shown: dict[str, Any] = {name: clean(str(value))[:200] for name, value in facts.items() if value}
+    if isinstance(image.width, int) and isinstance(image.height, int):
+        shown["width"], shown["height"] = image.width, image.height
+    return shown
+
+
+def _fit(source: bytes | Path, most: int) -> tuple[Encoded, bool] | None:
+    """The image in about `most` bytes, and whether it had to be made smaller; None when it does not decode."""
+    from PIL import Image as Pil
+
+    try:
+        data = source if isinstance(source, bytes) else source.read_bytes()
+        with Pil.open(BytesIO(data)) as image:
+            kind = _KINDS.get(image.format or "")
+            image.load()
+            if kind and len(data) <= min(most, AS_IT_IS):
+                return (kind, data), False
+            made = _smaller(image, most)
+            return ("image/webp", made[0]), made[1]
+    except Exception:  # a broken file, a bomb, a mode that no format has: the page says so in its place
+        return None
+
+
+def _smaller(image: Any, most: int) -> tuple[bytes, bool]:
+    """The largest that fits, or the smallest there is."""
+    image = for_screen(image)
+    encoded, full = b"", image.size
+    for side in SIDES:
+        image.thumbnail((side, side))
+        buffer = BytesIO()
+        image.save(buffer, format="WEBP", quality=80, method=2)
+        encoded = buffer.getvalue()
+        if len(encoded) <= most:
+            break
+    return encoded, image.size != full

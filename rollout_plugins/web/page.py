@@ -1,0 +1,115 @@
+"""The file: the page's code and style, and its data, compressed, with a policy that lets nothing else in."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from hashlib import sha256
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rollout_plugins import __version__
+from rollout_plugins.errors import RunError
+from rollout_plugins.store.write import replace_file
+from rollout_plugins.web.data import Progress, page_data
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rollout_plugins.store.read import StoredRun
+
+LIMIT = 2000
+_STATIC = Path(__file__).parent / "static"
+_OURS = b'<meta name="generator" content="rollout-plugins'
+_HEAD = 2048
+
+
+class Written(NamedTuple):
+    """What was written."""
+
+    path: Path
+    rollouts: int
+    matched: int
+    bytes: int
+
+
+def write_report(
+    run: StoredRun,
+    path: str | Path = "report.html",
+    *,
+    limit: int = LIMIT,
+    plugins: Sequence[Any] = (),
+    force: bool = False,
+    progress: Progress = lambda *_: None,
+    **filters: Any,
+) -> Written:
+    """Write one HTML file that shows the run.
+
+    `limit`: rollouts to show; of more, whole groups spread over the steps. The charts are of all rollouts. `plugins`:
+    plugins whose panels are shown, beside those that are installed. `force`: also over a file that is no report.
+    `filters`: as for `StoredRun.rollouts`.
+    """
+    path = Path(path)
+    if not force:
+        _check_ours(path)
+    data = page_data(run, limit=limit, plugins=plugins, progress=progress, **filters)
+    page = html(data)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, lambda target: target.write_bytes(page))
+    return Written(path, len(data["rollouts"]), data["matched"], len(page))
+
+
+def html(data: dict[str, Any]) -> bytes:
+    """The whole file."""
+    script, style = (_STATIC / "page.js").read_text("utf-8"), (_STATIC / "page.css").read_text("utf-8")
+    policy = (
+        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    title = escape(f"{data['run']['id']} · rollouts")
+    return (
+        f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="referrer" content="no-referrer">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta name="generator" content="rollout-plugins {__version__}">
+<link rel="icon" href="data:,">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+<noscript>This report shows its data with a script; allow scripts for this file to see it.</noscript>
+<div id="page"></div>
+<script id="data" type="application/octet-stream">{_packed(data)}</script>
+<script>{script}</script>
+</body>
+</html>
+"""
+    ).encode()
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{base64.b64encode(sha256(text.encode()).digest()).decode()}"
+
+
+def _packed(data: dict[str, Any]) -> str:
+    """JSON, gzip, base64: letters, digits, +, / and = alone, so that nothing in it can end the element."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
+
+
+def _check_ours(path: Path) -> None:
+    """Refuse to replace a file that another program or a person wrote."""
+    if path.is_dir():
+        raise RunError(f"{path} is a folder; name a file in it: -o {path / 'report.html'}")
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        if _OURS not in file.read(_HEAD):
+            raise RunError(f"{path} exists and is no report; name another file with -o, or replace it with --force")

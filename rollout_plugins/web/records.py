@@ -1,0 +1,166 @@
+"""A rollout as the page holds it: numbers, and the numbers of its texts and images. Never raises on its content."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+from rollout_hookspecs import Image
+
+from rollout_plugins.content.conversation import conversation, status_of
+from rollout_plugins.content.messages import arguments_of, compact
+from rollout_plugins.show.layout import image_of, split_thought
+from rollout_plugins.show.text import clean, finite, one_line, readable
+from rollout_plugins.web.course import value_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rollout_hookspecs import Panel, Rollout, ToolCall
+
+    from rollout_plugins.content.conversation import Turn
+    from rollout_plugins.web.images import Pictures
+    from rollout_plugins.web.texts import Texts
+
+_NUMBERS = (
+    "step",
+    "policy_step",
+    "attempt",
+    "generation",
+    "rank",
+    "index",
+    "group",
+    "group_size",
+    "time",
+    "reward",
+    "advantage",
+    "prompt_tokens",
+    "completion_tokens",
+)
+_FAILED = frozenset({"error", "unknown"})
+
+
+class Records:
+    """Makes the page's records; texts and images go into the pools they share."""
+
+    def __init__(self, texts: Texts, pictures: Pictures) -> None:
+        self._texts = texts
+        self._pictures = pictures
+        self._prompts: dict[bytes, int] = {}
+
+    def of(self, rollout: Rollout, panels: Sequence[Panel] = ()) -> dict[str, Any]:
+        seen = conversation(rollout)
+        calls = [call for turn in seen.turns if turn.place is not None for call in turn.calls]
+        record: dict[str, Any] = {
+            "id": clean(str(seen.id)),
+            "split": clean(str(seen.split)),
+            **{name: self._texts.scalar(getattr(seen, name)) for name in _NUMBERS},
+            "finish": one_line(seen.finish, 60),
+            "rewards": {clean(name): self._texts.scalar(value) for name, value in seen.rewards.items()},
+            "calls": len(calls),
+            "failed": sum(status_of(call) in _FAILED for call in calls),
+            "prompt": self._prompt(rollout),
+            "turns": [self._turn(turn) for turn in seen.turns],
+        }
+        more: dict[str, Any] = {
+            "error": None if seen.error is None else self._texts.add(seen.error),
+            "marks": self._values(seen.marks),
+            "columns": self._values(seen.columns),
+            "extra": self._values(seen.extra),
+            "panels": [self._panel(panel) for panel in panels],
+        }
+        shown = {image for turn in record["turns"] for image in _image_parts(turn)}
+        images = [self._pictures.add(image) for image in seen.images if isinstance(image, Image)]
+        more["images"] = [image for image in dict.fromkeys(images) if image not in shown]
+        return record | {name: value for name, value in more.items() if value not in (None, [], {})}
+
+    def _prompt(self, rollout: Rollout) -> int:
+        """The same number for the same prompt, images and all."""
+        digest = blake2b(_exact(rollout.prompt).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        return self._prompts.setdefault(digest, len(self._prompts))
+
+    def _values(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {clean(name): value_of(value, self._texts) for name, value in values.items()}
+
+    def _turn(self, turn: Turn) -> dict[str, Any]:
+        made: dict[str, Any] = {"role": clean(one_line(turn.role, 60))}
+        thought, content = split_thought(turn.content) if isinstance(turn.content, str) else ("", turn.content)
+        if parts := self._parts(content.lstrip("\n") if thought else content):
+            made["parts"] = parts
+        if reasoning := "\n\n".join(filter(None, (turn.reasoning, thought))):
+            made["reasoning"] = self._texts.add(reasoning)
+        if turn.calls:
+            made["calls"] = [self._call(call) for call in turn.calls]
+        if turn.place is not None:
+            made["place"] = turn.place
+        return made
+
+    def _parts(self, content: Any) -> list[Any]:
+        """Texts and images in their order: the number of a text, or {"image": number}."""
+        blocks = list(content) if isinstance(content, (list, tuple)) else [] if content is None else [content]
+        parts: list[Any] = []
+        text: list[str] = []
+        for block in blocks:
+            image = image_of(block)
+            if image is None:
+                text.append(readable([block]))
+                continue
+            parts += [self._texts.add("\n".join(text))] if text else []
+            parts.append({"image": self._pictures.add(image)})
+            text = []
+        return [*parts, self._texts.add("\n".join(text))] if any(text) else parts
+
+    def _call(self, call: ToolCall) -> dict[str, Any]:
+        made: dict[str, Any] = {"name": one_line(call.name, 120), "status": status_of(call)}
+        arguments = arguments_of(call)
+        if arguments is not None:
+            made["arguments"] = self._texts.add(_written(arguments))
+        if result := self._parts(call.result):
+            made["result"] = result
+        if call.error is not None:
+            made["error"] = self._texts.add(call.error)
+        if finite(call.seconds) is not None:
+            made["seconds"] = finite(call.seconds)
+        return made
+
+    def _panel(self, panel: Panel) -> dict[str, Any]:
+        made: dict[str, Any] = {"title": one_line(panel.title, 120)}
+        if panel.text:
+            made["text"] = self._texts.add(panel.text)
+        if panel.table:
+            made["table"] = [[value_of(cell, self._texts) for cell in row] for row in panel.table]
+        if panel.image is not None:
+            made["image"] = self._pictures.add(panel.image)
+        if panel.turn is not None:
+            made |= {"turn": panel.turn, "replaces": panel.replaces}
+        return made
+
+
+def _exact(prompt: Any) -> str:
+    try:
+        return repr(prompt)
+    except Exception:  # nested too deeply, or an object that has no repr
+        return compact(prompt)
+
+
+def _image_parts(turn: Mapping[str, Any]) -> list[int]:
+    parts: list[Any] = [
+        *turn.get("parts", ()),
+        *(part for call in turn.get("calls", ()) for part in call.get("result", ())),
+    ]
+    return [part["image"] for part in parts if isinstance(part, dict)]
+
+
+def _written(arguments: Any) -> str:
+    """`name=value` a line, as a person reads arguments; JSON for what has no names."""
+    if isinstance(arguments, Mapping) and arguments:
+        return "\n".join(f"{key} = {_value(value)}" for key, value in arguments.items())
+    return "" if arguments == {} else compact(arguments)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, str):
+        return value if "\n" in value else json.dumps(value, ensure_ascii=False)
+    return compact(value)

@@ -1,0 +1,86 @@
+"""The copy taken on the training thread: equal, independent of what happens next, and never long."""
+
+import sys
+import time
+
+import pytest
+from hypothesis import given
+from values import BadItems, BadMapping, Evil, Quits, cycle, deep, kept, same, thorough, vast, wide_cycle
+
+from rollout_plugins import Placeholder
+from rollout_plugins.content.snapshot import Snapshot
+from rollout_plugins.store.codec import decode, encode
+
+
+def copy(value):
+    return Snapshot().copy(value)
+
+
+@thorough
+@given(kept)
+def test_the_copy_is_equal_with_every_type(value):
+    assert same(copy(value), value)
+
+
+def test_later_changes_do_not_show():
+    value = {"a": [{"b": [1]}], "t": ({"c": 1},)}
+    made = copy(value)
+    value["a"][0]["b"].append(2)
+    value["t"][0]["c"] = 2
+    value["new"] = 1
+    assert made == {"a": [{"b": [1]}], "t": ({"c": 1},)}
+
+
+def test_leaves_are_shared_and_subclasses_of_containers_are_copied_as_plain_ones():
+    class Mine(list):
+        pass
+
+    leaf = Evil()
+    made = copy([leaf, Mine([1]), BadItems(a=1)])
+    assert made[0] is leaf
+    assert type(made[1]) is list
+
+
+@pytest.mark.parametrize("make", [Evil, Quits, BadMapping, object, lambda: BadItems(a=[1])])
+def test_what_objects_to_being_looked_at_is_kept_as_it_is(make):
+    value = make()
+    assert copy([value])[0] is value or type(value) is BadItems
+
+
+@pytest.mark.parametrize("make", [cycle, wide_cycle, vast, deep, lambda: (vast(), [cycle()])])
+def test_a_value_without_end_is_cut_in_a_moment_and_stored(make, monkeypatch):
+    monkeypatch.setattr("rollout_plugins.content.snapshot.MAX_ITEMS", 100_000)
+    started = time.process_time()
+    made = copy({"x": make(), "y": [1]})
+    assert time.process_time() - started < 1
+    assert made["y"] == [1]
+    lost = []
+    assert decode(encode(made, lost))["y"] == [1]
+    assert lost
+    assert {one.why for one in lost} <= {"nested too deep", "the same again in a vast value"}
+    assert all(one.where.startswith(".x") for one in lost)
+
+
+def test_a_large_value_that_only_looks_endless_is_copied_whole(monkeypatch):
+    monkeypatch.setattr("rollout_plugins.content.snapshot.MAX_ITEMS", 1000)
+    value = [[{"a": [number]}, (number,)] for number in range(1000)]
+    snapshot = Snapshot()
+    assert same(snapshot.copy(value), value)
+    assert snapshot.bytes < 1_000_000
+
+
+def test_a_trainer_that_is_deep_in_its_own_stack_gets_a_copy_or_a_placeholder():
+    def at(depth):
+        return at(depth - 1) if depth else copy(deep(190))
+
+    made = at(sys.getrecursionlimit() - 250)
+    assert isinstance(made, Placeholder) or same(made, deep(190))
+
+
+def test_the_size_is_about_that_of_what_was_copied():
+    class Picture:
+        size = (100, 10)
+
+    snapshot = Snapshot()
+    snapshot.copy({"text": "x" * 1000, "list": [0] * 1000, "bytes": b"x" * 1000, "picture": Picture()})
+    assert 14_000 < snapshot.bytes < 16_000

@@ -1,0 +1,294 @@
+import json
+from dataclasses import replace
+
+import pluggy
+import pytest
+from hypothesis import HealthCheck, given, settings
+from rollout_hookspecs import PROJECT, Image, Placeholder, Rollout, Step, ToolCall, Trace, hookimpl, hooks
+from sink_rollouts import HOSTILE, SHAPE, VALUES, Hostile, Trap, batch, call, cycle, failing, pictured, rejected, tools
+
+from rollout_plugins.content.plain import plain
+from rollout_plugins.content.trace import DefaultTrace, default_trace, images_in, prompt_and_completion, shape_each
+
+QUICK = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def jsonable(value) -> str:
+    text = json.dumps(value, allow_nan=False, default=lambda v: str(v) if isinstance(v, Image) else 1 / 0)
+    text.encode()
+    return text
+
+
+def completion(messages, tool_calls=()):
+    return default_trace(Rollout(id="r", completion=tuple(messages), tool_calls=tuple(tool_calls))).messages
+
+
+# --- pairing -------------------------------------------------------------------------------------------------------
+
+
+def test_a_result_pairs_with_its_call_even_when_results_came_back_in_another_order():
+    trace = default_trace(tools())
+    calls = {c["function"]["name"]: c["id"] for c in trace.messages[2]["tool_calls"]}
+    answers = {m["name"]: m["tool_call_id"] for m in trace.messages if m["role"] == "tool"}
+    assert calls == answers == {"multiply": "call_0_0", "weather": "call_0_1"}
+    assert {span["name"]: (span["id"], span["output"]) for span in trace.spans} == {
+        "multiply": ("call_0_0", "6"),
+        "weather": ("call_0_1", "rain"),
+    }
+
+
+def test_two_calls_of_one_tool_pair_by_what_the_host_recorded():
+    asks = {"role": "assistant", "content": None, "tool_calls": [call("f", {"x": 1}), call("f", {"x": 2})]}
+    answers = [{"role": "tool", "name": "f", "content": "two"}, {"role": "tool", "name": "f", "content": "one"}]
+    found = [
+        ToolCall(name="f", arguments={}, position=0, reply=2),
+        ToolCall(name="f", arguments={}, position=1, reply=1),
+    ]
+    messages = completion([asks, *answers], found)
+    assert [m.get("tool_call_id") for m in messages] == [None, "call_0_1", "call_0_0"]
+
+
+def test_without_a_record_of_replies_results_pair_by_their_own_id_then_by_name_then_in_order():
+    asks = {
+        "role": "assistant",
+        "tool_calls": [{"id": "a", **call("f", {})}, call("g", {}), call("h", {})],
+    }
+    answers = [
+        {"role": "tool", "name": "g", "content": ""},
+        {"role": "tool", "tool_call_id": "a", "content": ""},
+        {"role": "tool", "content": ""},
+        {"role": "tool", "content": "one too many"},
+    ]
+    assert [m.get("tool_call_id") for m in completion([asks, *answers])[1:]] == [
+        "call_0_1",
+        "call_0_0",
+        "call_0_2",
+        None,
+    ]
+
+
+def test_calls_in_the_prompt_have_ids_of_their_own():
+    history = ({"role": "assistant", "tool_calls": [call("f", {})]}, {"role": "tool", "name": "f", "content": "x"})
+    trace = default_trace(replace(tools(), prompt=history))
+    assert [m.get("tool_call_id") for m in trace.messages[:2]] == [None, "call_prompt_0_0"]
+    ids = [c["id"] for m in trace.messages for c in m.get("tool_calls", ())]
+    assert len(ids) == len(set(ids)) == 3
+
+
+def test_a_call_that_was_never_run_is_there_without_a_result():
+    trace = default_trace(failing())
+    assert trace.messages[-1]["tool_calls"][0]["id"] == trace.spans[-1]["id"] == "call_3_0"
+    assert trace.spans[-1]["status"] == "not_run"
+    assert trace.spans[-1]["error"] == "cut by the tool limit"
+
+
+@pytest.mark.parametrize(
+    ("raw", "name", "arguments"),
+    [
+        ([None], "malformed call", "null"),
+        (["f(x)"], "malformed call", "f(x)"),
+        ("not a list", "malformed call", "not a list"),
+        ({"function": {"name": "f", "arguments": {}}}, "f", "{}"),
+        ([{"function": "f", "arguments": [1, 2]}], "f", "[1, 2]"),
+        ([{"name": "f", "arguments": None}], "f", "null"),
+        ([call("f", '{"x": ')], "f", '{"x": '),
+        ([call(["f"], {"é": 1})], '["f"]', '{"é": 1}'),
+    ],
+)
+def test_a_malformed_call_still_appears(raw, name, arguments):
+    (message,) = completion([{"role": "assistant", "content": "", "tool_calls": raw}])
+    (shown,) = message["tool_calls"]
+    assert shown == {"id": "call_0_0", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def test_a_message_without_calls_gets_none():
+    for message in ({"role": "assistant", "content": "x"}, {"role": "assistant", "content": "x", "tool_calls": None}):
+        assert completion([message]) == ({"role": "assistant", "content": "x"},)
+
+
+# --- facts ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_fact_people_search_by_is_there_and_flat():
+    facts = default_trace(tools()).metadata
+    assert facts == {
+        "id": "r-tools",
+        "run": "run-1",
+        "attempt": 1,
+        "split": "train",
+        "step": 3,
+        "policy_step": 2,
+        "staleness": 0,
+        "generation": 2,
+        "group": 0,
+        "group_size": 2,
+        "place": 0,
+        "index": 0,
+        "rank": 0,
+        "reward": 1.0,
+        "advantage": 0.7,
+        "reward/correct": 1.0,
+        "reward/format": None,
+        "prompt_tokens": 12,
+        "completion_tokens": 40,
+        "prompt_messages": 2,
+        "tool_calls": 2,
+        "tool_errors": 0,
+        "finish": "stop",
+        "status": "ok",
+        "error": None,
+        "time": "2026-09-21T14:13:20.000+00:00",
+        "columns/answer": "6",
+        "columns/meta": '{"source": ["gsm8k", 3]}',
+        "extra/judge": 0.5,
+        "marks/cap": "best of its group",
+        "tags": "mode:train status:ok finish:stop step:3 group:2.0 reward:1.0 tool:multiply tool:weather result:ok",
+    }
+
+
+def test_tool_errors_do_not_make_the_rollout_an_errored_one():
+    facts = default_trace(failing()).metadata
+    assert (facts["status"], facts["tool_errors"]) == ("ok", 2)
+    assert "result:unknown" in facts["tags"]
+
+
+def test_an_errored_rollout_says_so_and_a_missing_reward_is_not_zero():
+    facts = default_trace(rejected()).metadata
+    assert (facts["status"], facts["error"], facts["reward"]) == ("error", "environment crashed", None)
+    assert "status:error" in facts["tags"]
+    assert "reward:none" in facts["tags"]
+    assert default_trace(replace(tools(), finish="error")).metadata["status"] == "error"
+
+
+def test_a_reward_that_is_not_a_number_differs_from_none():
+    assert default_trace(failing()).metadata["reward/format"] == "NaN"
+
+
+@pytest.mark.parametrize(
+    ("changes", "staleness"),
+    [({"step": 5, "policy_step": 4}, 0), ({"step": 9, "policy_step": 4}, 4), ({"policy_step": None}, None)],
+)
+def test_staleness_counts_updates_the_weights_were_behind(changes, staleness):
+    assert default_trace(replace(tools(), **changes)).metadata["staleness"] == staleness
+    assert default_trace(replace(tools(), **changes, split="eval")).metadata["staleness"] is None
+
+
+def test_place_in_the_group_is_given_only_where_groups_stand_together():
+    assert [default_trace(r).metadata["place"] for r in batch()] == [0, 1, 0, 1]
+    assert default_trace(replace(tools(), index=7, group=0)).metadata["place"] is None
+
+
+# --- values --------------------------------------------------------------------------------------------------------
+
+
+def test_images_stay_images_in_messages_and_results_and_become_words_elsewhere():
+    trace = default_trace(replace(pictured(), columns={"image": SHAPE}))
+    assert [image.hash for image in images_in(trace.messages)] == ["shape", "square"]
+    assert [image.hash for image in images_in(trace.spans)] == ["square"]
+    assert trace.metadata["columns/image"] == "[IMAGE]"
+
+
+def test_a_placeholder_becomes_its_words():
+    kept = Placeholder(type="torch.Tensor", where=".x", why="not plain data")
+    (message,) = completion([{"role": "user", "content": kept}])
+    assert message["content"] == "[torch.Tensor: not plain data]"
+
+
+@given(HOSTILE)
+@QUICK
+def test_no_rollout_can_make_a_trace_that_is_not_plain_json(rollout):
+    trace = default_trace(rollout)
+    jsonable([trace.messages, trace.metadata, trace.spans, trace.rollout_id])
+    assert len(trace.messages) == len(rollout.prompt) + len(rollout.completion)
+    assert all(isinstance(value, (str, int, float, bool, type(None))) for value in trace.metadata.values())
+
+
+@given(VALUES)
+@QUICK
+def test_plain_never_raises_and_changes_nothing_that_was_plain(value):
+    first = plain(value)
+    jsonable(first)
+    assert plain(first) == first
+
+
+def test_plain_keeps_what_json_can_hold():
+    value = {"a": [1, 2.5, True, None, "é\n"], "b": {}, "c": [], "big": 2**63 - 1}
+    assert plain(value) == value
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (2**63, "9223372036854775808"),
+        (float("-inf"), "-Infinity"),
+        ("\ud83d", "\\ud83d"),
+        (b"abc", "[bytes: 3 bytes]"),
+        ({1: "a", "1": "b"}, {"1": "a", "1 (2)": "b"}),
+        ((1, (2,)), [1, [2]]),
+        (Hostile(), "[sink_rollouts.Hostile: no JSON for it]"),
+        (Trap(a=1), "[sink_rollouts.Trap: unreadable, RuntimeError]"),
+        (cycle(), [1, {"again": "[list: contains itself]"}]),
+    ],
+)
+def test_plain_says_what_it_could_not_keep(value, shown):
+    assert plain(value) == shown
+
+
+def test_plain_ends_on_a_value_that_unfolds_without_end():
+    value: list = []
+    for _ in range(60):
+        value = [value, value, value]
+    assert len(jsonable(plain(value))) < 20_000_000
+    deep: list = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert "nested too deep" in jsonable(plain(deep))
+
+
+# --- whoever formats -----------------------------------------------------------------------------------------------
+
+
+def test_another_plugin_may_format_and_the_built_in_is_last():
+    class Mine:
+        @hookimpl
+        def format_trace(self, rollout):
+            return Trace(rollout_id=rollout.id, messages=()) if rollout.id == "mine" else None
+
+    manager = pluggy.PluginManager(PROJECT)
+    manager.add_hookspecs(hooks)
+    manager.register(Mine())
+    manager.register(DefaultTrace())
+    assert manager.hook.format_trace(rollout=replace(tools(), id="mine")).messages == ()
+    assert manager.hook.format_trace(rollout=tools()) == default_trace(tools())
+
+
+def test_one_trace_that_cannot_be_shown_costs_only_itself():
+    def shape(trace):
+        if "boom" in trace.metadata:
+            raise ValueError("boom")
+        return trace.rollout_id, jsonable([trace.messages, trace.metadata, trace.spans])
+
+    odd = Trace(rollout_id="odd", messages=("text", {"role": Hostile(), "content": object()}), metadata={"x": {1: 2}})
+    bad = Trace(rollout_id="bad", messages=(), metadata={"boom": 1})
+    worse = Trace(rollout_id="worse", messages=5, metadata=None)
+    result = shape_each([default_trace(tools()), odd, bad, worse, "no trace"], Step(step=9), shape)
+    assert [ident for ident, _ in result] == ["r-tools", "odd", "bad", "worse", "unknown"]
+    assert "could not be shown here (ValueError)" in result[2][1]
+
+
+def test_a_sink_that_sees_one_of_several_ranks_says_so():
+    def ranks(step):
+        return [facts.get("ranks") for facts in shape_each([default_trace(tools())], step, lambda t: t.metadata)]
+
+    assert ranks(Step(rank=2, world_size=4, gathered=False)) == ["only rank 2 of 4"]
+    assert ranks(Step(rank=2, world_size=4, gathered=True)) == [None]
+    assert ranks(Step(gathered=False)) == [None]
+
+
+def test_a_trace_splits_into_prompt_and_completion():
+    prompt, rest = prompt_and_completion(default_trace(tools()))
+    assert [m["role"] for m in prompt] == ["system", "user"]
+    assert rest[0]["reasoning_content"] == "Two tools."
+    roles = ("user", "assistant", "user", "assistant")
+    foreign = Trace(rollout_id="x", messages=tuple({"role": role} for role in roles))
+    assert [len(part) for part in prompt_and_completion(foreign)] == [1, 3]

@@ -1,0 +1,170 @@
+"""The documentation says what the code says: hooks, arguments, fields, and examples that run."""
+
+import ast
+import dataclasses
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+import rollout_hookspecs
+from rollout_hookspecs import PROJECT, _records, hooks
+
+from rollout_plugins.engine.loading import HOOKS
+from rollout_plugins.testing import hostile_rollouts, make_rollout, run_plugins
+
+ROOT = Path(__file__).parents[2]
+PAGES = {page: (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8") for page in ("hooks", "records", "plugins")}
+ALIASES = ("Message", "Split", "Finish", "ToolStatus")
+
+
+def sections(page):
+    """Text by heading."""
+    return dict(re.findall(r"^#+ (.+)\n((?:(?!^#).*\n)*)", without_code(PAGES[page]), re.MULTILINE))
+
+
+def without_code(text):
+    return re.sub(r"```.*?```", lambda block: block.group().replace("\n#", "\n "), text, flags=re.DOTALL)
+
+
+def examples(page):
+    return re.findall(r"((?:<!-- test: \w+ -->\n)?)```python\n(.*?)```", PAGES[page], re.DOTALL)
+
+
+def signature(hook):
+    return f"{hook}({', '.join(inspect.signature(getattr(hooks, hook)).parameters)})"
+
+
+def classes():
+    """The records of the contract, from its source."""
+    tree = ast.parse(inspect.getsource(_records))
+    return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+
+
+def fields(node):
+    """Name, type and default of each field of a class, as written."""
+    found = []
+    for item in node.body:
+        if isinstance(item, ast.AnnAssign):
+            default = ast.unparse(item.value) if item.value else None
+            shown = "required" if default is None else "`{}`" if default.startswith("field(") else f"`{default}`"
+            found.append((item.target.id, ast.unparse(item.annotation), shown))
+    return found
+
+
+def methods(node):
+    return [item for item in node.body if isinstance(item, ast.FunctionDef) and item.name != "__str__"]
+
+
+def test_every_hook_has_a_heading_with_its_exact_arguments_and_no_other_has():
+    headings = [heading for heading in sections("hooks") if "(" in heading]
+    assert headings == [signature(hook) for hook in HOOKS]
+
+
+def anchor(heading):
+    """As GitHub makes them."""
+    return "#" + re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def test_the_table_names_every_hook_and_links_to_it():
+    for hook in HOOKS:
+        assert f"| [`{hook}`]({anchor(signature(hook))}) |" in PAGES["hooks"]
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_every_hook_says_when_where_with_what_and_how_it_fails(hook):
+    text = sections("hooks")[signature(hook)]
+    for part in (
+        "**When**",
+        "**Thread**",
+        "**Arguments**",
+        "**Returns**",
+        "**Order**",
+        "**If it fails**",
+        "```python",
+    ):
+        assert part in text, f"{hook} has no {part}"
+    for argument in inspect.signature(getattr(hooks, hook)).parameters:
+        assert f"`{argument}`" in text
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_every_hook_has_an_example_in_its_docstring_and_a_test(hook):
+    assert "Example:" in inspect.getdoc(getattr(hooks, hook))
+    assert f"def test_hook_{hook}(" in (ROOT / "tests" / "test_hooks.py").read_text(encoding="utf-8")
+
+
+def test_every_record_is_documented():
+    assert set(classes()) <= set(sections("records"))
+    public = {name for name in rollout_hookspecs.__all__ if dataclasses.is_dataclass(getattr(rollout_hookspecs, name))}
+    assert public <= set(classes())
+
+
+@pytest.mark.parametrize("name", [name for name, node in classes().items() if fields(node)])
+def test_every_field_has_a_row_with_its_type_and_default(name):
+    rows = re.findall(r"^\| `(\w+)` \| `(.+?)` \| (\S+) \| (.+) \|$", sections("records")[name], re.MULTILINE)
+    documented = [(field, kind.replace("\\|", "|"), default) for field, kind, default, _ in rows]
+    assert documented == fields(classes()[name])
+    assert all(text.strip() for *_, text in rows)
+
+
+@pytest.mark.parametrize("name", [name for name, node in classes().items() if methods(node)])
+def test_every_method_of_a_host_is_documented(name):
+    for method in methods(classes()[name]):
+        arguments = [f"{a.arg}: {ast.unparse(a.annotation)}" for a in method.args.args[1:]]
+        shown = "emit" if method.name == "__call__" else method.name
+        assert f"`{shown}({', '.join(arguments)})`" in sections("records")[name]
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+def test_the_values_of_every_alias_are_listed(alias):
+    text = " ".join(PAGES["records"].split())
+    said = re.search(rf"`{alias}` (?:is )?(?:one of )?(.+?)[.;]", text).group(1)
+    kind = getattr(_records, alias)
+    values = [f"`{value}`" for value in getattr(kind, "__args__", ()) if isinstance(value, str)]
+    assert said == (", ".join(values) if alias != "Message" else "`Mapping[str, Any]`")
+
+
+def implementers(namespace):
+    marked = f"{PROJECT}_impl"
+    kinds = [kind for kind in namespace.values() if isinstance(kind, type)]
+    return [kind for kind in kinds if any(hasattr(getattr(kind, hook, None), marked) for hook in HOOKS)]
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_the_example_of_every_hook_runs_and_bears_hostile_rollouts(hook, tmp_path):
+    (code,) = re.findall(r"```python\n(.*?)```", sections("hooks")[signature(hook)], re.DOTALL)
+    namespace = {}
+    exec(code, namespace)
+    (kind,) = implementers(namespace)
+    assert hasattr(getattr(kind, hook), f"{PROJECT}_impl")
+    result = run_plugins([kind()], [make_rollout(), make_rollout(split="eval"), *hostile_rollouts()], dir=tmp_path)
+    assert len(result.rollouts) == len(hostile_rollouts()) + 2
+
+
+@pytest.mark.parametrize(("mark", "code"), [block for page in ("plugins",) for block in examples(page)])
+def test_the_examples_of_the_tutorial_run(mark, code, tmp_path):
+    namespace = {}
+    exec(code, namespace)
+    for name, value in namespace.items():
+        if name.startswith("test_"):
+            value(*([tmp_path] if "trl" in mark else []))
+    for kind in implementers(namespace):
+        run_plugins([kind()], [make_rollout()])
+
+
+def test_links_lead_somewhere():
+    for page, text in PAGES.items():
+        for target in re.findall(r"\]\(([^)]+)\)", text):
+            path, _, fragment = target.partition("#")
+            assert not path or (ROOT / "docs" / path).exists(), f"{page}: {target}"
+            if fragment and (not path or path.endswith(".md")):
+                other = Path(path).stem or page
+                assert f"#{fragment}" in map(anchor, sections(other)), f"{page}: {target}"
+
+
+def test_every_result_field_of_the_kit_is_documented():
+    from rollout_plugins.testing import Result
+
+    for field in dataclasses.fields(Result):
+        assert f"| `{field.name}` |" in PAGES["plugins"]

@@ -1,0 +1,200 @@
+"""Calling hooks: pluggy's own order on every pluggy, and each plugin by itself."""
+
+import threading
+
+import pluggy
+import pytest
+from store_rig import rollouts
+
+from rollout_plugins import Drop, Rollout, Step, ToolCall, Trace, hookimpl
+from rollout_plugins.engine.counters import Counters
+from rollout_plugins.engine.dispatch import Abandoned, Dispatcher
+from rollout_plugins.engine.loading import HOOKS, Plugins
+
+STEP = Step()
+ARGUMENTS = {
+    "run": None, "tool_call": None, "rollout": None, "step": None, "rollouts": (), "traces": (),
+}  # fmt: skip
+
+
+def dispatcher(*plugins, strict=False):
+    return Dispatcher(Plugins(plugins, autoload=False).manager, Counters(), strict=strict)
+
+
+def plugin(name="mine", *, tryfirst=False, trylast=False, **functions):
+    mark = hookimpl(tryfirst=tryfirst, trylast=trylast)
+    return type("Mine", (), {"name": name, **{hook: mark(function) for hook, function in functions.items()}})()
+
+
+def noting(name, calls, hook, **bands):
+    """A plugin whose one hook, called with whatever, notes its name."""
+    names = {
+        "on_tool_call": "tool_call",
+        "on_rollout": "rollout",
+        "select_rollouts": "rollouts",
+        "format_trace": "rollout",
+    }
+    names |= {
+        "export_traces": "traces",
+        "rollout_metrics": "rollouts",
+        "register_hosts": "",
+        "show_rollout": "rollout",
+    }
+    argument = names.get(hook, "run")
+    scope = {"calls": calls, "name": name}
+    exec(f"def function(self{', ' + argument if argument else ''}): calls.append(name)", scope)
+    return plugin(name, **bands, **{hook: scope["function"]})
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_the_order_is_pluggys_own(hook):
+    calls = []
+    bands = [{}, {"trylast": True}, {"tryfirst": True}, {}, {"tryfirst": True}, {"trylast": True}, {}]
+    one = dispatcher(*(noting(f"p{n}", calls, hook, **band) for n, band in enumerate(bands)))
+    spec = getattr(one.manager.hook, hook).spec
+    getattr(one.manager.hook, hook)(**{name: ARGUMENTS[name] for name in spec.argnames})
+    by_pluggy = calls.copy()
+    assert sorted(by_pluggy) == [f"p{n}" for n in range(7)]
+    assert [impl.plugin_name for impl in one.implementations(hook)] == by_pluggy
+    calls.clear()
+    for impl in one.implementations(hook):
+        one.call(impl, hook, ARGUMENTS)
+    assert calls == by_pluggy
+
+
+def test_it_works_with_the_pluggy_that_is_installed():
+    assert tuple(map(int, pluggy.__version__.split(".")[:2])) >= (1, 5)
+
+
+def test_a_chain_hands_each_plugin_what_the_one_before_made():
+    def add(letter):
+        return lambda self, rollout: Rollout(id=rollout.id, error=(rollout.error or "") + letter)
+
+    one = dispatcher(
+        *(plugin(f"p{letter}", on_rollout=add(letter)) for letter in "abc"), plugin(on_rollout=lambda self: None)
+    )
+    assert one.rollout(Rollout(id="x"), STEP).error == "abc"
+
+
+def test_tool_calls_are_a_chain_of_their_own_and_can_be_dropped():
+    def keep(self, tool_call, rollout, step):
+        if tool_call.name == "b":
+            raise Drop("no")
+        return ToolCall(name=tool_call.name + "!", arguments=len(rollout.tool_calls))
+
+    one = dispatcher(plugin(on_tool_call=keep))
+    made = Rollout(id="x", tool_calls=tuple(ToolCall(name=name, arguments=0) for name in "abc"))
+    assert [(c.name, c.arguments) for c in one.rollout(made, STEP).tool_calls] == [("a!", 3), ("c!", 3)]
+    assert one.counters.drops == {"tool_calls_dropped_by:mine": 1}
+
+
+def test_a_drop_is_no_failure_and_passes_a_plugins_own_except():
+    def on_rollout(self, rollout):
+        try:
+            raise Drop("boring")  # noqa: TRY301 - as careless plugins do
+        except Exception:
+            return
+
+    one = dispatcher(plugin(on_rollout=on_rollout))
+    assert [one.rollout(Rollout(id="x"), STEP) for _ in range(5)] == [None] * 5
+    assert one.counters.drops == {"dropped_by:mine": 5}
+    assert not one.counters.errors
+    assert not one.removed
+
+
+def test_the_first_trace_wins_and_none_goes_on():
+    one = dispatcher(
+        plugin("a", format_trace=lambda self, rollout: None),
+        plugin("b", format_trace=lambda self, rollout: Trace(rollout_id="b", messages=())),
+        plugin("c", format_trace=lambda self, rollout: Trace(rollout_id="c", messages=())),
+    )
+    assert one.trace(Rollout(id="x")).rollout_id == "b"
+
+
+def test_selections_are_folded_and_who_left_what_out_is_said_once_each():
+    made = [Rollout(id=str(n)) for n in range(4)]
+    one = dispatcher(
+        plugin("half", select_rollouts=lambda self, rollouts: rollouts[::2]),
+        plugin("asks", select_rollouts=lambda self, rollouts: None),
+        plugin("one", select_rollouts=lambda self, rollouts: [rollouts[0], rollouts[0]]),
+        plugin("wrong", select_rollouts=lambda self, rollouts: rollouts[0]),
+    )
+    chosen, skipped = one.select(made, STEP)
+    assert [r.id for r in chosen] == ["0"]
+    assert skipped == {
+        "1": "skipped by half: not selected",
+        "2": "skipped by one: not selected",
+        "3": "skipped by half: not selected",
+    }
+    assert one.counters.drops == {"skipped_by:half": 2, "skipped_by:one": 1}
+    assert one.counters.errors == {"wrong": 1}
+
+
+def test_numbers_are_collected_from_all_and_what_is_none_is_left_out_as_that_plugins_failure():
+    one = dispatcher(
+        plugin("a", rollout_metrics=lambda self, rollouts: {"n": len(rollouts), "bad": "x", "none": None}),
+        plugin("b", rollout_metrics=lambda self: {"m": True}),
+        plugin("c", rollout_metrics=lambda self: None),
+    )
+    assert one.metrics(rollouts(3), STEP) == {"n": 3.0, "m": 1.0}
+    assert one.counters.errors == {"a": 1}
+
+
+def test_three_failures_in_a_row_end_a_plugin_and_a_success_between_starts_again():
+    answers = iter("ffsffsfff")
+
+    def on_rollout(self, rollout):
+        if next(answers) == "f":
+            raise ValueError("no")
+
+    one = dispatcher(plugin(on_rollout=on_rollout))
+    for _ in range(8):
+        one.rollout(Rollout(id="x"), STEP)
+    assert not one.removed
+    one.rollout(Rollout(id="x"), STEP)
+    assert "failed 3 times in a row, last in on_rollout: ValueError('no')" in one.removed["mine"]
+    one.rollout(Rollout(id="x"), STEP)
+    assert one.counters.errors == {"mine": 7}
+
+
+def test_a_plugin_that_is_taken_out_in_the_middle_of_a_chain_is_not_called_again_in_it():
+    calls = []
+    late = plugin("late", on_rollout=lambda self: calls.append("late"))
+    early = plugin("early", on_rollout=lambda self: one.remove("late", "was told to"))
+    one = dispatcher(early, late)
+    one.rollout(Rollout(id="x"), STEP)
+    assert calls == []
+
+
+def test_with_strict_the_first_failure_is_raised():
+    def on_rollout(self):
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        dispatcher(plugin(on_rollout=on_rollout), strict=True).rollout(Rollout(id="x"), STEP)
+
+
+def test_a_call_that_was_given_up_on_cannot_go_on():
+    entered, let_go, ended = threading.Event(), threading.Event(), []
+
+    def on_rollout(self):
+        entered.set()
+        let_go.wait(10)
+
+    one = dispatcher(plugin(on_rollout=on_rollout))
+
+    def work():
+        try:
+            one.rollout(Rollout(id="x"), STEP)
+        except Abandoned:
+            ended.append("abandoned")
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert entered.wait(5)
+    assert one.give_up_after(60) is None
+    assert (one.give_up_after(0).plugin_name, one.give_up_after(0)) == ("mine", None)
+    one.rollout(Rollout(id="y"), STEP) if let_go.set() else None
+    thread.join(5)
+    assert ended == ["abandoned"]
+    assert not one.counters.errors

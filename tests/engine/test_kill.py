@@ -1,0 +1,78 @@
+"""kill -9 at any moment: a generation for which `drain()` had said True is readable, and nothing is invalid."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+from store_rig import batch, pipeline, rollouts, run_in
+
+from rollout_plugins import open_run
+
+HERE = Path(__file__).parents[1] / "support"
+KILLS = 20
+
+
+def begin(folder):
+    command = [sys.executable, str(HERE / "kill_worker.py"), str(folder)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env)
+
+
+def kill_after(child, seconds):
+    """The generations it had told of as safe."""
+    first = child.stdout.readline()
+    time.sleep(seconds)
+    child.send_signal(signal.SIGKILL)
+    rest, errors = child.communicate()
+    assert child.returncode == -signal.SIGKILL, errors.decode()
+    return [int(line) for line in (first + rest).splitlines(keepends=True) if line.endswith(b"\n")]
+
+
+def test_killed_at_any_moment_it_has_kept_what_it_said_was_safe_and_goes_on(tmp_path):
+    dice = random.Random(8)
+    folders = [tmp_path / str(number) for number in range(KILLS)]
+    sealed = 0
+    child = begin(folders[0])
+    for folder, following in zip(folders, [*folders[1:], None], strict=True):
+        safe = kill_after(child, dice.uniform(0, 0.3))
+        child = begin(following) if following else None
+        sealed += check(folder, safe)
+    assert sealed > 3
+    for folder in folders[::5]:
+        go_on(folder)
+
+
+def go_on(folder):
+    """The next attempt in the folder of a killed one: nothing of either is missing."""
+    before = len(open_run(folder))
+    line = pipeline()
+    line.start(run_in(folder, attempt=2, resumed_from=10**6))
+    line.submit(batch(rollouts(2, columns={"number": -1})))
+    assert line.drain(30)
+    line.close()
+    run = open_run(folder)
+    assert len(run) == before + 2
+    assert run.damaged == {}
+
+
+def check(folder, safe):
+    """Everything safe is there and whole; says how many files were Parquet already."""
+    assert safe
+    run = open_run(folder)
+    assert run.info.id == "r1"
+    found = {}
+    for rollout in run.rollouts():
+        assert rollout.completion == ({"role": "assistant", "content": "hi"},)
+        assert rollout.columns["pad"] == "é" * 3000
+        found.setdefault(rollout.columns["number"], []).append(rollout.index)
+    assert set(safe) <= set(found)
+    assert all(indices == [0, 1, 2, 3] for indices in found.values())
+    assert run.damaged == {}
+    for file in run.files:
+        pq.ParquetFile(file).read()
+    return len(run.files)

@@ -1,0 +1,72 @@
+"""Which rollouts a sink gets, and how long anybody waits for it."""
+
+import time
+
+from rig import make
+
+from rollout_plugins import RolloutPluginCallback, hookimpl, open_run
+
+
+class Sink:
+    def __init__(self, scope="global", hang=0.0):
+        self.name = f"sink-{scope}"
+        self.scope = scope
+        self.hang = hang
+        self.got = []
+
+    @hookimpl
+    def export_traces(self, traces, step):
+        time.sleep(self.hang)
+        self.got += [trace.rollout_id for trace in traces]
+
+
+def test_a_streaming_sink_gets_everything_and_the_others_what_was_selected(tmp_path):
+    capped, streaming = Sink(), Sink("stream")
+    trainer = make(tmp_path, max_steps=3)
+    trainer.add_callback(RolloutPluginCallback(["cap", capped, streaming], config={"cap": {"max_per_step": 2}}))
+    trainer.train()
+    stored = [rollout.id for rollout in open_run(tmp_path / "out").rollouts()]
+    assert streaming.got == stored
+    assert len(stored) == 12
+    assert len(capped.got) == 6
+    assert set(capped.got) < set(stored)
+
+
+def test_a_hanging_sink_is_waited_for_once_and_what_it_missed_is_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr("rollout_plugins.engine.pipeline.SINK_SECONDS", 1.0)
+    hanging, healthy = Sink(hang=60), Sink("rank")
+    trainer = make(tmp_path, max_steps=3)
+    trainer.add_callback(RolloutPluginCallback([hanging, healthy]))
+    started = time.monotonic()
+    trainer.train()
+    assert time.monotonic() - started < 20
+    run = open_run(tmp_path / "out")
+    assert len(run) == len(healthy.got) == 12
+    assert run.drops["sink_failed:sink-global"] == 12
+
+
+def test_reasons_for_other_ranks_rollouts_do_not_pile_up_in_memory(tmp_path, monkeypatch):
+    from rollout_hookspecs import Batch
+
+    from rollout_plugins import hookimpl, open_run, pipeline
+    from rollout_plugins.engine.loading import Plugins
+    from rollout_plugins.testing import make_rollout, make_run
+
+    class Sink:
+        @hookimpl
+        def export_traces(self, traces):
+            pass
+
+    def both():
+        return [make_rollout(rank=rank, index=rank) for rank in range(2)]
+
+    monkeypatch.setattr(pipeline, "CHOSEN_AT_ONCE", 2)
+    recording = pipeline.Pipeline(Plugins([Sink()], autoload=False), sync=True)
+    recording.start(make_run(id="run", dir=str(tmp_path / "run"), rank=0, world_size=2))
+    for step in range(1, 6):
+        recording.submit(Batch(build=both, step=step, count=1, gathered=True))
+    shards = list((tmp_path / "run" / "annotations" / "selection").glob("*.parquet"))
+    assert len(shards) == 2
+    recording.close()
+    told = open_run(tmp_path).sql("select count(*) as n from annotations.selection").to_pylist()
+    assert told == [{"n": 5}]

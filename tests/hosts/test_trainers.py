@@ -1,0 +1,219 @@
+"""Each trainer of TRL that makes rollouts: a real run, all of it in the store, and nothing changed by recording it."""
+
+import functools
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from trainers import KINDS, make, through_vllm, tok
+
+from rollout_plugins import RolloutPluginCallback, open_run
+from rollout_plugins.hosts import host_for
+from rollout_plugins.hosts.kit.support import support_of
+
+RUNNABLE = {name: kind for name, kind in KINDS.items() if kind.skip() is None}
+kinds = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.skip(reason=kind.skip())] if name not in RUNNABLE else [])
+        for name, kind in KINDS.items()
+    ],
+)
+
+
+# Added to a trainer that is ready; but no event comes before the first stage of A2PO.
+LATE = dict.fromkeys(KINDS, "added, with tokens") | {"a2po": "in callbacks, with tokens"}
+
+
+def outcome(trainer):
+    return SimpleNamespace(
+        losses=[entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
+        weights={name: weight.clone() for name, weight in trainer.model.state_dict().items()},
+        attributes=set(vars(trainer)),
+    )
+
+
+def assert_same(one, other):
+    assert one.losses == other.losses
+    assert all(torch.equal(weight, other.weights[name]) for name, weight in one.weights.items())
+    assert one.attributes == other.attributes
+
+
+@functools.cache
+def trained(name, how):
+    """A finished training: `alone`, or with a callback that was given in one of the possible ways."""
+    folder = Path(tempfile.mkdtemp(prefix="trainers-"))
+    callback = RolloutPluginCallback(tokens=True, rendered=True) if "tokens" in how else RolloutPluginCallback()
+    trainer = make(folder, name, [callback] if how.startswith("in callbacks") else None)
+    if how == "added as class":
+        trainer.add_callback(RolloutPluginCallback)
+    elif how.startswith("added"):
+        trainer.add_callback(callback)
+    before = set(vars(trainer))
+    trainer.train()
+    for one in trainer.callback_handler.callbacks:
+        if isinstance(one, RolloutPluginCallback):
+            one.detach()
+    run = None if how == "alone" else open_run(folder / "out")
+    return SimpleNamespace(
+        name=name,
+        truth=trainer.truth,
+        run=run,
+        rollouts=list(run.rollouts(tokens=True)) if run else [],
+        support=support_of(host_for(trainer), trainer),
+        made=set(vars(trainer)) - before,
+        loader=trainer.callback_handler.train_dataloader,
+        collator=trainer.data_collator,
+        outcome=outcome(trainer),
+    )
+
+
+def in_order(name, truth):
+    """The truth as it is stored: train before eval, and the two completions of a prompt side by side."""
+    if name == "online dpo":
+        blocks = [truth[i : i + 8] for i in range(0, len(truth), 8)]
+        truth = [row for block in blocks for pair in zip(block[:4], block[4:], strict=True) for row in pair]
+    return sorted(truth, key=lambda row: row["split"] == "eval")
+
+
+def by_split(rollouts):
+    return sorted(rollouts, key=lambda rollout: rollout.split == "eval")
+
+
+def text(done, ids):
+    """What the trainer's own decoding gives, or ours without the token that ended the answer."""
+    if "decoded" not in done.support.messages:
+        return tok().decode(ids, skip_special_tokens=True)
+    return tok().decode(ids[:-1] if ids[-1] == tok().eos_token_id else ids)
+
+
+def rendered(prompt):
+    return tok().apply_chat_template(list(prompt), add_generation_prompt=True, tokenize=False)
+
+
+@kinds
+def test_every_rollout_is_there_word_for_word(name):
+    assert_whole(trained(name, "in callbacks"))
+
+
+@pytest.mark.parametrize("name", [name for name in ("distillation", "a2po", "online dpo", "gold") if name in RUNNABLE])
+def test_a_callback_added_as_a_class_sees_everything_too(name):
+    assert_whole(trained(name, "added as class"))
+
+
+def assert_whole(done):
+    name = done.name
+    truth = in_order(name, done.truth)
+    stored = by_split(done.rollouts)
+    assert len(stored) == len(truth) > 0
+    assert done.run.drops == {}
+    assert len({rollout.id for rollout in stored}) == len(stored)
+    for rollout, row in zip(stored, truth, strict=True):
+        assert rollout.split == row["split"]
+        assert rendered(rollout.prompt) == tok().decode(row["prompt"])
+        assert [message["content"] for message in rollout.completion] == [text(done, row["completion"])]
+        assert rollout.prompt_is_text is False
+        assert (rollout.marks.get("source") == "teacher") is (row["model"] == "teacher_model")
+        assert (rollout.policy_step is None) is (row["model"] == "teacher_model")
+        if row["model"] == "model":
+            assert rollout.policy_step == row["step"]
+            assert rollout.step == row["step"] + (row["split"] == "train")
+    assert [attempt["attempt"] for attempt in done.run.attempts] == [1]
+
+
+@kinds
+def test_token_ids_are_those_that_were_generated(name):
+    done = trained(name, LATE[name])
+    truth = in_order(name, done.truth)
+    stored = by_split(done.rollouts)
+    assert len(stored) == len(truth)
+    for rollout, row in zip(stored, truth, strict=True):
+        if rollout.marks.get("stage"):
+            assert rollout.tokens is None
+            continue
+        assert list(rollout.tokens.prompt) == row["prompt"]
+        assert list(rollout.tokens.completion) == row["completion"]
+        assert list(rollout.tokens.mask) == [1] * len(row["completion"])
+        assert rollout.prompt_tokens == len(row["prompt"])
+        assert rollout.completion_tokens == len(row["completion"])
+        ended = row["completion"][-1] in (tok().eos_token_id, tok().pad_token_id)
+        assert rollout.finish == ("stop" if ended else "length")
+        assert rollout.rendered == tok().decode(row["prompt"])
+    assert all(
+        rollout.tokens is None and rollout.rendered is None for rollout in trained(name, "in callbacks").rollouts
+    )
+
+
+@kinds
+@pytest.mark.parametrize("tokens", [False, True])
+def test_training_is_the_same_to_the_bit_and_the_trainer_left_as_it_was(name, tokens):
+    done, alone = trained(name, LATE[name] if tokens else "in callbacks"), trained(name, "alone")
+    assert_same(done.outcome, alone.outcome)
+    assert not [key for key in done.made if key not in alone.made]
+    assert len(done.outcome.losses) == 2
+    loader = done.loader
+    while "collate_fn" not in vars(loader):
+        loader = vars(loader).get("dataloader") or vars(loader)["base_dataloader"]
+    assert not hasattr(loader.collate_fn, "_link")
+
+
+@kinds
+def test_a_host_keeps_its_word(name):
+    done, support = trained(name, "in callbacks"), trained(name, "in callbacks").support
+    stage = [rollout for rollout in done.rollouts if not rollout.marks.get("stage")]
+    scored = support.rewards != "none"
+    for rollout in stage:
+        assert (rollout.reward is not None) is scored
+        assert tuple(rollout.rewards) == done.run.info.reward_names
+        assert bool(rollout.rewards) is scored
+        assert (rollout.advantage is not None) is support.advantage
+        assert (rollout.group_size > 1) is support.groups
+        assert (rollout.prompt_tokens is not None) is (support.lengths == "prompt and completion")
+        assert (rollout.completion_tokens is not None) is (support.lengths != "with tokens=True")
+        assert (rollout.finish != "unknown") is (support.lengths != "with tokens=True")
+    assert any(rollout.split == "eval" for rollout in stage) is support.evaluation
+    for rollout in trained(name, LATE[name]).rollouts:
+        assert rollout.tokens is None or rollout.tokens.logprobs is rollout.tokens.trainer_logprobs is None
+    groups = {}
+    for rollout in stage:
+        groups.setdefault((rollout.split, rollout.generation, rollout.group), []).append(rollout)
+    for group in groups.values():
+        assert len(group) == group[0].group_size
+        assert len({str(rollout.prompt) for rollout in group}) == 1
+
+
+LOGPROBS = {"sampler": "logprobs", "trainer": "trainer_logprobs", "reference": "reference_logprobs"}
+
+
+def sampled(prompts, trainer):
+    """A `rollout_func` that knows the sampler's log-probabilities."""
+    ids = [[30 + i, 31, tok().eos_token_id] for i in range(len(prompts))]
+    logprobs = [[-0.5, -0.25, -1.0 - i] for i in range(len(prompts))]
+    return {"prompt_ids": [[5, 6]] * len(prompts), "completion_ids": ids, "logprobs": logprobs}
+
+
+ALL_THERE_IS = {  # settings in which a trainer has all log-probabilities it can have
+    "grpo": {"num_iterations": 2, "beta": 0.1, "arguments": {"rollout_func": sampled}},
+    "gmpo": {"num_iterations": 2, "beta": 0.1},
+    "rloo": {"num_iterations": 2, "beta": 0.1},
+    "sdpo": {"num_iterations": 2},
+    "sdft": {"num_iterations": 2},
+}
+
+
+@pytest.mark.parametrize("name", [name for name in RUNNABLE if name != "sdft, teacher's prompts"])
+def test_log_probabilities_are_kept_where_the_trainer_has_them(tmp_path, name):
+    config = {"eval_strategy": "no"} | ALL_THERE_IS.get(name, {})
+    trainer = make(tmp_path, name, [RolloutPluginCallback(tokens=True)], **config)
+    if name in {"gmpo", "iwopd"}:
+        through_vllm(trainer)
+    trainer.train()
+    promised = support_of(host_for(trainer), trainer).logprobs
+    for rollout in open_run(tmp_path / "out").rollouts(tokens=True):
+        for who, name_of_it in LOGPROBS.items():
+            values = rollout.tokens and getattr(rollout.tokens, name_of_it)
+            assert (values is not None) is (who in promised), who
+            assert values is None or len(values) == len(rollout.tokens.completion)
+            assert values is None or all(value < 0 for value in values)

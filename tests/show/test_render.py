@@ -1,0 +1,492 @@
+"""What a person sees of a rollout in a terminal: the right words, within the lines, whatever the content."""
+
+from __future__ import annotations
+
+import io
+import math
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console
+
+from rollout_plugins import Image, Rollout, ToolCall, Trace
+from rollout_plugins.content.trace import default_trace
+from rollout_plugins.show import render_group, render_rollout, render_rollouts, render_steps, sparkline
+from rollout_plugins.show.text import clean, duration, number, one_line, shorten, signed
+
+
+def shown(renderable, width=100, *, color=False):
+    out = io.StringIO()
+    console = Console(
+        file=out, width=width, height=30, force_terminal=color, color_system="standard" if color else None
+    )
+    console.print(renderable)
+    return out.getvalue()
+
+
+def lines(renderable, width=100):
+    return [line.rstrip() for line in shown(renderable, width).split("\n")[:-1]]
+
+
+def asks(*calls):
+    return [{"type": "function", "function": {"name": n, "arguments": a}} for n, a in calls]
+
+
+def rollout(**changes):
+    base = Rollout(
+        id="run-7",
+        step=12,
+        group=3,
+        index=13,
+        prompt=({"role": "system", "content": "Be careful."}, {"role": "user", "content": "What is 12 * 7?"}),
+        completion=(
+            {
+                "role": "assistant",
+                "reasoning_content": "I should multiply.",
+                "content": "Let me see.",
+                "tool_calls": asks(("multiply", {"a": 12, "b": 7}), ("divide", {"a": 1, "b": 0}), ("serch", {})),
+            },
+            {"role": "tool", "content": "84"},
+            {"role": "tool", "content": "oops"},
+            {"role": "tool", "content": "no"},
+            {"role": "assistant", "content": "It is 84.", "tool_calls": asks(("multiply", '{"a": 3}'))},
+        ),
+        tool_calls=(
+            ToolCall(name="multiply", arguments={"a": 12, "b": 7}, reply=1, result="84", seconds=0.012),
+            ToolCall(
+                name="divide",
+                arguments={"a": 1, "b": 0},
+                position=1,
+                reply=2,
+                result="oops",
+                status="error",
+                error="ZeroDivisionError: division by zero",
+            ),
+            ToolCall(name="serch", arguments={}, position=2, reply=3, result="no", status="unknown"),
+            ToolCall(name="multiply", arguments='{"a": 3}', turn=4, status="not_run", error="length limit"),
+        ),
+        rewards={"correct": 1.0, "format": 0.75, "style": None},
+        reward=1.75,
+        advantage=1.2243,
+        prompt_tokens=96,
+        completion_tokens=1212,
+        finish="length",
+        columns={"answer": "84"},
+    )
+    return replace(base, **changes)
+
+
+@pytest.mark.parametrize("source", [rollout(), default_trace(rollout())], ids=["rollout", "trace"])
+def test_a_conversation_reads_turn_by_turn_with_each_call_beside_its_outcome(source):
+    assert lines(render_rollout(source, title="best", width=100)) == [
+        "best  step 12  group 3  #13 ────────────────────────────────────────── reward 1.75  advantage +1.224",
+        "run-7 · correct 1.0 · format 0.75 · style — · finish length · 96 → 1,212 tokens · 4 calls, 2 failed",
+        "system     Be careful.",
+        "user       What is 12 * 7?",
+        "assistant  I should multiply.",
+        "           Let me see.",
+        "           multiply(a=12, b=7) → 84 (12 ms)",
+        "           divide(a=1, b=0) → ZeroDivisionError: division by zero",
+        "           serch() → no such tool: no",
+        "assistant  It is 84.",
+        "           multiply(a=3) → not run: length limit",
+        "columns    answer=84",
+    ]
+
+
+def test_results_that_came_back_out_of_order_stand_beside_the_calls_they_answer():
+    completion = (
+        {"role": "assistant", "tool_calls": asks(("slow", {}), ("fast", {}))},
+        {"role": "tool", "content": "from fast"},
+        {"role": "tool", "content": "from slow"},
+    )
+    calls = (
+        ToolCall(name="slow", arguments={}, reply=2, result="from slow"),
+        ToolCall(name="fast", arguments={}, position=1, reply=1, result="from fast"),
+    )
+    source = rollout(completion=completion, tool_calls=calls)
+    for text in (shown(render_rollout(source)), shown(render_rollout(default_trace(source)))):
+        assert "slow() → from slow" in text
+        assert "fast() → from fast" in text
+        assert text.count("from slow") == 1
+
+
+def test_a_tool_message_nobody_claims_is_a_turn_of_its_own():
+    source = rollout(completion=({"role": "tool", "content": "hello?"},), tool_calls=())
+    assert "tool       hello?" in lines(render_rollout(source, width=100))
+
+
+def test_errors_are_red_reasoning_is_dim_and_a_cut_run_is_yellow():
+    text = shown(render_rollout(rollout(), width=100), color=True)
+    assert "\x1b[31mZeroDivisionError" in text
+    assert "\x1b[31mno such tool" in text
+    assert "\x1b[33mnot run" in text
+    assert "\x1b[2;3mI should multiply." in text
+    assert "\x1b[32m+1.224" in text
+
+
+def test_thinking_written_into_the_text_is_dim_as_well():
+    source = rollout(completion=({"role": "assistant", "content": "<think>hm</think>Yes."},), tool_calls=())
+    text = shown(render_rollout(source, width=100), color=True)
+    assert "\x1b[2;3m<think>hm</think>" in text
+    assert "\x1b[2;3mYes" not in text
+
+
+def test_an_image_says_its_name_and_size():
+    blocks = [
+        {"type": "image", "image": Image(hash="x", uri="/data/chart.png", width=64, height=48)},
+        {"type": "image"},
+    ]
+    text = shown(render_rollout(rollout(prompt=({"role": "user", "content": blocks},))))
+    assert "[IMAGE chart.png 64x48]" in text
+    assert "[IMAGE]\n" in text.replace(" \n", "\n").replace("  ", "")
+
+
+def test_the_error_of_a_rollout_is_said_in_red():
+    assert "\x1b[31mreward function timed out" in shown(
+        render_rollout(rollout(error="reward function timed out")), color=True
+    )
+
+
+def test_eval_rollouts_say_so():
+    assert lines(render_rollout(rollout(split="eval")))[0].startswith("eval step 12")
+
+
+def test_an_empty_answer_is_said_to_be_empty():
+    source = rollout(completion=({"role": "assistant", "content": None},), tool_calls=())
+    assert "assistant  (empty)" in lines(render_rollout(source))
+
+
+def test_markup_ansi_and_bidi_marks_are_shown_and_not_obeyed():
+    evil = "[red]x[/red] :smile: \x1b[2J\x1b]8;;http://e\x07 \x9b31m \u202eabc \udc80 a\rb"
+    calls = (ToolCall(name="[/x]" + evil, arguments={evil: evil}, result=evil, reply=1),)
+    said = {"role": evil, "content": evil, "tool_calls": asks(("[/x]" + evil, {evil: evil}))}
+    source = rollout(
+        id=evil, completion=(said,), tool_calls=calls, rewards={evil: 1.0}, columns={evil: evil}, error=evil
+    )
+    for sources in (
+        render_rollout(source, title=evil),
+        render_group([source, source]),
+        render_rollouts([("", source)]),
+    ):
+        text = shown(sources, width=100)
+        assert "[red]x[/red] :smile: ␛[2J␛]8;;http://e␇ \\x9b31m \\u202eabc \\udc80 a␍b" in text.replace(
+            "\n           ", " "
+        )
+        assert not set(text) & set("\x1b\x07\x9b\u202e\udc80\r")
+
+
+def test_a_long_text_keeps_its_head_and_tail_and_says_how_much_is_missing():
+    text = "first" + "x" * 1_000_000 + "last"
+    rows = lines(
+        render_rollout(rollout(completion=({"role": "assistant", "content": text},), tool_calls=()), max_lines=14)
+    )
+    assert len(rows) <= 14
+    assert any(row.startswith("assistant  first") for row in rows)
+    assert any(row.endswith("last") for row in rows)
+    missing = next(row for row in rows if "characters …" in row).split()[1]
+    assert int(missing.replace(",", "")) + sum(row.count("x") for row in rows) == 1_000_000
+
+
+def test_a_system_prompt_goes_first_when_there_is_no_room():
+    source = rollout(
+        prompt=({"role": "system", "content": "S " * 4000}, {"role": "user", "content": "What is 12 * 7?"})
+    )
+    text = shown(render_rollout(source, max_lines=10))
+    assert "S S" not in text
+    assert "What is 12 * 7?" in text
+    assert "It is 84." in text
+
+
+def test_ten_thousand_turns_show_both_ends_quickly():
+    turns = tuple({"role": "user" if n % 2 else "assistant", "content": f"turn {n} " * 50} for n in range(10_000))
+    started = time.perf_counter()
+    rows = lines(render_rollout(rollout(prompt=(), completion=turns, tool_calls=()), max_lines=24))
+    assert time.perf_counter() - started < 5
+    assert len(rows) <= 24
+    assert any("turn 9999" in row for row in rows)
+    assert any("turn 0" in row for row in rows)
+    assert any(row.strip().startswith("… 9,99") and row.endswith("messages …") for row in rows)
+
+
+def test_without_a_limit_nothing_is_left_out():
+    turns = tuple({"role": "assistant", "content": f"turn {n}\nsecond line"} for n in range(200))
+    text = shown(render_rollout(rollout(completion=turns, tool_calls=()), max_lines=None))
+    assert all(f"turn {n}\n" in text.replace(" \n", "\n") for n in range(200))
+    assert "…" not in text
+
+
+def test_siblings_stand_side_by_side_best_first_under_their_prompt():
+    answers = [("b", 0.5), ("a", 2.0), ("c", -1.0)]
+    group = [rollout(completion=({"role": "assistant", "content": t},), tool_calls=(), reward=r) for t, r in answers]
+    rows = lines(render_group(group, width=120), 120)
+    assert rows[0].startswith("step 12  group 3  3 answers")
+    assert rows[0].endswith("rewards █▅▁ 2.0 … -1.0")
+    assert sum("What is 12 * 7?" in row for row in rows) == 1
+    assert [cell.split()[1] for cell in next(row for row in rows if "asst a" in row).split("│")] == ["a", "b", "c"]
+
+
+def test_a_group_too_wide_for_the_screen_shows_its_best_and_its_worst():
+    group = [
+        rollout(completion=({"role": "assistant", "content": f"n{n}"},), tool_calls=(), reward=n) for n in range(8)
+    ]
+    text = shown(render_group([*group, replace(group[0], reward=None)], width=80), 80)
+    assert "2 of 9 answers" in text
+    assert "asst n7" in text
+    assert "asst n0" in text
+
+
+def test_several_rollouts_share_the_lines_fairly():
+    long = rollout(completion=({"role": "assistant", "content": "word " * 5000},), tool_calls=())
+    rows = lines(render_rollouts([("best", rollout()), ("worst", long)], max_lines=30))
+    assert len(rows) == 30
+    assert rows[0].startswith("best")
+    assert sum(row.startswith("worst") for row in rows) == 1
+    assert "           multiply(a=3) → not run: length limit" in rows
+
+
+class Broken:
+    def __repr__(self):
+        raise RuntimeError("no repr")
+
+    __str__ = __bool__ = __eq__ = __iter__ = __len__ = __repr__  # type: ignore[assignment]
+    __hash__ = object.__hash__
+
+
+class BrokenMapping(dict):
+    def get(self, *_):
+        raise RuntimeError("no get")
+
+    items = keys = values = __iter__ = get
+
+
+def cycle():
+    value = [{"type": "text", "text": "round and round"}]
+    value.append(value)
+    return value
+
+
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.builds(lambda: 10**5000),
+    st.floats(),
+    st.binary(max_size=8),
+    st.text(st.characters(codec=None), max_size=40),
+    st.text("\x1b[]0m\r\n\t\u202e\u0301日a ", max_size=60),
+    st.just("long " * 3000),
+    st.builds(Broken),
+    st.builds(BrokenMapping, st.just({"content": "x"})),
+    st.builds(cycle),
+    st.just(float("nan")),
+)
+anything = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+messages = st.one_of(
+    anything,
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "role": st.sampled_from(["system", "user", "assistant", "tool", "日本語ロール", "", None]) | anything,
+            "content": anything,
+            "tool_calls": st.lists(
+                st.fixed_dictionaries(
+                    {"function": st.fixed_dictionaries({"name": anything, "arguments": anything})},
+                    optional={"id": st.sampled_from(["a", "b"]) | anything},
+                ),
+                max_size=4,
+            )
+            | anything,
+            "tool_call_id": st.sampled_from(["a", "b"]) | anything,
+            "reasoning_content": anything,
+        },
+    ),
+)
+places = st.integers(-2, 6) | anything
+calls = st.builds(
+    ToolCall,
+    name=anything,
+    arguments=anything,
+    turn=places,
+    position=places,
+    reply=places,
+    result=anything,
+    error=anything,
+    status=st.sampled_from(["ok", "error", "unknown", "not_run"]) | anything,
+    seconds=st.floats() | anything,
+)
+rollouts = st.builds(
+    Rollout,
+    id=anything,
+    split=anything,
+    step=anything,
+    group=anything,
+    index=anything,
+    prompt=st.lists(messages, max_size=3).map(tuple) | anything,
+    completion=st.lists(messages, max_size=6).map(tuple) | anything,
+    tool_calls=st.lists(calls | anything, max_size=4).map(tuple) | anything,
+    rewards=st.dictionaries(st.text(max_size=8), anything, max_size=3) | anything,
+    reward=anything,
+    advantage=anything,
+    prompt_tokens=anything,
+    completion_tokens=anything,
+    finish=anything,
+    columns=st.dictionaries(st.text(max_size=8), anything, max_size=3) | anything,
+    extra=anything,
+    error=anything,
+)
+traces = st.builds(
+    Trace,
+    rollout_id=anything,
+    messages=st.lists(messages, max_size=6).map(tuple) | anything,
+    metadata=st.dictionaries(st.sampled_from(["reward", "reward/x", "columns/y", "step", "error"]), anything)
+    | anything,
+    spans=st.lists(st.fixed_dictionaries({"id": st.just("a"), "status": anything, "duration_ms": anything}))
+    | anything,
+)
+sizes = {"width": st.integers(1, 130), "max_lines": st.integers(0, 40)}
+thorough = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def fits(renderable, width, max_lines):
+    rows = shown(renderable, width).split("\n")[:-1] if max_lines else []
+    assert len(rows) <= max_lines
+    assert all(cell_len(row) <= width for row in rows)
+    assert not any(set(row) & set("\x1b\r\x07\x9b\u202e") for row in rows)
+
+
+@thorough
+@given(source=rollouts | traces, **sizes)
+def test_no_content_makes_a_rollout_raise_or_outgrow_its_lines(source, width, max_lines):
+    fits(render_rollout(source, width=width, max_lines=max_lines), width, max_lines)
+    shown(render_rollout(source, width=width + 40, max_lines=None), width + 40)
+
+
+@thorough
+@given(sources=st.lists(rollouts | traces, max_size=4), **sizes)
+def test_no_content_makes_several_raise_or_outgrow_their_lines(sources, width, max_lines):
+    fits(render_group(sources, width=width, max_lines=max_lines), width, max_lines)
+    fits(render_rollouts([("best", source) for source in sources], width=width, max_lines=max_lines), width, max_lines)
+
+
+@thorough
+@given(source=rollouts)
+def test_one_strange_field_does_not_cost_the_others(source):
+    good = replace(source, completion=({"role": "assistant", "content": "still here"},), tool_calls=(), prompt=())
+    assert "still here" in shown(render_rollout(good, max_lines=40))
+
+
+@thorough
+@given(
+    rows=st.lists(
+        st.dictionaries(st.sampled_from(["step", "reward", "tool_calls", "tool_errors"]), anything | st.floats())
+        | anything,
+        max_size=200,
+    ),
+    **sizes,
+)
+def test_no_numbers_make_the_chart_raise_or_outgrow_its_lines(rows, width, max_lines):
+    fits(render_steps(rows, width=width, max_lines=max_lines), width, max_lines)
+
+
+def test_the_chart_shows_reward_rising_and_tool_errors_falling():
+    rows = [{"step": n, "reward": n / 10, "tool_calls": 20, "tool_errors": 10 - n} for n in range(1, 11)]
+    text = lines(render_steps(rows, width=60), 60)
+    assert text[0] == "reward 0.1 → 1.0"
+    assert text[1].startswith(" 1.0 │")
+    first, last = text[1].find("█"), text[1].rstrip().rfind("█")
+    assert first > 30
+    assert last > 50
+    errors = text.index("tool calls that failed 45% → 0%")
+    assert text[errors + 1].startswith(" 45% │█")
+    assert not text[errors + 1].endswith("█" * 20)
+    assert text[-1].startswith("     └step 1")
+    assert text[-1].endswith(" 10")
+
+
+def test_the_chart_leaves_tools_out_where_there_are_none_and_more_steps_than_columns_are_averaged():
+    text = lines(render_steps([{"step": n, "reward": math.sin(n / 99)} for n in range(5000)], width=60), 60)
+    assert not any("tool" in row for row in text)
+    assert max(map(len, text)) <= 60
+    assert lines(render_steps([], width=60), 60) == ["reward  no numbers yet"]
+
+
+def test_a_sparkline_has_a_gap_where_there_is_no_number():
+    assert sparkline([0, None, 0.5, math.nan, 1, "x", math.inf]) == "▁ ▅ █  "
+    assert sparkline([2, 2]) == "▅▅"
+    assert sparkline([-1.7e308, 1.7e308]) == "▁█"
+    assert sparkline([]) == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "—"),
+        (0.0, "0.0"),
+        (0, "0"),
+        (1, "1"),
+        (1.0, "1.0"),
+        (0.7312, "0.731"),
+        (-0.25, "-0.25"),
+        (12345.5, "12,345.5"),
+        (1e-5, "1e-05"),
+        (1.5e9, "1.5e+09"),
+        (math.nan, "nan"),
+        (-math.inf, "-inf"),
+        ("NaN", "NaN"),
+    ],
+)
+def test_numbers_are_short_and_a_missing_one_is_no_zero(value, text):
+    assert number(value) == text
+
+
+def test_advantages_carry_their_sign():
+    assert [signed(value) for value in (1.2, -1.2, 0.0, None)] == ["+1.2", "-1.2", "0.0", "—"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0004, "<1 ms"),
+        (0.012, "12 ms"),
+        (0.9999, "1.0 s"),
+        (1.31, "1.3 s"),
+        (125, "2 min 5 s"),
+        (None, ""),
+        (-1, ""),
+    ],
+)
+def test_durations_read_like_a_person_writes_them(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_shortening_says_exactly_how_much_is_missing():
+    assert shorten("a" * 12_365, chars=20) == "a" * 10 + "… 12,345 characters …" + "a" * 10
+    assert shorten("short", chars=20) == "short"
+    assert shorten("1\n2\n3\n4\n5\n6", chars=100, lines=3) == "1\n… 9 characters …\n6"
+    assert len(shorten("x\n" * 900, chars=100, lines=5).split("\n")) == 5
+
+
+@given(st.text(st.characters(codec=None)), st.integers(1, 50))
+def test_one_line_is_one_clean_line_of_the_asked_length(text, chars):
+    line = one_line(text, chars)
+    assert len(line) <= chars
+    assert len(line.splitlines()) <= 1
+
+
+@given(st.text(st.characters(codec=None)))
+def test_clean_text_can_be_encoded_and_is_clean_already(text):
+    assert clean(clean(text)) == clean(text) == clean(text).encode().decode()
+
+
+@given(st.text(st.characters(categories=["L", "N", "P", "S", "Zs"])))
+def test_clean_leaves_ordinary_text_alone(text):
+    assert clean(text) == text
