@@ -9,11 +9,11 @@ from typing import Any, TypeVar, get_args
 from rollout_hookspecs import Rollout, ToolCall, Trace
 from rollout_hookspecs._records import ToolStatus
 
-from rollout_plugins.content.messages import Call, calls_of, reasoning_of, role_of
+from rollout_plugins.content.messages import calls_of, field_of, reasoning_of, role_of
+from rollout_plugins.content.tool_calls import ANSWERING, paired
 
 T = TypeVar("T")
 _STATUSES = get_args(ToolStatus)
-_TOOL_ROLES = frozenset({"tool", "function", "ipython"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ def from_trace(trace: Trace) -> Conversation:
     messages, facts = _items(trace.messages), _mapping(trace.metadata)
     spans: dict[str, Mapping[str, Any]] = {}
     for span in _items(trace.spans):
-        ident = fact(span, "id")
+        ident = field_of(span, "id")
         if isinstance(ident, str):
             spans.setdefault(ident, span)
     plain = ("split", "step", "group", "index", "reward", "advantage", "finish", "prompt_tokens", "completion_tokens")
@@ -130,11 +130,11 @@ def _turns(messages: Sequence[Any], calls: Mapping[int, list[ToolCall]], *, plac
     joined = {call.reply for asked in calls.values() for call in asked if isinstance(call.reply, int)}
     turns = []
     for index, message in enumerate(messages):
-        role = _attempt(role_of, message, "unknown")
-        if index in joined and role in _TOOL_ROLES:
+        role = role_of(message)
+        if index in joined and role in ANSWERING:
             continue
-        content = fact(message, "content") if isinstance(message, Mapping) else message
-        reasoning = _attempt(reasoning_of, message, "")
+        content = field_of(message, "content") if isinstance(message, Mapping) else message
+        reasoning = reasoning_of(message)
         asked, place = tuple(calls.get(index, ())), index if placed else None
         turns.append(Turn(role=role, content=content, reasoning=reasoning, calls=asked, place=place))
     lost = [call for index, asked in calls.items() if index >= len(messages) for call in asked]
@@ -147,7 +147,7 @@ def _recorded(messages: Sequence[Any], records: Iterable[Any]) -> dict[int, list
     places = {(call.turn, call.position): call for call in known if _place(call, len(messages))}
     calls: dict[int, list[ToolCall]] = {}
     for turn, message in enumerate(messages):
-        for position, call in enumerate(_asked(message)):
+        for position, call in enumerate(calls_of(message)):
             bare = ToolCall(name=call.name, arguments=call.arguments)
             calls.setdefault(turn, []).append(places.pop((turn, position), bare))
     for (turn, _), record in places.items():
@@ -161,38 +161,19 @@ def _place(call: ToolCall, messages: int) -> bool:
 
 
 def _linked(messages: Sequence[Any], spans: Mapping[str, Mapping[str, Any]]) -> dict[int, list[ToolCall]]:
-    """Calls by message, each with the first later message that carries its id."""
-    answers: dict[str, list[int]] = {}
-    for index in range(len(messages) - 1, -1, -1):
-        ident = fact(messages[index], "tool_call_id")
-        if isinstance(ident, str):
-            answers.setdefault(ident, []).append(index)
+    """Calls by message, joined with the messages that answer them."""
     calls: dict[int, list[ToolCall]] = {}
-    for turn, message in enumerate(messages):
-        for call in _asked(message):
-            waiting = answers.get(call.id or "", [])
-            while waiting and waiting[-1] <= turn:
-                waiting.pop()
-            reply = waiting.pop() if waiting else None
-            content = None if reply is None else fact(messages[reply], "content")
-            outcome = _outcome(spans.get(call.id or "", {}), content)
-            calls.setdefault(turn, []).append(
-                ToolCall(name=call.name, arguments=call.arguments, reply=reply, **outcome)
-            )
+    for (turn, _), call, reply in paired(messages):
+        content = None if reply is None else field_of(messages[reply], "content")
+        outcome = _outcome(spans.get(call.id or "", {}), content)
+        calls.setdefault(turn, []).append(ToolCall(name=call.name, arguments=call.arguments, reply=reply, **outcome))
     return calls
 
 
-def _asked(message: Any) -> list[Call]:
-    try:
-        return calls_of(message)
-    except Exception:  # as in `_attempt`
-        return []
-
-
 def _outcome(span: Mapping[str, Any], content: Any) -> dict[str, Any]:
-    status, milliseconds, error = fact(span, "status"), fact(span, "duration_ms"), fact(span, "error")
+    status, milliseconds, error = field_of(span, "status"), field_of(span, "duration_ms"), field_of(span, "error")
     return {
-        "result": fact(span, "output") if content is None else content,
+        "result": field_of(span, "output") if content is None else content,
         "status": status if isinstance(status, str) and status in _STATUSES else "ok",
         "error": error if isinstance(error, str) else None,
         "seconds": milliseconds / 1000 if isinstance(milliseconds, (int, float)) else None,
@@ -213,11 +194,6 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 def _texted(value: Any) -> dict[str, Any]:
     return {key: item for key, item in value.items() if isinstance(key, str)}
-
-
-def fact(value: Any, key: str) -> Any:
-    """What a mapping holds under the key; None for one that breaks when it is read, and for what is no mapping."""
-    return _attempt(lambda held: held.get(key), value, None) if isinstance(value, Mapping) else None
 
 
 def _attempt(function: Callable[[Any], T], value: Any, default: T) -> T:

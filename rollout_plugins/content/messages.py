@@ -21,8 +21,16 @@ class Call(NamedTuple):
     arguments: Any
 
 
+def field_of(message: Any, name: str) -> Any:
+    """What a mapping holds under the name; None for anything else, and for one that breaks when it is read."""
+    try:
+        return message.get(name) if isinstance(message, Mapping) else None
+    except Exception:  # it is shown as if it were not there
+        return None
+
+
 def role_of(message: Any) -> str:
-    role = message.get("role") if isinstance(message, Mapping) else None
+    role = field_of(message, "role")
     return role if isinstance(role, str) else "unknown"
 
 
@@ -57,28 +65,26 @@ def _block_text(block: Any) -> str:
 
 def reasoning_of(message: Any) -> str:
     """The message's reasoning text, from whichever key holds it; empty when there is none."""
-    if isinstance(message, Mapping):
-        for key in _REASONING:
-            value = message.get(key)
-            if isinstance(value, str) and value:
-                return value
-    return ""
+    found = (field_of(message, key) for key in _REASONING)
+    return next((value for value in found if isinstance(value, str) and value), "")
 
 
 def calls_of(message: Any) -> list[Call]:
-    """The tool calls in a message, malformed ones included."""
-    calls = message.get("tool_calls") if isinstance(message, Mapping) else None
-    return [_call(call) for call in calls] if isinstance(calls, (list, tuple)) else []
+    """The tool calls in a message, malformed ones included: what stands there without being a list is one call."""
+    calls = field_of(message, "tool_calls")
+    if calls is None:
+        return []
+    return [_call(call) for call in calls] if isinstance(calls, (list, tuple)) else [_call(calls)]
 
 
 def _call(call: Any) -> Call:
     if not isinstance(call, Mapping):
         return Call(None, None, call)
-    function = call.get("function")
+    function = field_of(call, "function")
     inner = function if isinstance(function, Mapping) else call
-    name = function if isinstance(function, str) else inner.get("name")
-    ident = call.get("id")
-    return Call(ident if isinstance(ident, str) else None, name, inner.get("arguments"))
+    name = function if isinstance(function, str) else field_of(inner, "name")
+    ident = field_of(call, "id")
+    return Call(ident if isinstance(ident, str) else None, name, field_of(inner, "arguments"))
 
 
 def arguments_of(call: Call | ToolCall) -> Any:

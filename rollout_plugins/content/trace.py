@@ -12,6 +12,7 @@ from rollout_hookspecs import Image, Rollout, Step, ToolCall, Trace, hookimpl
 
 from rollout_plugins.content.messages import Call, arguments_of, calls_of, compact, role_of
 from rollout_plugins.content.plain import json_text, plain, plain_text
+from rollout_plugins.content.tool_calls import Place, paired
 
 T = TypeVar("T")
 logger = logging.getLogger("rollout_plugins")
@@ -27,8 +28,8 @@ class DefaultTrace:
 
 def default_trace(rollout: Rollout) -> Trace:
     """The whole rollout as a trace: nothing left out, nothing a sink could choke on."""
-    asked = _Ids("prompt_")
-    said = _Ids("", rollout.tool_calls)
+    asked = _Ids("prompt_", rollout.prompt)
+    said = _Ids("", rollout.completion, rollout.tool_calls)
     messages = [_shown(m, i, asked) for i, m in enumerate(rollout.prompt)]
     messages += [_shown(m, i, said) for i, m in enumerate(rollout.completion)]
     return Trace(
@@ -83,38 +84,22 @@ def _dict(value: Any, name: str) -> dict[str, Any]:
 
 
 class _Ids:
-    """Ids that pair tool calls with their results, even where results came back out of order or were never made."""
+    """Ids that join the calls in messages with the messages that answer them, as recorded where that is known."""
 
-    def __init__(self, prefix: str, tool_calls: Sequence[ToolCall] = ()) -> None:
+    def __init__(self, prefix: str, messages: Sequence[Any], recorded: Sequence[ToolCall] = ()) -> None:
         self._prefix = prefix
-        self._replies = {c.reply: self.of(c.turn, c.position) for c in tool_calls if c.reply is not None}
-        self._waiting: list[tuple[str, Call]] = []
+        places = {(call.turn, call.position): call.reply for call in recorded}
+        free = [asked for asked in paired(messages) if asked.place not in places]
+        self._answered = {asked.reply: asked.place for asked in free}
+        self._answered |= {reply: place for place, reply in places.items()}
 
-    def of(self, turn: int, position: int) -> str:
-        return f"call_{self._prefix}{turn}_{position}"
+    def of(self, place: Place) -> str:
+        return f"call_{self._prefix}{place[0]}_{place[1]}"
 
-    def ask(self, turn: int, position: int, call: Call) -> str:
-        ident = self.of(turn, position)
-        self._waiting.append((ident, call))
-        return ident
-
-    def answer(self, index: int, message: Mapping[str, Any]) -> str | None:
-        """The id of the call that message `index` answers: as recorded, else by its own id, by name, in order."""
-        found = self._replies.get(index) or self._guess(message)
-        self._waiting = [(ident, call) for ident, call in self._waiting if ident != found]
-        return found
-
-    def _guess(self, message: Mapping[str, Any]) -> str | None:
-        free = [(ident, call) for ident, call in self._waiting if ident not in self._replies.values()]
-        own = message.get("tool_call_id")
-        for wanted in (
-            [ident for ident, call in free if isinstance(own, str) and call.id == own],
-            [ident for ident, call in free if isinstance(call.name, str) and call.name == message.get("name")],
-            [ident for ident, _ in free],
-        ):
-            if wanted:
-                return wanted[0]
-        return None
+    def answered_by(self, index: int) -> str | None:
+        """The id of the call that message `index` answers."""
+        place = self._answered.get(index)
+        return None if place is None else self.of(place)
 
 
 def _shown(message: Any, index: int, ids: _Ids) -> dict[str, Any]:
@@ -133,23 +118,13 @@ def _message(message: Mapping[Any, Any], index: int, ids: _Ids) -> dict[str, Any
         "content": None,
         **plain({key: value for key, value in message.items() if key not in {"role", "tool_calls"}}, images=True),
     }
-    calls = list(_calls(message))
+    calls = calls_of(message)
     if calls:
-        shown["tool_calls"] = [_tool_call(ids.ask(index, place, call), call) for place, call in enumerate(calls)]
-    if shown["role"] == "tool":
-        paired = ids.answer(index, message)
-        if paired is not None:
-            shown["tool_call_id"] = paired
+        shown["tool_calls"] = [_tool_call(ids.of((index, at)), call) for at, call in enumerate(calls)]
+    answered = ids.answered_by(index)
+    if answered is not None:
+        shown["tool_call_id"] = answered
     return shown
-
-
-def _calls(message: Mapping[Any, Any]) -> Iterator[Call]:
-    """Every call in the message; what stands there without being a list of calls counts as one malformed call."""
-    raw = message.get("tool_calls")
-    if isinstance(raw, (list, tuple)):
-        yield from calls_of(message)
-    elif raw is not None:
-        yield from calls_of({"tool_calls": [raw]})
 
 
 def _tool_call(ident: str, call: Call) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from rollout_plugins.content.conversation import fact
+from rollout_plugins.content.messages import field_of
 from rollout_plugins.show.text import finite, number, one_line
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ def render_steps(rows: Sequence[Mapping[str, Any]], *, width: int = 80, max_line
 
     A row is a step: `{"step": 3, "reward": 0.71, "tool_calls": 40, "tool_errors": 2}`. Any value may be missing.
     """
-    steps = [fact(row, "step") for row in rows]
-    rewards = [finite(fact(row, "reward")) for row in rows]
-    failures = [_share(fact(row, "tool_errors"), fact(row, "tool_calls")) for row in rows]
+    steps = [field_of(row, "step") for row in rows]
+    rewards = [finite(field_of(row, "reward")) for row in rows]
+    failures = [_share(field_of(row, "tool_errors"), field_of(row, "tool_calls")) for row in rows]
     tools = any(share is not None for share in failures)
     # Each chart has a title and an axis; the reward gets two thirds of the height.
     height = max_lines - (5 if tools else 2)

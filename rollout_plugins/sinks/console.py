@@ -10,7 +10,7 @@ import orjson
 from rich.console import Console
 from rollout_hookspecs import Step, Trace, hookimpl
 
-from rollout_plugins.content.conversation import fact
+from rollout_plugins.content.messages import field_of
 from rollout_plugins.content.plain import json_text, plain
 from rollout_plugins.errors import SetupError
 from rollout_plugins.show.render import render_group, render_rollouts
@@ -108,7 +108,7 @@ def widest_group(traces: Sequence[Trace], by: str) -> list[Trace]:
     """The answers to the prompt whose scores differ most: where there is something to learn. Empty without groups."""
     groups: dict[str, list[Trace]] = {}
     for trace in traces:
-        place = [fact(trace.metadata, key) for key in ("split", "generation", "group")]
+        place = [field_of(trace.metadata, key) for key in ("split", "generation", "group")]
         if place[-1] is not None:
             groups.setdefault(json_text(place), []).append(trace)
     return max((group for group in groups.values() if len(group) > 1), key=lambda g: _spread(g, by), default=[])
@@ -130,7 +130,7 @@ def _spread(traces: Sequence[Trace], by: str) -> float:
 
 
 def _score(trace: Trace, by: str) -> float | None:
-    return finite(fact(trace.metadata, by))
+    return finite(field_of(trace.metadata, by))
 
 
 def _check(**options: Any) -> None:

@@ -1,0 +1,182 @@
+"""Which message answers which tool call, and what came of it. Hosts, shapes, traces and viewers all read it here."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+from rollout_hookspecs import ToolCall
+
+from rollout_plugins.content.messages import Call, calls_of, field_of, role_of, text_of
+
+ANSWERING = frozenset({"tool", "function", "ipython"})
+"""Roles of messages that answer a call."""
+Place: TypeAlias = tuple[int, int]
+"""Index of the message that asks, and the call's position in it."""
+_FAILED = ("{'error': ", '{"error": ', "Error: ", "Traceback (most recent call last)")
+_ROLLED_BACK = "rolled back: its result did not fit into the completion"
+
+
+@dataclass(slots=True)
+class Ran:
+    """A call that was watched while it ran."""
+
+    error: str | None = None
+    seconds: float = 0.0
+    deferred: bool = False
+    """An async call: its result comes after the results of all calls that ran at once."""
+
+
+class Asked(NamedTuple):
+    """A call, and the index of the message that answers it."""
+
+    place: Place
+    call: Call
+    reply: int | None
+
+
+def paired(messages: Sequence[Any], ran: Mapping[Place, Ran] | None = None) -> list[Asked]:
+    """Every call with its answer, found by id, then by name, then in order. A message answers one call."""
+    found: dict[Place, int] = {}
+    asked: list[tuple[Place, Call]] = []
+    for turn, message in enumerate(messages):
+        calls = {(turn, position): call for position, call in enumerate(calls_of(message))}
+        if calls:
+            asked += calls.items()
+            found.update(_answers(calls, messages, _right_after(messages, turn), ran or {}))
+    found.update(_later_answers(asked, messages, found))
+    return [Asked(place, call, found.get(place)) for place, call in asked]
+
+
+def tool_calls(
+    completion: Sequence[Any],
+    ran: Mapping[Place, Ran] | None = None,
+    *,
+    known: Collection[str] = (),
+    is_watched: bool = False,
+) -> tuple[ToolCall, ...]:
+    """Every call in the completion with its outcome: as it ran where somebody watched, else as its answer says.
+
+    ran: calls that were watched, by their place.
+    known: names of the tools, where they are known.
+    is_watched: whether a call that is not in `ran` did not run.
+    """
+    seen = ran or {}
+    read = _Outcomes(completion, known, is_watched)
+    return tuple(read.tool_call(asked, seen.get(asked.place)) for asked in paired(completion, seen))
+
+
+class _Outcomes:
+    """What became of the calls in a completion."""
+
+    def __init__(self, completion: Sequence[Any], known: Collection[str], is_watched: bool) -> None:
+        self._completion, self._known, self._is_watched = completion, known, is_watched
+
+    def tool_call(self, asked: Asked, ran: Ran | None) -> ToolCall:
+        (turn, position), call, reply = asked
+        result = field_of(self._completion[reply], "content") if reply is not None else None
+        if reply is None:
+            status, error = "not_run", _ROLLED_BACK if ran is not None else None
+        elif ran is not None:  # a tool that returns "Error: …" did run
+            status, error = ("ok" if ran.error is None else "error"), ran.error
+        else:
+            status, error = self._told(call, result)
+        return ToolCall(
+            turn=turn,
+            position=position,
+            reply=reply,
+            name=call.name,
+            arguments=call.arguments,
+            result=result,
+            error=error,
+            status=status,  # type: ignore[arg-type]
+            seconds=ran.seconds if ran is not None else None,
+        )
+
+    def _told(self, call: Call, result: Any) -> tuple[str, str | None]:
+        """Status and error of a call that nobody saw run, from its name and its answer."""
+        error = error_in(result)
+        if isinstance(call.name, str) and self._known and call.name not in self._known:
+            return "unknown", error or "no such tool"
+        if error is None and not self._is_watched:
+            return "ok", None
+        return "error", error or "it was not called"
+
+
+def error_in(content: Any) -> str | None:
+    """The error that an answer tells of: `{'error': …}`, "Error: …" or a traceback."""
+    text = text_of(content)
+    if not text.startswith(_FAILED):
+        return None
+    for read in (ast.literal_eval, json.loads):
+        try:
+            value = read(text)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            continue
+        if isinstance(value, dict):
+            return str(value.get("error"))
+    return text
+
+
+# --- pairing ---------------------------------------------------------------------------------------------------------
+
+
+def _right_after(messages: Sequence[Any], turn: int) -> list[int]:
+    """Indices of the answering messages that directly follow a turn."""
+    end = turn + 1
+    while end < len(messages) and role_of(messages[end]) in ANSWERING:
+        end += 1
+    return list(range(turn + 1, end))
+
+
+def _answers(
+    calls: Mapping[Place, Call], messages: Sequence[Any], free: list[int], ran: Mapping[Place, Ran]
+) -> dict[Place, int]:
+    """Answers of one turn's calls; takes them out of `free`."""
+    places = list(calls)
+    if len(free) == len(calls):  # else some did not run, and nobody knows which of the deferred ones
+        places.sort(key=lambda place: place in ran and ran[place].deferred)
+    found: dict[Place, int] = {}
+    for fits in (_by_id, _by_name, _in_order):
+        for place in places:
+            if free and place not in found:
+                index = next((index for index in free if fits(calls[place], messages[index])), None)
+                if index is not None:
+                    found[place] = index
+                    free.remove(index)
+    return found
+
+
+def _by_id(call: Call, message: Any) -> bool:
+    return call.id is not None and field_of(message, "tool_call_id") == call.id
+
+
+def _by_name(call: Call, message: Any) -> bool:
+    return isinstance(call.name, str) and field_of(message, "name") == call.name and _in_order(call, message)
+
+
+def _in_order(call: Call, message: Any) -> bool:
+    """Whether the message may answer the call: it does not name another one."""
+    named = field_of(message, "tool_call_id")
+    return not named or call.id is None or named == call.id
+
+
+def _later_answers(
+    asked: Sequence[tuple[Place, Call]], messages: Sequence[Any], found: Mapping[Place, int]
+) -> dict[Place, int]:
+    """Calls whose answer, by its id, comes only after other messages."""
+    waiting = [(place, call) for place, call in asked if place not in found and call.id is not None]
+    if not waiting:
+        return {}
+    taken = set(found.values())
+    later: dict[Place, int] = {}
+    for place, call in waiting:
+        for index in range(place[0] + 1, len(messages)):
+            if index not in taken and role_of(messages[index]) in ANSWERING and _by_id(call, messages[index]):
+                later[place] = index
+                taken.add(index)
+                break
+    return later
