@@ -12,10 +12,10 @@ from typing import Any
 
 from rollout_hookspecs import Rollout, Tokens, ToolCall
 
+from rollout_plugins.content.tool_calls import tool_calls
 from rollout_plugins.hosts.async_samples import Conversation, Row
 from rollout_plugins.hosts.kit.building import as_messages, end_ids, finish_of, given
 from rollout_plugins.hosts.kit.trainer_facts import describe_trl, reward_names, tool_schemas
-from rollout_plugins.hosts.kit.watching import tool_calls
 
 _PREFIX = "rewards/"
 _SETTINGS = (
@@ -44,7 +44,7 @@ class Builder:
     def _rollout(self, index: int, seen: Conversation) -> Rollout:
         prompt, prompt_is_text = as_messages(seen.prompt, "user")
         completion, completion_is_text = as_messages(seen.completion, "assistant")
-        calls = tuple(map(_read, tool_calls(completion, None)))
+        calls = tuple(map(_read, tool_calls(completion)))
         scores, more = _scores(seen.metrics)
         first, last = seen.rows[0], seen.rows[-1]
         return Rollout(

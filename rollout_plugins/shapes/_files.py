@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rollout_hookspecs import ToolCall
-
-from rollout_plugins.content.messages import calls_of, role_of, text_of
 from rollout_plugins.errors import RunError
 
 if TYPE_CHECKING:
@@ -18,7 +15,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Skip = Callable[[str], None]
-_FAILED = ("{'error': ", '{"error": ', "Error: ", "Traceback (most recent call last)")
 
 
 def find(path: Path, pattern: str, what: str) -> list[Path]:
@@ -134,44 +130,3 @@ def _call(call: Any) -> Any:
         return call
     rest = {key: value for key, value in call.items() if key not in {"name", "arguments", "type"}}
     return {**rest, "type": "function", "function": {"name": call["name"], "arguments": call.get("arguments")}}
-
-
-def tool_calls(completion: Sequence[Any]) -> tuple[ToolCall, ...]:
-    """Every call with the message that answered it: by id where there are ids, else in order."""
-    found = []
-    for turn, message in enumerate(completion):
-        replies = _replies(completion, turn)
-        for position, call in enumerate(calls_of(message)):
-            named = [at for at in replies if call.id and _field(completion[at], "tool_call_id") == call.id]
-            unnamed = [at for at in replies if not _field(completion[at], "tool_call_id")]
-            reply = next(iter(named or unnamed), None)
-            if reply is not None:
-                replies.remove(reply)
-            result = _field(completion[reply], "content") if reply is not None else None
-            failed = text_of(result).startswith(_FAILED)
-            found.append(
-                ToolCall(
-                    name=call.name,
-                    arguments=call.arguments,
-                    turn=turn,
-                    position=position,
-                    reply=reply,
-                    result=result,
-                    error=text_of(result) if failed else None,
-                    status="not_run" if reply is None else "error" if failed else "ok",
-                )
-            )
-    return tuple(found)
-
-
-def _replies(completion: Sequence[Any], turn: int) -> list[int]:
-    found = []
-    for at in range(turn + 1, len(completion)):
-        if role_of(completion[at]) not in {"tool", "function"}:
-            break
-        found.append(at)
-    return found
-
-
-def _field(message: Any, name: str) -> Any:
-    return message.get(name) if isinstance(message, Mapping) else None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rollout_hookspecs import Rollout
 
+from rollout_plugins.content.tool_calls import tool_calls
 from rollout_plugins.shapes._files import (
     Skip,
     converted,
@@ -16,7 +17,6 @@ from rollout_plugins.shapes._files import (
     list_in,
     messages,
     number,
-    tool_calls,
     whole,
 )
 from rollout_plugins.shapes.importing import Unplaced

@@ -11,6 +11,7 @@ from rollout_hookspecs import Rollout
 from rollout_hookspecs._records import Finish
 
 from rollout_plugins.content.messages import role_of
+from rollout_plugins.content.tool_calls import tool_calls
 from rollout_plugins.shapes._files import (
     Skip,
     converted,
@@ -20,7 +21,6 @@ from rollout_plugins.shapes._files import (
     messages,
     number,
     scores,
-    tool_calls,
     whole,
 )
 from rollout_plugins.shapes.importing import Unplaced

@@ -11,9 +11,10 @@ from rollout_hookspecs._records import Finish
 from rollout_plugins.content.hashing import is_tensor
 from rollout_plugins.content.incoming import REJECTED, UNREADABLE, Held, Incoming, Lost, Wanted, bytes_of, each
 from rollout_plugins.content.snapshot import Snapshot
+from rollout_plugins.content.tool_calls import tool_calls
 from rollout_plugins.errors import SetupError
 from rollout_plugins.hosts.kit.building import as_messages
-from rollout_plugins.shapes._files import given, scores, tool_calls
+from rollout_plugins.shapes._files import given, scores
 from rollout_plugins.shapes._tensors import to_host
 from rollout_plugins.shapes.importing import Unplaced
 

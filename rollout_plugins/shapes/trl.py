@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from rollout_hookspecs import Rollout
 
-from rollout_plugins.shapes._files import Skip, find, given, messages, tool_calls, whole
+from rollout_plugins.content.tool_calls import tool_calls
+from rollout_plugins.shapes._files import Skip, find, given, messages, whole
 from rollout_plugins.shapes.importing import Unplaced
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rollout_hookspecs import Rollout, Tokens
 
+from rollout_plugins.content.tool_calls import tool_calls
 from rollout_plugins.shapes._files import (
     Skip,
     converted,
@@ -18,7 +19,6 @@ from rollout_plugins.shapes._files import (
     messages,
     number,
     scores,
-    tool_calls,
     whole,
 )
 from rollout_plugins.shapes.importing import Unplaced

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from copy import deepcopy
 from itertools import count
 from typing import Any
 
-from rollout_hookspecs import Rollout, Run, Step, ToolCall
+from rollout_hookspecs import Rollout, Run, Step
 
-from rollout_plugins.hosts.kit.watching import tool_calls
+from rollout_plugins.content.tool_calls import tool_calls
 
 _numbers = count(1)
 
@@ -41,7 +40,7 @@ def make_rollout(**fields: Any) -> Rollout:
         "time": 1.7e9,
         "prompt": deepcopy(_PROMPT),
         "completion": completion,
-        "tool_calls": _calls(completion),
+        "tool_calls": tool_calls(completion),
         **_rewards(fields),
         "advantage": 0.5,
         "prompt_tokens": 12,
@@ -59,10 +58,6 @@ def _text_to_messages(fields: dict[str, Any], name: str, role: str) -> None:
         fields.setdefault(f"{name}_is_text", True)
     elif isinstance(value, list):
         fields[name] = tuple(value)
-
-
-def _calls(completion: Sequence[Any]) -> tuple[ToolCall, ...]:
-    return tool_calls(completion, None)
 
 
 def _rewards(fields: dict[str, Any]) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from rollout_hookspecs import Rollout, Tokens, ToolCall
 
+from rollout_plugins.content.tool_calls import tool_calls
 from rollout_plugins.hosts.kit.trainer_facts import tokenizer_of
-from rollout_plugins.hosts.kit.watching import tool_calls
+from rollout_plugins.hosts.kit.watching import watched_calls
 
 if TYPE_CHECKING:
     from rollout_plugins.hosts.kit.generation import Generation
@@ -47,10 +48,9 @@ class Builder:
 
     def _rollout(self, i: int) -> Rollout:
         seen = self._seen
-        watch = seen.watches[i] if i < len(seen.watches) else None
         prompt, prompt_is_text = self._prompt(i)
         completion, completion_is_text = self._completion(i, prompt_is_text)
-        calls = tool_calls(completion, watch, self._tools)
+        calls = self._calls(i, completion)
         rewards = dict(zip(seen.names, seen.rewards[i], strict=True)) if seen.rewards else dict.fromkeys(seen.names)
         extra, marks = self._extra(i)
         return Rollout(
@@ -74,6 +74,10 @@ class Builder:
             tokens=self._token_data(i),
             error=seen.error,
         )
+
+    def _calls(self, i: int, completion: Sequence[Any]) -> tuple[ToolCall, ...]:
+        watches = self._seen.watches
+        return watched_calls(completion, watches[i]) if i < len(watches) else tool_calls(completion, known=self._tools)
 
     def _prompt(self, i: int) -> tuple[tuple[Any, ...], bool]:
         """The prompt as the trainer had it; what the model was given, decoded, where the trainer had ids alone."""
@@ -173,7 +177,7 @@ class Builder:
             prompt_is_text=prompt_is_text,
             completion=completion,
             completion_is_text=completion_is_text,
-            tool_calls=tool_calls(completion, None, self._tools),
+            tool_calls=tool_calls(completion, known=self._tools),
             rewards=rewards,
             reward=weighted(rewards, seen.weights),
             advantage=logged["advantages"][i],

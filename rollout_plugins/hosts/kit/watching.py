@@ -1,34 +1,30 @@
-"""What became of each tool call: watch the calls while they run, pair them with messages afterwards."""
+"""Watch tool calls while they run, and find them again in the messages afterwards."""
 
 from __future__ import annotations
 
-import ast
 import time
 from collections import UserDict
-from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rollout_hookspecs import ToolCall
 
-from rollout_plugins.content.messages import Call, calls_of, role_of, text_of
+from rollout_plugins.content.messages import Call, calls_of
 from rollout_plugins.content.snapshot import Snapshot
+from rollout_plugins.content.tool_calls import Place, Ran, paired, tool_calls
 from rollout_plugins.hosts.kit.wrapping import StandIn
 
 
-@dataclass(slots=True)
-class Seen:
+@dataclass(slots=True, kw_only=True)
+class Seen(Ran):
     """One tool call that really ran."""
 
     name: str
     arguments: Mapping[str, Any]
     """As they were when the call was made: the tool may change them."""
-    error: str | None = None
-    seconds: float = 0.0
     blocks: list[Any] | None = None
     """The content blocks it returned, as they were then; other results become text at once."""
-    deferred: bool = False
-    """An async call: its result is appended after the results of all calls that ran at once."""
 
 
 @dataclass(slots=True)
@@ -44,7 +40,7 @@ class Watch:
         clock = time.perf_counter
 
         def call(tool: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            seen = Seen(name, self._kept(kwargs))
+            seen = Seen(name=name, arguments=self._kept(kwargs))
             self.seen.append(seen)
             started = clock()
             try:
@@ -110,51 +106,24 @@ def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def tool_calls(completion: Sequence[Any], watch: Watch | None, tools: Iterable[str] = ()) -> tuple[ToolCall, ...]:
-    """Every call in the completion with its outcome. Without a watch, outcomes are read off the messages alone."""
-    known = watch.tools if watch is not None else frozenset(tools)
-    waiting = list(watch.seen) if watch is not None else []
-    found: list[ToolCall] = []
+def watched_calls(completion: Sequence[Any], watch: Watch) -> tuple[ToolCall, ...]:
+    """The completion's calls with what became of them.
+
+    Our copies of the messages get back what the model wrote and the tool returned: a tool may have changed both since.
+    """
+    waiting = list(watch.seen)
+    ran: dict[Place, Seen] = {}
     for turn, message in enumerate(completion):
-        calls = calls_of(message)
-        ran = [_take(waiting, call) for call in calls]
-        calls = [_as_made(message, i, call, seen) for i, (call, seen) in enumerate(zip(calls, ran, strict=True))]
-        replies = _pair(calls, ran, _replies(completion, turn)) if calls else []
-        for position, (call, seen, reply) in enumerate(zip(calls, ran, replies, strict=True)):
-            result = _as_returned(completion[reply], seen) if reply is not None else None
-            if reply is None:
-                status, error = "not_run", _ROLLED_BACK if seen is not None else None
-            elif seen is not None:
-                status, error = ("error" if seen.error is not None else "ok"), seen.error
-            else:
-                status, error = _read_outcome(call, result, known, is_watched=watch is not None)
-            found.append(
-                ToolCall(
-                    turn=turn,
-                    position=position,
-                    reply=reply,
-                    name=call.name,
-                    arguments=call.arguments,
-                    result=result,
-                    error=error,
-                    status=status,  # type: ignore[arg-type]
-                    seconds=seen.seconds if seen is not None else None,
-                )
-            )
-    return tuple(found)
-
-
-_ROLLED_BACK = "rolled back: its result did not fit into the completion"
-
-
-def _read_outcome(call: Call, result: Any, known: Collection[str], *, is_watched: bool) -> tuple[str, str | None]:
-    """Status and error of a call that no tool saw, from its name and the message that answered it."""
-    error = _error_in(result)
-    if isinstance(call.name, str) and known and call.name not in known:
-        return "unknown", error or "no such tool"
-    if error is None and not is_watched:
-        return "ok", None
-    return "error", error or "it was not called"
+        for position, call in enumerate(calls_of(message)):
+            seen = _take(waiting, call)
+            if seen is not None:
+                ran[turn, position] = seen
+                _put_back_arguments(message["tool_calls"][position], seen)
+    if any(seen.blocks is not None for seen in ran.values()):
+        for place, _, reply in paired(completion, ran):
+            if reply is not None and place in ran:
+                _put_back_result(completion[reply], ran[place])
+    return tool_calls(completion, ran, known=watch.tools, is_watched=True)
 
 
 def shared_out(together: Watch, completions: Sequence[Any]) -> list[Watch]:
@@ -185,23 +154,16 @@ def _may_have_become(made: Mapping[str, Any], now: Any) -> bool:
     return all(isinstance(value, (dict, list)) or _equal(value, now[name]) for name, value in made.items())
 
 
-def _as_made(message: Any, position: int, call: Call, seen: Seen | None) -> Call:
-    """The call with the arguments that the model wrote, in our copy of its message, too."""
-    if seen is None:
-        return call
-    asked = message["tool_calls"][position]
+def _put_back_arguments(asked: Any, seen: Seen) -> None:
     function = asked.get("function")
     inner = function if isinstance(function, Mapping) else asked
     if isinstance(inner, dict):
         inner["arguments"] = seen.arguments
-    return call._replace(arguments=seen.arguments)
 
 
-def _as_returned(message: Any, seen: Seen | None) -> Any:
-    """What a tool's message says; our copy of it, too, says what the tool returned, whatever it made of that later."""
-    if seen is not None and seen.blocks is not None and isinstance(message.get("content"), list):
+def _put_back_result(message: Any, seen: Seen) -> None:
+    if seen.blocks is not None and isinstance(message.get("content"), list):
         message["content"] = seen.blocks
-    return message.get("content")
 
 
 def _equal(one: Any, other: Any) -> bool:
@@ -209,37 +171,3 @@ def _equal(one: Any, other: Any) -> bool:
         return bool(one == other) or repr(one) == repr(other)  # NaN is not equal to itself
     except Exception:
         return False
-
-
-def _replies(completion: Sequence[Any], turn: int) -> list[int]:
-    """Indices of the tool messages right after a turn."""
-    found = []
-    for index in range(turn + 1, len(completion)):
-        if role_of(completion[index]) != "tool":
-            break
-        found.append(index)
-    return found
-
-
-def _pair(calls: Sequence[Call], ran: Sequence[Seen | None], replies: Sequence[int]) -> list[int | None]:
-    """Which message answers which call. Results of async calls come after all others."""
-    if len(replies) != len(calls):
-        return [replies[i] if i < len(replies) else None for i in range(len(calls))]
-    deferred = [seen is not None and seen.deferred for seen in ran]
-    order = sorted(range(len(calls)), key=lambda i: deferred[i])
-    paired: list[int | None] = [None] * len(calls)
-    for call, reply in zip(order, replies, strict=True):
-        paired[call] = reply
-    return paired
-
-
-def _error_in(content: Any) -> str | None:
-    """The error text in TRL's `{'error': …}` result."""
-    text = text_of(content)
-    if not text.startswith("{'error': "):
-        return None
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return text
-    return str(value.get("error")) if isinstance(value, dict) else text
