@@ -1,5 +1,33 @@
-"""`write_report(open_run("out"), "report.html")`: one HTML file that shows the run."""
+"""One HTML file that shows a run: no server, no network, opens from disk and as an attachment.
 
-from rollout_plugins.web import Written, write_report
+from rollout_plugins.report import write_report
+write_report(open_run("out"), "report.html", where="reward < 0", limit=200)
+"""
 
-__all__ = ["Written", "write_report"]
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rollout_plugins.engine.panels import Panels
+from rollout_plugins.web.page import LIMIT, Written, write_page
+
+if TYPE_CHECKING:
+    from rollout_plugins.store.read import StoredRun
+
+__all__ = ["LIMIT", "Written", "write_report"]
+
+
+def write_report(
+    run: StoredRun, path: str | Path = "report.html", *, plugins: Sequence[Any] = (), **options: Any
+) -> Written:
+    """Write one HTML file that shows the run.
+
+    plugins: plugins whose panels are shown, beside those that are installed.
+    limit: rollouts to show; of more, whole groups spread over the steps. The charts are of all rollouts.
+    force: also overwrite a file that is not a report.
+    progress: called with what is being done, how much of it is, and of how much.
+    The other options are filters, as for `StoredRun.rollouts`.
+    """
+    return write_page(run, path, panels=Panels(plugins).of, **options)

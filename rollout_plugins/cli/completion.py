@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -41,12 +40,12 @@ def run(options: Namespace) -> None:
 
 def _options() -> dict[str, list[tuple[str, str]]]:
     """Options of every command, with what they do."""
-    from rollout_plugins.cli.main import COMMANDS
+    from rollout_plugins.cli.main import commands, loaded
 
     found = {}
-    for name, (module, _) in COMMANDS.items():
+    for name, entry in commands().items():
         parser = argparse.ArgumentParser()
-        import_module(module).configure(parser)
+        loaded(entry).configure(parser)
         actions = [(flag, action.help or "") for action in parser._actions for flag in action.option_strings]  # noqa: SLF001 - argparse has no public list of its options
         found[name] = [(flag, said) for flag, said in actions if flag.startswith("--")]
     return found
@@ -62,11 +61,11 @@ def _bash(*, zsh: bool) -> str:
 
 
 def _fish() -> str:
-    from rollout_plugins.cli.main import COMMANDS
+    from rollout_plugins.cli.main import about, commands
 
     lines = ["complete -c rollouts -n __fish_use_subcommand -f"]
-    for name, (_, said) in COMMANDS.items():
-        lines.append(f"complete -c rollouts -n __fish_use_subcommand -a {name} -d {_quoted(said)}")
+    for name, entry in commands().items():
+        lines.append(f"complete -c rollouts -n __fish_use_subcommand -a {name} -d {_quoted(about(entry))}")
     for name, options in _options().items():
         on = f"-n '__fish_seen_subcommand_from {name}'"
         lines += [

@@ -6,33 +6,36 @@ import argparse
 import io
 import os
 import sys
-from importlib import import_module
-from typing import TYPE_CHECKING, NoReturn
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rollout_plugins import __version__
-from rollout_plugins.errors import RolloutPluginsError
+from rollout_plugins.errors import RolloutPluginsError, SetupError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-COMMANDS: dict[str, tuple[str, str]] = {
-    "list": ("rollout_plugins.cli.list_runs", "the runs in a folder, with their size, steps and reward"),
-    "show": ("rollout_plugins.cli.show", "rollouts, turn by turn: best, worst, a group, one, or what a filter finds"),
-    "view": ("rollout_plugins.cli.view", "a run on the terminal: steps, rollouts, groups, the same prompt over time"),
-    "stats": ("rollout_plugins.cli.stats", "reward, spread, lengths, truncation, tools and drops, step by step"),
-    "sql": ("rollout_plugins.cli.sql", "ask one run or several in SQL"),
-    "diff": ("rollout_plugins.cli.diff", "two runs on the same prompts: what changed in reward and text"),
-    "report": ("rollout_plugins.cli.report", "one HTML file that shows the run: charts, table, every conversation"),
-    "annotate": ("rollout_plugins.cli.annotate", "add columns to rollouts from a file"),
-    "export": ("rollout_plugins.cli.export", "rollouts as one file"),
-    "import": ("rollout_plugins.cli.import_", "turn the rollouts of another library into a run"),
-    "doctor": ("rollout_plugins.cli.doctor", "check the environment, a folder, tokenizers or a run before a long run"),
-    "plugins": ("rollout_plugins.cli.plugins", "the plugins that are installed, and whether they would run"),
-    "new-plugin": ("rollout_plugins.cli.new_plugin", "write a new plugin as a small project with tests"),
-    "demo": ("rollout_plugins.cli.demo", "train a tiny model with tools, here and now, and look at its rollouts"),
-    "completion": ("rollout_plugins.cli.completion", "completion for bash, zsh or fish"),
+GROUP = "rollout_plugins.commands"
+"""Entry points of commands: each names a module with `configure(parser)` and `run(options)`."""
+
+ABOUT = {
+    "list": "the runs in a folder, with their size, steps and reward",
+    "show": "rollouts, turn by turn: best, worst, a group, one, or what a filter finds",
+    "view": "a run on the terminal: steps, rollouts, groups, the same prompt over time",
+    "stats": "reward, spread, lengths, truncation, tools and drops, step by step",
+    "sql": "ask one run or several in SQL",
+    "diff": "two runs on the same prompts: what changed in reward and text",
+    "report": "one HTML file that shows the run: charts, table, every conversation",
+    "annotate": "add columns to rollouts from a file",
+    "export": "rollouts as one file, or to a sink",
+    "import": "turn the rollouts of another library into a run",
+    "doctor": "check the environment, a folder, tokenizers or a run before a long run",
+    "plugins": "the plugins that are installed, and whether they would run",
+    "new-plugin": "write a new plugin as a small project with tests",
+    "demo": "train a tiny model with tools, here and now, and look at its rollouts",
+    "completion": "completion for bash, zsh or fish",
 }
-"""Command → module and what it does. A command is imported when it is called."""
+"""What our own commands do, in the order of the help; another package's command shows that package's summary."""
 
 DASHED = ("--order", "--step", "--where")
 """Options whose value may start with a dash."""
@@ -57,10 +60,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return OK if words else USAGE
     if words[0].startswith("-"):
         top.parse_args(words[:1])
-    if words[0] not in COMMANDS:
-        top.error(_unknown(words[0]))
-    module = import_module(COMMANDS[words[0]][0])
-    parser = Parser(prog=f"rollouts {words[0]}", description=COMMANDS[words[0]][1], allow_abbrev=False)
+    found = commands()
+    if words[0] not in found:
+        top.error(_unknown(words[0], found))
+    try:
+        module = loaded(found[words[0]])
+    except RolloutPluginsError as error:
+        return _fail(str(error))
+    parser = Parser(prog=f"rollouts {words[0]}", description=about(found[words[0]]), allow_abbrev=False)
     module.configure(parser)
     return _guarded(module, parser.parse_intermixed_args(_joined(words[1:])))
 
@@ -70,6 +77,40 @@ def _take_any_text() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def commands() -> dict[str, EntryPoint]:
+    """Every installed command by name, ours first; nothing is imported. Nobody replaces one of ours."""
+    entries = sorted(entry_points(group=GROUP), key=lambda entry: (not _is_ours(entry), entry.name))
+    found = {entry.name: entry for entry in reversed(entries)}
+    order = [*ABOUT, *sorted(found.keys() - ABOUT.keys())]
+    return {name: found[name] for name in order if name in found}
+
+
+def _is_ours(entry: EntryPoint) -> bool:
+    return entry.dist is None or entry.dist.name == "rollout-plugins"
+
+
+def about(entry: EntryPoint) -> str:
+    """What a command does, as far as that is known without importing it."""
+    if _is_ours(entry) or entry.dist is None:
+        return ABOUT.get(entry.name, "")
+    return f"{entry.dist.metadata['Summary'] or ''} ({entry.dist.name})".strip()
+
+
+def loaded(entry: EntryPoint) -> Any:
+    """The command's module."""
+    try:
+        module = entry.load()
+    except (Exception, SystemExit) as error:
+        raise SetupError(f"command {entry.name!r} does not load from {entry.value}: {error!r}") from error
+    lacking = [name for name in ("configure", "run") if not callable(getattr(module, name, None))]
+    if lacking:
+        raise SetupError(
+            f"command {entry.name!r} names {entry.value}, which has no {' and no '.join(lacking)}; "
+            "a command is a module with configure(parser) and run(options)"
+        )
+    return module
 
 
 def _joined(words: Sequence[str]) -> list[str]:
@@ -119,7 +160,7 @@ def _print_help() -> None:
         "Every rollout of an RL fine-tuning run, kept, to look at and to ask.",
         "",
     ]
-    lines += [f"  {name:<12}{said}" for name, (_, said) in COMMANDS.items()]
+    lines += [f"  {name:<12}{about(entry)}" for name, entry in commands().items()]
     lines += [
         "",
         "`rollouts COMMAND --help` says more. A run is named by its folder, a folder of runs, or the trainer's",
@@ -128,11 +169,11 @@ def _print_help() -> None:
     sys.stdout.write("\n".join(lines) + "\n")
 
 
-def _unknown(word: str) -> str:
+def _unknown(word: str, known: Iterable[str]) -> str:
     import difflib
 
-    near = difflib.get_close_matches(word, COMMANDS, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"the commands are {', '.join(COMMANDS)}"
+    near = difflib.get_close_matches(word, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"the commands are {', '.join(known)}"
     return f"no command {word!r}; {hint}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import TYPE_CHECKING
 
 from rollout_plugins.cli.filters import RUN, add_filters, filters_of
@@ -11,6 +12,9 @@ from rollout_plugins.errors import RunError, need
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
+    from collections.abc import Callable, Sequence
+
+    from rollout_hookspecs import Panel, Rollout, Run
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -35,7 +39,6 @@ def run(options: Namespace) -> None:
         stored = open_run(options.run)
         stats = pool.submit(stored.stats)  # while textual is imported
         need("textual", "view")
-        from rollout_plugins.engine.panels import Panels
         from rollout_plugins.view.app import view
 
         filters = filters_of(options)
@@ -43,11 +46,20 @@ def run(options: Namespace) -> None:
             stored.get(options.id)
         elif filters:
             stored.find(**{**filters, "search": None, "limit": 0})  # what is wrong with them is said here
-        panels = Panels(options.plugin) if options.plugin else None
         view(
             stored,
             filters=filters,
             rollout=options.id,
-            panels=(lambda: panels) if panels else None,
+            panels=_panels(options.plugin),
             stats=stats.result,
         )
+
+
+def _panels(plugins: Sequence[str]) -> Callable[[Rollout, Run], Sequence[Panel]]:
+    """What plugins show; a wrong name fails now, the installed ones are loaded when the first rollout is shown."""
+    from rollout_plugins.engine.panels import Panels
+
+    if plugins:
+        return Panels(plugins).of
+    made = cache(Panels)
+    return lambda rollout, run: made().of(rollout, run)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -17,7 +16,8 @@ from rollout_plugins.view.pages.page import Page
 from rollout_plugins.view.pages.steps import StepsPage
 
 if TYPE_CHECKING:
-    from rollout_plugins.engine.panels import Panels
+    from rollout_hookspecs import Panel, Rollout, Run
+
     from rollout_plugins.store.read import StoredRun
 
 PERIOD = 2.0
@@ -49,21 +49,22 @@ class Viewer(App[None]):
         *,
         filters: Mapping[str, Any] | None = None,
         rollout: str | None = None,
-        panels: Callable[[], Panels] | None = None,
+        panels: Callable[[Rollout, Run], Sequence[Panel]] = lambda *_: (),
         stats: Callable[[], list[dict[str, Any]]] | None = None,
         period: float = PERIOD,
     ) -> None:
-        """`stats`: gives the run's numbers the first time, for a caller who asked for them early."""
+        """`panels`: what plugins show of a rollout; asked on a worker's thread.
+
+        `stats`: gives the run's numbers the first time, for a caller who asked for them early.
+        """
         super().__init__()
         self.animation_level = "none"  # nothing moves by itself: over ssh each frame costs
         self.stored = run
         self._asked, self._rollout = dict(filters or {}), rollout
-        self._make_panels = panels
-        self._panels: Panels | None = None
+        self.panels = panels
         self._early = stats
         self.stats: list[dict[str, Any]] = []
         self._period = period
-        self._lock = threading.Lock()
         self._seen = self._signature()
 
     def on_mount(self) -> None:
@@ -84,15 +85,6 @@ class Viewer(App[None]):
         early, self._early = self._early, None
         self.stats = self.stored.stats() if early is None else early()
         return self.stats
-
-    def panels(self) -> Panels:
-        """The plugins that show something, loaded when they are first asked; on a worker's thread."""
-        with self._lock:
-            if self._panels is None:
-                from rollout_plugins.engine.panels import Panels
-
-                self._panels = self._make_panels() if self._make_panels else Panels()
-            return self._panels
 
     @property
     def ended(self) -> bool:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from rollout_hookspecs import Panel, Rollout, Run
+
 from rollout_plugins import __version__
-from rollout_plugins.engine.panels import Panels
 from rollout_plugins.errors import RunError
 from rollout_plugins.show.text import clean
 from rollout_plugins.web.choose import choose
@@ -20,13 +21,13 @@ from rollout_plugins.web.texts import Texts
 if TYPE_CHECKING:
     from rollout_plugins.store.read import StoredRun
 
+PanelsOf = Callable[[Rollout, Run], Sequence[Panel]]
+"""What plugins show of a rollout."""
 Progress = Callable[[str, int, int], object]
 """What is being done, how much of it is, and of how much."""
 
 
-def page_data(
-    run: StoredRun, *, limit: int, plugins: Sequence[Any], progress: Progress, **filters: Any
-) -> dict[str, Any]:
+def page_data(run: StoredRun, *, limit: int, panels: PanelsOf, progress: Progress, **filters: Any) -> dict[str, Any]:
     """The page's data; its texts and images stand once and are named by number."""
     if limit < 0:
         raise RunError(f"limit={limit} is no number of rollouts; give 0 or more")
@@ -36,12 +37,12 @@ def page_data(
     facts = about(run, texts)
     series = course(steps, texts)
     chosen = choose(run, limit=limit, **filters)
-    panels, info = Panels(plugins), replace(run.info, chat_template=None)
+    info = replace(run.info, chat_template=None)
     records, rollouts = Records(texts, pictures), []
     for rollout in chosen.rollouts:
         if texts.is_full:
             break
-        rollouts.append(records.of(rollout, panels.of(rollout, info)))
+        rollouts.append(records.of(rollout, panels(rollout, info)))
         progress("rollouts", len(rollouts), chosen.expected)
     images, images_spared = pictures.all(lambda done, of: progress("images", done, of))
     written, texts_cut = texts.all()

@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rollout_plugins import __version__
 from rollout_plugins.errors import RunError
 from rollout_plugins.store.write import replace_file
-from rollout_plugins.web.data import Progress, page_data
+from rollout_plugins.web.data import PanelsOf, Progress, page_data
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rollout_plugins.store.read import StoredRun
 
 LIMIT = 2000
@@ -35,26 +33,21 @@ class Written(NamedTuple):
     bytes: int
 
 
-def write_report(
+def write_page(
     run: StoredRun,
     path: str | Path = "report.html",
     *,
     limit: int = LIMIT,
-    plugins: Sequence[Any] = (),
+    panels: PanelsOf,
     force: bool = False,
     progress: Progress = lambda *_: None,
     **filters: Any,
 ) -> Written:
-    """Write one HTML file that shows the run.
-
-    `limit`: rollouts to show; of more, whole groups spread over the steps. The charts are of all rollouts. `plugins`:
-    plugins whose panels are shown, beside those that are installed. `force`: also over a file that is no report.
-    `filters`: as for `StoredRun.rollouts`.
-    """
+    """Write the file; `rollout_plugins.report.write_report` says what the options do."""
     path = Path(path)
     if not force:
         _check_ours(path)
-    data = page_data(run, limit=limit, plugins=plugins, progress=progress, **filters)
+    data = page_data(run, limit=limit, panels=panels, progress=progress, **filters)
     page = html(data)
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, lambda target: target.write_bytes(page))

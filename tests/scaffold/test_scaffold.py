@@ -16,7 +16,7 @@ from rollout_plugins.errors import SetupError
 from rollout_plugins.scaffold import new_plugin
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = [ROOT / "examples" / name for name in ("rollout-judge", "rollout-otel")]
+EXAMPLES = [ROOT / "examples" / name for name in ("rollout-judge", "rollout-otel", "rollout-words")]
 
 
 def checked(*command, **more):

@@ -176,7 +176,7 @@ class RolloutPage(RolloutActions):
 def blocks_of(rollout: Rollout, viewer: Viewer, width: int) -> Sequence[Block]:
     """Everything about a rollout, laid out once for this width; on a worker's thread."""
     run = viewer.stored
-    panels = viewer.panels().of(rollout, run.info)
+    panels = viewer.panels(rollout, run.info)
     producers = list(run.annotations)
     blocks = rollout_blocks(
         conversation(rollout), folder=run.dir, panels=panels, producers=producers, rendered=rollout.rendered
