@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from rollout_hookspecs import Batch, Host, Run
 
@@ -15,8 +15,13 @@ from rollout_plugins.engine.pipeline import Pipeline
 from rollout_plugins.hosts.kit.finding import holds
 from rollout_plugins.hosts.kit.wrapping import Wraps, arguments
 
-if TYPE_CHECKING:
-    from rollout_plugins.callback import RolloutPluginCallback
+
+class Callback(Protocol):
+    """What the wrappers on a trainer need of the callback that put them on."""
+
+    def _submit(self, trainer: Any, attached: Attached, batch: Batch) -> None: ...
+
+    def _log(self, attached: Attached, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any: ...
 
 
 class Evaluation(NamedTuple):
@@ -117,7 +122,7 @@ class Wrappers:
     They belong to the trainer, which alone keeps them alive; they hold the callback, and it holds them, weakly.
     """
 
-    def __init__(self, callback: RolloutPluginCallback, attached: Attached) -> None:
+    def __init__(self, callback: Callback, attached: Attached) -> None:
         self._callback = weakref.ref(callback)
         self._attached = attached
         self._trainer: Callable[[], Any] = lambda: None
@@ -140,7 +145,7 @@ class Wrappers:
         detach, self._detach_host = self._detach_host, lambda: None
         detach()
 
-    def _held(self) -> RolloutPluginCallback | None:
+    def _held(self) -> Callback | None:
         """The callback, as long as the trainer has it. There is no event that tells of its removal."""
         with self._own.guarded("see whether the callback was removed"):
             callback, trainer = self._callback(), self._trainer()

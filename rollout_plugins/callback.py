@@ -16,10 +16,16 @@ from rollout_hookspecs import Batch, Run
 from rollout_plugins.attached import Attached, Wrappers, dataset_of
 from rollout_plugins.engine.copying import Given
 from rollout_plugins.engine.loading import Plugins, flag
-from rollout_plugins.engine.opening import bind_sinks, cap_dashboards, named_metrics, open_pipeline
 from rollout_plugins.engine.pipeline import Pipeline
-from rollout_plugins.engine.precautions import check_trl, checked_dir, tell_of_unfinished, warn_of_log_completions
 from rollout_plugins.engine.run_id import identify, run_of, write_marker
+from rollout_plugins.engine.setup import (
+    bind_sinks,
+    cap_dashboards,
+    checked_dir,
+    named_metrics,
+    open_pipeline,
+    tell_of_unfinished,
+)
 from rollout_plugins.engine.telling import shown
 from rollout_plugins.errors import SetupError, need
 from rollout_plugins.hosts import host_for, nearest_to
@@ -32,6 +38,7 @@ from rollout_plugins.hosts.kit.finding import (
 )
 from rollout_plugins.hosts.kit.support import may_evaluate
 from rollout_plugins.hosts.kit.trainer_facts import tokenizer_of
+from rollout_plugins.hosts.kit.trl_version import check_trl, warn_of_log_completions
 from rollout_plugins.hosts.kit.wrapping import added
 from rollout_plugins.store.home import home_of, homes_of
 

@@ -17,12 +17,18 @@ from rollout_hookspecs import Batch, Run
 
 from rollout_plugins.content.incoming import Held, Incoming, Wanted
 from rollout_plugins.engine.loading import Plugins, flag
-from rollout_plugins.engine.opening import bind_sinks, cap_dashboards, named_metrics, open_pipeline
 from rollout_plugins.engine.placing import Placing
-from rollout_plugins.engine.precautions import checked_dir, tell_of_unfinished
 from rollout_plugins.engine.record_arguments import RecordArguments, record_arguments
 from rollout_plugins.engine.rows import rows
 from rollout_plugins.engine.run_id import identify_loop, place_in_launch
+from rollout_plugins.engine.setup import (
+    bind_sinks,
+    cap_dashboards,
+    checked_dir,
+    named_metrics,
+    open_pipeline,
+    tell_of_unfinished,
+)
 from rollout_plugins.engine.telling import shown
 from rollout_plugins.errors import SetupError
 from rollout_plugins.hosts.kit.trainer_facts import installed

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from rollout_plugins.shapes.importing import Unplaced
+from rollout_hookspecs import Rollout
+
+
+@dataclass(slots=True)
+class Unplaced:
+    """A rollout as a format holds it; its id and its place in the run are decided later."""
+
+    rollout: Rollout
+    group: Any = None
+    """What all answers to the same prompt of the same generation have in common."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +79,13 @@ def _one(convert: Callable[[Any], Unplaced | Lost], item: Any) -> Unplaced | Los
 def bytes_of(items: int, text: int) -> int:
     """Rough size of so many rollouts with so much text."""
     return 256 * items + text
+
+
+def placed(batch: Sequence[Unplaced], keys: Sequence[Any]) -> list[Rollout]:
+    """The rollouts of one generation with their places; those of one key are a group."""
+    groups = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    sizes = Counter(keys)
+    return [
+        replace(found.rollout, index=index, group=groups[key], group_size=sizes[key])
+        for index, (found, key) in enumerate(zip(batch, keys, strict=True))
+    ]

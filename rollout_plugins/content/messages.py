@@ -132,3 +132,12 @@ def completion_text(rollout: Rollout) -> str:
         for m in rollout.completion
         if role_of(m) in {"assistant", "unknown"}
     )
+
+
+def as_messages(value: Any, role: str) -> tuple[tuple[Any, ...], bool]:
+    """Messages as they are; a plain string becomes one message, and that is remembered."""
+    if isinstance(value, str):
+        return ({"role": role, "content": value},), True
+    if isinstance(value, (list, tuple)):
+        return tuple(value), False
+    return (value,), False

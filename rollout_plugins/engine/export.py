@@ -80,9 +80,10 @@ def _capped(rollouts: Sequence[Rollout], step: Step, cap: int | None) -> Sequenc
     """At most so many of one generation. The cap of a training counts steps, which may have several."""
     if cap is None:
         return rollouts
-    from rollout_plugins.plugins.cap import Cap
-
-    return Cap(cap).select_rollouts(rollouts, step)
+    plugin = Plugins(["cap"], config={"cap": {"max_per_step": cap}}, autoload=False).manager.get_plugin("cap")
+    if plugin is None:
+        raise SetupError("cap= needs the plugin 'cap', which ROLLOUT_PLUGINS_DISABLE names; take it out there")
+    return plugin.select_rollouts(rollouts, step) or rollouts
 
 
 def _send(

@@ -9,9 +9,8 @@ from typing import Any
 from rollout_hookspecs import Rollout
 
 from rollout_plugins.content.hashing import content_hash
-from rollout_plugins.content.incoming import Lost
-from rollout_plugins.hosts.kit.building import weighted
-from rollout_plugins.shapes.importing import Unplaced, placed
+from rollout_plugins.content.incoming import Lost, Unplaced, placed
+from rollout_plugins.content.rewards import weighted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,13 +9,22 @@ from typing import Any, get_args
 from rollout_hookspecs import Rollout, Tokens, ToolCall
 from rollout_hookspecs._records import Finish
 
-from rollout_plugins.content.incoming import REJECTED, UNREADABLE, Held, Incoming, Lost, Wanted, bytes_of, each
+from rollout_plugins.content.incoming import (
+    REJECTED,
+    UNREADABLE,
+    Held,
+    Incoming,
+    Lost,
+    Unplaced,
+    Wanted,
+    bytes_of,
+    each,
+)
+from rollout_plugins.content.messages import as_messages
+from rollout_plugins.content.rewards import given
 from rollout_plugins.content.snapshot import Snapshot
 from rollout_plugins.content.tool_calls import tool_calls
 from rollout_plugins.errors import SetupError, suggest
-from rollout_plugins.hosts.kit.building import as_messages
-from rollout_plugins.shapes._files import given
-from rollout_plugins.shapes.importing import Unplaced
 
 _DECIDED = ("id", "run_id", "attempt", "split", "step", "generation", "rank", "index")
 KEYS = tuple(field.name for field in fields(Rollout) if field.name not in _DECIDED)

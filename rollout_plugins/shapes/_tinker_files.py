@@ -7,19 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from rollout_hookspecs import Rollout
 
+from rollout_plugins.content.incoming import Unplaced
+from rollout_plugins.content.rewards import given
 from rollout_plugins.content.tool_calls import tool_calls
-from rollout_plugins.shapes._files import (
-    Skip,
-    converted,
-    dict_in,
-    find,
-    given,
-    list_in,
-    messages,
-    number,
-    whole,
-)
-from rollout_plugins.shapes.importing import Unplaced
+from rollout_plugins.shapes._files import Skip, converted, dict_in, find, list_in, messages, number, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

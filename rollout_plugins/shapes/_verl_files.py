@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from rollout_hookspecs import Rollout
 
-from rollout_plugins.shapes._files import Skip, converted, find, given, messages, whole
-from rollout_plugins.shapes.importing import Unplaced
+from rollout_plugins.content.incoming import Unplaced
+from rollout_plugins.content.rewards import given
+from rollout_plugins.shapes._files import Skip, converted, find, messages, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,14 +13,23 @@ from typing import Any
 
 from rollout_hookspecs import Rollout
 
-from rollout_plugins.content.incoming import REJECTED, UNREADABLE, Held, Incoming, Lost, Wanted, bytes_of, each
+from rollout_plugins.content.incoming import (
+    REJECTED,
+    UNREADABLE,
+    Held,
+    Incoming,
+    Lost,
+    Unplaced,
+    Wanted,
+    bytes_of,
+    each,
+)
+from rollout_plugins.content.messages import as_messages
 from rollout_plugins.content.snapshot import Snapshot
 from rollout_plugins.content.tool_calls import tool_calls
 from rollout_plugins.errors import SetupError
-from rollout_plugins.hosts.kit.building import as_messages
 from rollout_plugins.shapes._speech import Speech, decoder
 from rollout_plugins.shapes._tensors import to_host
-from rollout_plugins.shapes.importing import Unplaced
 
 NEEDED = ("input_ids", "loss_mask")
 READ = (*NEEDED, "attention_mask", "rewards", "versions")

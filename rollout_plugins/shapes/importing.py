@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from rollout_hookspecs import Rollout, Run
 
+from rollout_plugins.content.incoming import Unplaced, placed
 from rollout_plugins.errors import RunError
 from rollout_plugins.store.write import RunWriter
 
@@ -29,15 +30,6 @@ if TYPE_CHECKING:
 
 FORMATS = ("trl", "verl", "verifiers", "tinker", "areal", "openai-jsonl")
 BATCH = 256
-
-
-@dataclass(slots=True)
-class Unplaced:
-    """A rollout as a format holds it; its id and its place in the run are decided later."""
-
-    rollout: Rollout
-    group: Any = None
-    """What all answers to the same prompt of the same generation have in common."""
 
 
 @dataclass(slots=True)
@@ -156,13 +148,3 @@ def _placed(batch: Sequence[Unplaced], numbers: Counter[str]) -> list[Rollout]:
     numbers[split] += 1
     keys = [repr(found.group if found.group is not None else found.rollout.prompt) for found in batch]
     return [replace(rollout, generation=generation) for rollout in placed(batch, keys)]
-
-
-def placed(batch: Sequence[Unplaced], keys: Sequence[Any]) -> list[Rollout]:
-    """The rollouts of one generation with their places; those of one key are a group."""
-    groups = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-    sizes = Counter(keys)
-    return [
-        replace(found.rollout, index=index, group=groups[key], group_size=sizes[key])
-        for index, (found, key) in enumerate(zip(batch, keys, strict=True))
-    ]

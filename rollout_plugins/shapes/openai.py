@@ -10,20 +10,11 @@ from typing import TYPE_CHECKING, Any, get_args
 from rollout_hookspecs import Rollout
 from rollout_hookspecs._records import Finish
 
+from rollout_plugins.content.incoming import Unplaced
 from rollout_plugins.content.messages import role_of
+from rollout_plugins.content.rewards import given, scores
 from rollout_plugins.content.tool_calls import tool_calls
-from rollout_plugins.shapes._files import (
-    Skip,
-    converted,
-    dict_in,
-    find,
-    given,
-    messages,
-    number,
-    scores,
-    whole,
-)
-from rollout_plugins.shapes.importing import Unplaced
+from rollout_plugins.shapes._files import Skip, converted, dict_in, find, messages, number, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

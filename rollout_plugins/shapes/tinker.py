@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from rollout_plugins.content.incoming import REJECTED, UNREADABLE, Held, Incoming, Wanted, bytes_of, each
+from rollout_plugins.content.incoming import REJECTED, UNREADABLE, Held, Incoming, Unplaced, Wanted, bytes_of, each
+from rollout_plugins.content.rewards import given
 from rollout_plugins.content.snapshot import Snapshot
 from rollout_plugins.errors import SetupError
-from rollout_plugins.shapes._files import given
 from rollout_plugins.shapes._speech import Decode, Speech, decoder
 from rollout_plugins.shapes._tinker_files import found
-from rollout_plugins.shapes.importing import Unplaced
 
 REWARDS = ("steps", "final")
 

@@ -9,14 +9,23 @@ from rollout_hookspecs import Rollout, Tokens
 from rollout_hookspecs._records import Finish
 
 from rollout_plugins.content.hashing import is_tensor
-from rollout_plugins.content.incoming import REJECTED, UNREADABLE, Held, Incoming, Lost, Wanted, bytes_of, each
+from rollout_plugins.content.incoming import (
+    REJECTED,
+    UNREADABLE,
+    Held,
+    Incoming,
+    Lost,
+    Unplaced,
+    Wanted,
+    bytes_of,
+    each,
+)
+from rollout_plugins.content.messages import as_messages
+from rollout_plugins.content.rewards import given, scores
 from rollout_plugins.content.snapshot import Snapshot
 from rollout_plugins.content.tool_calls import tool_calls
 from rollout_plugins.errors import SetupError
-from rollout_plugins.hosts.kit.building import as_messages
-from rollout_plugins.shapes._files import given, scores
 from rollout_plugins.shapes._tensors import to_host
-from rollout_plugins.shapes.importing import Unplaced
 
 READ = ("request", "prompt", "response", "target", "reward", "reward_breakdown", "advantage", "policy_version")
 KEPT = ("episode_id", "request_len", "response_len", "pad_id")

@@ -9,9 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from rollout_hookspecs import Rollout
 
+from rollout_plugins.content.incoming import Unplaced
+from rollout_plugins.content.rewards import given
 from rollout_plugins.content.tool_calls import tool_calls
-from rollout_plugins.shapes._files import Skip, find, given, messages, whole
-from rollout_plugins.shapes.importing import Unplaced
+from rollout_plugins.shapes._files import Skip, find, messages, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -8,20 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from rollout_hookspecs import Rollout, Tokens
 
+from rollout_plugins.content.incoming import Unplaced
+from rollout_plugins.content.rewards import given, scores
 from rollout_plugins.content.tool_calls import tool_calls
-from rollout_plugins.shapes._files import (
-    Skip,
-    converted,
-    dict_in,
-    find,
-    given,
-    list_in,
-    messages,
-    number,
-    scores,
-    whole,
-)
-from rollout_plugins.shapes.importing import Unplaced
+from rollout_plugins.shapes._files import Skip, converted, dict_in, find, list_in, messages, number, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rollout_plugins.content.incoming import Held, Incoming, Wanted, bytes_of, each
+from rollout_plugins.content.incoming import Held, Incoming, Unplaced, Wanted, bytes_of, each
 from rollout_plugins.content.snapshot import Snapshot
 from rollout_plugins.errors import SetupError
 from rollout_plugins.shapes._verl_files import found
-from rollout_plugins.shapes.importing import Unplaced
 
 
 def rollouts(

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from rollout_hookspecs import Rollout, Tokens, ToolCall
 
+from rollout_plugins.content.messages import as_messages
+from rollout_plugins.content.rewards import weighted
 from rollout_plugins.content.tool_calls import tool_calls
 from rollout_plugins.hosts.kit.trainer_facts import tokenizer_of
 from rollout_plugins.hosts.kit.watching import watched_calls
@@ -194,25 +196,6 @@ class Builder:
     def _models(self) -> set[str]:
         functions = getattr(self._seen.trainer, "reward_funcs", None) or ()
         return {name for name, one in zip(self._seen.names, functions, strict=False) if hasattr(one, "forward")}
-
-
-def as_messages(value: Any, role: str) -> tuple[tuple[Any, ...], bool]:
-    """Messages as they are; a plain string becomes one message, and that is remembered."""
-    if isinstance(value, str):
-        return ({"role": role, "content": value},), True
-    if isinstance(value, (list, tuple)):
-        return tuple(value), False
-    return (value,), False
-
-
-def weighted(rewards: Mapping[str, float | None], weights: Sequence[float]) -> float | None:
-    """The sum the trainer uses: functions that gave nothing (or NaN) don't count; None when none gave anything."""
-    terms = [
-        value * weight
-        for value, weight in zip(rewards.values(), weights, strict=False)
-        if value is not None and not math.isnan(value)
-    ]
-    return sum(terms) if terms else None
 
 
 def finish_of(last: int | None, ends: Collection[int], calls: Sequence[ToolCall]) -> Any:

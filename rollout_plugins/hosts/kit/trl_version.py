@@ -1,20 +1,14 @@
-"""What is checked, and said, before a run: mistakes of setup fail early and name the fix."""
+"""Which TRL is installed, and what that means."""
 
 from __future__ import annotations
 
 import logging
-import os
-from pathlib import Path
 from typing import Any
 
 from rollout_plugins.errors import SetupError
 from rollout_plugins.hosts.kit.trainer_facts import installed
-from rollout_plugins.store.read import find_runs, open_run
 
 logger = logging.getLogger("rollout_plugins")
-
-#: Runs of this process, and those that it told of.
-_known: set[Path] = set()
 
 TRL_FLOOR = (0, 22)
 TRL_LOG_COMPLETIONS_CAN_CRASH = (1, 15)
@@ -34,27 +28,6 @@ def _version(package: str) -> tuple[int, ...] | None:
     if text is None:
         return None
     return tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
-
-
-def tell_of_unfinished(root: Path, current: str) -> None:
-    """Say what earlier runs in the folder left behind when they were killed: it is all readable."""
-    _known.add(root / current)
-    for folder in find_runs(root):
-        if folder in _known:
-            continue
-        _known.add(folder)
-        run = open_run(folder)
-        if run.attempts and not any(attempt.get("ended") for attempt in run.attempts):
-            logger.warning("%s did not end properly, or still runs; its %d rollouts are readable", folder, len(run))
-
-
-def checked_dir(path: str | os.PathLike[str] | None) -> Path | None:
-    if path is None:
-        return None
-    folder = Path(path).absolute()  # a reward may change the working directory
-    if folder.exists() and not folder.is_dir():
-        raise SetupError(f"dir={str(folder)!r} is a file; give a folder, or leave it out")
-    return folder
 
 
 def warn_of_log_completions(trainer: Any) -> None:

@@ -1,14 +1,24 @@
-"""What the callback and the recorder have in common: a pipeline that ends with its owner, sinks, named metrics."""
+"""What the callback and the recorder have in common when a run is set up."""
 
 from __future__ import annotations
 
+import logging
+import os
 import weakref
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rollout_plugins.engine.loading import Plugins
 from rollout_plugins.engine.pipeline import Pipeline
+from rollout_plugins.errors import SetupError
+from rollout_plugins.store.read import find_runs, open_run
+
+logger = logging.getLogger("rollout_plugins")
+
+#: Runs of this process, and those that it told of.
+_known: set[Path] = set()
 
 _DASHBOARDS = ("trackio", "wandb")
 
@@ -43,3 +53,24 @@ def named_metrics(pipeline: Pipeline, split: str, prefix: str = "eval", dataset:
         numbers |= pipeline.own_metrics()
     prefix = f"{prefix}_rollouts" if split == "eval" else "rollouts"
     return {f"{prefix}/{name}": value for name, value in numbers.items()}
+
+
+def checked_dir(path: str | os.PathLike[str] | None) -> Path | None:
+    if path is None:
+        return None
+    folder = Path(path).absolute()  # a reward may change the working directory
+    if folder.exists() and not folder.is_dir():
+        raise SetupError(f"dir={str(folder)!r} is a file; give a folder, or leave it out")
+    return folder
+
+
+def tell_of_unfinished(root: Path, current: str) -> None:
+    """Say what earlier runs in the folder left behind when they were killed: it is all readable."""
+    _known.add(root / current)
+    for folder in find_runs(root):
+        if folder in _known:
+            continue
+        _known.add(folder)
+        run = open_run(folder)
+        if run.attempts and not any(attempt.get("ended") for attempt in run.attempts):
+            logger.warning("%s did not end properly, or still runs; its %d rollouts are readable", folder, len(run))

@@ -1,0 +1,40 @@
+"""Rewards as numbers: read from whatever kind of number they were given as, and added up as trainers do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def given(value: Any) -> Any:
+    """The float in any kind of number: Python's, NumPy's, a tensor, a flag. Anything else stays for the store to mark.
+
+    Text is not a number here: what it was meant to say is not ours to guess.
+    """
+    if value is None or isinstance(value, (str, bytes)):
+        return value
+    try:
+        item = getattr(value, "item", None)
+        return float(item() if callable(item) else value)
+    except (Exception, SystemExit):  # several numbers, or none
+        return value
+
+
+def scores(values: Any) -> tuple[dict[str, float | None], Any]:
+    """The numbers and None in a mapping, and what else was given; None for nothing else."""
+    if not isinstance(values, Mapping):
+        return {}, values
+    read = {name: given(value) for name, value in values.items()}
+    good = {name: value for name, value in read.items() if value is None or type(value) is float}
+    return {str(name): value for name, value in good.items()}, {n: v for n, v in read.items() if n not in good} or None
+
+
+def weighted(rewards: Mapping[str, float | None], weights: Sequence[float]) -> float | None:
+    """The sum the trainer uses: functions that gave nothing (or NaN) don't count; None when none gave anything."""
+    terms = [
+        value * weight
+        for value, weight in zip(rewards.values(), weights, strict=False)
+        if value is not None and not math.isnan(value)
+    ]
+    return sum(terms) if terms else None
