@@ -11,13 +11,13 @@ import argparse
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from rollout_hookspecs import Rollout, Run, ToolCall
 
-from rollout_plugins.store.schema import schema
 from rollout_plugins.store.to_columns import to_batch
 from rollout_plugins.store.write import ROW_GROUP, RunWriter
 
@@ -65,6 +65,10 @@ def template(rng: random.Random, number: int) -> Rollout:
     )
 
 
+def _named(*values: float) -> list[dict[str, Any]]:
+    return [{"name": name, "value": value} for name, value in zip(NAMES, values, strict=True)]
+
+
 def batch_of(base: pa.RecordBatch, start: int, rng: np.random.Generator, run: Run) -> pa.RecordBatch:
     """The base rows in another order, with numbers, names and ids of their own."""
     rows = base.num_rows
@@ -83,8 +87,7 @@ def batch_of(base: pa.RecordBatch, start: int, rng: np.random.Generator, run: Ru
         "group_size": np.full(rows, GROUP),
         "time": 1.7e9 + generation * 60.0,
         "reward": correct + shape,
-        "reward/correct": correct,
-        "reward/format": shape,
+        "rewards": [_named(*values) for values in zip(correct, shape, strict=True)],
         "advantage": correct - shape,
         "completion_tokens": rng.integers(50, 1024, rows),
     }
@@ -101,7 +104,7 @@ def write(folder: Path, rollouts: int) -> Run:
     writer = RunWriter(run)
     writer.write_run()
     words, rng = random.Random(0), np.random.default_rng(0)
-    base = to_batch([replace(template(words, n), run_id=run.id) for n in range(ROW_GROUP)], schema(NAMES), [])
+    base = to_batch([replace(template(words, n), run_id=run.id) for n in range(ROW_GROUP)], [])
     parts = folder / "data" / "train"
     parts.mkdir(parents=True)
     done = 0

@@ -6,34 +6,42 @@ import copy
 import logging
 import os
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rollout_hookspecs import Batch, Host, Run
+from rollout_hookspecs import Batch, Run
 
+from rollout_plugins.attached import Attached, Wrappers, dataset_of
 from rollout_plugins.attaching import (
-    batch_being_evaluated,
     checkpoint_being_resumed,
+    evaluation_under_way,
     step_being_resumed,
     trainer_adding,
     trainer_of,
 )
+from rollout_plugins.copying import Given
 from rollout_plugins.errors import SetupError, need
 from rollout_plugins.hosts import host_for
 from rollout_plugins.hosts.facts import tokenizer_of
 from rollout_plugins.hosts.support import may_evaluate
-from rollout_plugins.hosts.wrapping import Wraps
-from rollout_plugins.identity import identify, write_marker
+from rollout_plugins.hosts.wrapping import added
+from rollout_plugins.identity import identify, run_of, write_marker
 from rollout_plugins.loading import Plugins, flag
 from rollout_plugins.opening import bind_sinks, cap_dashboards, named_metrics, open_pipeline
 from rollout_plugins.pipeline import Pipeline
 from rollout_plugins.precautions import check_trl, checked_dir, tell_of_unfinished, warn_of_log_completions
+from rollout_plugins.store.home import home_of, homes_of
+from rollout_plugins.telling import shown
 
 need("transformers", "trl")
 from transformers import TrainerCallback  # noqa: E402 - after the check, so that a missing extra is one clear line
 
 logger = logging.getLogger("rollout_plugins")
+
+#: How many runs and attempts of each place began in this process; the same on every rank.
+_begun: Counter[str] = Counter()
 
 
 class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
@@ -42,7 +50,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
     Args:
         plugins: instances or names of plugins, run in this order, for example `["redact", Cap(8), "console"]`.
             Sinks for trackio and wandb are on by themselves when `args.report_to` names them.
-        dir: where runs are kept; default `<output_dir>/rollouts`.
+        dir: where runs are kept; default `<output_dir>-rollouts`, beside what is uploaded with the model.
         disable: names of plugins that must not run.
         config: options for plugins given by name, for example `{"cap": {"max_per_step": 8}}`.
         autoload: whether installed plugins run without being named.
@@ -51,6 +59,8 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         tokens: also keep token ids, masks and log-probabilities.
         rendered: also keep the exact templated prompt text.
         on_full: "drop" the newest batch when recording falls behind, or "block" training until it catches up.
+        end_seconds: how long the end of training may wait for the store and the sinks, all in all; what is not
+            finished then is counted. Default 30, or what `ROLLOUT_PLUGINS_END_SECONDS` says.
         trainer: the trainer, for the rare case that it cannot be found by itself.
     """
 
@@ -67,66 +77,89 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         tokens: bool = False,
         rendered: bool = False,
         on_full: str = "drop",
+        end_seconds: float | None = None,
         trainer: Any = None,
     ) -> None:
         check_trl()
+        others = set(vars(self))  # of a subclass
+        disable = disable if isinstance(disable, str) else tuple(disable)
         self._plugins = Plugins(plugins, disable=disable, config=config, autoload=autoload)
         self._dir = checked_dir(dir)
         self._tokens, self._rendered = tokens, rendered
         self._strict = strict or flag("STRICT", default=False)
-        self._sync, self._on_full = sync, on_full
+        self._sync, self._on_full, self._end_seconds = sync, on_full, end_seconds
         self._pipeline = self._new_pipeline()
-        self._host: Host | None = None
-        self._trainer: Callable[[], Any] = lambda: None
-        self._detach: Callable[[], None] | None = None
-        self._run: Run | None = None
-        self._begun = 0
-        self._has_begun_training = False
+        self._trainers: weakref.WeakKeyDictionary[Any, Attached] = weakref.WeakKeyDictionary()
         self._told: set[str] = set()
+        self._options: dict[str, Any] = {
+            "plugins": list(plugins), "dir": self._dir, "disable": disable, "config": config, "autoload": autoload,
+            "strict": strict, "sync": sync, "tokens": tokens, "rendered": rendered, "on_full": on_full,
+            "end_seconds": end_seconds,
+        }  # fmt: skip
+        self._own = vars(self).keys() - others
         found = trainer if trainer is not None else trainer_adding(type(self))
         if found is not None:
             self._attach(found)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy is a new callback with the same options, for the trainer it is copied with."""
+        plugins = [one if isinstance(one, str) else Given(one) for one in self._options["plugins"]]
+        theirs = {name: value for name, value in vars(self).items() if name not in self._own}
+        return {**theirs, "_options": {**self._options, "plugins": plugins}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        options = state["_options"]
+        given = [one.plugin if isinstance(one, Given) else one for one in options["plugins"]]
+        self.__dict__.update({name: value for name, value in state.items() if name != "_options"})
+        plugins = [one for one in given if one is not None]
+        RolloutPluginCallback.__init__(self, **{**options, "plugins": plugins})
+
     def _new_pipeline(self) -> Pipeline:
-        return open_pipeline(self, self._plugins, strict=self._strict, sync=self._sync, on_full=self._on_full)
+        return open_pipeline(
+            self,
+            self._plugins,
+            strict=self._strict,
+            sync=self._sync,
+            on_full=self._on_full,
+            end_seconds=self._end_seconds,
+        )
 
     # --- events -------------------------------------------------------------------------------------------------
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._safely("attach", self._find_and_attach)
+        self._safely("attach", lambda: self._attach(self._caller(control)))
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._safely("attach", self._find_and_attach)
-        self._safely("begin a run", lambda: self._begin_training(int(state.global_step)))
+        self._safely("attach", lambda: self._attach(self._caller(control)))
+        self._safely("begin a run", lambda: self._begin_training(self._caller(control), int(state.global_step)))
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._safely("attach", lambda: self._attach_late(self._caller(control)))
+
+    on_substep_end = on_step_end = on_step_begin
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._detach is None:
-            self._safely("attach", self._attach_late)
-        self._pipeline.raise_strict()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._pipeline.raise_strict()
+        self._safely("attach", lambda: self._attach_in_evaluation(self._caller(control)))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        self._safely("attach", lambda: self._attach_late(self._caller(control)))
         if logs and "train_runtime" in logs:  # the last moment at which the trainer's own reporters still listen
-            self._safely("flush", self.flush)
+            self._safely("flush", self._pipeline.drain_at_end)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        trainer = self._trainer()
-        if trainer is not None and not trainer.is_in_train:
-            self._safely("flush", self.flush)
+        self._safely("flush", lambda: self._end_evaluation(self._caller(control)))
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._safely("note the run in the checkpoint", lambda: self._mark_checkpoint(args, int(state.global_step)))
+        self._safely("attach", lambda: self._attach_late(self._caller(control)))
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        self._safely("note the run in the checkpoint", lambda: self._mark_checkpoint(self._caller(control), folder))
         self._safely("flush", self._pipeline.request_sync)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._safely("flush", self._pipeline.request_sync)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._safely("detach", self.detach)
-        self._safely("close the run", self._pipeline.close)
-        self._pipeline.raise_strict()
+        self._safely("close the run", lambda: self._end_training(self._caller(control)))
 
     def _safely(self, what: str, action: Callable[[], object]) -> None:
         """Our own mistakes must not reach the trainer. What the user set up wrongly must, and at once."""
@@ -135,7 +168,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         except SetupError:
             raise
         except Exception as error:
-            self._say(f"could not {what}: {error!r}; training goes on without it")
+            self._say(f"could not {what}: {shown(error)}; training goes on without it")
             logger.debug("could not %s", what, exc_info=error)
         self._pipeline.raise_strict()
 
@@ -146,55 +179,90 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
 
     # --- attaching ----------------------------------------------------------------------------------------------
 
-    def _find_and_attach(self) -> None:
-        if self._detach is not None and self._trainer() is not None:
-            return
+    def _caller(self, control: Any) -> Any | None:
+        """The trainer whose event this is: one callback may serve several, one after the other or in turns."""
+        for trainer in list(self._trainers):
+            if control is not None and getattr(trainer, "control", None) is control:
+                return trainer
         trainer = trainer_of(self)
         if trainer is None:
             self._say("found no trainer for RolloutPluginCallback, so nothing is recorded; pass trainer=…")
-        else:
-            self._attach(trainer)
+        return trainer
+
+    def _known(self, trainer: Any) -> Attached | None:
+        """What is known of a trainer that makes rollouts."""
+        attached = None if trainer is None else self._trainers.get(trainer)
+        return None if attached is None or attached.host is None else attached
 
     def _attach(self, trainer: Any) -> None:
-        self.detach()
-        self._trainer = weakref.ref(trainer)
-        self._host = host_for(trainer, self._pipeline.dispatcher.hosts())
-        if self._host is None:
-            self._say(f"{type(trainer).__name__} makes no rollouts that are known here; the callback does nothing")
-            self._detach = lambda: None
+        """Stay with the trainer until the callback is removed: no event comes before an evaluation's first batch."""
+        if trainer is None:
+            return
+        if trainer not in self._trainers:
+            self._get_to_know(trainer)
+        attached = self._known(trainer)
+        if attached is None or attached.is_on:
             return
         self._add_reporters(trainer)
         warn_of_log_completions(trainer)
         options = {
             "tokens": self._tokens,
             "rendered": self._tokenizer(trainer),
-            "gather": self._pipeline.has_global_sinks,
+            "gather": attached.pipeline.has_global_sinks,
         }
-        detach = self._host.attach(trainer, _Emitter(self), options)
-        log = Wraps(trainer)
-        log.wrap("log", self._log)
+        attached.put_on(trainer, Wrappers(self, attached), options)
 
-        def detach_both() -> None:
-            log.detach()
-            detach()
+    def _get_to_know(self, trainer: Any) -> None:
+        pipeline = self._new_pipeline()
+        if self._pipeline.run is None:
+            self._pipeline = pipeline
+        host = host_for(trainer, pipeline.dispatcher.hosts())
+        self._trainers[trainer] = Attached(host, pipeline, Path(trainer.args.output_dir).absolute())
+        if host is None:
+            self._say(f"{type(trainer).__name__} makes no rollouts that are known here; the callback does nothing")
 
-        self._detach = detach_both
+    def _attach_late(self, trainer: Any) -> None:
+        """Added, or added again, to a trainer that is in the middle of training."""
+        self._attach_unless_settled(trainer)
+        attached = self._known(trainer)
+        if attached is not None and trainer.is_in_train and not attached.has_begun_training:
+            attached.has_begun_training = True
+            self._say(
+                f"RolloutPluginCallback was added in the middle of training, at step {trainer.state.global_step}: "
+                "rollouts are recorded from here on"
+            )
 
-    def _attach_late(self) -> None:
+    def _attach_unless_settled(self, trainer: Any) -> bool:
+        """Whether it was not attached and is now."""
+        attached = self._known(trainer)
+        if trainer is None or (trainer in self._trainers and (attached is None or attached.is_settled)):
+            return False
+        self._attach(trainer)
+        return self._known(trainer) is not None
+
+    def _attach_in_evaluation(self, trainer: Any) -> None:
         """`evaluate()` alone after `add_callback(instance)`: no event came before the first batch was generated."""
-        self._find_and_attach()
-        trainer, count = self._trainer(), batch_being_evaluated()
-        recover = getattr(self._host, "recover", None)
-        if trainer is None or self._host is None or not may_evaluate(self._host, trainer):
+        is_new, attached = self._attach_unless_settled(trainer), self._known(trainer)
+        if not is_new or attached is None or not may_evaluate(attached.host, trainer):
             return
+        count, prefix = evaluation_under_way(trainer)
+        attached.begin_evaluation(prefix)
+        recover = getattr(attached.host, "recover", None)
         batch = recover(trainer, count) if recover is not None and count else None
         if batch is not None:
-            _Emitter(self)(batch)
+            self._submit(trainer, attached, batch)
         else:
-            self._pipeline.counters.drop("before_attach", count)
+            attached.pipeline.counters.drop("before_attach", count)
             self._say(
                 f"{count or 'some'} rollouts were made before the callback could attach; pass it in callbacks=[…]"
             )
+
+    def _end_evaluation(self, trainer: Any) -> None:
+        attached = self._known(trainer)
+        if attached is not None:
+            attached.end_evaluation()
+            if not trainer.is_in_train:
+                self.flush(attached.pipeline.end_seconds)
 
     def _tokenizer(self, trainer: Any) -> Any:
         """A copy for the worker thread: tokenizers object when two threads use one at the same time."""
@@ -214,101 +282,122 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         return self._pipeline.drain(seconds)
 
     def detach(self) -> None:
-        """Take all wrappers off the trainer."""
-        detach, self._detach = self._detach, None
-        if detach is not None:
-            detach()
+        """Take all wrappers off the trainers, until they train again."""
+        for attached in list(self._trainers.values()):
+            attached.take_off()
+            attached.stays_off = True
 
     # --- runs ---------------------------------------------------------------------------------------------------
 
-    def _begin_training(self, step: int) -> None:
+    def _begin_training(self, trainer: Any, step: int) -> None:
         """A new run; a new attempt when training resumes or starts over; the same one after an evaluate() before."""
-        if self._host is None or self._trainer() is None:
+        attached = self._known(trainer)
+        if attached is None:
             return
-        pipeline, trained = self._pipeline, self._trained
-        self._has_begun_training = True
-        if pipeline.run is not None and step == (pipeline.run.resumed_from or 0) and not trained:
-            return
-        if pipeline.run is None and self._run is not None:
-            self._pipeline = self._new_pipeline()
-        self._begin(step, restarted=pipeline.run if trained else None)
+        attached.output_dir = Path(trainer.args.output_dir).absolute()
+        self._use(attached)
+        run, has_trained, has_ended = attached.run, attached.has_trained, attached.has_ended_training
+        if has_ended or (run is not None and not has_trained and step != (run.resumed_from or 0)):
+            attached.pipeline.close()
+            attached.begin_run(self._new_pipeline())
+            self._use(attached)
+        attached.has_begun_training = True
+        if attached.run is None or has_trained:
+            self._begin(trainer, attached, step, restarted=run if has_trained and not has_ended else None)
+        else:
+            self._ensure_run(trainer, attached)
 
-    @property
-    def _trained(self) -> bool:
-        """Whether the open run has been handed rollouts of a training; some trainers make others before it."""
-        return self._has_begun_training and self._pipeline.submitted["train"] > 0
+    def _end_training(self, trainer: Any) -> None:
+        attached = self._known(trainer)
+        if attached is not None:
+            attached.has_ended_training = True
+            attached.pipeline.close()
 
-    def _begin(self, step: int, restarted: Run | None = None) -> None:
-        trainer = self._trainer()
-        root = self._dir or Path(trainer.args.output_dir) / "rollouts"
-        self._begun += 1
-        key = f"{root}|{self._position(trainer)}|{self._begun}|{os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}"
-        checkpoint = checkpoint_being_resumed() if step else None
+    def _use(self, attached: Attached) -> None:
+        """Plugins see one run at a time: one that another trainer left open ends here."""
+        if attached.pipeline.is_elsewhere:
+            attached.begin_run(self._new_pipeline())
+        if self._pipeline is not attached.pipeline:
+            self._pipeline.close()
+            self._pipeline = attached.pipeline
+
+    def _begin(self, trainer: Any, attached: Attached, step: int, restarted: Run | None = None) -> None:
+        checkpoint = checkpoint_being_resumed(trainer) if step else None
+        root = self._root(attached.output_dir, checkpoint, restarted)
+        place = f"{root}|{self._position(trainer)}"
+        _begun[place] += 1
+        key = f"{place}|{_begun[place]}|{os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}"
         found = identify(root, key, checkpoint, step, restarted.id if restarted else None)
-        facts = dict(self._host.describe(trainer)) if self._host else {}
-        self._run = Run(
+        facts = dict(attached.host.describe(trainer)) if attached.host else {}
+        run = attached.run = Run(
             id=found.id,
             attempt=found.attempt,
             dir=str(root / found.id),
             rank=trainer.accelerator.process_index,
             world_size=trainer.accelerator.num_processes,
-            host=self._host.name if self._host else "",
+            host=attached.host.name if attached.host else "",
             resumed_from=found.resumed_from,
             **facts,
         )
-        self._start(found.generation)
-        if self._run.rank == 0:
-            self._pipeline.later(lambda: tell_of_unfinished(root, found.id))
+        self._start(trainer, attached, run, found.generation)
+        if run.rank == 0:
+            attached.pipeline.later(lambda: tell_of_unfinished(root, found.id))
 
-    def _start(self, generation: int) -> None:
-        assert self._run is not None
-        bind_sinks(self._plugins, self._trainer(), self._safely)
-        self._pipeline.start(self._run, generation)
+    def _root(self, output_dir: Path, checkpoint: Path | None, restarted: Run | None) -> Path:
+        """The folder of runs: as told, else where the run is that goes on, else the default one."""
+        if self._dir or restarted:
+            return self._dir or Path(restarted.dir).parent  # type: ignore[union-attr]
+        name = run_of(checkpoint)
+        homes = homes_of(output_dir)
+        return next((home for home in homes if name and (home / name).is_dir()), home_of(output_dir))
+
+    def _start(self, trainer: Any, attached: Attached, run: Run, generation: int) -> None:
+        bind_sinks(self._plugins, trainer, self._safely)
+        attached.pipeline.start(run, generation)
 
     def _position(self, trainer: Any) -> int:
         """Which of several rollout callbacks this is; the same on every rank."""
         ours = [one for one in trainer.callback_handler.callbacks if isinstance(one, RolloutPluginCallback)]
         return next((i for i, one in enumerate(ours) if one is self), len(ours))
 
-    def _ensure_run(self) -> None:
+    def _submit(self, trainer: Any, attached: Attached, batch: Batch) -> None:
+        self._ensure_run(trainer, attached)
+        attached.submit(batch)
+
+    def _ensure_run(self, trainer: Any, attached: Attached) -> None:
         """`evaluate()` outside of training: the run that is open, else the last one again, else a new one."""
-        if self._pipeline.run is not None:
+        self._use(attached)
+        if attached.pipeline.run is not None:
             return
-        if self._run is not None:
-            self._start(self._pipeline.generation)
+        if attached.run is not None:
+            self._start(trainer, attached, attached.run, attached.pipeline.generation)
         else:
-            self._begin(step_being_resumed())
+            self._begin(trainer, attached, step_being_resumed(trainer))
 
-    def _mark_checkpoint(self, args: Any, step: int) -> None:
-        if self._run is not None:
-            write_marker(Path(args.output_dir) / f"checkpoint-{step}", self._run.id, self._pipeline.generation)
+    def _mark_checkpoint(self, trainer: Any, folder: Path) -> None:
+        attached = self._known(trainer)
+        if attached is not None and attached.run is not None:
+            write_marker(folder, attached.run.id, attached.pipeline.generation)
 
-    def _log(self, original: Callable[..., Any], logs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Metrics join the trainer's own log, under names of their own."""
+    def _log(self, attached: Attached, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Metrics join the trainer's own log, under names of their own.
+
+        They stand in the trainer's dictionary while it logs, and are gone after: a copy would keep from the caller
+        what `log` adds, which `evaluate()` returns and the best checkpoint is chosen by.
+        """
+        logs = args[0] if args else kwargs.get("logs")
+        if not isinstance(logs, dict):
+            return original(*args, **kwargs)
         more: dict[str, float] = {}
-        self._safely("add metrics to the log", lambda: more.update(self._metrics(logs)))
-        return original({**logs, **more} if more else logs, *args, **kwargs)
+        self._safely("add metrics to the log", lambda: more.update(self._metrics(attached, logs)))
+        with added(logs, more):
+            return original(*args, **kwargs)
 
-    def _metrics(self, logs: Mapping[str, float]) -> dict[str, float]:
+    def _metrics(self, attached: Attached, logs: Mapping[str, float]) -> dict[str, float]:
         if "train_runtime" in logs:
-            self._pipeline.drain(30.0, sinks=False)
-        is_eval = any(key.startswith("eval_") for key in logs)
-        return named_metrics(self._pipeline, "eval" if is_eval else "train")
-
-
-class _Emitter:
-    """What a host hands its batches to."""
-
-    def __init__(self, callback: RolloutPluginCallback) -> None:
-        self._callback = weakref.ref(callback)
-
-    def __call__(self, batch: Batch) -> None:
-        callback = self._callback()
-        if callback is not None:
-            callback._ensure_run()  # noqa: SLF001 - one class in two parts
-            callback._pipeline.submit(batch)  # noqa: SLF001
-
-    def lost(self, reason: str, count: int) -> None:
-        callback = self._callback()
-        if callback is not None:
-            callback._pipeline.counters.drop(reason, count)  # noqa: SLF001
+            attached.pipeline.drain_at_end(sinks=False)
+            return named_metrics(attached.pipeline, "train")
+        prefix = attached.prefix_of(logs)
+        if not prefix:
+            return named_metrics(attached.pipeline, "train")
+        return named_metrics(attached.pipeline, "eval", prefix, dataset_of(prefix))

@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter
 from typing import Any
+from weakref import WeakSet
+
+_all: WeakSet[Counters] = WeakSet()
 
 
 class Counters:
     """Adds up drops by reason and seconds by kind."""
 
     def __init__(self) -> None:
+        self._renew_lock()
+        _all.add(self)
+        self.begin()
+
+    def begin(self) -> None:
+        """Before a run or an attempt."""
+        with self._lock:
+            self.drops: Counter[str] = Counter()
+            self.rollouts: Counter[str] = Counter()
+            self.generations: Counter[str] = Counter()
+            self.seconds: Counter[str] = Counter()
+            self.errors: Counter[str] = Counter()
+
+    def _renew_lock(self) -> None:
         self._lock = threading.RLock()  # the garbage collector may close a pipeline while this one counts
-        self.drops: Counter[str] = Counter()
-        self.rollouts: Counter[str] = Counter()
-        self.generations: Counter[str] = Counter()
-        self.seconds: Counter[str] = Counter()
-        self.errors: Counter[str] = Counter()
 
     def drop(self, reason: str, count: int = 1) -> None:
         with self._lock:
             self.drops[reason] += count
+            if not self.drops[reason]:
+                del self.drops[reason]
 
     def error(self, who: str) -> None:
         with self._lock:
@@ -45,3 +60,13 @@ class Counters:
                 "plugin_errors": dict(self.errors),
                 "seconds": {kind: round(value, 6) for kind, value in self.seconds.items()},
             }
+
+
+def _renew_locks() -> None:
+    """In a forked child: a thread that held one of them is not there to give it back."""
+    for counters in _all:
+        counters._renew_lock()  # noqa: SLF001 - one class in two parts
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_renew_locks)

@@ -6,24 +6,27 @@ for each plugin and hook, and counted; after three in a row the plugin is taken 
 
 from __future__ import annotations
 
-import inspect
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple, TypeVar
 
 import pluggy
-from rollout_hookspecs import Drop, Host, Rollout, Step, ToolCall, Trace
+from rollout_hookspecs import Drop, Host, Rollout, Run, Step, ToolCall, Trace
 
 from rollout_plugins.counters import Counters
 from rollout_plugins.fit import unfit
+from rollout_plugins.telling import is_required, shown
+from rollout_plugins.trace import DefaultTrace
 
 logger = logging.getLogger("rollout_plugins")
 
 FAILURES_ALLOWED = 3
 _MAY_DROP = ("on_tool_call", "on_rollout")
+_BESIDE_MARKS = tuple(field.name for field in fields(Rollout) if field.name != "marks")
+T = TypeVar("T")
 
 
 class Abandoned(BaseException):
@@ -39,6 +42,16 @@ class Call:
     started: float
 
 
+class _Method(NamedTuple):
+    """A method of a plugin that is not a hook, to be called like one."""
+
+    plugin: Any
+    plugin_name: str
+    function: Callable[..., Any]
+    argnames: tuple[str, ...]
+    kwargnames: tuple[str, ...] = ()
+
+
 class Dispatcher:
     """Typed calls to every hook, isolating each plugin."""
 
@@ -51,15 +64,34 @@ class Dispatcher:
         self._now: Call | None = None
         self._turn = threading.RLock()
         self._dropped_by = ""
+        self._required: dict[str, bool] = {}
         self._failures: dict[str, int] = {}
         self._told: set[tuple[str, str]] = set()
+
+    def begin(self) -> None:
+        """Before a run or an attempt: plugins that were taken out of the one before get another chance."""
+        self.removed.clear()
+        self.lacking = ""
+        self._failures.clear()
+        self._told.clear()
 
     def name_of(self, plugin: Any) -> str:
         return self.manager.get_name(plugin) or type(plugin).__name__
 
     def implementations(self, hook: str) -> list[Any]:
-        """Implementations in calling order."""
-        return list(reversed(getattr(self.manager.hook, hook).get_hookimpls()))
+        """Implementations in calling order, without those of plugins that were taken out.
+
+        Of a rollout, `required` plugins see what all others made.
+        """
+        found = reversed(getattr(self.manager.hook, hook).get_hookimpls())
+        alive = [impl for impl in found if impl.plugin_name not in self.removed]
+        return sorted(alive, key=self._is_last) if hook == "on_rollout" else alive
+
+    def _is_last(self, impl: Any) -> bool:
+        known = self._required.get(impl.plugin_name)
+        if known is None:
+            known = self._required[impl.plugin_name] = is_required(impl.plugin)
+        return known
 
     def plugins_with(self, hook: str) -> list[Any]:
         return [impl.plugin for impl in self.implementations(hook)]
@@ -119,11 +151,10 @@ class Dispatcher:
             self.remove(name, f"failed {FAILURES_ALLOWED} times in a row, last in {hook}: {shown(error)}")
 
     def remove(self, name: str, why: str) -> None:
-        """Take a plugin out for the rest of the run."""
+        """Take a plugin out for the rest of the run. It stays registered: the next run begins with all of them."""
         plugin = self.manager.get_plugin(name)
-        if plugin is not None:
+        if plugin is not None and name not in self.removed:
             self.removed[name] = why
-            self.manager.unregister(name=name)
             logger.warning("plugin %r is off for the rest of the run: it %s", name, why)
             if is_required(plugin):
                 self.lacking = name
@@ -171,15 +202,10 @@ class Dispatcher:
         return call
 
     def _fold_rollout(self, rollout: Rollout, step: Step) -> Rollout | None:
-        def read(result: Any) -> Any:
-            if _one(Rollout)(result) is not None:
-                _check(result, rollout.id)
-            return result
-
         arguments = {"rollout": rollout, "step": step}
         kept = rollout
         try:
-            for _, result in self._results("on_rollout", arguments, read):
+            for _, result in self._results("on_rollout", arguments, _replacement(rollout.id)):
                 arguments["rollout"] = kept = result
         except Drop as drop:
             self._count_drop("dropped_by", drop)
@@ -188,7 +214,7 @@ class Dispatcher:
 
     def _count_drop(self, what: str, drop: Drop) -> None:
         self.counters.drop(f"{what}:{self._dropped_by}")
-        logger.debug("dropped by %s: %s", self._dropped_by, drop.reason)
+        logger.debug("dropped by %s: %s", self._dropped_by, drop)
 
     def select(self, rollouts: Sequence[Rollout], step: Step) -> tuple[list[Rollout], dict[str, str]]:
         """Fold `select_rollouts`. Also who left each of the others out, and why."""
@@ -209,10 +235,87 @@ class Dispatcher:
             self.counters.drop(f"skipped_by:{name}")
         return chosen, {ident: f"skipped by {name}: {why}" for ident, (name, why) in skipped.items()}
 
+    # --- what leaves the process --------------------------------------------------------------------------------
+
+    def clean(self, value: T, instead: T) -> T:
+        """The value as `required` plugins let it leave the process; `instead` where one of them cannot say."""
+        if self.lacking:
+            return instead
+        kind = type(value)
+        for name, plugin in self.manager.list_name_plugin():
+            method = getattr(plugin, "clean", None) if is_required(plugin) else None
+            if callable(method):
+                impl = _Method(plugin, name, method, ("value",))
+                worked, result = self.call(impl, "clean", {"value": value}, _one(kind))
+                if not worked:
+                    return instead
+                value = value if result is None else result
+        return value
+
+    def cleaned_texts(self, texts: Iterable[str], instead: str) -> dict[str, str]:
+        """Each text as it may leave."""
+        given = list(dict.fromkeys(texts))
+        return dict(zip(given, self.clean(given, [instead] * len(given)), strict=True)) if given else {}
+
+    def cleaned_changes(self, seen: Sequence[Rollout], now: Sequence[Rollout], step: Step) -> list[Rollout]:
+        """Rollouts as they may leave, where plugins changed them after `required` ones had seen them."""
+        before = {rollout.id: rollout for rollout in seen}
+        if not self.has_required or all(rollout is before[rollout.id] for rollout in now):
+            return list(now)
+        again = [self._seen_again(before[rollout.id], rollout, step) for rollout in now]
+        marks = self.clean([dict(rollout.marks) for rollout in again], [dict(before[r.id].marks) for r in now])
+        return [
+            rollout if rollout is before[rollout.id] else replace(rollout, marks=said)
+            for rollout, said in zip(again, marks, strict=True)
+        ]
+
+    def _seen_again(self, seen: Rollout, now: Rollout, step: Step) -> Rollout:
+        """With more than new marks, it goes through `required` plugins once more; else as they saw it."""
+        if all(getattr(now, name) is getattr(seen, name) for name in _BESIDE_MARKS):
+            return now
+        if self.lacking:
+            return seen
+        arguments = {"rollout": now, "step": step}
+        try:
+            for impl in filter(self._is_last, self.implementations("on_rollout")):
+                worked, result = self.call(impl, "on_rollout", arguments, _replacement(now.id))
+                if not worked:
+                    return seen
+                arguments["rollout"] = now = result or now
+        except Drop:
+            return seen
+        return now
+
+    def cleaned_run(self, run: Run) -> Run:
+        """The run's facts as they may leave; without what explains them where that cannot be said."""
+        if not self.has_required:
+            return run
+        kept = {name: getattr(run, name) for name in ("id", "attempt", "dir", "rank", "world_size", "resumed_from")}
+        facts = {field.name: getattr(run, field.name) for field in fields(Run) if field.name not in kept}
+        facts["reward_names"] = dict.fromkeys(run.reward_names)  # names that become equal stay apart, as in rollouts
+        clean = self.clean(facts, {})
+        names = {"reward_names": tuple(clean["reward_names"])} if "reward_names" in clean else {}
+        return Run(**kept, **{**clean, **names})
+
+    def cleaned_names(self, numbers: Mapping[str, float]) -> dict[str, float]:
+        """Numbers under names that may leave."""
+        return dict(self.clean(dict(numbers), {})) if numbers and self.has_required else dict(numbers)
+
+    def _cleaned_trace(self, trace: Trace, name: str) -> Trace | None:
+        """What another plugin made of a rollout may hold more than the rollout did."""
+        if not self.has_required:
+            return trace
+        parts = {field.name: getattr(trace, field.name) for field in fields(Trace)}
+        clean = self.clean(parts, {})
+        if clean and all(isinstance(clean[part], type(value)) for part, value in parts.items()):
+            return Trace(**clean)
+        self.counters.drop(f"skipped_by:{name}")
+        return None
+
     def trace(self, rollout: Rollout) -> Trace | None:
         """The first `Trace` that a plugin makes of it."""
-        for _, trace in self._results("format_trace", {"rollout": rollout}, _one(Trace)):
-            return trace  # type: ignore[no-any-return]
+        for impl, trace in self._results("format_trace", {"rollout": rollout}, _one(Trace)):
+            return trace if type(impl.plugin) is DefaultTrace else self._cleaned_trace(trace, impl.plugin_name)
         return None
 
     def hosts(self) -> list[Host]:
@@ -239,17 +342,23 @@ class Dispatcher:
         return numbers
 
 
-def is_required(plugin: Any) -> bool:
-    """Whether a plugin says that nothing may be stored which it has not seen (`required = True`)."""
-    return inspect.getattr_static(plugin, "required", False) is True
-
-
 def _one(kind: type) -> Callable[[Any], Any]:
     """Accepts None or a value of this kind."""
 
     def read(result: Any) -> Any:
         if result is not None and not isinstance(result, kind):
             raise TypeError(f"returned {type(result).__name__}, expected {kind.__name__} or None")
+        return result
+
+    return read
+
+
+def _replacement(ident: str) -> Callable[[Any], Any]:
+    """Accepts None or a rollout that replaces the one of this id."""
+
+    def read(result: Any) -> Any:
+        if _one(Rollout)(result) is not None:
+            _check(result, ident)
         return result
 
     return read
@@ -297,11 +406,3 @@ def _skip_reasons(plugin: Any) -> dict[str, str]:
         return {str(ident): str(why) for ident, why in plugin.skip_reasons.items()}
     except Exception:  # it may say so, it need not
         return {}
-
-
-def shown(error: BaseException) -> str:
-    """An exception in one piece, even when it objects to being shown."""
-    try:
-        return repr(error)
-    except Exception:
-        return type(error).__name__

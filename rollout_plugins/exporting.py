@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from rollout_hookspecs import Rollout, Step
 
+from rollout_plugins.delivery import Delivery
 from rollout_plugins.errors import SetupError
-from rollout_plugins.ledger import Ledger
 from rollout_plugins.loading import Plugins
 from rollout_plugins.trace import default_trace
 
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
     from rollout_plugins.store.read import StoredRun
 
 SINKS = ("trackio", "wandb", "jsonl", "scout")
+PATIENCE_SECONDS = 60.0
+"""How long an export waits while another process sends to the same place."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,7 @@ class Sent:
     had: int
     """Rollouts the target already had."""
     capped: int
-    """Rollouts left out by the cap."""
+    """Rollouts left out: by the cap, or by a limit of the sink's own."""
 
 
 def export(
@@ -49,16 +54,14 @@ def export(
     filters: those of `StoredRun.rollouts`.
     """
     sink = _sink(to, options or {})
-    limit = _cap(cap)
-    sink.on_run_start(run.info)
-    try:
-        opened = getattr(sink, "open", None)
-        if callable(opened):
-            opened()
-        ledger = Ledger(run.dir, sink.target)
-        return _send(_generations(run, filters), sink, ledger, limit, progress)
-    finally:
-        sink.on_run_end(run.info)
+    _capped((), Step(), cap)  # one that makes no sense is refused before anything is opened
+    with closing(Delivery(sink, run.dir, patience=PATIENCE_SECONDS)) as delivery:
+        _call(sink, "on_run_start", run=run.info)
+        try:
+            delivery.ask()
+            return _send(_generations(run, filters), sink, delivery, cap, progress)
+        finally:
+            _call(sink, "on_run_end", run=run.info)
 
 
 def _sink(to: str | Any, options: dict[str, Any]) -> Any:
@@ -73,33 +76,43 @@ def _sink(to: str | Any, options: dict[str, Any]) -> Any:
     return sink
 
 
-def _cap(limit: int | None) -> Any:
-    if limit is None:
-        return None
+def _capped(rollouts: Sequence[Rollout], step: Step, cap: int | None) -> Sequence[Rollout]:
+    """At most so many of one generation. The cap of a training counts steps, which may have several."""
+    if cap is None:
+        return rollouts
     from rollout_plugins.plugins.cap import Cap
 
-    return Cap(limit)
+    return Cap(cap).select_rollouts(rollouts, step)
 
 
 def _send(
     generations: Iterator[tuple[Step, Sequence[Rollout]]],
     sink: Any,
-    ledger: Ledger,
-    limit: Any,
+    delivery: Delivery,
+    cap: int | None,
     progress: Callable[[int], object],
 ) -> Sent:
-    already = ledger.read()
-    sent = had = capped = 0
+    sent = had = left = 0
     for step, rollouts in generations:
-        kept = rollouts if limit is None else limit.select_rollouts(rollouts, step)
-        kept = rollouts if kept is None else kept
-        new = [rollout for rollout in kept if rollout.id not in already]
-        if new:
-            sink.export_traces(tuple(map(default_trace, new)), step)
-            ledger.add(rollout.id for rollout in new)
-        sent, had, capped = sent + len(new), had + len(kept) - len(new), capped + len(rollouts) - len(kept)
-        progress(sent + had + capped)
-    return Sent(sink.target, sent, had, capped)
+        kept = {rollout.id: rollout for rollout in _capped(rollouts, step, cap)}
+        done = delivery.send(list(kept), partial(_export, sink, step, kept))
+        sent, had = sent + done.sent, had + done.had
+        left += len(rollouts) - done.sent - done.had
+        progress(sent + had + left)
+    return Sent(getattr(sink, "target", type(sink).__name__), sent, had, left)
+
+
+def _export(sink: Any, step: Step, rollouts: Mapping[str, Rollout], ids: Collection[str]) -> Any:
+    return _call(sink, "export_traces", traces=tuple(default_trace(rollouts[ident]) for ident in ids), step=step)
+
+
+def _call(sink: Any, hook: str, **arguments: Any) -> Any:
+    """Call a hook, if the sink has it, with the arguments it asks for."""
+    function = getattr(sink, hook, None)
+    if function is None:
+        return None
+    wanted = inspect.signature(function).parameters
+    return function(**{name: value for name, value in arguments.items() if name in wanted})
 
 
 def _generations(run: StoredRun, filters: dict[str, Any]) -> Iterator[tuple[Step, Sequence[Rollout]]]:
@@ -115,6 +128,7 @@ def _generations(run: StoredRun, filters: dict[str, Any]) -> Iterator[tuple[Step
                 rank=run.info.rank,
                 world_size=world,
                 seen=len(rollouts),
+                dataset=rollouts[0].marks.get("dataset", ""),
             ),
             rollouts,
         )

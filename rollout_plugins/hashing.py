@@ -1,8 +1,8 @@
 """One hash for equal content, whatever the content is. Never raises.
 
 Order of dict keys does not matter, types do: 1, 1.0, "1" and True are four values. Lists and tuples are one kind, as
-hosts use either for the same thing. Images count by their pixels. What is nested deeper than the store keeps does
-not count, and arrays beyond 256 MiB count by their shape.
+hosts use either for the same thing. Images count by their pixels and by what decides how those are shown. What is
+nested deeper than the store keeps does not count, and arrays beyond 256 MiB count by their shape.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from rollout_hookspecs import Image
 
 MAX_DEPTH = 240
 _LARGEST = 1 << 28
+_SHOWN_BY = ("transparency", "icc_profile", "gamma", "chromaticity")
+_SAYS_ORIENTATION = ("exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp")
+_ORIENTATION = 0x0112
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
@@ -30,15 +33,31 @@ def content_hash(value: Any) -> str:
 
 
 def pixel_hash(image: Any) -> str:
-    """32 hex digits for a decoded PIL image: equal pixels, equal hash, whichever object or file holds them."""
+    """32 hex digits for a decoded PIL image: equal pixels, shown alike, have equal hashes, whatever holds them."""
     state = blake2b(f"{image.mode} {image.size[0]}x{image.size[1]}".encode(), digest_size=16)
-    transparent = image.info.get("transparency")
-    if image.mode == "P":  # the same picture may number its colours differently
-        image = image.convert("RGBA")
-    elif transparent is not None:
-        state.update(repr(transparent).encode())
+    for name in _SHOWN_BY:
+        if image.info.get(name) is not None:
+            state.update(f"{name} {image.info[name]!r}".encode("utf-8", "surrogatepass"))
+    if (turned := _orientation(image)) not in {None, 1}:
+        state.update(f"orientation {turned}".encode())
     state.update(image.tobytes())
+    if image.mode in {"P", "PA"}:  # the numbers may be labels, and palettes may give them any colours
+        state.update(image.convert("RGBA").tobytes())
     return state.hexdigest()
+
+
+def _orientation(image: Any) -> Any:
+    """How EXIF or XMP data turn the image. Asked of another one: PIL notes on an image that it was asked."""
+    from PIL import Image as Pil
+
+    if not any(name in image.info for name in _SAYS_ORIENTATION):
+        return None
+    asked = Pil.new("1", (1, 1))
+    asked.info = dict(image.info)
+    try:
+        return asked.getexif().get(_ORIENTATION)
+    except Exception:  # EXIF data that does not decode turns nothing
+        return None
 
 
 def bytes_hash(data: bytes) -> str:

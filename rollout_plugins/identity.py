@@ -40,8 +40,8 @@ def identify(root: Path, key: str, checkpoint: Path | None, step: int, restarted
     """A fresh run, or the next attempt of the run that wrote the checkpoint or is starting over."""
     mine = Identity(new_id(), resumed_from=step or None)
     marker = _read_marker(checkpoint) if checkpoint is not None else {}
-    name = restarted or str(marker.get("run", ""))
-    if name and Path(name).name == name and (root / name).is_dir():
+    name = restarted or run_of(checkpoint)
+    if name and (root / name).is_dir():
         mine = Identity(name, max(1, _last_attempt(root / name)) + 1, int(marker.get("generation", 0)), step)
     agreed = agree(key, json.dumps(vars(mine)))
     return Identity(**json.loads(agreed))
@@ -108,6 +108,12 @@ def write_marker(checkpoint: Path, run: str, generation: int) -> None:
             (checkpoint / MARKER).write_text(json.dumps({"run": run, "generation": generation}), encoding="utf-8")
 
 
+def run_of(checkpoint: Path | None) -> str:
+    """The name of the run that wrote the checkpoint; empty when it does not say."""
+    name = str(_read_marker(checkpoint).get("run", "")) if checkpoint is not None else ""
+    return name if Path(name).name == name else ""
+
+
 def _read_marker(checkpoint: Path) -> dict[str, Any]:
     try:
         marker = json.loads((checkpoint / MARKER).read_text(encoding="utf-8"))
@@ -120,7 +126,7 @@ def _last_attempt(folder: Path, files: str = "run*.json") -> int:
     """The highest attempt in a run's files; 0 when they tell of none."""
     attempts = [0]
     for path in folder.glob(files):
-        with suppress(OSError, ValueError, AttributeError, KeyError, TypeError):
+        with suppress(OSError, ValueError, AttributeError, KeyError, TypeError, OverflowError, RecursionError):
             facts = json.loads(path.read_text(encoding="utf-8"))
             attempts += [int(attempt["attempt"]) for attempt in facts["attempts"]]
     return max(attempts)

@@ -20,6 +20,7 @@ import pluggy
 from rollout_hookspecs import PROJECT, hooks
 
 from rollout_plugins.errors import SetupError, suggest
+from rollout_plugins.telling import is_required, shown
 
 logger = logging.getLogger("rollout_plugins")
 
@@ -161,9 +162,12 @@ class Plugins:
             if found.name in self._config:
                 raise  # whoever configures a plugin counts on it
             found.status, found.reason = "failed", f"{type(error).__name__}: {error}"
-            logger.warning("plugin %r (%s) was skipped: %s", found.name, found.distribution, found.reason)
+            logger.warning("plugin %r (%s) was skipped: %s", found.name, found.distribution, self._shown(error))
             return False
         return True
+
+    def _shown(self, error: BaseException) -> str:
+        return shown(error, discreetly=any(is_required(found.plugin) for found in self.found.values()))
 
     def _make(self, found: Found) -> Any:
         """The plugin itself: what was given or its entry point names, instantiated when that is a class."""

@@ -13,9 +13,11 @@ from rollout_plugins.pipeline import Pipeline
 _DASHBOARDS = ("trackio", "wandb")
 
 
-def open_pipeline(owner: Any, plugins: Plugins, *, strict: bool, sync: bool, on_full: str) -> Pipeline:
+def open_pipeline(
+    owner: Any, plugins: Plugins, *, strict: bool, sync: bool, on_full: str, end_seconds: float | None
+) -> Pipeline:
     """A pipeline that is closed when its owner is gone, or the process ends."""
-    pipeline = Pipeline(plugins, strict=strict, sync=sync, on_full=on_full)
+    pipeline = Pipeline(plugins, strict=strict, sync=sync, on_full=on_full, end_seconds=end_seconds)
     weakref.finalize(owner, pipeline.close)
     return pipeline
 
@@ -34,10 +36,10 @@ def bind_sinks(plugins: Plugins, trainer: Any, safely: Callable[[str, Callable[[
             safely("bind a sink to the trainer", partial(bind, trainer))
 
 
-def named_metrics(pipeline: Pipeline, split: str) -> dict[str, float]:
+def named_metrics(pipeline: Pipeline, split: str, prefix: str = "eval", dataset: str = "") -> dict[str, float]:
     """What plugins measured since the last call, and what recording costs, as the trainer's log shows it."""
-    numbers = pipeline.pop_metrics(split)
+    numbers = pipeline.pop_metrics(split, dataset)
     if split == "train" and pipeline.has_metrics and pipeline.run is not None:
         numbers |= pipeline.own_metrics()
-    prefix = "eval_rollouts" if split == "eval" else "rollouts"
+    prefix = f"{prefix}_rollouts" if split == "eval" else "rollouts"
     return {f"{prefix}/{name}": value for name, value in numbers.items()}

@@ -6,16 +6,17 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rollout_hookspecs import Run, Step, Trace
 
 from rollout_plugins.counters import Counters
-from rollout_plugins.dispatch import Dispatcher, shown
-from rollout_plugins.ledger import Ledger
+from rollout_plugins.delivery import Delivery
+from rollout_plugins.dispatch import Dispatcher
+from rollout_plugins.telling import shown
+from rollout_plugins.threads import own_thread
 
 logger = logging.getLogger("rollout_plugins")
 
@@ -61,12 +62,12 @@ class Outbox:
         self._items: deque[_Item] = deque()
         self._changed = threading.Condition()
         self._current: _Item | None = None
-        self._folder: Path | None = None
+        self._folder = Path()
+        self._delivery: Delivery | None = None
         self._stuck_on: _Item | None = None
         self._told = False
         self._closed = False
-        self._thread = threading.Thread(target=self._work, name=f"rollouts-{self.name}", daemon=True)
-        self._thread.start()
+        own_thread(self.name, self._work).start()
 
     def start_run(self, run: Run) -> None:
         """A plugin that does more than export was told already, before its first rollout."""
@@ -106,6 +107,7 @@ class Outbox:
             with self._changed:
                 while not self._items:
                     if self._closed:
+                        self._leave()
                         return
                     self._changed.wait()
                 self._current = item = self._items.popleft()
@@ -121,22 +123,38 @@ class Outbox:
         try:
             if item.what == "alert":
                 self.plugin.alert(**item.arguments)
-            for impl in self._implementations.get(item.what, ()):
-                names = (*impl.argnames, *(name for name in impl.kwargnames if name in item.arguments))
-                impl.function(**{name: item.arguments[name] for name in names})
-            self._note_sent(item)
+            elif item.what == "export_traces":
+                self._export(**item.arguments)
+            else:
+                self._tell(item.what, item.arguments)
         except BaseException as error:  # this thread serves this sink alone, and has to outlive it
             self._counters.error(self.name)
             self._miss(item.traces, f"it raised {shown(error)} in {item.what}")
             logger.debug("sink %r failed in %s", self.name, item.what, exc_info=error)
             self._on_error(error)
 
-    def _note_sent(self, item: _Item) -> None:
-        """Remember what a sink with a lasting target has, so that a later export sends only the rest."""
-        target = getattr(self.plugin, "target", None) if item.traces else None
-        if isinstance(target, str) and self._folder is not None:
-            with suppress(OSError):  # at worst an export sends them again
-                Ledger(self._folder, target).add(trace.rollout_id for trace in item.arguments["traces"])
+    def _export(self, traces: Sequence[Trace], step: Step) -> None:
+        if self._delivery is None or self._delivery.folder != self._folder:
+            self._leave()
+            self._delivery = Delivery(self.plugin, self._folder)
+
+        def export(ids: Collection[str]) -> Any:
+            wanted = set(ids)
+            new = tuple(trace for trace in traces if trace.rollout_id in wanted)
+            return self._tell("export_traces", {"traces": new, "step": step})
+
+        self._delivery.send(list(dict.fromkeys(trace.rollout_id for trace in traces)), export)
+
+    def _tell(self, hook: str, arguments: dict[str, Any]) -> Any:
+        result = None
+        for impl in self._implementations[hook]:
+            names = (*impl.argnames, *(name for name in impl.kwargnames if name in arguments))
+            result = impl.function(**{name: arguments[name] for name in names})
+        return result
+
+    def _leave(self) -> None:
+        if self._delivery is not None:
+            self._delivery.close()
 
     def drain(self, until: float) -> bool:
         """Wait for the queue to empty, until a `time.monotonic()`; whether it did. A hung sink is waited for once."""
@@ -147,6 +165,11 @@ class Outbox:
                 self._changed.wait(left)
             self._stuck_on = self._current
             return not (self._items or self._current)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the sink is still at work."""
+        return self._current is not None
 
     def close(self, until: float) -> None:
         """Let it finish until then; what it has not sent counts as missed."""

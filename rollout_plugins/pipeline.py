@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -21,14 +21,16 @@ import pyarrow as pa
 from rollout_hookspecs import Batch, Rollout, Run, Step
 
 from rollout_plugins.counters import Counters
-from rollout_plugins.dispatch import Dispatcher, shown
+from rollout_plugins.dispatch import Dispatcher
+from rollout_plugins.ending import Ending, seconds_of_environment
 from rollout_plugins.errors import SetupError
 from rollout_plugins.fit import fitted
 from rollout_plugins.loading import Plugins
 from rollout_plugins.outbox import Outbox, is_more_than_sink
 from rollout_plugins.store.annotate import annotate
 from rollout_plugins.store.write import RunWriter
-from rollout_plugins.threads import PatientThread
+from rollout_plugins.telling import be_discreet, be_open, is_required, shown
+from rollout_plugins.threads import PatientThread, own_thread
 from rollout_plugins.trace import DefaultTrace
 from rollout_plugins.work import Work, distinct
 
@@ -37,9 +39,16 @@ logger = logging.getLogger("rollout_plugins")
 QUEUE_BYTES = 2 * 2**30
 HANG_SECONDS = 60.0
 SINK_SECONDS = 20.0
-LAST_WORDS_SECONDS = 5.0
+#: Of the limit for the end of a run: what the queue may take, and what the store and the sinks may have then.
+QUEUE_SHARE, LAST_WORDS_SHARE = 5 / 6, 11 / 12
 #: Rollouts of other ranks whose reasons are kept in memory before they are written.
 CHOSEN_AT_ONCE = 10_000
+
+
+def _import_pandas() -> None:
+    """PyArrow does it with its first array. On a thread of ours, a child forked meanwhile could never import it."""
+    with suppress(Exception):
+        pa.array([0])
 
 
 def rollout_id(run: Run, batch: Batch, generation: int, rollout: Rollout) -> str:
@@ -66,29 +75,35 @@ class Pipeline:
         strict: bool = False,
         on_full: str = "drop",
         queue_bytes: int = QUEUE_BYTES,
+        end_seconds: float | None = None,
     ) -> None:
         if on_full not in {"drop", "block"}:
             raise SetupError(f"on_full is {on_full!r}; accepted: 'drop', 'block'")
         if not plugins.manager.has_plugin("trace"):
             plugins.manager.register(DefaultTrace(), name="trace")
+        _import_pandas()
         self.counters = Counters()
         self.dispatcher = Dispatcher(plugins.manager, self.counters, strict=strict)
         self.run: Run | None = None
+        self._shown_run: Run | None = None
         self.generation = 0
         self.submitted: Counter[str] = Counter()
         self._sync = sync
         self._strict = strict
         self._block = on_full == "block"
         self._limit = queue_bytes
-        self._hang_seconds = _hang_seconds()
+        self._hang_seconds = seconds_of_environment("ROLLOUT_PLUGINS_HANG_SECONDS", HANG_SECONDS)
+        self._ending = Ending(end_seconds)
+        self._begun: tuple[str, int] | None = None
         self._writer: RunWriter | None = None
         self._outboxes: list[Outbox] = []
         self._items: deque[_Item] = deque()
         self._changed = threading.Condition()
         self._queued = 0
         self._current: _Item | None = None
+        self._given_up: _Item | None = None
         self._error: BaseException | None = None
-        self._metrics: dict[str, list[dict[str, float]]] = {}
+        self._metrics: dict[tuple[str, str], dict[str, tuple[float, int]]] = {}
         self._lost_in_outage: int | None = None
         self._elsewhere: list[dict[str, str]] = []
         self._worker: threading.Thread | None = None
@@ -102,28 +117,32 @@ class Pipeline:
         if self._worker is None:
             self._pid = os.getpid()
             self._start_threads()
-        if self._is_elsewhere():
+        if self.is_elsewhere:
             return
         self.run = run
         self.generation = generation
+        if self.dispatcher.has_required:
+            be_discreet(self)
+        self._ending.goes_on()
         self._put(_Item(lambda: self._start_run(run)))
 
     def _start_threads(self) -> None:
         if not self._sync:
-            self._hooks = PatientThread("rollouts-hooks")
-            self._worker = threading.Thread(target=self._work, name="rollouts-worker", daemon=True)
+            self._worker = own_thread("worker", self._work)
             self._worker.start()
 
-    def _is_elsewhere(self) -> bool:
+    @property
+    def is_elsewhere(self) -> bool:
         """Whether this is a forked copy: it has no worker thread, and the files belong to the original."""
         return self._pid != os.getpid()
 
     def submit(self, batch: Batch) -> None:
         """Take one generation batch. Never waits, unless `on_full="block"` was asked for."""
         run, generation = self.run, self.generation
-        if run is None or self._is_elsewhere():
+        if run is None or self.is_elsewhere:
             return
         self.generation += 1
+        self._ending.goes_on()
         self.submitted[batch.split] += batch.count
         self.counters.spent("training_thread", batch.seconds)
         self._put(_Item(lambda: self._process(run, batch, generation), batch.bytes, batch.count))
@@ -154,7 +173,7 @@ class Pipeline:
 
     def later(self, work: Callable[[], None]) -> None:
         """Do something on the worker thread, after what is queued; nothing before the run starts or after it ends."""
-        if self.run is not None and not self._is_elsewhere():
+        if self.run is not None and not self.is_elsewhere:
             self._put(_Item(work))
 
     def request_sync(self) -> None:
@@ -163,9 +182,16 @@ class Pipeline:
 
     def drain(self, seconds: float, *, sinks: bool = True) -> bool:
         """Wait until everything submitted is in the store and with the sinks, at most so long; whether it is."""
-        if self._is_elsewhere():
+        return self._drain(time.monotonic() + seconds, sinks=sinks)
+
+    def drain_at_end(self, *, sinks: bool = True) -> bool:
+        """The same where a training ends; this and `close` wait no longer than the limit, together."""
+        with self._ending.waiting() as until:
+            return self._drain(until(QUEUE_SHARE), sinks=sinks)
+
+    def _drain(self, until: float, *, sinks: bool) -> bool:
+        if self.is_elsewhere:
             return False
-        until = time.monotonic() + seconds
         done = self._wait(until)
         for outbox in self._outboxes if sinks else ():
             done = outbox.drain(min(until, time.monotonic() + SINK_SECONDS)) and done
@@ -178,15 +204,21 @@ class Pipeline:
                 self._changed.wait(left)
             return not (self._items or self._current)
 
-    def pop_metrics(self, split: str) -> dict[str, float]:
+    def pop_metrics(self, split: str, dataset: str = "") -> dict[str, float]:
         """What `rollout_metrics` said since the last call, averaged over the generations."""
-        if self._is_elsewhere():
+        if self.is_elsewhere:
             return {}
         with self._changed:
-            rows = self._metrics.pop(split, [])
-        names = dict.fromkeys(name for row in rows for name in row)
-        values = {name: [row[name] for row in rows if name in row] for name in names}
-        return {name: sum(numbers) / len(numbers) for name, numbers in values.items()}
+            sums = self._metrics.pop((split, dataset), {})
+        return {name: total / count for name, (total, count) in sums.items()}
+
+    def _add_metrics(self, batch: Batch, numbers: Mapping[str, float]) -> None:
+        """Sums, not rows: a trainer that never logs asks for none of them."""
+        with self._changed:
+            sums = self._metrics.setdefault((batch.split, batch.dataset), {})
+            for name, number in numbers.items():
+                total, count = sums.get(name, (0.0, 0))
+                sums[name] = total + number, count + 1
 
     def own_metrics(self) -> dict[str, float]:
         """What recording itself costs and loses, so far."""
@@ -198,43 +230,55 @@ class Pipeline:
         return figures | {f"drops/{reason}": float(count) for reason, count in list(self.counters.drops.items())}
 
     @property
+    def end_seconds(self) -> float:
+        """How long the end of a run may wait."""
+        return self._ending.seconds
+
+    @property
     def has_metrics(self) -> bool:
         return bool(self.dispatcher.implementations("rollout_metrics"))
+
+    @property
+    def _has_plugins(self) -> bool:
+        """Whether there is anything that could hang; a thread for it is only made then."""
+        return any(not isinstance(plugin, DefaultTrace) for _, plugin in self.dispatcher.manager.list_name_plugin())
 
     @property
     def has_global_sinks(self) -> bool:
         """Whether a sink wants to see the rollouts of all ranks on rank 0."""
         return any(_scope(plugin) == "global" for plugin in self.dispatcher.plugins_with("export_traces"))
 
-    def close(self, seconds: float = 120.0, sink_seconds: float | None = None) -> None:
+    def close(self) -> None:
         """End the run: everything stored, sinks told. What does not finish in time is counted."""
-        if self.run is None or self._is_elsewhere():
+        if self.run is None or self.is_elsewhere:
             return
         if threading.current_thread().name.startswith("rollouts-"):  # the garbage collector chose one of our threads
-            threading.Thread(target=self.close, args=(seconds, sink_seconds), name="closing-rollouts").start()
+            threading.Thread(target=self.close, name="closing-rollouts").start()
             return
         run, self.run = self.run, None
-        until = time.monotonic() + seconds
-        self._put(_Item(lambda: self._tell_others("on_run_end", run)))
-        if not self._wait(until):
-            self._give_up()
-        for outbox in self._outboxes:
-            outbox.end_run(run)
-        self._put(_Item(self._close_store))
-        self._wait(max(until, time.monotonic() + LAST_WORDS_SECONDS))
-        self._close_sinks(time.monotonic() + (SINK_SECONDS if sink_seconds is None else sink_seconds))
+        with self._ending.waiting() as until:
+            self._close(run, until)
         self._stop_threads()
 
-    def _close_sinks(self, until: float) -> None:
+    def _close(self, run: Run, until: Callable[[float], float]) -> None:
+        self._put(_Item(lambda: self._tell_others("on_run_end", self._shown_run or run)))
+        if not self._wait(until(QUEUE_SHARE)):
+            self._give_up()
+        for outbox in self._outboxes:  # there are none before the run has begun
+            outbox.end_run(self._shown_run or run)
+        self._put(_Item(self._close_store))
+        self._wait(until(LAST_WORDS_SHARE))
         for outbox in self._outboxes:
-            outbox.close(until)
-        if any(outbox.missed for outbox in self._outboxes):
-            self._store(lambda writer: writer.write_run(self.counters.summary(), ended=True), 0)
-        self._writer, self._outboxes = None, []
+            outbox.close(min(until(LAST_WORDS_SHARE), time.monotonic() + SINK_SECONDS))
+        if not any(outbox.is_stuck for outbox in self._outboxes):  # one that comes back may raise
+            be_open(self)
+        self._put(_Item(self._forget_run))
+        self._wait(until(1))
 
     def _give_up(self) -> None:
         with self._changed:
             unfinished = [*self._items, *([self._current] if self._current else [])]
+            self._given_up = self._current
             self._queued -= sum(item.size for item in self._items)
             self._items.clear()
         left = sum(item.rollouts for item in unfinished)
@@ -259,19 +303,22 @@ class Pipeline:
 
     def _work(self) -> None:
         me = threading.current_thread()
-        with suppress(Exception):
-            pa.array([0])  # imports pandas where that is installed, which a process about to end could not do anymore
         while True:
             with self._changed:
-                while not self._items:
+                while not self._items or self._worker not in {me, None}:
                     if self._worker is not me:
                         return
                     self._changed.wait()
                 self._current = item = self._items.popleft()
             self._attempt(item.work)
             with self._changed:
-                self._current = None
+                if self._given_up is item:  # it came to an end after all, and counted what it lost itself
+                    self.counters.drop("not_finished_at_end", -item.rollouts)
+                    self._given_up = None
+                if self._current is item:
+                    self._current = None
                 self._queued -= item.size
+                del item  # it would keep its trainer alive until the next one
                 self._changed.notify_all()
 
     def _attempt(self, work: Callable[[], None]) -> None:
@@ -282,7 +329,7 @@ class Pipeline:
         except BaseException as error:
             if self._sync and isinstance(error, KeyboardInterrupt):
                 raise
-            self._error = error
+            self._note_error(error)
             if not self._strict:
                 logger.warning("recording failed and goes on: %s", shown(error), exc_info=error)
                 self.counters.error("rollout_plugins")
@@ -290,28 +337,38 @@ class Pipeline:
             self.counters.spent("worker", time.perf_counter() - started)
 
     def _note_error(self, error: BaseException) -> None:
-        """Keep it for `raise_strict`."""
-        self._error = error
+        """Keep it for `raise_strict`, if that will ask: an error keeps alive what was at work when it was raised."""
+        if self._strict:
+            self._error = error
 
     def _with_hooks(self, function: Callable[[], None]) -> None:
         """Run plugin code where it can be given up on. A plugin that hangs is taken out, and the work resumed."""
-        if self._hooks is None:
+        if self._worker is None or not self._has_plugins:
             function()
             return
+        self._hooks = self._hooks or PatientThread("hooks")
         while not self._hooks.run(function, self._take_out_hung, min(0.5, self._hang_seconds / 4)):
             pass
 
     def _take_out_hung(self) -> bool:
-        call = self.dispatcher.give_up_after(self._hang_seconds)
+        seconds = self._hang_seconds
+        if self._ending.has_begun:  # or nothing would be stored that waits behind it
+            seconds = min(seconds, max(self._ending.seconds / 3, 1.0))
+        call = self.dispatcher.give_up_after(seconds)
         if call is None:
             return False
-        why = f"did not return from {call.hook} within {self._hang_seconds:g} s"
+        why = f"did not return from {call.hook} within {seconds:g} s"
         self.dispatcher.remove(call.plugin_name, f"{why} (ROLLOUT_PLUGINS_HANG_SECONDS sets the limit)")
         return True
 
     def _start_run(self, run: Run) -> None:
         if self._writer is not None:
             self._close_store()
+        if self._begun is not None and self._begun != (run.id, run.attempt):
+            self.counters.begin()
+            self.dispatcher.begin()
+        self._begun = (run.id, run.attempt)
+        run = self._shown_run = self._cleaned_run(run)
         self._writer = RunWriter(run)
         self._store(lambda writer: writer.write_run(), 0)
         sinks = self.dispatcher.plugins_with("export_traces")
@@ -324,6 +381,16 @@ class Pipeline:
             outbox.start_run(run)
         self._tell_others("on_run_start", run)
 
+    def _cleaned_run(self, run: Run) -> Run:
+        """The run as everybody but its `required` plugins gets to know it."""
+        if not self.dispatcher.has_required:
+            return run
+        impls = self.dispatcher.implementations("on_run_start")
+        self._tell("on_run_start", run, [impl for impl in impls if is_required(impl.plugin)])
+        made: list[Run] = []
+        self._with_hooks(lambda: made.append(self.dispatcher.cleaned_run(run)))
+        return made[-1]
+
     def _tell_others(self, hook: str, run: Run) -> None:
         """Plugins that are no sinks; those hear of it on their own threads."""
         sinks = {id(plugin) for plugin in self.dispatcher.plugins_with("export_traces")}
@@ -331,8 +398,10 @@ class Pipeline:
             sinks = {
                 id(outbox.plugin) for outbox in self._outboxes if not is_more_than_sink(outbox.plugin, self.dispatcher)
             }
-        waiting = [impl for impl in self.dispatcher.implementations(hook) if id(impl.plugin) not in sinks]
+            sinks |= {id(plugin) for plugin in self.dispatcher.plugins_with(hook) if is_required(plugin)}
+        self._tell(hook, run, [i for i in self.dispatcher.implementations(hook) if id(i.plugin) not in sinks])
 
+    def _tell(self, hook: str, run: Run, waiting: list[Any]) -> None:
         def tell() -> None:
             while waiting:
                 self.dispatcher.call(waiting.pop(0), hook, {"run": run})
@@ -359,8 +428,7 @@ class Pipeline:
                 self._tell_chosen()
         for outbox in self._outboxes:
             outbox.send(work.traces_for(outbox.scope), work.step)
-        with self._changed:
-            self._metrics.setdefault(batch.split, []).append(work.metrics or {})
+        self._add_metrics(batch, work.metrics or {})
 
     def _fitted(self, rollout: Rollout) -> Rollout:
         made = fitted(rollout)
@@ -379,6 +447,7 @@ class Pipeline:
             split=batch.split,
             step=batch.step,
             generation=generation,
+            marks={**rollout.marks, "dataset": batch.dataset} if batch.dataset else rollout.marks,
         )
 
     def _step(self, run: Run, batch: Batch, generation: int, seen: int) -> Step:
@@ -389,6 +458,8 @@ class Pipeline:
             rank=run.rank,
             world_size=run.world_size,
             seen=seen,
+            dataset=batch.dataset,
+            evaluation=batch.evaluation,
             gathered=batch.gathered or run.world_size == 1,
         )
 
@@ -400,8 +471,11 @@ class Pipeline:
         kept = [rollout for rollout in work.done if rollout is not None]
         if work.chosen is None and self._outboxes:
             work.chosen, work.skipped = dispatcher.select(kept, step)
+        if not work.is_clean and work.chosen is not None:
+            self._clean(work, kept)
         if work.metrics is None:
-            work.metrics = dispatcher.metrics([r for r in kept if r.rank == step.rank], step)
+            own = [r for r in kept if r.rank == step.rank]
+            work.metrics = dispatcher.cleaned_names(dispatcher.metrics(own, step))
         if work.chosen is None:
             return
         if any(outbox.scope == "stream" for outbox in self._outboxes):
@@ -411,11 +485,19 @@ class Pipeline:
                 work.traces[rollout.id] = dispatcher.trace(rollout)
         self._forward_alerts()
 
+    def _clean(self, work: Work, kept: Sequence[Rollout]) -> None:
+        """What `select_rollouts` added has not been seen by `required` plugins."""
+        work.chosen = self.dispatcher.cleaned_changes(kept, work.chosen or (), work.step)
+        if self.dispatcher.has_required:
+            said = self.dispatcher.cleaned_texts(work.skipped.values(), "not selected")
+            work.skipped = {ident: said[why] for ident, why in work.skipped.items()}
+        work.is_clean = True
+
     def _forward_alerts(self) -> None:
         for plugin in self.dispatcher.plugins_with("rollout_metrics"):
             alerts = getattr(plugin, "alerts", None)
             while isinstance(alerts, list) and alerts:
-                text = str(alerts.pop(0))
+                text = self.dispatcher.clean(str(alerts.pop(0)), "an alert that could not be searched for secrets")
                 for outbox in self._outboxes:
                     outbox.alert("rollouts", text)
 
@@ -456,18 +538,15 @@ class Pipeline:
         if self._elsewhere:
             self._tell_chosen()
 
+    def _forget_run(self) -> None:
+        if any(outbox.missed for outbox in self._outboxes):
+            self._store(lambda writer: writer.write_run(self.counters.summary(), ended=True), 0)
+        self._writer, self._outboxes = None, []
+
     def _tell_chosen(self) -> None:
         """Other ranks store their rollouts without knowing that they were chosen here: few files, little memory."""
         chosen, self._elsewhere = self._elsewhere, []
         self._store(lambda writer: annotate(writer.dir, "selection", chosen), 0)
-
-
-def _hang_seconds() -> float:
-    text = os.environ.get("ROLLOUT_PLUGINS_HANG_SECONDS", "")
-    try:
-        return float(text) if text else HANG_SECONDS
-    except ValueError:
-        raise SetupError(f"ROLLOUT_PLUGINS_HANG_SECONDS is {text!r}; give a number of seconds") from None
 
 
 def _scope(plugin: Any) -> str:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import PurePath
-from typing import Any
+from typing import Any, TextIO
 from uuid import UUID
 
 from rollout_hookspecs import Image, Placeholder
 
+#: What a terminal obeys or hides: control characters, marks that reverse the reading order, half characters.
+UNSAFE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff"
+    "\ufff9-\ufffb\U000e0000-\U000e007f]"
+)
+_NOT_ASCII = re.compile("[^\x00-\x7e]")
 _DEEPEST = 48
 _MOST = 200_000
 _INT64 = 1 << 63
@@ -41,6 +48,24 @@ def plain_text(text: str) -> str:
 def json_text(value: Any) -> str:
     """One line of JSON for any value."""
     return json.dumps(plain(value), ensure_ascii=False)
+
+
+def write_json(stream: TextIO, text: str) -> None:
+    """Write JSON text as the stream can take it."""
+    stream.write(json_for(stream, text))
+
+
+def json_for(stream: TextIO, text: str) -> str:
+    """The same JSON, with escapes where the stream takes ASCII alone or is a terminal."""
+    try:
+        text.encode(getattr(stream, "encoding", None) or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        text = _NOT_ASCII.sub(_escaped, text)
+    return UNSAFE.sub(_escaped, text) if stream.isatty() else text
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return json.dumps(match.group())[1:-1]
 
 
 class _Plain:

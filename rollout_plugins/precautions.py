@@ -9,8 +9,12 @@ from typing import Any
 
 from rollout_plugins.errors import SetupError
 from rollout_plugins.hosts.facts import installed
+from rollout_plugins.store.read import find_runs, open_run
 
 logger = logging.getLogger("rollout_plugins")
+
+#: Runs of this process, and those that it told of.
+_known: set[Path] = set()
 
 TRL_FLOOR = (0, 22)
 TRL_LOG_COMPLETIONS_CAN_CRASH = (1, 15)
@@ -34,18 +38,20 @@ def _version(package: str) -> tuple[int, ...] | None:
 
 def tell_of_unfinished(root: Path, current: str) -> None:
     """Say what earlier runs in the folder left behind when they were killed: it is all readable."""
-    from rollout_plugins.store.read import find_runs, open_run
-
+    _known.add(root / current)
     for folder in find_runs(root):
+        if folder in _known:
+            continue
+        _known.add(folder)
         run = open_run(folder)
-        if folder.name != current and run.attempts and not any(attempt.get("ended") for attempt in run.attempts):
+        if run.attempts and not any(attempt.get("ended") for attempt in run.attempts):
             logger.warning("%s did not end properly, or still runs; its %d rollouts are readable", folder, len(run))
 
 
 def checked_dir(path: str | os.PathLike[str] | None) -> Path | None:
     if path is None:
         return None
-    folder = Path(path)
+    folder = Path(path).absolute()  # a reward may change the working directory
     if folder.exists() and not folder.is_dir():
         raise SetupError(f"dir={str(folder)!r} is a file; give a folder, or leave it out")
     return folder

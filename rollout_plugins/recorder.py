@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from rollout_hookspecs import Batch, Run
 
-from rollout_plugins.dispatch import shown
 from rollout_plugins.errors import SetupError
 from rollout_plugins.hosts.facts import installed
 from rollout_plugins.identity import identify_loop, place_in_launch
@@ -27,6 +26,7 @@ from rollout_plugins.shapes.rows import rows
 from rollout_plugins.shapes.shaped import Asked, Shaped, Taken
 from rollout_plugins.shapes.where import Where, where
 from rollout_plugins.store.write import run_file
+from rollout_plugins.telling import shown
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -56,6 +56,8 @@ class RolloutRecorder:
         sync: do all work on the thread that records; for debugging.
         tokens: also keep token ids, masks and log-probabilities.
         on_full: "drop" the newest batch when recording falls behind, or "block" until it catches up.
+        end_seconds: how long `close` may wait for the store and the sinks, all in all; what is not finished then is
+            counted. Default 30, or what `ROLLOUT_PLUGINS_END_SECONDS` says.
         run_id: a name for the run. If it exists already, this is its next attempt. Several processes that torchrun
             did not start need the same one.
         resumed_from: the step of the checkpoint that this attempt goes on from: what earlier attempts recorded after
@@ -81,6 +83,7 @@ class RolloutRecorder:
         sync: bool = False,
         tokens: bool = False,
         on_full: str = "drop",
+        end_seconds: float | None = None,
         run_id: str | None = None,
         resumed_from: int | None = None,
         trainer: str = "",
@@ -91,13 +94,15 @@ class RolloutRecorder:
         chat_template: str | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        root = checked_dir(dir) or Path("runs")
+        root = checked_dir(dir) or Path("runs").absolute()
         _check(run_id, resumed_from, reward_names, reward_weights)
         self._plugins = Plugins(plugins, disable=disable, config=config, autoload=autoload)
         cap_dashboards(self._plugins)
         self._strict = strict or flag("STRICT", default=False)
         self._tokens, self._waits = tokens, on_full == "block"
-        self._pipeline = open_pipeline(self, self._plugins, strict=self._strict, sync=sync, on_full=on_full)
+        self._pipeline = open_pipeline(
+            self, self._plugins, strict=self._strict, sync=sync, on_full=on_full, end_seconds=end_seconds
+        )
         rank, world_size = place_in_launch()
         found = identify_loop(root, next(_opened), run_id, resumed_from, run_file(rank))
         self._run = Run(

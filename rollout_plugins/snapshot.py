@@ -6,6 +6,8 @@ container only once, and a marked `Placeholder` where it came again. So it costs
 
 from __future__ import annotations
 
+from array import array
+from sys import getsizeof
 from typing import Any
 
 from rollout_hookspecs import Placeholder
@@ -13,6 +15,9 @@ from rollout_hookspecs import Placeholder
 MAX_DEPTH = 200
 MAX_ITEMS = 2_000_000
 _ATOMS = frozenset({int, float, bool, type(None)})
+#: What a float takes, and an int that Python does not keep anyway.
+_FLOAT, _INT = 24, 32
+_LARGE = 512
 
 
 class _EndlessError(BaseException):
@@ -20,12 +25,13 @@ class _EndlessError(BaseException):
 
 
 class Snapshot:
-    """Copies values and adds up a rough size of what it copied."""
+    """Copies values and adds up what they take in memory; what several of them share, once."""
 
-    __slots__ = ("_left", "_seen", "bytes")
+    __slots__ = ("_left", "_seen", "_shared", "bytes")
 
     def __init__(self) -> None:
         self.bytes = 0
+        self._shared: set[int] = set()
         self._left = 0
         self._seen: dict[int, Any] | None = None
 
@@ -37,6 +43,7 @@ class Snapshot:
             return self._copy(value, 0)
         except _EndlessError:
             self.bytes = before
+            self._shared.clear()
         except RecursionError:  # the trainer's own stack was deep already
             return _lost(value, "nested too deep")
         self._left, self._seen = -1, {}
@@ -49,7 +56,7 @@ class Snapshot:
         if kind is list:
             return self._list(value, depth)
         if kind is str:
-            self.bytes += len(value)
+            self.bytes += self._text(value)
             return value
         if kind in _ATOMS:
             return value
@@ -60,11 +67,13 @@ class Snapshot:
         if (depth > MAX_DEPTH or self._left < 0) and (why := self._objection(value, depth)):
             return _lost(value, why)
         copied = value.copy()
-        size = 64
+        size = getsizeof(copied)
         for key, item in value.items():
             kind = type(item)
             if kind is str:
-                size += len(item)
+                size += self._text(item)
+            elif kind is float:
+                size += _FLOAT
             elif kind is dict:
                 copied[key] = self._dict(item, depth + 1)
             elif kind is list:
@@ -79,19 +88,35 @@ class Snapshot:
         if (depth > MAX_DEPTH or self._left < 0) and (why := self._objection(value, depth)):
             return _lost(value, why)
         copied = list(value)
-        size = 64 + 8 * len(copied)
+        size = getsizeof(copied)
         for index, item in enumerate(copied):
             kind = type(item)
-            if kind is dict:
+            if kind is int:
+                if not -6 < item < 257:
+                    size += _INT
+            elif kind is float:
+                size += _FLOAT
+            elif kind is dict:
                 copied[index] = self._dict(item, depth + 1)
             elif kind is str:
-                size += len(item)
+                size += self._text(item)
             elif kind is list:
                 copied[index] = self._list(item, depth + 1)
             elif kind not in _ATOMS:
                 copied[index] = self._other(item, depth + 1)
         self.bytes += size
         return copied
+
+    def _text(self, text: str) -> int:
+        """What is new of it: siblings of a group share their prompt."""
+        size = getsizeof(text)
+        return size if size < _LARGE or self._is_new(text) else 0
+
+    def _is_new(self, value: Any) -> bool:
+        """Whether it was not copied before; what was is alive, so no other has its id."""
+        known = len(self._shared)
+        self._shared.add(id(value))
+        return len(self._shared) > known
 
     def _objection(self, value: Any, depth: int) -> str:
         """Why a container is not copied here; empty when it is."""
@@ -114,7 +139,7 @@ class Snapshot:
             if type(value) is tuple:
                 copied = self._list(value, depth)
                 return tuple(copied) if type(copied) is list else copied
-            self.bytes += _leaf_bytes(value)
+            self.bytes += _leaf_bytes(value) if self._is_new(value) else 0
         except (Exception, SystemExit):  # an object that objects even to being looked at is kept by reference
             self.bytes += 64
         return value
@@ -126,8 +151,8 @@ def _lost(value: Any, why: str) -> Placeholder:
 
 def _leaf_bytes(value: Any) -> int:
     """Size of a picture, tensor or byte string, without touching its data."""
-    if isinstance(value, (bytes, bytearray)):
-        return len(value)
+    if isinstance(value, (bytes, bytearray, array)):
+        return getsizeof(value)
     nbytes = getattr(value, "nbytes", None)
     if isinstance(nbytes, int):
         return nbytes

@@ -21,6 +21,7 @@ class Work:
         self.metrics: dict[str, float] | None = None
         self.chosen: list[Rollout] | None = None
         self.skipped: dict[str, str] = {}
+        self.is_clean = False
         self.streamed: list[Rollout] = []
         self.traces: dict[str, Trace | None] = {}
 

@@ -20,7 +20,14 @@ class FailsOnRankOne:
 
     @hookimpl
     def export_traces(self, traces, step):
-        SEEN.extend((trace.rollout_id, trace.metadata["rank"], step.gathered) for trace in traces)
+        SEEN.extend(
+            (trace.rollout_id, trace.metadata["rank"], step.gathered, trace.metadata["reward/percent"])
+            for trace in traces
+        )
+
+
+def percent(completions, **kwargs):
+    return [52.07 + int(os.environ["RANK"]) + i / 10 for i in range(len(completions))]
 
 
 SEEN: list = []
@@ -37,7 +44,7 @@ def main(out: Path) -> None:
     for name, present in SCENARIOS.items():
         SEEN.clear()
         batch = {"per_device_train_batch_size": 1 if name == "group across ranks" else 2}
-        trainer = make(out / name, max_steps=3, **batch)
+        trainer = make(out / name, max_steps=3, rewards=percent, **batch)
         if present(rank):
             trainer.add_callback(RolloutPluginCallback([FailsOnRankOne()]))
         trainer.train()

@@ -1,12 +1,15 @@
 """Run by test_recorder: loops that end in all the ways a process can end, or are one of several processes."""
 
+import gc
+import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
-from rollout_plugins import RolloutRecorder
+from rollout_plugins import RolloutRecorder, hookimpl, open_run
 
 
 def batch(step):
@@ -54,6 +57,86 @@ def forked(out):
             recorder.close()
             os._exit(0)
         os.waitpid(child, 0)
+
+
+def _pandas_in_a_child(step):
+    import pandas as pd
+
+    return step if pd.__name__ else 0
+
+
+def _own_recorder(folder):
+    recorder = RolloutRecorder(dir=folder)
+    recorder.record(1, batch(1))
+    recorder.close()
+    return recorder.run.dir
+
+
+def pool(out):
+    """A loop that scores in forked processes, right after it has recorded for the first time."""
+    with RolloutRecorder(dir=out / "parent") as recorder:
+        recorder.record(1, batch(1))
+        with multiprocessing.get_context("fork").Pool(2) as workers:
+            first, second = workers.apply_async(_pandas_in_a_child, [7]), workers.apply_async(_own_recorder, [out])
+            sys.stdout.write(f"{first.get(30)} {second.get(30)}\n")
+        recorder.record(2, batch(2))
+
+
+importing_now, forking = threading.Event(), threading.Event()
+
+
+class _Importing:
+    """A plugin that needs a module which takes its time."""
+
+    @hookimpl
+    def on_rollout(self, rollout):
+        import takes_its_time  # noqa: F401
+
+
+def importing(out):
+    """A fork just when a plugin imports something."""
+    slow = "import __main__\n__main__.importing_now.set()\n__main__.forking.wait(30)\n"
+    (out / "takes_its_time.py").write_text(slow)
+    sys.path.insert(0, str(out))
+    with RolloutRecorder([_Importing()], dir=out) as recorder:
+        recorder.record(1, batch(1))
+        importing_now.wait(30)
+        os.register_at_fork(before=forking.set)  # called before those that were registered earlier
+        child = os.fork()
+        if not child:
+            import takes_its_time  # noqa: F401
+
+            os._exit(7)
+        sys.stdout.write(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n")
+
+
+def locked(out):
+    """A child that uses what it has inherited, of which other threads held the locks when it was forked."""
+    with RolloutRecorder(dir=out) as recorder:
+        recorder.record(1, batch(1))
+        recorder.flush()
+        run = open_run(out)
+        held, free = threading.Event(), threading.Event()
+
+        def hold():
+            with recorder._pipeline._changed, recorder._pipeline.counters._lock, recorder._lock:
+                held.set()
+                free.wait(30)
+
+        threading.Thread(target=hold).start()
+        held.wait(30)
+        child = os.fork()
+        if not child:
+            recorder.record(2, batch(2))
+            recorder.metrics()
+            recorder.flush()
+            recorder.close()
+            found = len(run)
+            del run
+            gc.collect()
+            os._exit(found)
+        free.set()
+        sys.stdout.write(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])} {len(run)}\n")
 
 
 def ranks(out):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from reading import ids, one, steps, write, writer
 from rollout_plugins import open_run
 from rollout_plugins.errors import RunError
 from rollout_plugins.store.annotate import folder_name
-from rollout_plugins.store.read import StoredRun
+from rollout_plugins.store.read import Runs, StoredRun
 
 FIRST, SECOND, THIRD = (f"r1.1.t1.0.{n}" for n in range(3))
 
@@ -191,7 +192,7 @@ def test_a_damaged_shard_hides_nothing_else(run):
     run.refresh()
     assert said(run, FIRST) == {"judge.score": 1}
     assert len(run) == 8
-    assert list(run.damaged) == [newest.name]
+    assert list(run.damaged) == [newest.relative_to(run.dir).as_posix()]
 
 
 def test_annotations_reach_a_live_run_and_its_later_rollouts(tmp_path):
@@ -204,7 +205,30 @@ def test_annotations_reach_a_live_run_and_its_later_rollouts(tmp_path):
     assert [r.extra["judge.score"] for r in stored.rollouts()] == [1, 2]
 
 
+def test_ids_that_are_all_unknown_are_an_error_and_a_live_runs_newest_rollouts_are_known(tmp_path):
+    live = writer(tmp_path)
+    live.write("train", [one(1, 0)])
+    stored = open_run(tmp_path)
+    with pytest.raises(RunError, match=r"no rollout of .* has any of these ids: 'r1\.1\.t2\.0\.0'; nothing was"):
+        stored.annotate("judge", [{"id": "r1.1.t2.0.0", "score": 2}])
+    assert stored.annotations == {}
+    live.write("train", [one(2, 0)])
+    assert stored.annotate("judge", [{"id": "r1.1.t2.0.0", "score": 2}]) == 1
+    assert stored.annotate("judge", []) == 0
+
+
 def test_many_small_writes_stay_readable(run):
     for number in range(60):
         run.annotate("judge", [{"id": FIRST, "score": number}])
     assert said(run, FIRST) == {"judge.score": 59}
+
+
+def test_runs_of_one_id_keep_their_annotations_apart(tmp_path):
+    """A run that was copied, and each copy judged."""
+    first = write(tmp_path / "a", steps(1))
+    shutil.copytree(first, tmp_path / "b" / "r1")
+    for name, score in (("a", 1), ("b", 2)):
+        open_run(tmp_path / name).annotate("judge", [{"id": "r1.1.t1.0.0", "score": score}])
+    both = Runs([open_run(tmp_path / "a"), open_run(tmp_path / "b")])
+    query = "select judge.score as score, count(*) as n from rollouts group by all order by all"
+    assert both.sql(query).to_pylist() == [{"score": 1, "n": 1}, {"score": 2, "n": 1}, {"score": None, "n": 6}]

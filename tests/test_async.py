@@ -376,8 +376,11 @@ def test_training_is_the_same_to_the_bit(tmp_path, tok, kind):
 def test_everything_is_taken_off_at_the_end(tmp_path, tok):
     trainer = make_async(tmp_path, samples(tok, 12))
     before = [set(vars(x)) for x in (trainer, trainer.callback_handler, trainer.rollout_worker, trainer.rollout_queue)]
-    trainer.add_callback(RolloutPluginCallback())
+    callback = RolloutPluginCallback()
+    trainer.add_callback(callback)
     trainer.train()
+    assert set(vars(trainer.callback_handler)) == before[1] | {"train_dataloader"}
+    callback.detach()
     after = [set(vars(x)) for x in (trainer, trainer.callback_handler, trainer.rollout_worker, trainer.rollout_queue)]
     ours = {"training_step", "get_train_dataloader", "log", "on_step_end", "on_epoch_end", "stop", "get"}
     assert not [new - old & ours for old, new in zip(before, after, strict=True) if (new - old) & ours]

@@ -1,18 +1,42 @@
 """The callback in every way people add it, and through everything that happens to a run."""
 
+import copy
 import logging
+import multiprocessing
+import os
+import pickle
+import threading
+import time
+from collections import defaultdict, deque
+from pathlib import Path
+from types import MethodType
 
+import cloudpickle
+import dill
 import pytest
+from accelerate.state import GradientState
 from rig import GRPO, RLOO, call, dataset, half, make, tiny_model
+from store_rig import until
 from tools import multiply
 
 from rollout_plugins import RolloutPluginCallback, hookimpl, open_run
 from rollout_plugins.errors import SetupError
+from rollout_plugins.plugins.cap import Cap
+from rollout_plugins.plugins.dedup import Dedup
+from rollout_plugins.plugins.images import Images
+from rollout_plugins.plugins.metrics import Metrics
+from rollout_plugins.plugins.redact import Redact
+from rollout_plugins.sinks.console import ConsoleSink
+from rollout_plugins.sinks.jsonl import JsonlSink
+from rollout_plugins.sinks.scout import ScoutSink
+from rollout_plugins.sinks.trackio import TrackioSink
+from rollout_plugins.sinks.wandb import WandbSink
+from rollout_plugins.store import write as writing
 from rollout_plugins.store.read import find_runs
 
 
 def runs(folder):
-    return [open_run(path) for path in find_runs(folder / "out" / "rollouts")]
+    return [open_run(path) for path in find_runs(folder / "out-rollouts")]
 
 
 def test_given_as_a_class_to_add_callback(tmp_path):
@@ -90,8 +114,11 @@ def test_two_callbacks_record_two_runs_and_leave_the_trainer_as_it_was(tmp_path)
     trainer.add_callback(RolloutPluginCallback(dir=tmp_path / "elsewhere"))
     trainer.train()
     assert len(open_run(tmp_path / "out")) == len(open_run(tmp_path / "elsewhere")) == 4
-    wrapped = {"_generate_and_score_completions", "_calculate_rewards", "_generate", "_tool_call_loop", "log"}
-    assert not wrapped & vars(trainer).keys()
+    for _ in range(2):
+        trainer.remove_callback(RolloutPluginCallback)
+    trainer.train()
+    assert len(open_run(tmp_path / "out")) == len(open_run(tmp_path / "elsewhere")) == 4
+    assert not [name for name, value in vars(trainer).items() if hasattr(value, "_link")]
     assert trainer.reward_funcs is before["reward_funcs"]
 
 
@@ -112,14 +139,15 @@ def test_a_wrapper_put_on_after_ours_survives_detaching(tmp_path):
     assert len(calls) == 2
 
 
-def test_resume_continues_the_run_and_supersedes_what_is_done_again(tmp_path):
+@pytest.mark.parametrize("kind", [str, Path])
+def test_resume_continues_the_run_and_supersedes_what_is_done_again(tmp_path, kind):
     def start(**config):
         trainer = make(tmp_path, save_strategy="steps", save_steps=2, **config)
         trainer.add_callback(RolloutPluginCallback())
         return trainer
 
     start(max_steps=3).train()
-    start(max_steps=4).train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2"))
+    start(max_steps=4).train(resume_from_checkpoint=kind(tmp_path / "out" / "checkpoint-2"))
     (run,) = runs(tmp_path)
     assert run.info.attempt == 2
     assert run.info.resumed_from == 2
@@ -198,7 +226,7 @@ def test_a_trainer_without_rollouts_gets_one_warning_and_no_effect(tmp_path, cap
     assert [r.message for r in caplog.records if r.name == "rollout_plugins"] == [
         "SFTTrainer makes no rollouts that are known here; the callback does nothing"
     ]
-    assert not (tmp_path / "out" / "rollouts").exists()
+    assert not (tmp_path / "out-rollouts").exists()
 
 
 def test_log_completions_is_warned_of_at_start(tmp_path, caplog):
@@ -290,7 +318,7 @@ def test_what_is_stored_at_a_checkpoint_is_readable_while_training_goes_on(tmp_p
 
     def peek(completions, **kwargs):
         callback.flush()
-        if (tmp_path / "out" / "rollouts").exists():
+        if (tmp_path / "out-rollouts").exists():
             seen.append(len(open_run(tmp_path / "out")))
         return half(completions)
 
@@ -307,10 +335,279 @@ def test_a_callback_that_never_started_has_nothing_to_wait_for():
     assert callback.flush(0) is True
 
 
-def test_a_function_of_the_user_called_train_is_not_taken_for_the_trainers():
+def test_a_function_of_the_user_called_train_is_not_taken_for_the_trainers(tmp_path):
     from rollout_plugins.attaching import checkpoint_being_resumed, step_being_resumed
 
-    def train(resume_from_checkpoint):
-        return checkpoint_being_resumed(), step_being_resumed()
+    def train(self, resume_from_checkpoint):
+        return checkpoint_being_resumed(self), step_being_resumed(self)
 
-    assert train(True) == train("somewhere") == (None, 0)
+    trainer = make(tmp_path)
+    assert train(trainer, True) == train(trainer, "somewhere") == (None, 0)
+
+
+class Count:
+    """A metric that is there for each log, never a moment later."""
+
+    @hookimpl
+    def rollout_metrics(self, rollouts, step):
+        return {"count": len(rollouts)}
+
+
+def logging_trainer(folder, *, on, **config):
+    callbacks = [RolloutPluginCallback([Count()], sync=True)] if on else None
+    return make(folder, max_steps=2, eval_rows=dataset(2), callbacks=callbacks, **config)
+
+
+def test_what_log_does_to_its_dictionary_reaches_evaluate_and_train(tmp_path):
+    trainers = [logging_trainer(tmp_path / str(on), on=on) for on in (False, True)]
+    trained = [trainer.train().metrics.keys() for trainer in trainers]
+    evaluated = [trainer.evaluate().keys() for trainer in trainers]
+    assert trained[1] == trained[0] >= {"epoch", "train_loss"}
+    assert evaluated[1] == evaluated[0] >= {"epoch", "eval_reward", "eval_rewards/half/mean"}
+    assert trainers[1].state.log_history[-1]["eval_rollouts/count"] == 4.0
+
+
+BY_METRIC = {
+    "load_best_model_at_end": {"load_best_model_at_end": True, "save_strategy": "steps", "save_steps": 1},
+    "save_strategy": {"save_strategy": "best"},
+    "early stopping": {"load_best_model_at_end": True, "save_strategy": "steps", "save_steps": 1},
+    "reduce_lr_on_plateau": {"lr_scheduler_type": "reduce_lr_on_plateau"},
+}
+
+
+@pytest.mark.parametrize("name", BY_METRIC)
+def test_a_trainer_that_goes_by_a_metric_of_evaluation_has_it(tmp_path, name):
+    from transformers import EarlyStoppingCallback
+
+    options = {"eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "eval_reward", **BY_METRIC[name]}
+    trainer = logging_trainer(tmp_path, on=True, **options)
+    if name == "early stopping":
+        trainer.add_callback(EarlyStoppingCallback(5))
+    trainer.train()
+    assert trainer.state.global_step == 2
+    assert [entry["eval_rollouts/count"] for entry in trainer.state.log_history if "eval_loss" in entry] == [4.0, 4.0]
+    assert trainer.state.best_metric == 0.5 or name == "reduce_lr_on_plateau"
+
+
+def test_log_called_by_name_leaves_the_callers_own_values_alone(tmp_path):
+    trainer = logging_trainer(tmp_path, on=True)
+    trainer.add_callback(RolloutPluginCallback([Count()], sync=True, dir=tmp_path / "another"))
+    mine = {}
+
+    def log_mine(completions, **kwargs):
+        mine.update({"rollouts/count": -1.0})
+        trainer.log(logs=mine)
+        return half(completions)
+
+    trainer.reward_funcs[0] = log_mine
+    trainer.train()
+    assert {name: value for name, value in mine.items() if "rollouts" in name} == {"rollouts/count": -1.0}
+    assert "epoch" in mine
+    logged = [entry["rollouts/count"] for entry in trainer.state.log_history if "rollouts/count" in entry]
+    assert logged == [-1.0, 4.0] * 2
+
+
+def test_metrics_of_an_evaluation_with_another_prefix_are_its_own(tmp_path):
+    trainer = logging_trainer(tmp_path, on=True)
+    trainer.evaluate(metric_key_prefix="test")
+    assert trainer.state.log_history[-1]["eval_rollouts/count"] == 4.0
+
+
+def test_a_reward_that_changes_the_working_directory_costs_nothing(tmp_path, monkeypatch):
+    away = tmp_path / "away"
+    away.mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    def wanders(completions, **kwargs):
+        os.chdir(away)
+        return half(completions)
+
+    sinks = [JsonlSink("lines"), ScoutSink("transcripts")]
+    trainer = make(tmp_path, rewards=wanders, max_steps=3, output_dir="out", callbacks=[RolloutPluginCallback(sinks)])
+    trainer.train()
+    assert len(open_run(tmp_path / "out")) == 12
+    assert len((tmp_path / "lines" / "0.jsonl").read_text().splitlines()) == 12
+    assert [*(tmp_path / "transcripts").rglob("*.parquet")]
+    assert [path for path in away.iterdir() if path.name != "out"] == []
+
+
+def unpickled(value):
+    """Plain pickle takes a bound method for one of its class, and so loses the `forward` that TRL gives a model."""
+    made = pickle.loads(pickle.dumps(value))
+    forward = vars(getattr(value, "model", value)).get("forward")
+    if forward is not None:
+        made.model.forward = MethodType(forward.__func__, made.model)
+    return made
+
+
+WAYS = {
+    "deepcopy": copy.deepcopy,
+    "pickle": unpickled,
+    "cloudpickle": lambda value: pickle.loads(cloudpickle.dumps(value)),
+    "dill": lambda value: dill.loads(dill.dumps(value)),
+}
+
+
+def picklable(folder, **options):
+    """A trainer as a fresh process has it: trainings leave weak references in accelerate's state."""
+    GradientState._reset_state()
+    trainer = make(folder, gradient_checkpointing=False, **options)
+    trainer._logs |= {name: defaultdict(deque) for name in ("rewards", "extra")}  # TRL's make theirs by a lambda
+    return trainer
+
+
+def wrapped(trainer):
+    return [name for name in vars(trainer) if hasattr(type(trainer), name) and callable(getattr(trainer, name))]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_copied_trainer_records_its_own_run(tmp_path, way):
+    callback = RolloutPluginCallback([Count(), "redact", JsonlSink(), Cap(2)], sync=True)
+    trainer = picklable(tmp_path, callbacks=[callback])
+    assert wrapped(trainer)
+    clone = WAYS[way](trainer)
+    assert not wrapped(clone)
+    assert clone._generate_and_score_completions.__self__ is clone
+    trainer.train()
+    clone.train()
+    assert len(clone.truth) == len(trainer.truth) == 4
+    first, second = sorted(runs(tmp_path), key=lambda run: run.attempts[0]["started"])
+    assert [list(r.completion) for r in first.rollouts()] == [row["completion"] for row in trainer.truth]
+    assert [list(r.completion) for r in second.rollouts()] == [row["completion"] for row in clone.truth]
+    assert [len((Path(run.dir) / "jsonl" / "0.jsonl").read_text().splitlines()) for run in (first, second)] == [2, 2]
+    assert clone.state.log_history[0]["rollouts/count"] == 4.0
+
+
+def test_a_trainer_can_be_copied_while_it_trains_and_calls_its_own_methods(tmp_path):
+    made = []
+
+    def copies(completions, **kwargs):
+        if not made:
+            made.append(copy.deepcopy(trainer))
+        return half(completions)
+
+    trainer = make(tmp_path, rewards=copies, max_steps=2, callbacks=[RolloutPluginCallback(["dedup"])])
+    trainer.train()
+    assert len(open_run(tmp_path / "out")) == 8
+    (clone,) = made
+    assert not wrapped(clone)
+    assert [type(one) for one in clone.reward_funcs] == [type(half)]
+    clone.train()
+    assert sorted(len(run) for run in runs(tmp_path)) == [8, 8]
+
+
+class Cannot:
+    """A plugin that can be neither copied nor pickled."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+
+    @hookimpl
+    def on_rollout(self, rollout):
+        return rollout
+
+
+class Must(Cannot):
+    required = True
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_plugin_that_cannot_be_copied_does_not_keep_its_trainer_from_being(tmp_path, way, caplog):
+    trainer = picklable(tmp_path, callbacks=[RolloutPluginCallback([Cannot(), Count])])
+    with caplog.at_level(logging.WARNING, "rollout_plugins"):
+        clone = WAYS[way](trainer)
+    assert "plugin 'Cannot' cannot be" in caplog.text
+    clone.train()
+    assert [len(run) for run in runs(tmp_path)] == [4]
+
+
+def test_a_copy_without_a_required_plugin_keeps_nothing_and_counts_it(tmp_path):
+    trainer = picklable(tmp_path, callbacks=[RolloutPluginCallback([Must()])])
+    unpickled(trainer).train()
+    (run,) = runs(tmp_path)
+    assert len(run) == 0
+    assert sum(run.drops.values()) == 4
+
+
+class Named(RolloutPluginCallback):
+    """A callback with options of its own."""
+
+    def __init__(self, folder):
+        self.label = "mine"
+        super().__init__(["dedup"], dir=folder, tokens=True)
+        self.count = 0
+
+
+@pytest.mark.parametrize("way", [*WAYS, "copy"])
+def test_a_subclass_of_the_callback_is_copied_with_what_it_has(tmp_path, monkeypatch, way):
+    monkeypatch.chdir(tmp_path)
+    given = Named("mine")
+    given.count = 3
+    monkeypatch.chdir("/")
+    clone = copy.copy(given) if way == "copy" else WAYS[way](given)
+    assert (clone.label, clone.count) == ("mine", 3)
+    trainer = make(tmp_path, callbacks=[clone])
+    trainer.train()
+    assert next(open_run(tmp_path / "mine").rollouts(tokens=True)).tokens is not None
+
+
+@pytest.mark.parametrize("way", ["deepcopy", "pickle"])
+def test_every_plugin_of_ours_can_be_copied_while_it_works(tmp_path, monkeypatch, way):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    monkeypatch.chdir(tmp_path)
+    ours = [Cap(2), Dedup(), Redact(), Images(), Metrics(), JsonlSink(), ScoutSink(), ConsoleSink(), TrackioSink()]
+    ours.append(WandbSink(max_rows=7))
+    clones = []
+
+    def copies(completions, **kwargs):
+        callback.flush()
+        clones.append([WAYS[way](plugin) for plugin in ours])
+        return half(completions)
+
+    callback = RolloutPluginCallback(ours)
+    make(tmp_path, rewards=copies, max_steps=2, callbacks=[callback]).train()
+    assert [[type(one) for one in made] for made in clones] == [[type(one) for one in ours]] * 2
+    assert clones[1][-1]._most_rows == 7
+    RolloutPluginCallback(clones[1])
+
+
+def doubled(number):
+    return 2.0 * number
+
+
+def scored_in_forks(completions, **kwargs):
+    with multiprocessing.get_context("fork").Pool(2) as workers:
+        return workers.map_async(doubled, range(len(completions))).get(30)
+
+
+def test_a_reward_function_may_score_in_forked_processes(tmp_path):
+    trainer = make(tmp_path, rewards=scored_in_forks, max_steps=3)
+    trainer.add_callback(RolloutPluginCallback(["jsonl"]))
+    trainer.train()
+    run = open_run(tmp_path / "out")
+    assert [r.reward for r in run.rollouts()] == [0.0, 2.0, 4.0, 6.0] * 3
+    assert run.attempts[0]["drops"] == {}
+
+
+def test_a_disk_that_hangs_delays_the_end_of_training_by_no_more_than_the_limit(tmp_path, monkeypatch):
+    works, entered, write = threading.Event(), threading.Event(), writing._Shard._write
+
+    def hang(shard, buffer):
+        entered.set()
+        works.wait(300)
+        write(shard, buffer)
+
+    monkeypatch.setattr(writing._Shard, "_write", hang)
+    callback = RolloutPluginCallback(end_seconds=1)
+    trainer = make(tmp_path)
+    trainer.add_callback(callback)
+    began = time.monotonic()
+    trainer.train()
+    assert time.monotonic() - began < 15
+    assert entered.is_set()
+    assert callback._pipeline.counters.drops == {"not_finished_at_end": 4}
+    works.set()
+    until(lambda: open_run(tmp_path / "out").attempts[0]["ended"])
+    run = open_run(tmp_path / "out")
+    assert (len(run), run.drops) == (4, {})

@@ -13,12 +13,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from reading import called, one, steps, write, writer
 
 from rollout_plugins import open_run
 from rollout_plugins.cli.main import COMMANDS, main
 from rollout_plugins.store.read import StoredRun
+from rollout_plugins.view.facts import _blocks
 
 FIRST = "r1.1.t1.0.0"
 
@@ -268,12 +271,21 @@ def test_annotate_from_a_file(rollouts, run, tmp_path, name, text):
     (tmp_path / name).write_text(text)
     code, out, err = rollouts("annotate", run.dir, "--producer", "judge", tmp_path / name)
     assert code == 0
-    assert "2 rows; the columns of judge are now judge." in out
-    assert "1 of these ids are no rollout" in err
+    assert "2 rows for 1 rollouts; the columns of judge are now judge." in out
+    assert f"1 of these ids are not in {run.dir} (yet): 'other'" in err
     run.refresh()
     assert run.get(FIRST).extra == {"judge.score": 0.5, "judge.ok": True}
     shown = json.loads(rollouts("show", run.dir, "--json", "--where", "judge.score > 0.4")[1])
     assert shown["id"] == FIRST
+
+
+def test_annotating_nothing_that_is_there_is_an_error_and_writes_nothing(rollouts, run, tmp_path):
+    (tmp_path / "a.jsonl").write_text("".join(f'{{"id": "x{number}", "score": 1}}\n' for number in range(7)))
+    code, out, err = rollouts("annotate", run.dir, "--producer", "judge", tmp_path / "a.jsonl")
+    assert (code, out) == (1, "")
+    assert "no rollout of" in err
+    assert "has any of these ids: 'x0', 'x1', 'x2', 'x3', 'x4' and 2 more; nothing was written" in err
+    assert not (run.dir / "annotations").exists()
 
 
 def test_annotate_from_a_pipe_and_from_parquet(rollouts, run, tmp_path, monkeypatch):
@@ -422,3 +434,125 @@ def test_colours_and_charts_stay_out_of_a_pipe(run):
         capture_output=True, text=True, check=True, env={**os.environ, "FORCE_COLOR": ""},
     )  # fmt: skip
     assert "\x1b" not in done.stdout
+
+
+ODD = "caf\u00e9 \u2014 \U0001f600 \x9b31m \u202eevil\u202c \u2028"
+
+
+@pytest.fixture
+def odd(tmp_path: Path) -> Path:
+    made = [one(1, index, prompt=({"role": "user", "content": ODD},), columns={"note": ODD}) for index in range(2)]
+    return write(tmp_path / "odd", made, trainer=ODD, model=ODD)
+
+
+def on_ascii(*words: object) -> tuple[int, str, str]:
+    settings = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    command = [sys.executable, "-m", "rollout_plugins.cli.main", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, env=settings, check=False)
+    return done.returncode, done.stdout.decode("ascii"), done.stderr.decode("ascii")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--help"], ["list"], ["show"], ["show", "--json"], ["show", "--group", "0"], ["stats"], ["stats", "--json"],
+        ["sql", "select json_extract_string(columns, '$.note') as note from rollouts"], ["sql", "--csv", "select json_extract_string(columns, '$.note') as note from rollouts"],
+        ["sql", "--json", "select json_extract_string(columns, '$.note') as note from rollouts"], ["export", "--to", "jsonl", "-o", "-"], ["doctor"],
+        ["plugins"], ["completion", "bash"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_every_command_writes_to_an_output_that_takes_ascii_alone(odd: Path, words: list[str]) -> None:
+    takes_run = words[0] not in {"--help", "plugins", "completion"}
+    code, out, err = on_ascii(words[0], *([odd] if takes_run else []), *words[1:])
+    assert (code, err) == (0, "")
+    assert out
+    if "--json" in words or "-" in words:
+        assert "caf\\u00e9 \\u2014 \\ud83d\\ude00" in out or words[0] == "stats"
+
+
+def test_json_on_an_ascii_output_says_the_same(odd: Path) -> None:
+    _, out, _ = on_ascii("show", odd, "--json", "--limit", 1)
+    assert json.loads(out)["columns"] == {"note": ODD}
+    _, out, _ = on_ascii("export", odd, "--to", "jsonl", "-o", "-", "--limit", 1)
+    assert json.loads(out)["info"] == {"note": ODD}
+    _, out, _ = on_ascii(
+        "sql", odd, "--json", "select json_extract_string(columns, '$.note') as note from rollouts limit 1"
+    )
+    assert json.loads(out) == [{"note": ODD}]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["show", "--json"], ["sql", "--json", "select json_extract_string(columns, '$.note') as note from rollouts"], ["export", "--to", "jsonl", "-o", "-"],
+        ["sql", "--csv", "select json_extract_string(columns, '$.note') as note from rollouts"], ["sql", "select json_extract_string(columns, '$.note') as note from rollouts"], ["show"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_no_output_is_obeyed_by_a_terminal(odd: Path, words: list[str]) -> None:
+    seen = "".join(on_a_terminal(words[0], odd, *words[1:]))
+    assert re.findall("[\x7f-\x9f\u2028-\u202e]", seen) == []
+    assert "\\u202eevil" in seen
+
+
+MANGLED = [
+    None, True, -1, 10**30, 1e308, float("nan"), "x\ud800\x1b[2J", [[1], None, {"a": 1}],
+    {"name": {"a": [1]}, "a\ud800": 10**40}, {"$dict": [[[1], 2], [None, 3]]},
+]  # fmt: skip
+
+
+def mangled(folder: Path, value: Any) -> list[dict[str, Any]]:
+    """The facts of a run with the value in place of theirs: of the run, of its attempts, or of what those counted."""
+    facts = json.loads((folder / "run.json").read_text())
+    (attempt,) = facts["attempts"]
+    counts = dict.fromkeys(("rollouts", "generations", "drops", "plugin_errors", "seconds"))
+    return [
+        {**dict.fromkeys(facts, value), "schema": facts["schema"], "attempts": facts["attempts"]},
+        {
+            **facts,
+            "reward_names": [value, "correct"],
+            "tools": [value],
+            "reward_weights": [value],
+            "settings": {"a": value},
+        },
+        {**facts, "attempts": value, "schema": value},
+        {**facts, "attempts": [value, dict.fromkeys([*attempt, *counts], value)]},
+        {**facts, "attempts": [{**attempt, **{name: {"why": value} for name in counts}}]},
+    ]
+
+
+@pytest.mark.parametrize("value", MANGLED, ids=repr)
+def test_a_mangled_run_file_breaks_no_command(run, rollouts, value, tmp_path):
+    for facts in mangled(run.dir, value):
+        (run.dir / "run.json").write_text(json.dumps(facts))
+        for command in (
+            ["list", tmp_path], ["list", tmp_path, "--json"], ["stats", run.dir, "--json"],
+            ["doctor", run.dir, "--offline", "--json"], ["report", run.dir, "-o", tmp_path / "page.html"],
+        ):  # fmt: skip
+            code, out, err = rollouts(*command)
+            assert (code, "Traceback" in err) == (0, False), (command, facts, err)
+            assert "\x1b[2J" not in out
+        stored = open_run(run.dir)
+        assert len(stored) == 12
+        assert stored.info.id
+        assert list(_blocks(stored))
+        assert stored._repr_html_()
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"settings": ' + '{"a":' * 900 + "1" + "}" * 900 + "}", "9" * 5000, "\0"]
+)
+def test_a_run_file_that_no_reader_takes_is_named(run, rollouts, text):
+    (run.dir / "run.json").write_text(text)
+    assert len(open_run(run.dir)) == 12
+    code, _, err = rollouts("stats", run.dir)
+    assert (code, "run.json cannot be read" in err) == (0, True)
+
+
+def test_annotations_from_a_folder_named_like_a_column_are_what_the_file_holds(run, rollouts, tmp_path):
+    path = tmp_path / "score=7" / "judged.parquet"
+    path.parent.mkdir()
+    pq.write_table(pa.table({"id": [FIRST], "why": ["vague"]}), path)
+    code, _, err = rollouts("annotate", run.dir, path, "--producer", "judge")
+    assert (code, open_run(run.dir).annotations) == (0, {"judge": ["why"]}), err

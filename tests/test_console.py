@@ -4,6 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import pty
+import subprocess
+import sys
+import termios
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -171,7 +179,95 @@ def test_progress_bars_are_taken_off_while_printing():
     bar.close()
     added = out.getvalue()[before:]
     assert added.startswith("\r")
-    assert "best" in added.split("\n")[0].rsplit("\r", 1)[1]
+    assert "best" in added.split("\n")[0].rsplit("\x1b[J", 1)[1]
+
+
+@pytest.fixture
+def unread():
+    """A terminal that nobody reads; `reader` is the end to read it from."""
+    reader, terminal = pty.openpty()
+    with os.fdopen(terminal, "w") as screen:
+        screen.reader = reader
+        yield screen
+    os.close(reader)
+
+
+def on_its_thread(work):
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result(60)
+
+
+def ends(work):
+    """Whether a thread comes to an end."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(30)
+    return not thread.is_alive()
+
+
+def test_a_terminal_nobody_reads_keeps_no_lock_that_progress_bars_take(unread):
+    tqdm = pytest.importorskip("tqdm").tqdm
+    bar = tqdm(total=10, file=io.StringIO(), mininterval=0, miniters=1)
+    sink = ConsoleSink(file=unread)
+
+    def show():
+        for step in range(30):
+            with suppress(TimeoutError):
+                sink.export_traces(batch(*range(20)), Step(step=step))
+
+    assert ends(lambda: (show(), bar.update(1)))
+    bar.close()
+
+
+def test_a_terminal_nobody_reads_is_left_to_the_progress_bar(unread):
+    tqdm = pytest.importorskip("tqdm").tqdm
+    sink, bar = ConsoleSink(file=unread, max_lines=500), tqdm(total=100, file=unread, mininterval=0, miniters=1)
+
+    def fill():
+        for step in range(60):
+            sink.export_traces(batch(*range(20)), Step(step=step))
+
+    with pytest.raises(TimeoutError, match="nobody reads the terminal"):
+        on_its_thread(fill)
+    assert ends(lambda: bar.update(1))
+    with pytest.raises(TimeoutError):
+        on_its_thread(lambda: sink.export_traces(batch(1), Step(step=99)))
+    bar.close()
+
+
+def test_what_training_adds_to_a_terminal_nobody_reads_does_not_stop_it(unread):
+    tqdm = pytest.importorskip("tqdm").tqdm
+    on_its_thread(lambda: ConsoleSink(file=unread).export_traces(batch(*range(20)), Step(step=1)))
+    with tqdm(total=1000, file=unread, mininterval=0, miniters=1) as bar:
+        assert ends(lambda: [bar.update(1) for _ in range(500)])
+
+
+def test_a_terminal_that_was_held_shows_rollouts_again(unread):
+    termios.tcflow(unread, termios.TCOOFF)  # what Ctrl-S does
+    with pytest.raises(TimeoutError):
+        on_its_thread(lambda: ConsoleSink(file=unread).export_traces(batch(1), Step(step=1)))
+    termios.tcflow(unread, termios.TCOON)
+    on_its_thread(lambda: ConsoleSink(file=unread).export_traces(batch(2), Step(step=2)))
+    assert b"What is 12" in os.read(unread.reader, 4096)
+
+
+def test_an_export_waits_for_a_terminal_that_was_held(unread):
+    termios.tcflow(unread, termios.TCOOFF)
+    code = "import sys; sys.path[:0] = ['tests', 'hookspecs', '.']; from test_console import *\n"
+    code += "ConsoleSink().export_traces(batch(2), Step(step=2))"
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=unread, stderr=subprocess.DEVNULL)
+    with pytest.raises(subprocess.TimeoutExpired):
+        child.wait(5)
+    termios.tcflow(unread, termios.TCOON)
+    assert child.wait(60) == 0
+    assert b"What is 12" in os.read(unread.reader, 4096)
+
+
+def test_json_lines_stay_json_where_the_output_is_ascii():
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True)
+    said = replace(rollout(tool_calls=()), completion=({"role": "assistant", "content": "Zürich 😀"},))
+    ConsoleSink(file=out).export_traces([default_trace(said)], Step(step=1))
+    assert "Zürich 😀" in json.loads(out.buffer.getvalue())["messages"][-1]["content"]
 
 
 def test_prints_to_whatever_standard_output_is_then(capsys):

@@ -1,16 +1,27 @@
 """Sending a stored run to a sink: all of it, once, and on from where it stopped."""
 
 import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
 from dataclasses import replace
 
-import pytest
+os.environ.setdefault("TRACKIO_DIR", tempfile.mkdtemp(prefix="trackio-"))
 
-from rollout_plugins import Image, Rollout, Run, ToolCall, hookimpl, open_run
+import pytest
+from trackio.sqlite_storage import SQLiteStorage
+
+from rollout_plugins import Image, Rollout, Run, ToolCall, exporting, hookimpl, open_run
 from rollout_plugins.cli.main import main
-from rollout_plugins.errors import SetupError
+from rollout_plugins.errors import RunError, SetupError
 from rollout_plugins.exporting import export
 from rollout_plugins.plugins.cap import Cap
 from rollout_plugins.sinks.jsonl import JsonlSink
+from rollout_plugins.sinks.scout import ScoutSink
 from rollout_plugins.sinks.trackio import TrackioSink
 from rollout_plugins.store.write import RunWriter
 
@@ -74,6 +85,155 @@ def test_an_interrupted_export_goes_on_where_it_stopped(run, tmp_path):
     assert [line["id"] for line in lines(folder)] == [r.id for r in run.rollouts()]
 
 
+def ids(run):
+    return sorted(rollout.id for rollout in run.rollouts())
+
+
+def in_file(folder):
+    return sorted(line["id"] for line in lines(folder))
+
+
+def in_background(*works):
+    threads = [threading.Thread(target=work, daemon=True) for work in works]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def joined(threads):
+    for thread in threads:
+        thread.join(60)
+    return not any(thread.is_alive() for thread in threads)
+
+
+def test_two_processes_that_export_at_once_send_each_rollout_once(run, tmp_path):
+    command = [sys.executable, "-m", "rollout_plugins.cli.main", "export", str(run.dir), "--to", "jsonl", "-o"]
+    both = [subprocess.Popen([*command, str(tmp_path / "lines")]) for _ in range(2)]
+    assert [process.wait(60) for process in both] == [0, 0]
+    assert in_file(tmp_path / "lines") == ids(run)
+
+
+class Slow(JsonlSink):
+    """Stops in the middle of its first generation until told to go on."""
+
+    def __init__(self, path):
+        super().__init__(path)
+        self.asked, self.go_on = threading.Event(), threading.Event()
+
+    @hookimpl
+    def export_traces(self, traces, step):
+        self.asked.set()
+        self.go_on.wait(60)
+        return super().export_traces(traces, step)
+
+
+def test_an_export_waits_while_another_one_sends_and_then_sends_what_is_left(run, tmp_path):
+    slow, folder = Slow(tmp_path / "lines"), tmp_path / "lines"
+    first = in_background(lambda: export(run, slow))
+    assert slow.asked.wait(60)
+    second = in_background(lambda: export(run, JsonlSink(folder)))
+    slow.go_on.set()
+    assert joined([*first, *second])
+    assert in_file(folder) == ids(run)
+
+
+def test_an_export_that_waits_in_vain_names_who_is_sending(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(exporting, "PATIENCE_SECONDS", 0.1)
+    slow = Slow(tmp_path / "lines")
+    first = in_background(lambda: export(run, slow))
+    assert slow.asked.wait(60)
+    with pytest.raises(RunError, match=rf"process {os.getpid()} on .* has been sending to jsonl:.* and export again"):
+        export(run, JsonlSink(tmp_path / "lines"))
+    slow.go_on.set()
+    assert joined(first)
+
+
+def test_a_sender_that_was_killed_keeps_nobody_waiting(run, tmp_path):
+    code = (
+        "import os, signal, sys\n"
+        "from rollout_plugins import open_run, hookimpl\n"
+        "from rollout_plugins.exporting import export\n"
+        "from rollout_plugins.sinks.jsonl import JsonlSink\n"
+        "class Killed(JsonlSink):\n"
+        "    @hookimpl\n"
+        "    def export_traces(self, traces, step):\n"
+        "        super().export_traces(traces, step)\n"
+        "        if step.generation == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "export(open_run(sys.argv[1]), Killed(sys.argv[2]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, run.dir, tmp_path / "lines"], timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert len(in_file(tmp_path / "lines")) == 8
+    assert export(run, JsonlSink(tmp_path / "lines")).sent == 4
+    assert in_file(tmp_path / "lines") == ids(run)
+
+
+def test_what_was_removed_from_the_target_is_sent_again(run, tmp_path):
+    for sink in (JsonlSink, ScoutSink):
+        folder = tmp_path / sink.__name__
+        assert export(run, sink(folder)).sent == 12
+        assert export(run, sink(folder)).sent == 0
+        shutil.rmtree(folder)
+        done = export(run, sink(folder))
+        assert (done.sent, done.had) == (12, 0)
+
+
+def test_trackio_is_asked_what_it_has_for_it_only_queues(run):
+    code = (
+        "import os, signal, sys\n"
+        "from rollout_plugins import open_run\n"
+        "from rollout_plugins.exporting import export\n"
+        "from rollout_plugins.sinks.trackio import TrackioSink\n"
+        "def kill(sent): sent == 12 and os.kill(os.getpid(), signal.SIGKILL)\n"
+        "export(open_run(sys.argv[1]), TrackioSink(project='killed', name='r1'), progress=kill)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, run.dir], timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL
+    (noted,) = (run.dir / "exports").glob("trackio-*.txt")
+    assert len(noted.read_text().splitlines()) == 13
+    export(run, TrackioSink(project="killed", name="r1"))
+    found = [trace["metadata"]["id"] for trace in SQLiteStorage.get_traces("killed", "r1")]
+    assert sorted(found) == ids(run)
+
+
+def test_a_sink_that_took_fewer_is_noted_for_those(run):
+    class Two(JsonlSink):
+        @hookimpl
+        def export_traces(self, traces, step):
+            return super().export_traces(traces[:2], step)
+
+        def received(self):
+            return None
+
+    sink = Two(run.dir / "two")
+    assert (export(run, sink).sent, export(run, sink).had) == (6, 6)
+    assert in_file(run.dir / "two") == ids(run)
+
+
+def test_a_sink_that_only_exports_is_enough(run):
+    class Least:
+        def __init__(self):
+            self.ids = []
+
+        @hookimpl
+        def export_traces(self, traces):
+            self.ids += [trace.rollout_id for trace in traces]
+
+    sink = Least()
+    done = export(run, sink)
+    assert (done.sent, done.target) == (12, "Least")
+    assert sorted(sink.ids) == ids(run)
+
+
+def test_a_cap_holds_for_each_generation_of_a_step(tmp_path):
+    writer = RunWriter(Run(id="r1", dir=str(tmp_path / "r1")))
+    for generation in range(3):
+        writer.write("train", [replace(rollout("train", generation, index), step=1) for index in range(4)])
+    writer.close()
+    done = export(open_run(tmp_path / "r1"), JsonlSink(tmp_path / "lines"), cap=2)
+    assert (done.sent, done.capped) == (6, 6)
+
+
 def test_filters_and_a_cap_choose_what_is_sent(run, tmp_path):
     done = export(run, JsonlSink(tmp_path / "lines"), cap=2, split="train", where="reward > 0")
     assert (done.sent, done.capped) == (4, 2)
@@ -99,7 +259,24 @@ def test_what_a_live_sink_was_sent_is_not_sent_again(tmp_path):
     run = open_run(tmp_path / "out")
     done = export(run, JsonlSink(tmp_path / "lines"))
     assert (done.sent, done.had) == (6, 6)
-    assert sorted(line["id"] for line in lines(tmp_path / "lines")) == sorted(r.id for r in run.rollouts())
+    assert in_file(tmp_path / "lines") == ids(run)
+
+
+def test_an_export_beside_a_training_sends_each_rollout_once(tmp_path):
+    from rig import make
+    from transformers import TrainerCallback
+
+    from rollout_plugins import RolloutPluginCallback
+
+    class Exports(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            export(open_run(tmp_path / "out"), JsonlSink(tmp_path / "lines"))
+
+    callback = RolloutPluginCallback([Cap(2), JsonlSink(tmp_path / "lines")], sync=True)
+    make(tmp_path, max_steps=4, callbacks=[callback, Exports()]).train()
+    run = open_run(tmp_path / "out")
+    assert len(run) == 16
+    assert in_file(tmp_path / "lines") == ids(run)
 
 
 def test_an_unknown_target_names_the_known_ones(run):

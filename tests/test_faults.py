@@ -275,17 +275,71 @@ def test_on_full_block_waits_and_loses_nothing(tmp_path):
     assert open_run(tmp_path).drops == {}
 
 
-def test_what_is_not_finished_when_patience_ends_is_counted(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr("rollout_plugins.pipeline.LAST_WORDS_SECONDS", 0.2)
+def test_what_is_not_finished_when_patience_ends_is_counted_and_what_finishes_later_is_not(tmp_path, caplog):
     gate = Gate()
-    line = started(tmp_path)
+    line = started(tmp_path, end_seconds=0.3)
     line.submit(batch(build=gate.build, made=rollouts(4)))
     line.submit(batch(rollouts(3)))
     assert gate.entered.wait(5)
-    line.close(0.2)
+    line.close()
     assert line.counters.drops == {"not_finished_at_end": 7}
     assert len(told(caplog, "7 rollouts are not in the store")) == 1
     gate.open.set()
+    until(lambda: open_run(tmp_path).attempts[0]["ended"])
+    run = open_run(tmp_path)
+    assert (len(run), run.drops) == (4, {"not_finished_at_end": 3})
+
+
+@pytest.mark.parametrize("value", [-1, "soon", float("nan"), float("inf"), True])
+def test_a_limit_for_the_end_that_is_not_a_number_of_seconds_is_refused_by_name(monkeypatch, value):
+    with pytest.raises(SetupError, match="end_seconds is"):
+        pipeline(end_seconds=value)
+    monkeypatch.setenv("ROLLOUT_PLUGINS_END_SECONDS", str(value))
+    with pytest.raises(SetupError, match="ROLLOUT_PLUGINS_END_SECONDS is"):
+        pipeline()
+
+
+def test_the_limit_for_the_end_is_half_a_minute_unless_somebody_says_otherwise(monkeypatch):
+    assert pipeline().end_seconds == 30
+    monkeypatch.setenv("ROLLOUT_PLUGINS_END_SECONDS", "7.5")
+    assert pipeline().end_seconds == 7.5
+    assert pipeline(end_seconds=2).end_seconds == 2
+
+
+def test_a_plugin_that_hangs_at_the_end_does_not_take_the_store_with_it(tmp_path):
+    for_good = threading.Event()
+
+    class Hangs:
+        @hookimpl
+        def on_rollout(self, rollout):
+            for_good.wait(60)
+
+    line = started(tmp_path, Hangs(), end_seconds=3)
+    line.submit(batch(rollouts()))
+    line.close()
+    for_good.set()
+    assert len(open_run(tmp_path)) == 4
+    assert line.counters.drops == {}
+
+
+EXIT = """
+import sys, threading, weakref
+from pathlib import Path
+from store_rig import *
+owners = []
+for number in range(20):
+    sink = Sink(threading.Event().wait)
+    line = started(Path(sys.argv[1]) / str(number), sink, end_seconds=1)
+    line.submit(batch(rollouts()))
+    owners.append(sink)
+    weakref.finalize(sink, line.close)
+"""
+
+
+def test_many_runs_that_hang_when_the_interpreter_exits_share_one_limit(tmp_path):
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", EXIT, str(tmp_path)], env=env, check=True, timeout=15)
+    assert [len(open_run(path)) for path in tmp_path.iterdir()] == [4] * 20
 
 
 # --- sinks ----------------------------------------------------------------------------------------------------------
@@ -330,14 +384,14 @@ def test_a_sink_that_hangs_delays_nothing_and_what_it_misses_is_counted(tmp_path
     monkeypatch.setattr("rollout_plugins.outbox.LIMIT", 3)
     for_good = threading.Event()
     good, bad = Sink(name="good"), Sink(for_good.wait, name="bad")
-    line = started(tmp_path, bad, good)
+    line = started(tmp_path, bad, good, end_seconds=0.5)
     began = time.perf_counter()
     for step in range(10):
         line.submit(batch(rollouts(), step=step))
         assert line.drain(10, sinks=False)
     until(lambda: len(good.ids) == 40)
     assert len(open_run(tmp_path)) == 40
-    line.close(sink_seconds=0.3)
+    line.close()
     assert time.perf_counter() - began < 10
     run = open_run(tmp_path)
     assert len(run) == 40

@@ -1,14 +1,21 @@
 """Every rollout of a real GRPO or RLOO run is in the store, exactly as the trainer had it."""
 
+import gc
+import inspect
 import math
+import tracemalloc
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from rig import GRPO, RLOO, call, dataset, half, make
 from strict import same
-from tools import broken, lookup, multiply, now, numbers, search, slow, slow_broken
+from tools import PAGE, broken, lookup, multiply, now, numbers, search, slow, slow_broken, sort, sort_later
+from trl import GRPOTrainer
 
 from rollout_plugins import Placeholder, RolloutPluginCallback, open_run
+from rollout_plugins.hosts.grpo import GRPOHost
 
 
 def train(folder, *args, callback=None, **kwargs):
@@ -74,6 +81,98 @@ def test_reward_none_is_none_and_nan_is_nan(tmp_path):
     assert values[2:] == [0.0, 1.0]
     assert [rollout.reward for rollout in run.rollouts()] == [0.0, 1.0, 0.0, 2.0]
     assert_whole(trainer, run)
+
+
+BUFFER = np.array([math.nan, 0.1, 0.2, 0.3])
+SCORES = {
+    "an array": lambda: np.array([math.nan, 0.1, 0.2, 0.3]),
+    "an array that is used again": lambda: BUFFER,
+    "NumPy scalars": lambda: list(np.array([math.nan, 0.1, 0.2, 0.3])),
+    "a tensor": lambda: torch.tensor([math.nan, 0.1, 0.2, 0.3], dtype=torch.float64, requires_grad=True),
+    "scalar tensors": lambda: list(torch.tensor([math.nan, 0.1, 0.2, 0.3], dtype=torch.float64)),
+    "a series": lambda: pd.Series([math.nan, 0.1, 0.2, 0.3]),
+}
+
+
+@pytest.mark.parametrize(("name", "is_async"), [*((name, False) for name in SCORES), ("an array", True)])
+def test_nan_in_arrays_and_tensors_is_nan_and_digits_stay(tmp_path, name, is_async):
+    def score(completions, **kwargs):
+        return SCORES[name]()
+
+    async def score_later(completions, **kwargs):
+        return score(completions)
+
+    def spoils(completions, **kwargs):
+        BUFFER[:] = 7.0
+        return half(completions)
+
+    BUFFER[:] = [math.nan, 0.1, 0.2, 0.3]
+    _, run = train(tmp_path, ["a"], rewards=[score_later if is_async else score, half if is_async else spoils])
+    values = [next(iter(rollout.rewards.values())) for rollout in run.rollouts()]
+    assert math.isnan(values[0])
+    assert values[1:] == [0.1, 0.2, 0.3]
+
+
+def test_none_among_numpy_scalars_is_none(tmp_path):
+    rewards = [None, np.float64("nan"), np.float32(0.5), np.bool_(1)]
+    _, run = train(tmp_path, ["a"], rewards=lambda completions, **kwargs: rewards)
+    values = [rollout.rewards["<lambda>"] for rollout in run.rollouts()]
+    assert values[0] is None
+    assert math.isnan(values[1])
+    assert values[2:] == [0.5, 1.0]
+
+
+class Judge:
+    """A reward with a state, as its trainer knows it."""
+
+    __name__ = "judge"
+
+    def __init__(self):
+        self.scale = 2.0
+        self.used = 0
+
+    def __call__(self, completions, **kwargs):
+        return [self.scale * score for score in half(completions)]
+
+
+class LooksAtFunctions(GRPO):
+    """A trainer that deals with its reward functions and tools while it uses them."""
+
+    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+        (judge, *_) = self.reward_funcs
+        self.found = isinstance(judge, Judge), JUDGE in self.reward_funcs, judge.used, str(inspect.signature(judge))
+        judge.used += 1
+        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        if len(self.reward_funcs) == 1:
+            self.reward_funcs.append(half)
+            self.reward_func_names.append("half")
+            self.reward_processing_classes.append(None)
+            self.reward_weights = torch.ones(2)
+            return torch.cat([rewards, torch.zeros_like(rewards)], 1)
+        return rewards
+
+    def _tool_call_loop(self, *args, **kwargs):
+        self.signature = str(inspect.signature(self._sync_tool_dicts[0]["multiply"]))
+        self._sync_tool_dicts[0]["now"] = now
+        return super()._tool_call_loop(*args, **kwargs)
+
+
+JUDGE = Judge()
+
+
+def test_what_a_trainer_does_to_its_reward_functions_and_tools_while_it_runs_stays_done(tmp_path):
+    global JUDGE  # noqa: PLW0603 - the trainer's class looks for it
+    JUDGE = Judge()
+    given = [JUDGE]
+    script = [call("multiply", {"a": 2, "b": 3})] * 4 + ["done"] * 4
+    trainer, run = train(tmp_path, script, cls=LooksAtFunctions, rewards=given, tools=[multiply], max_steps=2)
+    assert trainer.found == (True, True, 1, "(completions, **kwargs)")
+    assert trainer.signature == "(a: int, b: int) -> int"
+    assert JUDGE.used == 2
+    assert trainer.reward_funcs == [JUDGE, half]
+    assert [type(one) for one in trainer.reward_funcs] == [Judge, type(half)]
+    assert trainer._sync_tool_dicts[0]["now"] is now
+    assert len(run) == 8
 
 
 def test_a_rollout_nobody_scored_has_no_reward(tmp_path):
@@ -142,6 +241,61 @@ def test_results_of_sync_and_async_calls_are_paired_right(tmp_path):
         assert [c.reply for c in calls] == [2, 1, 3, 4]
         assert calls[0].seconds >= 0.02
         assert calls[1].seconds < 0.02
+
+
+@pytest.mark.parametrize("tool", [sort, sort_later])
+def test_a_tool_that_changes_its_arguments_and_results_does_not_change_the_record(tmp_path, tool):
+    PAGE.clear()
+    asked = {"items": [3, 1, 2], "options": {}}
+    script = [call(tool.__name__, asked)] * 8 + ["done"] * 4
+    _, run = train(
+        tmp_path, script, tools=[tool], max_tool_calling_iterations=2, max_completion_length=2000, max_steps=1
+    )
+    for number, rollout in enumerate(run.rollouts()):
+        assert [c.arguments for c in rollout.tool_calls] == [asked, asked]
+        assert [c.status for c in rollout.tool_calls] == ["ok", "ok"]
+        assert [len(c.result) for c in rollout.tool_calls] == [number + 1, number + 5]
+        messages = [m for m in rollout.completion if m["role"] == "assistant"]
+        assert [m["tool_calls"][0]["function"]["arguments"] for m in messages[:2]] == [asked, asked]
+        assert [rollout.completion[c.reply]["content"] for c in rollout.tool_calls] == [
+            c.result for c in rollout.tool_calls
+        ]
+
+
+def test_an_environment_that_changes_its_arguments_does_not_change_the_record(tmp_path):
+    class Board:
+        def reset(self, **kwargs):
+            self.moves = []
+
+        def play(self, move: dict) -> list:
+            """
+            Play a move.
+
+            Args:
+                move: where
+            """
+            move["played"] = True
+            self.moves.append({"type": "text", "text": str(move)})
+            return self.moves
+
+    script = [call("play", {"move": {"x": i}}) for i in range(8)] + ["done"] * 4
+    _, run = train(
+        tmp_path, script, environment_factory=Board, max_tool_calling_iterations=2, max_completion_length=2000
+    )
+    for number, rollout in enumerate(run.rollouts()):
+        assert [c.arguments for c in rollout.tool_calls] == [{"move": {"x": number}}, {"move": {"x": number + 4}}]
+        assert [len(c.result) for c in rollout.tool_calls] == [1, 2]
+
+
+def test_a_call_that_could_not_be_made_does_not_take_the_outcome_of_the_next(tmp_path):
+    bad, good = call("lookup", ["not", "named"]), call("lookup", {"items": [1]})
+    _, run = train(
+        tmp_path, [f"{bad}\n{good}"] * 4 + ["done"] * 4, tools=[lookup], max_completion_length=2000, max_steps=1
+    )
+    for rollout in run.rollouts():
+        assert [c.status for c in rollout.tool_calls] == ["error", "ok"]
+        assert rollout.tool_calls[0].seconds is None
+        assert rollout.tool_calls[1].seconds > 0
 
 
 def test_a_call_cut_by_the_iteration_limit_was_not_run(tmp_path):
@@ -343,3 +497,49 @@ def test_tokens_are_kept_only_when_asked_for(tmp_path):
     text = trainer._tokenizer.decode(rollout.tokens.completion)
     assert text.startswith("<tool_call>")
     assert sum(rollout.tokens.mask) == rollout.completion_tokens < len(rollout.tokens.completion)
+
+
+# --- what waits -----------------------------------------------------------------------------------------------------
+
+
+class Emitted(list):
+    """The batches of a host, as they wait for the worker thread."""
+
+    __call__ = list.append
+
+    def lost(self, reason, count):
+        raise AssertionError(reason)
+
+
+LONG = ["word " * 150 + "end"]
+SHAPES = {
+    "short": {},
+    "a large batch": {"per_device_train_batch_size": 32, "num_generations": 8},
+    "long answers": {"script": LONG, "max_completion_length": 400},
+    "long prompts": {"rows": dataset(8, note=["语" * 3000] * 8, facts=[list(range(500, 900))] * 8)},
+    "tools": {"script": [call("multiply", {"a": 2, "b": 3})] * 3 + ["no", "done", "ok", "six"], "tools": [multiply]},
+}
+
+
+@pytest.mark.parametrize(
+    ("shape", "tokens"), [*[(shape, False) for shape in SHAPES], ("short", True), ("tools", True)]
+)
+def test_what_waits_for_the_worker_is_counted_as_it_is_held(tmp_path, shape, tokens):
+    trainer = make(tmp_path, cls=GRPOTrainer, max_steps=4, steps_per_generation=1, num_iterations=2, **SHAPES[shape])
+    emitted = Emitted()
+    detach = GRPOHost().attach(trainer, emitted, {"tokens": tokens})
+    tracemalloc.start()
+    trainer.train()
+    detach()
+    gc.collect()
+    counted = sum(batch.bytes for batch in emitted)
+    kept = [batch.build.__self__.tensors for batch in emitted]
+    tensors = sum(tensor.nbytes for some in kept for tensor in some.values())  # which are not Python's memory
+    assert len(emitted) == 2
+    assert bool(tensors) is tokens
+    before = tracemalloc.get_traced_memory()[0]
+    del kept[:], emitted[:]
+    gc.collect()
+    held = before - tracemalloc.get_traced_memory()[0] + tensors
+    tracemalloc.stop()
+    assert held / 1.3 < counted < held * 1.3

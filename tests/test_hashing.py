@@ -127,14 +127,17 @@ def test_images_hash_by_pixels_whatever_holds_them():
     assert hashes == {content_hash(Image(hash=pixel_hash(picture(3))))}
 
 
-def test_palette_images_hash_by_the_colours_shown():
+def test_palette_images_hash_by_their_numbers_and_the_colours_shown():
     left = Pil.new("P", (2, 1))
     left.putpalette([9, 9, 9, 200, 0, 0])
     left.putdata([0, 1])
-    right = Pil.new("P", (2, 1))
-    right.putpalette([200, 0, 0, 9, 9, 9])
-    right.putdata([1, 0])
-    assert pixel_hash(left) == pixel_hash(right)
+    unused = left.copy()
+    unused.putpalette([9, 9, 9, 200, 0, 0, 1, 2, 3])
+    renumbered = Pil.new("P", (2, 1))
+    renumbered.putpalette([200, 0, 0, 9, 9, 9])
+    renumbered.putdata([1, 0])
+    assert pixel_hash(left) == pixel_hash(unused)
+    assert pixel_hash(left) != pixel_hash(renumbered), "the numbers may be labels"
 
 
 def test_an_image_that_is_not_decoded_is_left_undecoded():

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+from rollout_hookspecs import Step
+from sink_rollouts import failing, rejected, run_in, tools
 
 from rollout_plugins import open_run
 from rollout_plugins.cli.main import main
 from rollout_plugins.errors import RunError
+from rollout_plugins.sinks.jsonl import JsonlSink
 from rollout_plugins.store.importers import FORMATS, Report, import_rollouts
 from rollout_plugins.store.read import StoredRun
+from rollout_plugins.store.write import RunWriter
+from rollout_plugins.trace import default_trace
 
 
 def lines(path: Path, rows: list[Any], *, torn: str = "") -> Path:
@@ -75,6 +81,16 @@ def test_trl(tmp_path):
     assert [(call.name, call.arguments, call.result, call.status) for call in first.tool_calls] == [
         ("multiply", {"a": 6, "b": 7}, "42", "ok")
     ]
+
+
+def test_trl_in_a_folder_named_like_a_column(tmp_path):
+    folder = tmp_path / "lr=3" / "completions"
+    folder.mkdir(parents=True)
+    trl_file(folder, 10)
+    run, _ = brought("trl", folder)
+    plain, _ = brought("trl", shutil.copytree(folder, tmp_path / "plain"))
+    assert [rollout.columns for rollout in run.rollouts()] == [rollout.columns for rollout in plain.rollouts()]
+    assert [rollout.rewards for rollout in run.rollouts()] == [rollout.rewards for rollout in plain.rollouts()]
 
 
 def test_trl_before_messages_wrote_text(tmp_path):
@@ -292,9 +308,29 @@ def test_openai_messages(tmp_path):
     assert dict(report.skipped) == {"row without messages": 1, "torn last line": 1}
     first, second = run.rollouts(step=4)
     assert (first.prompt[0]["content"], first.completion[0]["content"], first.reward) == ("hi", "hello", 1.0)
-    assert (second.rewards, second.finish, second.columns) == ({"a": 0.5, "b": None}, "length", {"source": "x"})
+    assert (second.rewards, second.finish) == ({"a": 0.5, "b": None}, "length")
+    assert second.columns == {"source": "x", "rewards": {"c": "text"}}
     assert [(c.name, c.status, c.error) for c in second.tool_calls] == [("f", "error", "Error: no")]
     assert run.dir.name == "openai-jsonl-my-rollouts"
+
+
+def test_the_lines_of_our_own_sink_come_back_with_every_number_and_reason(tmp_path):
+    given = [
+        tools(id="r-nan", reward=math.nan, rewards={"correct": math.inf, "format": None}, advantage=-math.inf),
+        failing(index=1),
+        rejected(index=2),
+    ]
+    sink = JsonlSink(tmp_path / "lines")
+    sink.on_run_start(run_in(tmp_path / "run"))
+    sink.export_traces([default_trace(rollout) for rollout in given], Step(step=3, generation=2))
+    run, report = brought("openai-jsonl", tmp_path / "lines")
+    assert not report.skipped
+    back = list(run.rollouts())
+    assert math.isnan(back[0].reward)
+    assert (back[0].rewards, back[0].advantage) == (given[0].rewards, -math.inf)
+    for name in ("finish", "prompt_tokens", "completion_tokens", "policy_step", "error", "time", "extra", "marks"):
+        assert [getattr(r, name) for r in back] == [getattr(r, name) for r in given], name
+    assert {r.columns["answer"] for r in back} == {"6"}
 
 
 HOSTILE: list[Any] = [
@@ -321,7 +357,9 @@ def test_strange_rows_are_counted_or_kept_and_never_fatal(tmp_path, format_name)
     assert report.rollouts >= 1
     assert sum(report.skipped.values()) >= 5
     assert len(list(run.rollouts())) == report.rollouts
-    assert run.drops == dict(report.skipped)
+    lost = {"unserialisable_field": report.marked} if report.marked else {}
+    assert run.drops == {**report.skipped, **lost}
+    assert sum(name.startswith("lost:") for r in run.rollouts() for name in r.marks) == report.marked
 
 
 def test_nothing_to_import_is_one_sentence(tmp_path):
@@ -353,3 +391,107 @@ def test_the_command_says_what_came_and_what_is_missing(tmp_path, capsys):
     assert "not in this format: turns and tool calls" in printed.err
     assert main(["stats", str(tmp_path)]) == 0
     assert main(["show", str(tmp_path)]) == 0
+
+
+def test_an_import_that_breaks_off_leaves_nothing_that_looks_like_a_run(tmp_path, monkeypatch):
+    row = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]}
+    path = lines(tmp_path / "a.jsonl", [{**row, "step": step} for step in range(3)])
+    write, steps = RunWriter.write, []
+
+    def full(self, split, rollouts):
+        steps.append(rollouts[0].step)
+        assert open_nothing(tmp_path), "a run is seen before it is whole"
+        if len(steps) == 3:
+            raise OSError(28, "No space left on device")
+        write(self, split, rollouts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunWriter, "write", full)
+        with pytest.raises(OSError, match="No space left"):
+            import_rollouts("openai-jsonl", path, tmp_path)
+    assert steps == [0, 1, 2]
+    assert list((tmp_path / "rollouts").iterdir()) == []
+    assert len(open_run(import_rollouts("openai-jsonl", path, tmp_path).dir)) == 3
+
+
+def open_nothing(folder: Path) -> bool:
+    try:
+        open_run(folder)
+    except RunError:
+        return True
+    return False
+
+
+def test_steps_that_take_turns_in_a_file_keep_their_groups(tmp_path):
+    said = lambda question, answer: [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]  # noqa: E731
+    rows = [
+        {"messages": said(question, str(number)), "step": step}
+        for number in range(4)
+        for step in (2, 1)
+        for question in ("a?", "b?")
+    ]
+    run, _ = brought("openai-jsonl", lines(tmp_path / "a.jsonl", rows))
+    for step in (1, 2):
+        found = list(run.rollouts(step=step))
+        assert [(r.group, r.group_size) for r in found] == [(0, 4), (1, 4)] * 4
+        assert [r.index for r in found] == list(range(8))
+        assert len({r.generation for r in found}) == 1
+    assert len({r.id for r in run.rollouts()}) == 16
+
+
+REWARDED: dict[str, Any] = {
+    "verl": lambda value: {"input": "a", "output": "b", "score": value},
+    "tinker": lambda value: tinker_row(total_reward=value, final_reward=value, steps=[]),
+    "areal": lambda value: {"prompt": "a", "completion": "b", "reward": value},
+    "openai-jsonl": lambda value: {"prompt": "a", "completion": "b", "reward": value, "advantage": value},
+    "verifiers": lambda value: {"prompt": "a", "completion": "b", "reward": value, "metrics": {"m": value}},
+}
+
+
+@pytest.mark.parametrize("format_name", REWARDED)
+def test_a_reward_is_the_number_in_the_file_or_marked(tmp_path, format_name):
+    names = {"tinker": "train_rollout_summaries.jsonl", "verifiers": "results.jsonl"}
+    given = [0.1, 3, True, None, "0.5", [1.0], {"a": 1.0}]
+    rows = [REWARDED[format_name](value) for value in given]
+    run, report = brought(format_name, lines(tmp_path / names.get(format_name, "1.jsonl"), rows))
+    found = list(run.rollouts())
+    assert [r.reward for r in found] == [0.1, 3.0, 1.0, None, None, None, None]
+    assert ["lost:reward" in r.marks for r in found] == [False] * 4 + [True] * 3
+    assert run.drops == {"unserialisable_field": report.marked}
+    if format_name == "verifiers":
+        assert [r.rewards for r in found[:4]] == [{"m": 0.1}, {"m": 3.0}, {"m": 1.0}, {"m": None}]
+        assert found[4].extra == {"metrics": {"m": "0.5"}}
+
+
+def test_verifiers_a_score_that_is_not_a_number_is_not_counted_as_nothing(tmp_path):
+    nodes = [node("user", "hi"), node("assistant", "…", 0, sampled=True)]
+    rewards = {"right": {"score": 1.0, "weight": 0.5}, "odd": {"score": "high"}}
+    lines(tmp_path / "traces.jsonl", [episode(nodes=nodes, rewards=rewards)])
+    (rollout,) = brought("verifiers", tmp_path)[0].rollouts()
+    assert (rollout.reward, rollout.rewards) == (None, {"right": 1.0, "odd": None})
+    assert {"lost:reward", "lost:rewards.odd"} <= rollout.marks.keys()
+
+
+def test_openai_lines_keep_what_their_fields_cannot_say(tmp_path):
+    said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    odd = {"step": "now", "split": "test", "finish_reason": "content_filter", "score": 2.0, "rewards": [1]}
+    run, _ = brought(
+        "openai-jsonl", lines(tmp_path / "a.jsonl", [{"messages": said, "prompt": "p", "reward": 1, **odd}])
+    )
+    (rollout,) = run.rollouts()
+    assert (rollout.step, rollout.split, rollout.finish, rollout.reward) == (0, "eval", "unknown", 1.0)
+    assert rollout.columns == {"prompt": "p", **odd}
+
+
+def test_tinker_rewards_of_steps_are_those_of_the_steps(tmp_path):
+    row = tinker_row(total_reward=1e17, final_reward=1e17, steps=[tinker_step(0), tinker_step(1)])
+    (rollout,) = brought("tinker", lines(tmp_path / "train_rollout_summaries.jsonl", [row]))[0].rollouts()
+    assert rollout.rewards == {"steps": 0.1 + 0.1, "final": 1e17}
+
+
+def test_trl_an_advantage_for_each_token_is_marked(tmp_path):
+    table = {"step": [1], "prompt": ["a"], "completion": ["b"], "r": [1.0], "advantage": [[0.5, 0.25]]}
+    pd.DataFrame(table).to_parquet(tmp_path / "completions_00001.parquet")
+    (rollout,) = brought("trl", tmp_path)[0].rollouts()
+    assert (rollout.advantage, rollout.reward) == (None, 1.0)
+    assert "lost:advantage" in rollout.marks

@@ -1,3 +1,4 @@
+import io
 import json
 import os
 import subprocess
@@ -6,7 +7,7 @@ import threading
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from rollout_hookspecs import Step
+from rollout_hookspecs import Rollout, Step
 from sink_rollouts import HOSTILE, batch, pictured, rejected, run_in, tools
 
 from rollout_plugins.errors import SetupError
@@ -85,6 +86,47 @@ def test_a_second_start_goes_on_in_the_same_folder_and_repairs_a_torn_line(tmp_p
     assert [json.loads(line)["id"] for line in whole] == 2 * [trace.rollout_id for trace in TRACES]
 
 
+def test_a_write_that_fails_half_way_leaves_nothing_of_itself(tmp_path):
+    code = (
+        "import resource, signal; from pathlib import Path\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "folder = Path(sys.argv[1]); run = run_in(folder); sink = JsonlSink(); sink.on_run_start(run)\n"
+        "sink.export_traces(TRACES, Step())\n"
+        "most = (folder / 'jsonl/0.jsonl').stat().st_size + 1_000\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))\n"
+        "with pytest.raises(OSError): sink.export_traces(TRACES, Step())\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)\n"
+        "sink.export_traces(TRACES[:1], Step()); sink.on_run_end(run)"
+    )
+    run_python(code, arguments=[tmp_path])
+    assert [line["id"] for line in lines_in(tmp_path / "jsonl")] == [
+        trace.rollout_id for trace in [*TRACES, TRACES[0]]
+    ]
+
+
+def test_a_folder_that_is_moved_away_in_mid_run_swallows_nothing(tmp_path):
+    run, sink = run_in(tmp_path), JsonlSink()
+    sink.on_run_start(run)
+    sink.export_traces(TRACES[:1], Step())
+    (tmp_path / "jsonl").rename(tmp_path / "moved")
+    sink.export_traces(TRACES[1:], Step())
+    assert [line["id"] for line in lines_in(tmp_path / "jsonl")] == [trace.rollout_id for trace in TRACES[1:]]
+
+
+def test_two_runs_in_one_folder_keep_their_lines_apart(tmp_path):
+    code = (
+        "from pathlib import Path\n"
+        "run = run_in(Path(sys.argv[1]) / sys.argv[2]); sink = JsonlSink(Path(sys.argv[1]), max_bytes=50_000)\n"
+        "sink.on_run_start(run); [sink.export_traces(TRACES, Step()) for _ in range(50)]"
+    )
+    runs = [threading.Thread(target=run_python, args=(code,), kwargs={"arguments": [tmp_path, n]}) for n in "ab"]
+    for run in runs:
+        run.start()
+    for run in runs:
+        run.join()
+    assert len(lines_in(tmp_path)) == 2 * 50 * len(TRACES)
+
+
 def test_a_full_file_from_before_is_not_written_to(tmp_path):
     run = run_in(tmp_path)
     send(JsonlSink(max_bytes=10), run)
@@ -100,6 +142,43 @@ def test_standard_output_is_for_pipes(tmp_path):
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
     assert [json.loads(line)["id"] for line in out.splitlines()] == [trace.rollout_id for trace in TRACES]
+
+
+def run_python(code, arguments=(), **options):
+    code = "import sys; sys.path[:0] = ['tests', 'hookspecs', '.']\nfrom test_jsonl import *\n" + code
+    return subprocess.run([sys.executable, "-c", code, *arguments], check=True, timeout=60, **options)
+
+
+def test_standard_output_in_ascii_gets_every_rollout():
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = run_python("JsonlSink('-').export_traces(TRACES, Step())", capture_output=True, env=env)
+    first, *_ = [json.loads(line) for line in done.stdout.decode("ascii").splitlines()]
+    assert first["spans"][1]["input"] == {"city": "Zürich"}
+
+
+def test_a_pipe_nobody_reads_leaves_room_for_what_training_prints():
+    ours, theirs = os.pipe()
+    code = (
+        "import fcntl, termios; sink = JsonlSink('-')\n"
+        "send_all = lambda: [sink.export_traces(TRACES, Step()) for _ in range(200)]\n"
+        "threading.Thread(target=send_all, daemon=True).start()\n"
+        "unread = lambda: int.from_bytes(fcntl.ioctl(1, termios.FIONREAD, bytes(4)), sys.byteorder)\n"
+        "while unread() < 16_384: pass\n"
+        "[print('x' * 90, flush=True) for _ in range(100)]"
+    )
+    run_python(code, stdout=theirs)
+    os.close(theirs)
+    with os.fdopen(ours) as lines:
+        assert lines.read().count("x" * 90 + "\n") == 100
+
+
+def test_a_slow_reader_gets_every_line_whole():
+    code = (
+        "sink = JsonlSink('-'); send_all = lambda: [sink.export_traces(TRACES, Step()) for _ in range(100)]\n"
+        "thread = threading.Thread(target=send_all); thread.start(); thread.join()"
+    )
+    lines = run_python(code, stdout=subprocess.PIPE, text=True).stdout.splitlines()
+    assert [json.loads(line)["id"] for line in lines] == 100 * [trace.rollout_id for trace in TRACES]
 
 
 def test_a_named_pipe_is_written_as_it_is(tmp_path):
@@ -151,3 +230,11 @@ def test_ending_twice_and_ending_without_a_start_do_nothing(tmp_path):
 def test_options_that_make_no_sense_are_refused_at_once(options):
     with pytest.raises(SetupError, match=f"{next(iter(options))}="):
         JsonlSink(**options)
+
+
+def test_standard_output_that_takes_ascii_alone_loses_nothing(tmp_path, monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    odd = default_trace(Rollout(id="r", prompt=({"role": "user", "content": "café 😀 \u202e"},)))
+    send(JsonlSink("-"), run_in(tmp_path), traces=[odd])
+    assert json.loads(written.getvalue())["prompt"][0]["content"] == "café 😀 \u202e"

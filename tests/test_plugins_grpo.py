@@ -6,17 +6,23 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from pathlib import Path
+
+os.environ.setdefault("TRACKIO_DIR", tempfile.mkdtemp(prefix="trackio-"))
 
 import pytest
 from rig import GRPO, RLOO, call, dataset, make
 from tools import multiply
+from trackio.sqlite_storage import SQLiteStorage
 from vlm import look, make_vlm, picture, rows
 
 from rollout_plugins import RolloutPluginCallback, hookimpl, open_run
 from rollout_plugins.hashing import pixel_hash
 from rollout_plugins.plugins.cap import Cap
+from rollout_plugins.sinks.trackio import TrackioSink
+from rollout_plugins.store.read import find_runs
 
 HERE = Path(__file__).parent
 KEY = "hf_" + "aB3d" * 9
@@ -27,7 +33,7 @@ def hashes(*numbers):
 
 
 def media(folder):
-    return sorted(path for path in (folder / "out" / "rollouts").rglob("media/*"))
+    return sorted(path for path in (folder / "out-rollouts").rglob("media/*"))
 
 
 def recorded(trainer, **options):
@@ -137,7 +143,7 @@ def test_all_concerns_in_one_run(tmp_path):
     assert len(list(run.rollouts())) == len(trainer.truth)
     assert not any(KEY in str(rollout) for rollout in run.rollouts())
     assert not any(KEY in str(trace) for _, _, trace in sink.traces)
-    assert all(KEY.encode() not in path.read_bytes() for path in (tmp_path / "out" / "rollouts").rglob("*.json"))
+    assert all(KEY.encode() not in path.read_bytes() for path in (tmp_path / "out-rollouts").rglob("*.json"))
     assert any("[REDACTED:huggingface]" in str(rollout.completion) for rollout in run.rollouts())
     shown = Counter((split, step) for split, step, _ in sink.traces)
     assert all(count <= 4 for count in shown.values())
@@ -181,3 +187,98 @@ def test_two_ranks_share_files_and_the_cap(tmp_path):
     told = open_run(tmp_path / "out").table(["id", "selection.why"]).to_pylist()
     assert {row["id"] for row in told if row["selection.why"]} == {ident for _, ident in seen if ranks[ident] == 1}
     assert all(row["selection.why"].startswith("cap: ") for row in told if row["selection.why"])
+
+
+# --- run after run --------------------------------------------------------------------------------------------------
+
+
+class Alarm:
+    """A sink that shows what it was given: rollouts, and alerts."""
+
+    name = "alarm"
+
+    def __init__(self):
+        self.got, self.alerts = [], []
+
+    @hookimpl
+    def export_traces(self, traces):
+        self.got += [trace.rollout_id for trace in traces]
+
+    def alert(self, title, text):
+        self.alerts.append(text)
+
+
+def flat(completions, **kwargs):
+    return [1.0] * len(completions)
+
+
+def lines(folder):
+    return [json.loads(line) for path in folder.rglob("*.jsonl") for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def trained_twice(tmp_path):
+    """Trains, with plugins that remember, until it is done or breaks off; then once more in the same process."""
+
+    def run(first, again, rewards=flat):
+        alarm = Alarm()
+        config = {"cap": {"max_per_step": 2}, "metrics": {"patience": 2}, "dedup": {"window": 100}}
+        name = f"twice-{tmp_path.name}"
+        plugins = [alarm, "dedup", "jsonl", "cap", TrackioSink(project=name, name="run"), Fails()]
+        trainer = make(tmp_path, ["same", "other"], rewards=rewards, max_steps=3, save_strategy="steps", save_steps=1)
+        trainer.add_callback(RolloutPluginCallback(plugins, config=config))
+        first(trainer)
+        again(trainer)
+        sent = [trace["metadata"]["id"] for trace in SQLiteStorage.get_traces(name, "run", sort="step_asc")]
+        return alarm, lines(tmp_path / "out" / "rollouts"), sent
+
+    return run
+
+
+class Fails:
+    """Taken out after three failures, for the rest of the run."""
+
+    def __init__(self):
+        self.failures = 0
+
+    @hookimpl
+    def rollout_metrics(self):
+        self.failures += 1
+        raise ValueError("for the test")
+
+
+def test_every_plugin_begins_anew_when_a_script_trains_twice(tmp_path, trained_twice):
+    alarm, written, sent = trained_twice(lambda trainer: trainer.train(), lambda trainer: trainer.train())
+    runs = [open_run(path) for path in find_runs(tmp_path / "out" / "rollouts")]
+    assert [len(run) for run in runs] == [12, 12]
+    shown = Counter(ident.rsplit(".", 4)[0] for ident in alarm.got)
+    assert shown == {run.info.id: 6 for run in runs}
+    assert sorted(line["request_id"] for line in written) == sorted(alarm.got)
+    assert sorted(sent) == sorted(alarm.got)
+    assert len(alarm.alerts) == 2 * len(set(alarm.alerts)) > 0
+    assert [run.attempts[0]["plugin_errors"] for run in runs] == [{"fails": 3}] * 2
+    assert runs[0].drops == runs[1].drops
+
+
+def test_every_plugin_begins_anew_when_a_training_breaks_off_and_resumes(tmp_path, trained_twice):
+    calls = []
+
+    def breaks(completions, **kwargs):
+        calls.append(1)
+        if len(calls) == 3:
+            raise MemoryError
+        return flat(completions)
+
+    def first(trainer):
+        with pytest.raises(MemoryError):
+            trainer.train()
+        trainer._buffered_inputs = None
+
+    alarm, written, sent = trained_twice(first, lambda t: t.train(resume_from_checkpoint=True), breaks)
+    run = open_run(tmp_path / "out")
+    assert [(a["attempt"], a["resumed_from"]) for a in run.attempts] == [(1, None), (2, 2)]
+    shown = Counter(ident.rsplit(".", 3)[0] for ident in alarm.got)
+    assert shown == {f"{run.info.id}.1": 6, f"{run.info.id}.2": 2}
+    assert len(written) == 8
+    assert sorted(sent) == sorted(alarm.got)
+    assert sum(sum(a["rollouts"].values()) for a in run.attempts) == len(list(run.rollouts(superseded=True))) == 16

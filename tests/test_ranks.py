@@ -44,7 +44,7 @@ def test_every_rollout_of_every_rank_with_the_callback_is_there_once(ranks, name
     present = [rank for rank in range(world) if SCENARIOS[name](rank)]
     run = open_run(out)
     stored = list(run.rollouts())
-    assert len(find_runs(out / "rollouts")) == 1
+    assert len(find_runs(out.with_name(f"{out.name}-rollouts"))) == 1
     assert len({rollout.id for rollout in stored}) == len(stored) == sum(len(facts[rank]["truth"]) for rank in present)
     for rank in present:
         mine = [[list(r.prompt), list(r.completion)] for r in stored if r.rank == rank]
@@ -76,6 +76,16 @@ def test_sinks_on_rank_zero_see_all_ranks_and_other_ranks_have_none(ranks):
     world, found = ranks
     facts, out = found["all"]
     stored = {rollout.id: rollout.rank for rollout in open_run(out).rollouts()}
-    seen = {ident: rank for ident, rank, gathered in facts[0]["seen"] if gathered}
+    seen = {ident: rank for ident, rank, gathered, _ in facts[0]["seen"] if gathered}
     assert seen == stored
     assert all(not facts[rank]["seen"] for rank in range(1, world))
+
+
+def test_sinks_see_the_rewards_of_other_ranks_with_the_digits_they_were_given_with(ranks):
+    _, found = ranks
+    facts, out = found["all"]
+    stored = {rollout.id: rollout.rewards["percent"] for rollout in open_run(out).rollouts()}
+    assert {round(reward, 2) for reward in stored.values()} >= {52.07, 53.07, 53.17}
+    seen = {ident: reward for ident, _, _, reward in facts[0]["seen"]}
+    assert seen.keys() == stored.keys()
+    assert all(abs(reward - stored[ident]) < 1e-12 for ident, reward in seen.items())

@@ -9,6 +9,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -16,9 +17,10 @@ from reading import called, ids, one, steps, write, writer
 
 from rollout_plugins import open_run
 from rollout_plugins.errors import RunError
-from rollout_plugins.store import session
+from rollout_plugins.store import session, small
 from rollout_plugins.store import write as writing
-from rollout_plugins.store.read import StoredRun, find_runs, runs
+from rollout_plugins.store.read import Runs, StoredRun, find_runs, runs
+from rollout_plugins.store.schema import FIELDS
 from rollout_plugins.testing import hostile_rollouts
 
 
@@ -60,6 +62,18 @@ def test_everything_comes_back_in_the_order_it_was_made(tmp_path):
 def test_filters(run, filters, found):
     assert ids(run.rollouts(**filters)) == found
     assert run.count(**filters) == len(found)
+
+
+def test_a_condition_may_hold_a_question_of_its_own(run):
+    assert ids(run.rollouts(where="reward = (select max(reward) from rollouts)")) == ["4.3"]
+    assert ids(run.rollouts(where="id in (select id from messages where content = 'Answer 1 of step 2.')")) == ["2.1"]
+    assert run.count(where="id in (select id from tool_calls)") == 0
+
+
+def test_whole_numbers_of_any_kind_are_steps(run):
+    numpy = pytest.importorskip("numpy")
+    for step in (2, 2.0, numpy.int64(2), numpy.float32(2), "2", [numpy.int8(2)], ["2"]):
+        assert run.count(step=step) == 4
 
 
 def test_tools_and_errors_are_found(tmp_path):
@@ -182,6 +196,22 @@ def test_a_journal_that_is_sealed_between_listing_and_reading(tmp_path, monkeypa
     assert stored.damaged == {}
 
 
+def test_a_journal_that_is_sealed_while_it_is_being_opened(tmp_path, monkeypatch):
+    live = writer(tmp_path)
+    live.write("train", [one(1, n) for n in range(100)])
+    opening = pa.OSFile
+
+    def seal_then_open(path):
+        monkeypatch.undo()
+        live.close()
+        return opening(path)
+
+    monkeypatch.setattr(pa, "OSFile", seal_then_open)
+    stored = open_run(tmp_path)
+    assert len(list(stored.rollouts())) == 100
+    assert stored.damaged == {}
+
+
 def test_a_run_that_was_removed_meanwhile_is_one_sentence(run):
     assert len(run) == 16
     shutil.rmtree(run.dir)
@@ -219,7 +249,7 @@ def test_a_damaged_file_is_named_and_hides_nothing_else(tmp_path, monkeypatch, b
     part.write_bytes(part.read_bytes()[:-30] if bad is None else bad)
     stored = open_run(folder)
     assert ids(stored.rollouts()) == ids([*steps(1), *(r for r in steps(3) if r.step == 3)])
-    assert list(stored.damaged) == [part.name]
+    assert list(stored.damaged) == [f"data/train/{part.name}"]
     assert [row["step"] for row in stored.stats()] == [1, 3]
 
 
@@ -238,7 +268,7 @@ def test_damage_inside_a_file_is_found_where_it_is_read(tmp_path, monkeypatch):
     stored = open_run(folder)
     assert stored.steps == [1, 2, 3]
     assert {r.step for r in stored.rollouts()} == {1, 3}
-    assert list(stored.damaged) == [part.name]
+    assert list(stored.damaged) == [f"data/train/{part.name}"]
     stored.refresh()
     assert ids(stored.search("Answer 3")) == ["1.3", "3.3"]
 
@@ -249,7 +279,156 @@ def test_a_foreign_parquet_file_is_damage(tmp_path):
     pq.write_table(pa.table(foreign), folder / "data" / "train" / "001-00000-000005.parquet")
     stored = open_run(folder)
     assert stored.steps == [1]
-    assert "step is string, not int64" in stored.damaged["001-00000-000005.parquet"]
+    assert "step is string, not int64" in stored.damaged["data/train/001-00000-000005.parquet"]
+
+
+def test_a_damaged_file_hides_none_of_its_name(tmp_path):
+    """Neither in another split nor in another run."""
+    made = [*steps(1), *(one(1, n, split="eval", id=f"e{n}") for n in range(4))]
+    runs_of = [write(tmp_path / name / "rollouts", made, run=name) for name in ("a", "b", "c")]
+    train, other = runs_of[1] / "data" / "train", runs_of[1] / "data" / "eval"
+    (train / "001-00000-000000.parquet").write_bytes(b"PAR1")
+    assert (other / "001-00000-000000.parquet").exists()
+    three = runs(tmp_path)
+    query = "select run_id, split, count(*) as n from rollouts group by all order by all"
+    assert [tuple(row.values()) for row in three.sql(query).to_pylist()] == [
+        ("a", "eval", 4), ("a", "train", 4), ("b", "eval", 4), ("c", "eval", 4), ("c", "train", 4)
+    ]  # fmt: skip
+    assert [list(run.damaged) for run in three] == [[], ["data/train/001-00000-000000.parquet"], []]
+    assert len(open_run(runs_of[1])) == 4
+
+
+def test_a_damaged_file_of_annotations_hides_none_of_its_name(tmp_path):
+    folders = [write(tmp_path / name, steps(1), run=name) for name in "ab"]
+    open_run(folders[0]).annotate("judge", [{"id": "r1.1.t1.0.0", "score": 1}])
+    shutil.copytree(folders[0] / "annotations", folders[1] / "annotations")
+    next((folders[0] / "annotations").rglob("*.parquet")).write_bytes(b"PAR1")
+    both = runs(tmp_path / "a")._found + runs(tmp_path / "b")._found
+    assert Runs(both).sql("select run_id, judge.score as s from rollouts where judge is not null").to_pylist() == [
+        {"run_id": "b", "s": 1}
+    ]
+
+
+def test_folder_names_above_a_run_mean_nothing(tmp_path):
+    """Hydra and others write `key=value`, which DuckDB and Arrow take for columns."""
+    folder = write(tmp_path / "rank=16" / "step=2000" / "group=ablation" / "reward=x" / "id=7", steps(2))
+    stored = open_run(folder)
+    before = list(stored.rollouts())
+    stored.annotate("judge", [{"id": "r1.1.t1.0.0", "score": 1}])
+    (folder / "annotations" / "judge" / "1-2-3.parquet").write_bytes(b"PAR1")
+    stored.refresh()
+    assert before == steps(2)
+    assert stored.columns == [*open_run(write(tmp_path / "plain", steps(2))).columns, "judge.score"]
+    assert ids(stored.rollouts(where='rank = 0 and step = 1 and "group" = 1')) == ["1.2", "1.3"]
+    assert stored.get("r1.1.t1.0.0").extra == {"judge.score": 1}
+    assert [row["step"] for row in stored.stats()] == [1, 2]
+    assert stored.table(["step", "rank"]).num_rows == 8
+
+
+def test_the_files_of_a_run_are_one_table_for_any_reader(tmp_path):
+    """Also when attempts have other reward functions, and none in the first batch."""
+    polars, pandas, datasets = map(pytest.importorskip, ("polars", "pandas", "datasets"))
+    write(tmp_path, [one(1, 0, rewards={})], reward_names=())
+    write(tmp_path, [one(2, 0, rewards={"b": 2.0})], attempt=2, resumed_from=1, reward_names=("b",))
+    write(tmp_path, [one(3, 0, rewards={"a": 3.0, "B": 4.0})], attempt=3, resumed_from=2, reward_names=("a", "B"))
+    folder = tmp_path / "r1" / "data" / "train"
+    files = [str(path) for path in open_run(tmp_path).files]
+    expected = [{}, {"b": 2.0}, {"a": 3.0, "B": 4.0}]
+
+    def named(column):
+        return [{pair["name"]: pair["value"] for pair in pairs} for pairs in column]
+
+    assert named(polars.scan_parquet(f"{folder}/*.parquet").sort("step").collect()["rewards"].to_list()) == expected
+    assert named(pandas.read_parquet(folder).sort_values("step")["rewards"]) == expected
+    loaded = datasets.load_dataset("parquet", data_files=files, cache_dir=str(tmp_path / "cache"))["train"]
+    assert named(loaded.sort("step")["rewards"]) == expected
+    found = duckdb.sql(f"select rewards from '{folder}/*.parquet' order by step").fetchall()
+    assert named(row[0] for row in found) == expected
+    assert len({str(pq.read_schema(path)) for path in files}) == 1
+    stored = open_run(tmp_path)
+    assert [dict(rollout.rewards) for rollout in stored.rollouts()] == expected
+    assert [name for name in stored.columns if name.startswith("reward/")] == ["reward/a", "reward/B", "reward/b"]
+
+
+def test_rewards_that_the_first_batch_does_not_have_are_columns_too(tmp_path):
+    live = writer(tmp_path, reward_names=())
+    live.write("train", [one(1, 0, rewards={}, reward=None)])
+    live.write("train", [one(2, n, rewards={"late": float(n)}) for n in range(3)])
+    stored = open_run(tmp_path)
+    assert ids(stored.rollouts(where="reward/late >= 1", order="-reward/late")) == ["2.2", "2.1"]
+    live.close()
+    stored.refresh()
+    assert stored.table(["reward/late"])["reward/late"].to_pylist() == [None, 0.0, 1.0, 2.0]
+    assert [row["reward/late"] for row in stored.stats()] == [None, 1.0]
+
+
+def test_rewards_that_differ_only_in_case_are_not_mixed_up(tmp_path):
+    names = ("Length", "length", "length_1", "LENGTH", "a/b", 'q"', "nul\0")
+    rewards = [{name: float(10 * place + n) for place, name in enumerate(names)} for n in range(3)]
+    stored = open_run(
+        write(tmp_path, [one(1, n, rewards=given) for n, given in enumerate(rewards)], reward_names=names)
+    )
+    columns = [f"reward/{name}" for name in names]
+    assert [name for name in stored.columns if name.startswith("reward/")] == columns
+    for place, column in enumerate(columns):
+        assert stored.table([column])[column].to_pylist() == [10.0 * place + n for n in range(3)]
+        assert ids(stored.rollouts(order=f"-{column}", limit=1)) == ["1.2"]
+        assert stored.stats()[0][column] == 10.0 * place + 1
+    for place, column in enumerate(columns[:5]):
+        assert ids(stored.rollouts(where=f"{column} = {10 * place + 1}")) == ["1.1"]
+        assert ids(stored.rollouts(where=f'"{column}" = {10 * place + 1}')) == ["1.1"]
+        assert stored.sql(f'select "{column}" from rollouts order by 1 limit 1').to_pylist() == [
+            {column: 10.0 * place}
+        ]
+
+
+def test_a_run_of_the_first_version_of_the_files_is_read(tmp_path):
+    """Two attempts with other reward functions, a column for each in the files; the second was killed."""
+    folder = shutil.copytree(Path(__file__).parent / "version_1", tmp_path / "r1")
+    stored = open_run(folder)
+    expected = [{"correct": 1.0, "Correct": -1.0}] * 2 + [{"style": 5.0}, {"style": 6.0}]
+    assert [dict(rollout.rewards) for rollout in stored.rollouts()] == expected
+    assert ids(stored.rollouts(where="reward/Correct < 0")) == ["1.0", "1.1"]
+    assert stored.table(["reward/correct", "reward/style"]).to_pylist()[1:3] == [
+        {"reward/correct": 1.0, "reward/style": None}, {"reward/correct": None, "reward/style": 5.0}
+    ]  # fmt: skip
+    assert (stored.count(superseded=True), stored.damaged) == (6, {})
+    write(tmp_path, [one(3, 0, attempt=3, rewards={"new": 7.0})], attempt=3, resumed_from=2, reward_names=("new",))
+    stored.refresh()
+    assert [row["reward/new"] for row in stored.stats()] == [None, None, 7.0]
+
+
+def test_of_thousands_of_small_files_each_is_opened_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(writing, "SEAL_BYTES", 1)
+    monkeypatch.setattr(small, "MANY", 5)
+    made = [one(step, n, tool_calls=(called("a"),) if step == 3 else ()) for step in range(1, 9) for n in range(4)]
+    folder = write(tmp_path, made)
+    stored = open_run(folder)
+    assert (len(stored), stored.steps) == (32, list(range(1, 9)))
+    assert ids(stored.rollouts(tool="a")) == ["3.0", "3.1", "3.2", "3.3"]
+    assert ids(stored.search("Answer 2 of step 5", order="-step")) == ["5.2"]
+    assert ids(stored.rollouts(where="len(completion) = 1", limit=1)) == ["1.0"]
+    assert stored.sql("select count(*) as n from messages where role = 'user'").to_pylist() == [{"n": 32}]
+    assert stored.table(["reward/correct", "reward/format"], step=range(3, 5)).to_pydict() == {
+        "reward/correct": [3.0, 4.0, 5.0, 6.0, 4.0, 5.0, 6.0, 7.0], "reward/format": [None] * 8
+    }  # fmt: skip
+    schema = stored.table(step=1).schema
+    assert all(schema.field(name).type == kind for name, kind in FIELDS)
+    opened = list(stored.rollouts())
+    for path in stored.files:
+        path.unlink()
+    assert list(stored.rollouts()) == opened == made
+    assert [len(list(stored.rollouts(step=step))) for step in stored.steps] == [4] * 8
+    assert stored.stats()[2]["tool_calls"] == 4
+
+
+def test_one_damaged_file_of_many_small_ones_costs_itself(tmp_path, monkeypatch):
+    monkeypatch.setattr(small, "MANY", 2)
+    folder = several_parts(tmp_path, monkeypatch)
+    (folder / "data" / "train" / "001-00000-000001.parquet").write_bytes(b"PAR1")
+    stored = open_run(folder)
+    assert (len(stored), len(list(stored.rollouts()))) == (8, 8)
+    assert list(stored.damaged) == ["data/train/001-00000-000001.parquet"]
 
 
 def test_files_that_are_no_parts_are_ignored(tmp_path):
@@ -282,7 +461,7 @@ def test_a_newer_schema_is_one_sentence(tmp_path):
     folder = write(tmp_path, steps(1))
     facts = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps({**facts, "schema": 99}))
-    with pytest.raises(RunError, match=r"schema 99; this version reads up to 1: pip install -U rollout-plugins"):
+    with pytest.raises(RunError, match=r"schema 99; this version reads up to 2: pip install -U rollout-plugins"):
         open_run(folder)
 
 
@@ -303,6 +482,16 @@ def test_what_a_resumed_attempt_did_again_is_left_out_unless_asked_for(tmp_path)
     assert sum(row["rollouts"] for row in stored.stats()) == 10
     assert stored.get("r1.1.t3.0.0").attempt == 1
     assert len(stored.group("r1.1.t3.0.0")) == 2
+
+
+def test_a_resumed_attempt_hides_nothing_before_it_did_a_step_again(tmp_path):
+    write(tmp_path, steps(4, size=1))
+    write(tmp_path, [], attempt=2, resumed_from=2)
+    assert [r.step for r in open_run(tmp_path).rollouts()] == [1, 2, 3, 4]
+    write(tmp_path, [one(2, 0, attempt=3, split="eval", id="e")], attempt=3, resumed_from=2)
+    assert [r.step for r in open_run(tmp_path).rollouts()] == [1, 2, 2, 3, 4]
+    write(tmp_path, [one(3, 0, attempt=4)], attempt=4, resumed_from=2)
+    assert [(r.attempt, r.step) for r in open_run(tmp_path).rollouts()] == [(1, 1), (1, 2), (3, 2), (4, 3)]
 
 
 def test_ranks_merge_by_lying_in_one_folder(tmp_path):
@@ -422,6 +611,22 @@ def test_open_run_takes_the_newest_run_in_a_folder(tmp_path):
     assert open_run(older).info.id == "x"
 
 
+def test_the_newest_run_is_the_one_that_began_last(tmp_path):
+    """Whichever wrote last, and whenever its folder was copied."""
+    first = writer(tmp_path, "z")
+    first.write("train", steps(1))
+    first.write_run()
+    newer = write(tmp_path, steps(1), run="a")
+    first.close()
+    os.utime(newer / "run.json", (1, 1))
+    assert [path.name for path in find_runs(tmp_path)] == ["z", "a"]
+    assert open_run(tmp_path).dir == newer
+    assert [run.dir.name for run in runs(tmp_path)] == ["z", "a"]
+    write(tmp_path, [one(2, 0, attempt=2)], run="z", attempt=2, resumed_from=1)
+    os.utime(tmp_path / "z" / "run.json", (1, 1))
+    assert open_run(tmp_path).dir.name == "z"
+
+
 def test_a_path_with_what_duckdb_takes_for_a_pattern(tmp_path):
     folder = tmp_path / "o[1]*?{x}'\""
     stored = open_run(write(folder, steps(1)))
@@ -448,7 +653,14 @@ def test_an_empty_run_answers_every_question(tmp_path):
         (lambda run: list(run.rollouts(order="-rewrd")), "there is no column 'rewrd'; the columns are"),
         (lambda run: list(run.rollouts(step="first")), "step='first' is no step; give a number, 'last'"),
         (lambda run: list(run.rollouts(step=[None])), "step=None is no step"),
+        (lambda run: list(run.rollouts(step=1.5)), "step=1.5 is no step"),
+        (lambda run: list(run.rollouts(step=[1, True])), "step=True is no step"),
+        (lambda run: list(run.rollouts(step=math.inf)), "step=inf is no step"),
         (lambda run: run.get("nope"), "no rollout 'nope' in "),
+        (lambda run: run.get(None), "a rollout's id is text, not None"),
+        (lambda run: run.group(None), "a rollout's id is text, not None"),
+        (lambda run: run.history(None), "the prompt is None; give a rollout, or the text of a message"),
+        (lambda run: run.count(limit=1.5), "limit=1.5 is not a number of rollouts"),
     ],
 )
 def test_a_wrong_question_is_one_sentence(run, ask, said):
@@ -483,3 +695,16 @@ def test_a_notebook_gets_escaped_html(tmp_path):
     assert "&lt;script&gt;" in html
     assert "<script>" not in html
     assert "2.5 → 3.5" in html
+
+
+def threads():
+    return sum(1 for _ in Path("/proc/self/task").iterdir())
+
+
+def test_runs_that_are_only_held_open_take_no_threads(tmp_path):
+    write(tmp_path, steps(1))
+    before = threads()
+    runs = [open_run(tmp_path) for _ in range(30)]
+    assert [len(run) for run in runs] == [4] * 30
+    assert threads() - before < 30
+    assert [run.count(step=1) for run in runs] == [4] * 30

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import gc
 import logging
 import os
 import random
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 
@@ -438,6 +440,46 @@ def test_a_forked_copy_records_nothing_and_harms_nothing(tmp_path):
     assert (run.steps, len(run)) == ([1, 2], 8)
 
 
+def said_by(scenario, folder):
+    child = work(scenario, folder)
+    try:
+        out, errors = child.communicate(timeout=60)
+    finally:
+        child.kill()
+    assert child.returncode == 0, errors
+    return out
+
+
+def test_a_loop_that_forks_right_after_its_first_batch_goes_on_and_so_do_recorders_of_its_children(tmp_path):
+    seven, theirs = said_by("pool", tmp_path).split()
+    assert seven == "7"
+    assert len(open_run(theirs)) == 4
+    assert open_run(tmp_path / "parent").steps == [1, 2]
+
+
+def test_a_fork_lets_a_plugin_finish_what_it_is_importing(tmp_path):
+    assert said_by("importing", tmp_path) == "7\n"
+    assert len(open_run(tmp_path)) == 4
+
+
+def test_a_forked_copy_may_use_all_it_has_inherited_whatever_was_locked(tmp_path):
+    assert said_by("locked", tmp_path) == "4 4\n"
+    assert len(open_run(tmp_path)) == 4
+
+
+@pytest.mark.parametrize(("options", "each"), [({"autoload": False}, 1), ({}, 2)])
+def test_an_open_run_takes_few_threads(tmp_path, options, each):
+    before = threading.active_count()
+    recorders = [RolloutRecorder(dir=tmp_path, **options) for _ in range(10)]
+    for recorder in recorders:
+        recorder.record(1, [{"prompt": "a", "completion": "b"}])
+        assert recorder.flush()
+    assert threading.active_count() - before <= 10 * each
+    for recorder in recorders:
+        recorder.close()
+    assert len(find_runs(tmp_path)) == 10
+
+
 # --- several processes, threads, tasks -----------------------------------------------------------------------------
 
 
@@ -584,3 +626,102 @@ def test_there_is_an_example_for_each_framework():
     assert [path.stem.removeprefix("recorder_") for path in EXAMPLES] == [
         "areal", "own_loop", "tinker", "torchforge", "verl",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("given", [{}, {"dir": "mine"}])
+def test_a_loop_that_changes_the_working_directory_loses_nothing(tmp_path, monkeypatch, given):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "away").mkdir()
+    with RolloutRecorder(**given) as rec:
+        monkeypatch.chdir("away")
+        for step in (1, 2):
+            rec.record(step, [row()])
+    assert len(open_run(tmp_path / given.get("dir", "runs"))) == 2
+    assert not [*(tmp_path / "away").iterdir()]
+
+
+def test_metrics_that_nobody_asks_for_do_not_pile_up_and_are_averaged(tmp_path):
+    class Many:
+        @hookimpl
+        def rollout_metrics(self, rollouts, step):
+            return {f"figure {i}": step.generation + 0.5 for i in range(1000)}
+
+    with recorder_in(tmp_path, Many(), sync=True, autoload=False) as rec:
+        rec.record(1, [row()])
+        tracemalloc.start()
+        for _ in range(40):
+            rec.record(1, [row()])
+        held, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert held < 500_000
+        assert rec.metrics()["rollouts/figure 999"] == 20.5
+        assert "rollouts/figure 999" not in rec.metrics()
+
+
+# --- what waits ----------------------------------------------------------------------------------------------------
+
+
+def words(count):
+    return "".join(random.choices("abcdefgh ", k=count))
+
+
+def whole_numbers(count):
+    return [random.randrange(100_000) for _ in range(count)]
+
+
+def numbers(count):
+    return [random.random() for _ in range(count)]
+
+
+def siblings(count):
+    prompt = words(count)
+    return [{"prompt": prompt, "completion": words(300), "reward": random.random()} for _ in range(8)]
+
+
+def with_tokens(count):
+    tokens = {"prompt": whole_numbers(count), "completion": whole_numbers(count), "logprobs": numbers(count)}
+    return {"prompt": words(20), "completion": words(40), "tokens": {**tokens, "mask": [1] * count}}
+
+
+def record_of(count):
+    said = {"prompt": ({"role": "user", "content": words(count)},), "completion": (words(count),)}
+    return Rollout(id="", **said, tokens=Tokens(prompt=None, completion=whole_numbers(count), mask=[0] * count))
+
+
+WAITING = {
+    "text": lambda: [{"prompt": words(200), "completion": words(400), "reward": 1.0} for _ in range(8)],
+    "long text": lambda: [{"prompt": words(5000), "completion": "语" * 5000, "reward": 1.0} for _ in range(8)],
+    "siblings that share a prompt": lambda: siblings(20_000),
+    "tokens": lambda: [with_tokens(1000) for _ in range(8)],
+    "records": lambda: [record_of(500) for _ in range(8)],
+    "columns": lambda: [
+        {"prompt": words(99), "columns": {"a": numbers(50), "b": [whole_numbers(9) for _ in range(20)]}}
+        for _ in range(8)
+    ],
+    "bytes": lambda: [{"prompt": words(99), "columns": {"picture": random.randbytes(20_000)}} for _ in range(8)],
+}
+
+
+@pytest.mark.parametrize("shape", sorted(WAITING))
+def test_the_queue_counts_what_it_holds(tmp_path, shape):
+    entered, done = threading.Event(), threading.Event()
+
+    class Waits:
+        @hookimpl
+        def on_rollout(self):
+            entered.set()
+            done.wait(60)
+
+    with RolloutRecorder([Waits()], dir=tmp_path, tokens=True) as recorder:
+        recorder.record(0, WAITING[shape]())
+        assert entered.wait(30)
+        counted = recorder.metrics()["rollouts/queue_bytes"]
+        tracemalloc.start()
+        for step in range(1, 41):
+            recorder.record(step, WAITING[shape]())
+        gc.collect()
+        held = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+        counted = recorder.metrics()["rollouts/queue_bytes"] - counted
+        done.set()
+    assert held / 1.3 < counted < held * 1.3

@@ -78,7 +78,7 @@ def test_each_built_in_rule_finds_its_secrets_wherever_they_stand(rule):
         ("postgres://bob:hunter2@db:5432/x", "postgres://bob:[REDACTED:url_password]@db:5432/x"),
         ("https://:p@ss:word@host/", "https://:[REDACTED:url_password]@host/"),
         ("Authorization: Bearer abcdefghijklmnopqrstuvwx", "Authorization: Bearer [REDACTED:bearer]"),
-        ("'authorization': 'token 0123456789abcdef'", "'authorization': 'token [REDACTED:bearer]'"),
+        ("'authorization': 'token 0123456789abcdef'", "'authorization': '[REDACTED:named]'"),
         ('-H "Authorization: Basic dXNlcjpwYXNzd29yZA=="', '-H "Authorization: Basic [REDACTED:bearer]"'),
         ("export WANDB_API_KEY=0123456789abcdef", "export WANDB_API_KEY=[REDACTED:assigned]"),
         ('{"client_secret": "s3cr3t-value"}', '{"client_secret": "[REDACTED:assigned]"}'),
@@ -95,7 +95,7 @@ def test_only_the_secret_is_replaced(before, after):
     [
         "sk-learn and hf_hub_download", "the bearer of news", "http://localhost:8080/path?x=a@b", "see http://a:b/c@d",
         "password: required", "token = tokenizer.encode(x)", "eyJ.eyJ.x", "AKIA", "ghost", "-----BEGIN PUBLIC KEY-----",
-        "my_token: 5", "a" * 10_000, "", "data:image/png;base64," + "sk-" + "A" * 40,
+        "my_token: 5", "a" * 10_000, "", "data:image/png;base64," + "iVBORw0KGgo" * 40,
     ],
 )  # fmt: skip
 def test_ordinary_text_stays_as_it_is(innocent):
@@ -116,19 +116,31 @@ EVERYWHERE = {
         KEY,
     ),
     "tool_calls": (ToolCall(name="f", arguments={"k": [KEY], KEY: 1}, result=f"\n{KEY}", error=f"bad {KEY}"), ToolCall(name=KEY, arguments=KEY)),
-    "columns": {"a": KEY, "b": [{"c": (KEY, {KEY})}], KEY: 1, "bytes": KEY.encode(), "latin": b"\xff " + KEY.encode(), "object": Client()},
+    "columns": {"a": KEY, "b": [{"c": (KEY, {KEY})}], KEY: 1, KEY.encode(): 1, (KEY, 2): 1, frozenset([KEY]): 1, "bytes": KEY.encode(), "latin": b"\xff " + KEY.encode(), "object": Client()},
     "extra": {"log": [None, {"x": KEY}], "kept": 7},
     "error": f"ValueError: {KEY}",
     "rendered": f"<|user|>{KEY}",
     "images": (Image(hash="h", uri=f"https://x/?key={KEY}"),),
     "marks": {"judge": KEY},
+    "rewards": {KEY: 1.0},
+    "finish": KEY,
 }  # fmt: skip
 
 
 def test_no_field_lets_a_secret_through():
-    assert {"prompt", "completion", "columns", "extra", "error", "rendered", "images", "tool_calls", "marks"} == set(
-        EVERYWHERE
-    )
+    assert {
+        "prompt",
+        "completion",
+        "columns",
+        "extra",
+        "error",
+        "rendered",
+        "images",
+        "tool_calls",
+        "marks",
+        "rewards",
+        "finish",
+    } == set(EVERYWHERE)
     new = redacted(**EVERYWHERE)
     for field in fields(new):
         assert "a1B2" not in repr(getattr(new, field.name)), field.name
@@ -150,6 +162,8 @@ def test_messages_are_replaced_never_changed():
 def test_keys_that_become_equal_stay_apart():
     new = redacted(columns={KEY: 1, KEY + "b": 2})
     assert new.columns == {"[REDACTED:openai]": 1, "[REDACTED:openai] (2)": 2}
+    new = redacted(columns={KEY.encode(): 1, KEY.encode() + b"b": 2})
+    assert sorted(new.columns.values()) == [1, 2]
 
 
 def test_counts_and_marks():
@@ -299,6 +313,43 @@ def test_values_called_password_go_and_schemas_stay():
     assert set(new.columns["login"].values()) == {"[REDACTED:named]"}
     assert new.columns["schema"] is schema
     assert redacted(Redact(rules=["openai"]), columns={"password": "x"}).columns == {"password": "x"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("{'password': 'hunter two', 'user': 'bob'}", "{'password': '[REDACTED:named]', 'user': 'bob'}"),
+        ("done: {'n': [{'api-key': b'abc'}]}", "done: {'n': [{'api-key': b'[REDACTED:named]'}]}"),
+        (str({"Secret": "it's \\ mine"}), """{'Secret': "[REDACTED:named]"}"""),
+        ('{"password": "a\\"b c", "x": 1}', '{"password": "[REDACTED:named]", "x": 1}'),
+        ('{"password": "cut o', '{"password": "[REDACTED:named]'),
+        ('{"password": "x ' + KEY + '"}', '{"password": "[REDACTED:named]"}'),
+        (json.dumps(json.dumps({"secret": 'a"b\\c\nd'})), json.dumps(json.dumps({"secret": "[REDACTED:named]"}))),
+    ],
+)
+def test_values_called_password_go_from_text_that_shows_a_dict(before, after):
+    assert text(before) == after
+    assert text(after) == after
+    assert text(before, Redact(rules=["aws"])) == before
+
+
+def test_schemas_in_text_stay():
+    schema = '{"properties": {"password": {"type": "string"}, "secret": null}, "required": ["password"]}'
+    assert text(schema) == schema
+
+
+@pytest.mark.parametrize("start", [b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8", b"BM", b"RIFF1234WEBP"])
+def test_bytes_that_start_like_an_image_are_searched(start):
+    assert redacted(columns={"b": start + b" " + KEY.encode()}).columns == {"b": start + b" [REDACTED:openai]"}
+
+
+@pytest.mark.parametrize("start", ["data:image/png;base64,", "DATA:text/plain;base64,", "data: ;base64,aGVsbG8= "])
+def test_text_that_starts_like_a_data_uri_is_searched(start):
+    assert text(f"{start}{KEY}") == f"{start}[REDACTED:openai]"
+
+
+def test_bytes_called_password_go():
+    assert redacted(columns={"password": b"hunter"}).columns == {"password": "[REDACTED:named]"}
 
 
 def test_pictures_are_left_alone():

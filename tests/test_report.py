@@ -152,7 +152,7 @@ def test_damaged_files_are_named_and_the_rest_is_there(tmp_path):
     broken = tmp_path / "r1" / "data" / "train" / "0001-0000-9999.parquet"
     broken.write_bytes(b"PAR1 no more")
     data = report(tmp_path)
-    assert list(data["damaged"]) == [broken.name]
+    assert list(data["damaged"]) == [f"data/train/{broken.name}"]
     assert data["rollouts"]
 
 

@@ -1,12 +1,16 @@
 """A plugin that must see everything: what it could not see is neither stored nor sent, and counted."""
 
+import threading
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rig import make
 
-from rollout_plugins import RolloutPluginCallback, hookimpl, open_run
+from rollout_plugins import RolloutPluginCallback, Trace, hookimpl, open_run
 from rollout_plugins.plugins.redact import Redact
+from rollout_plugins.store.read import find_runs
 
 
 class Sink:
@@ -49,3 +53,191 @@ def test_a_failure_of_a_required_plugin_drops_that_rollout_alone(tmp_path, requi
     run = open_run(tmp_path / "out")
     assert len(run) == stored
     assert run.drops.get("dropped_by:picky", 0) == 4 - stored
+
+
+KEY = "sk-" + "a1B2" * 8
+
+
+class Leaky:
+    """Adds a secret wherever a plugin can add anything, as late as it can."""
+
+    name = "leaky"
+
+    def __init__(self):
+        self.alerts = []
+        self.skip_reasons = {}
+
+    @hookimpl(trylast=True)
+    def on_rollout(self, rollout):
+        return replace(rollout, extra={**rollout.extra, "late": KEY})
+
+    @hookimpl(trylast=True)
+    def select_rollouts(self, rollouts, step):
+        first, second, third, *others = rollouts
+        self.skip_reasons = {rollout.id: f"because of {KEY}" for rollout in others}
+        return [
+            replace(first, marks={**first.marks, "why": KEY}),
+            replace(second, columns={**second.columns, "later": KEY}),
+            third,
+        ]
+
+    @hookimpl
+    def rollout_metrics(self):
+        self.alerts.append(f"look at {KEY}")
+        return {f"score/{KEY}": 1.0, "fine": 2.0}
+
+    @hookimpl
+    def format_trace(self, rollout):
+        if rollout.index == 2:
+            message = {"role": "user", "content": KEY}
+            return Trace(rollout_id=rollout.id, messages=(message,), metadata={KEY: 1}, spans=({"input": KEY},))
+        return None
+
+
+class Failing:
+    name = "failing"
+
+    @hookimpl
+    def on_rollout(self, rollout):
+        raise ValueError(f"could not log in with {KEY}")
+
+
+class Curious:
+    """Keeps whatever a sink is told."""
+
+    def __init__(self):
+        self.told = []
+
+    @hookimpl
+    def on_run_start(self, run):
+        self.told.append(run)
+
+    @hookimpl
+    def export_traces(self, traces, step):
+        self.told += [*traces, step]
+        raise ConnectionError(f"refused: {KEY}")
+
+    @hookimpl
+    def on_run_end(self, run):
+        self.told.append(run)
+
+    def alert(self, title, text):
+        self.told.append(text)
+
+
+def search(query: str) -> str:
+    """
+    Search the web.
+
+    Args:
+        query: what to look for; the key is sk-a1B2a1B2a1B2a1B2a1B2a1B2a1B2a1B2
+    """
+    return "nothing"
+
+
+def scored(completions, **kwargs):
+    return [1.0] * len(completions)
+
+
+def test_whatever_path_it_takes_a_secret_does_not_leave(tmp_path, caplog):
+    caplog.set_level("DEBUG", logger="rollout_plugins")
+
+    def named(completions, **kwargs):
+        return scored(completions)
+
+    named.__name__ = KEY
+    sink = Curious()
+    trainer = make(tmp_path, tools=[search], rewards=[scored, named])
+    trainer.add_callback(RolloutPluginCallback(["redact", Leaky(), Failing(), sink]))
+    trainer.train()
+    run = open_run(tmp_path / "out")
+    stored = list(run.rollouts())
+    assert [rollout.extra["late"] for rollout in stored] == ["[REDACTED:openai]"] * 4
+    assert stored[0].marks["why"] == "[REDACTED:openai]"
+    assert stored[3].marks["sinks"] == "skipped by leaky: because of [REDACTED:openai]"
+    assert set(run.info.reward_names) == set(stored[0].rewards) == {"scored", "[REDACTED:openai]"}
+    traces = [told for told in sink.told if isinstance(told, Trace)]
+    assert len(traces) == 3
+    assert "look at [REDACTED:openai]" in sink.told
+    logged = [name for entry in trainer.state.log_history for name in entry if name.startswith("rollouts/")]
+    assert "rollouts/score/[REDACTED:openai]" in logged
+    leaving = [*stored, *sink.told, run.info, *logged, *(record.getMessage() for record in caplog.records)]
+    assert [told for told in leaving if "a1B2" in str(told)] == []
+    assert "a1B2" not in caplog.text
+    assert "ValueError at test_required.py" in caplog.text
+    assert all(b"a1B2" not in path.read_bytes() for path in Path(run.dir).rglob("*") if path.is_file())
+    assert run.info.tools[0]["function"]["name"] == "search"
+
+
+def test_without_a_required_plugin_errors_are_told_in_full(tmp_path, caplog):
+    trainer = make(tmp_path)
+    trainer.add_callback(RolloutPluginCallback([Failing()]))
+    trainer.train()
+    assert f"could not log in with {KEY}" in caplog.text
+
+
+class Guard:
+    """Required, and cannot say what may leave."""
+
+    name = "guard"
+    required = True
+
+    @hookimpl
+    def on_rollout(self, rollout):
+        return None
+
+    def clean(self, value):
+        if isinstance(value, str):
+            return
+        raise RuntimeError(f"broken by {KEY}")
+
+
+def test_what_a_required_plugin_fails_to_clean_stays_here(tmp_path, caplog):
+    sink = Curious()
+    trainer = make(tmp_path, rewards=[scored])
+    trainer.add_callback(RolloutPluginCallback([Guard(), Leaky(), sink]))
+    trainer.train()
+    run = open_run(tmp_path / "out")
+    assert (len(run), run.info.model, run.info.settings) == (4, "", {})
+    assert "RuntimeError at test_required.py" in caplog.text
+    told = [*run.rollouts(), *sink.told, caplog.text]
+    assert [rollout.marks.get("why") for rollout in run.rollouts()] == [None] * 4
+    assert [each for each in told if "broken by" in str(each)] == []
+
+
+def test_a_function_that_hangs_over_the_runs_facts_ends_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("ROLLOUT_PLUGINS_HANG_SECONDS", "0.3")
+    released = threading.Event()
+
+    def hangs(text):
+        released.wait(60)
+        return text
+
+    trainer = make(tmp_path)
+    sink = Curious()
+    trainer.add_callback(RolloutPluginCallback([Redact(function=hangs), sink]))
+    trainer.train()
+    released.set()
+    run = open_run(tmp_path / "out")
+    assert (len(run), run.drops) == (0, {"dropped_by:redact": 4})
+    assert run.info.model == ""
+    assert [told.model for told in sink.told] == ["", ""]
+
+
+def test_a_required_plugin_that_was_taken_out_of_a_run_is_there_in_the_next(tmp_path):
+    """Otherwise the next run would store what nobody searched for secrets."""
+    broken = [True]
+
+    def careful(text):
+        if broken[0]:
+            time.sleep(5)
+        return text.replace("secret", "[GONE]")
+
+    trainer = make(tmp_path, ["my key is secret"])
+    trainer.add_callback(RolloutPluginCallback([Redact(function=careful)], end_seconds=3))
+    trainer.train()
+    broken[0] = False
+    trainer.train()
+    first, second = (open_run(path) for path in find_runs(tmp_path / "out" / "rollouts"))
+    assert (len(first), len(second)) == (0, 4)
+    assert {rollout.completion[0]["content"] for rollout in second.rollouts()} == {"my key is [GONE]"}

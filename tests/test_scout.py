@@ -1,13 +1,14 @@
 import base64
 import io
 import json
+from collections import Counter
 from dataclasses import replace
 
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from PIL import Image as Pictures
-from rollout_hookspecs import Step
+from rollout_hookspecs import Run, Step
 from sink_rollouts import HOSTILE, SHAPE, batch, pictured, run_in, tools
 
 from rollout_plugins.errors import SetupError
@@ -167,11 +168,32 @@ def test_a_later_start_adds_and_clears_what_a_killed_merge_left(tmp_path):
     (tmp_path / "scout" / "0000-00000002.tmp").write_bytes(b"half")
     again = ScoutSink()
     send(again, run)
-    assert sorted(p.name for p in (tmp_path / "scout").glob("*.parquet")) == [
-        "0000-00000000-00000001.parquet",
-        "0000-00000002.parquet",
+    assert sorted(p.name[13:] for p in (tmp_path / "scout").glob("*.parquet")) == [
+        "-00000000-00000001.parquet",
+        "-00000000.parquet",
     ]
     assert len(rows_in(tmp_path / "scout")) == 12
+
+
+def test_two_runs_at_once_share_a_folder(tmp_path):
+    sinks = [ScoutSink(tmp_path / "both") for _ in range(2)]
+    for number, sink in enumerate(sinks):
+        sink.on_run_start(run_in(tmp_path / str(number), id=f"run-{number}"))
+    for step in range(3):
+        for sink in sinks:
+            sink.export_traces(TRACES, Step(step=step))
+    for sink in sinks:
+        sink.on_run_end(Run(id="any"))
+    assert Counter(row["source_id"] for row in rows_in(tmp_path / "both")) == {"run-0": 12, "run-1": 12}
+
+
+def test_rows_that_are_there_are_not_counted_as_failed_when_merging_fails(tmp_path, caplog):
+    sink, run = ScoutSink(), run_in(tmp_path)
+    send(sink, run, steps=SMALL - 1)
+    next((tmp_path / "scout").iterdir()).write_bytes(b"damaged")
+    sink.export_traces(TRACES, Step(step=99))
+    assert len(list((tmp_path / "scout").iterdir())) == SMALL
+    assert "merging them failed" in caplog.text
 
 
 def test_ranks_share_a_folder(tmp_path):

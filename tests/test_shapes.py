@@ -1,8 +1,11 @@
 """What AReaL, tinker-cookbook, torchforge and verl have in memory, through the recorder into the store and trackio."""
 
 import json
+import math
 import threading
+from decimal import Decimal
 
+import numpy as np
 import pytest
 import torch
 from shape_rig import (
@@ -438,3 +441,231 @@ def test_verl_groups_by_uid_where_there_is_one_and_keeps_what_is_for_no_rollout(
 def test_shapes_hold_plain_records_too(tmp_path):
     (rollout,) = keep(tmp_path, [Rollout(id="x", prompt=({"role": "user", "content": "a"},), reward=1.0)]).rollouts()
     assert (rollout.reward, texts(rollout.prompt)) == (1.0, [("user", "a")])
+
+
+# --- hostile rows --------------------------------------------------------------------------------------------------
+
+
+class Objects:
+    """Objects to being turned into anything."""
+
+    def __float__(self):
+        raise RuntimeError("no")
+
+    __len__ = __iter__ = __bool__ = item = __float__
+
+
+class Images:
+    """tinker's `ModelInput` with an image in it."""
+
+    length = 3
+
+    def to_ints(self):
+        raise ValueError("to_ints only supported for ModelInput with EncodedTextChunks")
+
+
+NUMBERS = {
+    "float": 0.1,
+    "int": 3,
+    "flag": True,
+    "float64": np.float64(0.1),
+    "float32": np.float32(0.1),
+    "int64": np.int64(3),
+    "0-d array": np.array(0.1),
+    "array of one": np.array([0.1]),
+    "tensor": torch.tensor(0.1),
+    "bfloat16": torch.tensor(0.1, dtype=torch.bfloat16),
+    "with a gradient": torch.tensor(0.1, requires_grad=True),
+    "tensor of one": torch.tensor([0.1]),
+    "Decimal": Decimal("0.1"),
+    "nan": math.nan,
+    "inf": np.float32("inf"),
+    "none": None,
+}
+NOT_NUMBERS = {
+    "two": torch.tensor([1.0, 2.0]),
+    "array of two": np.array([1.0, 2.0]),
+    "text": "0.5",
+    "dict": {"a": 1.0},
+    "object": Objects(),
+    "nowhere": torch.tensor(0.5, device="meta"),
+}
+
+
+def rows_with(value):
+    return [{"prompt": "2+2?", "completion": "4", "reward": value, "advantage": value, "rewards": {"a": value}}]
+
+
+def tinker_with(value):
+    return tinker.rollouts(TrajectoryGroup([Trajectory([transition("a", "b", 0.0)])], [value], [{}]))
+
+
+def verl_with(value):
+    return verl.rollouts(["a?"], ["b"], scores=[value])
+
+
+def forge_with(value):
+    return torchforge.rollouts([episode(reward=value, advantage=value, reward_breakdown={"a": 1.0, "b": value})])
+
+
+SHAPES_OF_NUMBERS = {"rows": rows_with, "tinker": tinker_with, "verl": verl_with, "torchforge": forge_with}
+
+
+def as_given(value):
+    return None if value is None else float(value.item() if hasattr(value, "item") else value)
+
+
+def begun(folder, batch, **options):
+    """A recorder that has seen a good batch is past the point where mistakes are raised."""
+    run = keep(folder, [{"prompt": "a", "completion": "b"}], batch, **options)
+    return list(run.rollouts(step=2, tokens=bool(options))), run
+
+
+@pytest.mark.parametrize("shape", SHAPES_OF_NUMBERS)
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_number_is_the_number_that_was_given_whatever_holds_it(tmp_path, shape, name):
+    value = NUMBERS[name]
+    ((rollout,), run) = begun(tmp_path, SHAPES_OF_NUMBERS[shape](value))
+    want = as_given(value)
+    assert repr(rollout.reward) == repr(want)
+    if shape in {"rows", "torchforge"}:
+        assert repr(rollout.advantage) == repr(want)
+        assert repr(rollout.rewards["a" if shape == "rows" else "b"]) == repr(want)
+    assert (rollout.marks, run.drops) == ({}, {})
+
+
+@pytest.mark.parametrize("shape", SHAPES_OF_NUMBERS)
+@pytest.mark.parametrize("name", NOT_NUMBERS)
+def test_what_is_not_a_number_is_marked_and_never_replaced_by_another(tmp_path, shape, name):
+    ((rollout,), run) = begun(tmp_path, SHAPES_OF_NUMBERS[shape](NOT_NUMBERS[name]))
+    assert rollout.reward is None
+    assert "lost:reward" in rollout.marks
+    assert run.drops["unserialisable_field"] >= 1
+    assert texts(rollout.completion)
+
+
+def test_torchforge_rewards_on_a_device_leave_it_in_one_copy_and_are_those_of_the_moment(tmp_path):
+    reward, part = torch.tensor(0.25), torch.tensor(0.75)
+    given = [episode(reward=on_device(reward), advantage=torch.tensor(-1.5), reward_breakdown={"a": part, "b": "odd"})]
+    with RolloutRecorder(dir=tmp_path / "runs") as recorder:
+        recorder.record(1, torchforge.rollouts(given * 4))
+        reward.fill_(9)
+        part.fill_(9)
+    assert OnDevice.copies == {"cpu": 1}
+    first, *_ = found = list(open_run(tmp_path / "runs").rollouts())
+    assert (first.reward, first.advantage, first.rewards, len(found)) == (0.25, -1.5, {"a": 0.75}, 4)
+    assert first.extra["reward_breakdown"] == {"b": "odd"}
+
+
+def odd_forge():
+    class Angry:
+        response = "4"
+
+        @property
+        def reward(self):
+            raise RuntimeError("no")
+
+    return [
+        episode("good"), Angry(), 3, {"response": "4", "completion": {"token_ids": 5}}, None,
+        episode("no ids", completion=Completion(torch.ones(2, device="meta"), torch.ones(3, dtype=torch.long)[::2])),
+        episode("list", completion=Completion([1, 2], [3], [[-1.0], [2.0, 3.0]])), episode("last"),
+    ]  # fmt: skip
+
+
+def test_torchforge_an_odd_episode_costs_only_what_it_lacks(tmp_path):
+    odd = odd_forge()
+    odd[4] = {"response": "version", "policy_version": "x", "reward": 1.0}
+    found, run = begun(tmp_path, torchforge.rollouts(odd), tokens=True)
+    assert [texts(r.completion)[0][1] for r in found] == ["good", "version", "no ids", "list", "last"]
+    good, version, no_ids, ragged, last = found
+    assert good.tokens == last.tokens
+    assert "lost:policy_step" in version.marks
+    assert "lost:tokens.prompt_ids" in no_ids.marks
+    assert (no_ids.tokens.prompt, no_ids.tokens.completion) == (None, [1, 1])
+    assert (ragged.tokens.completion, ragged.tokens.logprobs) == ([3], None)
+    assert "lost:tokens.logprobs" in ragged.marks
+    assert (run.drops["unreadable"], run.drops["unserialisable_field"]) == (3, 1)
+
+
+@pytest.mark.parametrize("tokenizer", [None, LETTERS])
+def test_tinker_a_trajectory_with_images_loses_its_token_ids_alone(tmp_path, tokenizer):
+    seen = transition([{"role": "user", "content": "look"}], "a cat", 1.0)
+    seen.ob = Images()
+    group = TrajectoryGroup([Trajectory([seen]), Trajectory([transition("a", "b", 2.0)])], [0.5, 0.0], [{}, {}])
+    run = keep(tmp_path, tinker.rollouts(group, tokenizer), tokens=True)
+    first, second = run.rollouts(tokens=True)
+    assert (texts(first.prompt), texts(first.completion)) == ([("user", "look")], [("assistant", "a cat")])
+    assert (first.reward, first.rewards, first.prompt_tokens) == (1.5, {"steps": 1.0, "final": 0.5}, 3)
+    assert (first.tokens, second.tokens.completion) == (None, [2])
+    assert first.marks == {
+        "lost:tokens": "a turn has no token ids: to_ints only supported for ModelInput with EncodedTextChunks"
+    }
+
+
+def test_tinker_rewards_may_be_an_array_and_an_odd_trajectory_costs_itself(tmp_path):
+    good = [Trajectory([transition("a", "b", np.float32(0.5))]), Trajectory([transition("a", "c", torch.tensor(1.0))])]
+    group = TrajectoryGroup([good[0], 3, None, good[1]], np.array([0.25, 1, 1, 2.0], "float32"), [{}, {}, {}, {}])
+    found, run = begun(tmp_path, tinker.rollouts([group, TrajectoryGroup(good, [1.0], [{}, {}])]))
+    assert [r.reward for r in found] == [0.75, 3.0, None, None]
+    assert found[0].rewards == {"steps": 0.5, "final": 0.25}
+    assert found[2].marks["lost:final_rewards_G"] == "group 1 has 2 trajectories, but 1 of final_rewards_G"
+    assert run.drops == {"unreadable": 1, "rejected": 1}
+
+
+def test_tinker_small_rewards_of_steps_survive_a_large_final_one(tmp_path):
+    made = TrajectoryGroup([Trajectory([transition("a", "b", 0.1), transition("a", "b", 0.2)])], [1e17], [{}])
+    (rollout,) = keep(tmp_path, tinker.rollouts(made)).rollouts()
+    assert rollout.rewards == {"steps": 0.1 + 0.2, "final": 1e17}
+
+
+def odd_areal():
+    one = trajectory(TALK)
+    return {
+        "ids are ragged lists": {**one, "input_ids": [[1], [2, 3]]},
+        "ids are a number": {**one, "input_ids": torch.tensor(3)},
+        "ids are nowhere": {**one, "input_ids": one["input_ids"].to("meta")},
+        "a mask of another length": {**one, "loss_mask": one["loss_mask"][:, :3]},
+        "objects": {**one, "input_ids": Objects()},
+    }
+
+
+@pytest.mark.parametrize("name", odd_areal())
+def test_areal_an_odd_episode_costs_only_itself(tmp_path, name):
+    good = trajectory(TALK)
+    found, run = begun(tmp_path, areal.rollouts([good, odd_areal()[name], good], LETTERS))
+    assert [texts(r.completion)[0] for r in found] == [("assistant", "It is 5.")] * 2
+    assert run.drops == {"unreadable": 1}
+
+
+ODD_PARTS = {
+    "rewards": [torch.ones(5), "x", torch.ones(1, device="meta"), Objects()],
+    "versions": [torch.ones(7), [[1], [2, 3]]],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, some in ODD_PARTS.items() for value in some])
+def test_areal_what_does_not_line_up_is_marked_and_nobodys(tmp_path, name, value):
+    good = trajectory(TALK)
+    found, _ = begun(tmp_path, areal.rollouts([good, {**good, name: value}], LETTERS))
+    first, second = found
+    assert (first.reward, first.policy_step) == (0.0, 4)
+    assert second.marks == {f"lost:{name}": "not a tensor with a row for each of 1 sequences"}
+    assert (second.reward if name == "rewards" else second.policy_step) is None
+
+
+@pytest.mark.parametrize("reward", [torch.tensor(0.1), np.float32(0.1), 0.1, np.array([0.1], "float32"), [0.1]])
+def test_areal_a_reward_of_any_kind_is_the_number_that_was_given(tmp_path, reward):
+    alone = {name: tensor[0] for name, tensor in trajectory(TALK).items()}
+    found, _ = begun(
+        tmp_path, areal.rollouts([{**alone, "rewards": reward}, {**trajectory(TALK), "rewards": reward}], LETTERS)
+    )
+    assert [r.reward for r in found] == [pytest.approx(0.1)] * 2
+
+
+def test_areal_rows_of_the_dataset_that_are_none_or_too_many_are_marked(tmp_path):
+    good = trajectory(TALK)
+    found, _ = begun(tmp_path, areal.rollouts([good, good], LETTERS, data=[None, {"a": 1}]))
+    assert [r.columns for r in found] == [{}, {"a": 1}]
+    assert found[0].marks == {"lost:data": "its row is of type NoneType, not a dict"}
+    found, _ = begun(tmp_path / "more", areal.rollouts([good], LETTERS, data=[{}, {}]))
+    assert found[0].marks == {"lost:data": "data has 2 rows for 1 episodes"}

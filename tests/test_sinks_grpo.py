@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import sqlite3
 import subprocess
 import sys
@@ -190,6 +191,21 @@ def test_a_sink_that_raises_or_hangs_costs_no_step_no_rollout_and_no_other_sink(
     assert len(stored) == 12
     assert len(SQLiteStorage.get_traces(project, stored.info.id)) == 12
     assert len(sent_again(stored, tmp_path / "again")) == 12
+
+
+def test_a_terminal_nobody_reads_does_not_stop_the_training(tmp_path):
+    here = Path(__file__).parent
+    reader, terminal = pty.openpty()
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm", "RIG_MODEL": tiny_model(tmp_path)}
+    command = [sys.executable, str(here / "terminal_worker.py"), str(tmp_path)]
+    done = subprocess.run(command, env=env, stdin=terminal, stdout=terminal, stderr=terminal, timeout=300, check=False)
+    os.close(terminal)
+    os.close(reader)
+    assert done.returncode == 0
+    assert (tmp_path / "trained").exists()
+    run = open_run(tmp_path / "out")
+    assert len(run) == 48
+    assert run.drops["sink_failed:console"] > 0
 
 
 def test_nothing_of_ours_is_left_in_the_databases_metrics_but_one_row_a_batch(tmp_path, project):

@@ -14,7 +14,7 @@ from store_rig import differences, rollouts, run_in, through_a_file, written
 from values import HOSTILE, Bad, Evil, cycle, deep, hostile, kept, keys, real, same, text, thorough, vast, wide_cycle
 
 from rollout_plugins import Image, Placeholder, Rollout, Tokens, ToolCall, open_run
-from rollout_plugins.store.schema import schema
+from rollout_plugins.store.schema import SCHEMA
 from rollout_plugins.store.write import RunWriter
 
 floats = st.none() | st.floats()
@@ -228,7 +228,7 @@ def test_a_text_of_100_mb_comes_back(tmp_path):
 
 DOCUMENTED = {
     *("id", "run_id", "split", "attempt", "step", "policy_step", "generation", "rank", "index", "group", "group_size"),
-    *("time", "reward", "advantage", "reward/half", "prompt_tokens", "completion_tokens", "turns", "calls"),
+    *("time", "reward", "advantage", "prompt_tokens", "completion_tokens", "turns", "calls"),
     *("failed_calls", "finish", "error", "prompt_is_text", "completion_is_text", "rewards", "tool_calls", "prompt"),
     *("completion", "images", "columns", "extra", "marks", "rendered", "tokens", "rest"),
 }
@@ -272,7 +272,7 @@ def test_duckdb_opens_the_files_and_filters_them(files):
 
     rows = duckdb.sql(f"select * from read_parquet('{files}/*/*.parquet')")
     assert set(rows.columns) == DOCUMENTED
-    one = f"""select split, reward, "reward/half", calls, failed_calls, turns, tool_calls[1].arguments,
+    one = f"""select split, reward, rewards[1].value, calls, failed_calls, turns, tool_calls[1].arguments,
         completion[1].tool_calls[1].arguments, columns::json->>'answer', columns::json->'empty', prompt[1].content
         from read_parquet('{files}/*/*.parquet') where reward > 0.6 order by split"""
     expected = (1.0, 1.0, 2, 1, 1, "{}", "{}", "1", "{}", "hello")
@@ -320,7 +320,7 @@ def test_the_schema_does_not_depend_on_what_is_written(tmp_path):
         written(tmp_path / name, made)
     one, other = (pq.read_schema(next((tmp_path / name).rglob("*.parquet"))) for name in "ab")
     assert one.equals(other, check_metadata=True)
-    assert one == schema(["half"])
+    assert one == SCHEMA
 
 
 def test_rewards_of_any_name_come_back_each_with_its_number(tmp_path):
@@ -328,11 +328,6 @@ def test_rewards_of_any_name_come_back_each_with_its_number(tmp_path):
     found, lost = written(tmp_path, rollouts(1, rewards=rewards), reward_names=tuple(rewards))
     assert same(dict(found[0].rewards), rewards)
     assert lost == []
-
-
-def test_reward_columns_are_the_reward_functions_each_once():
-    names = schema(["a", "b", "a", "\ud800", 5]).names
-    assert [name for name in names if name.startswith("reward/")] == ["reward/a", "reward/b"]
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
@@ -385,7 +380,7 @@ def test_a_torn_journal_is_read_up_to_the_tear(tmp_path, kept_bytes):
         sizes.append(writer._shards["train"].bytes)
     journal = tmp_path / "r1" / "data" / "train" / "001-00000-000000.arrows"
     data = journal.read_bytes()
-    header = len(schema(["half"]).serialize())
+    header = len(SCHEMA.serialize())
     left = {
         "all but one": sizes[2] - 1,
         "half of the last batch": (sizes[1] + sizes[2]) // 2,

@@ -6,15 +6,22 @@ from dataclasses import replace
 from time import sleep
 
 import pytest
+from PIL import Image as Picture
 
 from rollout_plugins import Drop, Image, Rollout, Step, ToolCall, hookimpl, open_run
 from rollout_plugins.errors import SetupError
+from rollout_plugins.plugins.cap import Cap
+from rollout_plugins.plugins.dedup import Dedup
+from rollout_plugins.plugins.images import Images
+from rollout_plugins.plugins.metrics import Metrics
+from rollout_plugins.plugins.redact import Redact
 from rollout_plugins.testing import (
     call,
     hostile_rollouts,
     make_rollout,
     make_run,
     make_step,
+    run_again,
     run_plugins,
     scripted_grpo,
 )
@@ -255,3 +262,55 @@ def test_scripted_grpo_refuses_what_it_cannot_do(tmp_path, arguments, told):
     pytest.importorskip("trl")
     with pytest.raises(SetupError, match=told):
         scripted_grpo(tmp_path, **arguments)
+
+
+# --- run after run --------------------------------------------------------------------------------------------------
+
+
+class Remembers:
+    """Shows each text once, for ever."""
+
+    def __init__(self):
+        self.seen = set()
+
+    @hookimpl
+    def select_rollouts(self, rollouts):
+        new = [r for r in rollouts if str(r.completion) not in self.seen]
+        self.seen.update(str(r.completion) for r in rollouts)
+        return new
+
+
+class Forgets(Remembers):
+    @hookimpl
+    def on_run_start(self):
+        self.seen = set()
+
+
+def test_a_plugin_that_remembers_the_run_before_is_told_so():
+    with pytest.raises(AssertionError, match="other skipped than in the run before"):
+        run_again([Remembers()], [make_rollout()])
+    result = run_again([Forgets()], [make_rollout()])
+    assert len(result.selected) == 1
+
+
+BUILT_IN = [lambda: Cap(4), lambda: Dedup(window=5), Images, Metrics, Redact]
+
+
+@pytest.mark.parametrize("make", BUILT_IN)
+def test_built_in_plugins_begin_anew_with_each_run_and_attempt(make):
+    picture = Picture.new("RGB", (4, 4))
+    said = [{"role": "assistant", "content": f"sk-proj-{'a1B2c3D4' * 6} {number % 3}"} for number in range(8)]
+    made = [
+        make_rollout(step=step, completion=(message,), columns={"image": picture}, reward=0.0)
+        for step in (1, 2)
+        for message in said
+    ]
+    result = run_again([make()], made)
+    assert len(result.rollouts) == 16
+
+
+def test_alerts_are_told_again_in_the_next_run():
+    told = []
+    plugin = Metrics(alert=lambda title, text: told.append(text), patience=1)
+    run_again([plugin], [make_rollout(completion="same") for _ in range(8)])
+    assert len(told) == len(set(told)) * 3 > 0

@@ -53,6 +53,9 @@ def trained(name, how):
         trainer.add_callback(callback)
     before = set(vars(trainer))
     trainer.train()
+    for one in trainer.callback_handler.callbacks:
+        if isinstance(one, RolloutPluginCallback):
+            one.detach()
     run = None if how == "alone" else open_run(folder / "out")
     return SimpleNamespace(
         name=name,

@@ -60,7 +60,7 @@ def test_evaluate_alone(tmp_path, name, caplog):
     assert [text for text in warnings(caplog) if "rollout" in text] == []
     if not KINDS[name].evaluates:
         assert trainer.truth == []
-        assert not (tmp_path / "out" / "rollouts").exists()
+        assert not (tmp_path / "out-rollouts").exists()
         return
     rollouts = list(open_run(tmp_path / "out").rollouts())
     assert len(rollouts) == len(trainer.truth) > 0
@@ -376,7 +376,7 @@ def test_a_method_that_takes_other_arguments_costs_what_it_tells_and_is_named(tm
     trainer.train()
     assert outcome(trainer).losses == trained(name, "alone").outcome.losses
     assert sum(method in text for text in warnings(caplog)) == 1
-    run = open_run(tmp_path / "out") if (tmp_path / "out" / "rollouts").exists() else None
+    run = open_run(tmp_path / "out") if (tmp_path / "out-rollouts").exists() else None
     assert (len(run) if run else 0) == (len(trainer.truth) if MISSING[name, method] == "all" else 0)
 
 

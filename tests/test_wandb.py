@@ -118,6 +118,27 @@ def test_a_hundred_steps_fill_a_table_and_the_next_begins_another(tmp_path, monk
     assert module.INCREMENTS == 3
 
 
+def test_rows_whose_log_failed_do_not_arrive_with_the_next(tmp_path):
+    sink, run = WandbSink(), start(tmp_path)
+    sink.on_run_start(run)
+    sink.export_traces(TRACES, Step(step=1))
+    sender = sink._open()
+    log, sender.log = sender.log, lambda _: next(iter(()))
+    with pytest.raises(StopIteration):
+        sink.export_traces(TRACES, Step(step=2))
+    sender.log = log
+    sink.export_traces(TRACES[:1], Step(step=2))
+    sink.on_run_end(run)
+    assert len(rows(run.id)) == len(TRACES) + 1
+
+
+def test_it_says_which_rollouts_a_step_had_room_for(tmp_path):
+    sink, run = WandbSink(max_rows=2), start(tmp_path)
+    sink.on_run_start(run)
+    assert sink.export_traces(TRACES, Step(step=1)) == [trace.rollout_id for trace in TRACES[:2]]
+    sink.on_run_end(run)
+
+
 def test_no_table_outgrows_what_a_run_page_shows():
     assert module.INCREMENTS <= 100
     assert module.ROWS <= wandb.Table.MAX_ROWS
@@ -367,6 +388,18 @@ def test_weave_gets_a_call_for_each_rollout_and_each_tool(tmp_path, monkeypatch)
     assert str(client.calls[-1].end[1]) == "environment crashed"
     assert client.flushed == 1
     json.dumps([(call.inputs, call.attributes, call.end[0]) for call in client.calls])
+
+
+def test_rows_that_are_there_are_not_sent_again_when_weave_fails(tmp_path, monkeypatch, caplog):
+    client = Client()
+    client.finish_call = lambda *_: next(iter(()))
+    monkeypatch.setitem(sys.modules, "weave", SimpleNamespace(init=lambda _: client))
+    sink, run = WandbSink(project="math", weave=True), start(tmp_path)
+    sink.on_run_start(run)
+    assert len(sink.export_traces(TRACES, Step(step=1))) == len(TRACES)
+    sink.on_run_end(run)
+    assert len(rows(run.id)) == len(TRACES)
+    assert "weave does not show all of 4 rollouts" in caplog.text
 
 
 def test_a_hostile_trace_of_another_plugin_is_a_row_too(tmp_path):

@@ -79,3 +79,32 @@ async def slow_broken(x: int) -> int:
     """
     await asyncio.sleep(0.01)
     raise ValueError("late")
+
+
+def sort(items: list, options: dict) -> list:
+    """
+    Sorts in place, and answers with what it goes on using.
+
+    Args:
+        items: what to sort
+        options: how
+    """
+    items.sort()
+    options["done"] = True
+    PAGE.append({"type": "text", "text": str(items)})
+    return PAGE
+
+
+async def sort_later(items: list, options: dict) -> list:
+    """
+    Sorts in place, later.
+
+    Args:
+        items: what to sort
+        options: how
+    """
+    await asyncio.sleep(0)
+    return sort(items, options)
+
+
+PAGE: list = []

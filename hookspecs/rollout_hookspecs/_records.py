@@ -21,7 +21,7 @@ class Image:
     """An image that left the messages: which one it was, and where its pixels are."""
 
     hash: str
-    """Content hash of the pixels (or of the reference, for a URL that was not fetched)."""
+    """Hash of what it shows (of the file, if that has further frames or more than 8 bits; of a URL not fetched)."""
     path: str | None = None
     """File inside the run's folder (`media/<hash>.<ext>`); None when the pixels were not kept."""
     uri: str | None = None
@@ -31,7 +31,7 @@ class Image:
     height: int | None = None
     """Height of the original in pixels."""
     note: str | None = None
-    """Why the pixels are missing or smaller than they were; None when kept as they were."""
+    """What is missing, or other than it was; None when kept as it was."""
 
     def __str__(self) -> str:
         return "[IMAGE]"
@@ -180,6 +180,10 @@ class Step:
     """Rollouts handed to this process's hooks in this batch, before anything was left out."""
     gathered: bool = True
     """Whether these are the rollouts of all ranks, or this rank's alone."""
+    dataset: str = ""
+    """Which of several evaluation datasets these are of; each rollout has it in `marks`, too."""
+    evaluation: int = 0
+    """Number of the evaluation, from 1: several may be at one step. 0 in training, and where that is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,6 +274,10 @@ class Batch:
     """Whether `build` also yields the other ranks' rollouts, for this rank's sinks."""
     seconds: float = 0.0
     """What taking the snapshot cost the training thread."""
+    dataset: str = ""
+    """Which of several evaluation datasets; filled in later."""
+    evaluation: int = 0
+    """Number of the evaluation; filled in later."""
 
 
 class Emit(Protocol):

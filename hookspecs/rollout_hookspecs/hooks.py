@@ -19,6 +19,9 @@ from rollout_hookspecs._records import Host, Panel, Rollout, Run, Step, ToolCall
 def on_run_start(run: Run) -> None:
     """A run (or a resumed attempt of it) begins; called before its first rollout, on every process.
 
+    One plugin object may see several runs: forget here what you know of the run before, which may have broken off
+    without an `on_run_end`.
+
     Example:
         @hookimpl
         def on_run_start(self, run):
@@ -79,11 +82,12 @@ def format_trace(rollout: Rollout) -> Trace | None:
 
 
 @hookspec
-def export_traces(traces: Sequence[Trace], step: Step) -> None:
+def export_traces(traces: Sequence[Trace], step: Step) -> Sequence[str] | None:
     """Sinks: send the selected traces of one generation batch somewhere.
 
     Called on a thread of the plugin's own, behind a bounded queue: it may be slow, block or raise without touching
     training, the store or another sink. What it misses is counted and can be exported from the store later.
+    Returns nothing when everything arrived, or the `rollout_id`s of the traces that did.
 
     Example:
         @hookimpl

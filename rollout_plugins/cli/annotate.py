@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from rollout_plugins.cli.filters import RUN
 from rollout_plugins.cli.output import add_json, busy, note, print_json, say
 from rollout_plugins.errors import RunError
+from rollout_plugins.store.annotate import some_of, unmatched
 from rollout_plugins.store.read import open_run
 
 if TYPE_CHECKING:
@@ -32,17 +33,16 @@ def run(options: Namespace) -> None:
     with busy("reading and writing"):
         rows = list(_rows(options.file))
         written = stored.annotate(options.producer, rows)
-        known = set(stored.table(["id"], superseded=True)["id"].to_pylist())
-    unknown = sum(row["id"] not in known for row in rows)
+        others = unmatched(rows, stored.table(["id"], superseded=True)["id"].to_pylist())
+    matched = len({row["id"] for row in rows}) - len(others)
     if options.json:
-        print_json(
-            {"written": written, "unknown_ids": unknown, "columns": stored.annotations.get(options.producer, [])}
-        )
+        facts = {"written": written, "matched_ids": matched, "unknown_ids": len(others)}
+        print_json({**facts, "columns": stored.annotations.get(options.producer, [])})
         return
     columns = ", ".join(f"{options.producer}.{name}" for name in stored.annotations.get(options.producer, []))
-    say(f"{written:,} rows; the columns of {options.producer} are now {columns}")
-    if unknown:
-        note(f"{unknown:,} of these ids are no rollout of {stored.dir} (yet)")
+    say(f"{written:,} rows for {matched:,} rollouts; the columns of {options.producer} are now {columns}")
+    if others:
+        note(f"{len(others):,} of these ids are not in {stored.dir} (yet): {some_of(others)}")
 
 
 def _rows(name: str) -> Iterator[dict[str, Any]]:
@@ -59,7 +59,7 @@ def _parquet(path: Path) -> Iterator[dict[str, Any]]:
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(path)
+        table = pq.read_table(path, partitioning=None)  # `key=value` in its path is no column
     except pa.ArrowException as error:
         raise RunError(f"{path} is no Parquet file: {error}") from error
     yield from table.to_pylist()

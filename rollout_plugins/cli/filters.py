@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-RUN = "a run's folder, a rollouts folder, or the trainer's output_dir (the newest run in it)"
+RUN = "a run's folder, a folder of runs, or the trainer's output_dir (the newest run in it)"
 _NAMES = ("split", "step", "group", "rank", "finish", "tool", "where", "search", "order", "limit")
 
 

@@ -25,11 +25,19 @@ def run(options: Namespace) -> None:
     with busy(f"reading {options.path}"):
         report = import_rollouts(options.format, options.path, options.out, split=options.split)
     if options.json:
-        facts = {"dir": str(report.dir), "rollouts": report.rollouts, "skipped": report.skipped, "lacks": report.lacks}
+        facts = {
+            "dir": str(report.dir),
+            "rollouts": report.rollouts,
+            "skipped": report.skipped,
+            "marked": report.marked,
+        }
+        facts["lacks"] = report.lacks
         print_json(facts)
         return
     say(f"{report.rollouts:,} rollouts in {report.dir}")
     for reason, count in report.skipped.items():
         note(f"skipped: {count:,} {reason}")
+    if report.marked:
+        note(f"{report.marked:,} values did not fit their fields; rollouts say so in their marks")
     for lack in report.lacks:
         note(f"not in this format: {lack}")

@@ -46,7 +46,7 @@ def _facts(stored: StoredRun) -> dict[str, Any]:
     rows = stored.stats()
     train = [row for row in rows if row["split"] == "train"]
     attempts = stored.attempts
-    started = min((a["started"] for a in attempts if isinstance(a.get("started"), float)), default=None)
+    started = min((a["started"] for a in attempts if a["started"] is not None), default=None)
     return {
         "run": stored.info.id,
         "started": datetime.fromtimestamp(started).astimezone().strftime("%Y-%m-%d %H:%M") if started else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from importlib import import_module
@@ -48,6 +49,7 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code is 0 when it did its work, 1 when it could not, 2 when it was not understood."""
+    _take_any_text()
     words = list(sys.argv[1:] if argv is None else argv)
     top = _top()
     if not words or words[0] in {"-h", "--help", "help"}:
@@ -61,6 +63,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog=f"rollouts {words[0]}", description=COMMANDS[words[0]][1], allow_abbrev=False)
     module.configure(parser)
     return _guarded(module, parser.parse_intermixed_args(_joined(words[1:])))
+
+
+def _take_any_text() -> None:
+    """What the output's encoding cannot write is written out, as \\u2026, instead of ending the command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _joined(words: Sequence[str]) -> list[str]:
@@ -113,7 +122,7 @@ def _print_help() -> None:
     lines += [f"  {name:<12}{said}" for name, (_, said) in COMMANDS.items()]
     lines += [
         "",
-        "`rollouts COMMAND --help` says more. A run is named by its folder, a rollouts folder, or the trainer's",
+        "`rollouts COMMAND --help` says more. A run is named by its folder, a folder of runs, or the trainer's",
     ]
     lines += ["output_dir, where the newest run is meant. Exit codes: 0 done, 1 could not, 2 not understood."]
     sys.stdout.write("\n".join(lines) + "\n")

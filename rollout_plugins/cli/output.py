@@ -12,6 +12,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from rollout_plugins.plain import plain, write_json
 from rollout_plugins.view.text import MISSING, clean, number, one_line
 
 if TYPE_CHECKING:
@@ -47,8 +48,12 @@ def note(text: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    """One JSON document."""
-    sys.stdout.write(orjson.dumps(value, option=orjson.OPT_INDENT_2, default=str).decode() + "\n")
+    """One JSON document, of whatever a run holds."""
+    try:
+        text = orjson.dumps(value, option=orjson.OPT_INDENT_2, default=str)
+    except TypeError:  # text that is not Unicode, or a number beyond 64 bits
+        text = orjson.dumps(plain(value), option=orjson.OPT_INDENT_2)
+    write_json(sys.stdout, text.decode() + "\n")
 
 
 def print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None) -> None:

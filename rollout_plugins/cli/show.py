@@ -11,6 +11,7 @@ from rich.console import Group
 from rollout_plugins.cli.filters import RUN, add_filters, filters_of
 from rollout_plugins.cli.output import add_json, busy, console, note, show
 from rollout_plugins.errors import RunError
+from rollout_plugins.plain import write_json
 from rollout_plugins.store.codec import encode
 from rollout_plugins.store.read import open_run
 from rollout_plugins.view import render_group, render_rollouts
@@ -54,7 +55,9 @@ def run(options: Namespace) -> None:
         note(f"{name} cannot be read and is left out: {reason}")
     if options.json:
         for _, rollout in found:
-            sys.stdout.write(encode({field.name: getattr(rollout, field.name) for field in fields(rollout)}) + "\n")
+            write_json(
+                sys.stdout, encode({field.name: getattr(rollout, field.name) for field in fields(rollout)}) + "\n"
+            )
     elif not found:
         note("no rollouts match" if len(stored) else f"{stored.dir} has no rollouts yet")
     else:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rollout_plugins.cli.filters import RUN
 from rollout_plugins.cli.output import add_json, busy, print_json, print_table
 from rollout_plugins.store.read import Runs, open_run
+from rollout_plugins.view.text import clean
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -38,10 +39,16 @@ def run(options: Namespace) -> None:
         print_json(rows)
     elif options.csv:
         writer = csv.writer(sys.stdout)
-        writer.writerow(_harmless(name) for name in table.column_names)
-        writer.writerows([_harmless(value) for value in row.values()] for row in rows)
+        shown = _shown if sys.stdout.isatty() else _harmless
+        writer.writerow(shown(name) for name in table.column_names)
+        writer.writerows([shown(value) for value in row.values()] for row in rows)
     else:
         print_table(rows, table.column_names)
+
+
+def _shown(value: Any) -> Any:
+    """On a terminal nothing in it is obeyed either."""
+    return clean(str(_harmless(value))) if value is not None else None
 
 
 def _harmless(value: Any) -> Any:

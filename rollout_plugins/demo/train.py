@@ -67,7 +67,7 @@ def _trainer(out: Path, steps: int, callbacks: Sequence[Any]) -> Any:
         callbacks=list(callbacks),
     )
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(RolloutPluginCallback())
+    trainer.add_callback(RolloutPluginCallback(dir=out / "rollouts"))
     return trainer
 
 

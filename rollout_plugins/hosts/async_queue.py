@@ -33,7 +33,7 @@ from rollout_hookspecs import Batch, Emit
 from rollout_plugins.hosts.async_building import Builder, describe_async
 from rollout_plugins.hosts.async_samples import UNKNOWN, Conversation, Stream
 from rollout_plugins.hosts.support import Support
-from rollout_plugins.hosts.wrapping import Wraps
+from rollout_plugins.hosts.wrapping import Wraps, itself
 
 _FAMILY = {"AsyncGRPOTrainer", "AsyncDistillationTrainer"}
 
@@ -87,6 +87,9 @@ class _Tap:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.queue, name)
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return itself, (self.queue,)
+
 
 class _Observer:
     """Waits for a trainer to begin, and watches that training. Other ranks than the main one have no queue."""
@@ -139,6 +142,7 @@ class _Watch:
             self._wrap(trainer, "training_step", self._trained),
             self._wrap(getattr(loader, "collate_fn", None), "torch_call", self._packed),
         ]
+        self._wrap(handler, "on_train_end", self._training_ended)
         self.guarded = self.all[0].guarded
         self.stream.is_blind = not all(watched)
         self.tap = _Tap(self.source.queue, self._receive)
@@ -212,6 +216,11 @@ class _Watch:
 
     def _epoch_ended(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._hand_over("left_over")
+        return original(*args, **kwargs)
+
+    def _training_ended(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with self.guarded("end the watch of a training"):
+            self.end()
         return original(*args, **kwargs)
 
     def _stopped(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

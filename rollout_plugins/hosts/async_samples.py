@@ -117,7 +117,8 @@ class Conversation:
 
     @property
     def bytes(self) -> int:
-        return self.text_bytes + sum(2 * int(row.ids.nbytes) for row in self.rows if row.ids is not None)
+        arrays = [array for row in self.rows for array in (row.ids, row.mask, row.logprobs) if array is not None]
+        return self.text_bytes + sum(int(array.nbytes) for array in arrays)
 
     def forget_tokens(self) -> None:
         for row in self.rows:

@@ -79,7 +79,7 @@ class Builder:
         """The prompt as the trainer had it; what the model was given, decoded, where the trainer had ids alone."""
         prompt = self._seen.prompts[i]
         if prompt is None:
-            prompt = self._seen.decoder.text(self._seen.prompt_ids[i])
+            prompt = self._seen.decoder.text(list(self._seen.prompt_ids[i]))
         return as_messages(prompt, "user")
 
     def _completion(self, i: int, prompt_is_text: bool) -> tuple[tuple[Any, ...], bool]:
@@ -87,7 +87,7 @@ class Builder:
         seen = self._seen
         if seen.completions is not None:
             return as_messages(seen.completions[i], "assistant")
-        return ({"role": "assistant", "content": seen.decoder.answer(seen.ids[i])},), prompt_is_text
+        return ({"role": "assistant", "content": seen.decoder.answer(list(seen.ids[i]))},), prompt_is_text
 
     def _extra(self, i: int) -> tuple[dict[str, Any], dict[str, str]]:
         """This rollout's values. A column of another length belongs to no rollout: the first one keeps it whole."""
@@ -126,7 +126,7 @@ class Builder:
         tokenizer = seen.options.get("rendered")
         if not tokenizer or self._prompt_ids is None:
             return None
-        return str(tokenizer.decode(self._prompt_ids[i], skip_special_tokens=False))
+        return str(tokenizer.decode(list(self._prompt_ids[i]), skip_special_tokens=False))
 
     def _token_data(self, i: int) -> Tokens | None:
         seen = self._seen
@@ -136,7 +136,7 @@ class Builder:
         length = seen.lengths[i]
         return Tokens(
             prompt=list(self._prompt_ids[i]) if self._prompt_ids is not None else None,
-            completion=seen.ids[i],
+            completion=list(seen.ids[i]),
             mask=list(masks[i]) if masks is not None else [1] * length,
             logprobs=self._per_token("sampling_per_token_logps", i, length),
             trainer_logprobs=self._per_token("old_per_token_logps", i, length),
@@ -159,7 +159,7 @@ class Builder:
         seen = self._seen
         completion, completion_is_text = as_messages(logged["completion"][i], "assistant")
         prompt, prompt_is_text = as_messages(logged["prompt"][i], "user")
-        rewards = {name: given(logged["rewards"][name][i]) for name in seen.names if name in logged["rewards"]}
+        rewards = {name: self._logged_reward(name, logged, i) for name in seen.names if name in logged["rewards"]}
         return Rollout(
             **self._common(i),
             rank=rank,
@@ -174,6 +174,16 @@ class Builder:
             extra={name: values[i] for name, values in logged["extra"].items()},
             marks={"source": "the trainer's own log"},
         )
+
+    def _logged_reward(self, name: str, logged: Mapping[str, Any], i: int) -> float | None:
+        """The log has 32 bits of a reward: all of a model's, but what a function gave had other digits after those."""
+        value = given(logged["rewards"][name][i])
+        return value if value is None or name in self._models else shortest(value)
+
+    @cached_property
+    def _models(self) -> set[str]:
+        functions = getattr(self._seen.trainer, "reward_funcs", None) or ()
+        return {name for name, one in zip(self._seen.names, functions, strict=False) if hasattr(one, "forward")}
 
 
 def as_messages(value: Any, role: str) -> tuple[tuple[Any, ...], bool]:
@@ -205,6 +215,13 @@ def finish_of(last: int | None, ends: Collection[int], calls: Sequence[ToolCall]
     if waiting:
         return "length" if any(call.error for call in waiting) else "tool_limit"
     return "stop"
+
+
+def shortest(value: float) -> float:
+    """The number with the fewest digits that is this one in 32 bits: 52.07 for 52.06999969."""
+    import numpy as np
+
+    return float(str(np.float32(value)))
 
 
 def given(value: float) -> float | None:

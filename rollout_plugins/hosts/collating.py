@@ -75,11 +75,12 @@ class Collating:
         self._on_loader = Wraps(loader)
         self._on_loader.wrap("collate_fn", self._collate)
 
-    def _collate(self, original: Callable[..., Any], rows: Any) -> Any:
+    def _collate(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         copies: list[Any] = []
         with self._wraps.guarded("see the rows of the dataset"):
+            (rows,) = [*args, *kwargs.values()]
             copies = [Snapshot().copy(row) for row in rows]
-        batch = original(rows)
+        batch = original(*args, **kwargs)
         with self._wraps.guarded("see what the data collator made of them"):
             if "prompts" in batch and "prompt_attention_mask" in batch:
                 self._latest.append(Collated(copies, batch))

@@ -6,7 +6,9 @@ import functools
 import inspect
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from rollout_hookspecs import Batch
@@ -14,7 +16,7 @@ from rollout_hookspecs import Batch
 from rollout_plugins.hosts.building import Builder
 from rollout_plugins.hosts.facts import reward_names
 from rollout_plugins.hosts.toolcalls import Watch, WatchedTools, shared_out
-from rollout_plugins.hosts.wrapping import Swap, arguments
+from rollout_plugins.hosts.wrapping import AsyncStandIn, StandIn, Swap, arguments
 from rollout_plugins.snapshot import Snapshot
 
 
@@ -48,7 +50,7 @@ class Generation:
         self.columns: list[dict[str, Any]] = []
         # Tokens; where there is nothing else, the decoder makes text of them.
         self.prompt_ids: Any = None
-        self.ids: list[list[int]] = []
+        self.ids: list[Sequence[int]] = []
         self.lengths: list[int] = []
         self.ends: list[int | None] = []
         self.tool_mask: Any = None
@@ -78,17 +80,16 @@ class Generation:
         self.count = len(self.prompts)
         self.columns = self.columns or [{} for _ in self.prompts]
         self.time = time.time()
-        self.bytes = copier.bytes + 512 * self.count
+        self.bytes = copier.bytes + 512 * self.count + sum(watch.bytes for watch in self.watches)
         if ids is not None:
             self.answer(ids)
 
     def answer(self, ids: Sequence[Sequence[int]]) -> None:
         """Token ids of the completions. They are kept where they are asked for or have to be decoded."""
         keep = bool(self.options.get("tokens")) or self.completions is None
-        self.ids = [list(row) for row in ids] if keep else []
+        self.ids = [array("q", row) for row in ids] if keep else []
         self.lengths = [len(row) for row in ids]
         self.ends = [int(row[-1]) if len(row) else None for row in ids]
-        self.bytes += 8 * sum(map(len, self.ids))
 
     def broken_off(self, loop: Callable[..., Any], args: Any, kwargs: Any) -> None:
         """The tool loop raised: what it had said and heard until then stands in the lists it was given."""
@@ -99,6 +100,8 @@ class Generation:
     def watched_rewards(self) -> Swap:
         """Reward functions whose raw results we see: the trainer's tensor cannot tell None from NaN."""
         functions = self.trainer.reward_funcs
+        if not isinstance(functions, list):
+            return Swap(self.trainer)
         return Swap(self.trainer, reward_funcs=[self._watch_reward(i, f) for i, f in enumerate(functions)])
 
     def _watch_reward(self, index: int, function: Any) -> Any:
@@ -106,21 +109,19 @@ class Generation:
             return function  # a model: the trainer needs it as it is
         if _is_async(function):
 
-            @functools.wraps(function, updated=())
-            async def watched_async(*args: Any, **kwargs: Any) -> Any:
+            async def watched_async(function: Any, *args: Any, **kwargs: Any) -> Any:
                 result = await function(*args, **kwargs)
-                self.raw_rewards[index] = list(result) if isinstance(result, (list, tuple)) else ()
+                self.raw_rewards[index] = _as_given(result)
                 return result
 
-            return watched_async
+            return AsyncStandIn(function, watched_async)
 
-        @functools.wraps(function, updated=())
-        def watched(*args: Any, **kwargs: Any) -> Any:
+        def watched(function: Any, *args: Any, **kwargs: Any) -> Any:
             result = function(*args, **kwargs)
-            self.raw_rewards[index] = list(result) if isinstance(result, (list, tuple)) else ()
+            self.raw_rewards[index] = _as_given(result)
             return result
 
-        return watched
+        return StandIn(function, watched)
 
     def read_rewards(self) -> None:
         """Each function's rewards: as it gave them, else from the trainer's numbers for it."""
@@ -140,7 +141,7 @@ class Generation:
     def watched_tools(self) -> Swap:
         """Tools that note their calls: one dictionary of them for each rollout, or one that all rollouts share."""
         shared = getattr(self.trainer, "_tool_dict", None)
-        if isinstance(shared, dict):
+        if isinstance(shared, (dict, WatchedTools)):
             return self._watched_together(shared)
         sync = getattr(self.trainer, "_sync_tool_dicts", None)
         later = getattr(self.trainer, "_async_tool_dicts", None)
@@ -157,7 +158,7 @@ class Generation:
             ],
         )
 
-    def _watched_together(self, tools: dict[str, Any]) -> Swap:
+    def _watched_together(self, tools: MutableMapping[str, Any]) -> Swap:
         together = Watch(tuple(tools))
 
         def share_out() -> None:
@@ -176,20 +177,63 @@ class Generation:
         self.error = f"{type(error).__name__}: {error}"
 
     def batch(self) -> Batch:
+        self._let_go()
         return Batch(
             build=self._build,
             split="train" if self.split == "train" else "eval",
             step=self.step,
             count=self.count,
-            bytes=self.bytes,
+            bytes=self.bytes + self._held(),
             gathered=self.peers is not None or self.world == 1,
             seconds=self.seconds,
         )
+
+    def _let_go(self) -> None:
+        """What rollouts are made of stays, packed; a list takes five times as much for a token."""
+        self.rows, self.asked, self.said, self.numbers = (), [], None, lambda _: None
+        self.prompt_ids = _packed(self.prompt_ids, lambda row: array("q", row))
+        self.tool_mask = _packed(self.tool_mask, bytes)
+
+    def _held(self) -> int:
+        """What is held besides the copies of messages and columns."""
+        measure = Snapshot()
+        measure.copy([self.prompt_ids, self.tool_mask, self.ids, list(self.tensors.values()), self.peers])
+        measure.copy([[dict(seen.arguments) for seen in watch.seen] for watch in self.watches])
+        return measure.bytes + 2048 + 256 * sum(1 + len(watch.seen) for watch in self.watches)
 
     def _build(self) -> Any:
         for work in self.later:
             work()
         return Builder(self).rollouts()
+
+
+def _as_given(result: Any) -> list[Any]:
+    """Rewards as a function gave them, copied: it may use its array again. A generator is the trainer's to read."""
+    with suppress(Exception):  # the trainer reads it next, and says what is wrong with it
+        if isinstance(result, (list, tuple)):
+            return [_number(value) for value in result]
+        if hasattr(result, "tolist"):
+            return list(result if _is_on_device(result) else result.tolist())
+    return []
+
+
+def _number(value: Any) -> Any:
+    """A scalar of NumPy or torch as a number; one that a device has is not waited for."""
+    if value is None or type(value) in {int, float, bool} or not hasattr(value, "item") or _is_on_device(value):
+        return value
+    return value.item()
+
+
+def _is_on_device(value: Any) -> bool:
+    return getattr(getattr(value, "device", None), "type", "cpu") != "cpu"
+
+
+def _packed(rows: Any, pack: Callable[[Any], Any]) -> Any:
+    """Rows of whole numbers in little memory; whatever else it is stays as it is."""
+    try:
+        return [pack(row) for row in rows] if isinstance(rows, list) else rows
+    except (TypeError, ValueError, OverflowError):
+        return rows
 
 
 def _is_async(function: Any) -> bool:

@@ -131,9 +131,10 @@ class TextObserver(Observer):
         packed = torch.stack((ids, attention.to(ids.dtype), labels)).detach().to("cpu", copy=True)
         keeps = logprobs is not None and self.options.get("tokens")
         kept = logprobs.detach().to("cpu", copy=True) if keeps else None
-        piece = Piece(packed, start, self.collating.latest(), Snapshot().copy(list(rows)), kept, marks)
+        copier = Snapshot()
+        piece = Piece(packed, start, self.collating.latest(), copier.copy(list(rows)), kept, marks)
         now.count += len(ids)
-        now.bytes += packed.nbytes + 512 * len(ids)
+        now.bytes += packed.nbytes + (0 if kept is None else kept.nbytes) + copier.bytes + 512 * len(ids)
         now.later.append(lambda: piece.unpack(now))
 
 

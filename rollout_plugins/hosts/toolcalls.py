@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import ast
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import UserDict
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rollout_hookspecs import ToolCall
 
+from rollout_plugins.hosts.wrapping import StandIn
 from rollout_plugins.messages import Call, calls_of, role_of, text_of
+from rollout_plugins.snapshot import Snapshot
 
 
 @dataclass(slots=True)
@@ -19,8 +22,11 @@ class Seen:
 
     name: str
     arguments: Mapping[str, Any]
+    """As they were when the call was made: the tool may change them."""
     error: str | None = None
     seconds: float = 0.0
+    blocks: list[Any] | None = None
+    """The content blocks it returned, as they were then; other results become text at once."""
     deferred: bool = False
     """An async call: its result is appended after the results of all calls that ran at once."""
 
@@ -31,14 +37,15 @@ class Watch:
 
     tools: Collection[str] = ()
     seen: list[Seen] = field(default_factory=list)
+    bytes: int = 0
 
     def watched(self, name: str, tool: Callable[..., Any], *, is_async: bool) -> Callable[..., Any]:
         """The tool, noting each call. Same result, same exception."""
-        note, clock = self.seen.append, time.perf_counter
+        clock = time.perf_counter
 
-        def call(*args: Any, **kwargs: Any) -> Any:
-            seen = Seen(name, kwargs)  # the tool gets its own copy of them
-            note(seen)
+        def call(tool: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            seen = Seen(name, self._kept(kwargs))
+            self.seen.append(seen)
             started = clock()
             try:
                 result = tool(*args, **kwargs)
@@ -47,34 +54,52 @@ class Watch:
                 raise
             finally:
                 seen.seconds = clock() - started
-            if not is_async:
-                return result
-            seen.deferred = True
-            return _timed(result, seen)
+            if is_async:
+                seen.deferred = True
+                return self._timed(result, seen)
+            self._answered(seen, result)
+            return result
 
-        return call
+        return StandIn(tool, call)
+
+    async def _timed(self, coroutine: Any, seen: Seen) -> Any:
+        started = time.perf_counter()
+        try:
+            result = await coroutine
+        except BaseException as error:
+            seen.error = _describe(error)
+            raise
+        finally:
+            seen.seconds = time.perf_counter() - started
+        self._answered(seen, result)
+        return result
+
+    def _answered(self, seen: Seen, result: Any) -> None:
+        if isinstance(result, list):
+            seen.blocks = self._kept(result)
+
+    def _kept(self, value: Any) -> Any:
+        copier = Snapshot()
+        try:
+            return copier.copy(value)
+        except Exception:  # what objects to being copied is kept as it is
+            return value
+        finally:
+            self.bytes += copier.bytes
 
 
-class WatchedTools(dict[str, Any]):
+class WatchedTools(UserDict[str, Any]):
     """A rollout's tools; one that is asked for is watched. Most rollouts call few of theirs."""
 
-    def __init__(self, tools: Mapping[str, Any], watch: Watch, *, is_async: bool) -> None:
-        super().__init__(tools)
+    def __init__(self, tools: MutableMapping[str, Any], watch: Watch, *, is_async: bool) -> None:
+        self.data = tools  # type: ignore[assignment]  # the trainer's own: what is added here is added there
         self._watch, self._is_async = watch, is_async
 
     def __getitem__(self, name: str) -> Any:
         return self._watch.watched(name, super().__getitem__(name), is_async=self._is_async)
 
-
-async def _timed(coroutine: Any, seen: Seen) -> Any:
-    started = time.perf_counter()
-    try:
-        return await coroutine
-    except BaseException as error:
-        seen.error = _describe(error)
-        raise
-    finally:
-        seen.seconds = time.perf_counter() - started
+    def __reduce__(self) -> Any:
+        return dict, (self.data,)
 
 
 def _describe(error: BaseException) -> str:
@@ -93,9 +118,10 @@ def tool_calls(completion: Sequence[Any], watch: Watch | None, tools: Iterable[s
     for turn, message in enumerate(completion):
         calls = calls_of(message)
         ran = [_take(waiting, call) for call in calls]
+        calls = [_as_made(message, i, call, seen) for i, (call, seen) in enumerate(zip(calls, ran, strict=True))]
         replies = _pair(calls, ran, _replies(completion, turn)) if calls else []
         for position, (call, seen, reply) in enumerate(zip(calls, ran, replies, strict=True)):
-            result = completion[reply].get("content") if reply is not None else None
+            result = _as_returned(completion[reply], seen) if reply is not None else None
             if reply is None:
                 status, error = "not_run", _ROLLED_BACK if seen is not None else None
             elif seen is not None:
@@ -147,9 +173,35 @@ def shared_out(together: Watch, completions: Sequence[Any]) -> list[Watch]:
 
 def _take(seen: list[Seen], call: Call) -> Seen | None:
     """The next call that ran, if it is this one. Calls run in the order they were asked for."""
-    if seen and seen[0].name == call.name and _equal(seen[0].arguments, call.arguments):
+    if seen and seen[0].name == call.name and _may_have_become(seen[0].arguments, call.arguments):
         return seen.pop(0)
     return None
+
+
+def _may_have_become(made: Mapping[str, Any], now: Any) -> bool:
+    """Whether a call's arguments are these, apart from what the tool may have done inside them."""
+    if not isinstance(now, Mapping) or now.keys() != made.keys():
+        return False
+    return all(isinstance(value, (dict, list)) or _equal(value, now[name]) for name, value in made.items())
+
+
+def _as_made(message: Any, position: int, call: Call, seen: Seen | None) -> Call:
+    """The call with the arguments that the model wrote, in our copy of its message, too."""
+    if seen is None:
+        return call
+    asked = message["tool_calls"][position]
+    function = asked.get("function")
+    inner = function if isinstance(function, Mapping) else asked
+    if isinstance(inner, dict):
+        inner["arguments"] = seen.arguments
+    return call._replace(arguments=seen.arguments)
+
+
+def _as_returned(message: Any, seen: Seen | None) -> Any:
+    """What a tool's message says; our copy of it, too, says what the tool returned, whatever it made of that later."""
+    if seen is not None and seen.blocks is not None and isinstance(message.get("content"), list):
+        message["content"] = seen.blocks
+    return message.get("content")
 
 
 def _equal(one: Any, other: Any) -> bool:

@@ -25,6 +25,10 @@ class Alerts:
         self._collapse = collapse
         self._tool_failure = tool_failure
         self._patience = patience
+        self.begin()
+
+    def begin(self) -> None:
+        """Before the first step of a run."""
         self._held: Counter[str] = Counter()
         self._calls: Counter[str] = Counter()
         self._failed: Counter[str] = Counter()

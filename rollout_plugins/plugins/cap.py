@@ -40,7 +40,7 @@ Strategy = str | Callable[[Sequence[Rollout], int], Sequence[Rollout]]
 
 
 class Cap:
-    """Keeps at most `max_per_step` rollouts of each step for the sinks; the store has all of them.
+    """Keeps at most `max_per_step` rollouts of each step, and of each evaluation, for the sinks; the store has all.
 
     The limit holds for the whole step: over all batches of it, where a host streams, and over all ranks, where each
     sees its own rollouts (they share it). Each rollout says in `marks` why it was kept or skipped, and how many of
@@ -81,17 +81,22 @@ class Cap:
             whole("seed", seed, 0),
         )
         self.max_per_step = max_per_step
-        self.skip_reasons: dict[str, str] = {}
         self._strategy = strategy
         self._key = key
         self._ends = k
         self._seed = seed
+        self._begin()
+
+    def _begin(self) -> None:
+        """What is known of a run before its first rollout."""
+        self.skip_reasons: dict[str, str] = {}
         self._told = False
-        self._steps: OrderedDict[tuple[str, int], Pool] = OrderedDict()
+        self._steps: OrderedDict[tuple[str, int, str, int], Pool] = OrderedDict()
         self._counts: dict[str, Counter[str]] = {}
 
     @hookimpl
     def on_run_start(self, run: Run) -> None:
+        self._begin()
         known = self._key in _FIELDS or self._key in run.reward_names
         if isinstance(self._key, str) and run.reward_names and not known:
             names = ", ".join(run.reward_names)
@@ -118,11 +123,12 @@ class Cap:
         return None if counts is None else {f"cap/{name}": float(value) for name, value in counts.items()}
 
     def _pool(self, step: Step) -> Pool:
-        """What was seen of this step so far."""
-        pool = self._steps.get((step.split, step.step))
+        """What was seen of this step so far, or of this evaluation: there may be several at one step."""
+        key = (step.split, step.step, step.dataset, step.evaluation)
+        pool = self._steps.get(key)
         if pool is None:
             pool = Pool(self._places(step), f"{self._seed}-{step.split}-{step.step}", self._ends)
-            self._steps[step.split, step.step] = pool
+            self._steps[key] = pool
             if len(self._steps) > _STEPS_REMEMBERED:
                 self._steps.popitem(last=False)
         return pool

@@ -58,6 +58,10 @@ class Dedup:
         self._window = window
         self._best = keep == "best"
         self._groups = by == "prompt" and not siblings
+        self.on_run_start()
+
+    @hookimpl
+    def on_run_start(self) -> None:
         self._shown: dict[str, OrderedDict[str, _Shown]] = {}
         self.skip_reasons: dict[str, str] = {}
 

@@ -83,15 +83,17 @@ class Images:
             "quality": quality,
             "budget": budget,
         }
-        self._media = MediaStore("", mode="strip")
+        self._begin(MediaStore("", mode="strip"))
+
+    def _begin(self, media: MediaStore) -> None:
+        self._media = media
         self._unreadable: Counter[str] = Counter()
         self._written = 0
 
     @hookimpl
     def on_run_start(self, run: Run) -> None:
-        if run.dir:
-            self._media = MediaStore(run.dir, ranks=run.world_size, **self._options)
-            self._written = 0
+        kept = MediaStore(run.dir, ranks=run.world_size, **self._options) if run.dir else MediaStore("", mode="strip")
+        self._begin(kept)
 
     @hookimpl
     def on_rollout(self, rollout: Rollout) -> Rollout | None:

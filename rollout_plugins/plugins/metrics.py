@@ -74,6 +74,8 @@ class Metrics:
         functions = [tool.get("function", tool) for tool in run.tools if isinstance(tool, Mapping)]
         names = [function.get("name") for function in functions if isinstance(function, Mapping)]
         self._tools = frozenset(name for name in names if isinstance(name, str))
+        self._rules.begin()
+        self.alerts = []
 
     @hookimpl
     def rollout_metrics(self, rollouts: Sequence[Rollout], step: Step) -> Mapping[str, float]:

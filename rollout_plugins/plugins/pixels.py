@@ -14,12 +14,13 @@ from urllib.parse import unquote, unquote_to_bytes, urlparse
 
 from rollout_hookspecs import Image
 
-from rollout_plugins.hashing import bytes_hash, is_array, is_loaded, is_pil, is_tensor
-from rollout_plugins.store.media import MediaStore, Unreadable
+from rollout_plugins.hashing import bytes_hash, is_array, is_loaded, is_pil, is_tensor, pixel_hash
+from rollout_plugins.store.media import MediaStore, Unreadable, first_of_several
 
 MAX_FILE_BYTES = 1 << 28
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif")
 _MAGIC = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\x00", b"MM\x00*")
+_URL_SAFE = bytes.maketrans(b"-_", b"+/")
 _URL = re.compile(r"(?a)[a-z][a-z0-9+.\-]{1,30}://", re.IGNORECASE)
 
 
@@ -53,16 +54,49 @@ def looks_encoded(data: bytes) -> bool:
 def _pil(image: Any, media: MediaStore) -> Image:
     """One that is not decoded yet is read from its source: decoding it here could collide with its owner doing so."""
     if is_loaded(image):
-        return media.put(image, uri=_filename(image))
+        return _decoded(image, media)
     if callable(getattr(image, "tell", None)) and image.tell():
         raise Unreadable("a later frame of a file that is not decoded")
-    source: Any = getattr(image, "fp", None)
     name = _filename(image)
     if name is not None:
         return _file(name, media)
-    if callable(getattr(source, "getvalue", None)):
-        return media.put_encoded(source.getvalue())
-    raise Unreadable("opened from a stream and not decoded")
+    data = _in_memory(image)
+    if data is None:
+        raise Unreadable("opened from a stream and not decoded")
+    return media.put_encoded(data)
+
+
+def _decoded(image: Any, media: MediaStore) -> Image:
+    """The pixels; or the file they came from, where it has further frames and the image still shows the first."""
+    name = _filename(image)
+    has_frames = vars(image).get("is_animated")  # the attribute of a GIF would move its owner's place in the file
+    if not has_frames and (has_frames is not None or image.format != "GIF"):
+        return media.put(image, uri=name)
+    data = _in_memory(image) if name is None else _read(name)
+    first = first_of_several(data) if data is not None else None
+    if data is not None and first and first == pixel_hash(image):
+        return media.put_encoded(data, uri=name)
+    record = media.put(image, uri=name)
+    if first or has_frames:
+        return _noted(record, "one of several frames")
+    return record if first is not None else _noted(record, "a frame of a GIF that may have others")
+
+
+def _read(name: str) -> bytes | None:
+    try:
+        path = Path(name)
+        return path.read_bytes() if path.stat().st_size <= MAX_FILE_BYTES else None
+    except OSError:
+        return None
+
+
+def _in_memory(image: Any) -> bytes | None:
+    """The file, where the image was opened from one in memory."""
+    source: Any = getattr(image, "fp", None) or getattr(image, "_fp", None)
+    try:
+        return bytes(source.getvalue())
+    except (AttributeError, ValueError):
+        return None
 
 
 def _filename(image: Any) -> str | None:
@@ -93,12 +127,19 @@ def _path_or_base64(text: str, media: MediaStore, *, certain: bool) -> Image | N
     if not certain:
         return None
     try:
-        data = base64.b64decode(text, validate=True)
+        data = _base64(text)
     except ValueError:
         data = b""
     if not data:
         raise Unreadable("no such file, and neither a URL nor base64")
     return media.put_encoded(data)
+
+
+def _base64(text: str | bytes) -> bytes:
+    """The bytes of base64 in either alphabet, with or without line breaks and the padding at its end."""
+    packed = b"".join((text.encode() if isinstance(text, str) else text).split()).rstrip(b"=")
+    packed = packed.translate(_URL_SAFE) + b"=" * (-len(packed) % 4)
+    return base64.b64decode(packed, validate=True)
 
 
 def _is_file(text: str) -> bool:
@@ -124,7 +165,7 @@ def _data_url(text: str) -> bytes:
     head, _, body = text.partition(",")
     try:
         data = unquote_to_bytes(body)
-        return base64.b64decode(data) if head.lower().endswith(";base64") else data
+        return _base64(data) if head.lower().endswith(";base64") else data
     except (binascii.Error, ValueError) as error:
         raise Unreadable(f"a data URL that does not decode: {error}") from error
 

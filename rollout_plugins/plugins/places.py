@@ -5,19 +5,20 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields as dataclass_fields
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from rollout_hookspecs import Image, Placeholder, ToolCall
 
 from rollout_plugins.hashing import is_array, is_pil, is_tensor
-from rollout_plugins.plugins.pixels import looks_encoded
 from rollout_plugins.plugins.rewrite import ATOMS, Place, Rewriter, lost
 
 ROOTS = ("prompt", "completion", "tool_calls", "columns", "extra", "error", "rendered")
+SEARCHED = (*ROOTS, "images", "marks", "rewards", "finish")
 _WHOLE_ROOTS = frozenset({"error", "rendered"})
-_AGAIN = frozenset({"tool_calls", "rendered", "images", "marks"})  # they repeat what other fields hold
-_CALL_FIELDS = ("name", "arguments", "result", "error")
+_AGAIN = frozenset({"tool_calls", "rendered", "images", "marks", "rewards"})  # they repeat what other fields hold
+_CALL_FIELDS = ("name", "arguments", "result", "error", "status")
 
 Fields = dict[str, Any]
 Paths = tuple[tuple[str, ...], ...]
@@ -103,7 +104,7 @@ class Walk:
 
     def whole(self, value: Any, rule: str) -> str | None:
         """The token for a value that goes whole. The built-in names go by texts alone: `password` may be a schema."""
-        if value is None or (rule == "named" and not (isinstance(value, str) and value)):
+        if value is None or (rule == "named" and not (isinstance(value, (str, bytes, bytearray)) and value)):
             return None
         return self._token(rule, value)
 
@@ -146,7 +147,9 @@ class _Visitor:
         return call if all(new[name] is old[name] for name in old) else replace(call, **new)
 
     def _key(self, key: Any) -> Any:
-        return self._text(key, self._counts) if isinstance(key, str) else key
+        if isinstance(key, str):
+            return self._text(key, self._counts)
+        return key if type(key) in ATOMS else self._rewrite(key, (None, ()), Place(None, "key"))
 
     def _change(self, value: Any, context: Context, place: Place) -> Any:
         rule, _ = context
@@ -168,8 +171,6 @@ class _Visitor:
         return self._object(value, place)
 
     def _str(self, value: str, context: Context, place: Place) -> str:
-        if value[:5].lower() == "data:" and ";base64," in value[:100]:
-            return value  # pixels; a replacement in them would only break the picture
         if place.key == "arguments" and value.lstrip()[:1] in {"{", "["}:
             value = self._json(value, context, place)
         return self._text(value, self._counts)
@@ -184,9 +185,7 @@ class _Visitor:
             return value
 
     def _bytes(self, value: bytes | bytearray) -> Any:
-        """Bytes as the text they are; image files are left alone."""
-        if looks_encoded(bytes(value)):
-            return value
+        """Bytes as the text they are."""
         encoding = "utf-8"
         try:
             text = value.decode(encoding)
@@ -197,8 +196,7 @@ class _Visitor:
         return value if new == text else new.encode(encoding)
 
     def _record(self, value: Image | Placeholder) -> Any:
-        names = ("uri", "note") if isinstance(value, Image) else ("where", "why", "preview")
-        old = {name: getattr(value, name) for name in names}
+        old = {field.name: getattr(value, field.name) for field in dataclass_fields(value)}
         new = {name: self._key(text) for name, text in old.items()}
         return value if new == old else replace(value, **new)
 

@@ -14,45 +14,31 @@ from rollout_hookspecs import Drop, Rollout, Run, Step, hookimpl
 
 from rollout_plugins.hashing import content_hash
 from rollout_plugins.plugins.options import check, flag
-from rollout_plugins.plugins.places import ROOTS, Counts, Walk, path_faults
-from rollout_plugins.plugins.secrets import RULES, Rule, Scanner, fault_of
+from rollout_plugins.plugins.places import SEARCHED, Counts, Walk, path_faults
+from rollout_plugins.plugins.secrets import NAMED, RULES, Rule, Scanner, fault_of
 
 logger = logging.getLogger("rollout_plugins")
 
-NAMED = frozenset(
-    [
-        "password",
-        "passwd",
-        "api_key",
-        "apikey",
-        "secret",
-        "secret_key",
-        "access_token",
-        "refresh_token",
-        "auth_token",
-        "client_secret",
-        "private_key",
-        "secret_access_key",
-        "authorization",
-        "x_api_key",
-    ]
-)
-NAMES = (*(rule.name for rule in RULES), "named")
+NAMES = tuple(dict.fromkeys(rule.name for rule in RULES))
 
 Cleaned = tuple[str, Counter[str]]
 
 
 class Redact:
-    """Replaces secrets in messages, tool calls and results, columns, extras, errors and marks by `[REDACTED:<rule>]`.
+    """Replaces secrets in whatever is stored, sent or logged by `[REDACTED:<rule>]`.
 
-    Runs after all other `on_rollout` plugins, so that nothing they add slips by. Matching takes linear time whatever
-    the pattern. What can't be searched is replaced rather than let through. Token ids of a rollout that had a secret
-    in its texts are left out, as they spell it. Each rollout says in `marks` what was replaced, and
-    `redacted/<rule>` counts it.
+    That is every text of a rollout: messages, tool calls and results, columns, extras, errors, marks, names; what
+    other plugins add, however late; their traces, alerts and metric names; the facts of the run. Our log says of an
+    error only its type and place. Matching takes linear time whatever the pattern. What can't be searched is
+    replaced rather than let through. Token ids of a rollout that had a secret in its texts are left out, as they
+    spell it. Each rollout says in `marks` what was replaced, and `redacted/<rule>` counts it.
+
+    Not found is what a person would not recognise as the secret: with a zero-width character inside it, in another
+    encoding, or inside a picture.
 
     rules: which of the built-in ones, all unless told: private_key, url_password, openai, huggingface, github,
         gitlab, slack, aws, google, stripe, package_index, vendor (other API keys), jwt, bearer, assigned
-        (`password=…` in text), named (values of keys called password, api_key, …).
+        (`password=…` in text), named (values of keys called password, api_key, …, also in text that shows a dict).
         Redact(rules=["openai", "aws", "private_key"])
     patterns: own regular expressions (RE2 syntax), a list, or a mapping of name to pattern.
         Redact(patterns={"employee": r"EMP-\\d{6}"})
@@ -93,16 +79,19 @@ class Redact:
         )
         self._scanner = Scanner([*own, *(rule for rule in RULES if rule.name in rules)], self._token)
         self._function = function
-        self._walk = Walk(fields, NAMED if "named" in rules else frozenset(), self._token)
+        self._walk = Walk(fields, frozenset(NAMED if "named" in rules else ()), self._token)
         self._keep_equal = keep_equal
         self._salt = salt
-        self._key = _key(salt)
+        self._begin("")
+
+    def _begin(self, run: str) -> None:
+        self._key = _key(self._salt or run)
         self._counts: dict[str, Counter[str]] = {}
         self._told = False
 
     @hookimpl
     def on_run_start(self, run: Run) -> None:
-        self._key = _key(self._salt or run.id)
+        self._begin(run.id)
 
     @hookimpl(trylast=True)  # what another plugin adds must not slip by
     def on_rollout(self, rollout: Rollout) -> Rollout | None:
@@ -113,13 +102,8 @@ class Redact:
             raise Drop("could not be searched for secrets") from None
 
     def _redacted(self, rollout: Rollout) -> Rollout | None:
-        before = {name: getattr(rollout, name) for name in (*ROOTS, "images", "marks")}
-        texts: dict[str, None] = {}
-        counted = Counts(Counter(), Counter())
-        after = self._walk.whole_values(before, texts, counted)
-        clean = self._cleaned(list(texts))
-        if clean:
-            after = self._walk.texts(after, clean, counted)
+        before = {name: getattr(rollout, name) for name in SEARCHED}
+        after, counted = self._searched(before)
         changed = {name for name in before if after[name] is not before[name]}
         if not changed:
             return None
@@ -127,8 +111,24 @@ class Redact:
         self._counts.setdefault(rollout.split, Counter()).update(counts)
         said = ", ".join(f"{count} {rule}" for rule, count in sorted(counts.items()))
         spelled = rollout.tokens is not None and not changed.isdisjoint({"prompt", "completion", "rendered"})
+        said = "; ".join(filter(None, [after["marks"].get("redact"), said]))  # it may have been here before
         after["marks"] = {**after["marks"], "redact": f"{said}, token ids left out" if spelled else said}
         return replace(rollout, **after, tokens=None if spelled else rollout.tokens)
+
+    def clean(self, value: Any) -> Any:
+        """Whatever else leaves the process: the run's facts, late marks, others' traces, alerts, metric names."""
+        after = self._searched({"value": value})[0]["value"]
+        if type(after) is not type(value):
+            raise TypeError(f"could not search {type(value).__name__}")
+        return after
+
+    def _searched(self, before: dict[str, Any]) -> tuple[dict[str, Any], Counts]:
+        """Values without secrets, and what was in them."""
+        texts: dict[str, None] = {}
+        counted = Counts(Counter(), Counter())
+        after = self._walk.whole_values(before, texts, counted)
+        clean = self._cleaned(list(texts))
+        return (self._walk.texts(after, clean, counted) if clean else after), counted
 
     @hookimpl
     def rollout_metrics(self, step: Step) -> Mapping[str, float] | None:

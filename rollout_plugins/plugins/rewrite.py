@@ -96,8 +96,8 @@ def lost(value: Any, place: Place, why: str) -> Placeholder:
 
 
 def _free(key: Any, taken: Mapping[Any, Any]) -> Any:
-    """The key, or for text the first of `key (2)`, `key (3)`, … that is not taken."""
-    if key not in taken or not isinstance(key, str):
+    """The key, or the first of `key (2)`, `key (3)`, … that is not taken."""
+    if key not in taken:
         return key
     return next(name for n in range(2, len(taken) + 3) if (name := f"{key} ({n})") not in taken)
 

@@ -18,6 +18,36 @@ _WORD = r"[A-Za-z0-9_\-]"
 _ASSIGNED = r"""\\?["']?\s{0,4}[:=]\s{0,4}\\?["']?"""
 
 
+NAMED = (
+    "password",
+    "passwd",
+    "api_key",
+    "apikey",
+    "secret",
+    "secret_key",
+    "access_token",
+    "refresh_token",
+    "auth_token",
+    "client_secret",
+    "private_key",
+    "secret_access_key",
+    "authorization",
+    "x_api_key",
+)
+# Inside text: `"password": "…"` of JSON, `'password': '…'` of a dict that was printed, and both inside JSON text.
+_NAMES = "|".join(name.replace("_", r"[_\-]?") for name in NAMED)
+_KEY = rf"""(?i:\\*["'](?:{_NAMES})\\*["']\s{{0,4}}:\s{{0,4}}b?)"""
+_WORDS = tuple(dict.fromkeys(name.replace("_", joint) for name in NAMED for joint in ("_", "-", "")))
+_QUOTED = [
+    (opening, rf"(?:[^{quote}\\]|{escaped})+")
+    for quote in ('"', "'")
+    for opening, escaped in (
+        (quote, r"\\."),
+        (rf"\\{quote}", rf"\\\\(?:[^{quote}\\]|\\\\|\\{quote})"),
+    )
+]
+
+
 class Rule(NamedTuple):
     """What stands before a secret, the secret, what stands after it. Only the secret is replaced."""
 
@@ -27,6 +57,8 @@ class Rule(NamedTuple):
     after: str = ""
     hints: tuple[str, ...] = ()
     """Without any of these in a text there is nothing to find; looking for them is far cheaper."""
+    words: tuple[str, ...] = ()
+    """The same, in lower case, where the secret's name may have any."""
     accepts: Callable[[str], bool] | None = None
 
     @property
@@ -36,6 +68,10 @@ class Rule(NamedTuple):
 
 def _has_digit(text: str) -> bool:
     return any(character.isdigit() for character in text)
+
+
+def _is_long_or_has_digit(text: str) -> bool:
+    return len(text) >= 20 or _has_digit(text)
 
 
 RULES = (
@@ -79,15 +115,18 @@ RULES = (
         "bearer",
         r"[A-Za-z0-9._~+/=\-]{8,}",
         before=rf"(?i:\bauthorization{_ASSIGNED}(?:[a-z]+\s{{1,4}})?|\bbearer\s{{1,8}})",
-        accepts=lambda text: len(text) >= 20 or _has_digit(text),
+        words=("authorization", "bearer"),
+        accepts=_is_long_or_has_digit,
     ),
     Rule(
         "assigned",
         r"""[^\s"',;\\()<>{}\[\]]{6,}""",
         before=r"(?i:(?:api[_\-]?key|secret[_\-]?key|secret[_\-]?access[_\-]?key|access[_\-]?token|auth[_\-]?token"
         rf"|client[_\-]?secret|private[_\-]?key|password|passwd){_ASSIGNED})",
+        words=_WORDS,
         accepts=_has_digit,
     ),
+    *(Rule("named", rf"(?s:{value})", before=f"{_KEY}{opening}", words=_WORDS) for opening, value in _QUOTED),
 )
 
 
@@ -118,8 +157,12 @@ class Scanner:
         counts: list[Counter[str]] = [Counter() for _ in texts]
         array = _array(texts)
         whole = "\n".join(texts)
+        folded = whole.casefold()
+        present: dict[tuple[str, ...], bool] = {}
         for rule in self._rules:
-            if rule.hints and not any(hint in whole for hint in rule.hints):
+            if rule.words not in present:
+                present[rule.words] = not rule.words or any(word in folded for word in rule.words)
+            if not present[rule.words] or (rule.hints and not any(hint in whole for hint in rule.hints)):
                 continue
             found = self._found(array, rule)
             for number, spans in found:

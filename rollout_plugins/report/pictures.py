@@ -10,6 +10,7 @@ from typing import Any
 
 from rollout_hookspecs import Image
 
+from rollout_plugins.imaging import for_screen
 from rollout_plugins.view.pictures import file_of
 from rollout_plugins.view.text import clean
 
@@ -100,7 +101,7 @@ def _fit(source: bytes | Path, most: int) -> tuple[Encoded, bool] | None:
 
 def _smaller(image: Any, most: int) -> tuple[bytes, bool]:
     """The largest that fits, or the smallest there is."""
-    image = image.convert("RGBA" if "A" in image.getbands() or "transparency" in image.info else "RGB")
+    image = for_screen(image)
     encoded, full = b"", image.size
     for side in SIDES:
         image.thumbnail((side, side))

@@ -7,6 +7,7 @@ token) and `logprobs`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import compress, groupby
 from typing import Any
 
@@ -41,10 +42,11 @@ def _take(trajectories: Any, tokenizer: Any, data: Any, asked: Asked) -> Taken:
     is_list = isinstance(trajectories, (list, tuple))
     parts = [_checked(part, asked) for part in (trajectories if is_list else [trajectories])]
     episodes = _on_host(parts, (*READ, "logprobs") if asked.tokens else READ)
-    counts = [len(episode["input_ids"]) if isinstance(episode, dict) else 0 for episode in episodes]
+    counts = [len(episode.numbers["input_ids"]) if isinstance(episode, _Episode) else 0 for episode in episodes]
     copier = Snapshot()
-    rows = copier.copy(_dataset_rows(data, counts, asked, is_list=is_list))
-    size = sum(tensor.nbytes for episode in episodes if isinstance(episode, dict) for tensor in episode.values())
+    rows = copier.copy(_dataset_rows(data, episodes, counts, asked, is_list=is_list))
+    read = [episode for episode in episodes if isinstance(episode, _Episode)]
+    size = sum(tensor.nbytes for episode in read for tensor in episode.numbers.values())
     reader = _Reader(tokenizer, asked)
 
     def build() -> list[Found | Lost]:
@@ -52,6 +54,14 @@ def _take(trajectories: Any, tokenizer: Any, data: Any, asked: Asked) -> Taken:
         return each(reader.found, sequences)
 
     return Taken(build, sum(counts), bytes_of(sum(counts), size + copier.bytes), ("reward",))
+
+
+@dataclass(slots=True)
+class _Episode:
+    """One trajectory's tensors, a row for each sequence, and what is to be noted of it."""
+
+    numbers: dict[str, Any]
+    marks: dict[str, str] = field(default_factory=dict)
 
 
 def _checked(part: Any, asked: Asked) -> Any:
@@ -70,36 +80,63 @@ def _checked(part: Any, asked: Asked) -> Any:
     return UNREADABLE if fault else part
 
 
-def _on_host(parts: Sequence[Any], names: Sequence[str]) -> list[Any]:
-    """The trajectories with their tensors copied, all at once; each with a dimension for its sequences."""
+def _on_host(parts: Sequence[Any], names: Sequence[str]) -> list[_Episode | Lost]:
+    """The trajectories with their tensors copied, all at once."""
     places = [(place, name) for place, part in enumerate(parts) for name in names if _has(part, name)]
     copies = to_host([parts[place][name] for place, name in places])
-    episodes: list[Any] = [part if isinstance(part, Lost) else {} for part in parts]
+    found: list[dict[str, Any]] = [{} for _ in parts]
     for (place, name), tensor in zip(places, copies, strict=True):
-        is_alone = parts[place]["input_ids"].ndim == 1
-        episodes[place][name] = tensor.unsqueeze(0) if is_alone else tensor
-    return episodes
+        found[place][name] = tensor
+    return [part if isinstance(part, Lost) else _episode(one) for part, one in zip(parts, found, strict=True)]
 
 
 def _has(part: Any, name: str) -> bool:
     return not isinstance(part, Lost) and part.get(name) is not None
 
 
-def _dataset_rows(data: Any, counts: list[int], asked: Asked, *, is_list: bool) -> list[list[Any]]:
+def _episode(tensors: dict[str, Any]) -> _Episode | Lost:
+    """With a dimension for the sequences; what does not have a row for each of them is left out."""
+    ids = tensors["input_ids"]
+    if ids is None or ids.ndim not in {1, 2}:
+        return UNREADABLE
+    if ids.ndim == 1:
+        tensors = {name: None if tensor is None else tensor.unsqueeze(0) for name, tensor in tensors.items()}
+    elif len(ids) == 1:  # a reward alone is that of the one sequence
+        tensors = {name: t.unsqueeze(0) if t is not None and not t.ndim else t for name, t in tensors.items()}
+    count = len(tensors["input_ids"])
+    good = {name: t for name, t in tensors.items() if t is not None and t.ndim and len(t) == count}
+    if not {"input_ids", "loss_mask"} <= good.keys():
+        return UNREADABLE
+    why = f"not a tensor with a row for each of {count} sequences"
+    return _Episode(good, {f"lost:{name}": why for name in tensors if name not in good})
+
+
+def _dataset_rows(
+    data: Any, episodes: Sequence[Any], counts: list[int], asked: Asked, *, is_list: bool
+) -> list[list[Any]]:
     """For each episode, the dataset row of each of its sequences; empty ones if they don't line up."""
     wanted = len(counts) if is_list else counts[0]
-    if data is not None and len(data) != wanted and asked.checked:
-        raise SetupError(f"data has {len(data)} rows for {wanted} {'episodes' if is_list else 'sequences'}")
-    if data is None or len(data) != wanted:
-        return [[{}] * count for count in counts]
-    return [[dict(data[place])] * count for place, count in enumerate(counts)] if is_list else [list(map(dict, data))]
+    if data is None or len(data) == wanted:
+        given = [{}] * wanted if data is None else [data[place] for place in range(wanted)]
+        rows = [dict(row) if isinstance(row, Mapping) else row for row in given]
+        return [[row] * count for row, count in zip(rows, counts, strict=True)] if is_list else [rows]
+    fault = f"data has {len(data)} rows for {wanted} {'episodes' if is_list else 'sequences'}"
+    if asked.checked:
+        raise SetupError(fault)
+    for episode in episodes:
+        if isinstance(episode, _Episode):
+            episode.marks["lost:data"] = fault
+    return [[{}] * count for count in counts]
 
 
-def _sequences(episode: Any, rows: Sequence[Any]) -> list[Any]:
+def _sequences(episode: _Episode | Lost, rows: Sequence[Any]) -> list[Any]:
     """Each sequence's numbers, with its dataset row."""
     if isinstance(episode, Lost):
         return [episode]
-    return [({name: tensor[place] for name, tensor in episode.items()}, row) for place, row in enumerate(rows)]
+    return [
+        ({name: tensor[place] for name, tensor in episode.numbers.items()}, row, dict(episode.marks))
+        for place, row in enumerate(rows)
+    ]
 
 
 class _Reader:
@@ -110,8 +147,11 @@ class _Reader:
         self._end = getattr(tokenizer, "eos_token_id", None)
         self._asked = asked
 
-    def found(self, sequence: tuple[dict[str, Any], dict[str, Any]]) -> Found:
-        numbers, row = sequence
+    def found(self, sequence: tuple[dict[str, Any], Any, dict[str, str]]) -> Found:
+        numbers, row, marks = sequence
+        if not isinstance(row, Mapping):
+            marks["lost:data"] = f"its row is of type {type(row).__name__}, not a dict"
+            row = {}
         reward = _total(numbers.pop("rewards", None))
         real = numbers.pop("attention_mask", None)
         cut = {name: (some if real is None else some[real.bool()]).tolist() for name, some in numbers.items()}
@@ -133,10 +173,11 @@ class _Reader:
             columns={name: value for name, value in row.items() if name != "messages"},
             extra=_spread(versions),
             tokens=speech.tokens(cut.get("logprobs")) if self._asked.tokens else None,
+            marks=marks,
         )
         return Found(rollout)
 
-    def _prompt(self, row: dict[str, Any], speech: Speech) -> dict[str, Any]:
+    def _prompt(self, row: Mapping[str, Any], speech: Speech) -> dict[str, Any]:
         if row.get("messages") is None:
             return {"prompt": speech.prompt(self._decode), "prompt_is_text": True}
         prompt, is_text = as_messages(row["messages"], "user")
@@ -145,7 +186,7 @@ class _Reader:
 
 def _total(rewards: Any) -> float | None:
     """A sequence's reward; rewards for each token are summed."""
-    return None if rewards is None else float(rewards.sum())
+    return None if rewards is None else float(rewards.double().sum())
 
 
 def _spread(versions: list[int]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from rollout_plugins.hosts.building import as_messages
 from rollout_plugins.shapes.shaped import REJECTED, UNREADABLE, Asked, Lost, Shaped, Taken, bytes_of, each
 from rollout_plugins.snapshot import Snapshot
 from rollout_plugins.store.importers import Found
-from rollout_plugins.store.importers.files import tool_calls
+from rollout_plugins.store.importers.files import given, tool_calls
 
 _DECIDED = ("id", "run_id", "attempt", "split", "step", "generation", "rank", "index")
 KEYS = tuple(field.name for field in fields(Rollout) if field.name not in _DECIDED)
@@ -154,19 +154,11 @@ def _spoken(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _numbers(copy: Mapping[str, Any]) -> dict[str, Any]:
     """Rewards as floats, whatever kind of number the loop has."""
-    made = {name: _number(copy[name]) for name in ("reward", "advantage") if name in copy}
+    made = {name: given(copy[name]) for name in ("reward", "advantage") if name in copy}
     rewards = copy.get("rewards")
     if isinstance(rewards, dict):
-        made["rewards"] = {name: _number(value) for name, value in rewards.items()}
+        made["rewards"] = {name: given(value) for name, value in rewards.items()}
     return made
-
-
-def _number(value: Any) -> Any:
-    """A float; what is no number stays as it is, for the store to say so."""
-    try:
-        return value if value is None or isinstance(value, (str, bytes)) else float(value)
-    except (Exception, SystemExit):
-        return value
 
 
 def _with_strays(rollout: Rollout, copy: Mapping[Any, Any]) -> Rollout:

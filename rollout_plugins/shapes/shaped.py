@@ -68,4 +68,4 @@ def _one(convert: Callable[[Any], Found | Lost], item: Any) -> Found | Lost:
 
 def bytes_of(items: int, text: int) -> int:
     """Rough size of so many rollouts with so much text."""
-    return 512 * items + text
+    return 256 * items + text

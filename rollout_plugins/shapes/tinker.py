@@ -11,6 +11,7 @@ from rollout_plugins.shapes.shaped import REJECTED, UNREADABLE, Asked, Shaped, T
 from rollout_plugins.shapes.speech import Decode, Speech, decoder
 from rollout_plugins.snapshot import Snapshot
 from rollout_plugins.store.importers import Found
+from rollout_plugins.store.importers.files import given
 from rollout_plugins.store.importers.tinker import found
 
 REWARDS = ("steps", "final")
@@ -55,7 +56,7 @@ def _take(groups: Any, tokenizer: Any, tags: Any, asked: Asked) -> Taken:
     rows = [row for place, group in enumerate(listed) for row in read.group(group, place, _tags(tags, place))]
     count = len(rows) - rows.count(REJECTED)
     size = bytes_of(count, read.copier.bytes)
-    return Taken(lambda: each(lambda row: _found(row[0], row[1], decode), rows), count, size, REWARDS)
+    return Taken(lambda: each(lambda row: _found(row[0], row[1], row[2], decode), rows), count, size, REWARDS)
 
 
 def _tags(tags: Any, place: int) -> list[Any]:
@@ -69,9 +70,12 @@ class _Reader:
         self.copier = copier
         self._asked = asked
         self._with_ids = with_ids
+        self._marks: dict[str, str] = {}
+        """What is to be noted of each trajectory of the group at hand."""
 
     def group(self, group: Any, place: int, tags: list[Any]) -> list[Any]:
         """A row for each trajectory. Rewards are nobody's where they don't line up with the trajectories."""
+        self._marks = {}
         trajectories = getattr(group, "trajectories_G", None)
         if trajectories is None and self._asked.checked:
             raise SetupError(
@@ -89,11 +93,14 @@ class _Reader:
         ]
 
     def _aligned(self, group: Any, name: str, count: int, place: int) -> list[Any]:
-        values = list(getattr(group, name, None) or [])
+        values = getattr(group, name, None)
+        values = [] if values is None else list(values)
         if len(values) == count:
             return self.copier.copy(values)  # type: ignore[no-any-return]
+        said = f"group {place} has {count} trajectories, but {len(values)} of {name}"
         if self._asked.checked:
-            raise SetupError(f"group {place} has {count} trajectories, but {len(values)} of {name}; give one for each")
+            raise SetupError(f"{said}; give one for each")
+        self._marks[f"lost:{name}"] = said
         return [None] * count
 
     def _row(self, trajectory: Any, facts: dict[str, Any]) -> Any:
@@ -102,20 +109,28 @@ class _Reader:
         try:
             transitions = list(trajectory.transitions)
             steps = [self._step(transition) for transition in transitions]
-            turns = [_turn(transition) for transition in transitions] if self._with_ids else []
         except (Exception, SystemExit):
             return UNREADABLE
-        final, rewards = _raw(facts["final_reward"]), [step["reward"] for step in steps]
-        is_known = final is not None and None not in rewards
-        total = sum(rewards) + final if is_known else None
-        return {**facts, "final_reward": final, "total_reward": total, "steps": steps}, turns
+        marks = dict(self._marks)
+        turns = self._turns(transitions, marks)
+        final = given(facts["final_reward"])
+        row = {**facts, "final_reward": final, "total_reward": _total(steps, final), "steps": steps}
+        return row, turns, marks
+
+    def _turns(self, transitions: Sequence[Any], marks: dict[str, str]) -> list[Any]:
+        """Each transition's ids; none where one is without them, as an observation with images is."""
+        try:
+            return [_turn(transition) for transition in transitions] if self._with_ids else []
+        except (Exception, SystemExit) as error:
+            marks["lost:tokens"] = f"a turn has no token ids: {str(error)[:120] or type(error).__name__}"
+            return []
 
     def _step(self, transition: Any) -> dict[str, Any]:
         action = transition.ac
         step = {
             "ob_len": getattr(transition.ob, "length", None),
             "ac_len": len(action.tokens),
-            "reward": _raw(transition.reward),
+            "reward": given(transition.reward),
             "episode_done": transition.episode_done,
             "stop_reason": getattr(action, "stop_reason", None),
         }
@@ -152,16 +167,21 @@ def _turn(transition: Any) -> tuple[list[int], list[int], list[float] | None]:
     return list(ids), list(action.tokens), list(logprobs) if logprobs is not None else None
 
 
-def _raw(value: Any) -> float | None:
-    return float(value) if hasattr(value, "__float__") else None
+def _total(steps: Sequence[dict[str, Any]], final: Any) -> Any:
+    """All rewards together; None where one is missing. One that is not a number stands for the sum, to be marked."""
+    rewards = [*(step["reward"] for step in steps), final]
+    odd = [reward for reward in rewards if type(reward) is not float]
+    if odd:
+        return next((reward for reward in odd if reward is not None), None)
+    return sum(rewards[:-1]) + final
 
 
-def _found(row: dict[str, Any], turns: Any, decode: Decode | None) -> Found:
+def _found(row: dict[str, Any], turns: Any, marks: dict[str, str], decode: Decode | None) -> Found:
     made = found(row)
+    rollout = replace(made.rollout, marks={**made.rollout.marks, **marks})
     if not turns:
-        return made
+        return Found(rollout, made.group)
     speech, logprobs = _speech(turns)
-    rollout = made.rollout
     if decode is not None and not rollout.prompt and not rollout.completion:
         rollout = replace(rollout, prompt=speech.prompt(decode), completion=speech.completion(decode))
     return Found(replace(rollout, tokens=speech.tokens(logprobs)), made.group)

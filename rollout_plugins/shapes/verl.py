@@ -61,7 +61,7 @@ class _Reader:
         self._rest = rest
 
     def __call__(self, row: dict[str, Any]) -> Found:
-        made = found({**row, "score": _number(row.get("score"))}, 0)
+        made = found(row, 0)
         if "uid" in row:
             made.group = row["uid"]
         rest, self._rest = self._rest, {}
@@ -70,7 +70,3 @@ class _Reader:
             rollout = made.rollout
             made.rollout = replace(rollout, extra={**rollout.extra, **rest}, marks={**rollout.marks, **notes})
         return made
-
-
-def _number(value: Any) -> Any:
-    return float(value) if hasattr(value, "__float__") else None

@@ -12,6 +12,7 @@ from typing import Generic, Literal, TypeVar, get_args
 from rollout_hookspecs import Image, Step, Trace
 
 from rollout_plugins.errors import SetupError
+from rollout_plugins.imaging import for_screen, on_white
 
 Scope = Literal["global", "rank", "stream"]
 T = TypeVar("T")
@@ -85,16 +86,8 @@ def _thumbnail(path: Path, side: int) -> bytes:
 
     with Pictures.open(path) as picture:
         picture.draft("RGB", (side, side))
-        picture.thumbnail((side, side))
-        if picture.mode in {"RGBA", "LA", "P", "PA"}:  # what is transparent turns white
-            layer = picture.convert("RGBA")
-            flat = Pictures.new("RGBA", layer.size, "white")
-            flat.alpha_composite(layer)
-            small = flat.convert("RGB")
-        else:
-            small = picture.convert("RGB")
         out = io.BytesIO()
-        small.save(out, "JPEG", quality=85)
+        on_white(for_screen(picture, side)).save(out, "JPEG", quality=85)
         return out.getvalue()
 
 

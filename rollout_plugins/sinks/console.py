@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TextIO
 
 import orjson
@@ -13,6 +12,7 @@ from rollout_hookspecs import Step, Trace, hookimpl
 
 from rollout_plugins.errors import SetupError
 from rollout_plugins.plain import json_text, plain
+from rollout_plugins.sinks._stream import CLEARED, bars_shown, write_json, write_text
 from rollout_plugins.view.conversation import fact
 from rollout_plugins.view.render import render_group, render_rollouts
 from rollout_plugins.view.text import finite
@@ -57,6 +57,10 @@ class ConsoleSink:
         _check(best=best, worst=worst, by=by, group=group, every=every, max_lines=max_lines, json=json, file=file)
         self._best, self._worst, self._by, self._group = best, worst, by, group
         self._every, self._max_lines, self._json, self._file = every, max_lines, json, file
+        self.on_run_start()
+
+    @hookimpl
+    def on_run_start(self) -> None:
         self._batches: dict[str, int] = {}
 
     @hookimpl
@@ -70,7 +74,7 @@ class ConsoleSink:
         chosen = [("", trace) for trace in siblings] or extremes(traces, self._by, self._best, self._worst)
         console = Console(file=stream)
         if self._json or (self._json is None and not (console.is_terminal or console.is_jupyter)):
-            _write(stream, "".join(f"{json_line(trace)}\n" for _, trace in chosen))
+            write_json(stream, "".join(f"{json_line(trace)}\n" for _, trace in chosen))
         else:
             self._show(console, stream, chosen, side_by_side=bool(siblings))
 
@@ -86,8 +90,7 @@ class ConsoleSink:
             return
         with console.capture() as captured:
             console.print(shown)
-        with _without_progress_bars(stream):
-            _write(stream, captured.get())
+        write_text(stream, (CLEARED if bars_shown() else "") + captured.get())
 
 
 def extremes(traces: Sequence[Trace], by: str, best: int, worst: int) -> list[Titled]:
@@ -128,18 +131,6 @@ def _spread(traces: Sequence[Trace], by: str) -> float:
 
 def _score(trace: Trace, by: str) -> float | None:
     return finite(fact(trace.metadata, by))
-
-
-def _write(stream: TextIO, text: str) -> None:
-    encoding = getattr(stream, "encoding", None) or "utf-8"
-    stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
-    stream.flush()
-
-
-def _without_progress_bars(stream: TextIO) -> AbstractContextManager[Any]:
-    """Takes tqdm's bars, the trainer's among them, off the screen while we print, where there are any."""
-    tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)
-    return nullcontext() if tqdm is None else tqdm.external_write_mode(file=stream)
 
 
 def _check(**options: Any) -> None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
-import stat
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+import orjson
 from rollout_hookspecs import Run, Step, Trace, hookimpl
 
 from rollout_plugins.errors import SetupError
+from rollout_plugins.locks import locked
 from rollout_plugins.messages import call_text, calls_of, reasoning_of, role_of, text_of
 from rollout_plugins.sinks._common import Scope, checked_count, checked_scope, meant_for
+from rollout_plugins.sinks._stream import write_json
 from rollout_plugins.trace import images_in, prompt_and_completion, shaped
 
 ANSWERS = ("answer", "solution", "ground_truth", "target", "label")
@@ -35,67 +39,111 @@ class JsonlSink:
             raise SetupError(f"path={path!r}: use a folder, a named pipe, or '-' for standard output")
         self.scope = checked_scope(scope)
         self._most = checked_count("max_bytes", max_bytes)
-        self._path = path
+        self._path = path if not path or path == "-" else Path(path).absolute()
         self._run = Run(id="rollouts")
-        self._file: IO[str] | None = None
-        self._number = 0
+        self._pipe: IO[bytes] | None = None
+
+    def __reduce__(self) -> Any:
+        """A copy is a new one with the same options, here and in the other sinks that hold what cannot be copied."""
+        return partial(type(self), self._path, max_bytes=self._most, scope=self.scope), ()
 
     @property
     def target(self) -> str:
         """Where the rollouts go, in words that stay the same for the same place."""
         return "jsonl:-" if self._path == "-" else f"jsonl:{self._place().resolve()}"
 
+    def received(self) -> set[str] | None:
+        """Ids of the rollouts that are in the files; None for a pipe."""
+        return None if self._place().is_fifo() else set(_ids_in(self._place()))
+
     @hookimpl
     def on_run_start(self, run: Run) -> None:
-        self._close()
+        self._close_pipe()
         self._run = run
 
     @hookimpl
-    def export_traces(self, traces: Sequence[Trace], step: Step) -> None:
+    def export_traces(self, traces: Sequence[Trace], step: Step) -> list[str]:
         traces = meant_for(self.scope, traces, step)
         if not traces:
-            return
+            return []
         lines = "".join(shaped(traces, step, line))
         if self._path == "-":
-            sys.stdout.write(lines)
-            sys.stdout.flush()
-            return
-        file = self._file = self._file or self._open()
-        file.write(lines)
-        file.flush()
-        if file.seekable() and file.tell() >= self._most:
-            self._close()
-            self._number += 1
+            write_json(sys.stdout, lines)
+        elif self._place().is_fifo():
+            self._send(lines.encode())
+        else:
+            _append(self._place(), lines.encode(), self._most)
+        return [trace.rollout_id for trace in traces]
 
     @hookimpl
     def on_run_end(self, run: Run) -> None:
-        self._close()
+        self._close_pipe()
 
     def _place(self) -> Path:
         place = Path(self._path) if self._path else Path(self._run.dir or ".") / "jsonl"
         return place / f"rank-{self._run.rank}" if self.scope == "rank" else place
 
-    def _open(self) -> IO[str]:
-        place = self._place()
-        with suppress(OSError):
-            if stat.S_ISFIFO(place.stat().st_mode):
-                return place.open("w", encoding="utf-8")
-        place.mkdir(parents=True, exist_ok=True)
-        numbers = [int(file.stem) for file in place.glob("*.jsonl") if file.stem.isdecimal()]
-        self._number = max([self._number, *numbers])
-        path = place / f"{self._number}.jsonl"
-        if path.exists() and path.stat().st_size >= self._most:
-            path = place / f"{self._number + 1}.jsonl"
-        torn = _torn(path)
-        file = path.open("a", encoding="utf-8")
-        if torn:  # a line that was cut when its process died must not swallow the next one
-            file.write("\n")
-        return file
+    def _send(self, data: bytes) -> None:
+        """A pipe stays open, for its reader takes the end of one writer for the end of all."""
+        self._pipe = self._pipe or self._place().open("wb", buffering=0)
+        try:
+            _write_all(self._pipe, data)
+        except OSError:
+            self._close_pipe()
+            raise
 
-    def _close(self) -> None:
-        file, self._file = self._file, None
-        if file is not None:
-            file.close()
+    def _close_pipe(self) -> None:
+        pipe, self._pipe = self._pipe, None
+        if pipe is not None:
+            pipe.close()
+
+
+def _append(folder: Path, data: bytes, most: int) -> None:
+    """All lines or none, in the last file or a new one, whoever else writes or removes files there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    number = max((int(path.stem) for path in _files_in(folder)), default=0)
+    while True:
+        file = (folder / f"{number}.jsonl").open("a+b", buffering=0)
+        with locked(file):
+            size = file.seek(0, os.SEEK_END)
+            if size < most:
+                _add(file, data, size)
+                return
+        number += 1
+
+
+def _add(file: IO[bytes], data: bytes, size: int) -> None:
+    try:
+        _write_all(file, b"\n" * _is_torn(file, size) + data)
+    except BaseException:
+        file.truncate(size)
+        raise
+
+
+def _write_all(file: IO[bytes], data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]
+
+
+def _is_torn(file: IO[bytes], size: int) -> bool:
+    """Whether a process died in the middle of the last line, which must not swallow the next one."""
+    if not size:
+        return False
+    file.seek(size - 1)
+    return file.read(1) != b"\n"
+
+
+def _files_in(folder: Path) -> list[Path]:
+    return [path for path in folder.glob("*.jsonl") if path.stem.isdecimal()]
+
+
+def _ids_in(folder: Path) -> Iterator[str]:
+    for path in _files_in(folder):
+        with path.open("rb") as file:
+            for text in file:
+                with suppress(ValueError, KeyError, TypeError):
+                    yield str(orjson.loads(text)["id"])
 
 
 def line(trace: Trace) -> str:
@@ -156,10 +204,3 @@ def _lines(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for message in messages:
         parts = [reasoning_of(message), text_of(message.get("content")), *map(call_text, calls_of(message))]
         yield f"{role_of(message)}: " + "\n".join(part for part in parts if part)
-
-
-def _torn(path: Path) -> bool:
-    with suppress(OSError), path.open("rb") as file:
-        file.seek(-1, 2)
-        return file.read(1) != b"\n"
-    return False

@@ -26,7 +26,7 @@ from rollout_plugins.sinks._common import (
     thumbnail,
     whole,
 )
-from rollout_plugins.sinks._parts import Parts
+from rollout_plugins.sinks._parts import Parts, column_of
 from rollout_plugins.trace import images_in, shaped
 
 # All of Scout's own columns, used or not: its viewer asks for some of them without looking whether they are there.
@@ -67,7 +67,7 @@ class ScoutSink:
         self.scope = checked_scope(scope)
         self._trusted = bool(trust_content)
         self._side = checked_count("image_side", image_side)
-        self._path = path
+        self._path = Path(path).absolute() if path else None
         self._run = Run(id="rollouts")
         self._parts: Parts | None = None
         self._images: Recent[str | None] = Recent(64)
@@ -77,19 +77,24 @@ class ScoutSink:
         """Where the rollouts go, in words that stay the same for the same place."""
         return f"scout:{self._place().resolve()}"
 
+    def received(self) -> set[str]:
+        """Ids of the rollouts that are in the folder."""
+        return set(column_of(self._place(), "transcript_id"))
+
     @hookimpl
     def on_run_start(self, run: Run) -> None:
         self._run, self._parts = run, None
 
     @hookimpl
-    def export_traces(self, traces: Sequence[Trace], step: Step) -> None:
+    def export_traces(self, traces: Sequence[Trace], step: Step) -> list[str]:
         traces = meant_for(self.scope, traces, step)
         if not traces:
-            return
+            return []
         import pyarrow as pa
 
         self._parts = self._parts or Parts(self._place(), self._run.rank)
         self._parts.add(pa.Table.from_pylist(shaped(traces, step, self._row), schema=_schema()))
+        return [trace.rollout_id for trace in traces]
 
     @hookimpl
     def on_run_end(self, run: Run) -> None:
@@ -98,7 +103,7 @@ class ScoutSink:
             parts.merge()
 
     def _place(self) -> Path:
-        return Path(self._path) if self._path else Path(self._run.dir or ".") / "scout"
+        return self._path or Path(self._run.dir or ".") / "scout"
 
     def _row(self, trace: Trace) -> dict[str, Any]:
         facts = trace.metadata

@@ -5,7 +5,12 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import inspect
+import json
+import logging
+import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +28,8 @@ from rollout_plugins.sinks._common import (
     meant_for,
 )
 from rollout_plugins.trace import images_in, shaped
+
+logger = logging.getLogger("rollout_plugins")
 
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 
@@ -56,6 +63,10 @@ class TrackioSink:
         self._opened_for: Any = None
         self._images: Recent[Any] = Recent(4096)
 
+    def __reduce__(self) -> Any:
+        named = partial(type(self), project=self._project, name=self._name)
+        return partial(named, space_id=self._space_id, scope=self.scope), ()
+
     def bind(self, trainer: Any) -> None:
         """Called on the training thread, where the trainer's run can be seen."""
         self._args = getattr(trainer, "args", None)
@@ -68,18 +79,25 @@ class TrackioSink:
         run = self._sender
         return f"trackio:{run.project}/{run.name}" if run is not None else "trackio"
 
+    def received(self) -> set[str] | None:
+        """Ids of the rollouts in the run's database here; None for a run elsewhere, which is not asked."""
+        return _ids_in(self._open())
+
     @hookimpl
     def on_run_start(self, run: Run) -> None:
+        if self._run is not None and self._run.id != run.id:  # that one broke off
+            self.on_run_end(self._run)
         self._run = run
 
     @hookimpl
-    def export_traces(self, traces: Sequence[Trace], step: Step) -> None:
+    def export_traces(self, traces: Sequence[Trace], step: Step) -> list[str]:
         traces = meant_for(self.scope, traces, step)
         if not traces:
-            return
+            return []
         sender = self._open()
         key = "eval_rollouts" if step.split == "eval" else "rollouts"
         sender.log({key: shaped(traces, step, self._trace)}, step=step.step)
+        return [trace.rollout_id for trace in traces]
 
     @hookimpl
     def on_run_end(self, run: Run) -> None:
@@ -193,6 +211,23 @@ def _unseen(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_unseen(item) for item in value]
     return value
+
+
+def _ids_in(run: Any) -> set[str] | None:
+    if not getattr(run, "_is_local", False) or getattr(run, "_storage_mode", "sqlite") != "sqlite":
+        return None
+    from trackio.sqlite_storage import SQLiteStorage
+
+    path = SQLiteStorage.get_project_db_path(run.project)
+    if not path.exists():
+        return set()
+    try:
+        with closing(sqlite3.connect(path, timeout=30)) as db:
+            rows = db.execute("SELECT metadata FROM traces WHERE run_name = ?", (run.name,))
+            return {str(json.loads(metadata).get("id")) for (metadata,) in rows}
+    except (sqlite3.Error, ValueError) as error:
+        logger.warning("trackio's %s cannot be asked what it has: %s", path, error)
+        return None
 
 
 def _twin(trackio: Any, run: Any) -> Any:

@@ -75,6 +75,11 @@ class WandbSink:
         self._pictures: Recent[bytes | None] = Recent(256)
         self._cut = False
 
+    def __reduce__(self) -> Any:
+        named = partial(type(self), project=self._project, name=self._name, weave=self._weave is not None)
+        capped = partial(named, max_rows=self._most_rows, max_chars=self._most_chars, image_side=self._side)
+        return partial(capped, scope=self.scope), ()
+
     def bind(self, trainer: Any) -> None:
         """Called on the training thread, when the trainer's run exists."""
         self._args = getattr(trainer, "args", None)
@@ -89,19 +94,29 @@ class WandbSink:
 
     @hookimpl
     def on_run_start(self, run: Run) -> None:
+        if self._run is not None and self._run.id != run.id:  # that one broke off
+            self.on_run_end(self._run)
         self._run = run
 
     @hookimpl
-    def export_traces(self, traces: Sequence[Trace], step: Step) -> None:
-        traces = meant_for(self.scope, traces, step)
+    def export_traces(self, traces: Sequence[Trace], step: Step) -> list[str]:
+        traces = self._capped(meant_for(self.scope, traces, step))
         if not traces:
-            return
+            return []
         sender = self._open()
-        kept = shaped(self._capped(traces), step, lambda trace: trace)
+        kept = shaped(traces, step, lambda trace: trace)
         for start in range(0, len(kept), ROWS):
             self._add(sender, kept[start : start + ROWS], step)
-        if self._weave is not None:
-            self._weave.send(kept, sender)
+        self._send_to_weave(kept, sender)
+        return [trace.rollout_id for trace in traces]
+
+    def _send_to_weave(self, traces: Sequence[Trace], sender: Any) -> None:
+        """Weave shows what the table has. Were its failure the batch's, the batch would be sent to the table again."""
+        try:
+            if self._weave is not None:
+                self._weave.send(traces, sender)
+        except Exception as error:
+            logger.warning("weave does not show all of %d rollouts, which the table has: %r", len(traces), error)
 
     @hookimpl
     def on_run_end(self, run: Run) -> None:
@@ -210,14 +225,19 @@ class _Growing:
         self._wandb = wandb
         self._table: Any = None
         self._name = ""
+        self._names: list[str] = []
         self._increments = 0
 
     def add(self, rows: Sequence[list[Any]], step: int, log: Callable[[str, Any], None]) -> None:
         if self._table is None or self._increments >= INCREMENTS:
             self._begin(step)
-        for row in rows:
-            self._table.add_data(*row)
-        log(self._name, self._table)
+        try:
+            for row in rows:
+                self._table.add_data(*row)
+            log(self._name, self._table)
+        except BaseException:
+            self._table = None  # or the next rows would take these with them
+            raise
         self._increments += 1
         self._table.data[:] = [[]] * len(self._table.data)
 
@@ -226,5 +246,11 @@ class _Growing:
         self._table = self._wandb.Table(
             columns=list(kinds), data=[], dtype=list(kinds.values()), optional=True, log_mode="INCREMENTAL"
         )
-        self._name = f"{self._key}/from_step_{step:06d}"
+        self._name = self._free_name(f"{self._key}/from_step_{step:06d}")
         self._increments = 0
+
+    def _free_name(self, name: str) -> str:
+        """A name that no table before this one has: they may begin in one step when one of them failed."""
+        self._names.append(name)
+        times = self._names.count(name)
+        return name if times == 1 else f"{name}_{times}"

@@ -12,10 +12,10 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
 import pyarrow as pa
@@ -42,22 +42,42 @@ class Producer:
     name: str
     columns: Mapping[str, str]
     """Column → SQL type, over all its files."""
-    shapes: Mapping[tuple[str, ...], list[Path]]
-    """Files by the columns they hold."""
+    shapes: Mapping[tuple[int, tuple[str, ...]], list[Path]]
+    """Files by the run they are of and the columns they hold."""
 
 
-def annotate(folder: Path, producer: str, rows: Iterable[Mapping[str, Any]]) -> int:
-    """Write one shard for each set of columns among the rows; returns how many rows were written."""
+def annotate(
+    folder: Path, producer: str, rows: Sequence[Mapping[str, Any]], ids: Collection[str] | None = None
+) -> int:
+    """Write one shard for each set of columns among the rows; returns how many rows were written.
+
+    `ids`: those of the run's rollouts, if rows that match none of them are to be an error.
+    """
     _check_producer(producer)
     shapes: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for number, row in enumerate(rows):
         shapes.setdefault(_columns_of(row, number), []).append(row)
+    others = unmatched(rows, ids) if ids is not None else []
+    if others and len(others) == len({row["id"] for row in rows}):
+        raise RunError(f"no rollout of {folder} has any of these ids: {some_of(others)}; nothing was written")
     target = folder / "annotations" / folder_name(producer)
     for columns, given in shapes.items():
         table = _table(columns, given).replace_schema_metadata({_PRODUCER: _name(producer).encode()})
         target.mkdir(parents=True, exist_ok=True)
         replace_file(_new_file(target, table.schema), partial(pq.write_table, table))
     return sum(map(len, shapes.values()))
+
+
+def unmatched(rows: Iterable[Mapping[str, Any]], ids: Collection[str]) -> list[str]:
+    """The ids among the rows that no rollout has."""
+    known = frozenset(ids)
+    return [name for name in dict.fromkeys(row["id"] for row in rows) if name not in known]
+
+
+def some_of(names: Sequence[str]) -> str:
+    """The first few names, and how many more there are."""
+    more = f" and {len(names) - 5:,} more" if len(names) > 5 else ""
+    return ", ".join(map(repr, names[:5])) + more
 
 
 def _check_producer(producer: Any) -> None:
@@ -151,31 +171,50 @@ def _new_file(folder: Path, schema: pa.Schema) -> Path:
     return folder / f"{max(time.time_ns(), newest + 1):020d}-{shape}-{os.getpid():x}{uuid4().hex[:6]}.parquet"
 
 
-def find_producers(folders: Iterable[Path], damaged: dict[str, str]) -> list[Producer]:
-    """Everyone who annotated these runs. One file of each shape is opened."""
+def find_producers(runs: Sequence[tuple[Path, dict[str, str]]]) -> list[Producer]:
+    """Everyone who annotated these runs: folders, and what is known to be damaged in them, where this notes more.
+
+    One file of each shape is opened.
+    """
     schemas: dict[tuple[Path, str], pa.Schema | None] = {}
-    found: dict[str, list[tuple[pa.Schema, Path]]] = {}
-    for path in (path for folder in folders for path in sorted((folder / "annotations").glob("*/*.parquet"))):
-        if path.name.startswith(".") or path.name in damaged:
-            continue
-        key = (path.parent, path.name.split("-")[1] if path.name.count("-") >= 2 else path.name)
-        if schemas.get(key) is None:
-            schemas[key] = _schema(path, damaged)
-        shape = schemas[key]
-        if shape is not None:
-            name = (shape.metadata or {}).get(_PRODUCER, path.parent.name.encode()).decode("utf-8", "replace")
-            found.setdefault(name, []).append((shape, path))
-    return [_producer(name, files) for name, files in found.items()]
+    found: dict[str, list[_File]] = {}
+    for run, (folder, damaged) in enumerate(runs):
+        for path in (path for path in files(folder) if file_name(path) not in damaged):
+            key = (path.parent, path.name.split("-")[1] if path.name.count("-") >= 2 else path.name)
+            if schemas.get(key) is None:
+                schemas[key] = _schema(path, damaged)
+            shape = schemas[key]
+            if shape is not None:
+                name = (shape.metadata or {}).get(_PRODUCER, path.parent.name.encode()).decode("utf-8", "replace")
+                found.setdefault(name, []).append(_File(run, path, shape))
+    return [_producer(name, some) for name, some in found.items()]
+
+
+class _File(NamedTuple):
+    run: int
+    path: Path
+    schema: pa.Schema
+
+
+def files(folder: Path) -> list[Path]:
+    """A run's files of annotations, oldest first for each producer."""
+    found = sorted((folder / "annotations").glob("*/*.parquet"))
+    return [path for path in found if not path.name.startswith(".")]
+
+
+def file_name(path: Path) -> str:
+    """Which file of the run it is."""
+    return "/".join(path.parts[-3:])
 
 
 def _schema(path: Path, damaged: dict[str, str]) -> pa.Schema | None:
     try:
         schema = pq.read_schema(path)
     except Exception as error:
-        damaged[path.name] = str(error).partition("\n")[0]
+        damaged[file_name(path)] = str(error).partition("\n")[0]
         return None
     if "id" not in schema.names:
-        damaged[path.name] = "an annotation file without a column id"
+        damaged[file_name(path)] = "an annotation file without a column id"
         return None
     return schema
 
@@ -183,19 +222,19 @@ def _schema(path: Path, damaged: dict[str, str]) -> pa.Schema | None:
 def fault(path: Path) -> str:
     """What is wrong with a file of annotations; empty when nothing is."""
     try:
-        pq.read_table(path)
+        pq.read_table(path, partitioning=None)
     except Exception as error:
         return str(error).partition("\n")[0] or type(error).__name__
     return ""
 
 
-def _producer(name: str, files: Sequence[tuple[pa.Schema, Path]]) -> Producer:
+def _producer(name: str, given: Sequence[_File]) -> Producer:
     kinds: dict[str, set[str]] = {}
-    shapes: dict[tuple[str, ...], list[Path]] = {}
+    shapes: dict[tuple[int, tuple[str, ...]], list[Path]] = {}
     spelled: dict[str, str] = {}
-    for schema, path in files:
+    for run, path, schema in given:
         columns = tuple(column for column in schema.names if column != "id")
-        shapes.setdefault(columns, []).append(path)
+        shapes.setdefault((run, columns), []).append(path)
         for column in columns:
             first = spelled.setdefault(column.casefold(), column)
             kinds.setdefault(first, set()).add(_kind_of(schema.field(column).type))
@@ -213,9 +252,9 @@ def _kind_of(kind: pa.DataType) -> str:
 
 
 def select(producer: Producer, read: Callable[[Sequence[Path]], str]) -> str:
-    """SQL for the producer's annotations: `id` and the latest value of each column. `read` makes a table of files."""
+    """SQL for what the producer said: run, `id`, the latest value of each column. `read` makes a table of files."""
     pieces = []
-    for columns, files in producer.shapes.items():
+    for (run, columns), paths in producer.shapes.items():
         present = {column.casefold(): column for column in columns}
         made = [
             f"{{'v': {name_of(present[column.casefold()])}::{kind}}}"
@@ -225,9 +264,11 @@ def select(producer: Producer, read: Callable[[Sequence[Path]], str]) -> str:
         ]
         named = [f"{value} as c{number}" for number, value in enumerate(made)]
         at = "regexp_extract(filename, '[^/\\\\]*$')"
-        pieces.append(f"select id, ({at}, file_row_number) as at_, {', '.join(named)} from {read(files)}")
+        pieces.append(
+            f"select {run} as _run, id, ({at}, file_row_number) as at_, {', '.join(named)} from {read(paths)}"
+        )
     latest = [f"arg_max(c{n}, at_).v as {name_of(column)}" for n, column in enumerate(producer.columns)]
-    return f"select id, {', '.join(latest)} from ({' union all '.join(pieces)}) group by id"
+    return f"select _run, id, {', '.join(latest)} from ({' union all '.join(pieces)}) group by _run, id"
 
 
 def struct(producer: Producer) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from rollout_hookspecs import Run
@@ -13,10 +12,15 @@ from rollout_plugins.store.codec import untagged
 from rollout_plugins.store.schema import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-_TUPLES = ("reward_names", "reward_weights", "tools")
+_TEXTS = ("id", "trainer", "host", "model", "chat_template")
+_WHOLE = ("attempt", "rank", "world_size", "num_generations", "resumed_from")
+_TUPLES: dict[str, type | tuple[type, ...]] = {"reward_names": str, "reward_weights": (int, float), "tools": dict}
+_MAPPINGS = ("versions", "settings")
+_COUNTS = ("rollouts", "generations", "drops", "plugin_errors")
+_YEAR_9000 = 2.2e11
 
 
 def run_files(folder: Path) -> list[Path]:
@@ -32,7 +36,7 @@ class Facts:
     def __init__(self, folder: Path, damaged: dict[str, str]) -> None:
         self._folder = folder
         self._read = [facts for path in run_files(folder) if (facts := _read(path, damaged))]
-        newest = max((_whole(facts.get("schema"), 1) for facts in self._read), default=1)
+        newest = max((_whole(facts.get("schema")) or 1 for facts in self._read), default=1)
         if newest > VERSION:
             raise RunError(
                 f"{folder} was written with schema {newest}; this version reads up to {VERSION}: "
@@ -41,49 +45,92 @@ class Facts:
 
     @property
     def info(self) -> Run:
-        known = {f.name for f in fields(Run)}
-        facts = {k: untagged(v) for k, v in (self._read[0] if self._read else {}).items() if k in known}
-        for name in _TUPLES:
-            value = facts.get(name)
-            facts[name] = tuple(value) if isinstance(value, (list, tuple)) else ()
+        given = self._read[0] if self._read else {}
+        facts = {name: value for name, value in given.items() if _is_fact(name, value)}
+        for name, kind in _TUPLES.items():
+            facts[name] = tuple(value for value in _listed(given.get(name)) if isinstance(value, kind))
         return Run(**{"id": self._folder.name, **facts, "dir": str(self._folder)})
 
     @property
     def attempts(self) -> list[dict[str, Any]]:
-        given = [(facts.get("attempts"), facts.get("rank", 0)) for facts in self._read]
-        found = [(attempt, rank) for attempts, rank in given if isinstance(attempts, list) for attempt in attempts]
+        given = [(facts.get("attempts"), _whole(facts.get("rank")) or 0) for facts in self._read]
         return [
-            {**untagged(attempt), "attempt": _whole(attempt.get("attempt"), 1), "rank": rank}
-            for attempt, rank in found
+            _attempt(attempt, rank)
+            for attempts, rank in given
+            for attempt in _listed(attempts)
             if isinstance(attempt, dict)
         ]
+
+    @property
+    def started(self) -> float | None:
+        """When the newest attempt began, by the clock of the machine it ran on; None when no run file says."""
+        return max((a["started"] for a in self.attempts if a["started"] is not None), default=None)
 
     @property
     def drops(self) -> dict[str, int]:
         total: dict[str, int] = {}
         for attempt in self.attempts:
-            drops = attempt.get("drops")
-            for reason, count in drops.items() if isinstance(drops, dict) else ():
-                total[str(reason)] = total.get(str(reason), 0) + _whole(count, 0)
+            for reason, count in attempt.get("drops", {}).items():
+                total[reason] = total.get(reason, 0) + count
         return total
 
     @property
     def restarts(self) -> list[tuple[int, int]]:
-        """(attempt, step it started from) of every attempt that did steps of an earlier one again."""
-        found = {(_whole(a.get("attempt"), 1), a.get("resumed_from")) for a in self.attempts}
-        return sorted((attempt, step) for attempt, step in found if attempt > 1 and type(step) is int)
+        """(attempt, step it started from) of every attempt that may have done steps of an earlier one again."""
+        found = {(a["attempt"], a["resumed_from"]) for a in self.attempts}
+        return sorted((attempt, step) for attempt, step in found if attempt > 1 and step is not None)
 
 
-def _whole(value: Any, default: int) -> int:
-    return value if type(value) is int else default
+def _is_fact(name: str, value: Any) -> bool:
+    """Whether a run file says something of the kind that a `Run` holds; somebody may have edited it."""
+    if name in _TEXTS:
+        return isinstance(value, str)
+    if name in _WHOLE:
+        return _whole(value) is not None
+    return name in _MAPPINGS and isinstance(value, dict)
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (list, tuple)) else ()
+
+
+def _attempt(given: dict[str, Any], rank: int) -> dict[str, Any]:
+    """An attempt with numbers where numbers belong."""
+    counts = {name: _counts(given[name]) for name in _COUNTS if name in given}
+    times = {name: _time(given.get(name)) for name in ("started", "ended")}
+    step = _whole(given.get("resumed_from"))
+    return {
+        **given,
+        **counts,
+        **times,
+        "resumed_from": step,
+        "attempt": _whole(given.get("attempt")) or 1,
+        "rank": rank,
+    }
+
+
+def _counts(value: Any) -> dict[str, int]:
+    items = value.items() if isinstance(value, dict) else ()
+    return {str(name): number for name, count in items if (number := _whole(count)) is not None}
+
+
+def _time(value: Any) -> float | None:
+    """Unix time that a calendar has a date for."""
+    return float(value) if type(value) in {int, float} and 0 < value < _YEAR_9000 else None
+
+
+def _whole(value: Any) -> int | None:
+    """A number that counts something."""
+    return value if type(value) is int and 0 <= value < 2**53 else None
 
 
 def _read(path: Path, damaged: dict[str, str]) -> Mapping[str, Any]:
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
+        facts = {name: untagged(value) for name, value in facts.items()} if isinstance(facts, dict) else facts
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         damaged[path.name] = str(error)
         return {}
     if not isinstance(facts, dict):

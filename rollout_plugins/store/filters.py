@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,10 +24,13 @@ class Column:
     name: str
     kind: str
     producer: str = ""
+    spelled: str = ""
+    """Its name in SQL, where that is another: SQL does not tell apart names that differ only in case."""
 
     @property
     def sql(self) -> str:
-        return f"{name_of(self.producer)}.{name_of(self.name)}" if self.producer else name_of(self.name)
+        own = name_of(self.spelled or self.name)
+        return f"{name_of(self.producer)}.{own}" if self.producer else own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,12 +157,19 @@ def _written_steps(text: str) -> str:
 
 
 def _whole(value: Any) -> int:
-    try:
-        return int(value)
-    except (TypeError, ValueError):
-        raise RunError(
-            f"step={value!r} is no step; give a number, 'last', a range such as '10-20', or a Python range"
-        ) from None
+    number = whole(value)
+    if number is None:
+        raise RunError(f"step={value!r} is no step; give a number, 'last', a range such as '10-20', or a Python range")
+    return number
+
+
+def whole(value: Any) -> int | None:
+    """A whole number of any kind, or in text; None for everything else."""
+    with suppress(TypeError, ValueError, OverflowError):
+        number = int(value)
+        if not isinstance(value, bool) and (isinstance(value, str) or number == value):
+            return number
+    return None
 
 
 def order_by(order: str | Sequence[str] | None, columns: Mapping[str, Column]) -> str:
@@ -179,13 +190,25 @@ def _ordered(column: Column, *, down: bool) -> str:
     return f"{column.sql} is null, isnan({column.sql}), {direction}" if column.kind in _FLOATS else direction
 
 
-def rewritten(text: str, columns: Collection[str]) -> str:
+def respelled(text: str, columns: Mapping[str, Column]) -> str:
+    """The caller's SQL with each quoted column as SQL knows it."""
+    return re.sub(_QUOTED, lambda match: _respelled(match[0], columns), text)
+
+
+def _respelled(quoted: str, columns: Mapping[str, Column]) -> str:
+    column = columns.get(quoted[1:-1].replace('""', '"')) if quoted[0] == '"' else None
+    return quoted if column is None else column.sql
+
+
+def rewritten(text: str, columns: Mapping[str, Column]) -> str:
     """The caller's SQL with the columns that SQL can't read bare put in quotes: `group`, `reward/<name>`."""
     rewards = sorted((name for name in columns if name.startswith("reward/")), key=len, reverse=True)
     bare = "|".join([*(rf"(?<![\w/]){re.escape(name)}(?![\w/])" for name in rewards), r"\bgroup\b(?!\s+by\b)"])
 
     def quote(match: re.Match[str]) -> str:
-        return match[0] if match[1] else name_of(match[0])
+        if match[1]:
+            return _respelled(match[0], columns)
+        return columns[match[0]].sql if match[0] in columns else name_of(match[0])
 
     return re.sub(f"{_QUOTED}|{bare}", quote, text)
 

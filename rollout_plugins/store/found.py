@@ -109,4 +109,4 @@ class Found:
         try:
             yield number, next(from_rows(table.to_pylist()))
         except Exception as error:
-            self._session.damaged[f"rollout {table['id'][0]}"] = str(error).partition("\n")[0]
+            self._session.note(f"rollout {table['id'][0]}", error)

@@ -1,5 +1,8 @@
 """Pictures on disk: one file for each distinct image of a run, named by the hash of its pixels.
 
+A file that holds more than one decoded picture shows (further frames, more than eight bits to a colour) is named by
+the hash of its bytes: two that only begin alike are two.
+
 A file appears whole or not at all, and equal content always gets the same name. So ranks may write side by side,
 a resumed run goes on where it was, and what is on disk already is never encoded again.
 """
@@ -18,16 +21,27 @@ from uuid import uuid4
 from rollout_hookspecs import Image
 
 from rollout_plugins.hashing import bytes_hash, is_loaded, pixel_hash
+from rollout_plugins.imaging import for_screen, is_wide, on_white
 
 MEMORY = 4096
 FULL_SHARE = 0.9
 THUMBNAIL_SIDE = 256
 
-_KEPT_AS_THEY_ARE = {"PNG": "png", "JPEG": "jpg", "MPO": "jpg", "WEBP": "webp", "GIF": "gif", "BMP": "bmp"}
-_SUFFIXES = ("png", "jpg", "webp", "gif", "bmp", "tiff")
+_KEPT_AS_THEY_ARE = {
+    "PNG": "png",
+    "JPEG": "jpg",
+    "MPO": "jpg",
+    "WEBP": "webp",
+    "GIF": "gif",
+    "BMP": "bmp",
+    "TIFF": "tiff",
+    "AVIF": "avif",
+}
+_SUFFIXES = ("png", "jpg", "webp", "gif", "bmp", "tiff", "avif")
 _PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
 _NEAREST = {"La": "LA", "RGBa": "RGBA", "PA": "RGBA"}
 _TIFF_MODES = frozenset({"I", "F", "CMYK", "LAB", "I;16B"})
+_DEEP = frozenset({"AVIF", "JPEG2000"})  # may have more than eight bits, without saying so once opened
 
 
 class Unreadable(Exception):  # noqa: N818 - says what the image is
@@ -65,15 +79,12 @@ class MediaStore:
         self._by_pixels: OrderedDict[str, Image] = OrderedDict()
         self._by_bytes: OrderedDict[str, Image] = OrderedDict()
 
-    def put(self, image: Any, *, data: bytes | None = None, uri: str | None = None) -> Image:
-        """Keep a PIL image. `data`: the encoded file that it was decoded from, if that is at hand."""
+    def put(self, image: Any, *, uri: str | None = None) -> Image:
+        """Keep a PIL image."""
         _check_size(image)
         if not is_loaded(image):
             image = _load(image)
-        digest = pixel_hash(image)
-        record = self._by_pixels.get(digest)
-        if record is None:
-            record = _remember(self._by_pixels, digest, self._keep(image, digest, data))
+        record = self._put(image, pixel_hash(image), None)
         return record if uri is None else replace(record, uri=uri)
 
     def put_encoded(self, data: bytes, *, uri: str | None = None) -> Image:
@@ -81,8 +92,24 @@ class MediaStore:
         key = bytes_hash(data)
         record = self._by_bytes.get(key)
         if record is None:
-            record = _remember(self._by_bytes, key, self.put(_open(data), data=data))
+            record = _remember(self._by_bytes, key, self._put_file(data, key))
         return record if uri is None else replace(record, uri=uri)
+
+    def _put_file(self, data: bytes, key: str) -> Image:
+        image = _open(data)
+        hidden = _hidden(image)
+        image = _load(image)
+        if not hidden:  # a plain TIFF becomes a PNG, which everything shows
+            return self._put(image, pixel_hash(image), data if image.format != "TIFF" else None)
+        record = self._put(image, key, data)
+        is_whole = record.path is not None and record.note is None and image.format in _KEPT_AS_THEY_ARE
+        return record if is_whole else replace(record, note="; ".join(filter(None, (record.note, hidden))))
+
+    def _put(self, image: Any, digest: str, data: bytes | None) -> Image:
+        record = self._by_pixels.get(digest)
+        if record is None:
+            record = _remember(self._by_pixels, digest, self._keep(image, digest, data))
+        return record
 
     def _keep(self, image: Any, digest: str, data: bytes | None) -> Image:
         record = Image(hash=digest, width=image.size[0], height=image.size[1])
@@ -129,18 +156,19 @@ class MediaStore:
     def _encode(self, image: Any, data: bytes | None, *, small: bool, resized: bool) -> tuple[bytes, str]:
         if data is not None and not resized and image.format in _KEPT_AS_THEY_ARE:
             return data, _KEPT_AS_THEY_ARE[image.format]
-        image = image.copy()  # saving leaves traces on the object, and this one is not ours
         side = self._limit(small=small)
-        if side is not None and max(image.size) > side:
-            image.thumbnail((side, side))
         if small:
             kind = str(self._thumbnail["format"])
-            return _saved(_for_screen(image, kind), **self._thumbnail), _KEPT_AS_THEY_ARE[kind]
+            shown = for_screen(image, side)
+            return _saved(shown if kind == "WEBP" else on_white(shown), **self._thumbnail), _KEPT_AS_THEY_ARE[kind]
+        is_larger = side is not None and max(image.size) > side
+        # saving leaves traces on the object, and this one is not ours
+        image = _reduced(image, side) if is_larger else image.copy()
         if image.mode in _TIFF_MODES:
-            return _saved(image, format="TIFF", compression="tiff_adobe_deflate"), "tiff"
+            return _saved(image, format="TIFF", compression="tiff_adobe_deflate", **_exif(image)), "tiff"
         if image.mode not in _PNG_MODES:
             image = image.convert(_NEAREST.get(image.mode, "RGB"))
-        return _saved(image, format="PNG", compress_level=1), "png"
+        return _saved(image, format="PNG", compress_level=1, **_exif(image)), "png"
 
     def _fits(self, size: int, *, small: bool) -> bool:
         share = 1.0 if small else FULL_SHARE
@@ -192,7 +220,31 @@ def _open(data: bytes) -> Any:
     except Exception as error:
         raise Unreadable(_why(error)) from error
     _check_size(image)
-    return _load(image)
+    return image
+
+
+def first_of_several(data: bytes) -> str | None:
+    """The hash of an image file's first frame; empty if it is the only one, None for what is not an image file."""
+    try:
+        image = _open(data)
+        return pixel_hash(_load(image)) if _has_frames(image) else ""
+    except Unreadable:
+        return None
+
+
+def _has_frames(image: Any) -> bool:
+    try:
+        return bool(getattr(image, "is_animated", False))
+    except Exception:  # it breaks off after the first
+        return False
+
+
+def _hidden(image: Any) -> str:
+    """What an opened file holds beside the picture that decoding gives; empty where that is all."""
+    if _has_frames(image):
+        return "the first of several frames"
+    is_deep = image.format in _DEEP or (";16" in repr(image.tile) and not is_wide(image))
+    return "colours of more than 8 bits read as 8" if is_deep else ""
 
 
 def _load(image: Any) -> Any:
@@ -222,21 +274,17 @@ def _check_size(image: Any) -> None:
         raise Unreadable(f"{width} x {height}, larger than Pillow's limit (PIL.Image.MAX_IMAGE_PIXELS)")
 
 
-def _for_screen(image: Any, kind: str) -> Any:
-    """In a mode that the lossy formats have; JPEG knows no transparency, so that becomes white."""
-    if image.mode in {"RGB", "L"}:
-        return image
-    image = image.convert(_NEAREST[image.mode]) if image.mode in _NEAREST else image
-    if image.mode not in {"RGBA", "LA"} and "transparency" not in image.info:
-        return image.convert("RGB")
-    image = image.convert("RGBA")
-    if kind != "JPEG":
-        return image
-    from PIL import Image as Pil
+def _reduced(image: Any, side: int | None) -> Any:
+    """A copy of at most so many pixels each way; Pillow does not reduce every kind of 16 bits."""
+    image = image.convert("I") if image.mode.startswith("I;16") else image.copy()
+    image.thumbnail((side, side))
+    return image
 
-    page = Pil.new("RGB", image.size, "white")
-    page.paste(image, mask=image.getchannel("A"))
-    return page
+
+def _exif(image: Any) -> dict[str, bytes]:
+    """EXIF data, which say how the image is turned, for saving."""
+    exif = image.info.get("exif")
+    return {"exif": exif} if isinstance(exif, bytes) else {}
 
 
 def _saved(image: Any, **options: Any) -> bytes:

@@ -11,25 +11,36 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from rollout_plugins.store.schema import schema
+from rollout_plugins.store.schema import FIELDS, REWARD_PREFIX
 from rollout_plugins.store.write import read_journal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 OPEN_FILES = 64
-TYPES: dict[str, pa.DataType] = {field.name: field.type for field in schema(())}
+TYPES: dict[str, pa.DataType] = dict(FIELDS)
+
+
+class UnreadableError(Exception):
+    """The files could not be read; which one is for the caller to find out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """One file of rollouts."""
 
+    folder: Path
+    """The run's."""
     path: Path
     split: str
     attempt: int
     rank: int
+
+    @property
+    def name(self) -> str:
+        """Which file of the run it is: other splits have files of the same name."""
+        return self.path.relative_to(self.folder).as_posix()
 
     @property
     def is_journal(self) -> bool:
@@ -38,7 +49,7 @@ class Part:
     @property
     def journal(self) -> Part:
         """The journal this Parquet file was made of; usually removed."""
-        return Part(self.path.with_suffix(".arrows"), self.split, self.attempt, self.rank)
+        return Part(self.folder, self.path.with_suffix(".arrows"), self.split, self.attempt, self.rank)
 
 
 def find_parts(folder: Path) -> list[Part]:
@@ -49,13 +60,13 @@ def find_parts(folder: Path) -> list[Part]:
         if path.suffix not in {".arrows", ".parquet"} or len(numbers) != 3:
             continue
         if all(number.isascii() and number.isdigit() for number in numbers):
-            part = Part(path, path.parent.name, int(numbers[0]), int(numbers[1]))
+            part = Part(folder, path, path.parent.name, int(numbers[0]), int(numbers[1]))
             found[f"{part.split}/{path.stem}"] = part  # sorted: .parquet comes after .arrows and wins
     return list(found.values())
 
 
 def fault(part: Part, *, whole: bool = False) -> str:
-    """What is wrong with a file: its footer and columns, or every page of it. Empty when nothing is."""
+    """What is wrong with a file: its footer and columns, or every page of it. Empty when nothing is, or it is gone."""
     try:
         if part.is_journal:
             found = read_journal(part.path).schema
@@ -64,8 +75,15 @@ def fault(part: Part, *, whole: bool = False) -> str:
                 found = file.schema_arrow
                 for group in range(file.num_row_groups if whole else 0):
                     file.read_row_group(group)
+    except FileNotFoundError:
+        return ""
     except Exception as error:
         return str(error).partition("\n")[0] or type(error).__name__
+    return wrong_columns(found)
+
+
+def wrong_columns(found: pa.Schema) -> str:
+    """What keeps a file with these columns from being one of ours; empty when nothing does."""
     wrong = [name for name, kind in TYPES.items() if name in found.names and not _alike(found.field(name).type, kind)]
     if "id" not in found.names:
         return "it has no column id"
@@ -83,7 +101,9 @@ def _alike(found: pa.DataType, kind: pa.DataType) -> bool:
 class Rows:
     """Takes rows out of parts, a few at a time, decoding each file once as long as rows are asked for in its order."""
 
-    def __init__(self, parts: Sequence[Part], tables: dict[Path, pa.Table], damaged: dict[str, str]) -> None:
+    def __init__(
+        self, parts: Sequence[Part], tables: Mapping[Path, pa.Table], damaged: Mapping[Path, dict[str, str]]
+    ) -> None:
         self._parts = parts
         self._tables = tables
         self._damaged = damaged
@@ -112,15 +132,17 @@ class Rows:
     def _read(self, number: int, rows: list[int], names: tuple[str, ...]) -> pa.Table | None:
         part = self._parts[number]
         try:
-            table = (
-                self._tables[part.path].take(integers(rows))
-                if part.is_journal
-                else self._cursor(number, names).take(rows)
-            )
+            held = self._tables.get(part.path)
+            if held is None:
+                table = self._cursor(number, names).take(rows)
+            else:
+                present = set(held.column_names)
+                wanted = [name for name in stored_columns(names) if name in present]
+                table = _rows_of(held.select(wanted), rows)
             return _with_columns(table, names)
         except Exception as error:
             self._open.pop((number, names), None)
-            self._damaged[part.path.name] = str(error).partition("\n")[0]
+            self._damaged[part.folder][part.name] = str(error).partition("\n")[0]
             return None
 
     def _cursor(self, number: int, names: tuple[str, ...]) -> _Cursor:
@@ -130,6 +152,13 @@ class Rows:
         if len(self._open) > OPEN_FILES:
             self._open.popitem(last=False)[1].close()
         return cursor
+
+
+def _rows_of(table: pa.Table, rows: Sequence[int]) -> pa.Table:
+    """These rows; without copying where they stand one after the other, as those of small files do."""
+    if rows and list(rows) == list(range(rows[0], rows[0] + len(rows))):
+        return table.slice(rows[0], len(rows))
+    return table.take(integers(rows))
 
 
 def _chunk(names: Sequence[str]) -> int:
@@ -143,7 +172,7 @@ class _Cursor:
     def __init__(self, path: Path, names: Sequence[str]) -> None:
         self._file = pq.ParquetFile(path, memory_map=True)
         present = set(self._file.schema_arrow.names)
-        self._names = [name for name in names if name in present]
+        self._names = [name for name in stored_columns(names) if name in present]
         sizes = [self._file.metadata.row_group(group).num_rows for group in range(self._file.num_row_groups)]
         self._starts = [sum(sizes[:group]) for group in range(len(sizes) + 1)]
         self._batches: Iterator[Any] = iter(())
@@ -178,11 +207,30 @@ class _Cursor:
 
 def _with_columns(table: pa.Table, names: Sequence[str]) -> pa.Table:
     """Exactly these columns; nulls for those an older file does not have."""
-    present = set(table.column_names)
-    columns = [
-        table[name] if name in present else pa.nulls(table.num_rows, TYPES.get(name, pa.float64())) for name in names
-    ]
-    return pa.Table.from_arrays(columns, names=list(names))
+    return pa.Table.from_arrays([_column(table, name) for name in names], names=list(names))
+
+
+def _column(table: pa.Table, name: str) -> Any:
+    if name.startswith(REWARD_PREFIX) and "rewards" in table.column_names:
+        return _reward(table["rewards"].combine_chunks(), name.removeprefix(REWARD_PREFIX))
+    kind = TYPES.get(name, pa.float64())
+    if name not in table.column_names:
+        return pa.nulls(table.num_rows, kind)
+    found = table[name]
+    return found if pa.types.is_nested(kind) or found.type == kind else found.cast(kind)
+
+
+def _reward(rewards: Any, name: str) -> Any:
+    """What one function gave each rollout."""
+    pairs, rows = rewards.flatten(), pc.list_parent_indices(rewards)
+    named = pc.equal(pc.struct_field(pairs, "name"), name)
+    places = pc.index_in(integers(range(len(rewards))), value_set=rows.filter(named).cast(pa.int64()))
+    return pc.struct_field(pairs, "value").filter(named).take(places)
+
+
+def stored_columns(names: Iterable[str]) -> list[str]:
+    """The columns of the files that these are read from."""
+    return list(dict.fromkeys("rewards" if name.startswith(REWARD_PREFIX) else name for name in names))
 
 
 def integers(numbers: Iterable[int]) -> pa.Array:

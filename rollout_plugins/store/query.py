@@ -8,7 +8,9 @@ import re
 import tempfile
 import threading
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +19,27 @@ import pyarrow as pa
 
 from rollout_plugins.errors import RunError
 from rollout_plugins.store import annotate
-from rollout_plugins.store.filters import Column, Filters, condition, literal, name_of, no_column, order_by, rewritten
-from rollout_plugins.store.parts import Part, integers
-from rollout_plugins.store.schema import schema
+from rollout_plugins.store.codec import clean
+from rollout_plugins.store.filters import (
+    Column,
+    Filters,
+    condition,
+    literal,
+    name_of,
+    no_column,
+    order_by,
+    respelled,
+    rewritten,
+)
+from rollout_plugins.store.filters import (
+    whole as whole_number,
+)
+from rollout_plugins.store.parts import Part, UnreadableError, integers
+from rollout_plugins.store.schema import FIELDS, SCHEMA, reward_column
+from rollout_plugins.store.small import HEAVY, LIGHT, small_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from rollout_plugins.store.annotate import Producer
 
@@ -32,6 +49,8 @@ _JOINS_ARROW = int(duckdb.__version__.partition(".")[0]) >= 2
 _PRAGMA = re.compile(r"\s*pragma\b", re.IGNORECASE)  # DuckDB 1.5 calls it a SELECT
 #: Generations in which the first rollouts with a text are looked for, before twice as many are.
 _AT_ONCE = 4
+#: Reward functions that get a column; of names that differ from rollout to rollout there is no end.
+MOST_REWARDS = 500
 _FACTS = 'id, run_id, split, step, "group", rank, reward'
 _MESSAGES = f"""
 select {_FACTS}, part, position, m.role as role, m.content as content, m.name as name, m.reasoning as reasoning,
@@ -50,10 +69,6 @@ from (select {_FACTS}, completion, unnest(tool_calls) as c from TABLE)"""
 _OURS = (duckdb.IOException, duckdb.InternalException, duckdb.FatalException, duckdb.SerializationException)
 
 
-class UnreadableError(Exception):
-    """DuckDB could not read the files; which one is for the caller to find out."""
-
-
 @dataclass(frozen=True, slots=True)
 class Source:
     """One run's files, and which of its rollouts a later attempt did again."""
@@ -61,10 +76,11 @@ class Source:
     folder: Path
     parts: Sequence[Part]
     tables: Mapping[Path, pa.Table]
-    """The journals, mapped into memory."""
+    """What the journals hold."""
     restarts: Sequence[tuple[int, int]]
     """(attempt, step it was resumed from)."""
-    reward_names: Sequence[str] = ()
+    reward_names: Sequence[str]
+    damaged: dict[str, str]
 
 
 @dataclass
@@ -72,19 +88,17 @@ class Database:
     """Views over runs: `rollouts`, `messages`, `tool_calls`, and a table for each producer of annotations."""
 
     sources: Sequence[Source]
-    damaged: dict[str, str] = field(default_factory=dict)
+    uneven: bool = False
+    """Whether some files may lack columns; finding out which takes opening all of them first."""
 
     def __post_init__(self) -> None:
         self._lock = threading.RLock()
         self._shown = ""
         self._connection = self._connect()
         try:
+            self._files()
+            self.stored = self._stored()
             self._views()
-            kinds = self._kinds("current_rollouts")
-            self.stored = {name: Column(name, kind) for name, kind in kinds.items() if not name.startswith("_")}
-            for name, kind in self._kinds("empty_0").items():
-                if kinds[name] != kind and not kind.endswith((")", "[]")):
-                    raise UnreadableError(f"column {name} is {kinds[name]}, not {kind}")
             self.annotated = self._annotated_views()
         except duckdb.Error as error:
             raise UnreadableError(first_line(error)) from error
@@ -99,6 +113,8 @@ class Database:
 
     def places(self, filters: Filters, *, whole: bool = False) -> pa.Table:
         """Where the rollouts are, in order: `_file`, `_row`; with `whole`, also `id` and what producers said."""
+        if filters.limit is not None and whole_number(filters.limit) is None:
+            raise RunError(f"limit={filters.limit!r} is not a number of rollouts; give a whole number")
         if filters.search and filters.limit is not None and not filters.order:
             return self._first_places(filters, filters.limit, whole=whole)
         return self._places(filters, whole=whole)
@@ -106,8 +122,8 @@ class Database:
     def _first_places(self, filters: Filters, limit: int, *, whole: bool) -> pa.Table:
         """The first of those with a text: a few generations at a time, for reading all text of a run takes long."""
         with self._lock:
-            view = _view(filters.superseded, annotated=False)
-            ((start, last),) = self.rows(f"select min(generation), max(generation) from {view}")
+            light = _view(filters.superseded, annotated=False, whole=False)
+            ((start, last),) = self.rows(f"select min(generation), max(generation) from {light}")
             tables = [self._places(replace(filters, limit=0), whole=whole)]
             width = _AT_ONCE
             while start is not None and start <= last and limit > 0:
@@ -117,19 +133,21 @@ class Database:
         return pa.concat_tables(tables)
 
     def _places(self, filters: Filters, *, whole: bool) -> pa.Table:
-        view = _view(filters.superseded, annotated=self._mentions(filters.texts))
+        annotated = self._mentions(filters.texts)
+        view = _view(filters.superseded, annotated=annotated, whole=_is_about_content(filters))
         with self._lock:
             try:
+                if filters.where is not None:
+                    self._show(filters.superseded, annotated=annotated)  # it may hold a question of its own
                 relation = self._connection.sql(f"select * from {view} where {condition(filters, view)}")
                 if filters.where is not None:
                     relation = relation.filter(rewritten(filters.where, self.stored))
                 relation = relation.order(order_by(filters.order, self.columns))
                 if filters.limit is not None:
-                    relation = relation.limit(max(filters.limit, 0))
-                found = relation.project("enum_code(_file)::int as _file, _row, id")
+                    relation = relation.limit(max(int(filters.limit), 0))
                 if whole and self.annotated:
-                    return self._with_annotations(found)
-                return (found if whole else found.project("_file, _row")).to_arrow_table()
+                    return self._with_annotations(relation.project("_file, _row, id, _run"))
+                return relation.project("_file, _row, id" if whole else "_file, _row").to_arrow_table()
             except duckdb.Error as error:
                 raise self._error(error, f"where={filters.where!r}") from error
 
@@ -143,12 +161,24 @@ class Database:
                     raise RunError(_refused(kinds))
                 counted = re.sub(r"count\s*\(\s*\*\s*\)", "", query, flags=re.IGNORECASE)
                 self._show(superseded, annotated="*" in counted or self._mentions(query))
-                return self._connection.sql(query).to_arrow_table()
+                table = self._connection.sql(respelled(query, self.stored)).to_arrow_table()
+                names = {column.spelled: name for name, column in self.stored.items() if column.spelled}
+                return table.rename_columns([names.get(name, name) for name in table.column_names])
             except duckdb.Error as error:
                 raise self._error(error, "the SQL") from error
 
+    def read(self, files: Sequence[Path]) -> pa.Table:
+        """All rows of these files, one file after the other, with the `filename` of each."""
+        with self._lock:
+            try:
+                query = f"select {_listed(SCHEMA.names)}, filename from {_read(files)}"
+                found = self._connection.sql(query).to_arrow_table()
+                return found.select(SCHEMA.names).cast(SCHEMA).append_column("filename", found["filename"])
+            except duckdb.Error as error:
+                raise UnreadableError(first_line(error)) from error
+
     def rows(self, query: str) -> list[tuple[Any, ...]]:
-        """What a query of our own gives, over `current_rollouts`."""
+        """What a query of our own gives, over `current_rollouts`: without what was said in them."""
         with self._lock:
             try:
                 return list(self._connection.sql(query).fetchall())
@@ -159,8 +189,9 @@ class Database:
         connection = duckdb.connect(":memory:")
         connection.execute(f"set threads = {min(os.cpu_count() or 1, MAX_THREADS)}")
         connection.execute("set enable_progress_bar = false")
-        with suppress(duckdb.CatalogException):  # a DuckDB that calls it something else
-            connection.execute("set parquet_metadata_cache = true")
+        for wish in ("parquet_metadata_cache = true", "async_threads = 0"):  # its threads for files of the network
+            with suppress(duckdb.CatalogException):  # a DuckDB that calls it something else
+                connection.execute(f"set {wish}")
         connection.execute(f"set temp_directory = {literal(str(Path(tempfile.gettempdir()) / 'rollouts-duckdb'))}")
         folders = [spelled for source in self.sources for spelled in (str(source.folder), _pattern(source.folder))]
         try:
@@ -172,30 +203,99 @@ class Database:
         connection.execute("set lock_configuration = true")
         return connection
 
-    def _views(self) -> None:
+    def _files(self) -> None:
+        """`all_files` holds every row there is; `light_files` the same without what was said."""
         self.files = [str(part.path) for source in self.sources for part in source.parts]
+        self._numbers = {path: number for number, path in enumerate(self.files)}
         self._connection.execute(f"create type file_ as enum ({', '.join(map(literal, self.files or ['']))})")
-        pieces, redone = [], []
-        for number, source in enumerate(self.sources):
-            pieces += self._pieces(number, source)
-            again = [f"(attempt < {attempt} and step > {step})" for attempt, step in source.restarts]
-            redone += [f"(_run = {number} and ({' or '.join(again)}))"] if again else []
-        self._view("every_rollouts", " union all by name ".join(pieces))
-        self._view("current_rollouts", f"from every_rollouts where not ({' or '.join(redone) or 'false'})")
+        self._table("empty", SCHEMA.empty_table())
+        self.small = {} if self.uneven else {run: _small(source) for run, source in enumerate(self.sources)}
+        pieces = ["select *, null::int as _run, null::int as _file, null::bigint as _row from empty"]
+        light = [f"select {_listed(LIGHT)}, _run, _file, _row from ({pieces[0]})"]
+        for run, source in enumerate(self.sources):
+            pieces += self._pieces(run, source)
+            light += self._light_pieces(run, source)
+        self._view("all_files", " union all by name ".join(pieces))
+        self._view("light_files", " union all by name ".join(light) if any(self.small.values()) else "from all_files")
 
-    def _pieces(self, number: int, source: Source) -> list[str]:
-        """SQL for each kind of file; an empty table first, so that every run has every column."""
-        self._table(f"empty_{number}", pa.Table.from_batches([], schema=schema(source.reward_names)))
-        pieces = [f"select *, {number} as _run, null::file_ as _file, null::bigint as _row from empty_{number}"]
-        parquet = [part.path for part in source.parts if not part.is_journal]
-        if parquet:
-            where = f"{number} as _run, filename::file_ as _file, file_row_number as _row"
-            pieces.append(f"select * exclude (filename, file_row_number), {where} from {_read(parquet)}")
+    def _pieces(self, run: int, source: Source) -> Iterator[str]:
+        """SQL for each kind of file."""
+        yield from self._parquet(run, _parquet_files(source), [name for name, _ in FIELDS])
         for part in (part for part in source.parts if part.is_journal):
-            table, name = source.tables[part.path], f"journal_{self.files.index(str(part.path))}"
-            self._table(name, table.append_column("_row", integers(range(table.num_rows))))
-            pieces.append(f"select *, {number} as _run, {literal(str(part.path))}::file_ as _file from {name}")
-        return pieces
+            table, number = source.tables[part.path], self._numbers[str(part.path)]
+            self._table(f"journal_{number}", table.append_column("_row", integers(range(table.num_rows))))
+            yield f"select *, {run} as _run, {number} as _file from journal_{number}"
+
+    def _light_pieces(self, run: int, source: Source) -> Iterator[str]:
+        """The same; small files are read now, and once."""
+        small = set(self.small.get(run, ()))
+        files = _parquet_files(source)
+        for query in self._parquet(run, [path for path in files if path in small], LIGHT):
+            self._connection.execute(f"create temp table small_{run} as {query}")
+            yield f"from small_{run}"
+        yield from self._parquet(run, [path for path in files if path not in small], LIGHT)
+        for part in (part for part in source.parts if part.is_journal):
+            number = self._numbers[str(part.path)]
+            yield f"select {_listed(LIGHT)}, _row, {run} as _run, {number} as _file from journal_{number}"
+
+    def _parquet(self, run: int, files: Sequence[Path], names: Sequence[str]) -> Iterator[str]:
+        if not files:
+            return
+        where = f"{run} as _run, enum_code(filename::file_)::int as _file, file_row_number as _row"
+        columns = "* exclude (filename, file_row_number)" if self.uneven else _listed(names)
+        query = f"select {columns}, {where} from {_read(files, uneven=self.uneven)}"
+        kinds, expected = self._kinds(query), self._kinds("from empty")
+        for name in names:
+            found = kinds.get(name, expected[name])
+            if found != expected[name] and not (self.uneven and found.endswith((")", "[]"))):
+                raise UnreadableError(f"column {name} is {found}, not {expected[name]}")
+        yield query
+
+    def _stored(self) -> dict[str, Column]:
+        """The columns of a rollout: those of the files, and one for each reward function that gave something."""
+        kinds = self._kinds("from all_files")
+        columns = [Column(name, kinds[name]) for name, _ in FIELDS]
+        taken = {column.name.casefold() for column in columns}
+        rewards = []
+        for name in self._reward_names():
+            spelled = _free(reward_column(name).replace("\0", "\u2400"), taken)
+            taken.add(spelled.casefold())
+            rewards.append(Column(reward_column(name), "DOUBLE", spelled=spelled))
+        at = [column.name for column in columns].index("prompt_tokens")
+        return {column.name: column for column in (*columns[:at], *rewards, *columns[at:])}
+
+    def _reward_names(self) -> list[str]:
+        """Those that the run files tell of, and those that rollouts have besides."""
+        told = [name for source in self.sources for name in source.reward_names]
+        query = "select distinct r.name from (select unnest(rewards) as r from light_files) where r.name is not null"
+        found = sorted(name for (name,) in self._connection.sql(query).fetchall())
+        names = dict.fromkeys(name for name in (*told, *found) if isinstance(name, str) and clean(name))
+        return list(names)[:MOST_REWARDS]
+
+    def _views(self) -> None:
+        again = [
+            f"(_run = {run} and attempt < {attempt} and step > {step})" for run, attempt, step in self._done_again()
+        ]
+        for whole, files in (("whole_", "all_files"), ("", "light_files")):
+            columns = [
+                _reward(column) if name.startswith("reward/") else column.sql
+                for name, column in self.stored.items()
+                if whole or name not in HEAVY
+            ]
+            self._view(f"{whole}every_rollouts", f"select {', '.join(columns)}, _run, _file, _row from {files}")
+            current = f"from {whole}every_rollouts where not ({' or '.join(again) or 'false'})"
+            self._view(f"{whole}current_rollouts", current)
+
+    def _done_again(self) -> Iterator[tuple[int, int, int]]:
+        """(run, attempt, step) of the attempts that did steps again, after the one they were resumed from."""
+        if not any(source.restarts for source in self.sources):
+            return
+        query = "select _run, attempt, max(step) from light_files group by all"
+        last = {(run, attempt): step for run, attempt, step in self._connection.sql(query).fetchall()}
+        for run, source in enumerate(self.sources):
+            for attempt, step in source.restarts:
+                if (last.get((run, attempt)) or step) > step:
+                    yield run, attempt, step
 
     def _table(self, name: str, table: pa.Table) -> None:
         """Arrow data under a name of its own; a copy for a DuckDB that cannot join what it did not store itself."""
@@ -206,8 +306,8 @@ class Database:
             self._connection.execute(f"create or replace temp table {name} as from arrow_")
             self._connection.unregister("arrow_")
 
-    def _kinds(self, view: str) -> dict[str, str]:
-        relation = self._connection.sql(f"from {view}")
+    def _kinds(self, query: str) -> dict[str, str]:
+        relation = self._connection.sql(query)
         return dict(zip(relation.columns, map(str, relation.types), strict=True))
 
     def _view(self, name: str, query: str) -> None:
@@ -217,13 +317,15 @@ class Database:
         """A table for each producer, and the rollouts with one column for each; names that are taken are left out."""
         self._connection.execute("create schema annotations")
         annotated: dict[str, Producer] = {}
-        for producer in annotate.find_producers([source.folder for source in self.sources], self.damaged):
+        for producer in annotate.find_producers([(source.folder, source.damaged) for source in self.sources]):
             if producer.name.casefold() not in {name.casefold() for name in (*self.stored, *annotated)}:
-                annotated[producer.name] = producer
+                said = _said(len(annotated))
+                self._view(said, annotate.select(producer, partial(_read, uneven=True)))
                 view = f"annotations.{name_of(producer.name)}"
-                self._connection.execute(f"create view {view} as {annotate.select(producer, _read)}")
+                self._connection.execute(f"create view {view} as select * exclude (_run) from {said}")
+                annotated[producer.name] = producer
         columns, joins = _joined(annotated.values())
-        for name in ("every", "current"):
+        for name in ("every", "current", "whole_every", "whole_current"):
             self._view(f"annotated_{name}_rollouts", f"select r.*{columns} from {name}_rollouts r{joins}")
         return annotated
 
@@ -236,10 +338,10 @@ class Database:
 
     def _show(self, superseded: bool, *, annotated: bool) -> None:
         """Point the names people use at the views they asked for."""
-        wanted = _view(superseded, annotated=annotated)
+        wanted = _view(superseded, annotated=annotated, whole=True)
         if wanted != self._shown:
             self._view("rollouts", f"select * exclude (_run, _file, _row) from {wanted}")
-            base = _view(superseded, annotated=False)
+            base = _view(superseded, annotated=False, whole=True)
             self._view("messages", _MESSAGES.replace("TABLE", base))
             self._view("tool_calls", _TOOL_CALLS.replace("TABLE", base))
             self._shown = wanted
@@ -268,18 +370,55 @@ class Database:
         return UnreadableError(text)
 
 
-def _view(superseded: bool, *, annotated: bool) -> str:
-    return f"{'annotated_' if annotated else ''}{'every' if superseded else 'current'}_rollouts"
+def _view(superseded: bool, *, annotated: bool, whole: bool) -> str:
+    kind = f"{'annotated_' if annotated else ''}{'whole_' if whole else ''}"
+    return f"{kind}{'every' if superseded else 'current'}_rollouts"
+
+
+def _is_about_content(filters: Filters) -> bool:
+    """Whether the question is about what was said; those about numbers and names are answered without it."""
+    text = filters.texts.casefold()
+    inside = (filters.tool, filters.prompt, filters.messages, filters.search or None)
+    return any(value is not None for value in inside) or any(name in text for name in HEAVY)
+
+
+def _parquet_files(source: Source) -> list[Path]:
+    return [part.path for part in source.parts if not part.is_journal]
+
+
+def _small(source: Source) -> list[Path]:
+    return [part.path for part in small_parts(source.parts)]
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(name_of, names))
+
+
+def _free(name: str, taken: Collection[str]) -> str:
+    """The name, or one like it: DuckDB does not tell apart names that differ only in case."""
+    numbered = (f"{name}_{number}" for number in count(1))
+    return next(one for one in chain([name], numbered) if one.casefold() not in taken)
+
+
+def _reward(column: Column) -> str:
+    """SQL for what one reward function gave."""
+    name = literal(column.name.removeprefix("reward/"))
+    return f"rewards[list_position(list_transform(rewards, lambda r: r.name), {name})].value as {column.sql}"
+
+
+def _said(number: int) -> str:
+    """The view of what a producer said, and in which run."""
+    return f"said_{number}"
 
 
 def _joined(producers: Any) -> tuple[str, str]:
     """SQL for the columns and the joins that put every producer's values beside a rollout `r`."""
     columns = joins = ""
     for number, producer in enumerate(producers):
-        table = f"annotations.{name_of(producer.name)}"
         columns += f", a{number}.v as {name_of(producer.name)}"
         joins += (
-            f" left join (select id, {annotate.struct(producer)} as v from {table}) a{number} on a{number}.id = r.id"
+            f" left join (select _run, id, {annotate.struct(producer)} as v from {_said(number)}) a{number}"
+            f" on a{number}.id = r.id and a{number}._run = r._run"
         )
     return columns, joins
 
@@ -290,10 +429,11 @@ def _refused(kinds: Sequence[str]) -> str:
     return f"the SQL has {len(kinds) or 'no'} statements; write one SELECT over {TABLES}"
 
 
-def _read(paths: Sequence[Path]) -> str:
-    """SQL for a table of Parquet files."""
+def _read(paths: Sequence[Path], *, uneven: bool = False) -> str:
+    """SQL for a table of Parquet files. The path above a run may hold `key=value`, which is nothing of the run's."""
     names = ", ".join(literal(_pattern(path)) for path in paths)
-    return f"read_parquet([{names}], union_by_name = true, filename = true, file_row_number = true)"
+    options = "filename = true, file_row_number = true, hive_partitioning = false"
+    return f"read_parquet([{names}], {options}, union_by_name = {'true' if uneven else 'false'})"
 
 
 def _pattern(path: Path) -> str:

@@ -8,6 +8,7 @@ run.sql("select step, avg(reward) from rollouts group by step order by step").to
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from rollout_plugins.store import annotate, summary
 from rollout_plugins.store.facts import Facts, run_files
 from rollout_plugins.store.filters import Filters
 from rollout_plugins.store.found import Found
+from rollout_plugins.store.home import homes_of
 from rollout_plugins.store.parts import TYPES, find_parts
 from rollout_plugins.store.session import Session
 
@@ -28,37 +30,39 @@ if TYPE_CHECKING:
 
 
 def open_run(path: str | Path) -> StoredRun:
-    """Open a run: a run's folder, a `rollouts` folder or a trainer's output_dir; the newest run in it."""
+    """Open a run: a run's folder, a folder of runs or a trainer's output_dir; the newest run of it."""
     root = _existing(path)
-    for folder in (root, root / "rollouts"):
-        if _is_run(folder):
-            return StoredRun(folder)
-        found = find_runs(folder)
-        if found:
-            return StoredRun(found[-1])
-    raise RunError(f"no run found in {root}; expected run.json in it, in one of its folders, or in {root}/rollouts/*")
+    if _is_run(root):
+        return StoredRun(root)
+    found = find_runs(root) or sorted((run for home in homes_of(root) for run in find_runs(home)), key=_started)
+    if found:
+        return StoredRun(found[-1])
+    expected = f"in it, in one of its folders, or in {root}-rollouts/*"
+    raise RunError(f"no run found in {root}; expected run.json {expected}")
 
 
 def runs(path: str | Path) -> Runs:
-    """Every run in a folder, in its `rollouts`, and in the output folders inside it; oldest first."""
+    """Every run in a folder, those of an output_dir, and of the output folders inside it; oldest first."""
     root = _existing(path)
     if _is_run(root):
         return Runs([StoredRun(root)])
     inner = sorted(folder for folder in root.iterdir() if folder.is_dir()) if root.is_dir() else []
-    places = [root, root / "rollouts", *(folder / "rollouts" for folder in inner)]
-    found = {folder for place in places for folder in find_runs(place)}
+    homes = [home for folder in (root, *inner) for home in homes_of(folder)]
+    homes += [folder for folder in inner if folder.name.endswith("-rollouts")]  # of an output_dir that is gone
+    found = {folder.resolve() for place in (root, *homes) for folder in find_runs(place)}
     if not found:
         raise RunError(
-            f"no run found in {root}; expected run.json in {root}/*, {root}/rollouts/* or {root}/*/rollouts/*"
+            f"no run found in {root}; expected run.json in {root}/*, {root}-rollouts/* or {root}/*-rollouts/*"
         )
     return Runs([StoredRun(folder) for folder in sorted(found, key=_started)])
 
 
 def find_runs(folder: str | Path) -> list[Path]:
-    """Runs directly inside a folder, oldest first."""
+    """Runs directly inside a folder, oldest first; not those that an import is still writing, which are hidden."""
     folder = Path(folder)
     try:
-        found = [path for path in folder.iterdir() if path.is_dir() and _is_run(path)] if folder.is_dir() else []
+        seen = [path for path in folder.iterdir() if not path.name.startswith(".")] if folder.is_dir() else []
+        found = [path for path in seen if path.is_dir() and _is_run(path)]
     except OSError as error:
         raise RunError(f"{folder} cannot be read: {error.strerror}") from error
     return sorted(found, key=_started)
@@ -66,7 +70,7 @@ def find_runs(folder: str | Path) -> list[Path]:
 
 def _existing(path: str | Path) -> Path:
     if not Path(path).exists():
-        raise RunError(f"{path} does not exist; give a run's folder, a rollouts folder or the trainer's output_dir")
+        raise RunError(f"{path} does not exist; give a run's folder, a folder of runs or the trainer's output_dir")
     return Path(path)
 
 
@@ -75,6 +79,11 @@ def _is_run(folder: Path) -> bool:
 
 
 def _started(folder: Path) -> tuple[float, str]:
+    """When the run says that it began, its newest attempt if there are several; else when its files are from."""
+    with suppress(RunError):  # a newer version's run, which opening it will say
+        told = Facts(folder, {}).started
+        if told is not None:
+            return told, folder.name
     files = run_files(folder) or [part.path for part in find_parts(folder)]
     return min((file.stat().st_mtime for file in files if file.exists()), default=0.0), folder.name
 
@@ -92,7 +101,7 @@ class StoredRun:
         """Look again at what is on disk."""
         self.damaged.clear()
         self._facts = Facts(self.dir, self.damaged)
-        self._session = Session([self.dir], self.damaged)
+        self._session = Session({self.dir: self.damaged})
 
     @property
     def info(self) -> Run:
@@ -178,6 +187,8 @@ class StoredRun:
 
     def get(self, rollout_id: str) -> Rollout:
         """One rollout by its id, with its tokens where those are kept."""
+        if not isinstance(rollout_id, str):
+            raise RunError(f"a rollout's id is text, not {rollout_id!r}; `rollouts show {self.dir}` lists ids")
         for rollout in self._rollouts(Filters(id=rollout_id, superseded=True, limit=1), tokens=True):
             return rollout
         raise RunError(f"no rollout {rollout_id!r} in {self.dir}; `rollouts show {self.dir}` lists ids")
@@ -205,6 +216,8 @@ class StoredRun:
         """The same prompt through the whole run: that of a rollout, or one with a message of exactly this text."""
         if isinstance(prompt, str):
             return self._rollouts(Filters(prompt=prompt, **filters))
+        if not hasattr(prompt, "prompt"):
+            raise RunError(f"the prompt is {prompt!r}; give a rollout, or the text of a message")
         found = self.find_prompt(prompt, **filters).rollouts()
         return (rollout for rollout in found if rollout.prompt == prompt.prompt)
 
@@ -259,12 +272,17 @@ class StoredRun:
 
     def stats(self) -> list[dict[str, Any]]:
         """Reward, spread, lengths, truncation and tools: one row for each split and step."""
-        names, query = summary.query(self._session.ask(lambda known: list(known.stored)))
+        names, query = summary.query(self._session.ask(lambda known: known.stored).values())
         return [dict(zip(names, row, strict=True)) for row in self._session.ask(lambda known: known.rows(query))]
 
     def annotate(self, producer: str, rows: Iterable[Mapping[str, Any]]) -> int:
-        """Add columns to rollouts: rows of `id` and values. Returns how many rows were written."""
-        written = annotate.annotate(self.dir, producer, rows)
+        """Add columns to rollouts: rows of `id` and values. Returns how many rows were written.
+
+        Rows may be about rollouts that a live run does not have yet; if no row is about one it has, that is an error.
+        """
+        self.refresh()
+        ids = self.table(["id"], superseded=True)["id"].to_pylist()
+        written = annotate.annotate(self.dir, producer, list(rows), ids)
         self.refresh()
         return written
 
@@ -287,7 +305,7 @@ class Runs(Sequence[StoredRun]):
 
     def __init__(self, found: Sequence[StoredRun]) -> None:
         self._found = tuple(found)
-        self._session = Session([run.dir for run in found], {})
+        self._session = Session({run.dir: run.damaged for run in found})
 
     def __len__(self) -> int:
         return len(self._found)

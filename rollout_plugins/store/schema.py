@@ -4,20 +4,21 @@ Numbers, names and texts people filter and sort by are real columns. Messages ar
 `content` (readable text), `name`, `reasoning`, `tool_calls` (arguments as JSON text) and `rest`, JSON of whatever
 does not fit the others exactly. Reading back, `rest` wins; so nothing is inferred and nothing is lost. A tool call's
 `result` is null where it is the content of the message that `reply` points at, as it nearly always is.
+
+Every file has these columns and no others, whatever the reward functions are called: so any reader takes the files of
+a run as one table, also when an attempt has other reward functions than the one before. In version 1 each function had
+a column `reward/<name>` of its own beside `rewards`; readers of version 2 make it from `rewards`, in files of both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import MISSING, fields
 from typing import Any
 
 import pyarrow as pa
 from rollout_hookspecs import Rollout, ToolCall
 
-from rollout_plugins.store.codec import clean
-
-VERSION = 1
+VERSION = 2
 
 TEXT = pa.large_string()
 CALL = pa.struct([("id", TEXT), ("name", TEXT), ("arguments", TEXT)])
@@ -111,15 +112,9 @@ DEFAULTS = {f.name: f.default for f in fields(Rollout) if f.default is not MISSI
 CALL_DEFAULTS = {f.name: f.default for f in fields(ToolCall) if f.default is not MISSING}
 
 
+SCHEMA = pa.schema(FIELDS, metadata={"rollout_plugins.schema": str(VERSION)})
+
+
 def reward_column(name: str) -> str:
-    """The column that holds one reward function's values, for filters and charts."""
+    """What readers call the column of one reward function's values, for filters and charts."""
     return REWARD_PREFIX + name
-
-
-def schema(reward_names: Iterable[str]) -> pa.Schema:
-    """The schema of a run with these reward functions."""
-    names = dict.fromkeys(name for name in reward_names if isinstance(name, str) and clean(name))
-    rewards = [(reward_column(name), pa.float64()) for name in names]
-    at = [name for name, _ in FIELDS].index("prompt_tokens")
-    columns = [*FIELDS[:at], *rewards, *FIELDS[at:]]
-    return pa.schema(columns, metadata={"rollout_plugins.schema": str(VERSION)})

@@ -2,97 +2,127 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+from collections import deque
 from typing import TYPE_CHECKING, Literal, TypeVar
+from weakref import WeakSet, ref
 
 import pyarrow as pa
 
 from rollout_plugins.errors import RunError
 from rollout_plugins.store import annotate
 from rollout_plugins.store.facts import Facts
-from rollout_plugins.store.parts import Part, Rows, fault, find_parts
-from rollout_plugins.store.query import Database, Source, UnreadableError
+from rollout_plugins.store.parts import TYPES, Part, Rows, UnreadableError, fault, find_parts, wrong_columns
+from rollout_plugins.store.query import Database, Source
+from rollout_plugins.store.small import Held
 from rollout_plugins.store.write import read_journal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 
 T = TypeVar("T")
 _TRIES = 4
+#: DuckDB takes threads and megabytes for each session, which runs that are only held open need not.
+_OPEN_AT_ONCE = 8
+_opened: deque[ref[Session]] = deque()
+_sessions: WeakSet[Session] = WeakSet()
 
 
 class Session:
     """The files of one run or several as they were when they were first asked."""
 
-    def __init__(self, folders: Sequence[Path], damaged: dict[str, str]) -> None:
-        self._folders = [folder.resolve() for folder in folders]
-        self.damaged = damaged
+    def __init__(self, runs: Mapping[Path, dict[str, str]]) -> None:
+        self.damaged = {folder.resolve(): damaged for folder, damaged in runs.items()}
+        """For each run's folder the files that could not be read, and why."""
+        self._sources: list[Source] = []
         self._database: Database | None = None
+        _sessions.add(self)
 
     def ask(self, question: Callable[[Database], T]) -> T:
         """The answer; files that turn out to be unreadable are noted in `damaged` and left out."""
+        uneven = False
         for attempt in range(_TRIES):
             try:
-                return question(self._open())
+                return question(self._open(uneven=uneven))
             except UnreadableError as error:
-                self._database = None
+                self._database, self._sources = None, []
                 reason = str(error)
-                if not self._find_damage(whole=attempt > 0) and attempt > 1:
+                uneven = not self._find_damage(whole=attempt > 0)
+                if uneven and attempt > 1:
                     break
-        raise RunError(f"{', '.join(map(str, self._folders))} cannot be read: {reason}")
+        raise RunError(f"{', '.join(map(str, self.damaged))} cannot be read: {reason}")
 
     def take(self, found: pa.Table, names: Sequence[str]) -> Iterator[tuple[pa.Array, pa.Table]]:
         """These columns of the places found, a few rows at a time, with each row's place among them."""
-        rows = Rows(self._parts, self._tables, self.damaged)
+        rows = Rows(self._parts, self._held, self.damaged)
         return rows.take(_integers(found["_file"], "i"), _integers(found["_row"], "q"), names)
 
-    def _open(self) -> Database:
-        if self._database is None:
-            sources = [self._source(folder, Facts(folder, self.damaged)) for folder in self._folders]
-            self._parts = [part for source in sources for part in source.parts]
-            self._tables = {path: table for source in sources for path, table in source.tables.items()}
-            self._database = Database(sources, self.damaged)
-        return self._database
+    def note(self, what: str, error: Exception) -> None:
+        """Something in the only run cannot be read."""
+        (damaged,) = self.damaged.values()
+        damaged[what] = str(error).partition("\n")[0]
 
-    def _source(self, folder: Path, facts: Facts) -> Source:
+    def _open(self, *, uneven: bool) -> Database:
+        database = self._database
+        if database is None:
+            sources = self._sources or [self._source(folder, damaged) for folder, damaged in self.damaged.items()]
+            self._sources = sources
+            database = Database(sources, uneven)
+            self._parts = [part for source in sources for part in source.parts]
+            journals = {path: table for source in sources for path, table in source.tables.items()}
+            self._held = Held(journals, [path for paths in database.small.values() for path in paths], database.read)
+            self._database = database
+            _close_the_first(self)
+        return database
+
+    def close(self) -> None:
+        """Let go of DuckDB until the next question, which is answered from the same files."""
+        self._database = None
+
+    def _source(self, folder: Path, damaged: dict[str, str]) -> Source:
+        facts = Facts(folder, damaged)
         parts, tables = [], {}
         for found in find_parts(folder):
-            part = found.journal if found.path.name in self.damaged and found.journal.path.exists() else found
-            if part.path.name in self.damaged:
+            part = found.journal if found.name in damaged and found.journal.path.exists() else found
+            if part.name in damaged:
                 continue
             if part.is_journal:
-                table = self._journal(part)
+                table = _journal(part, damaged)
                 if table is None:
                     continue
                 tables[part.path] = table
             parts.append(part)
-        return Source(folder, parts, tables, facts.restarts, facts.info.reward_names)
-
-    def _journal(self, part: Part) -> pa.Table | None:
-        """What is in a journal; None when that is nothing, because it is empty, was just sealed, or is damaged."""
-        try:
-            if part.path.stat().st_size == 0:
-                return None
-            wrong = fault(part)
-            if not wrong:
-                return read_journal(part.path)
-        except FileNotFoundError:
-            raise UnreadableError(f"{part.path.name} was just turned into Parquet") from None
-        self.damaged[part.path.name] = wrong
-        return None
+        return Source(folder, parts, tables, facts.restarts, facts.info.reward_names, damaged)
 
     def _find_damage(self, *, whole: bool) -> bool:
         """Look for unreadable files; with `whole`, at every page of them. Says whether there were any."""
-        before = len(self.damaged)
-        for folder in self._folders:
+        before = sum(map(len, self.damaged.values()))
+        for folder, damaged in self.damaged.items():
             for part in find_parts(folder):
-                if part.path.name not in self.damaged and (wrong := fault(part, whole=whole)):
-                    self.damaged[part.path.name] = wrong
-            for path in folder.glob("annotations/*/*.parquet"):
+                if part.name not in damaged and (wrong := fault(part, whole=whole)):
+                    damaged[part.name] = wrong
+            for path in annotate.files(folder):
                 if wrong := annotate.fault(path):
-                    self.damaged[path.name] = wrong
-        return len(self.damaged) > before
+                    damaged[annotate.file_name(path)] = wrong
+        return sum(map(len, self.damaged.values())) > before
+
+
+def _journal(part: Part, damaged: dict[str, str]) -> pa.Table | None:
+    """What is in a journal; None when that is nothing, because it is empty or damaged."""
+    try:
+        table = read_journal(part.path) if part.path.stat().st_size else None
+    except FileNotFoundError:
+        raise UnreadableError(f"{part.name} was just turned into Parquet") from None
+    except Exception as error:
+        damaged[part.name] = str(error).partition("\n")[0] or type(error).__name__
+        return None
+    wrong = "" if table is None else wrong_columns(table.schema)
+    if wrong:
+        damaged[part.name] = wrong
+    return None if table is None or wrong else table.select([name for name in table.column_names if name in TYPES])
 
 
 def _integers(column: pa.ChunkedArray, code: Literal["i", "q"]) -> Sequence[int]:
@@ -101,3 +131,23 @@ def _integers(column: pa.ChunkedArray, code: Literal["i", "q"]) -> Sequence[int]
     array = whole.combine_chunks() if isinstance(whole, pa.ChunkedArray) else whole
     view: memoryview[int] = memoryview(array.buffers()[1] or b"").cast("B").cast(code)
     return view[array.offset : array.offset + len(array)]
+
+
+def _close_the_first(latest: Session) -> None:
+    _opened.append(ref(latest))
+    while len(_opened) > _OPEN_AT_ONCE:
+        first = _opened.popleft()()
+        if first is not None and first is not latest:
+            first.close()
+
+
+def _leave_to_parent() -> None:
+    """In a forked child: the sessions' threads are not there, so DuckDB can neither be asked nor be freed."""
+    for session in _sessions:
+        if session._database is not None:  # noqa: SLF001 - one class in two parts
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(session._database))  # noqa: SLF001
+            session.close()
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_leave_to_parent)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from rollout_plugins.store.filters import name_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from rollout_plugins.store.filters import Column
     from rollout_plugins.store.read import StoredRun
 
 _REAL = "reward is not null and not isnan(reward)"
@@ -37,15 +38,13 @@ from (
 ) group by split, step"""
 
 
-def query(columns: Sequence[str]) -> tuple[list[str], str]:
+def query(columns: Iterable[Column]) -> tuple[list[str], str]:
     """The names and the SQL of a run's numbers; `columns` are the run's, for those of each reward function."""
-    rewards = [name for name in columns if name.startswith("reward/")]
-    made = [
-        *_COLUMNS,
-        *((name, f"avg({name_of(name)}) filter (where not isnan({name_of(name)}))") for name in rewards),
-    ]
-    names = ["split", "step", *(name for name, _ in made), "group_std", "groups", "flat_groups"]
-    plain = ", ".join(f"{value} as {name_of(name)}" for name, value in made)
+    rewards = [column for column in columns if column.name.startswith("reward/")]
+    means = [f"avg({column.sql}) filter (where not isnan({column.sql})) as {column.sql}" for column in rewards]
+    plain = ", ".join([*(f"{value} as {name_of(name)}" for name, value in _COLUMNS), *means])
+    counted = [*(name for name, _ in _COLUMNS), *(column.name for column in rewards)]
+    names = ["split", "step", *counted, "group_std", "groups", "flat_groups"]
     return names, (
         f"select s.*, g.group_std, coalesce(g.groups, 0), coalesce(g.flat_groups, 0) "
         f"from (select split, step, {plain} from current_rollouts group by split, step) s "

@@ -18,17 +18,16 @@ from rollout_plugins.store.schema import (
     IMAGE,
     MESSAGE,
     REWARD,
-    REWARD_PREFIX,
     SCALARS,
+    SCHEMA,
     TEXT,
     TOKENS,
     TOOL_CALL,
     TYPED,
-    reward_column,
 )
 
 
-def to_batch(rollouts: Sequence[Rollout], target: pa.Schema, lost: list[Placeholder]) -> pa.RecordBatch:
+def to_batch(rollouts: Sequence[Rollout], lost: list[Placeholder]) -> pa.RecordBatch:
     """Rows for the rollouts. Never fails on content.
 
     What can't be kept is a `Placeholder` where it was, or, in a column that takes only numbers or text, a mark
@@ -47,10 +46,7 @@ def to_batch(rollouts: Sequence[Rollout], target: pa.Schema, lost: list[Placehol
     marks = [{**row.mapping("marks"), **row.marks} for row in rows]
     made["marks"] = pa.array([json_of(value, lost) for value in marks], TEXT)
     made["rest"] = pa.array([json_of(row.rest, lost) for row in rows], TEXT)
-    names = [name.removeprefix(REWARD_PREFIX) for name in target.names if name.startswith(REWARD_PREFIX)]
-    for name in names:
-        made[reward_column(name)] = pa.array([row.rewards.get(name) for row in rows], pa.float64())
-    return pa.RecordBatch.from_arrays([made[name] for name in target.names], schema=target)
+    return pa.RecordBatch.from_arrays([made[name] for name in SCHEMA.names], schema=SCHEMA)
 
 
 def _offsets(lengths: Iterable[int]) -> pa.Array:

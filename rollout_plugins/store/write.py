@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from rollout_hookspecs import Placeholder, Rollout, Run
 
 from rollout_plugins.store.codec import tagged
-from rollout_plugins.store.schema import VERSION, schema
+from rollout_plugins.store.schema import SCHEMA, VERSION
 from rollout_plugins.store.to_columns import to_batch
 
 logger = logging.getLogger("rollout_plugins")
@@ -47,7 +47,6 @@ class RunWriter:
         self.dir = Path(run.dir)
         self.lost: list[Placeholder] = []
         self.bytes = 0
-        self._schema = schema(run.reward_names)
         self._shards: dict[str, _Shard] = {}
         self._attempts = [a for a in _earlier(self.dir / run_file(run.rank)) if a.get("attempt") != run.attempt]
         self._started = time.time()
@@ -56,7 +55,7 @@ class RunWriter:
         """Append one generation. It is readable, and safe from this process's death, when this returns."""
         if not rollouts:
             return
-        batch = to_batch(rollouts, self._schema, self.lost)
+        batch = to_batch(rollouts, self.lost)
         shard = self._shards.get(split)
         if shard is None or not shard.is_there():
             shard = self._new_shard(split)
@@ -78,7 +77,7 @@ class RunWriter:
         number = 1 + max((_number(path) for path in folder.glob(f"{stem}-*.*")), default=-1)
         while True:
             try:
-                shard = _Shard(folder / f"{stem}-{number:06d}.arrows", self._schema)
+                shard = _Shard(folder / f"{stem}-{number:06d}.arrows")
             except FileExistsError:  # somebody else writes the same run, and was faster
                 number += 1
             else:
@@ -132,7 +131,7 @@ def _listed(value: Any) -> Any:
 class _Shard:
     """One journal being written."""
 
-    def __init__(self, path: Path, target: pa.Schema) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.bytes = 0
         self.rows = 0
@@ -140,7 +139,7 @@ class _Shard:
         self._whole = True
         self._synced = 0.0
         try:
-            self._write(target.serialize())
+            self._write(SCHEMA.serialize())
         except OSError:
             self.close()
             with suppress(OSError):
@@ -259,7 +258,7 @@ def read_journal(path: Path) -> pa.Table:
         except pa.ArrowInvalid:
             if _has_header(path):
                 raise
-            return schema(()).empty_table()  # its writer died before the first generation
+            return SCHEMA.empty_table()  # its writer died before the first generation
         with suppress(StopIteration, pa.ArrowException, OSError, MemoryError):
             while True:
                 batches.append(stream.read_next_batch())
@@ -289,6 +288,6 @@ def _earlier(path: Path) -> list[dict[str, Any]]:
     """Attempts that an earlier process noted in its run file."""
     try:
         attempts = json.loads(path.read_text(encoding="utf-8"))["attempts"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
     return [a for a in attempts if isinstance(a, dict)] if isinstance(attempts, list) else []

@@ -8,6 +8,7 @@ Works with any test runner and registers nothing with it. Only `scripted_grpo` n
 
 from __future__ import annotations
 
+from rollout_plugins.testing._again import run_again
 from rollout_plugins.testing._hostile import hostile_rollouts
 from rollout_plugins.testing._records import make_rollout, make_run, make_step
 from rollout_plugins.testing._run import PluginError, Result, run_plugins, show_panels
@@ -21,6 +22,7 @@ __all__ = [
     "make_rollout",
     "make_run",
     "make_step",
+    "run_again",
     "run_plugins",
     "scripted_grpo",
     "show_panels",

@@ -85,11 +85,23 @@ def run_plugins(
         strict: raise the first error of a plugin. That includes changing a record in place, and errors of sinks.
         seconds: how long a sink may take.
     """
-    loaded = Plugins([*plugins, _Collector()], config=config, autoload=False)
+    loaded = Plugins(collecting(plugins), config=config, autoload=False)
     with TemporaryDirectory() as temporary:
         run = run or make_run()
         run = replace(run, dir=run.dir or str(Path(dir or temporary) / run.id))
-        result = _through(Pipeline(loaded, sync=True, strict=True), run, list(rollouts), seconds)
+        return run_loaded(loaded, run, list(rollouts), seconds, strict=strict)
+
+
+def collecting(plugins: Sequence[Any]) -> list[Any]:
+    """These plugins and a sink to look into."""
+    return [*plugins, _Collector()]
+
+
+def run_loaded(
+    loaded: Plugins, run: Run, rollouts: Sequence[Rollout], seconds: float, *, strict: bool = True
+) -> Result:
+    """One run with plugins that are loaded, and may have been in others."""
+    result = _through(Pipeline(loaded, sync=True, strict=True, end_seconds=seconds), run, rollouts, seconds)
     if strict and result.errors:
         _raise(result.errors[0])
     return result
@@ -117,7 +129,7 @@ def _through(pipeline: Pipeline, run: Run, rollouts: Sequence[Rollout], seconds:
             pipeline.drain(seconds)
         result.metrics.update(_metrics(pipeline))
     finally:
-        pipeline.close(sink_seconds=seconds)
+        pipeline.close()
     result.traces.extend(collector.traces)
     result.drops.update(pipeline.counters.drops)
     result.errors.extend(_late_sinks(result, seconds))
@@ -163,6 +175,10 @@ class _Collector:
     scope = "rank"
 
     def __init__(self) -> None:
+        self.on_run_start()
+
+    @hookimpl
+    def on_run_start(self) -> None:
         self.traces: list[Trace] = []
 
     @hookimpl(trylast=True)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from rich.style import Style
 from rollout_hookspecs import Image
 
+from rollout_plugins.imaging import for_screen, on_white
+
 if TYPE_CHECKING:
     from rollout_plugins.view.blocks import Cells
 
@@ -46,10 +48,7 @@ def _opened(source: Path | bytes) -> Any:
     try:
         with Pil.open(BytesIO(source) if isinstance(source, bytes) else source) as image:
             image.draft("RGB", (_SIDE, _SIDE))
-            image.thumbnail((_SIDE, _SIDE))
-            page = Pil.new("RGBA", image.size, "white")
-            page.alpha_composite(image.convert("RGBA"))
-            return page.convert("RGB")
+            return on_white(for_screen(image, _SIDE))
     except Exception:  # whatever a broken file makes of Pillow: its name and size stand above it
         return None
 

@@ -12,13 +12,10 @@ from numbers import Real
 from typing import Any, NamedTuple
 
 from rollout_plugins.messages import text_of
+from rollout_plugins.plain import UNSAFE
 
 MISSING = "—"
 _TAB = "    "
-_UNSAFE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff"
-    "\ufff9-\ufffb\U000e0000-\U000e007f]"
-)
 
 
 class Clip(NamedTuple):
@@ -31,7 +28,7 @@ class Clip(NamedTuple):
 
 def clean(text: str) -> str:
     """The text with everything a terminal would obey or hide written out: ESC is ␛, U+202E is \\u202e."""
-    return _UNSAFE.sub(_visible, text.replace("\r\n", "\n").replace("\t", _TAB))
+    return UNSAFE.sub(_visible, text.replace("\r\n", "\n").replace("\t", _TAB))
 
 
 def _visible(match: re.Match[str]) -> str:

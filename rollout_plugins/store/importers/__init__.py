@@ -9,6 +9,8 @@ Each format is a module with `NAME`, `LACKS` (what the format does not hold, for
 from __future__ import annotations
 
 import re
+import secrets
+import shutil
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -50,6 +52,8 @@ class Report:
     """Rows that could not be read, by reason."""
     lacks: tuple[str, ...] = ()
     """What the format does not hold."""
+    marked: int = 0
+    """Values that no field could hold; a mark stands in their place."""
 
 
 def import_rollouts(format_name: str, path: str | Path, out: str | Path, *, split: str | None = None) -> Report:
@@ -61,17 +65,46 @@ def import_rollouts(format_name: str, path: str | Path, out: str | Path, *, spli
         raise RunError(f"{source} does not exist; give the file or the folder that {format_name} wrote")
     reader = import_module(f"rollout_plugins.store.importers.{format_name.replace('-', '_')}")
     report = Report(_folder(Path(out), format_name, source), lacks=reader.LACKS)
-    names = dict.fromkeys(name for found in reader.read(source, lambda _: None) for name in found.rollout.rewards)
+    names, sizes = _overview(_with_split(reader.read(source, lambda _: None), split))
+    hidden = report.dir.with_name(f".{report.dir.name}.{secrets.token_hex(4)}")
     run = Run(
         id=report.dir.name,
-        dir=str(report.dir),
+        dir=str(hidden),
         trainer=reader.NAME,
         host=f"import:{format_name}",
-        reward_names=tuple(names),
+        reward_names=names,
         settings={"imported_from": str(source.resolve()), "lacks": list(reader.LACKS)},
     )
-    _write(reader.read(source, _counting(report.skipped)), run, report, split)
+    found = _with_split(reader.read(source, _counting(report.skipped)), split)
+    try:
+        _write(_generations(found, sizes), run, report)
+        hidden.rename(report.dir)  # only a whole import has the name of a run
+    except BaseException:
+        shutil.rmtree(hidden, ignore_errors=True)
+        raise
     return report
+
+
+def _with_split(found: Iterator[Found], split: str | None) -> Iterator[Found]:
+    for one in found:
+        if split is not None:
+            one.rollout = replace(one.rollout, split=split)  # type: ignore[arg-type]
+        yield one
+
+
+def _overview(found: Iterator[Found]) -> tuple[tuple[str, ...], Counter[Any]]:
+    """The names of all rewards, and how many rollouts each generation has."""
+    names: dict[str, None] = {}
+    sizes: Counter[Any] = Counter()
+    for one in found:
+        names.update(dict.fromkeys(one.rollout.rewards))
+        sizes[_generation(one)] += 1
+    return tuple(names), sizes
+
+
+def _generation(found: Found) -> tuple[str, int]:
+    """Rollouts of the same split and step are one generation, wherever in the files they stand."""
+    return found.rollout.split, found.rollout.step
 
 
 def _counting(skipped: Counter[str]) -> Skip:
@@ -89,9 +122,9 @@ def _folder(out: Path, format_name: str, source: Path) -> Path:
     return folder
 
 
-def _write(found: Iterator[Found], run: Run, report: Report, split: str | None) -> None:
+def _write(generations: Iterator[list[Rollout]], run: Run, report: Report) -> None:
     writer: RunWriter | None = None
-    for batch in _generations(found, split):
+    for batch in generations:
         writer = writer or RunWriter(run)
         rows = [replace(r, id=f"{run.id}.1.{r.split[0]}{r.generation}.0.{r.index}", run_id=run.id) for r in batch]
         writer.write(rows[0].split, rows)
@@ -99,21 +132,21 @@ def _write(found: Iterator[Found], run: Run, report: Report, split: str | None) 
     if writer is None:
         what = ", ".join(f"{count:,} {reason}" for reason, count in report.skipped.items())
         raise RunError(f"no rollouts found there{': ' + what if what else ''}; is it the right --from?")
-    writer.close({"rollouts": report.rollouts, "drops": dict(report.skipped)})
+    report.marked = len(writer.lost)
+    lost = {"unserialisable_field": report.marked} if report.marked else {}
+    writer.close({"rollouts": report.rollouts, "drops": {**report.skipped, **lost}})
 
 
-def _generations(found: Iterator[Found], split: str | None) -> Iterator[list[Rollout]]:
-    """Runs of rollouts with the same split and step, with their groups and places in them."""
+def _generations(found: Iterator[Found], sizes: Counter[Any]) -> Iterator[list[Rollout]]:
+    """The rollouts of each generation, with their groups and places in it, as soon as all of them were read."""
     numbers: Counter[str] = Counter()
-    batch: list[Found] = []
+    waiting: dict[tuple[str, int], list[Found]] = {}
     for one in found:
-        if split is not None:
-            one.rollout = replace(one.rollout, split=split)  # type: ignore[arg-type]
-        if batch and (one.rollout.split, one.rollout.step) != (batch[0].rollout.split, batch[0].rollout.step):
-            yield _placed(batch, numbers)
-            batch = []
-        batch.append(one)
-    if batch:
+        key = _generation(one)
+        waiting.setdefault(key, []).append(one)
+        if len(waiting[key]) == sizes[key]:
+            yield _placed(waiting.pop(key), numbers)
+    for batch in waiting.values():  # the files became shorter meanwhile
         yield _placed(batch, numbers)
 
 

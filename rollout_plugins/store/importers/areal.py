@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rollout_hookspecs import Rollout
 
 from rollout_plugins.store.importers import Found
-from rollout_plugins.store.importers.files import Skip, converted, find, list_in, messages, number, whole
+from rollout_plugins.store.importers.files import Skip, converted, find, given, list_in, messages, number, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,7 +50,7 @@ def _found(row: dict[str, Any], file: Path) -> Found:
         completion, completion_is_text = tuple(turns), False
     else:
         completion, completion_is_text = messages(row["completion"], "assistant")
-    reward = number(row.get("reward"))
+    reward = given(row.get("reward"))
     versions = [pair for pair in list_in(row, "version_rle") if isinstance(pair, list) and len(pair) == 2]
     rollout = Rollout(
         id="",
@@ -61,8 +61,7 @@ def _found(row: dict[str, Any], file: Path) -> Found:
         completion=completion,
         prompt_is_text=prompt_is_text,
         completion_is_text=completion_is_text,
-        rewards={"reward": reward}
-        | ({"original": number(row["original_reward"])} if "original_reward" in row else {}),
+        rewards={"reward": reward} | ({"original": given(row["original_reward"])} if "original_reward" in row else {}),
         reward=reward,
         prompt_tokens=whole(row["prompt_len"]) if "prompt_len" in row else None,
         completion_tokens=sum(whole(count) for _, count in versions) if versions else None,

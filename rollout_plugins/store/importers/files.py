@@ -73,10 +73,27 @@ def whole(value: Any, default: int = 0) -> int:
     return int(real) if real is not None and math.isfinite(real) else default
 
 
-def numbers_in(values: Any) -> dict[str, float | None]:
-    """The entries of a mapping that are numbers or None."""
-    items = values.items() if isinstance(values, Mapping) else ()
-    return {str(name): number(value) for name, value in items if value is None or number(value) is not None}
+def given(value: Any) -> Any:
+    """The float in any kind of number: Python's, NumPy's, a tensor, a flag. Anything else stays for the store to mark.
+
+    Text is not a number here: what it was meant to say is not ours to guess.
+    """
+    if value is None or isinstance(value, (str, bytes)):
+        return value
+    try:
+        item = getattr(value, "item", None)
+        return float(item() if callable(item) else value)
+    except (Exception, SystemExit):  # several numbers, or none
+        return value
+
+
+def scores(values: Any) -> tuple[dict[str, float | None], Any]:
+    """The numbers and None in a mapping, and what else was given; None for nothing else."""
+    if not isinstance(values, Mapping):
+        return {}, values
+    read = {name: given(value) for name, value in values.items()}
+    good = {name: value for name, value in read.items() if value is None or type(value) is float}
+    return {str(name): value for name, value in good.items()}, {n: v for n, v in read.items() if n not in good} or None
 
 
 def dict_in(row: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from rollout_plugins.store.importers.files import (
     converted,
     dict_in,
     find,
+    given,
     list_in,
     messages,
     number,
@@ -53,7 +54,7 @@ def found(row: dict[str, Any]) -> Found:
     steps = [step for step in row["steps"] if isinstance(step, dict)]
     split = row.get("split")
     prompt, completion = _conversation([dict_in(step, "trace") for step in steps])
-    total, final = number(row.get("total_reward")), number(row.get("final_reward"))
+    total, final = given(row.get("total_reward")), given(row.get("final_reward"))
     rollout = Rollout(
         id="",
         split="train" if split == "train" else "eval",
@@ -64,7 +65,7 @@ def found(row: dict[str, Any]) -> Found:
         prompt=prompt,
         completion=completion,
         tool_calls=tool_calls(completion),
-        rewards={"steps": None if total is None or final is None else total - final, "final": final},
+        rewards={"steps": _of_steps(steps, total, final), "final": final},
         reward=total,
         prompt_tokens=_sum(steps[:1], "ob_len"),
         completion_tokens=_sum(steps, "ac_len"),
@@ -76,6 +77,14 @@ def found(row: dict[str, Any]) -> Found:
         },
     )
     return Found(rollout, row["group_idx"])
+
+
+def _of_steps(steps: list[dict[str, Any]], total: Any, final: Any) -> float | None:
+    """What the steps themselves earned. The total less the final reward is the same, but for rounding."""
+    if type(total) is not float or type(final) is not float:
+        return None
+    earned = [given(step.get("reward")) for step in steps]
+    return sum(earned, 0.0) if all(type(one) is float for one in earned) else total - final
 
 
 def _sum(steps: list[dict[str, Any]], name: str) -> int | None:

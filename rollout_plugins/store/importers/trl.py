@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from rollout_hookspecs import Rollout
 
 from rollout_plugins.store.importers import Found
-from rollout_plugins.store.importers.files import Skip, find, messages, number, tool_calls, whole
+from rollout_plugins.store.importers.files import Skip, find, given, messages, tool_calls, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -33,7 +33,7 @@ def read(path: Path, skip: Skip) -> Iterator[Found]:
     folder = path / "completions" if (path / "completions").is_dir() else path
     for file in find(folder, "*.parquet", "the completions folder, or the output_dir it is in"):
         try:
-            table = pq.read_table(file)
+            table = pq.read_table(file, partitioning=None)  # `key=value` in its path is no column
         except (pa.ArrowException, OSError):
             skip("Parquet file that cannot be read")
             continue
@@ -44,14 +44,17 @@ def read(path: Path, skip: Skip) -> Iterator[Found]:
         ]
         extra = [name for name in table.column_names if name not in {*_OWN, *rewards} and not name.startswith("__")]
         for row in table.to_pylist():
-            yield _found(row, rewards, extra)
+            try:
+                yield _found(row, rewards, extra)
+            except Exception as error:
+                skip(f"row with values of the wrong kind ({type(error).__name__})")
 
 
 def _found(row: Mapping[str, Any], rewards: list[str], extra: list[str]) -> Found:
     prompt, prompt_is_text = messages(_without_none(row.get("prompt")), "user")
     completion, completion_is_text = messages(_without_none(row.get("completion")), "assistant")
-    given = {name: _given(row[name]) for name in rewards}
-    known = [value for value in given.values() if value is not None]
+    scored = {name: _given(row[name]) for name in rewards}
+    known = [value for value in scored.values() if value is not None]
     rollout = Rollout(
         id="",
         step=whole(row.get("step")),
@@ -60,7 +63,7 @@ def _found(row: Mapping[str, Any], rewards: list[str], extra: list[str]) -> Foun
         prompt_is_text=prompt_is_text,
         completion_is_text=completion_is_text,
         tool_calls=tool_calls(completion),
-        rewards=given,
+        rewards=scored,
         reward=sum(known) if known else None,
         advantage=_given(row.get("advantage")),
         extra={name: row[name] for name in extra},
@@ -68,10 +71,10 @@ def _found(row: Mapping[str, Any], rewards: list[str], extra: list[str]) -> Foun
     return Found(rollout)
 
 
-def _given(value: Any) -> float | None:
+def _given(value: Any) -> Any:
     """TRL writes NaN where a function gave none."""
-    real = number(value)
-    return None if real is None or math.isnan(real) else real
+    real = given(value)
+    return None if type(real) is float and math.isnan(real) else real
 
 
 def _without_none(value: Any) -> Any:

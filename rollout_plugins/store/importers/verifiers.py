@@ -14,16 +14,17 @@ from rollout_plugins.store.importers.files import (
     converted,
     dict_in,
     find,
+    given,
     list_in,
     messages,
     number,
-    numbers_in,
+    scores,
     tool_calls,
     whole,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from rollout_hookspecs._records import Finish
@@ -59,7 +60,8 @@ def _row(row: dict[str, Any], skip: Skip) -> list[Found]:
 def _result(row: dict[str, Any]) -> Found:
     prompt, prompt_is_text = messages(row.get("prompt"), "user")
     completion, completion_is_text = messages(row.get("completion"), "assistant")
-    rewards, usage, error = numbers_in(row.get("metrics")), dict_in(row, "token_usage"), row.get("error")
+    rewards, other_metrics = scores(row.get("metrics"))
+    usage, error = dict_in(row, "token_usage"), row.get("error")
     rollout = Rollout(
         id="",
         split="eval",
@@ -69,14 +71,15 @@ def _result(row: dict[str, Any]) -> Found:
         completion_is_text=completion_is_text,
         tool_calls=tool_calls(completion),
         rewards=rewards,
-        reward=number(row.get("reward")),
+        reward=given(row.get("reward")),
         prompt_tokens=_count(usage.get("input_tokens")),
         completion_tokens=_count(usage.get("output_tokens")),
         finish=_finish(row.get("is_truncated"), error, row.get("is_completed")),
         error=_error(error),
         columns={name: row[name] for name in _COLUMNS if row.get(name) is not None},
         extra={name: value for name, value in row.items() if name not in _OWN and name not in rewards}
-        | {name: row[name] for name in _EXTRA if row.get(name) is not None},
+        | {name: row[name] for name in _EXTRA if row.get(name) is not None}
+        | ({"metrics": other_metrics} if other_metrics is not None else {}),
     )
     return Found(rollout, row.get("example_id"))
 
@@ -121,9 +124,10 @@ def _trace(trace: dict[str, Any], nodes: list[dict[str, Any]], task: dict[str, A
     first = next((at for at, node in enumerate(nodes) if node.get("sampled")), len(nodes))
     prompt, _ = messages([node.get("message") for node in nodes[:first]], "user")
     completion, _ = messages([node.get("message") for node in nodes[first:]], "assistant")
-    given = dict_in(trace, "rewards")
-    scores = {name: number(value.get("score")) if isinstance(value, dict) else None for name, value in given.items()}
-    weighed = [_weighed(value) for value in given.values() if isinstance(value, dict)]
+    rewarded = dict_in(trace, "rewards")
+    scored = {
+        name: given(value.get("score") if isinstance(value, dict) else value) for name, value in rewarded.items()
+    }
     errors = [error for error in list_in(trace, "errors") if isinstance(error, dict)]
     calls = [call for call in list_in(trace, "calls") if isinstance(call, dict)]
     cut = trace.get("stop_condition") in _CUT or (calls and calls[-1].get("finish_reason") == "length")
@@ -132,8 +136,8 @@ def _trace(trace: dict[str, Any], nodes: list[dict[str, Any]], task: dict[str, A
         prompt=prompt,
         completion=completion,
         tool_calls=tool_calls(completion),
-        rewards=scores,
-        reward=sum(weighed) if weighed else None,
+        rewards=scored,
+        reward=_total(rewarded, scored),
         advantage=_advantage(nodes),
         prompt_tokens=sum(len(list_in(node, "token_ids")) for node in nodes[:first]) or None,
         completion_tokens=sum(map(bool, (m for node in nodes for m in list_in(node, "mask")))) or None,
@@ -145,9 +149,16 @@ def _trace(trace: dict[str, Any], nodes: list[dict[str, Any]], task: dict[str, A
     )
 
 
-def _weighed(reward: dict[str, Any]) -> float:
-    weight = number(reward.get("weight"))
-    return (number(reward.get("score")) or 0.0) * (1.0 if weight is None else weight)
+def _total(rewarded: Mapping[str, Any], scored: Mapping[str, Any]) -> Any:
+    """The weighted sum; a score that is none counts nothing. One that cannot be counted stands for the sum."""
+    total = 0.0
+    for name, score in scored.items():
+        weight = given(rewarded[name].get("weight")) if isinstance(rewarded[name], dict) else None
+        for odd in (score, weight):
+            if odd is not None and type(odd) is not float:
+                return odd
+        total += (score or 0.0) * (1.0 if weight is None else weight)
+    return total if any(one is not None for one in rewarded.values()) else None
 
 
 def _advantage(nodes: Sequence[dict[str, Any]]) -> float | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rollout_hookspecs import Rollout
 
 from rollout_plugins.store.importers import Found
-from rollout_plugins.store.importers.files import Skip, converted, find, messages, number, whole
+from rollout_plugins.store.importers.files import Skip, converted, find, given, messages, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,7 +42,7 @@ def found(row: dict[str, Any], step: int) -> Found:
     """The rollout of one dumped row."""
     prompt, prompt_is_text = messages(row.get("input"), "user")
     completion, completion_is_text = messages(row.get("output"), "assistant")
-    score = number(row.get("score"))
+    score = given(row.get("score"))
     rollout = Rollout(
         id="",
         step=whole(row.get("step"), step),

@@ -1,0 +1,178 @@
+"""A callback on one trainer: what it knows of it, and the wrappers it has on it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rollout_hookspecs import Batch, Host, Run
+
+from rollout_plugins.attaching import holds
+from rollout_plugins.hosts.wrapping import Wraps, arguments
+from rollout_plugins.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    from rollout_plugins.callback import RolloutPluginCallback
+
+
+class Evaluation(NamedTuple):
+    """Which evaluation a batch belongs to; none by default."""
+
+    number: int = 0
+    dataset: str = ""
+
+
+class Attached:
+    """What a callback knows of one trainer. Nothing in here keeps the trainer alive."""
+
+    def __init__(self, host: Host | None, pipeline: Pipeline, output_dir: Path) -> None:
+        self.host = host
+        self.output_dir = output_dir
+        """Absolute, whatever a reward makes of the working directory later."""
+        self.stays_off = False
+        self.begin_run(pipeline)
+        self._evaluations = 0
+        self._evaluation = Evaluation()
+        self._to_log = ""
+        self._wrappers: Callable[[], Wrappers | None] = lambda: None
+
+    def begin_run(self, pipeline: Pipeline) -> None:
+        """The next rollouts are those of a new run."""
+        self.pipeline = pipeline
+        self.run: Run | None = None
+        self.has_begun_training = self.has_ended_training = False
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether the run has been handed rollouts of a training; some trainers make others before it."""
+        return self.has_begun_training and self.pipeline.submitted["train"] > 0
+
+    # --- wrappers -----------------------------------------------------------------------------------------------
+
+    @property
+    def is_on(self) -> bool:
+        wrappers = self._wrappers()
+        return wrappers is not None and wrappers.are_on
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the wrappers are on, or off because somebody said so."""
+        return self.is_on or self.stays_off
+
+    def put_on(self, trainer: Any, wrappers: Wrappers, options: Mapping[str, Any]) -> None:
+        if self.host is not None:
+            wrappers.put_on(trainer, self.host, options)
+            self._wrappers = weakref.ref(wrappers)
+            self.stays_off = False
+
+    def take_off(self) -> None:
+        wrappers = self._wrappers()
+        if wrappers is not None:
+            wrappers.take_off()
+
+    # --- evaluations --------------------------------------------------------------------------------------------
+
+    def begin_evaluation(self, prefix: str) -> None:
+        """The trainer evaluates, and will log under this prefix: `eval`, `eval_<dataset>`, or what the user chose."""
+        self._evaluations += 1
+        self._evaluation = Evaluation(self._evaluations, dataset_of(prefix))
+        self._to_log = prefix
+
+    def end_evaluation(self) -> None:
+        self._evaluation = Evaluation()
+
+    @contextmanager
+    def evaluating(self, prefix: str) -> Iterator[None]:
+        before = self._evaluation
+        self.begin_evaluation(prefix)
+        try:
+            yield
+        finally:
+            self._evaluation, self._to_log = before, prefix
+
+    def prefix_of(self, logs: Mapping[str, Any]) -> str:
+        """The prefix of the evaluation that is being logged; empty when it is training."""
+        prefix, self._to_log = self._to_log or "eval", ""
+        return next((one for one in (prefix, "eval") if any(key.startswith(f"{one}_") for key in logs)), "")
+
+    def submit(self, batch: Batch) -> None:
+        if batch.split == "eval":
+            number, dataset = self._evaluation
+            batch = replace(batch, dataset=dataset, evaluation=number)
+        self.pipeline.submit(batch)
+
+
+def dataset_of(prefix: str) -> str:
+    """The name of the dataset in a prefix of metrics; empty for the only one."""
+    return "" if prefix == "eval" else prefix.removeprefix("eval_")
+
+
+class Wrappers:
+    """The wrappers on one trainer, and what its host hands batches to.
+
+    They belong to the trainer, which alone keeps them alive; they hold the callback, and it holds them, weakly.
+    """
+
+    def __init__(self, callback: RolloutPluginCallback, attached: Attached) -> None:
+        self._callback = weakref.ref(callback)
+        self._attached = attached
+        self._trainer: Callable[[], Any] = lambda: None
+        self._detach_host: Callable[[], None] = lambda: None
+        self._was_held = False
+        self.are_on = False
+
+    def put_on(self, trainer: Any, host: Host, options: Mapping[str, Any]) -> None:
+        self._trainer = weakref.ref(trainer)
+        self._was_held = holds(trainer, self._callback())
+        self._detach_host = host.attach(trainer, self, options)
+        self._own = Wraps(trainer)
+        self.are_on = True
+        self._own.wrap("log", self._log)
+        self._own.wrap("evaluation_loop", self._evaluation_loop)
+
+    def take_off(self) -> None:
+        self.are_on = False
+        self._own.detach()
+        detach, self._detach_host = self._detach_host, lambda: None
+        detach()
+
+    def _held(self) -> RolloutPluginCallback | None:
+        """The callback, as long as the trainer has it. There is no event that tells of its removal."""
+        with self._own.guarded("see whether the callback was removed"):
+            callback, trainer = self._callback(), self._trainer()
+            is_held = holds(trainer, callback)
+            if callback is not None and (is_held or not self._was_held):
+                self._was_held = is_held
+                return callback
+            self.take_off()
+            self._attached.has_ended_training = True
+            self._attached.pipeline.request_sync()
+        return None
+
+    def __call__(self, batch: Batch) -> None:
+        callback = self._held()
+        if callback is not None:
+            callback._submit(self._trainer(), self._attached, batch)  # noqa: SLF001 - one class in two files
+
+    def lost(self, reason: str, count: int) -> None:
+        if self._held() is not None:
+            self._attached.pipeline.counters.drop(reason, count)
+
+    def _log(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        callback = self._held()
+        if callback is None:
+            return original(*args, **kwargs)
+        return callback._log(self._attached, original, *args, **kwargs)  # noqa: SLF001 - one class in two files
+
+    def _evaluation_loop(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._held() is None:
+            return original(*args, **kwargs)
+        prefix = "eval"
+        with self._own.guarded("see which dataset is evaluated"):
+            prefix = str(arguments(original, args, kwargs).get("metric_key_prefix", prefix))
+        with self._attached.evaluating(prefix):
+            return original(*args, **kwargs)

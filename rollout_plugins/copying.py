@@ -1,0 +1,78 @@
+"""Copies of a callback, made with `copy`, `pickle` or cloudpickle: what becomes of the plugins it was given."""
+
+from __future__ import annotations
+
+import copy
+import io
+import logging
+import pickle
+import sys
+from typing import Any
+
+from rollout_hookspecs import Rollout, hookimpl
+
+from rollout_plugins.telling import is_required, shown
+
+logger = logging.getLogger("rollout_plugins")
+
+
+class Given:
+    """A plugin on its way into a copy. One that cannot be copied must not keep its trainer from being copied."""
+
+    def __init__(self, plugin: Any) -> None:
+        self.plugin = plugin
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Given:
+        try:
+            return Given(copy.deepcopy(self.plugin, memo))
+        except Exception as error:
+            logger.warning("%s cannot be copied (%s); both callbacks use it", _named(self.plugin), shown(error))
+            return Given(self.plugin)
+
+    def __reduce__(self) -> Any:
+        try:
+            return _load, (_pickled(self.plugin),)
+        except Exception as error:
+            why = f"{_named(self.plugin)} cannot be pickled ({shown(error)})"
+            logger.warning("%s; the copy of the callback goes without it", why)
+            return Given, (Missing(why) if is_required(self.plugin) else None,)
+
+
+class Missing:
+    """Stands for a required plugin that a copy lacks, so that nothing is kept which it has not seen."""
+
+    name = "missing"
+    required = True
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+
+    @hookimpl
+    def on_rollout(self, rollout: Rollout) -> None:
+        raise RuntimeError(f"{self.why}; give the copied trainer a callback that has it")
+
+
+def _pickled(plugin: Any) -> bytes:
+    """By cloudpickle where that is in use: it takes local classes and lambdas, and any pickle can read it."""
+    out = io.BytesIO()
+    kind = getattr(sys.modules.get("cloudpickle"), "Pickler", pickle.Pickler)
+
+    class WithoutTrainers(kind):  # type: ignore[misc,valid-type]
+        def persistent_id(self, value: Any) -> str | None:
+            return "trainer" if hasattr(type(value), "add_callback") else None
+
+    WithoutTrainers(out).dump(plugin)
+    return out.getvalue()
+
+
+def _load(pickled: bytes) -> Given:
+    class WithoutTrainers(pickle.Unpickler):
+        def persistent_load(self, pid: Any) -> None:
+            """A trainer that a plugin knew is not that of the copy."""
+
+    return Given(WithoutTrainers(io.BytesIO(pickled)).load())
+
+
+def _named(plugin: Any) -> str:
+    kind = plugin if isinstance(plugin, type) else type(plugin)
+    return f"plugin {str(getattr(plugin, 'name', '') or kind.__qualname__)!r}"

@@ -1,0 +1,99 @@
+"""The way to one sink, while training and from the store: each rollout once, whoever else sends to the same place."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rollout_plugins.ledger import Ledger
+
+logger = logging.getLogger("rollout_plugins")
+
+Export = Callable[[Collection[str]], object]
+
+
+class Delivered(NamedTuple):
+    """How many rollouts were sent, and how many the target had; a sink may have taken fewer than it was given."""
+
+    sent: int
+    had: int
+
+
+class Delivery:
+    """Sends a run's rollouts to a sink, and remembers which ones.
+
+    What a sink may offer for that: `open()`, which makes sure that `target` names the place; `target`, a text that
+    stays the same for the same place; `received()`, the ids of the rollouts that the place has, or None where it
+    can't be asked. A sink without a target is sent everything.
+    """
+
+    def __init__(self, sink: Any, folder: Path, *, patience: float = math.inf) -> None:
+        self.folder = folder
+        self._sink = sink
+        self._patience = patience
+        self._ledger: Ledger | None = None
+        self._had: set[str] = set()
+
+    @property
+    def target(self) -> str | None:
+        """Where the rollouts go; None when they are not kept there, as on standard output."""
+        found = getattr(self._sink, "target", None)
+        return found if isinstance(found, str) and not found.endswith(":-") else None
+
+    def ask(self) -> None:
+        """Find out what the target has: from itself where it can say, else from what was noted when it was sent."""
+        ledger = self._opened()
+        if ledger is None:
+            return
+        with ledger.turn(self._patience):
+            noted = ledger.news()
+            received = getattr(self._sink, "received", lambda: None)()
+            # What somebody else sends now may be noted but still be on its way.
+            self._had = noted if received is None else {*received} | (set() if ledger.is_alone() else noted)
+
+    def send(self, ids: Sequence[str], export: Export) -> Delivered:
+        """Have those sent that the target does not have."""
+        ledger = self._opened()
+        if ledger is None:
+            return Delivered(len(_arrived(ids, export(ids))), 0)
+        with ledger.turn(self._patience):
+            self._had |= ledger.news()
+            new = [ident for ident in ids if ident not in self._had]
+            arrived = _arrived(new, export(new)) if new else []
+            self._note(ledger, arrived)
+        return Delivered(len(arrived), len(ids) - len(new))
+
+    def close(self) -> None:
+        if self._ledger is not None:
+            self._ledger.leave()
+            self._ledger = None
+
+    def _opened(self) -> Ledger | None:
+        opened = getattr(self._sink, "open", None)
+        if callable(opened):
+            opened()
+        target = self.target
+        if self._ledger is not None and self._ledger.target != target:
+            self.close()
+        if self._ledger is None and target is not None:
+            self._ledger, self._had = Ledger(self.folder, target), set()
+            self._ledger.enter()
+        return self._ledger
+
+    def _note(self, ledger: Ledger, ids: Sequence[str]) -> None:
+        try:
+            if ids:
+                ledger.add(ids)
+        except OSError as error:
+            logger.warning("%s: what was sent could not be noted, and may be sent again: %s", ledger.path, error)
+
+
+def _arrived(ids: Sequence[str], said: object) -> list[str]:
+    """What the target has now: all, unless the sink says which."""
+    if not isinstance(said, (list, tuple, set, frozenset)) or not all(isinstance(ident, str) for ident in said):
+        return list(ids)
+    arrived = set(said)
+    return [ident for ident in ids if ident in arrived]

@@ -1,0 +1,73 @@
+"""An image as a screen shows it: upright, with eight bits to a colour, in RGB or RGBA. The given one is left alone."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from typing import Any
+
+_SEE_THROUGH = frozenset({"LA", "La", "PA", "RGBa"})
+
+
+def for_screen(image: Any, side: int | None = None) -> Any:
+    """The image in RGB, or RGBA where something may shine through; at most `side` pixels each way."""
+    image = _coloured(_grey(image, side) if is_wide(image) else image)
+    if side is not None and max(image.size) > side:
+        image = image.copy()
+        image.thumbnail((side, side))
+    return _upright(image)
+
+
+def on_white(image: Any) -> Any:
+    """In RGB: what shone through turns white."""
+    if image.mode == "RGB":
+        return image
+    from PIL import Image as Pil
+
+    page = Pil.new("RGBA", image.size, "white")
+    page.alpha_composite(image.convert("RGBA"))
+    return page.convert("RGB")
+
+
+def is_wide(image: Any) -> bool:
+    """Whether its pixels are numbers with more than eight bits, which screens cannot show as they are."""
+    return image.mode in {"I", "F"} or image.mode.startswith("I;16")
+
+
+def _grey(image: Any, side: int | None) -> Any:
+    """Its darkest value black and its brightest white: what range the numbers were meant to have is not known."""
+    wide = (image if image.mode == "F" else image.convert("I")).convert("F")
+    if side is not None:
+        wide.thumbnail((side, side))
+    low, high = _range(wide)
+    scale = 255 / (high - low) if high > low else 0.0
+    offset = -low * scale if scale else 127.0
+    grey = wide.point(lambda value: value * scale + offset).convert("L")
+    grey.info = {name: value for name, value in image.info.items() if name != "transparency"}
+    return grey
+
+
+def _range(image: Any) -> tuple[float, float]:
+    low, high = image.getextrema()
+    if math.isfinite(low) and math.isfinite(high):
+        return low, high
+    values = array("f", image.tobytes())
+    known = [value for value in values if math.isfinite(value)]
+    return min(known, default=0.0), max(known, default=0.0)
+
+
+def _coloured(image: Any) -> Any:
+    if image.mode in {"RGB", "RGBA"} and "transparency" not in image.info:
+        return image
+    if image.mode == "La":  # Pillow knows only this way from there
+        image = image.convert("LA")
+    return image.convert("RGBA" if image.mode in _SEE_THROUGH or "transparency" in image.info else "RGB")
+
+
+def _upright(image: Any) -> Any:
+    from PIL import ImageOps
+
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # EXIF data that does not decode says nothing
+        return image

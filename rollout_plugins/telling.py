@@ -1,0 +1,59 @@
+"""How errors are told. Where a `required` plugin runs, their own text is not: it may hold what must not leave."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import traceback
+from pathlib import Path
+from typing import Any
+from weakref import WeakSet
+
+_discreet: WeakSet[Any] = WeakSet()
+
+
+def be_discreet(owner: object) -> None:
+    """Tell no exception's text, until `be_open` or the owner is gone."""
+    _discreet.add(owner)
+
+
+def be_open(owner: object) -> None:
+    """Tell exceptions in full again."""
+    _discreet.discard(owner)
+
+
+def is_required(plugin: Any) -> bool:
+    """Whether a plugin says that nothing may be stored which it has not seen (`required = True`)."""
+    return inspect.getattr_static(plugin, "required", False) is True
+
+
+def shown(error: BaseException, *, discreetly: bool = False) -> str:
+    """An exception in one piece, even when it objects to being shown; only its type and place where that is safer."""
+    if discreetly or _discreet:
+        cause = error.__cause__
+        return _kind_and_place(error) + (f" from {_kind_and_place(cause)}" if cause else "")
+    try:
+        return repr(error)
+    except Exception:
+        return type(error).__name__
+
+
+def _kind_and_place(error: BaseException) -> str:
+    errno = error.errno if isinstance(error, OSError) else None
+    why = f" ({os.strerror(errno)})" if type(errno) is int else ""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    return f"{type(error).__name__}{why}{place}"
+
+
+def _without_texts(record: logging.LogRecord) -> bool:
+    """Exceptions in a log line, whoever writes it, are told like all others."""
+    if _discreet:
+        record.exc_info = record.exc_text = None
+        if isinstance(record.args, tuple):
+            record.args = tuple(shown(arg) if isinstance(arg, BaseException) else arg for arg in record.args)
+    return True
+
+
+logging.getLogger("rollout_plugins").addFilter(_without_texts)
