@@ -15,6 +15,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from importlib import import_module
 from pathlib import Path
 
@@ -184,26 +185,31 @@ def explained(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
     return re.sub(r"--[a-z-]+", r"`\g<0>`", cell(text))
 
 
-HEAD = ["trainer", "messages", "rewards", "advantage", "tools", "images", "groups", "eval", "log-probs", "TRL", ""]
+HEAD = ["trainer", "messages", "rewards", "advantage", "tools", "images", "groups", "eval", "log-probs", "TRL"]
 
 
 def trainers() -> str:
-    """What each host says it records; a test trains with each of them and holds it to that."""
-    rows = [supported(support) for host in known_hosts() for support in host.supports]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in [HEAD, ["---"] * len(HEAD), *rows])
+    """What each host says it records, and notes on some; a test trains with each of them and holds it to that."""
+    supports = [support for host in known_hosts() for support in host.supports]
+    table = [HEAD, ["---"] * len(HEAD), *map(supported, supports)]
+    notes = [f"- {named(support)}: {support.note}." for support in supports if support.note]
+    return "\n".join([*(f"| {' | '.join(cells)} |" for cells in table), "", *notes])
+
+
+def named(support: object) -> str:
+    return f"`{support.trainer.removesuffix('Trainer')}`"
 
 
 def supported(support: object) -> list[str]:
     flags = (getattr(support, name) for name in ("advantage", "tools", "images", "groups", "evaluation"))
     newest = re.search(r"^trl==(\d+\.\d+)", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)[1]
     return [
-        f"`{support.trainer.removesuffix('Trainer')}`",
+        named(support),
         support.messages,
         support.rewards.replace("none", ""),
         *("✓" if flag else "" for flag in flags),
         support.logprobs,
-        newest if support.since == newest else f"{support.since} to {newest}",
-        support.note,
+        newest if support.since == newest else f"{support.since}&nbsp;to&nbsp;{newest}",
     ]
 
 
@@ -238,13 +244,22 @@ def numbers() -> str:
     said = " and ".join(f"{float(one['steps/s ratio']):.1%} ({name})" for name, one in ratios.items())
     longest = max(1000 / float(one["steps/s without"]) for one in ratios.values())
     asked = row("read", "1,000,000", "filter and sort, first 10")
-    return f"""\
-- **{ours}** of the training thread to hand over 512 rollouts of an agent, 9.2 MB of text. TRL's completions table takes
-  {theirs}. Goal: {percent(goal["wanted"])} of that; {verdict(goal)} with {share}.
-- **{said}** of the steps per second of a run without the callback, on a model so tiny
-  that a step takes {longest:.0f} ms at most. Goal: {percent(ratios["GRPO"]["wanted"])}; {verdict(*ratios.values())}. The losses are identical.
-- **{asked["first"]}** to open a run of a million rollouts, filter and sort it, and get the first ten. Reading the same
-  rollouts as JSON lines takes {asked["JSONL read through"]}."""
+    figures = [
+        (
+            f"**{ours}** of the training thread to hand over 512 rollouts of an agent, 9.2 MB of text. TRL's completions "
+            f"table takes {theirs}. Goal: {percent(goal['wanted'])} of that; {verdict(goal)} with {share}."
+        ),
+        (
+            f"**{said}** of the steps per second of a run without the callback, on a model so tiny that a step takes "
+            f"{longest:.0f} ms at most. Goal: {percent(ratios['GRPO']['wanted'])}; {verdict(*ratios.values())}. "
+            "The losses are identical."
+        ),
+        (
+            f"**{asked['first']}** to open a run of a million rollouts, filter and sort it, and get the first ten. Reading "
+            f"the same rollouts as JSON lines takes {asked['JSONL read through']}."
+        ),
+    ]
+    return "\n".join(textwrap.fill(line, 119, initial_indent="- ", subsequent_indent="  ") for line in figures)
 
 
 def goals() -> str:
@@ -283,7 +298,8 @@ def beside() -> str:
     command = [sys.executable, str(ROOT / "examples" / "beside_trl.py")]
     env = {name: value for name, value in os.environ.items() if name != "WANDB_MODE"}  # wandb would print it
     printed = subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout
-    return f"```text\n{printed.rstrip()}\n```"
+    head, *rows = [[cell(line[:34]), cell(line[34:86]), cell(line[86:])] for line in printed.splitlines()]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in [head, ["---"] * 3, *rows])
 
 
 # --- into the pages ---------------------------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ def write_report(
     """Write one HTML file that shows the run.
 
     `limit`: rollouts to show; of more, whole groups spread over the steps. The charts are of all rollouts. `plugins`:
-    plugins whose panels are shown, beside those that are installed. `force`: also over a file that is no report.
+    plugins whose panels are shown, beside those that are installed. `force`: also over a file that is not a report.
     `filters`: as for `StoredRun.rollouts`.
     """
     path = Path(path)
@@ -112,4 +112,4 @@ def _check_ours(path: Path) -> None:
         return
     with path.open("rb") as file:
         if _OURS not in file.read(_HEAD):
-            raise RunError(f"{path} exists and is no report; name another file with -o, or replace it with --force")
+            raise RunError(f"{path} exists and is not a report; name another file with -o, or replace it with --force")
