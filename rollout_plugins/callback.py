@@ -23,7 +23,7 @@ from rollout_plugins.attaching import (
 )
 from rollout_plugins.copying import Given
 from rollout_plugins.errors import SetupError, need
-from rollout_plugins.hosts import host_for
+from rollout_plugins.hosts import host_for, nearest_to
 from rollout_plugins.hosts.facts import tokenizer_of
 from rollout_plugins.hosts.support import may_evaluate
 from rollout_plugins.hosts.wrapping import added
@@ -219,7 +219,8 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         host = host_for(trainer, pipeline.dispatcher.hosts())
         self._trainers[trainer] = Attached(host, pipeline, Path(trainer.args.output_dir).absolute())
         if host is None:
-            self._say(f"{type(trainer).__name__} makes no rollouts that are known here; the callback does nothing")
+            kind = type(trainer).__name__
+            self._say(f"{kind} makes no rollouts that are known here; the callback does nothing{_why(trainer)}")
 
     def _attach_late(self, trainer: Any) -> None:
         """Added, or added again, to a trainer that is in the middle of training."""
@@ -401,3 +402,9 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         if not prefix:
             return named_metrics(attached.pipeline, "train")
         return named_metrics(attached.pipeline, "eval", prefix, dataset_of(prefix))
+
+
+def _why(trainer: Any) -> str:
+    """What the trainer would have to have, if it is like one that is known."""
+    found = nearest_to(trainer)
+    return f": {found}; docs/plugins.md tells how to write a host for it" if found else ""

@@ -108,6 +108,7 @@ class Pipeline:
         self._elsewhere: list[dict[str, str]] = []
         self._worker: threading.Thread | None = None
         self._hooks: PatientThread | None = None
+        self._numbering = threading.Lock()
         self._pid = os.getpid()
 
     # --- the training thread's side -----------------------------------------------------------------------------
@@ -138,10 +139,12 @@ class Pipeline:
 
     def submit(self, batch: Batch) -> None:
         """Take one generation batch. Never waits, unless `on_full="block"` was asked for."""
-        run, generation = self.run, self.generation
+        run = self.run
         if run is None or self.is_elsewhere:
             return
-        self.generation += 1
+        with self._numbering:  # a trainer may generate on several threads
+            generation = self.generation
+            self.generation += 1
         self._ending.goes_on()
         self.submitted[batch.split] += batch.count
         self.counters.spent("training_thread", batch.seconds)

@@ -11,10 +11,12 @@ from functools import partial
 
 os.environ.setdefault("TRACKIO_DIR", tempfile.mkdtemp(prefix="trackio-"))
 
+import async_rig
 import numpy as np
 import pytest
 import torch
 from async_rig import Scripted, distilled, ids_of, logprob_of, make_async, number_of, sample, tokenizer
+from copies import copy_of, facts
 from tools import multiply
 from trackio.sqlite_storage import SQLiteStorage
 from transformers import TrainerCallback
@@ -630,3 +632,16 @@ def test_the_host_keeps_its_word(tmp_path, tok, kind):
     assert (word.logprobs == "sampler") == all(r.tokens.logprobs is not None for r in stored)
     assert not word.evaluation
     assert {r.split for r in stored} == {"train"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_copy_of_the_trainers_source_gives_the_same_rollouts(tmp_path, tok, kind, monkeypatch):
+    _, pristine = trained(tmp_path / "pristine", samples(tok, 20, kind), kind=kind, tokens=True)
+    name = {"grpo": "AsyncGRPO", "distillation": "AsyncDistillation"}[kind]
+    rigged = getattr(async_rig, name)
+    bases = (async_rig.Truth, copy_of(rigged.__mro__[2]))
+    monkeypatch.setattr(async_rig, name, type(name, bases, {"number": rigged.number}))
+    _, run = trained(tmp_path / "copy", samples(tok, 20, kind), kind=kind, tokens=True)
+    assert fates(run) == fates(pristine)
+    assert [facts(r) for r in run.rollouts(tokens=True)] == [facts(r) for r in pristine.rollouts(tokens=True)]
+    assert run.drops == pristine.drops

@@ -1,7 +1,11 @@
 """A trainer nobody here knows, observed by somebody else's host."""
 
+from types import MethodType
+
 import pytest
-from rig import make
+from copies import bare, copy_of
+from rig import GRPO, make
+from trl import GRPOTrainer
 
 from rollout_plugins import Batch, Rollout, RolloutPluginCallback, hookimpl, open_run
 
@@ -73,15 +77,70 @@ def test_a_broken_host_plugin_leaves_ours_in_place(tmp_path):
     assert open_run(tmp_path / "out").info.host == "grpo"
 
 
-def test_a_trainer_with_another_signature_is_read_from_its_log(tmp_path, caplog):
-    trainer = make(tmp_path, max_steps=2)
+def refusing(folder, **options):
+    """A trainer whose `_calculate_rewards` has another signature than is known."""
+    trainer = make(folder, max_steps=2, **options)
     original = trainer._calculate_rewards
-    trainer._calculate_rewards = lambda inputs, prompts, completions, completion_ids_list, more=None: original(
-        inputs, prompts, completions, completion_ids_list
-    )
+
+    def scored(rows, asked, answers, ids):
+        return original(rows, asked, answers, ids)
+
+    trainer._calculate_rewards = scored
+    return trainer
+
+
+def test_a_trainer_with_another_signature_is_recorded_from_what_it_generates(tmp_path, caplog):
+    trainer = refusing(tmp_path)
     trainer.add_callback(RolloutPluginCallback())
     trainer.train()
     run = open_run(tmp_path / "out")
     assert [list(r.completion) for r in run.rollouts()] == [row["completion"] for row in trainer.truth]
-    assert {r.marks["source"] for r in run.rollouts()} == {"the trainer's own log"}
+    assert [list(r.rewards.values()) for r in run.rollouts()] == [row["rewards"] for row in trainer.truth]
+    assert all(r.prompt_tokens and r.completion_tokens for r in run.rollouts())
+    assert run.drops == {"without:_calculate_rewards": 8}
     assert "expected _calculate_rewards(inputs, prompts, completions, completion_ids_list)" in caplog.text
+
+
+class SamplesTwice(GRPO):
+    def _generate_and_score_completions(self, inputs):
+        super()._generate_and_score_completions(inputs)
+        return super()._generate_and_score_completions(inputs)
+
+
+@pytest.mark.parametrize(("cls", "lost"), [(GRPO, {}), (SamplesTwice, {"not_observed": 8})])
+def test_a_trainer_that_generates_in_another_form_is_read_from_its_log_and_the_rest_is_counted(tmp_path, cls, lost):
+    trainer = refusing(tmp_path, cls=cls)
+    generate = trainer._generate
+    trainer._generate = lambda prompts: list(generate(prompts))
+    trainer.add_callback(RolloutPluginCallback())
+    trainer.train()
+    run, rows = open_run(tmp_path / "out"), trainer.truth
+    logged = rows if cls is GRPO else rows[4:8] + rows[12:]
+    assert [list(r.completion) for r in run.rollouts()] == [row["completion"] for row in logged]
+    assert {r.marks["source"] for r in run.rollouts()} == {"the trainer's own log"}
+    assert run.drops == {"without:_calculate_rewards": 8, **lost}
+
+
+def test_a_method_that_takes_more_than_is_needed_or_tells_nothing_of_it_is_watched(tmp_path, caplog):
+    trainer = make(tmp_path, max_steps=2)
+    score = trainer._calculate_rewards
+    trainer._calculate_rewards = lambda inputs, prompts, completions, completion_ids_list, more=None: score(
+        inputs, prompts, completions, completion_ids_list
+    )
+    trainer._generate_and_score_completions = MethodType(bare(GRPO._generate_and_score_completions), trainer)
+    trainer.add_callback(RolloutPluginCallback())
+    trainer.train()
+    run = open_run(tmp_path / "out")
+    assert [list(r.completion) for r in run.rollouts()] == [row["completion"] for row in trainer.truth]
+    assert [r.advantage for r in run.rollouts()] == pytest.approx([row["advantage"] for row in trainer.truth])
+    assert run.drops == {}
+    assert "expected" not in caplog.text
+
+
+def test_what_an_unknown_trainer_lacks_is_named(tmp_path, caplog):
+    copy = copy_of(GRPOTrainer, rewards=("_calculate_rewards(", "_score("))
+    trainer = make(tmp_path, cls=copy)
+    trainer.add_callback(RolloutPluginCallback())
+    trainer.train()
+    assert "most like TRL's GRPOTrainer, but it has no method _calculate_rewards" in caplog.text
+    assert "docs/plugins.md" in caplog.text

@@ -12,16 +12,31 @@ from rollout_plugins.hosts.async_queue import AsyncHost
 from rollout_plugins.hosts.distillation import DistillationHost
 from rollout_plugins.hosts.gkd import GKDHost, GOLDHost, IWOPDHost
 from rollout_plugins.hosts.grpo import GRPOHost
+from rollout_plugins.hosts.observing import TRLHost
 from rollout_plugins.hosts.online_dpo import OnlineDPOHost
 from rollout_plugins.hosts.self_distillation import SDFTHost, SDPOHost
 
 
 def known_hosts() -> list[Host]:
     """The hosts of this library, most specific first."""
-    return [
+    return list(_ours())
+
+
+def _ours() -> tuple[AsyncHost | TRLHost, ...]:
+    return (
         GRPOHost(), AsyncHost(), SDPOHost(), SDFTHost(), DistillationHost(), OnlineDPOHost(), A2POHost(), GKDHost(),
         GOLDHost(), IWOPDHost(),
-    ]  # fmt: skip
+    )  # fmt: skip
+
+
+def nearest_to(trainer: Any) -> str:
+    """Which known trainer an unknown one is most like, and what it has otherwise; nothing if it is like none."""
+    lacking = [(host.missing(trainer), host) for host in _ours()]
+    alike = [(missing, host) for missing, host in lacking if len(missing) < len(host.missing(object()))]
+    if not alike:
+        return ""
+    missing, host = min(alike, key=lambda one: len(one[0]))
+    return f"it is most like TRL's {host.supports[0].trainer}, but it {' and '.join(missing)}"
 
 
 def host_for(trainer: Any, more: Iterable[Host] = ()) -> Host | None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from rollout_hookspecs import Emit
 
 from rollout_plugins.hosts.generation import Generation
-from rollout_plugins.hosts.observing import Observer, TRLHost
+from rollout_plugins.hosts.observing import Needs, Observer, TRLHost
 from rollout_plugins.hosts.support import Support
 from rollout_plugins.hosts.wrapping import arguments, logger
 
@@ -23,12 +23,17 @@ _seen_estimating: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class A2POObserver(Observer):
+    needs: ClassVar[Needs] = {
+        "_estimate_optimal_values": (),
+        "_calculate_rewards": ("prompts", "completions", "**reward_kwargs"),
+    }
+
     def __init__(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> None:
         super().__init__(trainer, emit, options)
         self.estimating = False
         self.wraps.wrap("_estimate_optimal_values", self._estimate, ())
         self.watch("_prepare_inputs", self._prepare, ("inputs",))
-        self.watch("_calculate_rewards", self._rewards, ("prompts", "completions", "reward_kwargs"))
+        self.watch("_calculate_rewards", self._rewards)
         if getattr(trainer, "_optimal_values", None) is not None and trainer not in _seen_estimating:
             logger.warning(
                 "A2PO's first stage was over before the callback could attach; to record it, pass it in callbacks=[…]"

@@ -35,7 +35,7 @@ from rollout_plugins.hosts.async_samples import UNKNOWN, Conversation, Stream
 from rollout_plugins.hosts.support import Support
 from rollout_plugins.hosts.wrapping import Wraps, itself
 
-_FAMILY = {"AsyncGRPOTrainer", "AsyncDistillationTrainer"}
+_PARTS = ("rollout_queue", "rollout_worker", "model_version")
 
 
 class AsyncHost:
@@ -59,7 +59,11 @@ class AsyncHost:
     )
 
     def matches(self, trainer: Any) -> bool:
-        return any(c.__name__ in _FAMILY and c.__module__.partition(".")[0] == "trl" for c in type(trainer).__mro__)
+        return not self.missing(trainer)
+
+    def missing(self, trainer: Any) -> list[str]:
+        """What keeps the trainer from being one of these, in words."""
+        return [f"has no {name}" for name in _PARTS if not hasattr(trainer, name)]
 
     def attach(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> Callable[[], None]:
         return _Observer(trainer, emit, options).detach

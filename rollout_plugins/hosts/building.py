@@ -94,6 +94,12 @@ class Builder:
         seen = self._seen
         extra: dict[str, Any] = {}
         marks = dict(seen.marks[i]) if seen.marks else {}
+        if seen.unknown and seen.names:
+            marks["rewards"] = seen.unknown
+        if seen.no_advantage:
+            marks["advantage"] = seen.no_advantage
+        if i in seen.replaced:
+            marks["replaced"] = "the trainer trains on another rollout in its place"
         for name, values in seen.extra.items():
             if len(values) == seen.count:
                 extra[name] = values[i]
@@ -146,7 +152,7 @@ class Builder:
     def _per_token(self, name: str, i: int, length: int) -> list[float] | None:
         seen = self._seen
         tensor = seen.tensors.get(name)
-        return tensor[i][:length].tolist() if tensor is not None else None
+        return tensor[i][:length].tolist() if tensor is not None and i not in seen.replaced else None
 
     def _peer_rollouts(self) -> list[Rollout]:
         seen = self._seen

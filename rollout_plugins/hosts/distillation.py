@@ -7,23 +7,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from rollout_hookspecs import Emit
 
 from rollout_plugins.hosts.generation import Generation
-from rollout_plugins.hosts.observing import Observer, TRLHost
+from rollout_plugins.hosts.observing import Needs, Observer, TRLHost
 from rollout_plugins.hosts.support import Support
 from rollout_plugins.hosts.wrapping import arguments
 
 
 class DistillationObserver(Observer):
     decodes = True
+    needs: ClassVar[Needs] = {"_generate_and_score_completions": ("inputs",), "_generate": ("prompts",)}
+    without = ("reward_funcs",)
 
     def __init__(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> None:
         super().__init__(trainer, emit, options)
-        self.watch("_generate_and_score_completions", self._whole, ("inputs",))
-        self.watch("_generate", self._generate, ("prompts",))
+        self.watch("_generate_and_score_completions", self._whole)
+        self.watch("_generate", self._generate)
         if hasattr(trainer, "_tool_call_loop"):
             self.watch("_tool_call_loop", self.tool_loop)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import math
@@ -9,7 +10,7 @@ import time
 from array import array
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 from rollout_hookspecs import Batch
 
@@ -18,6 +19,10 @@ from rollout_plugins.hosts.facts import reward_names
 from rollout_plugins.hosts.toolcalls import Watch, WatchedTools, shared_out
 from rollout_plugins.hosts.wrapping import AsyncStandIn, StandIn, Swap, arguments
 from rollout_plugins.snapshot import Snapshot
+
+_EACH: Final = (
+    "prompts", "completions", "columns", "ids", "lengths", "ends", "prompt_ids", "tool_mask", "watches", "marks",
+)  # fmt: skip
 
 
 class Generation:
@@ -64,6 +69,15 @@ class Generation:
         self.totals: list[float] = []
         self.advantages: list[float | None] = []
         self.extra: dict[str, list[Any]] = {}
+        # Why rewards and advantages are not known; rows with others in their place; the log of the trainer before.
+        self.unknown = self.no_advantage = ""
+        self.is_one_of_several = False
+        self.replaced: frozenset[int] = frozenset()
+        self.logged: Sequence[Any] | None = None
+        # What the trainer generated, and the ids of what it scored.
+        self.made: Any = None
+        self.generated = 0
+        self.scored_ids: Sequence[Any] = ()
         self.peers: dict[str, Any] | None = None
         # Where each row stands in a batch of how many, if it is not one after the other.
         self.places: list[int] = []
@@ -90,6 +104,24 @@ class Generation:
         self.ids = [array("q", row) for row in ids] if keep else []
         self.lengths = [len(row) for row in ids]
         self.ends = [int(row[-1]) if len(row) else None for row in ids]
+
+    def split_off(self) -> Generation:
+        """What was seen so far, as a generation of its own: the trainer goes on with another one."""
+        earlier = copy.copy(self)
+        self.is_one_of_several = True
+        self.count = self.bytes = 0
+        self.made, self.seconds, self.prompt_ids, self.tool_mask, self.said = None, 0.0, None, None, None
+        self.watches, self.later, self.marks, self.raw_rewards = [], [], [], {}
+        self.scored_ids, self.extra, self.numbers = (), {}, lambda _: None
+        return earlier
+
+    def keep_rows(self, rows: Sequence[int]) -> None:
+        """Leave only these rows, at the places where they were."""
+        for name in _EACH:
+            values = getattr(self, name)
+            if isinstance(values, list) and len(values) == self.count:
+                setattr(self, name, [values[i] for i in rows])
+        self.places, self.width, self.count = list(rows), self.width or self.count, len(rows)
 
     def broken_off(self, loop: Callable[..., Any], args: Any, kwargs: Any) -> None:
         """The tool loop raised: what it had said and heard until then stands in the lists it was given."""
@@ -127,6 +159,10 @@ class Generation:
         """Each function's rewards: as it gave them, else from the trainer's numbers for it."""
         columns = [self._reward_column(i) for i in range(len(self.names))]
         self.rewards = [list(row) for row in zip(*columns, strict=True)]
+        unseen = [n for i, n in enumerate(self.names) if i not in self.raw_rewards and set(columns[i]) == {None}]
+        broken_off = "the trainer broke off before they were known" if self.error else ""
+        why = self.unknown or broken_off or f"nobody saw what was given by {', '.join(unseen)}"
+        self.unknown = why if unseen else ""
 
     def _reward_column(self, index: int) -> list[float | None]:
         raw = self.raw_rewards.get(index, ())

@@ -17,7 +17,7 @@ from rollout_hookspecs import Emit
 
 from rollout_plugins.hosts.collating import Collated, Collating
 from rollout_plugins.hosts.generation import Generation
-from rollout_plugins.hosts.observing import Observer, TRLHost
+from rollout_plugins.hosts.observing import Needs, Observer, TRLHost
 from rollout_plugins.hosts.support import Support
 from rollout_plugins.hosts.wrapping import arguments
 from rollout_plugins.snapshot import Snapshot
@@ -139,9 +139,12 @@ class TextObserver(Observer):
 
 
 class GKDObserver(TextObserver):
+    needs: ClassVar[Needs] = {"generate_on_policy_outputs": ("model", "inputs", "generation_config")}
+    without = ("_fill_buffer",)
+
     def __init__(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> None:
         super().__init__(trainer, emit, options)
-        self.watch("generate_on_policy_outputs", self._generate, ("model", "inputs", "generation_config"))
+        self.watch("generate_on_policy_outputs", self._generate)
 
     def _generate(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         out = original(*args, **kwargs)
@@ -162,14 +165,18 @@ class GKDObserver(TextObserver):
 class BufferObserver(TextObserver):
     """Watches a trainer that answers the prompts of an optimizer step at once, or slice by slice."""
 
+    needs: ClassVar[Needs] = {
+        "_prepare_inputs": ("generation_batch",),
+        "_fill_buffer": ("generation_batch", "buffer_steps"),
+    }
     flags: ClassVar[str]
     """Attribute of the trainer that tells which slices the student answers."""
 
     def __init__(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> None:
         super().__init__(trainer, emit, options)
         self.waiting: set[int] = set()
-        self.watch("_prepare_inputs", self._prepare, ("generation_batch",))
-        self.watch("_fill_buffer", self._fill, ("generation_batch", "buffer_steps"))
+        self.watch("_prepare_inputs", self._prepare)
+        self.watch("_fill_buffer", self._fill)
 
     def _fill(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with self.guarded("see how many slices there will be"):
@@ -206,10 +213,12 @@ class BufferObserver(TextObserver):
 
 
 class GOLDObserver(BufferObserver):
+    needs: ClassVar[Needs] = {**BufferObserver.needs, **GKDObserver.needs}
     flags = "_buffered_on_policy"
 
 
 class IWOPDObserver(BufferObserver):
+    without = ("generate_on_policy_outputs",)
     flags = "_buffered_on_policy_flags"
 
 

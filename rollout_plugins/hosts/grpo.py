@@ -13,14 +13,17 @@ from typing import Any, ClassVar, Final
 
 from rollout_hookspecs import Batch, Emit
 
+from rollout_plugins.hosts.decoding import Decoder
 from rollout_plugins.hosts.generation import Generation
-from rollout_plugins.hosts.observing import Observer, TRLHost
+from rollout_plugins.hosts.observing import Needs, Observer, TRLHost
 from rollout_plugins.hosts.support import Support
 from rollout_plugins.hosts.trl_log import LogTail, batch_from_log
+from rollout_plugins.hosts.unscored import NEVER_SCORED, NO_ADVANTAGE, Made, Unscored
 from rollout_plugins.hosts.wrapping import arguments
 from rollout_plugins.snapshot import Snapshot
 
 _LOGPROBS: Final = "sampler, trainer and reference"
+SCORED: Final = ("inputs", "prompts", "completions", "completion_ids_list")
 _PER_TOKEN = ("sampling_per_token_logps", "old_per_token_logps", "ref_per_token_logps")
 
 
@@ -28,18 +31,25 @@ class GRPOObserver(Observer):
     """Watches a trainer that scores groups of completions; `whole` is its method from the rows to the advantages."""
 
     whole: ClassVar[str] = "_generate_and_score_completions"
+    needs: ClassVar[Needs] = {whole: ("inputs",), "_calculate_rewards": SCORED}
 
     def __init__(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> None:
         super().__init__(trainer, emit, options)
-        self.watch(self.whole, self._whole, ("inputs",))
-        self.watch("_calculate_rewards", self._rewards, ("inputs", "prompts", "completions", "completion_ids_list"))
+        self.unscored = Unscored(self._keep)
+        self.watch(self.whole, self._whole)
+        self.watch("_calculate_rewards", self._rewards)
         for name, around in (("_generate", self._tokens), ("_tool_call_loop", self.tool_loop)):
             if hasattr(trainer, name):
                 self.watch(name, around)
 
     def _whole(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.given(now, original, args, kwargs)
+        with self.guarded("see what is in the trainer's log"):
+            now.logged = LogTail.before(self.trainer)
         out = original(*args, **kwargs)
+        if not now.count and now.made is not None:
+            with self.guarded("take a snapshot of a generation"):
+                self._complete(now)
         if now.count:
             with self.guarded("read the advantages"):
                 self._read_advantages(now, out)
@@ -47,11 +57,81 @@ class GRPOObserver(Observer):
 
     def _rewards(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with self.guarded("take a snapshot of a generation"):
-            now.snapshot(*arguments(original, args, kwargs).values())
+            self._see_scored(now, *(arguments(original, args, kwargs)[name] for name in SCORED))
         gathered = self.scored(now, original, args, kwargs)
         with self.guarded("read the rewards"):
             self._read_rewards(now, gathered)
         return gathered
+
+    def _see_scored(self, now: Generation, rows: Any, prompts: Any, completions: Any, ids: Any) -> None:
+        if now.count and ids != now.scored_ids:
+            self._set_apart(now)
+        if now.made is not None and len(now.made.ids) != len(ids):
+            self._set_apart(now)
+        if now.made is None:
+            self._claim(now, ids)
+        prompts, completions = _structured(now.made, prompts, completions)
+        now.snapshot(rows, prompts, completions, ids)
+        now.scored_ids = ids
+
+    def _claim(self, now: Generation, ids: Any) -> None:
+        """What is scored was generated before, perhaps on another thread."""
+        found = [one for one in self.unscored.claim(ids) if one is not None]
+        if not found and not now.generated:
+            self.unscored.unknown = max(0, self.unscored.unknown - len(ids))
+        if not found or len(found) != len(ids):
+            return
+        steps = {made.policy_step for made, _ in found}
+        now.policy_step = steps.pop() if len(steps) == 1 else None
+        spoken = [made.completions[i] for made, i in found if made.completions is not None]
+        now.made = Made([made.prompts[i] for made, i in found], spoken if len(spoken) == len(ids) else None, ids)
+        for name in ("prompt_ids", "tool_mask", "watches"):
+            known = [(getattr(made, name), i, made.width or made.count) for made, i in found]
+            if all(isinstance(values, list) and len(values) == count for values, _, count in known):
+                setattr(now, name, [values[i] for values, i, _ in known])
+
+    def _set_apart(self, now: Generation) -> None:
+        """The trainer goes on with other rollouts: those before are scored and done, or wait for that."""
+        earlier = now.split_off()
+        if earlier.count:
+            self._keep(earlier)
+        elif earlier.made is not None:
+            self._complete(earlier)
+            self.unscored.wait(earlier, earlier.made.ids)
+
+    def _complete(self, now: Generation) -> None:
+        """Nobody saw how it was scored: keep what was generated."""
+        made = now.made
+        now.snapshot(now.rows if len(now.rows) == len(made.ids) else (), made.prompts, made.completions, made.ids)
+        now.unknown = NEVER_SCORED
+        if made.completions is None or None in made.prompts:
+            now.decoder = now.decoder or Decoder(self.trainer, self.options)
+
+    def hand_over(self, now: Generation) -> None:
+        """A `_generate` by itself waits for the batch that scores it."""
+        if not now.count and now.made is not None:
+            with self.guarded("take a snapshot of a generation"):
+                self._complete(now)
+                if not now.expected:
+                    self.unscored.wait(now, now.made.ids)
+                    return
+        if not now.count and not now.expected:
+            self.unscored.unknown += now.generated
+        self._keep(now)
+
+    def _keep(self, now: Generation) -> None:
+        now.no_advantage = "" if now.advantages else NO_ADVANTAGE
+        super().hand_over(now)
+        now.made = now.logged = None  # the trainer's own lists need not wait for the worker thread
+        now.scored_ids = ()
+
+    def detach(self) -> None:
+        super().detach()
+        with self.guarded("hand over what was never scored"):
+            self.unscored.end()
+        if self.unscored.unknown > 0:
+            self.lose(self.unscored.unknown)
+            self.unscored.unknown = 0
 
     def _read_rewards(self, now: Generation, gathered: Any) -> None:
         """Rewards exist now, and so does what reward functions gave to log_extra."""
@@ -64,12 +144,26 @@ class GRPOObserver(Observer):
 
     def _read_advantages(self, now: Generation, out: Mapping[str, Any]) -> None:
         """Advantages exist now, as numbers in the trainer's log; only if they don't is its tensor read."""
+        now.replaced = self._replaced(now, out)
         log = LogTail.of(now)
         if log is None:
-            now.advantages = out["advantages"].tolist()
+            known = out["advantages"].tolist()
+            now.advantages = [None if i in now.replaced else value for i, value in enumerate(known[: now.count])]
         else:
             self._read_log(now, log)
         now.keep(**{name: out.get(name) for name in _PER_TOKEN})
+
+    def _replaced(self, now: Generation, out: Mapping[str, Any]) -> frozenset[int]:
+        """Rows that the trainer put other rollouts in place of, as one with a replay buffer does.
+
+        It reads the device, so only where something of the trainer's tensors is kept or there is a doubt.
+        """
+        if not (self.options.get("tokens") or now.is_one_of_several) or "completion_ids" not in out:
+            return frozenset()
+        rows = out["completion_ids"].tolist()
+        ids = now.scored_ids or now.made.ids
+        own = [i < len(rows) and rows[i][: len(ids[i])] == list(ids[i]) for i in range(now.count)]
+        return frozenset(i for i, is_own in enumerate(own) if not is_own)
 
     def _read_log(self, now: Generation, log: LogTail) -> None:
         here = slice(now.rank * now.count, (now.rank + 1) * now.count)
@@ -85,7 +179,14 @@ class GRPOObserver(Observer):
             now.peers = log.everything()
 
     def _tokens(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if now.count or now.made is not None:
+            with self.guarded("keep what was generated"):
+                self._set_apart(now)
         out = original(*args, **kwargs)
+        with self.guarded("see what was generated"):
+            prompts = next(iter((*args, *kwargs.values())), ())
+            now.generated += len(prompts)
+            now.made = Made.of(prompts, out)
         if isinstance(out, tuple) and out:
             now.prompt_ids = out[0]
             if len(out) > 3 and now.tool_mask is None:
@@ -95,11 +196,29 @@ class GRPOObserver(Observer):
     def missed(self, now: Generation) -> None:
         """The snapshot was not taken, so what the trainer logged has to do."""
         with self.guarded("record a generation from the trainer's log"):
-            batch = batch_from_log(self.trainer, now.expected)
+            batch = batch_from_log(self.trainer, now.expected, now.logged)
             if batch is not None:
                 self.emit(batch)
+                self.count_refused(batch.count)
+                if now.generated > batch.count:
+                    self.lose(now.generated - batch.count)
             else:
                 super().missed(now)
+
+
+def _structured(made: Made | None, prompts: Any, completions: Any) -> tuple[Any, Any]:
+    """Messages as they were generated, where the trainer scores rendered text instead (Unsloth, with images)."""
+    if made is None or not _is_text(prompts):
+        return prompts, completions
+    if not any(prompt is None or isinstance(prompt, str) for prompt in made.prompts):
+        prompts = made.prompts
+        if made.completions is not None and _is_text(completions):
+            completions = made.completions
+    return prompts, completions
+
+
+def _is_text(values: Any) -> bool:
+    return all(isinstance(value, str) for value in values)
 
 
 class GRPOHost(TRLHost):

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final, TypeAlias
 
 from rollout_hookspecs import Emit
 
 from rollout_plugins.hosts.decoding import Decoder
 from rollout_plugins.hosts.facts import describe_trl
 from rollout_plugins.hosts.generation import Generation
-from rollout_plugins.hosts.support import Support, support_of
-from rollout_plugins.hosts.wrapping import Swap, Wraps, arguments
+from rollout_plugins.hosts.support import Support, named_support
+from rollout_plugins.hosts.wrapping import Swap, Wraps, arguments, by_name, lacks, logger
+
+_LOOP: Final = ("prompts", "prompt_ids", "completion_ids", "completions")
+Needs: TypeAlias = Mapping[str, tuple[str, ...]]
+"""Methods, and the arguments they take."""
 
 
 class Observer:
-    """The wrappers on one trainer, and the generation they are in the middle of."""
+    """The wrappers on one trainer, and the generation that each thread is in the middle of."""
+
+    needs: ClassVar[Needs] = {}
+    """Methods by which the trainer is known, with the arguments they take."""
+    without: ClassVar[tuple[str, ...]] = ()
+    """What a trainer of this kind does not have; it tells it from another kind with the same methods."""
 
     decodes: ClassVar[bool] = False
     """Whether the trainer has completions as token ids alone."""
@@ -26,11 +36,22 @@ class Observer:
         self.trainer = trainer
         self.emit = emit
         self.options = options
-        self.now: Generation | None = None
+        self._threads = threading.local()
+        self.refused: list[str] = []
+        self._has_lost = False
         self.wraps = Wraps(trainer)
         self.decoder = Decoder(trainer, options) if self.decodes else None
 
-    def watch(self, name: str, around: Callable[..., Any], parameters: tuple[str, ...] | None = None) -> bool:
+    @property
+    def now(self) -> Generation | None:
+        """A trainer may generate the next batch on a thread while it scores this one."""
+        return getattr(self._threads, "now", None)
+
+    @now.setter
+    def now(self, generation: Generation | None) -> None:
+        self._threads.now = generation
+
+    def watch(self, name: str, around: Callable[..., Any], parameters: tuple[str, ...] | None = None) -> None:
         """Wrap a method of the trainer: `around(generation, original, *args, **kwargs)`.
 
         Whichever watched method is entered first begins the generation, and it is handed over when that one is left.
@@ -41,7 +62,8 @@ class Observer:
             with self._generation() as now:
                 return original(*args, **kwargs) if now is None else around(now, original, *args, **kwargs)
 
-        return self.wraps.wrap(name, inside, parameters)
+        if not self.wraps.wrap(name, inside, parameters or self.needs.get(name)):
+            self.refused.append(name)
 
     @contextmanager
     def _generation(self) -> Iterator[Generation | None]:
@@ -85,12 +107,28 @@ class Observer:
                 now.read_rewards()
             with self.guarded("record a generation"):
                 self.emit(now.batch())
+                self.count_refused(now.count)
         elif now.error is None and now.expected:
             self.missed(now)
 
+    def count_refused(self, count: int) -> None:
+        """Rollouts that are stored without what a method would have told that we could not watch."""
+        for name in self.refused:
+            self.emit.lost(f"without:{name}", count)
+
     def missed(self, now: Generation) -> None:
         """The trainer made rollouts, and none of our wrappers saw them."""
-        self.emit.lost("not_observed", now.expected)
+        self.lose(max(now.expected, now.generated))
+
+    def lose(self, count: int) -> None:
+        """Count rollouts that were made and could not be kept; say so the first time."""
+        self.emit.lost("not_observed", count)
+        if not self._has_lost:
+            self._has_lost = True
+            logger.warning(
+                "%s made %d rollouts in a way that cannot be observed; such are counted as not_observed",
+                type(self.trainer).__name__, count,
+            )  # fmt: skip
 
     def given(self, now: Generation, original: Callable[..., Any], args: Any, kwargs: Any) -> None:
         """The rows of the dataset that a method was called with as its `inputs`."""
@@ -116,7 +154,7 @@ class Observer:
                 out = original(*args, **kwargs)
         except BaseException:
             with self.guarded("take a snapshot of a generation"):
-                now.broken_off(original, args, kwargs)
+                now.broken_off(by_name(original, _LOOP), args, kwargs)
             raise
         if isinstance(out, tuple) and len(out) > 1:
             now.tool_mask, now.said = out[0], out[1]
@@ -131,7 +169,16 @@ class TRLHost:
     observer: ClassVar[type[Observer]]
 
     def matches(self, trainer: Any) -> bool:
-        return support_of(self, trainer) is not None
+        """One of TRL's classes, or one that has what they have, as a copy of their source does."""
+        return named_support(self, trainer) is not None or not self.missing(trainer)
+
+    def missing(self, trainer: Any) -> list[str]:
+        """What keeps the trainer from being one of these, in words."""
+        needs = self.observer.needs
+        found = [lacks(trainer, name, parameters) for name, parameters in needs.items()]
+        return [what for what in found if what] + [
+            f"has {name}" for name in self.observer.without if hasattr(trainer, name)
+        ]
 
     def attach(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> Callable[[], None]:
         return self.observer(trainer, emit, options).detach

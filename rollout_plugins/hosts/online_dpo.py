@@ -8,26 +8,29 @@ after the trainer has read numbers of its own from it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from rollout_hookspecs import Emit
 
 from rollout_plugins.hosts.building import eos_ids
 from rollout_plugins.hosts.facts import describe_trl
 from rollout_plugins.hosts.generation import Generation
-from rollout_plugins.hosts.observing import Observer, TRLHost
+from rollout_plugins.hosts.observing import Needs, Observer, TRLHost
 from rollout_plugins.hosts.support import Support
 from rollout_plugins.hosts.wrapping import arguments
 
 
 class OnlineDPOObserver(Observer):
+    needs: ClassVar[Needs] = {
+        "_calculate_rewards_from_functions": ("prompts", "completions", "completion_ids_list", "**reward_kwargs")
+    }
+
     def __init__(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> None:
         super().__init__(trainer, emit, options)
         self.eos_ids = eos_ids(trainer)
         self.compared: Any = None
-        self.watch("training_step", self._step)
-        parameters = ("prompts", "completions", "completion_ids_list", "reward_kwargs")
-        self.watch("_calculate_rewards_from_functions", self._rewards, parameters)
+        self.watch("training_step", self._step, ("model", "inputs"))
+        self.watch("_calculate_rewards_from_functions", self._rewards)
         if options.get("tokens") or options.get("rendered"):
             for name in ("_generate", "_generate_vllm"):
                 if hasattr(trainer, name):

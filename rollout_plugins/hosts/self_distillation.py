@@ -8,13 +8,13 @@ event tells which prompts they are really generated from.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from rollout_hookspecs import Emit
 
 from rollout_plugins.hosts.generation import Generation
-from rollout_plugins.hosts.grpo import GRPOObserver
-from rollout_plugins.hosts.observing import Observer, TRLHost
+from rollout_plugins.hosts.grpo import SCORED, GRPOObserver
+from rollout_plugins.hosts.observing import Needs, Observer, TRLHost
 from rollout_plugins.hosts.support import Support
 from rollout_plugins.hosts.wrapping import arguments
 from rollout_plugins.snapshot import Snapshot
@@ -24,6 +24,7 @@ _LOGPROBS = "the trainer has log-probabilities where completions train more than
 
 class SDPOObserver(GRPOObserver):
     whole = "_prepare_training_batch"
+    needs: ClassVar[Needs] = {whole: ("inputs",), "_calculate_rewards": SCORED}
 
 
 class SDPOHost(TRLHost):
@@ -41,14 +42,16 @@ class SDPOHost(TRLHost):
 
 class SDFTObserver(Observer):
     decodes = True
+    needs: ClassVar[Needs] = {"_prepare_training_batch": ("inputs",), "_generate": ("prompt_ids",)}
+    without = ("_calculate_rewards",)
 
     def __init__(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> None:
         super().__init__(trainer, emit, options)
-        self.watch("_prepare_training_batch", self._whole, ("inputs",))
+        self.watch("_prepare_training_batch", self._whole)
         self.teaches = bool(getattr(trainer, "generate_from_teacher", False))
         if self.teaches:
             self.watch("_dispatch_self_distillation_callback", self._event)
-        self.watch("_generate", self._generate, ("prompt_ids",))
+        self.watch("_generate", self._generate)
 
     def _whole(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.given(now, original, args, kwargs)

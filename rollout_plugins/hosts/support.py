@@ -36,11 +36,21 @@ class Support:
     """What a person should know besides."""
 
 
-def support_of(host: Any, trainer: Any) -> Support | None:
-    """What a host says of a trainer: of the nearest of its classes that it names and that TRL made."""
+def named_support(host: Any, trainer: Any) -> Support | None:
+    """What a host says of the nearest of the trainer's classes that it names and that TRL made."""
     told = {support.trainer: support for support in getattr(host, "supports", ())}
     trl = (c.__name__ for c in type(trainer).__mro__ if c.__module__.partition(".")[0] == "trl")
     return next((told[name] for name in trl if name in told), None)
+
+
+def support_of(host: Any, trainer: Any) -> Support | None:
+    """What a host says of a trainer that it matches. A copy of TRL's source often has TRL's name in its own."""
+    found = named_support(host, trainer)
+    if found is not None:
+        return found
+    told = getattr(host, "supports", ())
+    alike = (s for c in type(trainer).__mro__ for s in told if c.__name__.endswith(s.trainer))
+    return next(alike, told[0] if told else None)
 
 
 def may_evaluate(host: Any, trainer: Any) -> bool:

@@ -23,11 +23,17 @@ class LogTail:
 
     @classmethod
     def of(cls, now: Generation) -> LogTail | None:
-        """None when the log does not hold that many rows."""
+        """None when the log does not hold that many rows, or got another number of them from this generation."""
         logs, total = getattr(now.trainer, "_logs", None), now.count * now.world
         if not isinstance(logs, dict) or not total or len(logs.get("advantages", ())) < total:
             return None
-        return cls(logs, total, now.names)
+        return cls(logs, total, now.names) if _added(logs["advantages"], now.logged) in {None, total} else None
+
+    @staticmethod
+    def before(trainer: Any) -> list[Any] | None:
+        """The advantages that are in the log now. They are numbers made for it, so each is known again."""
+        logs = getattr(trainer, "_logs", None)
+        return list(logs["advantages"]) if isinstance(logs, dict) and "advantages" in logs else None
 
     def _tail(self, rows: Any) -> list[Any]:
         return list(islice(rows, len(rows) - self._total, None))
@@ -56,10 +62,18 @@ class LogTail:
         }
 
 
-def batch_from_log(trainer: Any, count: int) -> Batch | None:
+def _added(rows: Any, before: Sequence[Any] | None) -> int | None:
+    """How many rows the log has got since; None if that is not known."""
+    if before is None:
+        return None
+    old = set(map(id, before))
+    return sum(id(row) not in old for row in rows)
+
+
+def batch_from_log(trainer: Any, count: int, before: Sequence[Any] | None = None) -> Batch | None:
     """This rank's rows of the last generation in the trainer's log, which nobody saw being made."""
     now = Generation(trainer, {})
-    now.count = count
+    now.count, now.logged = count, before
     log = LogTail.of(now)
     if log is None:
         return None

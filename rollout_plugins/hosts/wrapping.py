@@ -35,20 +35,17 @@ class Wraps:
 
         `around` must call `original` exactly once and return its result.
         """
-        original = getattr(self._target, name, None)
-        if not callable(original):
-            self._unexpected(f"has no method {name}")
+        if missing := lacks(self._target, name, parameters):
+            self._unexpected(missing)
             return False
-        found = tuple(inspect.signature(original).parameters)
-        if parameters is not None and found != parameters:
-            self._unexpected(f"has {name}({', '.join(found)}), expected {name}({', '.join(parameters)})")
-            return False
+        original = getattr(self._target, name)
+        named = original if parameters is None else by_name(original, parameters)
 
         @functools.wraps(original)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             if not self.active:
                 return original(*args, **kwargs)
-            return around(original, *args, **kwargs)
+            return around(named, *args, **kwargs)
 
         vars(wrapper)["_link"] = _Link(wrapper, self, vars(self._target).get(name))
         setattr(self._target, name, wrapper)
@@ -223,6 +220,54 @@ def added(values: dict[str, Any], more: Mapping[str, Any]) -> Iterator[None]:
                 values[name] = before[name]
             else:
                 values.pop(name, None)
+
+
+_PLAIN, _ANY_NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_KEYWORD
+
+
+def lacks(target: Any, name: str, parameters: tuple[str, ...] | None = None) -> str:
+    """What the target lacks of a method that takes these arguments, in words; nothing if it has it.
+
+    The method may take more than these, in any order. `(*args, **kwargs)` is somebody's wrapper, which takes all.
+    """
+    method = getattr(target, name, None)
+    if not callable(method):
+        return f"has no method {name}"
+    try:
+        found = _parameters(method)
+    except (TypeError, ValueError):
+        return f"has a method {name} whose arguments cannot be read"
+    if parameters is None or set(parameters) <= set(found) or _is_bare(found, parameters):
+        return ""
+    return f"has {name}({', '.join(found)}), expected {name}({', '.join(parameters)})"
+
+
+def _parameters(method: Callable[..., Any]) -> tuple[str, ...]:
+    """Names of a method's parameters; those that take any number of arguments with their stars."""
+    stars: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    found = inspect.signature(method).parameters.values()
+    return tuple(stars.get(parameter.kind, "") + parameter.name for parameter in found)
+
+
+def _is_bare(found: tuple[str, ...], parameters: tuple[str, ...]) -> bool:
+    """Whether what is found takes any arguments after the first ones of these."""
+    more = next((i for i, name in enumerate(found) if name[0] == "*" != name[1]), None)
+    return more is not None and found[:more] == parameters[:more]
+
+
+def by_name(original: Callable[..., Any], parameters: tuple[str, ...]) -> Callable[..., Any]:
+    """The same method; where it does not tell these names, with arguments that have them by position."""
+    if set(parameters) <= set(_parameters(original)):
+        return original
+
+    def named(*args: Any, **kwargs: Any) -> Any:
+        return original(*args, **kwargs)
+
+    known = [inspect.Parameter(name, _PLAIN) for name in parameters if name[0] != "*"]
+    rest = next((name[2:] for name in parameters if name[0] == "*"), "_named")
+    more = [inspect.Parameter("_more", inspect.Parameter.VAR_POSITIONAL)]
+    vars(named)["__signature__"] = inspect.Signature([*known, *more, inspect.Parameter(rest, _ANY_NAMED)])
+    return named
 
 
 def arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

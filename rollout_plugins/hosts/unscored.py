@@ -1,0 +1,118 @@
+"""What a trainer generated and has not scored yet: it waits for the batch that scores it, on whatever thread.
+
+Most trainers score at once what they generate. Some generate ahead, on a thread of their own, or throw away what
+they don't like before anyone scores it. Rows are recognised by their token ids.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rollout_plugins.hosts.generation import Generation
+
+logger = logging.getLogger("rollout_plugins")
+
+_MOST: Final = 8
+NEVER_SCORED: Final = "the trainer did not score it where that can be seen"
+NO_ADVANTAGE: Final = "the trainer did not compute it where that can be seen"
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What one call of the trainer's `_generate` was given and returned."""
+
+    prompts: Sequence[Any]
+    completions: Sequence[Any] | None
+    ids: Sequence[Sequence[int]]
+
+    @classmethod
+    def of(cls, prompts: Any, out: Any) -> Made | None:
+        """None if completions are not there as lists of token ids. As messages or text they stand further on."""
+        if not isinstance(out, tuple) or len(out) < 2 or not _are_rows(out[1], int):
+            return None
+        ids = out[1]
+        if not isinstance(prompts, (list, tuple)) or len(prompts) != len(ids) or _are_rows(prompts, int):
+            prompts = [None] * len(ids)
+        spoken = (one for one in out[2:] if isinstance(one, list) and len(one) == len(ids) and _is_spoken(one))
+        return cls(prompts, next(spoken, None), ids)
+
+
+def _are_rows(value: Any, kind: type) -> bool:
+    """Whether these are lists of that; an empty list may be one of anything."""
+    if not isinstance(value, list):
+        return False
+    return all(isinstance(row, list) and (not row or isinstance(row[0], kind)) for row in value)
+
+
+def _is_spoken(rows: list[Any]) -> bool:
+    return all(isinstance(row, str) for row in rows) or (_are_rows(rows, dict) and all(rows))
+
+
+class _Waiting:
+    def __init__(self, now: Generation, ids: Sequence[Sequence[int]]) -> None:
+        self.now = now
+        self.rows: dict[tuple[int, ...], list[int]] = {}
+        for i in reversed(range(len(ids))):
+            self.rows.setdefault(tuple(ids[i]), []).append(i)
+
+    @property
+    def left(self) -> list[int]:
+        return sorted(i for rows in self.rows.values() for i in rows)
+
+    def take(self, ids: tuple[int, ...]) -> int | None:
+        rows = self.rows.get(ids)
+        return rows.pop() if rows else None
+
+
+class Unscored:
+    """Generations that wait; those that nobody claims are handed over as they are, oldest first."""
+
+    def __init__(self, hand_over: Callable[[Generation], None]) -> None:
+        self._hand_over = hand_over
+        self._lock = threading.Lock()
+        self._waiting: list[_Waiting] = []
+        self._is_told = False
+        self.unknown = 0
+        """Rollouts that were generated in a form that is not known, and are not scored yet."""
+
+    def wait(self, now: Generation, ids: Sequence[Sequence[int]]) -> None:
+        with self._lock:
+            self._waiting.append(_Waiting(now, ids))
+            late = self._waiting[:-_MOST]
+            del self._waiting[:-_MOST]
+        self._give_up(late)
+
+    def claim(self, ids: Sequence[Sequence[int]]) -> list[tuple[Generation, int] | None]:
+        """For each row, the generation it was made in and its place there, if it waits here."""
+        with self._lock:
+            found = [self._claim(tuple(row)) if self._waiting else None for row in ids]
+            self._waiting = [one for one in self._waiting if one.left]
+        return found
+
+    def _claim(self, ids: tuple[int, ...]) -> tuple[Generation, int] | None:
+        for one in self._waiting:
+            if (i := one.take(ids)) is not None:
+                return one.now, i
+        return None
+
+    def end(self) -> None:
+        """Nothing will be scored any more."""
+        with self._lock:
+            late, self._waiting = self._waiting, []
+        self._give_up(late)
+
+    def _give_up(self, late: Sequence[_Waiting]) -> None:
+        for one in late:
+            one.now.keep_rows(one.left)
+            one.now.unknown = one.now.unknown or NEVER_SCORED
+            self._hand_over(one.now)
+        if late and not self._is_told:
+            self._is_told = True
+            logger.warning(
+                "the trainer generates rollouts that it does not score where that can be seen; they are stored "
+                "without rewards, and marked"
+            )

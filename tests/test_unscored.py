@@ -1,0 +1,200 @@
+"""Whatever a trainer generates is stored or counted, also where it generates and scores in its own way."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from copies import copy_of
+from rig import GRPO, dataset, make
+from transformers import TrainerCallback
+from trl import GRPOTrainer
+
+from rollout_plugins import RolloutPluginCallback, open_run
+
+ANSWERS = [f"answer number {n}" for n in range(64)]
+SCORING = "self._calculate_rewards(inputs, prompts, completions, completion_ids_list)"
+
+
+def number_of(completion):
+    return int(completion[0]["content"].split()[-1])
+
+
+def numbers(completions, **kwargs):
+    return [float(number_of(completion)) for completion in completions]
+
+
+def recorded(trainer, folder, **options):
+    """The run, and its rollouts by the number of their answer."""
+    trainer.add_callback(RolloutPluginCallback(**options))
+    trainer.train()
+    run = open_run(folder / "out")
+    rollouts = list(run.rollouts(tokens=True))
+    found = {number_of(rollout.completion): rollout for rollout in rollouts}
+    assert len(found) == len(rollouts)
+    return run, found
+
+
+def generating_ahead(folder, **options):
+    """It generates the next batch on a thread while it scores this one, as axolotl's asynchronous trainer does."""
+    whole = ("_generate_and_score_completions", "_make_batch")
+    cls = copy_of(GRPOTrainer, whole=whole, ahead=("self._generate(prompts)", "self._made_ahead(prompts)"))
+    pool, scoring, ahead = ThreadPoolExecutor(1), threading.Event(), []
+    single_turn = cls._generate_single_turn
+
+    def slowly(trainer, *args, **kwargs):
+        made = single_turn(trainer, *args, **kwargs)
+        if threading.current_thread() is not threading.main_thread():
+            assert scoring.wait(30)
+            scoring.clear()
+        return made
+
+    def made_ahead(trainer, prompts):
+        made = ahead.pop().result() if ahead else trainer._generate(prompts)
+        ahead.append(pool.submit(trainer._generate, prompts))
+        return made
+
+    def rewards(completions, **kwargs):
+        scoring.set()
+        return numbers(completions)
+
+    cls._generate_single_turn, cls._made_ahead = slowly, made_ahead
+    cls._generate_and_score_completions = GRPOTrainer._generate_and_score_completions
+    trainer = make(
+        folder, ANSWERS, cls=cls, rows=dataset(2), rewards=rewards, max_steps=3, shuffle_dataset=False, **options
+    )
+
+    def finished():
+        ahead.pop().result()
+        pool.shutdown()
+
+    return trainer, finished
+
+
+def test_a_batch_that_is_generated_on_a_thread_while_another_is_scored_is_not_mixed_with_it(tmp_path, caplog):
+    trainer, finished = generating_ahead(tmp_path)
+    callback = RolloutPluginCallback(tokens=True)
+    trainer.add_callback(callback)
+    trainer.callback_handler.callbacks.reverse()
+    trainer.train()
+    finished()
+    run = open_run(tmp_path / "out")
+    found = {number_of(rollout.completion): rollout for rollout in run.rollouts(tokens=True)}
+    assert sorted(found) == list(range(16))
+    assert len(run) == 16
+    for number, rollout in found.items():
+        is_scored = number < 12
+        assert rollout.reward == (float(number) if is_scored else None)
+        assert rollout.policy_step == max(0, number // 4 - 1)
+        assert rollout.step == min(number // 4, 2) + 1
+        assert rollout.prompt == ({"role": "user", "content": f"hello {number % 4 // 2}"},)
+        assert rollout.prompt_tokens == len(rollout.tokens.prompt) > 0
+        assert ("rewards" in rollout.marks) is not is_scored
+        assert "advantage" in rollout.marks
+    assert run.drops == {}
+    assert "generates rollouts that it does not score" in caplog.text
+
+
+@pytest.mark.parametrize("logs", [True, False])
+def test_rewards_that_are_computed_past_the_method_for_them(tmp_path, logs):
+    replaced = {"scoring": (SCORING, SCORING.replace("_calculate_rewards", "_score"))}
+    if not logs:
+        replaced["log"] = ('self._logs["rewards"][name].extend(', "(lambda rows: None)(")
+    cls = copy_of(GRPOTrainer, **replaced)
+    cls._score = GRPOTrainer._calculate_rewards
+    run, found = recorded(make(tmp_path, ANSWERS, cls=cls, rewards=numbers, max_steps=2), tmp_path)
+    assert sorted(found) == list(range(8))
+    assert [found[n].rewards for n in range(8)] == [{"numbers": float(n) if logs else None} for n in range(8)]
+    assert [("rewards" in found[n].marks) for n in range(8)] == [not logs] * 8
+    assert {round(found[n].advantage, 3) for n in range(8)} == {-0.707, 0.707}
+    assert all(rollout.prompt[0]["content"].startswith("hello") for rollout in found.values())
+    assert run.drops == {}
+
+
+class SamplesTwice(GRPO):
+    """What it generates and scores first is thrown away, as dynamic sampling does."""
+
+    def _generate_and_score_completions(self, inputs):
+        super()._generate_and_score_completions(inputs)
+        return super()._generate_and_score_completions(inputs)
+
+
+@pytest.mark.parametrize("tokens", [True, False])
+def test_rollouts_that_are_scored_and_thrown_away_are_stored_and_marked(tmp_path, tokens):
+    trainer = make(tmp_path, ANSWERS, cls=SamplesTwice, rewards=numbers, max_steps=2)
+    run, found = recorded(trainer, tmp_path, tokens=tokens)
+    assert sorted(found) == list(range(16))
+    for number, rollout in found.items():
+        is_kept = number % 8 >= 4
+        assert rollout.rewards == {"numbers": float(number)}
+        assert (rollout.advantage is not None) is is_kept
+        assert ("advantage" in rollout.marks) is not is_kept
+    assert [len({r.advantage for r in found.values()} - {None})] == [2]
+    assert run.drops == {}
+
+
+class ReplacesRows(GRPO):
+    """The second half of each batch is what the first batch was, as a replay buffer does."""
+
+    first = None
+
+    def _generate_and_score_completions(self, inputs):
+        out = super()._generate_and_score_completions(inputs)
+        self.first = self.first or {name: value.clone() for name, value in out.items() if hasattr(value, "clone")}
+        for name, value in self.first.items():
+            if value.ndim and len(value) == 4 and value.shape == out[name].shape:
+                out[name][2:] = value[2:]
+        return out
+
+
+def test_log_probabilities_of_replayed_rows_stay_away_from_the_rollouts_they_replace(tmp_path):
+    script = [f"answer number {n}" for n in range(10, 74)]  # all equally long
+    trainer = make(tmp_path, script, cls=ReplacesRows, rewards=numbers, max_steps=2, beta=0.1)
+    _, found = recorded(trainer, tmp_path, tokens=True)
+    assert [found[n].tokens.reference_logprobs is None for n in range(10, 18)] == [False] * 6 + [True] * 2
+    assert ["replaced" in found[n].marks for n in range(10, 18)] == [False] * 6 + [True] * 2
+    assert all(found[n].advantage is not None for n in range(10, 18))
+
+
+def test_what_a_method_that_cannot_be_watched_would_have_told_is_counted(tmp_path, caplog):
+    trainer = make(tmp_path, ANSWERS, rewards=numbers, max_steps=2)
+    original = trainer._generate_and_score_completions
+
+    def generate(rows):
+        return original(rows)
+
+    trainer._generate_and_score_completions = generate
+    run, found = recorded(trainer, tmp_path)
+    assert [found[n].reward for n in range(8)] == [float(n) for n in range(8)]
+    assert all("advantage" in rollout.marks and rollout.prompt_tokens > 0 for rollout in found.values())
+    assert run.drops == {"without:_generate_and_score_completions": 8}
+    assert caplog.text.count("expected _generate_and_score_completions(inputs)") == 1
+
+
+class Peeks(TrainerCallback):
+    """Generates two answers after each step, for nobody."""
+
+    def __init__(self, trainer):
+        self.trainer = trainer
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.trainer._generate([[{"role": "user", "content": "look"}]] * 2)
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_what_nobody_scores_is_stored_and_marked_or_else_counted(tmp_path, caplog, is_known):
+    trainer = make(tmp_path, ANSWERS, rewards=numbers, max_steps=2)
+    generate = trainer._generate
+    if not is_known:
+        trainer._generate = lambda prompts: list(generate(prompts))
+    trainer.add_callback(RolloutPluginCallback())  # detached at the end, after the last step
+    trainer.add_callback(Peeks(trainer))
+    trainer.train()
+    run = open_run(tmp_path / "out")
+    found = {number_of(rollout.completion): rollout for rollout in run.rollouts()}
+    looked = {n: rollout for n, rollout in found.items() if rollout.prompt[0]["content"] == "look"}
+    assert sorted(looked) == ([4, 5, 10, 11] if is_known else [])
+    assert len(run) == 8 + len(looked)
+    assert all(r.reward is None and {"rewards", "advantage"} <= set(r.marks) for r in looked.values())
+    assert [looked[n].policy_step for n in sorted(looked)] == ([1, 1, 2, 2] if is_known else [])
+    assert run.drops == ({} if is_known else {"not_observed": 4})
+    assert caplog.text.count("in a way that cannot be observed") == (not is_known)
