@@ -16,7 +16,7 @@ from pathlib import Path
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
 NAMES = ("capture", "train", "ranks", "read", "faults")
-START = "# Results\n\nProduced by `python -m benchmarks.readme`; what each figure means is in README.md.\n"
+START = "# Results\n\nProduced by `python -m benchmarks.readme`; docs/benchmarks.md says what each figure means.\n"
 
 
 def produced(name: str, minutes: float) -> str:

@@ -1,4 +1,4 @@
-"""`with RolloutRecorder() as rec: rec.record(step, rollouts)`: for loops that are no transformers Trainer."""
+"""`with RolloutRecorder() as rec: rec.record(step, rollouts)`: for loops that are not a transformers Trainer."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class RolloutRecorder:
         trainer: what the loop calls itself.
         model: name or path of the model.
         tools: JSON schemas of the tools.
-        reward_names: names of the rewards, each a column of its own; those of the first batch unless told.
+        reward_names: names of the rewards, each a column of its own; by default those of the first batch.
         reward_weights: their weights, for the total of rollouts that come without one.
         chat_template: the chat template.
         settings: whatever else explains the rollouts.

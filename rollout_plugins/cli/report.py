@@ -24,7 +24,7 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", type=Path, default=Path("report.html"), help="the file (default: report.html)"
     )
-    parser.add_argument("--force", action="store_true", help="replace the file even if it is no report")
+    parser.add_argument("--force", action="store_true", help="replace the file even if it is not a report")
     parser.add_argument(
         "--plugin",
         action="append",

@@ -2,7 +2,7 @@
 
 They have token ids alone. Those of a batch are copied from the device once; all else is done on the worker thread:
 completions are decoded, and prompts are recognised among the rows that the data collator was given, so that they
-are the dataset's own messages. Answers of the dataset are no rollouts. Those of a teacher are, and are marked.
+are the dataset's own messages. Answers of the dataset are not rollouts. Those of a teacher are, and are marked.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ class GKDHost(TRLHost):
     supports = (
         Support(
             trainer="GKDTrainer", messages="decoded completions", rewards="none", since="1.10",
-            note="answers of the teacher are marked; the dataset's own are no rollouts",
+            note="answers of the teacher are marked; the dataset's own are not rollouts",
         ),
     )  # fmt: skip
 
@@ -243,7 +243,7 @@ class GOLDHost(TRLHost):
     supports = (
         Support(
             trainer="GOLDTrainer", messages="decoded completions", rewards="none", groups=True, images=True,
-            since="1.10", note="the dataset's own answers are no rollouts",
+            since="1.10", note="the dataset's own answers are not rollouts",
         ),
     )  # fmt: skip
 
@@ -256,6 +256,6 @@ class IWOPDHost(TRLHost):
     supports = (
         Support(
             trainer="IWOPDTrainer", messages="decoded completions", rewards="none", groups=True, logprobs="sampler",
-            since="1.10", note="log-probabilities with vLLM; the dataset's own answers are no rollouts",
+            since="1.10", note="log-probabilities with vLLM; the dataset's own answers are not rollouts",
         ),
     )  # fmt: skip

@@ -43,8 +43,8 @@ class Cap:
     """Keeps at most `max_per_step` rollouts of each step, and of each evaluation, for the sinks; the store has all.
 
     The limit holds for the whole step: over all batches of it, where a host streams, and over all ranks, where each
-    sees its own rollouts (they share it). Each rollout says in `marks` why it was kept or skipped, and how many of
-    how many were. Nothing is drawn from a global random generator.
+    sees its own rollouts (they share it). The `marks` of each rollout say why it was kept or skipped,
+    and of how many rollouts. No global random generator is used.
 
     max_per_step: how many.
         Cap(32)
@@ -56,7 +56,7 @@ class Cap:
     key: what best and worst mean: a numeric field of `Rollout`, the name of a reward function, or a function.
         Cap(key="advantage")
         Cap(key=lambda rollout: len(rollout.tool_calls))
-    k: how many at each end, for `top_bottom`; as many as fit unless told.
+    k: how many at each end, for `top_bottom`; by default as many as fit.
         Cap(strategy="top_bottom", k=2)
     seed: for the strategies that draw.
         Cap(strategy="random", seed=7)

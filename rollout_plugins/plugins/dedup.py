@@ -27,7 +27,7 @@ class _Shown:
 
 
 class Dedup:
-    """Leaves out of the sinks what they have been shown: equal content, by hash.
+    """Shows the sinks equal rollouts only once; what is equal is told by a hash of the content.
 
     Dict key order does not matter, types do, images count by their pixels. `dedup/duplicates` is the share of a
     step's rollouts that repeat another one of the step: where it rises, the model is collapsing.

@@ -24,7 +24,7 @@ Alert = Callable[[str, str], object]
 
 
 class Metrics:
-    """Joins the trainer's log with figures of each step's rollouts, under `rollouts/`. On by default.
+    """Adds numbers about each step's rollouts to the trainer's log, under `rollouts/`. On by default.
 
     Of this process's rollouts, train and eval apart: `truncated`, `empty`, `duplicated` (shares); `turns`;
     `groups/no_spread` (share of groups where all rewards are equal, which teach nothing), `groups/reward_spread` and
@@ -32,19 +32,19 @@ class Metrics:
     `correlation/<reward function>` (with the total); `text/distinct_1`, `text/distinct_2` (share of different words
     and word pairs) and `text/repetition` (share of four-word runs seen before in the same answer); `tools/calls` (per
     rollout), `tools/failed`, `tools/unknown`, `tools/not_run` (shares of calls), `tools/seconds_p50`,
-    `tools/seconds_p95`, and for each tool the same under `tools/<name>/`. A figure that has nothing to say (no
-    tools, no groups) is left out. Words are split at spaces, the first 1,000 of each of 64 answers spread over the
-    step where there are more: no tokenizer runs, and no device is waited for.
+    `tools/seconds_p95`, and for each tool the same under `tools/<name>/`. Numbers that do not apply (no
+    tools, no groups) are left out. Words are split at spaces; at most 64 answers a step are read, and the first
+    1,000 words of each. No tokenizer runs, and nothing waits for a device.
 
     Warns, once each, through the logger `rollout_plugins`, the sinks that have alerts (trackio, wandb) and `alert`:
 
     alert: a function, or a list of them, called with a title and a text.
         Metrics(alert=lambda title, text: post_to_chat(f"{title}: {text}"))
-    collapse: share of a step's rollouts that repeat others, from which on the model counts as collapsed.
+    collapse: share of a step's rollouts that repeat others at which the model counts as collapsed.
         Metrics(collapse=0.7)
-    tool_failure: share of a tool's calls that fail, from which on it counts as broken.
+    tool_failure: share of a tool's calls that fail at which it counts as broken.
         Metrics(tool_failure=0.3)
-    patience: training steps in a row for which a rule must hold (the third: no group has any reward spread).
+    patience: training steps in a row for which a rule must hold. The third rule: no group has any reward spread.
         Metrics(patience=10)
     """
 

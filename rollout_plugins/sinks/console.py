@@ -37,7 +37,7 @@ class ConsoleSink:
     max_lines  lines a batch may take                ConsoleSink(max_lines=40)
                (default: the height of the terminal)
     json       JSON lines, one per rollout, whole    ConsoleSink(json=True)
-               (default: when the output is no terminal)
+               (default: when the output is not a terminal)
     file       where to print                        ConsoleSink(file=sys.stderr)
                (default: standard output)
     """

@@ -167,7 +167,7 @@ class StoredRun:
         `has_error`: it or one of its tool calls failed. `where`: a SQL condition over the columns, annotations
         (`judge.score > 0.5`) among them. `search`: text anywhere in its messages or calls. `order`: columns, `-` for
         descending. `superseded`: also what a resumed attempt did again. `tokens`: with their token ids and what aligns
-        with them, where those are kept; they are many times the rest, so that they are not read unasked.
+        with them, where those are kept; they are many times the rest, so they are not read by default.
         """
         filters = Filters(
             split=split,

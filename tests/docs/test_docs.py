@@ -4,6 +4,8 @@ import ast
 import dataclasses
 import inspect
 import re
+import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,14 @@ from rollout_plugins.engine.loading import HOOKS
 from rollout_plugins.testing import hostile_rollouts, make_rollout, run_plugins
 
 ROOT = Path(__file__).parents[2]
-PAGES = {page: (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8") for page in ("hooks", "records", "plugins")}
+sys.path.insert(0, str(ROOT / "docs"))
+import generate
+
+DOCS = ROOT / "docs"
+PAGES = {
+    path.relative_to(DOCS).with_suffix("").as_posix(): path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md")
+}
+HOOKS_PAGE, RECORDS_PAGE, PLUGIN_PAGE = "reference/hooks", "reference/records", "how-to/plugin"
 ALIASES = ("Message", "Split", "Finish", "ToolStatus")
 
 
@@ -28,7 +37,7 @@ def without_code(text):
 
 
 def examples(page):
-    return re.findall(r"((?:<!-- test: \w+ -->\n)?)```python\n(.*?)```", PAGES[page], re.DOTALL)
+    return re.findall(r"((?:<!-- test: \w+ -->\n\n?)?)```python\n(.*?)```", PAGES[page], re.DOTALL)
 
 
 def signature(hook):
@@ -57,7 +66,7 @@ def methods(node):
 
 
 def test_every_hook_has_a_heading_with_its_exact_arguments_and_no_other_has():
-    headings = [heading for heading in sections("hooks") if "(" in heading]
+    headings = [heading for heading in sections(HOOKS_PAGE) if "(" in heading]
     assert headings == [signature(hook) for hook in HOOKS]
 
 
@@ -68,12 +77,12 @@ def anchor(heading):
 
 def test_the_table_names_every_hook_and_links_to_it():
     for hook in HOOKS:
-        assert f"| [`{hook}`]({anchor(signature(hook))}) |" in PAGES["hooks"]
+        assert f"| [`{hook}`]({anchor(signature(hook))}) |" in PAGES[HOOKS_PAGE]
 
 
 @pytest.mark.parametrize("hook", HOOKS)
 def test_every_hook_says_when_where_with_what_and_how_it_fails(hook):
-    text = sections("hooks")[signature(hook)]
+    text = sections(HOOKS_PAGE)[signature(hook)]
     for part in (
         "**When**",
         "**Thread**",
@@ -95,15 +104,16 @@ def test_every_hook_has_an_example_in_its_docstring_and_a_test(hook):
 
 
 def test_every_record_is_documented():
-    assert set(classes()) <= set(sections("records"))
+    assert set(classes()) <= set(sections(RECORDS_PAGE))
     public = {name for name in rollout_hookspecs.__all__ if dataclasses.is_dataclass(getattr(rollout_hookspecs, name))}
     assert public <= set(classes())
 
 
 @pytest.mark.parametrize("name", [name for name, node in classes().items() if fields(node)])
 def test_every_field_has_a_row_with_its_type_and_default(name):
-    rows = re.findall(r"^\| `(\w+)` \| `(.+?)` \| (\S+) \| (.+) \|$", sections("records")[name], re.MULTILINE)
-    documented = [(field, kind.replace("\\|", "|"), default) for field, kind, default, _ in rows]
+    row = r"^\| `(\w+)` \| (?:`|<code>)(.+?)(?:`|</code>) \| (\S+) \| (.+) \|$"
+    rows = re.findall(row, sections(RECORDS_PAGE)[name], re.MULTILINE)
+    documented = [(field, kind.replace("&#124;", "|"), default) for field, kind, default, _ in rows]
     assert documented == fields(classes()[name])
     assert all(text.strip() for *_, text in rows)
 
@@ -113,12 +123,12 @@ def test_every_method_of_a_host_is_documented(name):
     for method in methods(classes()[name]):
         arguments = [f"{a.arg}: {ast.unparse(a.annotation)}" for a in method.args.args[1:]]
         shown = "emit" if method.name == "__call__" else method.name
-        assert f"`{shown}({', '.join(arguments)})`" in sections("records")[name]
+        assert f"`{shown}({', '.join(arguments)})`" in sections(RECORDS_PAGE)[name]
 
 
 @pytest.mark.parametrize("alias", ALIASES)
 def test_the_values_of_every_alias_are_listed(alias):
-    text = " ".join(PAGES["records"].split())
+    text = " ".join(PAGES[RECORDS_PAGE].split())
     said = re.search(rf"`{alias}` (?:is )?(?:one of )?(.+?)[.;]", text).group(1)
     kind = getattr(_records, alias)
     values = [f"`{value}`" for value in getattr(kind, "__args__", ()) if isinstance(value, str)]
@@ -133,7 +143,7 @@ def implementers(namespace):
 
 @pytest.mark.parametrize("hook", HOOKS)
 def test_the_example_of_every_hook_runs_and_bears_hostile_rollouts(hook, tmp_path):
-    (code,) = re.findall(r"```python\n(.*?)```", sections("hooks")[signature(hook)], re.DOTALL)
+    (code,) = re.findall(r"```python\n(.*?)```", sections(HOOKS_PAGE)[signature(hook)], re.DOTALL)
     namespace = {}
     exec(code, namespace)
     (kind,) = implementers(namespace)
@@ -142,7 +152,7 @@ def test_the_example_of_every_hook_runs_and_bears_hostile_rollouts(hook, tmp_pat
     assert len(result.rollouts) == len(hostile_rollouts()) + 2
 
 
-@pytest.mark.parametrize(("mark", "code"), [block for page in ("plugins",) for block in examples(page)])
+@pytest.mark.parametrize(("mark", "code"), examples(PLUGIN_PAGE))
 def test_the_examples_of_the_tutorial_run(mark, code, tmp_path):
     namespace = {}
     exec(code, namespace)
@@ -153,18 +163,61 @@ def test_the_examples_of_the_tutorial_run(mark, code, tmp_path):
         run_plugins([kind()], [make_rollout()])
 
 
-def test_links_lead_somewhere():
-    for page, text in PAGES.items():
-        for target in re.findall(r"\]\(([^)]+)\)", text):
-            path, _, fragment = target.partition("#")
-            assert not path or (ROOT / "docs" / path).exists(), f"{page}: {target}"
-            if fragment and (not path or path.endswith(".md")):
-                other = Path(path).stem or page
-                assert f"#{fragment}" in map(anchor, sections(other)), f"{page}: {target}"
+@pytest.mark.parametrize("page", [*PAGES, "../README"])
+def test_links_lead_somewhere(page):
+    path = DOCS / f"{page}.md"
+    for target in re.findall(r"\]\((?!https?:)([^)]+)\)", path.read_text(encoding="utf-8")):
+        file, _, fragment = target.partition("#")
+        other = (path.parent / file).resolve() if file else path
+        assert other.exists(), f"{page}: {target}"
+        if fragment:
+            headings = sections(other.relative_to(DOCS).with_suffix("").as_posix())
+            assert f"#{fragment}" in map(anchor, headings), f"{page}: {target}"
+
+
+def test_the_site_has_every_page():
+    named = re.findall(r"^ +- .+: ([\w/-]+)\.md$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(named) == sorted(PAGES)
+
+
+# --- generated parts ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", [page for page, text in PAGES.items() if generate.PART.search(text)])
+def test_generated_parts_are_what_the_code_says_now(page):
+    assert generate.fill(PAGES[page]) == PAGES[page]
+
+
+def test_the_comparison_with_trls_table_is_what_it_prints():
+    assert generate.fill(PAGES["beside"], only=("beside",)) == PAGES["beside"]
+
+
+def test_every_hook_record_and_argument_has_a_generated_part():
+    parts = {(name, argument) for text in PAGES.values() for _, name, argument, _ in generate.PART.findall(text)}
+    assert {("signature", hook) for hook in HOOKS} <= parts
+    assert {("record", name) for name, node in classes().items() if fields(node)} <= parts
+    assert {("arguments", "RolloutPluginCallback"), ("arguments", "RolloutRecorder"), ("commands", "")} <= parts
+
+
+def test_every_plugin_and_sink_of_ours_has_its_options_on_the_page():
+    ours = [entry for entry in entry_points(group=PROJECT) if entry.value.startswith("rollout_plugins.")]
+    headings = sections("reference/options")
+    for entry in ours:
+        assert entry.value.partition(":")[2] in headings
+        assert f"| `{entry.name}` |" in PAGES["reference/options"]
+
+
+def test_every_environment_variable_is_on_the_page():
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "rollout_plugins").rglob("*.py")]
+    named = {name for text in sources for name in re.findall(r'"ROLLOUT_PLUGINS_([A-Z_]+)"', text)}
+    asked = {name for text in sources for name in re.findall(r'(?:flag|names_in)\("([A-Z_]+)"', text)}
+    assert {"DISABLE", "STRICT", "HANG_SECONDS"} <= named | asked
+    for name in named | asked:
+        assert f"| `ROLLOUT_PLUGINS_{name}` |" in PAGES["reference/options"]
 
 
 def test_every_result_field_of_the_kit_is_documented():
     from rollout_plugins.testing import Result
 
     for field in dataclasses.fields(Result):
-        assert f"| `{field.name}` |" in PAGES["plugins"]
+        assert f"| `{field.name}` |" in PAGES[PLUGIN_PAGE]

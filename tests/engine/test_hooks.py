@@ -1,4 +1,4 @@
-"""Each hook as docs/hooks.md has it: what it is given, what its answers do, in which order, and when it fails."""
+"""Each hook as its reference page has it: what it is given, what its answers do, in which order, and when it fails."""
 
 import threading
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a host says about the trainers it knows: the README's table is made of it, and tests hold it to its word."""
+"""What a host says about the trainers it knows: the table in the docs is made of it, and tests hold it to its word."""
 
 from __future__ import annotations
 

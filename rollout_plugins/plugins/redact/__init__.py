@@ -36,7 +36,7 @@ class Redact:
     Not found is what a person would not recognise as the secret: with a zero-width character inside it, in another
     encoding, or inside a picture.
 
-    rules: which of the built-in ones, all unless told: private_key, url_password, openai, huggingface, github,
+    rules: which of the built-in ones, by default all: private_key, url_password, openai, huggingface, github,
         gitlab, slack, aws, google, stripe, package_index, vendor (other API keys), jwt, bearer, assigned
         (`password=…` in text), named (values of keys called password, api_key, …, also in text that shows a dict).
         Redact(rules=["openai", "aws", "private_key"])

@@ -1,0 +1,70 @@
+"""The tutorial and the how-to pages, run as printed. The own loop and the plugin have tests of their own."""
+
+import re
+import runpy
+import shlex
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trl
+from rig import make
+
+from rollout_plugins import open_run
+from rollout_plugins.cli.main import main
+from rollout_plugins.demo import show
+
+ROOT = Path(__file__).parents[2]
+GUIDES = ["index", "tutorial", "beside", *(f"how-to/{page}" for page in ("look", "trackio", "wandb", "images", "secrets", "ranks"))]  # fmt: skip
+GENERATED = re.compile(r"<!-- generated: .*?<!-- /generated -->", re.DOTALL)
+NEEDS_A_TERMINAL = ("view",)
+
+
+def text_of(page):
+    return GENERATED.sub("", (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"))
+
+
+def snippets():
+    found = [(page, code) for page in GUIDES for code in re.findall(r"```python\n(.*?)```", text_of(page), re.DOTALL)]
+    return [pytest.param(code, id=f"{page}-{n}") for n, (page, code) in enumerate(found)]
+
+
+def commands():
+    blocks = [block for page in GUIDES for block in re.findall(r"```sh\n(.*?)```", text_of(page), re.DOTALL)]
+    lines = [shlex.split(line) for block in blocks for line in block.splitlines() if line.startswith("rollouts ")]
+    return [words[1:] for words in lines if words[1] not in NEEDS_A_TERMINAL]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder in which the demo and the tutorial ran, briefly."""
+    folder = tmp_path_factory.mktemp("guides")
+    show.run(folder / "outputs" / "demo", steps=2)
+    runpy.run_path(str(ROOT / "examples" / "tutorial.py"))["main"](str(folder / "outputs" / "tutorial"), steps=2)
+    return folder
+
+
+def test_the_tutorial_keeps_every_rollout_with_calls_that_worked_and_calls_that_failed(place):
+    run = open_run(place / "outputs" / "tutorial")
+    assert (len(run), run.steps) == (64, [1, 2])
+    assert {"ok", "error"} <= {call.status for rollout in run.rollouts() for call in rollout.tool_calls}
+    assert run.info.reward_names == ("correct", "brief")
+
+
+@pytest.mark.parametrize("code", snippets())
+def test_each_snippet_runs_as_printed(code, place, tmp_path, monkeypatch):
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(trl, "GRPOConfig", partial(trl.GRPOConfig, use_cpu=True, bf16=False))
+    if "add_callback" not in code:
+        exec(code, {})
+        return
+    trainer = make(tmp_path)
+    exec(code, {"trainer": trainer})
+    trainer.train()
+    assert len(open_run(tmp_path / "out")) == 4
+
+
+@pytest.mark.parametrize("words", commands(), ids=" ".join)
+def test_each_command_runs_as_printed(words, place, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    assert main(words) == 0
