@@ -36,10 +36,11 @@ from rollout_plugins.hosts.kit.finding import (
     trainer_adding,
     trainer_of,
 )
+from rollout_plugins.hosts.kit.stand_ins import added
 from rollout_plugins.hosts.kit.support import may_evaluate
 from rollout_plugins.hosts.kit.trainer_facts import tokenizer_of
 from rollout_plugins.hosts.kit.trl_version import check_trl, warn_of_log_completions
-from rollout_plugins.hosts.kit.wrapping import added
+from rollout_plugins.hosts.kit.wrapping import Call
 from rollout_plugins.store.home import home_of, homes_of
 
 need("transformers", "trl")
@@ -387,19 +388,19 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         if attached is not None and attached.run is not None:
             write_marker(folder, attached.run.id, attached.pipeline.generation)
 
-    def _log(self, attached: Attached, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _log(self, attached: Attached, call: Call) -> Any:
         """Metrics join the trainer's own log, under names of their own.
 
         They stand in the trainer's dictionary while it logs, and are gone after: a copy would keep from the caller
         what `log` adds, which `evaluate()` returns and the best checkpoint is chosen by.
         """
-        logs = args[0] if args else kwargs.get("logs")
+        logs = call.args[0] if call.args else call.kwargs.get("logs")
         if not isinstance(logs, dict):
-            return original(*args, **kwargs)
+            return call.run()
         more: dict[str, float] = {}
         self._safely("add metrics to the log", lambda: more.update(self._metrics(attached, logs)))
         with added(logs, more):
-            return original(*args, **kwargs)
+            return call.run()
 
     def _metrics(self, attached: Attached, logs: Mapping[str, float]) -> dict[str, float]:
         if "train_runtime" in logs:

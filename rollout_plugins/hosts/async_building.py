@@ -15,7 +15,8 @@ from rollout_hookspecs import Rollout, Tokens, ToolCall
 from rollout_plugins.content.messages import as_messages
 from rollout_plugins.content.tool_calls import tool_calls
 from rollout_plugins.hosts.async_samples import Conversation, Row
-from rollout_plugins.hosts.kit.building import end_ids, finish_of, given
+from rollout_plugins.hosts.kit.building import given
+from rollout_plugins.hosts.kit.decoding import end_ids, finish_of
 from rollout_plugins.hosts.kit.trainer_facts import describe_trl, reward_names, tool_schemas
 
 _PREFIX = "rewards/"

@@ -8,19 +8,19 @@ function runs), and around `_generate_and_score_completions`, at whose end the a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from rollout_hookspecs import Batch, Emit
 
 from rollout_plugins.content.snapshot import Snapshot
+from rollout_plugins.hosts.grpo_log import LogTail, batch_from_log
+from rollout_plugins.hosts.grpo_unscored import NEVER_SCORED, NO_ADVANTAGE, Made, Unscored
 from rollout_plugins.hosts.kit.decoding import Decoder
 from rollout_plugins.hosts.kit.generation import Generation
-from rollout_plugins.hosts.kit.observing import Needs, Observer, TRLHost
-from rollout_plugins.hosts.kit.support import Support
-from rollout_plugins.hosts.kit.unscored import NEVER_SCORED, NO_ADVANTAGE, Made, Unscored
-from rollout_plugins.hosts.kit.wrapping import arguments
-from rollout_plugins.hosts.trl_log import LogTail, batch_from_log
+from rollout_plugins.hosts.kit.observing import Needs, Observer
+from rollout_plugins.hosts.kit.support import Support, TRLHost
+from rollout_plugins.hosts.kit.wrapping import Call
 
 _LOGPROBS: Final = "sampler, trainer and reference"
 SCORED: Final = ("inputs", "prompts", "completions", "completion_ids_list")
@@ -38,15 +38,14 @@ class GRPOObserver(Observer):
         self.unscored = Unscored(self._keep)
         self.watch(self.whole, self._whole)
         self.watch("_calculate_rewards", self._rewards)
-        for name, around in (("_generate", self._tokens), ("_tool_call_loop", self.tool_loop)):
-            if hasattr(trainer, name):
-                self.watch(name, around)
+        self.watch("_generate", self._tokens, optional=True)
+        self.watch("_tool_call_loop", self.tool_loop, optional=True)
 
-    def _whole(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self.given(now, original, args, kwargs)
+    def _whole(self, now: Generation, call: Call) -> Any:
+        self.given(now, call)
         with self.guarded("see what is in the trainer's log"):
             now.logged = LogTail.before(self.trainer)
-        out = original(*args, **kwargs)
+        out = call.run()
         if not now.count and now.made is not None:
             with self.guarded("take a snapshot of a generation"):
                 self._complete(now)
@@ -55,10 +54,11 @@ class GRPOObserver(Observer):
                 self._read_advantages(now, out)
         return out
 
-    def _rewards(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _rewards(self, now: Generation, call: Call) -> Any:
         with self.guarded("take a snapshot of a generation"):
-            self._see_scored(now, *(arguments(original, args, kwargs)[name] for name in SCORED))
-        gathered = self.scored(now, original, args, kwargs)
+            given = call.arguments
+            self._see_scored(now, *(given[name] for name in SCORED))
+        gathered = self.scored(now, call)
         with self.guarded("read the rewards"):
             self._read_rewards(now, gathered)
         return gathered
@@ -103,7 +103,7 @@ class GRPOObserver(Observer):
         """Nobody saw how it was scored: keep what was generated."""
         made = now.made
         now.snapshot(now.rows if len(now.rows) == len(made.ids) else (), made.prompts, made.completions, made.ids)
-        now.unknown = NEVER_SCORED
+        now.unknown["rewards"] = NEVER_SCORED
         if made.completions is None or None in made.prompts:
             now.decoder = now.decoder or Decoder(self.trainer, self.options)
 
@@ -120,13 +120,17 @@ class GRPOObserver(Observer):
         self._keep(now)
 
     def _keep(self, now: Generation) -> None:
-        now.no_advantage = "" if now.advantages else NO_ADVANTAGE
+        if not now.advantages:
+            now.unknown["advantage"] = NO_ADVANTAGE
         super().hand_over(now)
         now.made = now.logged = None  # the trainer's own lists need not wait for the worker thread
         now.scored_ids = ()
 
     def detach(self) -> None:
         super().detach()
+        self._stop_waiting()
+
+    def _stop_waiting(self) -> None:
         with self.guarded("hand over what was never scored"):
             self.unscored.end()
         if self.unscored.unknown > 0:
@@ -178,13 +182,13 @@ class GRPOObserver(Observer):
         if self.options.get("gather") and now.rank == 0 and now.world > 1:
             now.peers = log.everything()
 
-    def _tokens(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _tokens(self, now: Generation, call: Call) -> Any:
         if now.count or now.made is not None:
             with self.guarded("keep what was generated"):
                 self._set_apart(now)
-        out = original(*args, **kwargs)
+        out = call.run()
         with self.guarded("see what was generated"):
-            prompts = next(iter((*args, *kwargs.values())), ())
+            prompts = next(iter((*call.args, *call.kwargs.values())), ())
             now.generated += len(prompts)
             now.made = Made.of(prompts, out)
         if isinstance(out, tuple) and out:
@@ -224,9 +228,15 @@ def _is_text(values: Any) -> bool:
 class GRPOHost(TRLHost):
     """See the module."""
 
-    name = "grpo"
-    observer = GRPOObserver
-    supports = (
+    def recover(self, trainer: Any, count: int) -> Batch | None:
+        """The generation that is in the trainer's own log although nobody was attached when it was made."""
+        return batch_from_log(trainer, count)
+
+
+HOST = GRPOHost(
+    "grpo",
+    GRPOObserver,
+    (
         Support(
             trainer="GRPOTrainer", advantage=True, groups=True, evaluation=True, images=True, tools=True,
             logprobs=_LOGPROBS, since="0.22", note="prompt lengths since 0.24, tools since 0.26, log_extra since 1.0",
@@ -239,8 +249,5 @@ class GRPOHost(TRLHost):
             trainer="RLOOTrainer", advantage=True, groups=True, evaluation=True, images=True, since="0.22",
             note="prompt lengths since 0.24",
         ),
-    )  # fmt: skip
-
-    def recover(self, trainer: Any, count: int) -> Batch | None:
-        """The generation that is in the trainer's own log although nobody was attached when it was made."""
-        return batch_from_log(trainer, count)
+    ),
+)  # fmt: skip

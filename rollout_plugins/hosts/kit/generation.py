@@ -8,17 +8,14 @@ import inspect
 import math
 import time
 from array import array
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Final
 
-from rollout_hookspecs import Batch
-
 from rollout_plugins.content.snapshot import Snapshot
-from rollout_plugins.hosts.kit.building import Builder
+from rollout_plugins.hosts.kit.stand_ins import AsyncStandIn, StandIn, swapped
 from rollout_plugins.hosts.kit.trainer_facts import reward_names
 from rollout_plugins.hosts.kit.watching import Watch, WatchedTools, shared_out
-from rollout_plugins.hosts.kit.wrapping import AsyncStandIn, StandIn, Swap, arguments
 
 _EACH: Final = (
     "prompts", "completions", "columns", "ids", "lengths", "ends", "prompt_ids", "tool_mask", "watches", "marks",
@@ -69,12 +66,12 @@ class Generation:
         self.totals: list[float] = []
         self.advantages: list[float | None] = []
         self.extra: dict[str, list[Any]] = {}
-        # Why rewards and advantages are not known; rows with others in their place; the log of the trainer before.
-        self.unknown = self.no_advantage = ""
-        self.is_one_of_several = False
+        # Why rewards and advantages are not known; rows that the trainer trains on others in place of.
+        self.unknown: dict[str, str] = {}
         self.replaced: frozenset[int] = frozenset()
+        # What the trainer generated, the ids of what it scored, and what was in its log before.
+        self.is_one_of_several = False
         self.logged: Sequence[Any] | None = None
-        # What the trainer generated, and the ids of what it scored.
         self.made: Any = None
         self.generated = 0
         self.scored_ids: Sequence[Any] = ()
@@ -112,7 +109,7 @@ class Generation:
         self.count = self.bytes = 0
         self.made, self.seconds, self.prompt_ids, self.tool_mask, self.said = None, 0.0, None, None, None
         self.watches, self.later, self.marks, self.raw_rewards = [], [], [], {}
-        self.scored_ids, self.extra, self.numbers = (), {}, lambda _: None
+        self.scored_ids, self.extra, self.unknown, self.numbers = (), {}, {}, lambda _: None
         return earlier
 
     def keep_rows(self, rows: Sequence[int]) -> None:
@@ -123,18 +120,17 @@ class Generation:
                 setattr(self, name, [values[i] for i in rows])
         self.places, self.width, self.count = list(rows), self.width or self.count, len(rows)
 
-    def broken_off(self, loop: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    def broken_off(self, given: Mapping[str, Any]) -> None:
         """The tool loop raised: what it had said and heard until then stands in the lists it was given."""
-        given = arguments(loop, args, kwargs)
         prompts = [row["prompt"] for row in self.rows] or given["prompts"]
         self.snapshot(self.rows, prompts, given["completions"], given["completion_ids"])
 
-    def watched_rewards(self) -> Swap:
+    def watched_rewards(self) -> AbstractContextManager[None]:
         """Reward functions whose raw results we see: the trainer's tensor cannot tell None from NaN."""
         functions = self.trainer.reward_funcs
         if not isinstance(functions, list):
-            return Swap(self.trainer)
-        return Swap(self.trainer, reward_funcs=[self._watch_reward(i, f) for i, f in enumerate(functions)])
+            return nullcontext()
+        return swapped(self.trainer, reward_funcs=[self._watch_reward(i, f) for i, f in enumerate(functions)])
 
     def _watch_reward(self, index: int, function: Any) -> Any:
         if hasattr(function, "forward"):
@@ -160,9 +156,9 @@ class Generation:
         columns = [self._reward_column(i) for i in range(len(self.names))]
         self.rewards = [list(row) for row in zip(*columns, strict=True)]
         unseen = [n for i, n in enumerate(self.names) if i not in self.raw_rewards and set(columns[i]) == {None}]
-        broken_off = "the trainer broke off before they were known" if self.error else ""
-        why = self.unknown or broken_off or f"nobody saw what was given by {', '.join(unseen)}"
-        self.unknown = why if unseen else ""
+        why = self.unknown.pop("rewards", "") or ("the trainer broke off before they were known" if self.error else "")
+        if unseen:
+            self.unknown["rewards"] = why or f"nobody saw what was given by {', '.join(unseen)}"
 
     def _reward_column(self, index: int) -> list[float | None]:
         raw = self.raw_rewards.get(index, ())
@@ -174,34 +170,25 @@ class Generation:
         nothing = [value is None for value in raw] if len(raw) == self.count else [math.isnan(n) for n in known]
         return [None if none else number for none, number in zip(nothing, known, strict=True)]
 
-    def watched_tools(self) -> Swap:
+    def watched_tools(self) -> AbstractContextManager[None]:
         """Tools that note their calls: one dictionary of them for each rollout, or one that all rollouts share."""
         shared = getattr(self.trainer, "_tool_dict", None)
         if isinstance(shared, (dict, WatchedTools)):
-            return self._watched_together(shared)
-        sync = getattr(self.trainer, "_sync_tool_dicts", None)
-        later = getattr(self.trainer, "_async_tool_dicts", None)
+            together = Watch(tuple(shared))
+            self.later.append(lambda: self._share_out(together))
+            return swapped(self.trainer, _tool_dict=WatchedTools(shared, together, is_async=False))
+        sync, later = (getattr(self.trainer, f"_{kind}_tool_dicts", None) for kind in ("sync", "async"))
         if not isinstance(sync, list) or not isinstance(later, list) or len(sync) != len(later):
-            return Swap(self.trainer)
+            return nullcontext()
         self.watches = [Watch((*a, *b)) for a, b in zip(sync, later, strict=True)]
-        return Swap(
+        return swapped(
             self.trainer,
-            _sync_tool_dicts=[
-                WatchedTools(tools, w, is_async=False) for w, tools in zip(self.watches, sync, strict=True)
-            ],
-            _async_tool_dicts=[
-                WatchedTools(tools, w, is_async=True) for w, tools in zip(self.watches, later, strict=True)
-            ],
+            _sync_tool_dicts=[WatchedTools(t, w, is_async=False) for t, w in zip(sync, self.watches, strict=True)],
+            _async_tool_dicts=[WatchedTools(t, w, is_async=True) for t, w in zip(later, self.watches, strict=True)],
         )
 
-    def _watched_together(self, tools: MutableMapping[str, Any]) -> Swap:
-        together = Watch(tuple(tools))
-
-        def share_out() -> None:
-            self.watches = shared_out(together, self.completions or ())
-
-        self.later.append(share_out)
-        return Swap(self.trainer, _tool_dict=WatchedTools(tools, together, is_async=False))
+    def _share_out(self, together: Watch) -> None:
+        self.watches = shared_out(together, self.completions or ())
 
     def keep(self, **tensors: Any) -> None:
         """Log-probabilities and the like, copied from the device; only when they were asked for."""
@@ -212,35 +199,19 @@ class Generation:
         """The trainer raised: what was generated is still worth keeping."""
         self.error = f"{type(error).__name__}: {error}"
 
-    def batch(self) -> Batch:
-        self._let_go()
-        return Batch(
-            build=self._build,
-            split="train" if self.split == "train" else "eval",
-            step=self.step,
-            count=self.count,
-            bytes=self.bytes + self._held(),
-            gathered=self.peers is not None or self.world == 1,
-            seconds=self.seconds,
-        )
-
-    def _let_go(self) -> None:
+    def let_go(self) -> None:
         """What rollouts are made of stays, packed; a list takes five times as much for a token."""
         self.rows, self.asked, self.said, self.numbers = (), [], None, lambda _: None
         self.prompt_ids = _packed(self.prompt_ids, lambda row: array("q", row))
         self.tool_mask = _packed(self.tool_mask, bytes)
 
-    def _held(self) -> int:
-        """What is held besides the copies of messages and columns."""
-        measure = Snapshot()
-        measure.copy([self.prompt_ids, self.tool_mask, self.ids, list(self.tensors.values()), self.peers])
-        measure.copy([[dict(seen.arguments) for seen in watch.seen] for watch in self.watches])
-        return measure.bytes + 2048 + 256 * sum(1 + len(watch.seen) for watch in self.watches)
-
-    def _build(self) -> Any:
-        for work in self.later:
-            work()
-        return Builder(self).rollouts()
+    @property
+    def held(self) -> int:
+        """Bytes that it takes until its rollouts are stored."""
+        beside = Snapshot()
+        beside.copy([self.prompt_ids, self.tool_mask, self.ids, list(self.tensors.values()), self.peers])
+        beside.copy([[dict(seen.arguments) for seen in watch.seen] for watch in self.watches])
+        return self.bytes + beside.bytes + 2048 + 256 * sum(1 + len(watch.seen) for watch in self.watches)
 
 
 def _as_given(result: Any) -> list[Any]:

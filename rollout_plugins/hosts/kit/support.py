@@ -1,9 +1,19 @@
-"""What a host says about the trainers it knows: the README's table is made of it, and tests hold it to its word."""
+"""A host for some of TRL's trainers, and what it says of each of them.
+
+The README's table is made of that, and tests hold each host to its word.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from rollout_hookspecs import Emit
+
+from rollout_plugins.hosts.kit.observing import Observer
+from rollout_plugins.hosts.kit.trainer_facts import describe_trl
+from rollout_plugins.hosts.kit.wrapping import lacks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +44,31 @@ class Support:
     """Oldest TRL on which the host's tests ran."""
     note: str = ""
     """What a person should know besides."""
+
+
+@dataclass
+class TRLHost:
+    """A host for some of TRL's trainers and their subclasses. Knowing them takes no import of TRL."""
+
+    name: str
+    observer: type[Observer]
+    supports: tuple[Support, ...]
+
+    def matches(self, trainer: Any) -> bool:
+        """One of TRL's classes, or one that has what they have, as a copy of their source does."""
+        return named_support(self, trainer) is not None or not self.missing(trainer)
+
+    def missing(self, trainer: Any) -> list[str]:
+        """What keeps the trainer from being one of these, in words."""
+        lacking = [lacks(trainer, name, parameters) for name, parameters in self.observer.needs.items()]
+        foreign = [f"has {name}" for name in self.observer.without if hasattr(trainer, name)]
+        return [*filter(None, lacking), *foreign]
+
+    def attach(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> Callable[[], None]:
+        return self.observer(trainer, emit, options).detach
+
+    def describe(self, trainer: Any) -> Mapping[str, Any]:
+        return describe_trl(trainer)
 
 
 def named_support(host: Any, trainer: Any) -> Support | None:

@@ -13,7 +13,7 @@ from rollout_hookspecs import ToolCall
 from rollout_plugins.content.messages import Call, calls_of
 from rollout_plugins.content.snapshot import Snapshot
 from rollout_plugins.content.tool_calls import Place, Ran, paired, tool_calls
-from rollout_plugins.hosts.kit.wrapping import StandIn
+from rollout_plugins.hosts.kit.stand_ins import StandIn
 
 
 @dataclass(slots=True, kw_only=True)

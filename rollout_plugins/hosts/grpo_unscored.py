@@ -108,7 +108,7 @@ class Unscored:
     def _give_up(self, late: Sequence[_Waiting]) -> None:
         for one in late:
             one.now.keep_rows(one.left)
-            one.now.unknown = one.now.unknown or NEVER_SCORED
+            one.now.unknown.setdefault("rewards", NEVER_SCORED)
             self._hand_over(one.now)
         if late and not self._is_told:
             self._is_told = True

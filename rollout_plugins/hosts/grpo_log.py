@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 from rollout_hookspecs import Batch, Rollout
 
-from rollout_plugins.hosts.kit.building import Builder
+from rollout_plugins.hosts.kit.building import Builder, batch_of
 from rollout_plugins.hosts.kit.generation import Generation
 
 
@@ -84,4 +83,4 @@ def batch_from_log(trainer: Any, count: int, before: Sequence[Any] | None = None
     def build() -> list[Rollout]:
         return [builder.logged(logged, start + i, now.rank) for i in range(count)]
 
-    return replace(now.batch(), build=build)
+    return batch_of(now, build)
