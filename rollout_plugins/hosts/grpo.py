@@ -36,10 +36,12 @@ class GRPOObserver(Observer):
     def __init__(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> None:
         super().__init__(trainer, emit, options)
         self.unscored = Unscored(self._keep)
+        self._has_ended = False
         self.watch(self.whole, self._whole)
         self.watch("_calculate_rewards", self._rewards)
         self.watch("_generate", self._tokens, optional=True)
         self.watch("_tool_call_loop", self.tool_loop, optional=True)
+        self.wraps.wrap(trainer.callback_handler, "on_train_end", self._training_ended)
 
     def _whole(self, now: Generation, call: Call) -> Any:
         self.given(now, call)
@@ -114,6 +116,8 @@ class GRPOObserver(Observer):
                 self._complete(now)
                 if not now.expected:
                     self.unscored.wait(now, now.made.ids)
+                    if self._has_ended and not self.trainer.is_in_train:  # a thread of its own was still at it
+                        self.unscored.end()
                     return
         if not now.count and not now.expected:
             self.unscored.unknown += now.generated
@@ -125,6 +129,11 @@ class GRPOObserver(Observer):
         super().hand_over(now)
         now.made = now.logged = None  # the trainer's own lists need not wait for the worker thread
         now.scored_ids = ()
+
+    def _training_ended(self, call: Call) -> Any:
+        self._has_ended = True
+        self._stop_waiting()
+        return call.run()
 
     def detach(self) -> None:
         super().detach()
