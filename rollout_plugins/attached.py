@@ -32,12 +32,12 @@ class Evaluation(NamedTuple):
 
 
 class Attached:
-    """What a callback knows of one trainer. Nothing in here keeps the trainer alive."""
+    """What a callback knows about one trainer, without keeping the trainer alive."""
 
     def __init__(self, host: Host | None, pipeline: Pipeline, output_dir: Path) -> None:
         self.host = host
         self.output_dir = output_dir
-        """Absolute, whatever a reward makes of the working directory later."""
+        """Absolute, since a reward may change the working directory."""
         self.stays_off = False
         self.begin_run(pipeline)
         self._evaluations = 0
@@ -65,7 +65,7 @@ class Attached:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the wrappers are on, or off because somebody said so."""
+        """Whether the wrappers are on, or were taken off on request."""
         return self.is_on or self.stays_off
 
     def put_on(self, trainer: Any, wrappers: Wrappers, options: Mapping[str, Any]) -> None:
@@ -82,7 +82,7 @@ class Attached:
     # --- evaluations --------------------------------------------------------------------------------------------
 
     def begin_evaluation(self, prefix: str) -> None:
-        """The trainer evaluates, and will log under this prefix: `eval`, `eval_<dataset>`, or what the user chose."""
+        """The trainer evaluates, and will log under this prefix: `eval`, `eval_<dataset>`, or one the user chose."""
         self._evaluations += 1
         self._evaluation = Evaluation(self._evaluations, dataset_of(prefix))
         self._to_log = prefix
@@ -146,7 +146,7 @@ class Wrappers:
         detach()
 
     def _held(self) -> Callback | None:
-        """The callback, as long as the trainer has it. There is no event that tells of its removal."""
+        """The callback, while the trainer has it. Its removal causes no event, so each use looks."""
         with self._own.guarded("see whether the callback was removed"):
             callback, trainer = self._callback(), self._trainer()
             is_held = holds(trainer, callback)

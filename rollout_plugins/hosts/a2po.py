@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from rollout_hookspecs import Emit
 
+from rollout_plugins.hosts.kit.decoding import unpadded
 from rollout_plugins.hosts.kit.generation import Generation
 from rollout_plugins.hosts.kit.observing import Needs, Observer
 from rollout_plugins.hosts.kit.support import Support, TRLHost
@@ -40,7 +41,7 @@ class A2POObserver(Observer):
             )
 
     def _estimate(self, call: Call) -> Any:
-        """Each scored batch of the first stage is a generation of its own, also inside the one being prepared."""
+        """Each scored batch of the first stage is a generation, also while another one is being prepared."""
         outer, self.now, self.estimating = self.now, None, True
         _seen_estimating.add(self.trainer)
         try:
@@ -79,9 +80,8 @@ class A2POObserver(Observer):
         ids, mask = (out[name].detach().to("cpu", copy=True) for name in ("input_ids", "attention_mask"))
 
         def unpack() -> None:
-            rows = [(row, kept.bool()) for row, kept in zip(ids, mask, strict=True)]
-            now.prompt_ids = [row[:-length][kept[:-length]].tolist() for row, kept in rows]
-            now.answer([row[-length:][kept[-length:]].tolist() for row, kept in rows])
+            now.prompt_ids = unpadded(ids[:, :-length], mask[:, :-length])
+            now.answer(unpadded(ids[:, -length:], mask[:, -length:]))
 
         now.later.append(unpack)
 

@@ -116,7 +116,7 @@ class TextObserver(Observer):
         super().detach()
 
     def begin(self) -> Generation:
-        now = Generation(self.trainer, self.options, training=True)  # none of them answers prompts in evaluation
+        now = Generation(self.trainer, self.options, training=True)  # they answer no prompts in evaluation
         now.decoder, now.prompt_ids = self.decoder, []
         return now
 

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from rollout_plugins.content.snapshot import Snapshot
+from rollout_plugins.hosts.kit.decoding import unpadded
 from rollout_plugins.hosts.kit.wrapping import Call, Wraps, logger
 
 
@@ -20,7 +21,7 @@ class Collated:
 
     @cached_property
     def prompts(self) -> list[list[int]]:
-        return [row[kept.bool()].tolist() for row, kept in zip(self._ids, self._mask, strict=True)]
+        return unpadded(self._ids, self._mask)
 
     def rows_of(self, prompts: Sequence[Sequence[int]]) -> Iterator[Sequence[Any]]:
         """The rows of each place where exactly these prompts follow each other."""

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from rollout_hookspecs import Emit
 
-from rollout_plugins.hosts.kit.decoding import eos_ids
+from rollout_plugins.hosts.kit.decoding import eos_ids, unpadded
 from rollout_plugins.hosts.kit.generation import Generation
 from rollout_plugins.hosts.kit.observing import Needs, Observer
 from rollout_plugins.hosts.kit.support import Support, TRLHost
@@ -55,7 +55,7 @@ class OnlineDPOObserver(Observer):
             ids, mask = out[0].detach().to("cpu", copy=True), out[1].detach().to("cpu", copy=True)
 
             def unpack() -> None:
-                now.prompt_ids = [row[kept.bool()].tolist() for row, kept in zip(ids, mask, strict=True)]
+                now.prompt_ids = unpadded(ids, mask)
 
             now.later.append(unpack)
         return out
@@ -86,7 +86,7 @@ class OnlineDPOObserver(Observer):
 
 
 def _rows(columns: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-    """Columns as one row for each completion. What is no list belongs to the batch, and stays out."""
+    """Columns as one row for each completion. Anything but a list belongs to the batch, and stays out."""
     lists = {name: values for name, values in columns.items() if isinstance(values, (list, tuple))}
     whole = {name: values for name, values in lists.items() if len(values) == count}
     return [{name: values[i] for name, values in whole.items()} for i in range(count)]

@@ -237,7 +237,7 @@ def test_log_completions_is_warned_of_at_start(tmp_path, caplog):
 
 
 def test_an_unsupported_trl_is_refused_when_the_callback_is_made(monkeypatch):
-    import rollout_plugins.hosts.kit.trl_version as module
+    import rollout_plugins.hosts.kit.trainer_facts as module
 
     monkeypatch.setattr(module, "installed", lambda package: "0.21.4")
     with pytest.raises(SetupError, match=r"trl 0\.21\.4 is too old: rollout-plugins needs 0\.22 or newer"):

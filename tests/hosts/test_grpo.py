@@ -533,7 +533,7 @@ def test_what_waits_for_the_worker_is_counted_as_it_is_held(tmp_path, shape, tok
     detach()
     gc.collect()
     counted = sum(batch.bytes for batch in emitted)
-    kept = [batch.build.__self__.tensors for batch in emitted]
+    kept = [batch.build.args[0].tensors for batch in emitted]
     tensors = sum(tensor.nbytes for some in kept for tensor in some.values())  # which are not Python's memory
     assert len(emitted) == 2
     assert bool(tensors) is tokens

@@ -71,7 +71,8 @@ class Builder:
         prompt, prompt_is_text = self._prompt(i)
         completion, completion_is_text = self._completion(i, prompt_is_text)
         calls = self._calls(i, completion)
-        rewards = dict(zip(seen.names, seen.rewards[i], strict=True)) if seen.rewards else dict.fromkeys(seen.names)
+        names = seen.rewards.names
+        rewards = dict(zip(names, seen.rewards.rows[i], strict=True)) if seen.rewards.rows else dict.fromkeys(names)
         extra, marks = self._extra(i)
         return Rollout(
             **self._common(seen.rank * (seen.width or seen.count) + self._place(i)),
@@ -82,7 +83,7 @@ class Builder:
             completion_is_text=completion_is_text,
             tool_calls=calls,
             rewards=rewards,
-            reward=seen.totals[i] if seen.totals else weighted(rewards, seen.weights),
+            reward=seen.totals[i] if seen.totals else weighted(rewards, seen.rewards.weights),
             advantage=seen.advantages[i] if seen.advantages else None,
             prompt_tokens=len(self._prompt_ids[i]) if self._prompt_ids is not None else None,
             completion_tokens=self._completion_length(i),
@@ -185,7 +186,9 @@ class Builder:
         seen = self._seen
         completion, completion_is_text = as_messages(logged["completion"][i], "assistant")
         prompt, prompt_is_text = as_messages(logged["prompt"][i], "user")
-        rewards = {name: self._logged_reward(name, logged, i) for name in seen.names if name in logged["rewards"]}
+        rewards = {
+            name: self._logged_reward(name, logged, i) for name in seen.rewards.names if name in logged["rewards"]
+        }
         return Rollout(
             **self._common(i),
             rank=rank,
@@ -195,7 +198,7 @@ class Builder:
             completion_is_text=completion_is_text,
             tool_calls=tool_calls(completion, known=self._tools),
             rewards=rewards,
-            reward=weighted(rewards, seen.weights),
+            reward=weighted(rewards, seen.rewards.weights),
             advantage=logged["advantages"][i],
             extra={name: values[i] for name, values in logged["extra"].items()},
             marks={"source": "the trainer's own log"},
@@ -209,7 +212,9 @@ class Builder:
     @cached_property
     def _models(self) -> set[str]:
         functions = getattr(self._seen.trainer, "reward_funcs", None) or ()
-        return {name for name, one in zip(self._seen.names, functions, strict=False) if hasattr(one, "forward")}
+        return {
+            name for name, one in zip(self._seen.rewards.names, functions, strict=False) if hasattr(one, "forward")
+        }
 
 
 def shortest(value: float) -> float:

@@ -26,6 +26,11 @@ class Decoder:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
+def unpadded(ids: Any, mask: Any) -> list[list[int]]:
+    """Rows of a tensor as lists, without what the mask leaves out."""
+    return [row[kept].tolist() for row, kept in zip(ids, mask.bool(), strict=True)]
+
+
 def finish_of(last: int | None, ends: Collection[int], calls: Sequence[ToolCall]) -> Any:
     """Why a completion ended, from its last token and what became of its calls."""
     if not ends or last is None:

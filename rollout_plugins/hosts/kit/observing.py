@@ -22,12 +22,12 @@ Needs: TypeAlias = Mapping[str, tuple[str, ...]]
 
 
 class Observer:
-    """The wrappers on one trainer, and the generation that each thread is in the middle of."""
+    """The wrappers on one trainer, and the generation that each thread is making."""
 
     needs: ClassVar[Needs] = {}
     """Methods by which the trainer is known, with the arguments they take."""
     without: ClassVar[tuple[str, ...]] = ()
-    """What a trainer of this kind does not have; it tells it from another kind with the same methods."""
+    """What a trainer of this kind does not have, unlike another kind with the same methods."""
 
     decodes: ClassVar[bool] = False
     """Whether the trainer has completions as token ids alone."""
@@ -114,13 +114,13 @@ class Observer:
             self.missed(now)
 
     def count_refused(self, count: int) -> None:
-        """Rollouts that are stored without what a method would have told that we could not watch."""
+        """Count rollouts that are stored without what a method we could not watch would have shown."""
         for name in self.refused:
             self.emit.lost(f"without:{name}", count)
 
     def missed(self, now: Generation) -> None:
         """The trainer made rollouts, and no wrapper of ours saw them."""
-        self.lose(max(now.expected, now.generated))
+        self.lose(now.expected)
 
     def lose(self, count: int) -> None:
         """Count rollouts that were made and could not be kept; say so the first time."""
@@ -140,7 +140,7 @@ class Observer:
 
     def scored(self, now: Generation, call: Call) -> Any:
         """Run a method that calls the reward functions, and see what each of them gives."""
-        with self._swap("watch the reward functions", now.watched_rewards):
+        with self._swap("watch the reward functions", now.rewards.watched):
             return call.run()
 
     def tool_loop(self, now: Generation, call: Call) -> Any:

@@ -99,7 +99,7 @@ def _put_back(now: list[Any], into: list[Any], theirs: Mapping[int, Any]) -> Non
 
 @contextmanager
 def added(values: dict[str, Any], more: Mapping[str, Any]) -> Iterator[None]:
-    """Add to somebody's dictionary for one call. What the call does to the rest stays done."""
+    """Add to a dictionary of the trainer's for one call. What the call itself changes in it stays changed."""
     before = {name: values[name] for name in more if name in values}
     values.update(more)
     try:

@@ -73,9 +73,9 @@ class TRLHost:
 
 def named_support(host: Any, trainer: Any) -> Support | None:
     """What a host says of the nearest of the trainer's classes that it names and that TRL made."""
-    told = {support.trainer: support for support in getattr(host, "supports", ())}
+    known = {support.trainer: support for support in getattr(host, "supports", ())}
     trl = (c.__name__ for c in type(trainer).__mro__ if c.__module__.partition(".")[0] == "trl")
-    return next((told[name] for name in trl if name in told), None)
+    return next((known[name] for name in trl if name in known), None)
 
 
 def support_of(host: Any, trainer: Any) -> Support | None:
@@ -83,9 +83,9 @@ def support_of(host: Any, trainer: Any) -> Support | None:
     found = named_support(host, trainer)
     if found is not None:
         return found
-    told = getattr(host, "supports", ())
-    alike = (s for c in type(trainer).__mro__ for s in told if c.__name__.endswith(s.trainer))
-    return next(alike, told[0] if told else None)
+    known = getattr(host, "supports", ())
+    alike = (s for c in type(trainer).__mro__ for s in known if c.__name__.endswith(s.trainer))
+    return next(alike, known[0] if known else None)
 
 
 def may_evaluate(host: Any, trainer: Any) -> bool:

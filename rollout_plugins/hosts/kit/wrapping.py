@@ -81,7 +81,7 @@ class Wraps:
 
     @contextmanager
     def guarded(self, what: str) -> Iterator[None]:
-        """Our own mistakes end here: told once, never raised into the trainer."""
+        """Our own mistakes end here: logged once, never raised into the trainer."""
         try:
             yield
         except Exception as error:
@@ -98,7 +98,7 @@ class Wraps:
 
 
 def _take_off(link: _Link) -> None:
-    """Back to what was there before, unless somebody wrapped it after us: then ours stays and passes through."""
+    """Put back what was there before. If somebody else wrapped it since, ours stays and passes calls through."""
     attributes = vars(link.target)
     if attributes.get(link.name) is link.wrapper:
         before = _before(link.wrapper, lambda one: not one.owner.active)
@@ -139,7 +139,7 @@ def _state_without_wrappers(target: Any) -> Any:
 def lacks(target: Any, name: str, parameters: tuple[str, ...] = ()) -> str:
     """What the target lacks of a method that takes these arguments, in words; empty if it has it.
 
-    The method may take more than these, in any order. `(*args, **kwargs)` is somebody's wrapper, which takes all.
+    The method may take more than these, in any order. `(*args, **kwargs)` is a foreign wrapper that takes anything.
     """
     method = getattr(target, name, None)
     if not callable(method):
