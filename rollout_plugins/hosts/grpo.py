@@ -119,7 +119,7 @@ class GRPOObserver(Observer):
                     self.unscored.wait(now, now.made.ids)
                     if (
                         self._has_ended and not self.trainer.is_in_train
-                    ):  # it was made on another thread, and came late
+                    ):  # late, from another thread
                         self.unscored.end()
                     return
         if not now.count and not now.expected:
