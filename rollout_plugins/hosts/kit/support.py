@@ -46,7 +46,7 @@ class Support:
     """What a person should know besides."""
 
 
-@dataclass
+@dataclass(eq=False)
 class TRLHost:
     """A host for some of TRL's trainers and their subclasses. Knowing them takes no import of TRL."""
 
