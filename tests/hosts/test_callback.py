@@ -407,12 +407,6 @@ def test_log_called_by_name_leaves_the_callers_own_values_alone(tmp_path):
     assert logged == [-1.0, 4.0] * 2
 
 
-def test_metrics_of_an_evaluation_with_another_prefix_are_its_own(tmp_path):
-    trainer = logging_trainer(tmp_path, on=True)
-    trainer.evaluate(metric_key_prefix="test")
-    assert trainer.state.log_history[-1]["test_rollouts/count"] == 4.0
-
-
 def test_a_reward_that_changes_the_working_directory_costs_nothing(tmp_path, monkeypatch):
     away = tmp_path / "away"
     away.mkdir()
