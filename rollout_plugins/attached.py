@@ -13,7 +13,7 @@ from rollout_hookspecs import Batch, Host, Run
 
 from rollout_plugins.engine.pipeline import Pipeline
 from rollout_plugins.hosts.kit.finding import holds
-from rollout_plugins.hosts.kit.wrapping import Wraps, arguments
+from rollout_plugins.hosts.kit.wrapping import Call, Wraps
 
 
 class Callback(Protocol):
@@ -21,7 +21,7 @@ class Callback(Protocol):
 
     def _submit(self, trainer: Any, attached: Attached, batch: Batch) -> None: ...
 
-    def _log(self, attached: Attached, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any: ...
+    def _log(self, attached: Attached, call: Call) -> Any: ...
 
 
 class Evaluation(NamedTuple):
@@ -32,12 +32,12 @@ class Evaluation(NamedTuple):
 
 
 class Attached:
-    """What a callback knows of one trainer. Nothing in here keeps the trainer alive."""
+    """What a callback knows about one trainer, without keeping the trainer alive."""
 
     def __init__(self, host: Host | None, pipeline: Pipeline, output_dir: Path) -> None:
         self.host = host
         self.output_dir = output_dir
-        """Absolute, whatever a reward makes of the working directory later."""
+        """Absolute, since a reward may change the working directory."""
         self.stays_off = False
         self.begin_run(pipeline)
         self._evaluations = 0
@@ -65,7 +65,7 @@ class Attached:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the wrappers are on, or off because somebody said so."""
+        """Whether the wrappers are on, or were taken off on request."""
         return self.is_on or self.stays_off
 
     def put_on(self, trainer: Any, wrappers: Wrappers, options: Mapping[str, Any]) -> None:
@@ -82,7 +82,7 @@ class Attached:
     # --- evaluations --------------------------------------------------------------------------------------------
 
     def begin_evaluation(self, prefix: str) -> None:
-        """The trainer evaluates, and will log under this prefix: `eval`, `eval_<dataset>`, or what the user chose."""
+        """The trainer evaluates, and will log under this prefix: `eval`, `eval_<dataset>`, or one the user chose."""
         self._evaluations += 1
         self._evaluation = Evaluation(self._evaluations, dataset_of(prefix))
         self._to_log = prefix
@@ -134,10 +134,10 @@ class Wrappers:
         self._trainer = weakref.ref(trainer)
         self._was_held = holds(trainer, self._callback())
         self._detach_host = host.attach(trainer, self, options)
-        self._own = Wraps(trainer)
+        self._own = Wraps()
         self.are_on = True
-        self._own.wrap("log", self._log)
-        self._own.wrap("evaluation_loop", self._evaluation_loop)
+        self._own.wrap(trainer, "log", self._log)
+        self._own.wrap(trainer, "evaluation_loop", self._evaluation_loop)
 
     def take_off(self) -> None:
         self.are_on = False
@@ -146,7 +146,7 @@ class Wrappers:
         detach()
 
     def _held(self) -> Callback | None:
-        """The callback, as long as the trainer has it. There is no event that tells of its removal."""
+        """The callback, while the trainer has it. Its removal causes no event, so each use looks."""
         with self._own.guarded("see whether the callback was removed"):
             callback, trainer = self._callback(), self._trainer()
             is_held = holds(trainer, callback)
@@ -167,17 +167,17 @@ class Wrappers:
         if self._held() is not None:
             self._attached.pipeline.counters.drop(reason, count)
 
-    def _log(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _log(self, call: Call) -> Any:
         callback = self._held()
         if callback is None:
-            return original(*args, **kwargs)
-        return callback._log(self._attached, original, *args, **kwargs)  # noqa: SLF001 - one class in two files
+            return call.run()
+        return callback._log(self._attached, call)  # noqa: SLF001 - one class in two files
 
-    def _evaluation_loop(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _evaluation_loop(self, call: Call) -> Any:
         if self._held() is None:
-            return original(*args, **kwargs)
+            return call.run()
         prefix = "eval"
         with self._own.guarded("see which dataset is evaluated"):
-            prefix = str(arguments(original, args, kwargs).get("metric_key_prefix", prefix))
+            prefix = str(call.arguments.get("metric_key_prefix", prefix))
         with self._attached.evaluating(prefix):
-            return original(*args, **kwargs)
+            return call.run()

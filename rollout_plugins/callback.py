@@ -36,10 +36,10 @@ from rollout_plugins.hosts.kit.finding import (
     trainer_adding,
     trainer_of,
 )
+from rollout_plugins.hosts.kit.stand_ins import added
 from rollout_plugins.hosts.kit.support import may_evaluate
-from rollout_plugins.hosts.kit.trainer_facts import tokenizer_of
-from rollout_plugins.hosts.kit.trl_version import check_trl, warn_of_log_completions
-from rollout_plugins.hosts.kit.wrapping import added
+from rollout_plugins.hosts.kit.trainer_facts import check_trl, tokenizer_of, warn_of_log_completions
+from rollout_plugins.hosts.kit.wrapping import Call
 from rollout_plugins.store.home import home_of, homes_of
 
 need("transformers", "trl")
@@ -56,7 +56,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
 
     Args:
         plugins: instances or names of plugins, run in this order, for example `["redact", Cap(8), "console"]`.
-            Sinks for trackio and wandb are on by themselves when `args.report_to` names them.
+            Sinks for trackio and wandb are on by default when `args.report_to` names them.
         dir: where runs are kept; default `<output_dir>-rollouts`, beside what is uploaded with the model.
         disable: names of plugins that must not run.
         config: options for plugins given by name, for example `{"cap": {"max_per_step": 8}}`.
@@ -66,9 +66,9 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         tokens: also keep token ids, masks and log-probabilities.
         rendered: also keep the exact templated prompt text.
         on_full: "drop" the newest batch when recording falls behind, or "block" training until it catches up.
-        end_seconds: how long the end of training may wait for the store and the sinks, all in all; what is not
-            finished then is counted. Default 30, or what `ROLLOUT_PLUGINS_END_SECONDS` says.
-        trainer: the trainer, for the rare case that it cannot be found by itself.
+        end_seconds: how long the end of training may wait for the store and the sinks together; whatever is not
+            finished by then is counted. Default 30, or the value of `ROLLOUT_PLUGINS_END_SECONDS`.
+        trainer: the trainer, in the rare case that the callback cannot find it.
     """
 
     def __init__(
@@ -91,18 +91,14 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         others = set(vars(self))  # of a subclass
         disable = disable if isinstance(disable, str) else tuple(disable)
         self._plugins = Plugins(plugins, disable=disable, config=config, autoload=autoload)
-        self._dir = checked_dir(dir)
-        self._tokens, self._rendered = tokens, rendered
-        self._strict = strict or flag("STRICT", default=False)
-        self._sync, self._on_full, self._end_seconds = sync, on_full, end_seconds
+        self._options: dict[str, Any] = {
+            "plugins": list(plugins), "dir": checked_dir(dir), "disable": disable, "config": config,
+            "autoload": autoload, "strict": strict, "sync": sync, "tokens": tokens, "rendered": rendered,
+            "on_full": on_full, "end_seconds": end_seconds,
+        }  # fmt: skip
         self._pipeline = self._new_pipeline()
         self._trainers: weakref.WeakKeyDictionary[Any, Attached] = weakref.WeakKeyDictionary()
         self._told: set[str] = set()
-        self._options: dict[str, Any] = {
-            "plugins": list(plugins), "dir": self._dir, "disable": disable, "config": config, "autoload": autoload,
-            "strict": strict, "sync": sync, "tokens": tokens, "rendered": rendered, "on_full": on_full,
-            "end_seconds": end_seconds,
-        }  # fmt: skip
         self._own = vars(self).keys() - others
         found = trainer if trainer is not None else trainer_adding(type(self))
         if found is not None:
@@ -122,14 +118,9 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         RolloutPluginCallback.__init__(self, **{**options, "plugins": plugins})
 
     def _new_pipeline(self) -> Pipeline:
-        return open_pipeline(
-            self,
-            self._plugins,
-            strict=self._strict,
-            sync=self._sync,
-            on_full=self._on_full,
-            end_seconds=self._end_seconds,
-        )
+        strict = self._options["strict"] or flag("STRICT", default=False)
+        how = {name: self._options[name] for name in ("sync", "on_full", "end_seconds")}
+        return open_pipeline(self, self._plugins, strict=strict, **how)
 
     # --- events -------------------------------------------------------------------------------------------------
 
@@ -169,7 +160,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         self._safely("close the run", lambda: self._end_training(self._caller(control)))
 
     def _safely(self, what: str, action: Callable[[], object]) -> None:
-        """Our own mistakes must not reach the trainer. What the user set up wrongly must, and at once."""
+        """Keep our own mistakes from the trainer. Mistakes in the setup are raised at once."""
         try:
             action()
         except SetupError:
@@ -213,8 +204,9 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         self._add_reporters(trainer)
         warn_of_log_completions(trainer)
         options = {
-            "tokens": self._tokens,
-            "rendered": self._tokenizer(trainer),
+            "tokens": self._options["tokens"],
+            # A copy for the worker thread: one tokenizer must not be used on two threads at the same time.
+            "rendered": copy.deepcopy(tokenizer_of(trainer)) if self._options["rendered"] else None,
             "gather": attached.pipeline.has_global_sinks,
         }
         attached.put_on(trainer, Wrappers(self, attached), options)
@@ -230,7 +222,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
             self._say(f"{kind} makes no rollouts that are known here; the callback does nothing{_why(trainer)}")
 
     def _attach_late(self, trainer: Any) -> None:
-        """Added, or added again, to a trainer that is in the middle of training."""
+        """Added, or added again, while the trainer is training."""
         self._attach_unless_settled(trainer)
         attached = self._known(trainer)
         if attached is not None and trainer.is_in_train and not attached.has_begun_training:
@@ -272,17 +264,11 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
             if not trainer.is_in_train:
                 self.flush(attached.pipeline.end_seconds)
 
-    def _tokenizer(self, trainer: Any) -> Any:
-        """A copy for the worker thread: tokenizers object when two threads use one at the same time."""
-        if not self._rendered:
-            return None
-        return copy.deepcopy(tokenizer_of(trainer))
-
     def _add_reporters(self, trainer: Any) -> None:
         """The trainer's own destinations get traces too, capped."""
-        wanted = [name for name in ("trackio", "wandb") if name in (trainer.args.report_to or ())]
-        for name in wanted:
-            self._plugins.add(name)
+        for name in ("trackio", "wandb"):
+            if name in (trainer.args.report_to or ()):
+                self._plugins.add(name)
         cap_dashboards(self._plugins)
 
     def flush(self, seconds: float = 30.0) -> bool:
@@ -352,9 +338,11 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
             attached.pipeline.later(lambda: tell_of_unfinished(root, found.id))
 
     def _root(self, output_dir: Path, checkpoint: Path | None, restarted: Run | None) -> Path:
-        """The folder of runs: as told, else where the run is that goes on, else the default one."""
-        if self._dir or restarted:
-            return self._dir or Path(restarted.dir).parent  # type: ignore[union-attr]
+        """The folder of runs: the one given, else that of the run being continued, else the default."""
+        if self._options["dir"]:
+            return Path(self._options["dir"])
+        if restarted:
+            return Path(restarted.dir).parent
         name = run_of(checkpoint)
         homes = homes_of(output_dir)
         return next((home for home in homes if name and (home / name).is_dir()), home_of(output_dir))
@@ -387,19 +375,19 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         if attached is not None and attached.run is not None:
             write_marker(folder, attached.run.id, attached.pipeline.generation)
 
-    def _log(self, attached: Attached, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _log(self, attached: Attached, call: Call) -> Any:
         """Metrics join the trainer's own log, under names of their own.
 
         They stand in the trainer's dictionary while it logs, and are gone after: a copy would keep from the caller
         what `log` adds, which `evaluate()` returns and the best checkpoint is chosen by.
         """
-        logs = args[0] if args else kwargs.get("logs")
+        logs = call.args[0] if call.args else call.kwargs.get("logs")
         if not isinstance(logs, dict):
-            return original(*args, **kwargs)
+            return call.run()
         more: dict[str, float] = {}
         self._safely("add metrics to the log", lambda: more.update(self._metrics(attached, logs)))
         with added(logs, more):
-            return original(*args, **kwargs)
+            return call.run()
 
     def _metrics(self, attached: Attached, logs: Mapping[str, float]) -> dict[str, float]:
         if "train_runtime" in logs:
@@ -412,6 +400,6 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
 
 
 def _why(trainer: Any) -> str:
-    """What the trainer would have to have, if it is like one that is known."""
+    """How the trainer differs from the known one it is most like."""
     found = nearest_to(trainer)
-    return f": {found}; docs/plugins.md tells how to write a host for it" if found else ""
+    return f": {found}; docs/plugins.md shows how to write a host for it" if found else ""

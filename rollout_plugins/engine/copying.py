@@ -1,4 +1,4 @@
-"""Copies of a callback, made with `copy`, `pickle` or cloudpickle: what becomes of the plugins it was given."""
+"""What becomes of a callback's plugins when it is copied with `copy`, `pickle` or cloudpickle."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger("rollout_plugins")
 
 
 class Given:
-    """A plugin on its way into a copy. One that cannot be copied must not keep its trainer from being copied."""
+    """A plugin on its way into a copy. If it cannot be copied, its trainer still can."""
 
     def __init__(self, plugin: Any) -> None:
         self.plugin = plugin
@@ -53,7 +53,7 @@ class Missing:
 
 
 def _pickled(plugin: Any) -> bytes:
-    """By cloudpickle where that is in use: it takes local classes and lambdas, and any pickle can read it."""
+    """With cloudpickle where that is in use: it takes local classes and lambdas, and any pickle can read it."""
     out = io.BytesIO()
     kind = getattr(sys.modules.get("cloudpickle"), "Pickler", pickle.Pickler)
 
@@ -68,7 +68,7 @@ def _pickled(plugin: Any) -> bytes:
 def _load(pickled: bytes) -> Given:
     class WithoutTrainers(pickle.Unpickler):
         def persistent_load(self, pid: Any) -> None:
-            """A trainer that a plugin knew is not that of the copy."""
+            """None: the trainer that a plugin knew is not the copy's."""
 
     return Given(WithoutTrainers(io.BytesIO(pickled)).load())
 

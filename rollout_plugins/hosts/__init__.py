@@ -7,31 +7,22 @@ from typing import Any
 
 from rollout_hookspecs import Host
 
-from rollout_plugins.hosts.a2po import A2POHost
-from rollout_plugins.hosts.async_queue import AsyncHost
-from rollout_plugins.hosts.distillation import DistillationHost
-from rollout_plugins.hosts.gkd import GKDHost, GOLDHost, IWOPDHost
-from rollout_plugins.hosts.grpo import GRPOHost
-from rollout_plugins.hosts.kit.observing import TRLHost
-from rollout_plugins.hosts.online_dpo import OnlineDPOHost
-from rollout_plugins.hosts.self_distillation import SDFTHost, SDPOHost
+from rollout_plugins.hosts import a2po, async_queue, distillation, gkd, grpo, online_dpo, self_distillation
+
+#: The hosts of this library, most specific first.
+HOSTS = (
+    grpo.HOST, async_queue.AsyncHost(), self_distillation.SDPO, self_distillation.SDFT, distillation.HOST,
+    online_dpo.HOST, a2po.HOST, gkd.GKD, gkd.GOLD, gkd.IWOPD,
+)  # fmt: skip
 
 
 def known_hosts() -> list[Host]:
-    """The hosts of this library, most specific first."""
-    return list(_ours())
-
-
-def _ours() -> tuple[AsyncHost | TRLHost, ...]:
-    return (
-        GRPOHost(), AsyncHost(), SDPOHost(), SDFTHost(), DistillationHost(), OnlineDPOHost(), A2POHost(), GKDHost(),
-        GOLDHost(), IWOPDHost(),
-    )  # fmt: skip
+    return list(HOSTS)
 
 
 def nearest_to(trainer: Any) -> str:
-    """Which known trainer an unknown one is most like, and what it has otherwise; nothing if it is like none."""
-    lacking = [(host.missing(trainer), host) for host in _ours()]
+    """Which known trainer an unknown one is most like, and how it differs; empty if it is like none of them."""
+    lacking = [(host.missing(trainer), host) for host in HOSTS]
     alike = [(missing, host) for missing, host in lacking if len(missing) < len(host.missing(object()))]
     if not alike:
         return ""
@@ -41,4 +32,4 @@ def nearest_to(trainer: Any) -> str:
 
 def host_for(trainer: Any, more: Iterable[Host] = ()) -> Host | None:
     """The first host that knows the trainer; plugins' hosts come before ours."""
-    return next((host for host in [*more, *known_hosts()] if host.matches(trainer)), None)
+    return next((host for host in (*more, *HOSTS) if host.matches(trainer)), None)

@@ -8,15 +8,16 @@ completion, and its advantage is its reward less that estimate, one number a rol
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from rollout_hookspecs import Emit
 
+from rollout_plugins.hosts.kit.decoding import unpadded
 from rollout_plugins.hosts.kit.generation import Generation
-from rollout_plugins.hosts.kit.observing import Needs, Observer, TRLHost
-from rollout_plugins.hosts.kit.support import Support
-from rollout_plugins.hosts.kit.wrapping import arguments, logger
+from rollout_plugins.hosts.kit.observing import Needs, Observer
+from rollout_plugins.hosts.kit.support import Support, TRLHost
+from rollout_plugins.hosts.kit.wrapping import Call, logger
 
 FIRST_STAGE = {"stage": "value estimation"}
 _seen_estimating: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -31,7 +32,7 @@ class A2POObserver(Observer):
     def __init__(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> None:
         super().__init__(trainer, emit, options)
         self.estimating = False
-        self.wraps.wrap("_estimate_optimal_values", self._estimate, ())
+        self.wraps.wrap(trainer, "_estimate_optimal_values", self._estimate)
         self.watch("_prepare_inputs", self._prepare, ("inputs",))
         self.watch("_calculate_rewards", self._rewards)
         if getattr(trainer, "_optimal_values", None) is not None and trainer not in _seen_estimating:
@@ -39,12 +40,12 @@ class A2POObserver(Observer):
                 "A2PO's first stage was over before the callback could attach; to record it, pass it in callbacks=[…]"
             )
 
-    def _estimate(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Each scored batch of the first stage is a generation of its own, also inside the one being prepared."""
+    def _estimate(self, call: Call) -> Any:
+        """Each scored batch of the first stage is a generation, also while another one is being prepared."""
         outer, self.now, self.estimating = self.now, None, True
         _seen_estimating.add(self.trainer)
         try:
-            return original(*args, **kwargs)
+            return call.run()
         finally:
             self.now, self.estimating = outer, False
 
@@ -56,49 +57,43 @@ class A2POObserver(Observer):
         now.group_size = int(self.trainer.args.num_value_samples)
         return now
 
-    def _prepare(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self.given(now, original, args, kwargs)
-        out = original(*args, **kwargs)
+    def _prepare(self, now: Generation, call: Call) -> Any:
+        self.given(now, call)
+        out = call.run()
         with self.guarded("read the advantages"):
             now.advantages = (out["rewards"] - out["v_star"]).tolist()
             if self.options.get("tokens") or self.options.get("rendered"):
                 self._keep_ids(now, out)
         return out
 
-    def _rewards(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _rewards(self, now: Generation, call: Call) -> Any:
         with self.guarded("take a snapshot of a generation"):
-            call = arguments(original, args, kwargs)
-            prompts, columns = call["prompts"], call["reward_kwargs"]
+            given = call.arguments
+            prompts, columns = given["prompts"], given["reward_kwargs"]
             rows = [{name: values[i] for name, values in columns.items()} for i in range(len(prompts))]
-            now.snapshot(rows, prompts, call["completions"])
+            now.snapshot(rows, prompts, given["completions"])
             now.marks = [FIRST_STAGE if self.estimating else {} for _ in prompts]
-        return self.scored(now, original, args, kwargs)
+        return self.scored(now, call)
 
     def _keep_ids(self, now: Generation, out: Mapping[str, Any]) -> None:
         length = int(out["logits_to_keep"])
         ids, mask = (out[name].detach().to("cpu", copy=True) for name in ("input_ids", "attention_mask"))
 
         def unpack() -> None:
-            rows = [(row, kept.bool()) for row, kept in zip(ids, mask, strict=True)]
-            now.prompt_ids = [row[:-length][kept[:-length]].tolist() for row, kept in rows]
-            now.answer([row[-length:][kept[-length:]].tolist() for row, kept in rows])
+            now.prompt_ids = unpadded(ids[:, :-length], mask[:, :-length])
+            now.answer(unpadded(ids[:, -length:], mask[:, -length:]))
 
         now.later.append(unpack)
 
 
-class A2POHost(TRLHost):
-    """See the module."""
-
-    name = "a2po"
-    observer = A2POObserver
-    supports = (
+HOST = TRLHost(
+    "a2po",
+    A2POObserver,
+    (
         Support(
-            trainer="A2POTrainer",
-            advantage=True,
-            evaluation=True,
-            lengths="with tokens=True",
-            since="1.10",
+            trainer="A2POTrainer", advantage=True, evaluation=True, lengths="with tokens=True", since="1.10",
             note="the first stage is recorded too, in groups, without advantages and tokens; pass the callback in "
             "callbacks=[…], since no event comes before it",
         ),
-    )
+    ),
+)  # fmt: skip

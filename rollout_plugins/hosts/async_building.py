@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,14 +14,11 @@ from rollout_hookspecs import Rollout, Tokens, ToolCall
 from rollout_plugins.content.messages import as_messages
 from rollout_plugins.content.tool_calls import tool_calls
 from rollout_plugins.hosts.async_samples import Conversation, Row
-from rollout_plugins.hosts.kit.building import end_ids, finish_of, given
-from rollout_plugins.hosts.kit.trainer_facts import describe_trl, reward_names, tool_schemas
+from rollout_plugins.hosts.kit.building import given
+from rollout_plugins.hosts.kit.decoding import end_ids, finish_of
+from rollout_plugins.hosts.kit.trainer_facts import describe_trl, reward_names, tool_schemas, unwrapped
 
 _PREFIX = "rewards/"
-_SETTINGS = (
-    "max_staleness", "token_budget", "weight_sync_steps", "max_inflight_tasks", "queue_maxsize",
-    "fork_threshold_tokens", "teacher_top_k",
-)  # fmt: skip
 
 
 class Builder:
@@ -80,7 +76,7 @@ class Builder:
 
 
 def _read(call: ToolCall) -> ToolCall:
-    """The call as the worker tells of it: it has words of its own for a tool that there isn't."""
+    """The call as the worker reports it: it words the call of an unknown tool in its own way."""
     return replace(call, status="unknown") if call.error == f"unknown tool {call.name}" else call
 
 
@@ -128,31 +124,22 @@ def describe_async(trainer: Any) -> Mapping[str, Any]:
     """Facts of the run. Rewards, tools and environments are the worker's, not the trainer's."""
     options = _worker_options(trainer)
     environments = _environments(options.get("environment_factory"))
-    functions = [_unwrapped(function) for function in options.get("reward_funcs") or ()]
+    functions = [unwrapped(function) for function in options.get("reward_funcs") or ()]
     rewarding = [kind for kind in environments if hasattr(kind, "get_reward")]
     tools = [*(options.get("tools") or ()), *(tool for kind in environments for tool in _methods(kind))]
-    facts = dict(describe_trl(trainer))
-    settings = {name: value for name in _SETTINGS if (value := getattr(trainer.args, name, None)) is not None}
     return {
-        **facts,
+        **describe_trl(trainer),
         "reward_names": reward_names(SimpleNamespace(reward_funcs=[*functions, *rewarding])),
         "reward_weights": (1.0,) * (len(functions) + len(rewarding)),
         "num_generations": getattr(trainer.args, "num_generations", None),
         "tools": tuple(tool_schemas(SimpleNamespace(tools=tools))),
-        "settings": {**facts["settings"], **settings},
     }
-
-
-def _unwrapped(function: Any) -> Any:
-    while isinstance(function, functools.partial):
-        function = function.func
-    return function
 
 
 def _environments(factories: Any) -> list[type]:
     """Classes of the environments, where they can be known without making one."""
     made = factories.values() if isinstance(factories, Mapping) else [factories]
-    return list(dict.fromkeys(kind for factory in made if isinstance(kind := _unwrapped(factory), type)))
+    return list(dict.fromkeys(kind for factory in made if isinstance(kind := unwrapped(factory), type)))
 
 
 def _methods(kind: type) -> list[Any]:

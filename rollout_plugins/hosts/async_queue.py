@@ -32,8 +32,9 @@ from rollout_hookspecs import Batch, Emit
 
 from rollout_plugins.hosts.async_building import Builder, describe_async
 from rollout_plugins.hosts.async_samples import UNKNOWN, Conversation, Stream
+from rollout_plugins.hosts.kit.stand_ins import itself
 from rollout_plugins.hosts.kit.support import Support
-from rollout_plugins.hosts.kit.wrapping import Wraps, itself
+from rollout_plugins.hosts.kit.wrapping import Call, Wraps
 
 _PARTS = ("rollout_queue", "rollout_worker", "model_version")
 
@@ -101,13 +102,13 @@ class _Observer:
     def __init__(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> None:
         self.trainer, self.emit, self.options = trainer, emit, options
         self.watch: _Watch | None = None
-        self.wraps = Wraps(trainer)
-        self.wraps.wrap("get_train_dataloader", self._dataloader)
+        self.wraps = Wraps()
+        self.wraps.wrap(trainer, "get_train_dataloader", self._dataloader)
         if getattr(trainer, "is_in_train", False):  # added when training had begun to set itself up
             self._begin(trainer.callback_handler.train_dataloader)
 
-    def _dataloader(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        loader = original(*args, **kwargs)
+    def _dataloader(self, call: Call) -> Any:
+        loader = call.run()
         self._begin(loader)
         return loader
 
@@ -138,30 +139,24 @@ class _Watch:
         self.seconds = 0.0
         self.is_stop_watched = False
         self.source = _with_queue(loader)
-        self.all: list[Wraps] = []
+        self.wraps = Wraps()
+        self.guarded = self.wraps.guarded
         handler = trainer.callback_handler
         watched = [
-            self._wrap(handler, "on_step_end", self._step_ended),
-            self._wrap(handler, "on_epoch_end", self._epoch_ended),
-            self._wrap(trainer, "training_step", self._trained),
-            self._wrap(getattr(loader, "collate_fn", None), "torch_call", self._packed),
+            self.wraps.wrap(handler, "on_step_end", self._step_ended),
+            self.wraps.wrap(handler, "on_epoch_end", self._epoch_ended),
+            self.wraps.wrap(trainer, "training_step", self._trained),
+            self.wraps.wrap(getattr(loader, "collate_fn", None), "torch_call", self._packed),
         ]
-        self._wrap(handler, "on_train_end", self._training_ended)
-        self.guarded = self.all[0].guarded
+        self.wraps.wrap(handler, "on_train_end", self._training_ended)
         self.stream.is_blind = not all(watched)
         self.tap = _Tap(self.source.queue, self._receive)
         self.source.queue = self.tap
 
-    def _wrap(self, target: Any, name: str, around: Callable[..., Any]) -> bool:
-        wraps = Wraps(target)
-        self.all.append(wraps)
-        return wraps.wrap(name, around)
-
     def end(self) -> None:
         """Hand over what is left, and leave everything as it was."""
         self._hand_over(UNKNOWN)
-        for wraps in self.all:
-            wraps.detach()
+        self.wraps.detach()
         self.tap.note = None
         if self.source.queue is self.tap:
             self.source.queue = self.tap.queue
@@ -173,7 +168,7 @@ class _Watch:
         if not self.is_stop_watched:  # not sooner: a worker may pickle itself to start its process
             self.is_stop_watched = True
             with self.guarded("watch the worker's end"):
-                self._wrap(self.trainer.rollout_worker, "stop", self._stopped)
+                self.wraps.wrap(self.trainer.rollout_worker, "stop", self._stopped)
         with self.guarded("note a sample that was received"):
             self._note(sample)
             is_noted = True
@@ -197,39 +192,39 @@ class _Watch:
             return "stale"
         return "over_budget" if 0 < (args.token_budget or 0) < len(sample.input_ids) else ""
 
-    def _packed(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        batch = original(*args, **kwargs)
+    def _packed(self, call: Call) -> Any:
+        batch = call.run()
         is_seen = False
         with self.guarded("see what a micro-batch is made of"):
-            (rows,) = args[0] if args else kwargs["examples"]
+            (rows,) = call.args[0] if call.args else call.kwargs["examples"]
             self.stream.pack([sample["input_ids"] for row in rows for sample in getattr(row, "samples", row)])
             is_seen = True
         self.stream.is_blind |= not is_seen
         return batch
 
-    def _trained(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        loss = original(*args, **kwargs)
+    def _trained(self, call: Call) -> Any:
+        loss = call.run()
         with self.guarded("note what was trained on"):
             self.stream.train(int(self.trainer.state.global_step) + 1)
         return loss
 
-    def _step_ended(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        control = original(*args, **kwargs)
+    def _step_ended(self, call: Call) -> Any:
+        control = call.run()
         self._hand_over()
         return control
 
-    def _epoch_ended(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _epoch_ended(self, call: Call) -> Any:
         self._hand_over("left_over")
-        return original(*args, **kwargs)
+        return call.run()
 
-    def _training_ended(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _training_ended(self, call: Call) -> Any:
         with self.guarded("end the watch of a training"):
             self.end()
-        return original(*args, **kwargs)
+        return call.run()
 
-    def _stopped(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _stopped(self, call: Call) -> Any:
         self._hand_over("broke_off")
-        return original(*args, **kwargs)
+        return call.run()
 
     # --- handing over -------------------------------------------------------------------------------------------
 

@@ -106,7 +106,7 @@ class Conversation:
 
     def goes_on_with(self, sample: Any, row: Row) -> bool:
         """Whether the row is a fork of this conversation. A sibling may say the same, but from the same tokens."""
-        with suppress(Exception):  # what objects to being compared is a conversation of its own
+        with suppress(Exception):  # one that cannot be compared is a separate conversation
             return bool(
                 self.group == group_of(sample)
                 and self.completion == sample.completion
@@ -133,7 +133,7 @@ class Conversation:
 
     @property
     def fate(self) -> str:
-        """What became of it, in a word; of its rows, when they fared differently."""
+        """What became of it, in a word; or of each of its rows, if that differs."""
         fates = [row.fate for row in self.rows]
         reasons = ", ".join(fate for fate in dict.fromkeys(fates) if fate != TRAINED)
         if reasons == UNKNOWN:
@@ -163,7 +163,7 @@ class Stream:
 
     def __init__(self) -> None:
         self.is_blind = False
-        """Whether micro-batches cannot be seen, so that nobody knows what becomes of anything."""
+        """Whether micro-batches cannot be seen, so that the fate of every row stays unknown."""
         self._open: list[Conversation] = []
         self._waiting: dict[int, deque[Row]] = {}
         self._microbatches: deque[list[Row]] = deque()

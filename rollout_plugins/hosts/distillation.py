@@ -6,15 +6,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from rollout_hookspecs import Emit
 
 from rollout_plugins.hosts.kit.generation import Generation
-from rollout_plugins.hosts.kit.observing import Needs, Observer, TRLHost
-from rollout_plugins.hosts.kit.support import Support
-from rollout_plugins.hosts.kit.wrapping import arguments
+from rollout_plugins.hosts.kit.observing import Needs, Observer
+from rollout_plugins.hosts.kit.support import Support, TRLHost
+from rollout_plugins.hosts.kit.wrapping import Call
 
 
 class DistillationObserver(Observer):
@@ -26,28 +26,25 @@ class DistillationObserver(Observer):
         super().__init__(trainer, emit, options)
         self.watch("_generate_and_score_completions", self._whole)
         self.watch("_generate", self._generate)
-        if hasattr(trainer, "_tool_call_loop"):
-            self.watch("_tool_call_loop", self.tool_loop)
+        self.watch("_tool_call_loop", self.tool_loop, optional=True)
 
-    def _whole(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self.given(now, original, args, kwargs)
-        return original(*args, **kwargs)
+    def _whole(self, now: Generation, call: Call) -> Any:
+        self.given(now, call)
+        return call.run()
 
-    def _generate(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _generate(self, now: Generation, call: Call) -> Any:
         """The trainer copies the prompts before its tools add to them, so they are whole afterwards."""
-        out = original(*args, **kwargs)
+        out = call.run()
         with self.guarded("take a snapshot of a generation"):
             now.prompt_ids, ids = out[0], out[1]
-            now.snapshot(now.rows, arguments(original, args, kwargs)["prompts"], now.said, ids)
+            now.snapshot(now.rows, call.arguments["prompts"], now.said, ids)
         return out
 
 
-class DistillationHost(TRLHost):
-    """See the module."""
-
-    name = "distillation"
-    observer = DistillationObserver
-    supports = (
+HOST = TRLHost(
+    "distillation",
+    DistillationObserver,
+    (
         Support(
             trainer="DistillationTrainer", messages="decoded completions", rewards="none", tools=True, images=True,
             evaluation=True, since="1.10",
@@ -57,4 +54,5 @@ class DistillationHost(TRLHost):
             trainer="ServerDistillationTrainer", messages="decoded completions", rewards="none", evaluation=True,
             since="1.10",
         ),
-    )  # fmt: skip
+    ),
+)  # fmt: skip

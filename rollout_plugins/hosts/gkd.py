@@ -7,7 +7,7 @@ are the dataset's own messages. Answers of the dataset are not rollouts. Those o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -16,11 +16,11 @@ from typing import Any, ClassVar
 from rollout_hookspecs import Emit
 
 from rollout_plugins.content.snapshot import Snapshot
-from rollout_plugins.hosts.kit.collating import Collated, Collating
+from rollout_plugins.hosts.gkd_collating import Collated, Collating
 from rollout_plugins.hosts.kit.generation import Generation
-from rollout_plugins.hosts.kit.observing import Needs, Observer, TRLHost
-from rollout_plugins.hosts.kit.support import Support
-from rollout_plugins.hosts.kit.wrapping import arguments
+from rollout_plugins.hosts.kit.observing import Needs, Observer
+from rollout_plugins.hosts.kit.support import Support, TRLHost
+from rollout_plugins.hosts.kit.wrapping import Call
 
 TEACHER = {"source": "teacher"}
 _SEVERAL = {"columns": "several rows of the dataset have this prompt; which of them it was is not known"}
@@ -116,7 +116,7 @@ class TextObserver(Observer):
         super().detach()
 
     def begin(self) -> Generation:
-        now = Generation(self.trainer, self.options, training=True)  # none of them answers prompts in evaluation
+        now = Generation(self.trainer, self.options, training=True)  # they answer no prompts in evaluation
         now.decoder, now.prompt_ids = self.decoder, []
         return now
 
@@ -146,10 +146,10 @@ class GKDObserver(TextObserver):
         super().__init__(trainer, emit, options)
         self.watch("generate_on_policy_outputs", self._generate)
 
-    def _generate(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        out = original(*args, **kwargs)
+    def _generate(self, now: Generation, call: Call) -> Any:
+        out = call.run()
         with self.guarded("copy the tokens of a generation"):
-            taught = self._is_teacher(arguments(original, args, kwargs)["model"])
+            taught = self._is_teacher(call.arguments["model"])
             now.policy_step = None if taught else now.policy_step
             self.add(now, out[:3], marks=TEACHER if taught else {})
         return out
@@ -178,18 +178,18 @@ class BufferObserver(TextObserver):
         self.watch("_prepare_inputs", self._prepare)
         self.watch("_fill_buffer", self._fill)
 
-    def _fill(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _fill(self, now: Generation, call: Call) -> Any:
         with self.guarded("see how many slices there will be"):
-            self.waiting = set(range(arguments(original, args, kwargs)["buffer_steps"]))
-        return original(*args, **kwargs)
+            self.waiting = set(range(call.arguments["buffer_steps"]))
+        return call.run()
 
-    def _prepare(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _prepare(self, now: Generation, call: Call) -> Any:
         try:
-            return original(*args, **kwargs)
+            return call.run()
         finally:
             if self.waiting:
                 with self.guarded("copy the tokens of a generation"):
-                    self._take(now, arguments(original, args, kwargs)["generation_batch"])
+                    self._take(now, call.arguments["generation_batch"])
 
     def _take(self, now: Generation, batch: Any) -> None:
         """What the student has answered in the buffer by now, and was not taken yet."""
@@ -222,40 +222,33 @@ class IWOPDObserver(BufferObserver):
     flags = "_buffered_on_policy_flags"
 
 
-class GKDHost(TRLHost):
-    """See the module."""
-
-    name = "gkd"
-    observer = GKDObserver
-    supports = (
+GKD = TRLHost(
+    "gkd",
+    GKDObserver,
+    (
         Support(
             trainer="GKDTrainer", messages="decoded completions", rewards="none", since="1.10",
             note="answers of the teacher are marked; the dataset's own are not rollouts",
         ),
-    )  # fmt: skip
-
-
-class GOLDHost(TRLHost):
-    """See the module."""
-
-    name = "gold"
-    observer = GOLDObserver
-    supports = (
+    ),
+)  # fmt: skip
+GOLD = TRLHost(
+    "gold",
+    GOLDObserver,
+    (
         Support(
             trainer="GOLDTrainer", messages="decoded completions", rewards="none", groups=True, images=True,
             since="1.10", note="the dataset's own answers are not rollouts",
         ),
-    )  # fmt: skip
-
-
-class IWOPDHost(TRLHost):
-    """See the module."""
-
-    name = "iwopd"
-    observer = IWOPDObserver
-    supports = (
+    ),
+)  # fmt: skip
+IWOPD = TRLHost(
+    "iwopd",
+    IWOPDObserver,
+    (
         Support(
             trainer="IWOPDTrainer", messages="decoded completions", rewards="none", groups=True, logprobs="sampler",
             since="1.10", note="log-probabilities with vLLM; the dataset's own answers are not rollouts",
         ),
-    )  # fmt: skip
+    ),
+)  # fmt: skip

@@ -8,19 +8,18 @@ function runs), and around `_generate_and_score_completions`, at whose end the a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from rollout_hookspecs import Batch, Emit
 
 from rollout_plugins.content.snapshot import Snapshot
+from rollout_plugins.hosts.grpo_log import LogTail, batch_from_log
+from rollout_plugins.hosts.grpo_unscored import NEVER_SCORED, NO_ADVANTAGE, Made, Sampled, Unscored
 from rollout_plugins.hosts.kit.decoding import Decoder
-from rollout_plugins.hosts.kit.generation import Generation
-from rollout_plugins.hosts.kit.observing import Needs, Observer, TRLHost
-from rollout_plugins.hosts.kit.support import Support
-from rollout_plugins.hosts.kit.unscored import NEVER_SCORED, NO_ADVANTAGE, Made, Unscored
-from rollout_plugins.hosts.kit.wrapping import arguments
-from rollout_plugins.hosts.trl_log import LogTail, batch_from_log
+from rollout_plugins.hosts.kit.observing import Needs, Observer
+from rollout_plugins.hosts.kit.support import Support, TRLHost
+from rollout_plugins.hosts.kit.wrapping import Call
 
 _LOGPROBS: Final = "sampler, trainer and reference"
 SCORED: Final = ("inputs", "prompts", "completions", "completion_ids_list")
@@ -36,34 +35,39 @@ class GRPOObserver(Observer):
     def __init__(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> None:
         super().__init__(trainer, emit, options)
         self.unscored = Unscored(self._keep)
+        self._has_ended = False
         self.watch(self.whole, self._whole)
         self.watch("_calculate_rewards", self._rewards)
-        for name, around in (("_generate", self._tokens), ("_tool_call_loop", self.tool_loop)):
-            if hasattr(trainer, name):
-                self.watch(name, around)
+        self.watch("_generate", self._tokens, optional=True)
+        self.watch("_tool_call_loop", self.tool_loop, optional=True)
+        self.wraps.wrap(trainer.callback_handler, "on_train_end", self._training_ended)
 
-    def _whole(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self.given(now, original, args, kwargs)
+    def begin(self) -> Sampled:
+        return Sampled(self.trainer, self.options)
+
+    def _whole(self, now: Sampled, call: Call) -> Any:
+        self.given(now, call)
         with self.guarded("see what is in the trainer's log"):
             now.logged = LogTail.before(self.trainer)
-        out = original(*args, **kwargs)
+        out = call.run()
         if not now.count and now.made is not None:
             with self.guarded("take a snapshot of a generation"):
-                self._complete(now)
+                self._complete(now, now.made)
         if now.count:
             with self.guarded("read the advantages"):
                 self._read_advantages(now, out)
         return out
 
-    def _rewards(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _rewards(self, now: Sampled, call: Call) -> Any:
         with self.guarded("take a snapshot of a generation"):
-            self._see_scored(now, *(arguments(original, args, kwargs)[name] for name in SCORED))
-        gathered = self.scored(now, original, args, kwargs)
+            given = call.arguments
+            self._see_scored(now, *(given[name] for name in SCORED))
+        gathered = self.scored(now, call)
         with self.guarded("read the rewards"):
             self._read_rewards(now, gathered)
         return gathered
 
-    def _see_scored(self, now: Generation, rows: Any, prompts: Any, completions: Any, ids: Any) -> None:
+    def _see_scored(self, now: Sampled, rows: Any, prompts: Any, completions: Any, ids: Any) -> None:
         if now.count and ids != now.scored_ids:
             self._set_apart(now)
         if now.made is not None and len(now.made.ids) != len(ids):
@@ -74,7 +78,7 @@ class GRPOObserver(Observer):
         now.snapshot(rows, prompts, completions, ids)
         now.scored_ids = ids
 
-    def _claim(self, now: Generation, ids: Any) -> None:
+    def _claim(self, now: Sampled, ids: Any) -> None:
         """What is scored was generated before, perhaps on another thread."""
         found = [one for one in self.unscored.claim(ids) if one is not None]
         if not found and not now.generated:
@@ -90,62 +94,71 @@ class GRPOObserver(Observer):
             if all(isinstance(values, list) and len(values) == count for values, _, count in known):
                 setattr(now, name, [values[i] for values, i, _ in known])
 
-    def _set_apart(self, now: Generation) -> None:
+    def _set_apart(self, now: Sampled) -> None:
         """The trainer goes on with other rollouts: those before are scored and done, or wait for that."""
         earlier = now.split_off()
         if earlier.count:
             self._keep(earlier)
         elif earlier.made is not None:
-            self._complete(earlier)
+            self._complete(earlier, earlier.made)
             self.unscored.wait(earlier, earlier.made.ids)
 
-    def _complete(self, now: Generation) -> None:
-        """Nobody saw how it was scored: keep what was generated."""
-        made = now.made
+    def _complete(self, now: Sampled, made: Made) -> None:
+        """How it was scored was not seen: keep what was generated."""
         now.snapshot(now.rows if len(now.rows) == len(made.ids) else (), made.prompts, made.completions, made.ids)
-        now.unknown = NEVER_SCORED
+        now.unknown["rewards"] = NEVER_SCORED
         if made.completions is None or None in made.prompts:
             now.decoder = now.decoder or Decoder(self.trainer, self.options)
 
-    def hand_over(self, now: Generation) -> None:
+    def hand_over(self, now: Sampled) -> None:  # type: ignore[override]  # `begin` makes no others
         """A `_generate` by itself waits for the batch that scores it."""
         if not now.count and now.made is not None:
             with self.guarded("take a snapshot of a generation"):
-                self._complete(now)
+                self._complete(now, now.made)
                 if not now.expected:
                     self.unscored.wait(now, now.made.ids)
+                    if self._has_ended and not self.trainer.is_in_train:  # late, from another thread
+                        self.unscored.end()
                     return
         if not now.count and not now.expected:
             self.unscored.unknown += now.generated
         self._keep(now)
 
-    def _keep(self, now: Generation) -> None:
-        now.no_advantage = "" if now.advantages else NO_ADVANTAGE
+    def _keep(self, now: Sampled) -> None:
+        if not now.advantages:
+            now.unknown["advantage"] = NO_ADVANTAGE
         super().hand_over(now)
-        now.made = now.logged = None  # the trainer's own lists need not wait for the worker thread
-        now.scored_ids = ()
+        now.forget_trainers_lists()
+
+    def _training_ended(self, call: Call) -> Any:
+        self._has_ended = True
+        self._stop_waiting()
+        return call.run()
 
     def detach(self) -> None:
         super().detach()
+        self._stop_waiting()
+
+    def _stop_waiting(self) -> None:
         with self.guarded("hand over what was never scored"):
             self.unscored.end()
         if self.unscored.unknown > 0:
             self.lose(self.unscored.unknown)
             self.unscored.unknown = 0
 
-    def _read_rewards(self, now: Generation, gathered: Any) -> None:
+    def _read_rewards(self, now: Sampled, gathered: Any) -> None:
         """Rewards exist now, and so does what reward functions gave to log_extra."""
         here = slice(now.rank * now.count, (now.rank + 1) * now.count)
-        now.numbers = lambda index: gathered[here, index].tolist()
+        now.rewards.numbers = lambda index: gathered[here, index].tolist()
         copier = Snapshot()
         pending = getattr(self.trainer, "_pending_extra_logs", None) or {}
         now.extra = {str(name): copier.copy(list(values)) for name, values in pending.items()}
         now.bytes += copier.bytes
 
-    def _read_advantages(self, now: Generation, out: Mapping[str, Any]) -> None:
+    def _read_advantages(self, now: Sampled, out: Mapping[str, Any]) -> None:
         """Advantages exist now, as numbers in the trainer's log; only if they don't is its tensor read."""
         now.replaced = self._replaced(now, out)
-        log = LogTail.of(now)
+        log = LogTail.of(now, now.logged)
         if log is None:
             known = out["advantages"].tolist()
             now.advantages = [None if i in now.replaced else value for i, value in enumerate(known[: now.count])]
@@ -153,7 +166,7 @@ class GRPOObserver(Observer):
             self._read_log(now, log)
         now.keep(**{name: out.get(name) for name in _PER_TOKEN})
 
-    def _replaced(self, now: Generation, out: Mapping[str, Any]) -> frozenset[int]:
+    def _replaced(self, now: Sampled, out: Mapping[str, Any]) -> frozenset[int]:
         """Rows that the trainer put other rollouts in place of, as one with a replay buffer does.
 
         It reads the device, so only where something of the trainer's tensors is kept or there is a doubt.
@@ -161,30 +174,30 @@ class GRPOObserver(Observer):
         if not (self.options.get("tokens") or now.is_one_of_several) or "completion_ids" not in out:
             return frozenset()
         rows = out["completion_ids"].tolist()
-        ids = now.scored_ids or now.made.ids
+        ids = now.scored_ids or (now.made.ids if now.made else ())
         own = [i < len(rows) and rows[i][: len(ids[i])] == list(ids[i]) for i in range(now.count)]
         return frozenset(i for i, is_own in enumerate(own) if not is_own)
 
-    def _read_log(self, now: Generation, log: LogTail) -> None:
+    def _read_log(self, now: Sampled, log: LogTail) -> None:
         here = slice(now.rank * now.count, (now.rank + 1) * now.count)
         now.advantages = log.advantages()[here]
-        tensor = now.numbers
+        tensor = now.rewards.numbers
 
         def numbers(index: int) -> Sequence[float] | None:
-            logged = log.reward(now.names[index])
+            logged = log.reward(now.rewards.names[index])
             return tensor(index) if logged is None else logged[here]
 
-        now.numbers = numbers
+        now.rewards.numbers = numbers
         if self.options.get("gather") and now.rank == 0 and now.world > 1:
             now.peers = log.everything()
 
-    def _tokens(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _tokens(self, now: Sampled, call: Call) -> Any:
         if now.count or now.made is not None:
             with self.guarded("keep what was generated"):
                 self._set_apart(now)
-        out = original(*args, **kwargs)
+        out = call.run()
         with self.guarded("see what was generated"):
-            prompts = next(iter((*args, *kwargs.values())), ())
+            prompts = next(iter((*call.args, *call.kwargs.values())), ())
             now.generated += len(prompts)
             now.made = Made.of(prompts, out)
         if isinstance(out, tuple) and out:
@@ -193,8 +206,8 @@ class GRPOObserver(Observer):
                 now.tool_mask = out[2]
         return out
 
-    def missed(self, now: Generation) -> None:
-        """The snapshot was not taken, so what the trainer logged has to do."""
+    def missed(self, now: Sampled) -> None:  # type: ignore[override]
+        """The snapshot was not taken: fall back on what the trainer logged."""
         with self.guarded("record a generation from the trainer's log"):
             batch = batch_from_log(self.trainer, now.expected, now.logged)
             if batch is not None:
@@ -203,7 +216,7 @@ class GRPOObserver(Observer):
                 if now.generated > batch.count:
                     self.lose(now.generated - batch.count)
             else:
-                super().missed(now)
+                self.lose(max(now.expected, now.generated))
 
 
 def _structured(made: Made | None, prompts: Any, completions: Any) -> tuple[Any, Any]:
@@ -224,9 +237,15 @@ def _is_text(values: Any) -> bool:
 class GRPOHost(TRLHost):
     """See the module."""
 
-    name = "grpo"
-    observer = GRPOObserver
-    supports = (
+    def recover(self, trainer: Any, count: int) -> Batch | None:
+        """The generation in the trainer's own log, made before anything was attached."""
+        return batch_from_log(trainer, count)
+
+
+HOST = GRPOHost(
+    "grpo",
+    GRPOObserver,
+    (
         Support(
             trainer="GRPOTrainer", advantage=True, groups=True, evaluation=True, images=True, tools=True,
             logprobs=_LOGPROBS, since="0.22", note="prompt lengths since 0.24, tools since 0.26, log_extra since 1.0",
@@ -239,8 +258,5 @@ class GRPOHost(TRLHost):
             trainer="RLOOTrainer", advantage=True, groups=True, evaluation=True, images=True, since="0.22",
             note="prompt lengths since 0.24",
         ),
-    )  # fmt: skip
-
-    def recover(self, trainer: Any, count: int) -> Batch | None:
-        """The generation that is in the trainer's own log although nobody was attached when it was made."""
-        return batch_from_log(trainer, count)
+    ),
+)  # fmt: skip

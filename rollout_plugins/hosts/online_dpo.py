@@ -7,17 +7,17 @@ after the trainer has read numbers of its own from it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from rollout_hookspecs import Emit
 
-from rollout_plugins.hosts.kit.building import eos_ids
+from rollout_plugins.hosts.kit.decoding import eos_ids, unpadded
 from rollout_plugins.hosts.kit.generation import Generation
-from rollout_plugins.hosts.kit.observing import Needs, Observer, TRLHost
-from rollout_plugins.hosts.kit.support import Support
+from rollout_plugins.hosts.kit.observing import Needs, Observer
+from rollout_plugins.hosts.kit.support import Support, TRLHost
 from rollout_plugins.hosts.kit.trainer_facts import describe_trl
-from rollout_plugins.hosts.kit.wrapping import arguments
+from rollout_plugins.hosts.kit.wrapping import Call
 
 
 class OnlineDPOObserver(Observer):
@@ -32,44 +32,43 @@ class OnlineDPOObserver(Observer):
         self.watch("training_step", self._step, ("model", "inputs"))
         self.watch("_calculate_rewards_from_functions", self._rewards)
         if options.get("tokens") or options.get("rendered"):
-            for name in ("_generate", "_generate_vllm"):
-                if hasattr(trainer, name):
-                    self.watch(name, self._prompts)
+            self.watch("_generate", self._prompts, optional=True)
+            self.watch("_generate_vllm", self._prompts, optional=True)
 
     def begin(self) -> Generation:
         now = Generation(self.trainer, self.options, training=True)
         now.group_size = 2
         return now
 
-    def _step(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _step(self, now: Generation, call: Call) -> Any:
         with self.guarded("see the rows of a generation"):
-            now.expected = 2 * len(arguments(original, args, kwargs)["inputs"]["prompt"])
-        out = original(*args, **kwargs)
+            now.expected = 2 * len(call.arguments["inputs"]["prompt"])
+        out = call.run()
         with self.guarded("read the rewards"):
             if now.count:
                 self._read_totals(now)
         return out
 
-    def _prompts(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        out = original(*args, **kwargs)
+    def _prompts(self, now: Generation, call: Call) -> Any:
+        out = call.run()
         with self.guarded("read the prompt's tokens"):
             ids, mask = out[0].detach().to("cpu", copy=True), out[1].detach().to("cpu", copy=True)
 
             def unpack() -> None:
-                now.prompt_ids = [row[kept.bool()].tolist() for row, kept in zip(ids, mask, strict=True)]
+                now.prompt_ids = unpadded(ids, mask)
 
             now.later.append(unpack)
         return out
 
-    def _rewards(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _rewards(self, now: Generation, call: Call) -> Any:
         with self.guarded("take a snapshot of a generation"):
-            call = arguments(original, args, kwargs)
-            rows = _rows(call["reward_kwargs"], len(call["prompts"]))
-            ids = [self._written(row) for row in call["completion_ids_list"]]
-            now.snapshot(rows, call["prompts"], call["completions"], ids)
+            given = call.arguments
+            rows = _rows(given["reward_kwargs"], len(given["prompts"]))
+            ids = [self._written(row) for row in given["completion_ids_list"]]
+            now.snapshot(rows, given["prompts"], given["completions"], ids)
             half = now.count // 2
             now.places = [2 * (i % half) + i // half for i in range(now.count)]
-        self.compared = self.scored(now, original, args, kwargs)
+        self.compared = self.scored(now, call)
         return self.compared
 
     def _written(self, ids: Sequence[int]) -> Sequence[int]:
@@ -87,7 +86,7 @@ class OnlineDPOObserver(Observer):
 
 
 def _rows(columns: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-    """Columns as one row for each completion. What is no list belongs to the batch, and stays out."""
+    """Columns as one row for each completion. Anything but a list belongs to the batch, and stays out."""
     lists = {name: values for name, values in columns.items() if isinstance(values, (list, tuple))}
     whole = {name: values for name, values in lists.items() if len(values) == count}
     return [{name: values[i] for name, values in whole.items()} for i in range(count)]
@@ -96,14 +95,17 @@ def _rows(columns: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
 class OnlineDPOHost(TRLHost):
     """See the module."""
 
-    name = "online-dpo"
-    observer = OnlineDPOObserver
-    supports = (
+    def describe(self, trainer: Any) -> Mapping[str, Any]:
+        return {**describe_trl(trainer), "num_generations": 2}
+
+
+HOST = OnlineDPOHost(
+    "online-dpo",
+    OnlineDPOObserver,
+    (
         Support(
             trainer="OnlineDPOTrainer", groups=True, images=True, lengths="completion",
             since="1.5", note="two completions of each prompt, marked as chosen or rejected",
         ),
-    )  # fmt: skip
-
-    def describe(self, trainer: Any) -> Mapping[str, Any]:
-        return {**describe_trl(trainer), "num_generations": 2}
+    ),
+)  # fmt: skip

@@ -7,7 +7,7 @@ event tells which prompts they are really generated from.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from rollout_hookspecs import Emit
@@ -15,9 +15,9 @@ from rollout_hookspecs import Emit
 from rollout_plugins.content.snapshot import Snapshot
 from rollout_plugins.hosts.grpo import SCORED, GRPOObserver
 from rollout_plugins.hosts.kit.generation import Generation
-from rollout_plugins.hosts.kit.observing import Needs, Observer, TRLHost
-from rollout_plugins.hosts.kit.support import Support
-from rollout_plugins.hosts.kit.wrapping import arguments
+from rollout_plugins.hosts.kit.observing import Needs, Observer
+from rollout_plugins.hosts.kit.support import Support, TRLHost
+from rollout_plugins.hosts.kit.wrapping import Call
 
 _LOGPROBS = "the trainer has log-probabilities where completions train more than one step"
 
@@ -25,19 +25,6 @@ _LOGPROBS = "the trainer has log-probabilities where completions train more than
 class SDPOObserver(GRPOObserver):
     whole = "_prepare_training_batch"
     needs: ClassVar[Needs] = {whole: ("inputs",), "_calculate_rewards": SCORED}
-
-
-class SDPOHost(TRLHost):
-    """See the module."""
-
-    name = "sdpo"
-    observer = SDPOObserver
-    supports = (
-        Support(
-            trainer="SDPOTrainer", advantage=True, groups=True, evaluation=True, logprobs="trainer", since="1.10",
-            note=_LOGPROBS,
-        ),
-    )  # fmt: skip
 
 
 class SDFTObserver(Observer):
@@ -53,23 +40,23 @@ class SDFTObserver(Observer):
             self.watch("_dispatch_self_distillation_callback", self._event)
         self.watch("_generate", self._generate)
 
-    def _whole(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self.given(now, original, args, kwargs)
-        out = original(*args, **kwargs)
+    def _whole(self, now: Generation, call: Call) -> Any:
+        self.given(now, call)
+        out = call.run()
         with self.guarded("read the log-probabilities"):
             now.keep(old_per_token_logps=out.get("old_per_token_logps"))
         return out
 
-    def _event(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _event(self, now: Generation, call: Call) -> Any:
         with self.guarded("see the prompts of a generation"):
-            if "generation_prompts" in kwargs:
-                now.asked = Snapshot().copy(list(kwargs["generation_prompts"]))
-        return original(*args, **kwargs)
+            if "generation_prompts" in call.kwargs:
+                now.asked = Snapshot().copy(list(call.kwargs["generation_prompts"]))
+        return call.run()
 
-    def _generate(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        out = original(*args, **kwargs)
+    def _generate(self, now: Generation, call: Call) -> Any:
+        out = call.run()
         with self.guarded("take a snapshot of a generation"):
-            now.prompt_ids = arguments(original, args, kwargs)["prompt_ids"]
+            now.prompt_ids = call.arguments["prompt_ids"]
             self._record(now, out[1])
         return out
 
@@ -83,20 +70,23 @@ class SDFTObserver(Observer):
                 columns["prompt"] = Snapshot().copy(row["prompt"])
 
 
-class SDFTHost(TRLHost):
-    """See the module."""
-
-    name = "sdft"
-    observer = SDFTObserver
-    supports = (
+SDPO = TRLHost(
+    "sdpo",
+    SDPOObserver,
+    (
         Support(
-            trainer="SDFTTrainer",
-            messages="decoded completions",
-            rewards="none",
-            groups=True,
-            evaluation=True,
-            logprobs="trainer",
-            since="1.10",
+            trainer="SDPOTrainer", advantage=True, groups=True, evaluation=True, logprobs="trainer", since="1.10",
             note=_LOGPROBS,
         ),
-    )
+    ),
+)  # fmt: skip
+SDFT = TRLHost(
+    "sdft",
+    SDFTObserver,
+    (
+        Support(
+            trainer="SDFTTrainer", messages="decoded completions", rewards="none", groups=True, evaluation=True,
+            logprobs="trainer", since="1.10", note=_LOGPROBS,
+        ),
+    ),
+)  # fmt: skip

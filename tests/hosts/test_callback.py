@@ -237,7 +237,7 @@ def test_log_completions_is_warned_of_at_start(tmp_path, caplog):
 
 
 def test_an_unsupported_trl_is_refused_when_the_callback_is_made(monkeypatch):
-    import rollout_plugins.hosts.kit.trl_version as module
+    import rollout_plugins.hosts.kit.trainer_facts as module
 
     monkeypatch.setattr(module, "installed", lambda package: "0.21.4")
     with pytest.raises(SetupError, match=r"trl 0\.21\.4 is too old: rollout-plugins needs 0\.22 or newer"):
@@ -405,12 +405,6 @@ def test_log_called_by_name_leaves_the_callers_own_values_alone(tmp_path):
     assert "epoch" in mine
     logged = [entry["rollouts/count"] for entry in trainer.state.log_history if "rollouts/count" in entry]
     assert logged == [-1.0, 4.0] * 2
-
-
-def test_metrics_of_an_evaluation_with_another_prefix_are_its_own(tmp_path):
-    trainer = logging_trainer(tmp_path, on=True)
-    trainer.evaluate(metric_key_prefix="test")
-    assert trainer.state.log_history[-1]["test_rollouts/count"] == 4.0
 
 
 def test_a_reward_that_changes_the_working_directory_costs_nothing(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ from tools import PAGE, broken, lookup, multiply, now, numbers, search, slow, sl
 from trl import GRPOTrainer
 
 from rollout_plugins import Placeholder, RolloutPluginCallback, open_run
-from rollout_plugins.hosts.grpo import GRPOHost
+from rollout_plugins.hosts.grpo import HOST
 
 
 def train(folder, *args, callback=None, **kwargs):
@@ -527,13 +527,13 @@ SHAPES = {
 def test_what_waits_for_the_worker_is_counted_as_it_is_held(tmp_path, shape, tokens):
     trainer = make(tmp_path, cls=GRPOTrainer, max_steps=4, steps_per_generation=1, num_iterations=2, **SHAPES[shape])
     emitted = Emitted()
-    detach = GRPOHost().attach(trainer, emitted, {"tokens": tokens})
+    detach = HOST.attach(trainer, emitted, {"tokens": tokens})
     tracemalloc.start()
     trainer.train()
     detach()
     gc.collect()
     counted = sum(batch.bytes for batch in emitted)
-    kept = [batch.build.__self__.tensors for batch in emitted]
+    kept = [batch.build.args[0].tensors for batch in emitted]
     tensors = sum(tensor.nbytes for some in kept for tensor in some.values())  # which are not Python's memory
     assert len(emitted) == 2
     assert bool(tensors) is tokens

@@ -144,3 +144,21 @@ def test_what_an_unknown_trainer_lacks_is_named(tmp_path, caplog):
     trainer.train()
     assert "most like TRL's GRPOTrainer, but it has no method _calculate_rewards" in caplog.text
     assert "docs/plugins.md" in caplog.text
+
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise RuntimeError("no words for it")
+
+
+def test_an_exception_that_cannot_be_shown_reaches_the_caller_as_it_is(tmp_path):
+    def rewards(**kwargs):
+        raise Unspeakable
+
+    callback = RolloutPluginCallback()
+    trainer = make(tmp_path, rewards=rewards)
+    trainer.add_callback(callback)
+    with pytest.raises(Unspeakable):
+        trainer.train()
+    assert callback.flush()
+    assert {rollout.error for rollout in open_run(tmp_path / "out").rollouts()} == {"Unspeakable"}

@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any
 
-from rollout_hookspecs import Rollout, Tokens, ToolCall
+from rollout_hookspecs import Batch, Rollout, Tokens, ToolCall
 
 from rollout_plugins.content.messages import as_messages
 from rollout_plugins.content.rewards import weighted
 from rollout_plugins.content.tool_calls import tool_calls
-from rollout_plugins.hosts.kit.trainer_facts import tokenizer_of
+from rollout_plugins.hosts.kit.decoding import end_ids, finish_of
+from rollout_plugins.hosts.kit.generation import Generation
 from rollout_plugins.hosts.kit.watching import watched_calls
 
-if TYPE_CHECKING:
-    from rollout_plugins.hosts.kit.generation import Generation
+
+def batch_of(now: Generation, build: Callable[[], list[Rollout]] | None = None) -> Batch:
+    """What is handed over on the training thread; its rollouts are built on the worker's."""
+    now.let_go()
+    return Batch(
+        build=build or partial(_built, now),
+        split="train" if now.split == "train" else "eval",
+        step=now.step,
+        count=now.count,
+        bytes=now.held,
+        gathered=now.peers is not None or now.world == 1,
+        seconds=now.seconds,
+    )
+
+
+def _built(now: Generation) -> list[Rollout]:
+    for work in now.later:
+        work()
+    return Builder(now).rollouts()
 
 
 class Builder:
@@ -53,7 +71,8 @@ class Builder:
         prompt, prompt_is_text = self._prompt(i)
         completion, completion_is_text = self._completion(i, prompt_is_text)
         calls = self._calls(i, completion)
-        rewards = dict(zip(seen.names, seen.rewards[i], strict=True)) if seen.rewards else dict.fromkeys(seen.names)
+        names = seen.rewards.names
+        rewards = dict(zip(names, seen.rewards.rows[i], strict=True)) if seen.rewards.rows else dict.fromkeys(names)
         extra, marks = self._extra(i)
         return Rollout(
             **self._common(seen.rank * (seen.width or seen.count) + self._place(i)),
@@ -64,7 +83,7 @@ class Builder:
             completion_is_text=completion_is_text,
             tool_calls=calls,
             rewards=rewards,
-            reward=seen.totals[i] if seen.totals else weighted(rewards, seen.weights),
+            reward=seen.totals[i] if seen.totals else weighted(rewards, seen.rewards.weights),
             advantage=seen.advantages[i] if seen.advantages else None,
             prompt_tokens=len(self._prompt_ids[i]) if self._prompt_ids is not None else None,
             completion_tokens=self._completion_length(i),
@@ -99,11 +118,7 @@ class Builder:
         """This rollout's values. A column of another length belongs to no rollout: the first one keeps it whole."""
         seen = self._seen
         extra: dict[str, Any] = {}
-        marks = dict(seen.marks[i]) if seen.marks else {}
-        if seen.unknown and seen.names:
-            marks["rewards"] = seen.unknown
-        if seen.no_advantage:
-            marks["advantage"] = seen.no_advantage
+        marks = {**(seen.marks[i] if seen.marks else {}), **seen.unknown}
         if i in seen.replaced:
             marks["replaced"] = "the trainer trains on another rollout in its place"
         for name, values in seen.extra.items():
@@ -171,7 +186,9 @@ class Builder:
         seen = self._seen
         completion, completion_is_text = as_messages(logged["completion"][i], "assistant")
         prompt, prompt_is_text = as_messages(logged["prompt"][i], "user")
-        rewards = {name: self._logged_reward(name, logged, i) for name in seen.names if name in logged["rewards"]}
+        rewards = {
+            name: self._logged_reward(name, logged, i) for name in seen.rewards.names if name in logged["rewards"]
+        }
         return Rollout(
             **self._common(i),
             rank=rank,
@@ -181,7 +198,7 @@ class Builder:
             completion_is_text=completion_is_text,
             tool_calls=tool_calls(completion, known=self._tools),
             rewards=rewards,
-            reward=weighted(rewards, seen.weights),
+            reward=weighted(rewards, seen.rewards.weights),
             advantage=logged["advantages"][i],
             extra={name: values[i] for name, values in logged["extra"].items()},
             marks={"source": "the trainer's own log"},
@@ -195,19 +212,9 @@ class Builder:
     @cached_property
     def _models(self) -> set[str]:
         functions = getattr(self._seen.trainer, "reward_funcs", None) or ()
-        return {name for name, one in zip(self._seen.names, functions, strict=False) if hasattr(one, "forward")}
-
-
-def finish_of(last: int | None, ends: Collection[int], calls: Sequence[ToolCall]) -> Any:
-    """Why a completion ended, from its last token and what became of its calls."""
-    if not ends or last is None:
-        return "unknown"
-    if last not in ends:
-        return "length"
-    waiting = [call for call in calls if call.status == "not_run"]
-    if waiting:
-        return "length" if any(call.error for call in waiting) else "tool_limit"
-    return "stop"
+        return {
+            name for name, one in zip(self._seen.rewards.names, functions, strict=False) if hasattr(one, "forward")
+        }
 
 
 def shortest(value: float) -> float:
@@ -220,21 +227,3 @@ def shortest(value: float) -> float:
 def given(value: float) -> float | None:
     """A reward as the trainer's numbers have it: NaN where the function gave none."""
     return None if math.isnan(value) else value
-
-
-def end_ids(trainer: Any) -> set[int]:
-    """Token ids that end a completion, or fill it up after its end."""
-    pad = getattr(tokenizer_of(trainer), "pad_token_id", None)
-    return eos_ids(trainer) | ({pad} if isinstance(pad, int) else set())
-
-
-def eos_ids(trainer: Any) -> set[int]:
-    """Token ids that end a completion."""
-    known = (
-        getattr(trainer, "eos_token_ids", None),
-        getattr(trainer, "eos_token_id", None),
-        getattr(getattr(trainer, "generation_config", None), "eos_token_id", None),
-        getattr(tokenizer_of(trainer), "eos_token_id", None),
-    )
-    ends = next((ids for ids in known if ids or ids == 0), ())
-    return {token for token in (ends if isinstance(ends, (list, tuple)) else (ends,)) if isinstance(token, int)}

@@ -1,25 +1,61 @@
-"""Text of token ids, for trainers that have nothing else; on the worker thread."""
+"""What token ids say: the text they stand for, and why a completion ended. On the worker thread."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from rollout_plugins.hosts.kit.building import eos_ids
+from rollout_hookspecs import ToolCall
+
 from rollout_plugins.hosts.kit.trainer_facts import tokenizer_of
 
 
 class Decoder:
-    """Decodes with a tokenizer of its own: tokenizers object when two threads use one at the same time."""
+    """Decodes with a tokenizer of its own: one tokenizer must not be used on two threads at the same time."""
 
     def __init__(self, trainer: Any, options: Mapping[str, Any]) -> None:
         self._tokenizer = options.get("rendered") or copy.deepcopy(tokenizer_of(trainer))
         self._eos_ids = eos_ids(trainer)
 
     def answer(self, ids: Sequence[int]) -> str:
-        """All that the model wrote but the token that ended it, which `finish` tells."""
+        """All that the model wrote except the token that ended it, which `finish` tells."""
         return self.text(ids[:-1] if ids and ids[-1] in self._eos_ids else ids)
 
     def text(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def unpadded(ids: Any, mask: Any) -> list[list[int]]:
+    """Rows of a tensor as lists, without what the mask leaves out."""
+    return [row[kept].tolist() for row, kept in zip(ids, mask.bool(), strict=True)]
+
+
+def finish_of(last: int | None, ends: Collection[int], calls: Sequence[ToolCall]) -> Any:
+    """Why a completion ended, from its last token and what became of its calls."""
+    if not ends or last is None:
+        return "unknown"
+    if last not in ends:
+        return "length"
+    waiting = [call for call in calls if call.status == "not_run"]
+    if waiting:
+        return "length" if any(call.error for call in waiting) else "tool_limit"
+    return "stop"
+
+
+def end_ids(trainer: Any) -> set[int]:
+    """Token ids that end a completion, or pad it after its end."""
+    pad = getattr(tokenizer_of(trainer), "pad_token_id", None)
+    return eos_ids(trainer) | ({pad} if isinstance(pad, int) else set())
+
+
+def eos_ids(trainer: Any) -> set[int]:
+    """Token ids that end a completion."""
+    known = (
+        getattr(trainer, "eos_token_ids", None),
+        getattr(trainer, "eos_token_id", None),
+        getattr(getattr(trainer, "generation_config", None), "eos_token_id", None),
+        getattr(tokenizer_of(trainer), "eos_token_id", None),
+    )
+    ends = next((ids for ids in known if ids or ids == 0), ())
+    return {token for token in (ends if isinstance(ends, (list, tuple)) else (ends,)) if isinstance(token, int)}

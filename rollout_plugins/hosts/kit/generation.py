@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import copy
-import functools
-import inspect
-import math
 import time
 from array import array
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
-from rollout_hookspecs import Batch
-
 from rollout_plugins.content.snapshot import Snapshot
-from rollout_plugins.hosts.kit.building import Builder
-from rollout_plugins.hosts.kit.trainer_facts import reward_names
-from rollout_plugins.hosts.kit.watching import Watch, WatchedTools, shared_out
-from rollout_plugins.hosts.kit.wrapping import AsyncStandIn, StandIn, Swap, arguments
+from rollout_plugins.hosts.kit.rewards import Rewards
+from rollout_plugins.hosts.kit.stand_ins import swapped
+from rollout_plugins.hosts.kit.watching import Watch, WatchedTools, described, shared_out
 
 _EACH: Final = (
     "prompts", "completions", "columns", "ids", "lengths", "ends", "prompt_ids", "tool_mask", "watches", "marks",
@@ -26,7 +19,7 @@ _EACH: Final = (
 
 
 class Generation:
-    """One generation batch of this rank: what was observed on the training thread, and how rollouts come of it."""
+    """One generation batch of this rank, as far as it has been observed."""
 
     def __init__(self, trainer: Any, options: Mapping[str, Any], *, training: bool | None = None) -> None:
         self.trainer = trainer
@@ -38,14 +31,11 @@ class Generation:
         self.rank = int(trainer.accelerator.process_index)
         self.world = int(trainer.accelerator.num_processes)
         self.group_size = _group_size(trainer, training=training)
-        self.names = reward_names(trainer)
-        self.weights = _weights(trainer, len(self.names))
-        self.marks: list[dict[str, str]] = []
-        self.error: str | None = None
         # How many rollouts the trainer is about to make, how many were seen, and what keeping them costs.
         self.expected = self.count = self.bytes = 0
         self.seconds = 0.0
         self.time = time.time()
+        self.error: str | None = None
         # Messages: the rows given, prompts composed of them, what tool loops said, and the copies that are kept.
         self.rows: Sequence[Mapping[str, Any]] = ()
         self.asked: list[Any] = []
@@ -61,27 +51,20 @@ class Generation:
         self.tool_mask: Any = None
         self.tensors: dict[str, Any] = {}
         self.decoder: Any = None
-        # Tools and rewards. `numbers` reads one function's rewards off the trainer, where they were not seen raw.
+        # Tools and scores.
         self.watches: list[Watch] = []
-        self.raw_rewards: dict[int, Sequence[Any]] = {}
-        self.numbers: Callable[[int], Sequence[float] | None] = lambda _: None
-        self.rewards: list[list[float | None]] = []
+        self.rewards = Rewards(trainer)
         self.totals: list[float] = []
         self.advantages: list[float | None] = []
         self.extra: dict[str, list[Any]] = {}
-        # Why rewards and advantages are not known; rows with others in their place; the log of the trainer before.
-        self.unknown = self.no_advantage = ""
-        self.is_one_of_several = False
+        # Marks of each rollout; those of all, which say why something is not known; rows replaced in training.
+        self.marks: list[dict[str, str]] = []
+        self.unknown: dict[str, str] = {}
         self.replaced: frozenset[int] = frozenset()
-        self.logged: Sequence[Any] | None = None
-        # What the trainer generated, and the ids of what it scored.
-        self.made: Any = None
-        self.generated = 0
-        self.scored_ids: Sequence[Any] = ()
-        self.peers: dict[str, Any] | None = None
-        # Where each row stands in a batch of how many, if it is not one after the other.
+        # Where each row stands in a batch of how many, if it is not one after the other; rollouts of other ranks.
         self.places: list[int] = []
         self.width = 0
+        self.peers: dict[str, Any] | None = None
         # What is left to do on the worker thread before rollouts are built.
         self.later: list[Callable[[], None]] = []
 
@@ -105,15 +88,10 @@ class Generation:
         self.lengths = [len(row) for row in ids]
         self.ends = [int(row[-1]) if len(row) else None for row in ids]
 
-    def split_off(self) -> Generation:
-        """What was seen so far, as a generation of its own: the trainer goes on with another one."""
-        earlier = copy.copy(self)
-        self.is_one_of_several = True
-        self.count = self.bytes = 0
-        self.made, self.seconds, self.prompt_ids, self.tool_mask, self.said = None, 0.0, None, None, None
-        self.watches, self.later, self.marks, self.raw_rewards = [], [], [], {}
-        self.scored_ids, self.extra, self.numbers = (), {}, lambda _: None
-        return earlier
+    def keep(self, **tensors: Any) -> None:
+        """Log-probabilities and the like, copied from the device; only when they were asked for."""
+        if self.options.get("tokens"):
+            self.tensors |= {k: v.detach().to("cpu", copy=True) for k, v in tensors.items() if v is not None}
 
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Leave only these rows, at the places where they were."""
@@ -123,159 +101,63 @@ class Generation:
                 setattr(self, name, [values[i] for i in rows])
         self.places, self.width, self.count = list(rows), self.width or self.count, len(rows)
 
-    def broken_off(self, loop: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    def failed(self, error: BaseException) -> None:
+        """The trainer raised: what was generated is still worth keeping."""
+        self.error = described(error)
+
+    def broken_off(self, given: Mapping[str, Any]) -> None:
         """The tool loop raised: what it had said and heard until then stands in the lists it was given."""
-        given = arguments(loop, args, kwargs)
         prompts = [row["prompt"] for row in self.rows] or given["prompts"]
         self.snapshot(self.rows, prompts, given["completions"], given["completion_ids"])
 
-    def watched_rewards(self) -> Swap:
-        """Reward functions whose raw results we see: the trainer's tensor cannot tell None from NaN."""
-        functions = self.trainer.reward_funcs
-        if not isinstance(functions, list):
-            return Swap(self.trainer)
-        return Swap(self.trainer, reward_funcs=[self._watch_reward(i, f) for i, f in enumerate(functions)])
-
-    def _watch_reward(self, index: int, function: Any) -> Any:
-        if hasattr(function, "forward"):
-            return function  # a model: the trainer needs it as it is
-        if _is_async(function):
-
-            async def watched_async(function: Any, *args: Any, **kwargs: Any) -> Any:
-                result = await function(*args, **kwargs)
-                self.raw_rewards[index] = _as_given(result)
-                return result
-
-            return AsyncStandIn(function, watched_async)
-
-        def watched(function: Any, *args: Any, **kwargs: Any) -> Any:
-            result = function(*args, **kwargs)
-            self.raw_rewards[index] = _as_given(result)
-            return result
-
-        return StandIn(function, watched)
-
-    def read_rewards(self) -> None:
-        """Each function's rewards: as it gave them, else from the trainer's numbers for it."""
-        columns = [self._reward_column(i) for i in range(len(self.names))]
-        self.rewards = [list(row) for row in zip(*columns, strict=True)]
-        unseen = [n for i, n in enumerate(self.names) if i not in self.raw_rewards and set(columns[i]) == {None}]
-        broken_off = "the trainer broke off before they were known" if self.error else ""
-        why = self.unknown or broken_off or f"nobody saw what was given by {', '.join(unseen)}"
-        self.unknown = why if unseen else ""
-
-    def _reward_column(self, index: int) -> list[float | None]:
-        raw = self.raw_rewards.get(index, ())
-        if len(raw) == self.count and all(value is None or type(value) in {int, float, bool} for value in raw):
-            return [None if value is None else float(value) for value in raw]
-        known = self.numbers(index)
-        if known is None:
-            return [None] * self.count
-        nothing = [value is None for value in raw] if len(raw) == self.count else [math.isnan(n) for n in known]
-        return [None if none else number for none, number in zip(nothing, known, strict=True)]
-
-    def watched_tools(self) -> Swap:
+    def watched_tools(self) -> AbstractContextManager[None]:
         """Tools that note their calls: one dictionary of them for each rollout, or one that all rollouts share."""
         shared = getattr(self.trainer, "_tool_dict", None)
         if isinstance(shared, (dict, WatchedTools)):
-            return self._watched_together(shared)
-        sync = getattr(self.trainer, "_sync_tool_dicts", None)
-        later = getattr(self.trainer, "_async_tool_dicts", None)
+            together = Watch(tuple(shared))
+            self.later.append(lambda: self._share_out(together))
+            return swapped(self.trainer, _tool_dict=WatchedTools(shared, together, is_async=False))
+        sync, later = (getattr(self.trainer, f"_{kind}_tool_dicts", None) for kind in ("sync", "async"))
         if not isinstance(sync, list) or not isinstance(later, list) or len(sync) != len(later):
-            return Swap(self.trainer)
+            return nullcontext()
         self.watches = [Watch((*a, *b)) for a, b in zip(sync, later, strict=True)]
-        return Swap(
+        return swapped(
             self.trainer,
-            _sync_tool_dicts=[
-                WatchedTools(tools, w, is_async=False) for w, tools in zip(self.watches, sync, strict=True)
-            ],
-            _async_tool_dicts=[
-                WatchedTools(tools, w, is_async=True) for w, tools in zip(self.watches, later, strict=True)
-            ],
+            _sync_tool_dicts=[WatchedTools(t, w, is_async=False) for t, w in zip(sync, self.watches, strict=True)],
+            _async_tool_dicts=[WatchedTools(t, w, is_async=True) for t, w in zip(later, self.watches, strict=True)],
         )
 
-    def _watched_together(self, tools: MutableMapping[str, Any]) -> Swap:
-        together = Watch(tuple(tools))
+    def _share_out(self, together: Watch) -> None:
+        self.watches = shared_out(together, self.completions or ())
 
-        def share_out() -> None:
-            self.watches = shared_out(together, self.completions or ())
+    def read_rewards(self) -> None:
+        """What the reward functions gave; a mark says why, where that is not known."""
+        unseen = self.rewards.read(self.count)
+        why = self.unknown.pop("rewards", "") or ("the trainer broke off before they were known" if self.error else "")
+        if unseen:
+            self.unknown["rewards"] = why or f"nobody saw what was given by {', '.join(unseen)}"
 
-        self.later.append(share_out)
-        return Swap(self.trainer, _tool_dict=WatchedTools(tools, together, is_async=False))
-
-    def keep(self, **tensors: Any) -> None:
-        """Log-probabilities and the like, copied from the device; only when they were asked for."""
-        if self.options.get("tokens"):
-            self.tensors |= {k: v.detach().to("cpu", copy=True) for k, v in tensors.items() if v is not None}
-
-    def failed(self, error: BaseException) -> None:
-        """The trainer raised: what was generated is still worth keeping."""
-        self.error = f"{type(error).__name__}: {error}"
-
-    def batch(self) -> Batch:
-        self._let_go()
-        return Batch(
-            build=self._build,
-            split="train" if self.split == "train" else "eval",
-            step=self.step,
-            count=self.count,
-            bytes=self.bytes + self._held(),
-            gathered=self.peers is not None or self.world == 1,
-            seconds=self.seconds,
-        )
-
-    def _let_go(self) -> None:
-        """What rollouts are made of stays, packed; a list takes five times as much for a token."""
-        self.rows, self.asked, self.said, self.numbers = (), [], None, lambda _: None
+    def let_go(self) -> None:
+        """Only what rollouts are made of stays, packed; a list takes five times as much for a token."""
+        self.rows, self.asked, self.said, self.rewards.numbers = (), [], None, lambda _: None
         self.prompt_ids = _packed(self.prompt_ids, lambda row: array("q", row))
         self.tool_mask = _packed(self.tool_mask, bytes)
 
-    def _held(self) -> int:
-        """What is held besides the copies of messages and columns."""
-        measure = Snapshot()
-        measure.copy([self.prompt_ids, self.tool_mask, self.ids, list(self.tensors.values()), self.peers])
-        measure.copy([[dict(seen.arguments) for seen in watch.seen] for watch in self.watches])
-        return measure.bytes + 2048 + 256 * sum(1 + len(watch.seen) for watch in self.watches)
-
-    def _build(self) -> Any:
-        for work in self.later:
-            work()
-        return Builder(self).rollouts()
-
-
-def _as_given(result: Any) -> list[Any]:
-    """Rewards as a function gave them, copied: it may use its array again. A generator is the trainer's to read."""
-    with suppress(Exception):  # the trainer reads it next, and says what is wrong with it
-        if isinstance(result, (list, tuple)):
-            return [_number(value) for value in result]
-        if hasattr(result, "tolist"):
-            return list(result if _is_on_device(result) else result.tolist())
-    return []
-
-
-def _number(value: Any) -> Any:
-    """A scalar of NumPy or torch as a number; one that a device has is not waited for."""
-    if value is None or type(value) in {int, float, bool} or not hasattr(value, "item") or _is_on_device(value):
-        return value
-    return value.item()
-
-
-def _is_on_device(value: Any) -> bool:
-    return getattr(getattr(value, "device", None), "type", "cpu") != "cpu"
+    @property
+    def held(self) -> int:
+        """Bytes that it takes until its rollouts are stored."""
+        beside = Snapshot()
+        beside.copy([self.prompt_ids, self.tool_mask, self.ids, list(self.tensors.values()), self.peers])
+        beside.copy([[dict(seen.arguments) for seen in watch.seen] for watch in self.watches])
+        return self.bytes + beside.bytes + 2048 + 256 * sum(1 + len(watch.seen) for watch in self.watches)
 
 
 def _packed(rows: Any, pack: Callable[[Any], Any]) -> Any:
-    """Rows of whole numbers in little memory; whatever else it is stays as it is."""
+    """Rows of whole numbers in little memory; anything else stays as it is."""
     try:
         return [pack(row) for row in rows] if isinstance(rows, list) else rows
     except (TypeError, ValueError, OverflowError):
         return rows
-
-
-def _is_async(function: Any) -> bool:
-    while isinstance(function, functools.partial):
-        function = function.func
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 def _group_size(trainer: Any, *, training: bool) -> int:
@@ -283,9 +165,3 @@ def _group_size(trainer: Any, *, training: bool) -> int:
     if not training:
         size = getattr(trainer, "num_generations_eval", size)
     return max(int(size or 1), 1)
-
-
-def _weights(trainer: Any, count: int) -> list[float]:
-    """Weights as configured; those the trainer adds for environments are 1."""
-    given = list(getattr(trainer.args, "reward_weights", None) or [])
-    return given + [1.0] * (count - len(given))

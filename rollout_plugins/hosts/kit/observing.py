@@ -1,33 +1,33 @@
-"""What the hosts of TRL's trainers share: knowing a trainer by its class, and watching it make a generation."""
+"""Watch a trainer make a generation: the wrappers on its methods, and what they have seen so far."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar, Final, TypeAlias
 
 from rollout_hookspecs import Emit
 
+from rollout_plugins.hosts.kit.building import batch_of
 from rollout_plugins.hosts.kit.decoding import Decoder
 from rollout_plugins.hosts.kit.generation import Generation
-from rollout_plugins.hosts.kit.support import Support, named_support
-from rollout_plugins.hosts.kit.trainer_facts import describe_trl
-from rollout_plugins.hosts.kit.wrapping import Swap, Wraps, arguments, by_name, lacks, logger
+from rollout_plugins.hosts.kit.wrapping import Call, Wraps, logger
 
-_LOOP: Final = ("prompts", "prompt_ids", "completion_ids", "completions")
+TOOL_LOOP: Final = ("prompts", "prompt_ids", "completion_ids", "completions")
+AroundOne: TypeAlias = Callable[[Any, Call], Any]
 Needs: TypeAlias = Mapping[str, tuple[str, ...]]
 """Methods, and the arguments they take."""
 
 
 class Observer:
-    """The wrappers on one trainer, and the generation that each thread is in the middle of."""
+    """The wrappers on one trainer, and the generation that each thread is making."""
 
     needs: ClassVar[Needs] = {}
     """Methods by which the trainer is known, with the arguments they take."""
     without: ClassVar[tuple[str, ...]] = ()
-    """What a trainer of this kind does not have; it tells it from another kind with the same methods."""
+    """What a trainer of this kind does not have, unlike another kind with the same methods."""
 
     decodes: ClassVar[bool] = False
     """Whether the trainer has completions as token ids alone."""
@@ -39,7 +39,7 @@ class Observer:
         self._threads = threading.local()
         self.refused: list[str] = []
         self._has_lost = False
-        self.wraps = Wraps(trainer)
+        self.wraps = Wraps()
         self.decoder = Decoder(trainer, options) if self.decodes else None
 
     @property
@@ -51,18 +51,20 @@ class Observer:
     def now(self, generation: Generation | None) -> None:
         self._threads.now = generation
 
-    def watch(self, name: str, around: Callable[..., Any], parameters: tuple[str, ...] | None = None) -> None:
-        """Wrap a method of the trainer: `around(generation, original, *args, **kwargs)`.
+    def watch(self, name: str, around: AroundOne, parameters: tuple[str, ...] = (), *, optional: bool = False) -> None:
+        """Wrap a method of the trainer with `around(generation, call)`, which runs the call.
 
         Whichever watched method is entered first begins the generation, and it is handed over when that one is left.
         So the trainer may lack one of them, and may raise anywhere: what was seen until then is recorded.
         """
 
-        def inside(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def inside(call: Call) -> Any:
             with self._generation() as now:
-                return original(*args, **kwargs) if now is None else around(now, original, *args, **kwargs)
+                return call.run() if now is None else around(now, call)
 
-        if not self.wraps.wrap(name, inside, parameters or self.needs.get(name)):
+        if optional and not hasattr(self.trainer, name):
+            return
+        if not self.wraps.wrap(self.trainer, name, inside, parameters or self.needs.get(name, ())):
             self.refused.append(name)
 
     @contextmanager
@@ -106,19 +108,19 @@ class Observer:
             with self.guarded("read the rewards"):
                 now.read_rewards()
             with self.guarded("record a generation"):
-                self.emit(now.batch())
+                self.emit(batch_of(now))
                 self.count_refused(now.count)
         elif now.error is None and now.expected:
             self.missed(now)
 
     def count_refused(self, count: int) -> None:
-        """Rollouts that are stored without what a method would have told that we could not watch."""
+        """Count rollouts that are stored without what a method we could not watch would have shown."""
         for name in self.refused:
             self.emit.lost(f"without:{name}", count)
 
     def missed(self, now: Generation) -> None:
-        """The trainer made rollouts, and none of our wrappers saw them."""
-        self.lose(max(now.expected, now.generated))
+        """The trainer made rollouts, and no wrapper of ours saw them."""
+        self.lose(now.expected)
 
     def lose(self, count: int) -> None:
         """Count rollouts that were made and could not be kept; say so the first time."""
@@ -130,58 +132,34 @@ class Observer:
                 type(self.trainer).__name__, count,
             )  # fmt: skip
 
-    def given(self, now: Generation, original: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    def given(self, now: Generation, call: Call) -> None:
         """The rows of the dataset that a method was called with as its `inputs`."""
         with self.guarded("see the rows of a generation"):
-            now.rows = arguments(original, args, kwargs)["inputs"]
+            now.rows = call.arguments["inputs"]
             now.expected = len(now.rows)
 
-    def scored(self, now: Generation, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Call a method that runs the reward functions, and see what each of them gives."""
-        swap: Swap | None = None
-        with self.guarded("watch the reward functions"):
-            swap = now.watched_rewards()
-        with swap or nullcontext():
-            return original(*args, **kwargs)
+    def scored(self, now: Generation, call: Call) -> Any:
+        """Run a method that calls the reward functions, and see what each of them gives."""
+        with self._swap("watch the reward functions", now.rewards.watched):
+            return call.run()
 
-    def tool_loop(self, now: Generation, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def tool_loop(self, now: Generation, call: Call) -> Any:
         """Around `_tool_call_loop`: what each call did, and the completions it made as messages."""
-        swap: Swap | None = None
-        with self.guarded("watch the tools"):
-            swap = now.watched_tools()
         try:
-            with swap or nullcontext():
-                out = original(*args, **kwargs)
+            with self._swap("watch the tools", now.watched_tools):
+                out = call.run()
         except BaseException:
             with self.guarded("take a snapshot of a generation"):
-                now.broken_off(by_name(original, _LOOP), args, kwargs)
+                now.broken_off(call.named(TOOL_LOOP))
             raise
         if isinstance(out, tuple) and len(out) > 1:
             now.tool_mask, now.said = out[0], out[1]
         return out
 
-
-class TRLHost:
-    """A host for some of TRL's trainers and their subclasses. Knowing them takes no import of TRL."""
-
-    name: str
-    supports: ClassVar[tuple[Support, ...]]
-    observer: ClassVar[type[Observer]]
-
-    def matches(self, trainer: Any) -> bool:
-        """One of TRL's classes, or one that has what they have, as a copy of their source does."""
-        return named_support(self, trainer) is not None or not self.missing(trainer)
-
-    def missing(self, trainer: Any) -> list[str]:
-        """What keeps the trainer from being one of these, in words."""
-        needs = self.observer.needs
-        found = [lacks(trainer, name, parameters) for name, parameters in needs.items()]
-        return [what for what in found if what] + [
-            f"has {name}" for name in self.observer.without if hasattr(trainer, name)
-        ]
-
-    def attach(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> Callable[[], None]:
-        return self.observer(trainer, emit, options).detach
-
-    def describe(self, trainer: Any) -> Mapping[str, Any]:
-        return describe_trl(trainer)
+    @contextmanager
+    def _swap(self, what: str, watched: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+        swap: AbstractContextManager[None] = nullcontext()
+        with self.guarded(what):
+            swap = watched()
+        with swap:
+            yield

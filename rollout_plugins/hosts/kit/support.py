@@ -1,9 +1,19 @@
-"""What a host says about the trainers it knows: the table in the docs is made of it, and tests hold it to its word."""
+"""A host for some of TRL's trainers, and what it says of each of them.
+
+The table of trainers in the docs is made of that, and tests hold each host to its word.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from rollout_hookspecs import Emit
+
+from rollout_plugins.hosts.kit.observing import Observer
+from rollout_plugins.hosts.kit.trainer_facts import describe_trl
+from rollout_plugins.hosts.kit.wrapping import lacks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +46,36 @@ class Support:
     """What a person should know besides."""
 
 
+@dataclass(eq=False)
+class TRLHost:
+    """A host for some of TRL's trainers and their subclasses. Knowing them takes no import of TRL."""
+
+    name: str
+    observer: type[Observer]
+    supports: tuple[Support, ...]
+
+    def matches(self, trainer: Any) -> bool:
+        """One of TRL's classes, or one that has what they have, as a copy of their source does."""
+        return named_support(self, trainer) is not None or not self.missing(trainer)
+
+    def missing(self, trainer: Any) -> list[str]:
+        """What keeps the trainer from being one of these, in words."""
+        lacking = [lacks(trainer, name, parameters) for name, parameters in self.observer.needs.items()]
+        foreign = [f"has {name}" for name in self.observer.without if hasattr(trainer, name)]
+        return [*filter(None, lacking), *foreign]
+
+    def attach(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> Callable[[], None]:
+        return self.observer(trainer, emit, options).detach
+
+    def describe(self, trainer: Any) -> Mapping[str, Any]:
+        return describe_trl(trainer)
+
+
 def named_support(host: Any, trainer: Any) -> Support | None:
     """What a host says of the nearest of the trainer's classes that it names and that TRL made."""
-    told = {support.trainer: support for support in getattr(host, "supports", ())}
+    known = {support.trainer: support for support in getattr(host, "supports", ())}
     trl = (c.__name__ for c in type(trainer).__mro__ if c.__module__.partition(".")[0] == "trl")
-    return next((told[name] for name in trl if name in told), None)
+    return next((known[name] for name in trl if name in known), None)
 
 
 def support_of(host: Any, trainer: Any) -> Support | None:
@@ -48,9 +83,9 @@ def support_of(host: Any, trainer: Any) -> Support | None:
     found = named_support(host, trainer)
     if found is not None:
         return found
-    told = getattr(host, "supports", ())
-    alike = (s for c in type(trainer).__mro__ for s in told if c.__name__.endswith(s.trainer))
-    return next(alike, told[0] if told else None)
+    known = getattr(host, "supports", ())
+    alike = (s for c in type(trainer).__mro__ for s in known if c.__name__.endswith(s.trainer))
+    return next(alike, known[0] if known else None)
 
 
 def may_evaluate(host: Any, trainer: Any) -> bool:

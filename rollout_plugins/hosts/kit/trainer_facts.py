@@ -1,12 +1,15 @@
-"""Facts of a run that TRL trainers have in common, read once when it starts."""
+"""What is known of a TRL trainer and of TRL itself before any rollout: names, settings, tools, versions."""
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections import Counter
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, Final
+
+from rollout_plugins.errors import SetupError
 
 logger = logging.getLogger("rollout_plugins")
 
@@ -18,9 +21,12 @@ _SETTINGS = (
     "gradient_accumulation_steps", "per_device_train_batch_size", "per_device_eval_batch_size",
     "max_tool_calling_iterations", "learning_rate", "beta", "loss_type", "scale_rewards", "reward_weights", "seed",
     "max_steps", "num_train_epochs", "logging_steps", "chat_template_kwargs", "generation_kwargs", "use_vllm",
-    "report_to", "run_name", "project", "output_dir",
+    "report_to", "run_name", "project", "output_dir", "max_staleness", "token_budget", "weight_sync_steps",
+    "max_inflight_tasks", "queue_maxsize", "fork_threshold_tokens", "teacher_top_k",
 )  # fmt: skip
 _PACKAGES = ("rollout-plugins", "trl", "transformers", "torch", "accelerate", "datasets", "vllm")
+_TRL_FLOOR: Final = (0, 22)
+_LOG_COMPLETIONS_CAN_CRASH: Final = (1, 15)
 
 
 def installed(package: str) -> str | None:
@@ -50,17 +56,29 @@ def reward_names(trainer: Any) -> tuple[str, ...]:
     return tuple(unique)
 
 
+def reward_weights(trainer: Any, count: int) -> list[float]:
+    """Weights as configured; those the trainer adds for environments are 1."""
+    weights = list(getattr(trainer.args, "reward_weights", None) or [])
+    return weights + [1.0] * (count - len(weights))
+
+
+def unwrapped(function: Any) -> Any:
+    """The function inside any `functools.partial`."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
 def describe_trl(trainer: Any) -> Mapping[str, Any]:
     """What explains the rollouts: tools, template, rewards, settings, versions."""
     args = trainer.args
     template = _template(trainer)
     names = reward_names(trainer)
-    weights = list(getattr(args, "reward_weights", None) or [])
     return {
         "trainer": type(trainer).__name__,
         "model": str(getattr(getattr(trainer.model, "config", None), "_name_or_path", "") or ""),
         "reward_names": names,
-        "reward_weights": tuple(weights + [1.0] * (len(names) - len(weights))),
+        "reward_weights": tuple(reward_weights(trainer, len(names))),
         "num_generations": getattr(trainer, "num_generations", None),
         "tools": tuple(tool_schemas(trainer)),
         "chat_template": template if isinstance(template, str) else None,
@@ -90,3 +108,27 @@ def _schema(tool: Any) -> Mapping[str, Any]:
     except Exception as error:  # a tool the template could not show either
         logger.debug("no JSON schema for tool %r: %r", tool, error)
         return {"type": "function", "function": {"name": str(getattr(tool, "__name__", tool))}}
+
+
+def check_trl() -> None:
+    found = _trl_version()
+    if found is not None and found < _TRL_FLOOR:
+        floor = ".".join(map(str, _TRL_FLOOR))
+        raise SetupError(
+            f"trl {installed('trl')} is too old: rollout-plugins needs {floor} or newer; pip install -U trl"
+        )
+
+
+def _trl_version() -> tuple[int, ...] | None:
+    text = installed("trl")
+    return None if text is None else tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
+
+
+def warn_of_log_completions(trainer: Any) -> None:
+    found = _trl_version()
+    if found and found >= _LOG_COMPLETIONS_CAN_CRASH and getattr(trainer.args, "log_completions", False):
+        logger.warning(
+            "log_completions=True: the completions table of trl %s ends training with an exception on ordinary tool "
+            "calls and mixed content; every rollout is recorded here anyway, so set log_completions=False",
+            installed("trl"),
+        )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import UserDict
-from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +14,7 @@ from rollout_hookspecs import ToolCall
 from rollout_plugins.content.messages import Call, calls_of
 from rollout_plugins.content.snapshot import Snapshot
 from rollout_plugins.content.tool_calls import Place, Ran, paired, tool_calls
-from rollout_plugins.hosts.kit.wrapping import StandIn
+from rollout_plugins.hosts.kit.stand_ins import StandIn
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,36 +38,23 @@ class Watch:
 
     def watched(self, name: str, tool: Callable[..., Any], *, is_async: bool) -> Callable[..., Any]:
         """The tool, noting each call. Same result, same exception."""
-        clock = time.perf_counter
 
         def call(tool: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             seen = Seen(name=name, arguments=self._kept(kwargs))
             self.seen.append(seen)
-            started = clock()
-            try:
+            with _timed(seen):
                 result = tool(*args, **kwargs)
-            except BaseException as error:
-                seen.error = _describe(error)
-                raise
-            finally:
-                seen.seconds = clock() - started
             if is_async:
                 seen.deferred = True
-                return self._timed(result, seen)
+                return self._awaited(result, seen)
             self._answered(seen, result)
             return result
 
         return StandIn(tool, call)
 
-    async def _timed(self, coroutine: Any, seen: Seen) -> Any:
-        started = time.perf_counter()
-        try:
+    async def _awaited(self, coroutine: Any, seen: Seen) -> Any:
+        with _timed(seen):
             result = await coroutine
-        except BaseException as error:
-            seen.error = _describe(error)
-            raise
-        finally:
-            seen.seconds = time.perf_counter() - started
         self._answered(seen, result)
         return result
 
@@ -78,7 +66,7 @@ class Watch:
         copier = Snapshot()
         try:
             return copier.copy(value)
-        except Exception:  # what objects to being copied is kept as it is
+        except Exception:  # what cannot be copied is kept as it is
             return value
         finally:
             self.bytes += copier.bytes
@@ -98,10 +86,23 @@ class WatchedTools(UserDict[str, Any]):
         return dict, (self.data,)
 
 
-def _describe(error: BaseException) -> str:
+@contextmanager
+def _timed(seen: Seen) -> Iterator[None]:
+    started = time.perf_counter()
+    try:
+        yield
+    except BaseException as error:
+        seen.error = described(error)
+        raise
+    finally:
+        seen.seconds = time.perf_counter() - started
+
+
+def described(error: BaseException) -> str:
+    """An exception in words; an exception whose `str` fails still has a type."""
     try:
         text = str(error)
-    except Exception:  # an exception whose str fails is still an exception with a type
+    except Exception:
         text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 

@@ -5,60 +5,83 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FunctionType, MethodType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 logger = logging.getLogger("rollout_plugins")
 
+Around: TypeAlias = "Callable[[Call], Any]"
+
+
+@dataclass(slots=True)
+class Call:
+    """One call of a wrapped method. What is around it must run it exactly once, and return its result."""
+
+    method: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    parameters: tuple[str, ...] = ()
+    """Those the method was expected to have."""
+
+    def run(self) -> Any:
+        return self.method(*self.args, **self.kwargs)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """By name; `**kwargs` that got none are an empty dictionary."""
+        return self.named(self.parameters)
+
+    def named(self, parameters: tuple[str, ...]) -> dict[str, Any]:
+        """The arguments by name; by their position among these parameters if the method doesn't name them."""
+        bound = _signature(self.method, parameters).bind(*self.args, **self.kwargs)
+        bound.apply_defaults()
+        return bound.arguments
+
 
 class _Link(NamedTuple):
-    """Stands on each wrapper of ours. A foreign functools.wraps copies it, so it names whose it is."""
+    """Stands on each wrapper of ours. A foreign functools.wraps copies it, so it names its wrapper."""
 
     wrapper: Callable[..., Any]
     owner: Wraps
+    target: Any
+    name: str
     before: Any
 
 
 class Wraps:
-    """The wrappers one host put on one trainer."""
+    """Wrappers that come off together."""
 
-    def __init__(self, target: Any) -> None:
-        self._target = target
-        self._names: list[tuple[str, Callable[..., Any]]] = []
+    def __init__(self) -> None:
+        self._links: list[_Link] = []
         self._told: set[str] = set()
         self.active = True
 
-    def wrap(self, name: str, around: Callable[..., Any], parameters: tuple[str, ...] | None = None) -> bool:
-        """Replace the method by `around(original, *args, **kwargs)`; say so, and do nothing, if it is not as expected.
-
-        `around` must call `original` exactly once and return its result.
-        """
-        if missing := lacks(self._target, name, parameters):
-            self._unexpected(missing)
+    def wrap(self, target: Any, name: str, around: Around, parameters: tuple[str, ...] = ()) -> bool:
+        """Replace the target's method by `around(call)`; if it does not take these arguments, say so and leave it."""
+        if missing := lacks(target, name, parameters):
+            logger.warning("%s %s; rollouts are recorded without what it would tell", type(target).__name__, missing)
             return False
-        original = getattr(self._target, name)
-        named = original if parameters is None else by_name(original, parameters)
+        original = getattr(target, name)
 
         @functools.wraps(original)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             if not self.active:
                 return original(*args, **kwargs)
-            return around(named, *args, **kwargs)
+            return around(Call(original, args, kwargs, parameters))
 
-        vars(wrapper)["_link"] = _Link(wrapper, self, vars(self._target).get(name))
-        setattr(self._target, name, wrapper)
-        self._names.append((name, wrapper))
-        vars(self._target)["__getstate__"] = MethodType(_state_without_wrappers, self._target)
+        link = _Link(wrapper, self, target, name, vars(target).get(name))
+        vars(wrapper)["_link"] = link
+        setattr(target, name, wrapper)
+        self._links.append(link)
+        vars(target)["__getstate__"] = MethodType(_state_without_wrappers, target)
         return True
-
-    def _unexpected(self, what: str) -> None:
-        logger.warning("%s %s; rollouts are recorded without what it would tell", type(self._target).__name__, what)
 
     @contextmanager
     def guarded(self, what: str) -> Iterator[None]:
-        """Our own mistakes end here: told once, never raised into the trainer."""
+        """Our own mistakes end here: logged once, never raised into the trainer."""
         try:
             yield
         except Exception as error:
@@ -69,28 +92,35 @@ class Wraps:
     def detach(self) -> None:
         """Take the wrappers off, newest first."""
         self.active = False
-        for name, wrapper in reversed(self._names):
-            if vars(self._target).get(name) is wrapper:
-                self._restore(name, wrapper)
-            # else somebody wrapped it after us: ours stays in the chain and passes through
-        self._names.clear()
-        if not any(map(_link_of, vars(self._target).values())):
-            vars(self._target).pop("__getstate__", None)
+        for link in reversed(self._links):
+            _take_off(link)
+        self._links.clear()
 
-    def _restore(self, name: str, wrapper: Callable[..., Any] | None) -> None:
-        """Back to what was there before, past wrappers of ours that were detached in the meantime."""
-        while (link := _link_of(wrapper)) and not link.owner.active:
-            wrapper = link.before
-        if wrapper is None:
-            delattr(self._target, name)
+
+def _take_off(link: _Link) -> None:
+    """Put back what was there before. If somebody else wrapped it since, ours stays and passes calls through."""
+    attributes = vars(link.target)
+    if attributes.get(link.name) is link.wrapper:
+        before = _before(link.wrapper, lambda one: not one.owner.active)
+        if before is None:
+            delattr(link.target, link.name)
         else:
-            setattr(self._target, name, wrapper)
+            setattr(link.target, link.name, before)
+    if not any(map(_link_of, attributes.values())):
+        attributes.pop("__getstate__", None)
 
 
 def _link_of(value: Any) -> _Link | None:
     """The link of a wrapper of ours; None for anything else."""
     link = vars(value).get("_link") if isinstance(value, FunctionType) else None
     return link if isinstance(link, _Link) and link.wrapper is value else None
+
+
+def _before(value: Any, skips: Callable[[_Link], bool] = lambda _: True) -> Any:
+    """What stood in the place of a wrapper before ours; None if that was the class's method."""
+    while (link := _link_of(value)) is not None and skips(link):
+        value = link.before
+    return value
 
 
 def _state_without_wrappers(target: Any) -> Any:
@@ -102,176 +132,46 @@ def _state_without_wrappers(target: Any) -> Any:
     found = vars(target) if own is None else own(target)
     if not isinstance(found, dict):
         return found
-    state = {name: value for name, value in found.items() if name != "__getstate__"}
-    for name, value in list(state.items()):
-        if _link_of(value) is not None:
-            state[name] = before = _before(value)
-            if before is None:
-                del state[name]
-    return state
+    state = {name: _before(value) for name, value in found.items() if name != "__getstate__"}
+    return {name: value for name, value in state.items() if value is not None or found[name] is None}
 
 
-def _before(value: Any) -> Any:
-    """What stood in the place of a wrapper before any of ours."""
-    while (link := _link_of(value)) is not None:
-        value = link.before
-    return value
+def lacks(target: Any, name: str, parameters: tuple[str, ...] = ()) -> str:
+    """What the target lacks of a method that takes these arguments, in words; empty if it has it.
 
-
-class StandIn:
-    """Passes for the function it stands for, except that a call goes through `around(function, *args, **kwargs)`.
-
-    Trainers' subclasses look at more of a function than its result: its signature, its attributes, what it equals.
-    """
-
-    __slots__ = ("_stand_in_around", "_stands_for")
-
-    def __init__(self, function: Any, around: Callable[..., Any]) -> None:
-        object.__setattr__(self, "_stands_for", function)
-        object.__setattr__(self, "_stand_in_around", around)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._stand_in_around(self._stands_for, *args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stands_for, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._stands_for, name, value)
-
-    def __delattr__(self, name: str) -> None:
-        delattr(self._stands_for, name)
-
-    def __eq__(self, other: object) -> bool:
-        return bool(self._stands_for == itself(other))
-
-    def __hash__(self) -> int:
-        return hash(self._stands_for)
-
-    def __repr__(self) -> str:
-        return repr(self._stands_for)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return itself, (self._stands_for,)
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> Any:
-        return type(self._stands_for)
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self._stands_for)
-
-
-class AsyncStandIn(StandIn):
-    """For what has to be awaited, and may be known by its `__call__` alone."""
-
-    __slots__ = ()
-
-    async def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return await self._stand_in_around(self._stands_for, *args, **kwargs)
-
-
-def itself(function: Any) -> Any:
-    """What a stand-in stands for; anything else as it is."""
-    return object.__getattribute__(function, "_stands_for") if issubclass(type(function), StandIn) else function
-
-
-class Swap:
-    """Have stand-ins in attributes of the trainer for the length of one call. What it changes there stays changed."""
-
-    def __init__(self, target: Any, **values: Any) -> None:
-        self._target, self._values = target, values
-        self._before: dict[str, Any] = {}
-        self._items: dict[int, Any] = {}
-
-    def __enter__(self) -> None:
-        for name, value in self._values.items():
-            self._before[name] = before = getattr(self._target, name)
-            if isinstance(value, list):
-                self._items |= {id(ours): item for ours, item in zip(tuple(value), before, strict=True)}
-            setattr(self._target, name, value)
-
-    def __exit__(self, *exc: object) -> None:
-        for name, value in self._values.items():
-            now, before = getattr(self._target, name, None), self._before[name]
-            if isinstance(now, list):
-                self._put_back(now, before if now is value else now)
-            if now is value:
-                setattr(self._target, name, before)
-
-    def _put_back(self, now: list[Any], into: list[Any]) -> None:
-        """The items that `now` has, without stand-ins."""
-        items = [self._items.get(id(item), item) for item in now]
-        if [*map(id, items)] != [*map(id, into)]:
-            into[:] = items
-
-
-@contextmanager
-def added(values: dict[str, Any], more: Mapping[str, Any]) -> Iterator[None]:
-    """Add to somebody's dictionary for the length of one call. What the call does to the rest stays done."""
-    before = {name: values[name] for name in more if name in values}
-    values.update(more)
-    try:
-        yield
-    finally:
-        for name in more:
-            if name in before:
-                values[name] = before[name]
-            else:
-                values.pop(name, None)
-
-
-_PLAIN, _ANY_NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_KEYWORD
-
-
-def lacks(target: Any, name: str, parameters: tuple[str, ...] | None = None) -> str:
-    """What the target lacks of a method that takes these arguments, in words; nothing if it has it.
-
-    The method may take more than these, in any order. `(*args, **kwargs)` is somebody's wrapper, which takes all.
+    The method may take more than these, in any order. `(*args, **kwargs)` is a foreign wrapper that takes anything.
     """
     method = getattr(target, name, None)
     if not callable(method):
         return f"has no method {name}"
     try:
-        found = _parameters(method)
+        found = _names(inspect.signature(method))
     except (TypeError, ValueError):
         return f"has a method {name} whose arguments cannot be read"
-    if parameters is None or set(parameters) <= set(found) or _is_bare(found, parameters):
+    if set(parameters) <= set(found) or _takes_any_more(found, parameters):
         return ""
     return f"has {name}({', '.join(found)}), expected {name}({', '.join(parameters)})"
 
 
-def _parameters(method: Callable[..., Any]) -> tuple[str, ...]:
-    """Names of a method's parameters; those that take any number of arguments with their stars."""
+def _names(signature: inspect.Signature) -> tuple[str, ...]:
+    """Names of the parameters; those that take any number of arguments with their stars."""
     stars: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
-    found = inspect.signature(method).parameters.values()
-    return tuple(stars.get(parameter.kind, "") + parameter.name for parameter in found)
+    return tuple(stars.get(parameter.kind, "") + parameter.name for parameter in signature.parameters.values())
 
 
-def _is_bare(found: tuple[str, ...], parameters: tuple[str, ...]) -> bool:
+def _takes_any_more(found: tuple[str, ...], parameters: tuple[str, ...]) -> bool:
     """Whether what is found takes any arguments after the first ones of these."""
     more = next((i for i, name in enumerate(found) if name[0] == "*" != name[1]), None)
     return more is not None and found[:more] == parameters[:more]
 
 
-def by_name(original: Callable[..., Any], parameters: tuple[str, ...]) -> Callable[..., Any]:
-    """The same method; where it does not tell these names, with arguments that have them by position."""
-    if set(parameters) <= set(_parameters(original)):
-        return original
-
-    def named(*args: Any, **kwargs: Any) -> Any:
-        return original(*args, **kwargs)
-
-    known = [inspect.Parameter(name, _PLAIN) for name in parameters if name[0] != "*"]
-    rest = next((name[2:] for name in parameters if name[0] == "*"), "_named")
-    more = [inspect.Parameter("_more", inspect.Parameter.VAR_POSITIONAL)]
-    vars(named)["__signature__"] = inspect.Signature([*known, *more, inspect.Parameter(rest, _ANY_NAMED)])
-    return named
-
-
-def arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by name; `**kwargs` that got none are an empty dictionary."""
-    bound = inspect.signature(function).bind(*args, **kwargs)
-    bound.apply_defaults()
-    return bound.arguments
+def _signature(method: Callable[..., Any], parameters: tuple[str, ...]) -> inspect.Signature:
+    """The method's signature; where it does not name these parameters, one that has them by position."""
+    found = inspect.signature(method)
+    if set(parameters) <= set(_names(found)):
+        return found
+    plain, rest = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_KEYWORD
+    known = [inspect.Parameter(name, plain) for name in parameters if name[0] != "*"]
+    named = next((name[2:] for name in parameters if name[0] == "*"), "_named")
+    more = [inspect.Parameter("_more", inspect.Parameter.VAR_POSITIONAL), inspect.Parameter(named, rest)]
+    return inspect.Signature([*known, *more])

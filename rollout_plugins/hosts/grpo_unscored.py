@@ -1,18 +1,20 @@
 """What a trainer generated and has not scored yet: it waits for the batch that scores it, on whatever thread.
 
 Most trainers score at once what they generate. Some generate ahead, on a thread of their own, or throw away what
-they don't like before anyone scores it. Rows are recognised by their token ids.
+they don't like before it is scored. Rows are recognised by their token ids.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from rollout_plugins.hosts.kit.generation import Generation
+from rollout_plugins.hosts.kit.rewards import Rewards
 
 logger = logging.getLogger("rollout_plugins")
 
@@ -41,6 +43,34 @@ class Made:
         return cls(prompts, next(spoken, None), ids)
 
 
+class Sampled(Generation):
+    """A generation whose sampling is seen apart from its scoring."""
+
+    def __init__(self, trainer: Any, options: Mapping[str, Any]) -> None:
+        super().__init__(trainer, options)
+        self.made: Made | None = None
+        self.generated = 0
+        """How many rollouts were generated, in whatever form."""
+        self.scored_ids: Sequence[Any] = ()
+        self.logged: Sequence[Any] | None = None
+        """What was in the trainer's log before."""
+        self.is_one_of_several = False
+
+    def split_off(self) -> Sampled:
+        """What was seen so far, as a generation of its own: the trainer goes on with another one."""
+        earlier = copy.copy(self)
+        self.is_one_of_several = True
+        self.count = self.bytes = 0
+        self.made, self.seconds, self.prompt_ids, self.tool_mask, self.said = None, 0.0, None, None, None
+        self.watches, self.later, self.marks, self.extra, self.unknown = [], [], [], {}, {}
+        self.scored_ids, self.rewards = (), Rewards(self.trainer)
+        return earlier
+
+    def forget_trainers_lists(self) -> None:
+        """They need not wait for the worker thread."""
+        self.made, self.logged, self.scored_ids = None, None, ()
+
+
 def _are_rows(value: Any, kind: type) -> bool:
     """Whether these are lists of that; an empty list may be one of anything."""
     if not isinstance(value, list):
@@ -53,7 +83,7 @@ def _is_spoken(rows: list[Any]) -> bool:
 
 
 class _Waiting:
-    def __init__(self, now: Generation, ids: Sequence[Sequence[int]]) -> None:
+    def __init__(self, now: Sampled, ids: Sequence[Sequence[int]]) -> None:
         self.now = now
         self.rows: dict[tuple[int, ...], list[int]] = {}
         for i in reversed(range(len(ids))):
@@ -69,9 +99,9 @@ class _Waiting:
 
 
 class Unscored:
-    """Generations that wait; those that nobody claims are handed over as they are, oldest first."""
+    """Generations that wait; those that are never claimed are handed over as they are, oldest first."""
 
-    def __init__(self, hand_over: Callable[[Generation], None]) -> None:
+    def __init__(self, hand_over: Callable[[Sampled], None]) -> None:
         self._hand_over = hand_over
         self._lock = threading.Lock()
         self._waiting: list[_Waiting] = []
@@ -79,21 +109,21 @@ class Unscored:
         self.unknown = 0
         """Rollouts that were generated in a form that is not known, and are not scored yet."""
 
-    def wait(self, now: Generation, ids: Sequence[Sequence[int]]) -> None:
+    def wait(self, now: Sampled, ids: Sequence[Sequence[int]]) -> None:
         with self._lock:
             self._waiting.append(_Waiting(now, ids))
             late = self._waiting[:-_MOST]
             del self._waiting[:-_MOST]
         self._give_up(late)
 
-    def claim(self, ids: Sequence[Sequence[int]]) -> list[tuple[Generation, int] | None]:
+    def claim(self, ids: Sequence[Sequence[int]]) -> list[tuple[Sampled, int] | None]:
         """For each row, the generation it was made in and its place there, if it waits here."""
         with self._lock:
             found = [self._claim(tuple(row)) if self._waiting else None for row in ids]
             self._waiting = [one for one in self._waiting if one.left]
         return found
 
-    def _claim(self, ids: tuple[int, ...]) -> tuple[Generation, int] | None:
+    def _claim(self, ids: tuple[int, ...]) -> tuple[Sampled, int] | None:
         for one in self._waiting:
             if (i := one.take(ids)) is not None:
                 return one.now, i
@@ -108,7 +138,7 @@ class Unscored:
     def _give_up(self, late: Sequence[_Waiting]) -> None:
         for one in late:
             one.now.keep_rows(one.left)
-            one.now.unknown = one.now.unknown or NEVER_SCORED
+            one.now.unknown.setdefault("rewards", NEVER_SCORED)
             self._hand_over(one.now)
         if late and not self._is_told:
             self._is_told = True

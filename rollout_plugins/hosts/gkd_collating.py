@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
 from rollout_plugins.content.snapshot import Snapshot
-from rollout_plugins.hosts.kit.wrapping import Wraps, logger
+from rollout_plugins.hosts.kit.decoding import unpadded
+from rollout_plugins.hosts.kit.wrapping import Call, Wraps, logger
 
 
 class Collated:
@@ -20,7 +21,7 @@ class Collated:
 
     @cached_property
     def prompts(self) -> list[list[int]]:
-        return [row[kept.bool()].tolist() for row, kept in zip(self._ids, self._mask, strict=True)]
+        return unpadded(self._ids, self._mask)
 
     def rows_of(self, prompts: Sequence[Sequence[int]]) -> Iterator[Sequence[Any]]:
         """The rows of each place where exactly these prompts follow each other."""
@@ -36,25 +37,21 @@ class Collating:
     def __init__(self, trainer: Any) -> None:
         ahead = int(getattr(trainer.args, "gradient_accumulation_steps", 1))
         self._latest: deque[Collated] = deque(maxlen=2 * ahead + 8)
-        self._wraps = Wraps(trainer)
-        self._on_loader: Wraps | None = None
-        self._wraps.wrap("get_train_dataloader", self._loader)
+        self._wraps = Wraps()
+        self._on_loader = Wraps()
+        self._wraps.wrap(trainer, "get_train_dataloader", self._loader)
         with self._wraps.guarded("watch the data collator"):
             self._watch(_loader_in_use(trainer))
 
     def detach(self) -> None:
         self._wraps.detach()
-        self._leave_loader()
-
-    def _leave_loader(self) -> None:
-        if self._on_loader is not None:
-            self._on_loader.detach()
+        self._on_loader.detach()
 
     def latest(self) -> list[Collated]:
         return list(self._latest)
 
-    def _loader(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        loader = original(*args, **kwargs)
+    def _loader(self, call: Call) -> Any:
+        loader = call.run()
         with self._wraps.guarded("watch the data collator"):
             self._watch(loader)
         return loader
@@ -71,16 +68,16 @@ class Collating:
                 loader.num_workers,
             )
             return
-        self._leave_loader()
-        self._on_loader = Wraps(loader)
-        self._on_loader.wrap("collate_fn", self._collate)
+        self._on_loader.detach()
+        self._on_loader = Wraps()
+        self._on_loader.wrap(loader, "collate_fn", self._collate)
 
-    def _collate(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _collate(self, call: Call) -> Any:
         copies: list[Any] = []
         with self._wraps.guarded("see the rows of the dataset"):
-            (rows,) = [*args, *kwargs.values()]
+            (rows,) = [*call.args, *call.kwargs.values()]
             copies = [Snapshot().copy(row) for row in rows]
-        batch = original(*args, **kwargs)
+        batch = call.run()
         with self._wraps.guarded("see what the data collator made of them"):
             if "prompts" in batch and "prompt_attention_mask" in batch:
                 self._latest.append(Collated(copies, batch))

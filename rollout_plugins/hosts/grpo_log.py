@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 from rollout_hookspecs import Batch, Rollout
 
-from rollout_plugins.hosts.kit.building import Builder
+from rollout_plugins.hosts.kit.building import Builder, batch_of
 from rollout_plugins.hosts.kit.generation import Generation
 
 
@@ -22,12 +21,12 @@ class LogTail:
         self._names = names
 
     @classmethod
-    def of(cls, now: Generation) -> LogTail | None:
-        """None when the log does not hold that many rows, or got another number of them from this generation."""
+    def of(cls, now: Generation, before: Sequence[Any] | None) -> LogTail | None:
+        """None when the log does not hold that many rows, or got another number of them since `before`."""
         logs, total = getattr(now.trainer, "_logs", None), now.count * now.world
         if not isinstance(logs, dict) or not total or len(logs.get("advantages", ())) < total:
             return None
-        return cls(logs, total, now.names) if _added(logs["advantages"], now.logged) in {None, total} else None
+        return cls(logs, total, now.rewards.names) if _added(logs["advantages"], before) in {None, total} else None
 
     @staticmethod
     def before(trainer: Any) -> list[Any] | None:
@@ -71,10 +70,10 @@ def _added(rows: Any, before: Sequence[Any] | None) -> int | None:
 
 
 def batch_from_log(trainer: Any, count: int, before: Sequence[Any] | None = None) -> Batch | None:
-    """This rank's rows of the last generation in the trainer's log, which nobody saw being made."""
+    """This rank's rows of the last generation in the trainer's log, for one that was not observed."""
     now = Generation(trainer, {})
-    now.count, now.logged = count, before
-    log = LogTail.of(now)
+    now.count = count
+    log = LogTail.of(now, before)
     if log is None:
         return None
     logged = log.everything()
@@ -84,4 +83,4 @@ def batch_from_log(trainer: Any, count: int, before: Sequence[Any] | None = None
     def build() -> list[Rollout]:
         return [builder.logged(logged, start + i, now.rank) for i in range(count)]
 
-    return replace(now.batch(), build=build)
+    return batch_of(now, build)

@@ -1,0 +1,94 @@
+"""What each reward function gave for one generation, seen raw where it can be."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Any
+
+from rollout_plugins.hosts.kit.stand_ins import AsyncStandIn, StandIn, swapped
+from rollout_plugins.hosts.kit.trainer_facts import reward_names, reward_weights, unwrapped
+
+
+class Rewards:
+    """Names, weights and results of the reward functions. The trainer's tensor cannot tell None from NaN."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._raw: dict[int, Sequence[Any]] = {}
+        self.names = reward_names(trainer)
+        self.weights = reward_weights(trainer, len(self.names))
+        self.numbers: Callable[[int], Sequence[float] | None] = lambda _: None
+        """Reads one function's rewards off the trainer, for those that were not seen raw."""
+        self.rows: list[list[float | None]] = []
+        """The rewards of each rollout, once they are read."""
+
+    def watched(self) -> AbstractContextManager[None]:
+        """The trainer's reward functions, each noting what it gives."""
+        functions = self._trainer.reward_funcs
+        if not isinstance(functions, list):
+            return nullcontext()
+        return swapped(self._trainer, reward_funcs=[self._watched(i, f) for i, f in enumerate(functions)])
+
+    def _watched(self, index: int, function: Any) -> Any:
+        if hasattr(function, "forward"):
+            return function  # a model: the trainer needs it as it is
+        if _is_async(function):
+
+            async def noted_async(function: Any, *args: Any, **kwargs: Any) -> Any:
+                result = await function(*args, **kwargs)
+                self._raw[index] = _as_given(result)
+                return result
+
+            return AsyncStandIn(function, noted_async)
+
+        def noted(function: Any, *args: Any, **kwargs: Any) -> Any:
+            result = function(*args, **kwargs)
+            self._raw[index] = _as_given(result)
+            return result
+
+        return StandIn(function, noted)
+
+    def read(self, count: int) -> list[str]:
+        """Each function's rewards: as it gave them, else the trainer's numbers. Returns the names nobody saw."""
+        columns = [self._column(i, count) for i in range(len(self.names))]
+        self.rows = [list(row) for row in zip(*columns, strict=True)]
+        return [name for i, name in enumerate(self.names) if i not in self._raw and set(columns[i]) == {None}]
+
+    def _column(self, index: int, count: int) -> list[float | None]:
+        raw = self._raw.get(index, ())
+        if len(raw) == count and all(value is None or type(value) in {int, float, bool} for value in raw):
+            return [None if value is None else float(value) for value in raw]
+        known = self.numbers(index)
+        if known is None:
+            return [None] * count
+        nothing = [value is None for value in raw] if len(raw) == count else [math.isnan(n) for n in known]
+        return [None if none else number for none, number in zip(nothing, known, strict=True)]
+
+
+def _as_given(result: Any) -> list[Any]:
+    """Rewards as a function gave them, copied: it may use its array again. A generator is the trainer's to read."""
+    with suppress(Exception):  # the trainer reads it next, and says what is wrong with it
+        if isinstance(result, (list, tuple)):
+            return [_number(value) for value in result]
+        if hasattr(result, "tolist"):
+            return list(result if _is_on_device(result) else result.tolist())
+    return []
+
+
+def _number(value: Any) -> Any:
+    """A scalar of NumPy or torch as a number, unless that would wait for a device."""
+    if value is None or type(value) in {int, float, bool} or not hasattr(value, "item") or _is_on_device(value):
+        return value
+    return value.item()
+
+
+def _is_on_device(value: Any) -> bool:
+    return getattr(getattr(value, "device", None), "type", "cpu") != "cpu"
+
+
+def _is_async(function: Any) -> bool:
+    function = unwrapped(function)
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
