@@ -1,4 +1,4 @@
-"""An own loop's rollouts: `Rollout` records, or dicts with the fields of one."""
+"""Rollouts of a loop of one's own: `Rollout` records, or dicts with the fields of one."""
 
 from __future__ import annotations
 
@@ -9,17 +9,7 @@ from typing import Any, get_args
 from rollout_hookspecs import Rollout, Tokens, ToolCall
 from rollout_hookspecs._records import Finish
 
-from rollout_plugins.content.incoming import (
-    REJECTED,
-    UNREADABLE,
-    Held,
-    Incoming,
-    Lost,
-    Unplaced,
-    Wanted,
-    bytes_of,
-    each,
-)
+from rollout_plugins.content.incoming import REJECTED, UNREADABLE, Held, Incoming, Lost, Unplaced, Wanted, held
 from rollout_plugins.content.messages import as_messages
 from rollout_plugins.content.rewards import given
 from rollout_plugins.content.snapshot import Snapshot
@@ -39,18 +29,17 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
 
 def rows(rollouts: Any) -> Incoming:
     """Rollouts given one by one. None among them is a rejected one, and counted."""
-    return Incoming(lambda asked: _take(rollouts, asked))
+    return Incoming(lambda wanted: _take(rollouts, wanted))
 
 
-def _take(rollouts: Any, asked: Wanted) -> Held:
+def _take(rollouts: Any, wanted: Wanted) -> Held:
     items = _listed(rollouts)
-    if asked.checked:
+    if wanted.checked:
         _check(items)
     copier = Snapshot()
-    copies = [_copied(item, copier, asked) for item in items]
+    copies = [_copied(item, copier, wanted) for item in items]
     names = dict.fromkeys(name for copy in copies for name in _reward_names(copy))
-    size = bytes_of(len(copies), copier.bytes)
-    return Held(lambda: each(_found, copies), len(copies) - copies.count(REJECTED), size, tuple(names))
+    return held(_found, copies, copier.bytes, names)
 
 
 def _listed(rollouts: Any) -> list[Any]:
@@ -108,14 +97,14 @@ def _is_number(value: Any) -> bool:
 # --- copies, on the thread that records ----------------------------------------------------------------------------
 
 
-def _copied(item: Any, copier: Snapshot, asked: Wanted) -> Any:
+def _copied(item: Any, copier: Snapshot, wanted: Wanted) -> Any:
     if item is None:
         return REJECTED
     try:
         if isinstance(item, Rollout):
-            return _copy(item if asked.tokens else replace(item, tokens=None), copier)
+            return _copy(item if wanted.tokens else replace(item, tokens=None), copier)
         if isinstance(item, Mapping):
-            return {key: _copy(item[key], copier) for key in item if asked.tokens or key != "tokens"}
+            return {key: _copy(item[key], copier) for key in item if wanted.tokens or key != "tokens"}
     except (Exception, SystemExit):  # a mapping that does not map
         return UNREADABLE
     return Lost("no_rollout")
@@ -172,13 +161,13 @@ def _numbers(copy: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_strays(rollout: Rollout, copy: Mapping[Any, Any]) -> Rollout:
-    """Keys that are no fields are kept all the same, and marked."""
+    """Keys that are not fields are kept all the same, and marked."""
     strays = {key: value for key, value in copy.items() if key not in KEYS}
     if not strays:
         return rollout
     extra = rollout.extra if isinstance(rollout.extra, dict) else {}
     marks = rollout.marks if isinstance(rollout.marks, dict) else {}
-    notes = {f"stray:{key}": "no field of a rollout; it is in extra" for key in strays}
+    notes = {f"stray:{key}": "not a field of a rollout; it is in extra" for key in strays}
     return replace(rollout, extra={**strays, **extra}, marks={**marks, **notes})
 
 
