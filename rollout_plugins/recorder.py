@@ -1,4 +1,4 @@
-"""`with RolloutRecorder() as rec: rec.record(step, rollouts)`: for loops that are no transformers Trainer."""
+"""`with RolloutRecorder() as rec: rec.record(step, rollouts)`: for loops that are not a transformers Trainer."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ _opened = itertools.count()
 class RolloutRecorder:
     """Keeps every rollout that a training loop hands it, and gives them to plugins.
 
-    Mistakes of setup raise a `SetupError` that names the fix: here, and in the first `record`. Once one batch was
-    recorded nothing raises anymore and nothing waits: what cannot be kept is counted, by reason.
+    Mistakes of setup raise a `SetupError` that names the fix: here, and in the first `record`. Once one batch has
+    been recorded, nothing raises and nothing waits anymore: what cannot be kept is counted, by reason.
 
     Args:
         plugins: instances or names of plugins, run in this order, for example `["redact", "trackio"]`.
@@ -61,8 +61,8 @@ class RolloutRecorder:
         sync: do all work on the thread that records; for debugging.
         tokens: also keep token ids, masks and log-probabilities.
         on_full: "drop" the newest batch when recording falls behind, or "block" until it catches up.
-        end_seconds: how long `close` may wait for the store and the sinks, all in all; what is not finished then is
-            counted. Default 30, or what `ROLLOUT_PLUGINS_END_SECONDS` says.
+        end_seconds: how long `close` may wait in total for the store and the sinks; what is not finished then is
+            counted. By default 30, or what `ROLLOUT_PLUGINS_END_SECONDS` says.
         run_id: a name for the run. If it exists already, this is its next attempt. Several processes that torchrun
             did not start need the same one.
         resumed_from: the step of the checkpoint that this attempt goes on from: what earlier attempts recorded after
@@ -70,10 +70,10 @@ class RolloutRecorder:
         trainer: what the loop calls itself.
         model: name or path of the model.
         tools: JSON schemas of the tools.
-        reward_names: names of the rewards, each a column of its own; those of the first batch unless told.
+        reward_names: names of the rewards, each a column of its own; by default those of the first batch.
         reward_weights: their weights, for the total of rollouts that come without one.
         chat_template: the chat template.
-        settings: whatever else explains the rollouts.
+        settings: what else explains the rollouts.
     """
 
     def __init__(
@@ -226,7 +226,7 @@ class RolloutRecorder:
             self._is_proven = True
 
     def _start(self, held: Held) -> None:
-        """Begin the run. The first batch tells the names of the rewards, if nobody did."""
+        """Begin the run. Rewards are named as in the first batch, unless they were named before."""
         self._run = run = replace(self._run, reward_names=self._run.reward_names or held.reward_names)
         bind_sinks(self._plugins, None, self._safely)
         self._pipeline.start(run, self._generation)
@@ -239,7 +239,7 @@ class RolloutRecorder:
             self._say("this recorder was opened by another process and records nothing here; open one in each process")
             return False
         if self._is_closed or (self._is_started and self._pipeline.run is None):
-            self._say("this recorder is closed and records nothing anymore; open another one with the same run_id")
+            self._say("this recorder is closed and no longer records; open another one with the same run_id")
             return False
         return True
 
@@ -308,6 +308,5 @@ def _check(run_id: Any, resumed_from: Any, names: Sequence[str], weights: Sequen
 
 def _check_groups(rollouts: Any, group_size: int | None) -> None:
     if group_size and isinstance(rollouts, (list, tuple)) and len(rollouts) % group_size:
-        raise SetupError(
-            f"{len(rollouts)} rollouts are no groups of {group_size}; leave group_size out, and give each a group"
-        )
+        found = f"{len(rollouts)} rollouts do not divide into groups of {group_size}"
+        raise SetupError(f"{found}; leave group_size out, and give each a group")

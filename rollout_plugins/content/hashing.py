@@ -1,4 +1,4 @@
-"""One hash for equal content, whatever the content is. Never raises.
+"""One hash for equal content of any kind. Never raises.
 
 Order of dict keys does not matter, types do: 1, 1.0, "1" and True are four values. Lists and tuples are one kind, as
 hosts use either for the same thing. Images count by their pixels and by what decides how those are shown. What is
@@ -34,7 +34,7 @@ def content_hash(value: Any) -> str:
 
 
 def pixel_hash(image: Any) -> str:
-    """32 hex digits for a decoded PIL image: equal pixels, shown alike, have equal hashes, whatever holds them."""
+    """32 hex digits for a decoded PIL image: equal pixels that are shown alike have equal hashes."""
     state = blake2b(f"{image.mode} {image.size[0]}x{image.size[1]}".encode(), digest_size=16)
     for name in _SHOWN_BY:
         if image.info.get(name) is not None:

@@ -31,7 +31,7 @@ def plain(value: Any, *, images: bool = False) -> Any:
     """The value with JSON types only; `Image` records stay as they are with `images=True`, else become text.
 
     Numbers JSON has no word for become text (`NaN`, integers beyond 64 bits), unpaired surrogates become `\\udXXX`,
-    and whatever cannot be kept becomes a `[type: why]` text where it stood.
+    and what cannot be kept becomes a `[type: why]` text where it stood.
     """
     return _Plain(images).of(value, 0)
 

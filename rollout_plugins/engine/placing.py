@@ -94,7 +94,7 @@ class Placing:
         return [self._finished(rollout) for rollout in placed(found, self.arguments.group_size)]
 
     def _finished(self, rollout: Rollout) -> Rollout:
-        """Places count over all processes, whatever number of rollouts each has."""
+        """Places count over all processes, also when these have different numbers of rollouts."""
         run, policy_step, reward, marks = self.run, rollout.policy_step, rollout.reward, rollout.marks
         return replace(
             rollout,

@@ -150,7 +150,7 @@ def _of_dict(copy: Mapping[str, Any]) -> Unplaced:
 
 
 def _numbers(copy: Mapping[str, Any]) -> dict[str, Any]:
-    """Rewards as floats, whatever kind of number the loop has."""
+    """Rewards as floats, from any kind of number."""
     made = {name: given(copy[name]) for name in ("reward", "advantage") if name in copy}
     rewards = copy.get("rewards")
     if isinstance(rewards, dict):

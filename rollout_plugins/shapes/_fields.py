@@ -1,4 +1,4 @@
-"""Fields of a rollout out of another library's rows, whatever those hold."""
+"""The fields of a rollout, read from another library's rows. Odd values there do no harm."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from rollout_plugins.shapes._fields import FINISHES, count, dict_in, finish_of, 
 from rollout_plugins.shapes._files import each_row, find
 
 NAME = "OpenAI messages"
-LACKS = ("whatever the lines do not say: reward, rewards, advantage, step, split, group and finish_reason are read",)
+LACKS = ("what the lines do not say: reward, rewards, advantage, step, split, group and finish_reason are read",)
 _TALK = {"messages", "prompt", "completion"}
 _OWN = {"reward", "advantage", "group"}
 _FIELDS = " fields"

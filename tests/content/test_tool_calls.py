@@ -1,4 +1,4 @@
-"""Every door says the same of the same tool calls: a real trainer, the recorder, imports, traces and viewers."""
+"""Every door says the same of the same tool calls: a real trainer, the recorder, traces and viewers."""
 
 from __future__ import annotations
 
@@ -8,70 +8,13 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 from rig import GRPO, call, make
-from rollout_hookspecs import Rollout
+from tool_cases import CASES, QUESTION, outcomes
 
 from rollout_plugins import RolloutPluginCallback, RolloutRecorder, open_run
 from rollout_plugins.content.trace import default_trace
-from rollout_plugins.shapes.importing import import_rollouts
 from rollout_plugins.show.render import render_rollout
 
-QUESTION = [{"role": "user", "content": "Go."}]
-
-
-def asks(*calls):
-    """An assistant's message with calls, each a name or a name and an id."""
-    made = []
-    for one in calls:
-        name, ident = one if isinstance(one, tuple) else (one, None)
-        called = {"type": "function", "function": {"name": name, "arguments": {"of": name}}}
-        made.append(called if ident is None else {"id": ident, **called})
-    return {"role": "assistant", "content": "", "tool_calls": made}
-
-
-def answer(content, ident=None, role="tool", **more):
-    return {"role": role, "content": content, **({} if ident is None else {"tool_call_id": ident}), **more}
-
-
-DONE = {"role": "assistant", "content": "done"}
-CASES = {
-    "ids out of order": (
-        [asks(("f", "a"), ("g", "b")), answer("B", "b"), answer("A", "a"), DONE],
-        [("f", "A", 2, "ok"), ("g", "B", 1, "ok")],
-    ),
-    "the role function": (
-        [asks("f"), answer("A", role="function", name="f"), DONE],
-        [("f", "A", 1, "ok")],
-    ),
-    "an error that only the answer tells of": (
-        [asks(("f", "a")), answer("Error: boom", "a"), DONE],
-        [("f", "Error: boom", 1, "error")],
-    ),
-    "the same id twice": (
-        [asks(("f", "a"), ("g", "a")), answer("first", "a"), answer("second", "a"), DONE],
-        [("f", "first", 1, "ok"), ("g", "second", 2, "ok")],
-    ),
-    "a call without an answer": (
-        [asks(("f", "a"), ("g", "b")), answer("B", "b"), DONE],
-        [("f", None, None, "not_run"), ("g", "B", 1, "ok")],
-    ),
-    "parallel calls without ids": (
-        [asks("f", "f", "g"), answer("1"), answer("2"), answer("3"), DONE],
-        [("f", "1", 1, "ok"), ("f", "2", 2, "ok"), ("g", "3", 3, "ok")],
-    ),
-    "ids that start again in each turn": (
-        [asks(("f", "c0")), answer("A", "c0"), asks(("g", "c0")), answer("B", "c0"), DONE],
-        [("f", "A", 1, "ok"), ("g", "B", 3, "ok")],
-    ),
-    "an answer after other messages": (
-        [asks(("f", "a")), {"role": "user", "content": "Wait."}, answer("A", "a"), DONE],
-        [("f", "A", 2, "ok")],
-    ),
-}
 MESSAGES = [messages for messages, _ in CASES.values()]
-
-
-def read(rollout):
-    return [(one.name, one.result, one.reply, one.status) for one in rollout.tool_calls]
 
 
 class Saying(GRPO):
@@ -82,9 +25,8 @@ class Saying(GRPO):
         return tuple(json.loads(json.dumps(MESSAGES)) if self._is_said(part) else part for part in made)
 
     def _is_said(self, part):
-        return isinstance(part, list) and all(
-            isinstance(one, list) and one and isinstance(one[0], dict) for one in part
-        )
+        rows = part if isinstance(part, list) and part else [None]
+        return all(isinstance(row, list) and row and isinstance(row[0], dict) for row in rows)
 
 
 @pytest.fixture(scope="module")
@@ -95,22 +37,16 @@ def by_door(tmp_path_factory):
     trainer.train()
     with RolloutRecorder(dir=folder / "recorded") as recorder:
         recorder.record(1, [{"prompt": QUESTION, "completion": messages} for messages in MESSAGES])
-    lines = folder / "lines.jsonl"
-    lines.write_text("".join(json.dumps({"messages": [*QUESTION, *messages]}) + "\n" for messages in MESSAGES))
-    runs = {
-        "GRPO": open_run(folder / "out"),
-        "recorder": open_run(folder / "recorded"),
-        "import": open_run(import_rollouts("openai-jsonl", lines, folder / "imported").dir),
-    }
+    runs = {"GRPO": open_run(folder / "out"), "recorder": open_run(folder / "recorded")}
     return {door: dict(zip(CASES, run.rollouts(), strict=True)) for door, run in runs.items()}
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("door", ["GRPO", "recorder", "import"])
+@pytest.mark.parametrize("door", ["GRPO", "recorder"])
 def test_each_door_finds_the_same_answers_and_outcomes(by_door, door, case):
     rollout = by_door[door][case]
     assert list(rollout.completion) == CASES[case][0]
-    assert read(rollout) == CASES[case][1]
+    assert outcomes(rollout) == CASES[case][1]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -173,9 +109,11 @@ def test_parallel_watched_calls_of_one_tool_without_ids_are_answered_in_order(tm
     both = call("echo", {"text": "one"}) + "\n" + call("echo", {"text": "two"})
     trainer = make(tmp_path, [both] * 4 + ["done"] * 4, tools=[echo], callbacks=[RolloutPluginCallback()])
     trainer.train()
-    for rollout in open_run(tmp_path / "out").rollouts():
-        assert read(rollout) == [("echo", "one", 1, "ok"), ("echo", "two", 2, "ok")]
-        assert read(unrecorded(rollout, tmp_path)) == read(rollout)
+    watched = list(open_run(tmp_path / "out").rollouts())
+    with RolloutRecorder(dir=tmp_path / "again") as recorder:
+        recorder.record(1, [{"prompt": QUESTION, "completion": rollout.completion} for rollout in watched])
+    for rollout in (*watched, *open_run(tmp_path / "again").rollouts()):
+        assert outcomes(rollout) == [("echo", "one", 1, "ok"), ("echo", "two", 2, "ok")]
 
 
 def echo(text: str) -> str:
@@ -186,10 +124,3 @@ def echo(text: str) -> str:
         text: what to say
     """
     return text
-
-
-def unrecorded(rollout: Rollout, folder):
-    """The same messages through an import, which has nothing but them."""
-    lines = folder / f"{rollout.index}.jsonl"
-    lines.write_text(json.dumps({"messages": [*rollout.prompt, *rollout.completion]}) + "\n")
-    return next(open_run(import_rollouts("openai-jsonl", lines, folder / str(rollout.index)).dir).rollouts())

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from rollout_hookspecs import Step
 from sink_rollouts import failing, rejected, run_in, tools
+from tool_cases import CASES, QUESTION, outcomes
 
 from rollout_plugins import open_run
 from rollout_plugins.cli.main import main
@@ -312,6 +313,13 @@ def test_openai_messages(tmp_path):
     assert second.columns == {"source": "x", "rewards": {"c": "text"}}
     assert [(c.name, c.status, c.error) for c in second.tool_calls] == [("f", "error", "Error: no")]
     assert run.dir.name == "openai-jsonl-my-rollouts"
+
+
+def test_tool_calls_are_read_as_everywhere_else(tmp_path):
+    rows = [{"messages": [*QUESTION, *said]} for said, _ in CASES.values()]
+    run, _ = brought("openai-jsonl", lines(tmp_path / "a.jsonl", rows))
+    assert [list(rollout.completion) for rollout in run.rollouts()] == [said for said, _ in CASES.values()]
+    assert [outcomes(rollout) for rollout in run.rollouts()] == [outcome for _, outcome in CASES.values()]
 
 
 def test_the_lines_of_our_own_sink_come_back_with_every_number_and_reason(tmp_path):
