@@ -25,7 +25,7 @@ def number(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
-def count(value: Any) -> int | None:
+def whole_or_none(value: Any) -> int | None:
     """A whole number; None for what is not a number."""
     return None if number(value) is None else whole(value)
 

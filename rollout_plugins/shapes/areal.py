@@ -19,7 +19,7 @@ from rollout_plugins.content.incoming import REJECTED, UNREADABLE, Held, Incomin
 from rollout_plugins.content.rewards import given
 from rollout_plugins.content.snapshot import Snapshot
 from rollout_plugins.errors import SetupError
-from rollout_plugins.shapes._fields import count, list_in, spoken, whole
+from rollout_plugins.shapes._fields import list_in, spoken, whole, whole_or_none
 from rollout_plugins.shapes._files import each_row, find
 from rollout_plugins.shapes._speech import Speech, decoder
 from rollout_plugins.shapes._tensors import to_host
@@ -160,10 +160,10 @@ class _Reader:
         cut = {name: (some if real is None else some[real.bool()]).tolist() for name, some in numbers.items()}
         speech = Speech(cut["input_ids"], cut["loss_mask"])
         said = speech.completion(self._decode)
-        asked = row["messages"] if row.get("messages") is not None else speech.prompt(self._decode)
-        talk = spoken(asked, said) | {"completion_is_text": len(said) == 1}
-        if row.get("messages") is None:
-            talk["prompt_is_text"] = True
+        asked = row.get("messages")
+        talk = spoken(speech.prompt(self._decode) if asked is None else asked, said)
+        talk["prompt_is_text"] |= asked is None
+        talk["completion_is_text"] = len(said) == 1
         rollout = Rollout(
             id="",
             **talk,
@@ -196,7 +196,7 @@ def _spread(versions: list[int]) -> dict[str, Any]:
 def _written_by(facts: Mapping[str, Any]) -> dict[str, Any]:
     """What a rollout says of the policy's versions."""
     extra = {name: facts[name] for name in ("head_version", "tail_version", "version_rle", "seqlen") if name in facts}
-    return {"policy_step": count(facts.get("tail_version")), "extra": extra}
+    return {"policy_step": whole_or_none(facts.get("tail_version")), "extra": extra}
 
 
 # --- files ---------------------------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ def _dumped(row: dict[str, Any], file: Path) -> Unplaced | Lost:
         **_written_by(row),
         rewards={"reward": reward} | ({"original": given(row["original_reward"])} if "original_reward" in row else {}),
         reward=reward,
-        prompt_tokens=count(row.get("prompt_len")),
+        prompt_tokens=whole_or_none(row.get("prompt_len")),
         completion_tokens=sum(whole(tokens) for _, tokens in versions) if versions else None,
         columns={"task_id": row.get("task_id")},
     )

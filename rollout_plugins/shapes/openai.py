@@ -12,7 +12,7 @@ from rollout_hookspecs import Rollout
 from rollout_plugins.content.incoming import Lost, Unplaced
 from rollout_plugins.content.messages import role_of
 from rollout_plugins.content.rewards import given, scores
-from rollout_plugins.shapes._fields import FINISHES, count, dict_in, finish_of, number, spoken, whole
+from rollout_plugins.shapes._fields import FINISHES, dict_in, finish_of, number, spoken, whole, whole_or_none
 from rollout_plugins.shapes._files import each_row, find
 
 NAME = "OpenAI messages"
@@ -82,7 +82,7 @@ def _ours(row: dict[str, Any]) -> dict[str, Any]:
         "finish": finish_of(row.get("finish")),
         "error": row["error"] if isinstance(row.get("error"), str) else None,
         "time": _time(row.get("time")),
-        **{name: count(row.get(name)) for name in counts},
+        **{name: whole_or_none(row.get(name)) for name in counts},
         "columns": dict_in(row, "info"),
         "extra": dict_in(row, "extra"),
         "marks": {name: str(value) for name, value in dict_in(row, "marks").items()},

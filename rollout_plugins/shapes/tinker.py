@@ -14,7 +14,7 @@ from rollout_plugins.content.incoming import REJECTED, UNREADABLE, Held, Incomin
 from rollout_plugins.content.rewards import given
 from rollout_plugins.content.snapshot import Snapshot
 from rollout_plugins.errors import SetupError
-from rollout_plugins.shapes._fields import count, dict_in, finish_of, list_in, messages, number, spoken, whole
+from rollout_plugins.shapes._fields import dict_in, finish_of, list_in, messages, number, spoken, whole, whole_or_none
 from rollout_plugins.shapes._files import each_row, find
 from rollout_plugins.shapes._speech import Decode, Speech, decoder
 
@@ -199,7 +199,7 @@ def _rollout(row: dict[str, Any]) -> Rollout:
         id="",
         split="train" if row.get("split") == "train" else "eval",
         step=whole(row.get("iteration")),
-        policy_step=count(row.get("sampling_client_step")),
+        policy_step=whole_or_none(row.get("sampling_client_step")),
         **spoken(*_conversation([dict_in(step, "trace") for step in steps])),
         **_rewards(row, [given(step.get("reward")) for step in steps]),
         prompt_tokens=_sum(steps[:1], "ob_len"),

@@ -12,7 +12,7 @@ from rollout_hookspecs._records import Finish
 
 from rollout_plugins.content.incoming import Lost, Unplaced, each
 from rollout_plugins.content.rewards import given, scores
-from rollout_plugins.shapes._fields import count, dict_in, list_in, number, spoken, whole
+from rollout_plugins.shapes._fields import dict_in, list_in, number, spoken, whole, whole_or_none
 from rollout_plugins.shapes._files import BROKEN, find, json_lines
 
 NAME = "verifiers"
@@ -49,8 +49,8 @@ def _result(row: dict[str, Any]) -> Unplaced | Lost:
         **spoken(row.get("prompt"), row.get("completion")),
         rewards=rewards,
         reward=given(row.get("reward")),
-        prompt_tokens=count(usage.get("input_tokens")),
-        completion_tokens=count(usage.get("output_tokens")),
+        prompt_tokens=whole_or_none(usage.get("input_tokens")),
+        completion_tokens=whole_or_none(usage.get("output_tokens")),
         finish=_finish(row.get("is_truncated"), error, row.get("is_completed")),
         error=_error(error),
         columns={name: row[name] for name in _COLUMNS if row.get(name) is not None},
@@ -83,7 +83,7 @@ def _in_episode(row: dict[str, Any], trace: dict[str, Any], branch: int, nodes: 
         rollout,
         split="train" if work.get("type") == "train" else "eval",
         step=whole(work.get("step")),
-        policy_step=count(dict_in(work, "policy").get("end")),
+        policy_step=whole_or_none(dict_in(work, "policy").get("end")),
         extra={**rollout.extra, **{name: value for name, value in facts.items() if value is not None}},
     )
 
