@@ -17,8 +17,7 @@ from rollout_hookspecs import Batch, Run
 
 from rollout_plugins.content.incoming import Held, Incoming, Wanted
 from rollout_plugins.engine.loading import Plugins, flag
-from rollout_plugins.engine.placing import Placing
-from rollout_plugins.engine.record_arguments import RecordArguments, record_arguments
+from rollout_plugins.engine.placing import Placing, RecordArguments, record_arguments
 from rollout_plugins.engine.rows import rows
 from rollout_plugins.engine.run_id import identify_loop, place_in_launch
 from rollout_plugins.engine.setup import (
@@ -49,8 +48,8 @@ _opened = itertools.count()
 class RolloutRecorder:
     """Keeps every rollout that a training loop hands it, and gives them to plugins.
 
-    Mistakes of setup raise a `SetupError` that names the fix: here, and in the first `record`. Once one batch was
-    recorded nothing raises anymore and nothing waits: what cannot be kept is counted, by reason.
+    Mistakes of setup raise a `SetupError` that names the fix: here, and in the first `record`. Once one batch has
+    been recorded, nothing raises and nothing waits anymore: what cannot be kept is counted, by reason.
 
     Args:
         plugins: instances or names of plugins, run in this order, for example `["redact", "trackio"]`.
@@ -62,8 +61,8 @@ class RolloutRecorder:
         sync: do all work on the thread that records; for debugging.
         tokens: also keep token ids, masks and log-probabilities.
         on_full: "drop" the newest batch when recording falls behind, or "block" until it catches up.
-        end_seconds: how long `close` may wait for the store and the sinks, all in all; what is not finished then is
-            counted. Default 30, or what `ROLLOUT_PLUGINS_END_SECONDS` says.
+        end_seconds: how long `close` may wait in total for the store and the sinks; what is not finished then is
+            counted. By default 30, or what `ROLLOUT_PLUGINS_END_SECONDS` says.
         run_id: a name for the run. If it exists already, this is its next attempt. Several processes that torchrun
             did not start need the same one.
         resumed_from: the step of the checkpoint that this attempt goes on from: what earlier attempts recorded after
@@ -74,7 +73,7 @@ class RolloutRecorder:
         reward_names: names of the rewards, each a column of its own; by default those of the first batch.
         reward_weights: their weights, for the total of rollouts that come without one.
         chat_template: the chat template.
-        settings: whatever else explains the rollouts.
+        settings: what else explains the rollouts.
     """
 
     def __init__(
@@ -192,52 +191,43 @@ class RolloutRecorder:
         started = time.perf_counter()
         is_checked = self._strict or not self._is_proven
         try:
-            place = record_arguments(**said, last_step=self._last_step, is_checked=is_checked)
+            arguments = record_arguments(**said, last_step=self._last_step, is_checked=is_checked)
             if is_checked:
-                _check_groups(rollouts, place.group_size)
-            shaped = rollouts if isinstance(rollouts, Incoming) else rows(rollouts)
-            taken = shaped.take(Wanted(tokens=self._tokens, checked=is_checked))
+                _check_groups(rollouts, arguments.group_size)
+            incoming = rollouts if isinstance(rollouts, Incoming) else rows(rollouts)
+            held = incoming.take(Wanted(tokens=self._tokens, checked=is_checked))
         except Exception as error:
             if is_checked and (self._strict or isinstance(error, SetupError)):
                 raise
             self._say(f"a batch could not be recorded: {shown(error)}; the loop goes on without it")
             self._lose("unreadable", rollouts)
             return None
-        self._last_step = place.step
-        return self._batch(place, taken, started), taken
+        self._last_step = arguments.step
+        return self._batch(arguments, held, started), held
 
-    def _batch(self, place: RecordArguments, taken: Held, started: float) -> Batch:
-        run, counters = self._run, self._pipeline.counters
-        placing = Placing(
-            time=time.time(),
-            policy_step=place.policy_step,
-            group_size=place.group_size,
-            rank=run.rank,
-            world_size=run.world_size,
-            weights=dict(zip(run.reward_names, run.reward_weights, strict=False)),
-            tokens=self._tokens,
-            marks=place.marks,
-        )
+    def _batch(self, arguments: RecordArguments, held: Held, started: float) -> Batch:
+        placing = Placing(arguments=arguments, run=self._run, time=time.time(), tokens=self._tokens)
+        counters = self._pipeline.counters
         return Batch(
-            build=lambda: placing.rollouts(taken.build(), counters.drop),
-            split=place.split,
-            step=place.step,
-            count=taken.count,
-            bytes=taken.bytes,
+            build=lambda: placing.rollouts(held.build(), counters.drop),
+            split=arguments.split,
+            step=arguments.step,
+            count=held.count,
+            bytes=held.bytes,
             seconds=time.perf_counter() - started,
         )
 
-    def _submit(self, batch: Batch, taken: Held) -> None:
+    def _submit(self, batch: Batch, held: Held) -> None:
         with self._lock:
             if not self._is_started:
-                self._safely("begin the run", lambda: self._start(taken))
+                self._safely("begin the run", lambda: self._start(held))
                 self._is_started = True
             self._pipeline.submit(batch)
             self._is_proven = True
 
-    def _start(self, taken: Held) -> None:
-        """Begin the run. The first batch tells the names of the rewards, if nobody did."""
-        self._run = run = replace(self._run, reward_names=self._run.reward_names or taken.reward_names)
+    def _start(self, held: Held) -> None:
+        """Begin the run. Rewards are named as in the first batch, unless they were named before."""
+        self._run = run = replace(self._run, reward_names=self._run.reward_names or held.reward_names)
         bind_sinks(self._plugins, None, self._safely)
         self._pipeline.start(run, self._generation)
         if run.rank == 0:
@@ -249,7 +239,7 @@ class RolloutRecorder:
             self._say("this recorder was opened by another process and records nothing here; open one in each process")
             return False
         if self._is_closed or (self._is_started and self._pipeline.run is None):
-            self._say("this recorder is closed and records nothing anymore; open another one with the same run_id")
+            self._say("this recorder is closed and no longer records; open another one with the same run_id")
             return False
         return True
 
@@ -318,6 +308,5 @@ def _check(run_id: Any, resumed_from: Any, names: Sequence[str], weights: Sequen
 
 def _check_groups(rollouts: Any, group_size: int | None) -> None:
     if group_size and isinstance(rollouts, (list, tuple)) and len(rollouts) % group_size:
-        raise SetupError(
-            f"{len(rollouts)} rollouts are no groups of {group_size}; leave group_size out, and give each a group"
-        )
+        found = f"{len(rollouts)} rollouts do not divide into groups of {group_size}"
+        raise SetupError(f"{found}; leave group_size out, and give each a group")

@@ -1,4 +1,4 @@
-"""Reading messages: the one place that knows their many spellings. Never raises, whatever it is given."""
+"""Reading messages: the one place that knows their many spellings. Never raises."""
 
 from __future__ import annotations
 
@@ -122,20 +122,22 @@ def compact(value: Any) -> str:
 
 def prompt_text(rollout: Rollout) -> str:
     """The whole prompt as text, a line per message."""
-    return "\n".join(text_of(m.get("content") if isinstance(m, Mapping) else m) for m in rollout.prompt)
+    return "\n".join(map(_said, rollout.prompt))
 
 
 def completion_text(rollout: Rollout) -> str:
     """What the model itself wrote, without tool results."""
-    return "\n".join(
-        text_of(m.get("content") if isinstance(m, Mapping) else m)
-        for m in rollout.completion
-        if role_of(m) in {"assistant", "unknown"}
-    )
+    return "\n".join(_said(m) for m in rollout.completion if role_of(m) in {"assistant", "unknown"})
+
+
+def _said(message: Any) -> str:
+    return text_of(message.get("content") if isinstance(message, Mapping) else message)
 
 
 def as_messages(value: Any, role: str) -> tuple[tuple[Any, ...], bool]:
-    """Messages as they are; a plain string becomes one message, and that is remembered."""
+    """Messages as they are, and whether they were a plain text, which becomes one message."""
+    if value is None:
+        return (), False
     if isinstance(value, str):
         return ({"role": role, "content": value},), True
     if isinstance(value, (list, tuple)):

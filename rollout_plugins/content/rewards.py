@@ -1,4 +1,4 @@
-"""Rewards as numbers: read from whatever kind of number they were given as, and added up as trainers do."""
+"""Rewards as numbers: read from any kind of number, and added up as trainers do."""
 
 from __future__ import annotations
 

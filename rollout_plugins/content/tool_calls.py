@@ -58,7 +58,7 @@ def tool_calls(
     known: Collection[str] = (),
     is_watched: bool = False,
 ) -> tuple[ToolCall, ...]:
-    """Every call in the completion with its outcome: as it ran where somebody watched, else as its answer says.
+    """Every call in the completion with its outcome: as it ran where it was watched, else as its answer says.
 
     ran: calls that were watched, by their place.
     known: names of the tools, where they are known.
@@ -97,7 +97,7 @@ class _Outcomes:
         )
 
     def _told(self, call: Call, result: Any) -> tuple[str, str | None]:
-        """Status and error of a call that nobody saw run, from its name and its answer."""
+        """Status and error of a call that was not watched, from its name and its answer."""
         error = error_in(result)
         if isinstance(call.name, str) and self._known and call.name not in self._known:
             return "unknown", error or "no such tool"
@@ -137,7 +137,7 @@ def _answers(
 ) -> dict[Place, int]:
     """Answers of one turn's calls; takes them out of `free`."""
     places = list(calls)
-    if len(free) == len(calls):  # else some did not run, and nobody knows which of the deferred ones
+    if len(free) == len(calls):  # else some did not run, and which of the deferred ones is not known
         places.sort(key=lambda place: place in ran and ran[place].deferred)
     found: dict[Place, int] = {}
     for fits in (_by_id, _by_name, _in_order):

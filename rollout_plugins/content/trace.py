@@ -67,7 +67,7 @@ def _shaped(trace: Trace, step: Step, shape: Callable[[Trace], T]) -> T:
 
 
 def _checked(trace: Trace, step: Step) -> Trace:
-    """Plain values whoever formatted the trace, and a word about ranks when the sink sees one of several."""
+    """The trace with plain values, and with a word about ranks when the sink sees one of several."""
     facts = {str(name): _one(value) for name, value in plain(trace.metadata or {}).items()}
     if step.world_size > 1 and not step.gathered:
         facts["ranks"] = f"only rank {step.rank} of {step.world_size}"

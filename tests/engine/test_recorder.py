@@ -244,7 +244,7 @@ def test_a_key_that_is_no_field_is_kept_and_marked_later(tmp_path):
         recorder.record(1, [row()])
         recorder.record(2, [row(judge=0.5)])
     (late,) = open_run(tmp_path / "runs").rollouts(step=2)
-    assert (late.extra, late.marks) == ({"judge": 0.5}, {"stray:judge": "no field of a rollout; it is in extra"})
+    assert (late.extra, late.marks) == ({"judge": 0.5}, {"stray:judge": "not a field of a rollout; it is in extra"})
 
 
 @pytest.mark.parametrize(
@@ -338,7 +338,7 @@ def test_hostile_rollouts_cost_only_themselves(tmp_path):
 
 def test_groups_that_do_not_come_out_even_are_a_mistake(tmp_path):
     with recorder_in(tmp_path) as recorder:
-        with pytest.raises(SetupError, match="3 rollouts are no groups of 2; leave group_size out"):
+        with pytest.raises(SetupError, match="3 rollouts do not divide into groups of 2; leave group_size out"):
             recorder.record(1, [row()] * 3, group_size=2)
         recorder.record(1, [row()] * 2, group_size=2)
         recorder.record(2, [row()] * 3, group_size=2)
@@ -372,7 +372,7 @@ def test_closing_twice_is_fine_and_what_comes_later_is_not_kept_and_said_once(tm
     with caplog.at_level(logging.WARNING, "rollout_plugins"):
         recorder.record(2, [row()])
         recorder.record(3, [row()])
-    assert caplog.text.count("records nothing anymore; open another one with the same run_id") == 1
+    assert caplog.text.count("no longer records; open another one with the same run_id") == 1
     assert recorder.flush()
     assert open_run(tmp_path / "runs").steps == [1]
 

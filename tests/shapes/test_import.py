@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from rollout_hookspecs import Step
 from sink_rollouts import failing, rejected, run_in, tools
+from tool_cases import CASES, QUESTION, outcomes
 
 from rollout_plugins import open_run
 from rollout_plugins.cli.main import main
@@ -107,7 +108,7 @@ def test_verl(tmp_path):
     lines(tmp_path / "9.jsonl", [{**row, "step": 9, "request_id": "x"}, 3, {"score": 1}], torn='{"input": "us')
     run, report = brought("verl", tmp_path)
     assert dict(report.skipped) == {
-        "line that is no JSON object": 1,
+        "line that is not a JSON object": 1,
         "row without input and output": 1,
         "torn last line": 1,
     }
@@ -230,7 +231,7 @@ def test_tinker_summaries_without_text(tmp_path):
     lines(tmp_path / "iteration_000007" / "train_rollout_summaries.jsonl", rows)
     lines(tmp_path / "iteration_000007" / "eval_gsm8k_rollout_summaries.jsonl", [tinker_row(split="eval/gsm8k")])
     run, report = brought("tinker", tmp_path)
-    assert dict(report.skipped) == {"row that is no rollout summary": 1}
+    assert dict(report.skipped) == {"row that is not a rollout summary": 1}
     first, second = run.rollouts(split="train")
     assert (first.step, first.policy_step, first.reward, first.group_size) == (7, 6, 1.2, 2)
     assert first.rewards == {"steps": pytest.approx(0.2), "final": 1.0}
@@ -312,6 +313,13 @@ def test_openai_messages(tmp_path):
     assert second.columns == {"source": "x", "rewards": {"c": "text"}}
     assert [(c.name, c.status, c.error) for c in second.tool_calls] == [("f", "error", "Error: no")]
     assert run.dir.name == "openai-jsonl-my-rollouts"
+
+
+def test_tool_calls_are_read_as_everywhere_else(tmp_path):
+    rows = [{"messages": [*QUESTION, *said]} for said, _ in CASES.values()]
+    run, _ = brought("openai-jsonl", lines(tmp_path / "a.jsonl", rows))
+    assert [list(rollout.completion) for rollout in run.rollouts()] == [said for said, _ in CASES.values()]
+    assert [outcomes(rollout) for rollout in run.rollouts()] == [outcome for _, outcome in CASES.values()]
 
 
 def test_the_lines_of_our_own_sink_come_back_with_every_number_and_reason(tmp_path):

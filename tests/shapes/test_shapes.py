@@ -22,6 +22,7 @@ from shape_rig import (
     through_trackio,
 )
 from store_rig import differences
+from tool_cases import CASES, QUESTION, outcomes
 
 from rollout_plugins import Rollout, RolloutRecorder, Tokens, open_run
 from rollout_plugins.errors import SetupError
@@ -436,6 +437,12 @@ def test_verl_groups_by_uid_where_there_is_one_and_keeps_what_is_for_no_rollout(
     assert (first.extra, second.extra) == ({"uid": "u", "per_batch": [7.0]}, {"uid": "v"})
     assert first.marks["extra:per_batch"] == "all 1 values; kept here whole"
     assert (first.reward, first.rewards) == (None, {"score": None})
+
+
+def test_verl_messages_have_their_tool_calls(tmp_path):
+    (said, outcome) = CASES["ids out of order"]
+    (rollout,) = keep(tmp_path, verl.rollouts([QUESTION], [said])).rollouts()
+    assert (list(rollout.completion), outcomes(rollout)) == (said, outcome)
 
 
 def test_shapes_hold_plain_records_too(tmp_path):
