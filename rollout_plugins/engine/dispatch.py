@@ -275,16 +275,24 @@ class Dispatcher:
             return now
         if self.lacking:
             return seen
-        arguments = {"rollout": now, "step": step}
+        return self._through_required(now, step) or seen
+
+    def _through_required(self, rollout: Rollout, step: Step) -> Rollout | None:
+        """As `required` plugins let it leave; None where one of them drops it, or fails."""
+        arguments = {"rollout": rollout, "step": step}
         try:
             for impl in filter(self._is_last, self.implementations("on_rollout")):
-                worked, result = self.call(impl, "on_rollout", arguments, _replacement(now.id))
+                worked, result = self.call(impl, "on_rollout", arguments, _replacement(rollout.id))
                 if not worked:
-                    return seen
-                arguments["rollout"] = now = result or now
+                    return None
+                arguments["rollout"] = rollout = result or rollout
         except Drop:
-            return seen
-        return now
+            return None
+        return rollout
+
+    def stored(self, rollout: Rollout, step: Step) -> Rollout | None:
+        """A rollout from the store, which plugins have changed before, as it may leave; None where it may not."""
+        return None if self.lacking else self._through_required(rollout, step)
 
     def cleaned_run(self, run: Run) -> Run:
         """The run's facts as they may leave; without what explains them where that cannot be said."""

@@ -257,6 +257,22 @@ def discover() -> dict[str, Installed]:
     return found
 
 
+def known_sinks() -> list[str]:
+    """Names one may export to: our sinks, and whatever others have installed. Nothing is imported to find out more."""
+    found = discover().values()
+    ours = "rollout_plugins.sinks."
+    return [f.name for f in found if f.distribution != DISTRIBUTION or (f.entry and f.entry.value.startswith(ours))]
+
+
+def options_of(name: str) -> list[str]:
+    """What the class of an installed plugin takes; nothing, where it is not a class or does not import."""
+    entry = discover()[name].entry
+    with suppress(SetupError):
+        loaded = _imported(entry) if entry else None
+        return [parameter.name for parameter in _parameters(loaded)] if isinstance(loaded, type) else []
+    return []
+
+
 def name_of(plugin: Any, known: Mapping[str, Installed]) -> str:
     """A plugin object's or class's name: its entry point's, its own `name`, or its class's."""
     kind = plugin if isinstance(plugin, type) else type(plugin)

@@ -23,6 +23,7 @@ from rollout_hookspecs import Batch, Rollout, Run, Step
 from rollout_plugins.content.fit import fitted
 from rollout_plugins.content.trace import DefaultTrace
 from rollout_plugins.engine.counters import Counters
+from rollout_plugins.engine.delivery import as_sink
 from rollout_plugins.engine.dispatch import Dispatcher
 from rollout_plugins.engine.ending import Ending, seconds_of_environment
 from rollout_plugins.engine.loading import Plugins
@@ -553,4 +554,4 @@ class Pipeline:
 
 
 def _scope(plugin: Any) -> str:
-    return str(getattr(plugin, "scope", "global"))
+    return as_sink(plugin).scope
