@@ -15,7 +15,7 @@ from rollout_plugins.testing import hostile_rollouts, make_rollout, run_plugins
 
 ROOT = Path(__file__).parents[2]
 PAGES = {page: (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8") for page in ("hooks", "records", "plugins")}
-ALIASES = ("Message", "Split", "Finish", "ToolStatus")
+ALIASES = ("Message", "Split", "Finish", "ToolStatus", "Scope")
 
 
 def sections(page):
