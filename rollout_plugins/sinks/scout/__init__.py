@@ -27,7 +27,7 @@ from rollout_plugins.sinks._common import (
     thumbnail,
     whole,
 )
-from rollout_plugins.sinks._parts import Parts, column_of
+from rollout_plugins.sinks.scout.parts import Parts, column_of
 
 # All of Scout's own columns, used or not: its viewer asks for some of them without looking whether they are there.
 _TEXT = (

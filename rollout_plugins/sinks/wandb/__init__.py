@@ -26,8 +26,8 @@ from rollout_plugins.sinks._common import (
     meant_for,
     thumbnail,
 )
-from rollout_plugins.sinks._table import Columns
-from rollout_plugins.sinks._weave import Weave
+from rollout_plugins.sinks.wandb.columns import Columns
+from rollout_plugins.sinks.wandb.weave import Weave
 
 logger = logging.getLogger("rollout_plugins")
 
