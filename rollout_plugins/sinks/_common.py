@@ -12,19 +12,12 @@ from typing import Generic, Literal, TypeVar, get_args
 from rollout_hookspecs import Image, Step, Trace
 
 from rollout_plugins.content.imaging import for_screen, on_white
-from rollout_plugins.errors import SetupError
 
 Scope = Literal["global", "rank", "stream"]
+"""`global`: rank 0 sends for all; `rank`: each rank a run of its own; `stream`: every rollout, at once."""
+SCOPES = get_args(Scope)
 T = TypeVar("T")
 logger = logging.getLogger("rollout_plugins")
-
-
-def checked_scope(scope: object) -> Scope:
-    """`global`: rank 0 sends for all; `rank`: each rank a run of its own; `stream`: every rollout, at once."""
-    for known in get_args(Scope):
-        if scope == known:
-            return known  # type: ignore[no-any-return]
-    raise SetupError(f"scope={scope!r}: use one of {', '.join(map(repr, get_args(Scope)))}")
 
 
 def meant_for(scope: Scope, traces: Sequence[Trace], step: Step) -> Sequence[Trace]:
@@ -32,18 +25,6 @@ def meant_for(scope: Scope, traces: Sequence[Trace], step: Step) -> Sequence[Tra
     if scope != "rank" or not step.gathered:
         return traces
     return [trace for trace in traces if trace.metadata.get("rank", step.rank) == step.rank]
-
-
-def checked_count(name: str, value: object, least: int = 1) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise SetupError(f"{name}={value!r}: use a whole number, {least} or more")
-    return value
-
-
-def checked_name(name: str, value: object) -> str | None:
-    if value is None or (isinstance(value, str) and value.strip()):
-        return value
-    raise SetupError(f"{name}={value!r}: use a name, or leave it out")
 
 
 def image_file(image: Image, folder: str) -> Path | None:
@@ -68,7 +49,7 @@ def number(value: object) -> float | None:
     return float(value) if isinstance(value, str) and value in {"NaN", "Infinity", "-Infinity"} else None
 
 
-def whole(value: object) -> int | None:
+def integer(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
