@@ -8,15 +8,12 @@ import shutil
 import socket
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from rollout_plugins.errors import RolloutPluginsError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 DISTRIBUTION = "rollout-plugins"
 NEWEST_TRL = (1, 16)

@@ -5,25 +5,20 @@ from __future__ import annotations
 import difflib
 import re
 import sys
-from typing import TYPE_CHECKING, Any
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from typing import Any
 
 from rich.console import Group
 from rich.text import Text
+from rollout_hookspecs import Rollout
 
 from rollout_plugins.cli.filters import RUN
 from rollout_plugins.cli.output import add_json, busy, console, print_json, say, show
 from rollout_plugins.content.messages import call_text, completion_text, prompt_text
 from rollout_plugins.show.text import clean, number, one_line, shorten, signed
 from rollout_plugins.store.filters import Filters, condition
-from rollout_plugins.store.read import open_run
-
-if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
-    from collections.abc import Iterator
-
-    from rollout_hookspecs import Rollout
-
-    from rollout_plugins.store.read import StoredRun
+from rollout_plugins.store.read import StoredRun, open_run
 
 LIMIT = 5
 CHARS = 2000

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import sys
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rollout_plugins.cli import checks
 from rollout_plugins.cli.output import add_json, busy, console, print_json, print_table, show, table_of
-
-if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
 
 COLUMNS = ("tokenizer", "tools", "prefix-preserving", "parses answers", "ends its turn", "end of turn")
 _STYLE = {"ok": "green", "note": "cyan", "warn": "yellow", "fail": "red"}
@@ -37,9 +34,9 @@ def run(options: Namespace) -> int:
         ]
         templates = []
         if options.tokenizer:
-            from rollout_plugins.cli import templates as chat
+            from rollout_plugins.cli import chat_templates
 
-            templates = [chat.facts(name) for name in options.tokenizer]
+            templates = [chat_templates.facts(name) for name in options.tokenizer]
     if options.json:
         print_json({"checks": [vars(check) for check in found], "tokenizers": templates})
     else:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rollout_plugins.cli.filters import RUN, add_filters, filters_of
 from rollout_plugins.cli.output import busy, say
 from rollout_plugins.errors import SetupError
-from rollout_plugins.store.read import open_run
+from rollout_plugins.store.read import StoredRun, open_run
 from rollout_plugins.store.to_parquet import to_parquet
-
-if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
-
-    from rollout_plugins.store.read import StoredRun
 
 SINKS = ("trackio", "wandb", "jsonl", "scout")
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace
+from typing import Any
 
 RUN = "a run's folder, a folder of runs, or the trainer's output_dir (the newest run in it)"
 _NAMES = ("split", "step", "group", "rank", "finish", "tool", "where", "search", "order", "limit")

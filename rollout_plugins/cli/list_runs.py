@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import sys
+from argparse import ArgumentParser, Namespace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rollout_plugins.cli.output import add_json, busy, console, note, print_json, print_table, show, table_of
 from rollout_plugins.show import sparkline
-from rollout_plugins.store.read import runs
-
-if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
-
-    from rollout_plugins.store.read import StoredRun
+from rollout_plugins.store.read import StoredRun, runs
 
 SPARKS = 12
 SPARE = ("folder", "trainer", "started", "over time", "drops")

@@ -6,14 +6,12 @@ import argparse
 import io
 import os
 import sys
+from collections.abc import Iterable, Sequence
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from rollout_plugins import __version__
 from rollout_plugins.errors import RolloutPluginsError, SetupError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 GROUP = "rollout_plugins.commands"
 """Entry points of commands: each names a module with `configure(parser)` and `run(options)`."""

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
+from argparse import ArgumentParser
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from rollout_plugins.content.plain import plain, write_json
 from rollout_plugins.show.text import MISSING, clean, number, one_line
-
-if TYPE_CHECKING:
-    from argparse import ArgumentParser
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from rich.console import RenderableType
-    from rich.table import Table
 
 PIPE_WIDTH = 100
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import csv
 import sys
-from typing import TYPE_CHECKING, Any
+from argparse import ArgumentParser, Namespace
+from typing import Any
 
 from rollout_plugins.cli.filters import RUN
 from rollout_plugins.cli.output import add_json, busy, print_json, print_table
 from rollout_plugins.show.text import clean
 from rollout_plugins.store.read import Runs, open_run
-
-if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Group
 from rich.text import Text
@@ -12,13 +14,7 @@ from rollout_plugins.cli.filters import RUN
 from rollout_plugins.cli.output import add_json, busy, console, note, print_json, print_table, show, table_of
 from rollout_plugins.show import render_steps, sparkline
 from rollout_plugins.show.text import number, one_line
-from rollout_plugins.store.read import open_run
-
-if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
-    from collections.abc import Mapping, Sequence
-
-    from rollout_plugins.store.read import StoredRun
+from rollout_plugins.store.read import StoredRun, open_run
 
 ROWS = 8
 SPARE = ("errors", "max", "min", "cut off", "failed", "rollouts", "tokens", "calls")

@@ -8,19 +8,16 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console, Group
 from rich.padding import Padding
 from rich.text import Text
+from rollout_hookspecs import Rollout
 
 from rollout_plugins.demo.train import STEPS, OnStep, train
 from rollout_plugins.show import render_rollouts, render_steps
-
-if TYPE_CHECKING:
-    from rollout_hookspecs import Rollout
-
-    from rollout_plugins.store.read import StoredRun
+from rollout_plugins.store.read import StoredRun
 
 OUT = "outputs/demo"
 STATUSES = {"ok": "green", "error": "red", "unknown": "yellow", "not_run": "bright_black"}

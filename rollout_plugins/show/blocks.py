@@ -6,16 +6,14 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from rich.style import Style
+from rich.text import Text
 
 from rollout_plugins.show.layout import CONSOLE, Layout
 from rollout_plugins.show.text import clean, omitted
 from rollout_plugins.show.wrap import wrap
-
-if TYPE_CHECKING:
-    from rich.text import Text
 
 Cells = list[tuple[str, str | Style]]
 Spans = Sequence[tuple[str, str | Style]]

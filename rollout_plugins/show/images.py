@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.style import Style
 from rollout_hookspecs import Image
 
 from rollout_plugins.content.imaging import for_screen, on_white
-
-if TYPE_CHECKING:
-    from rollout_plugins.show.blocks import Cells
+from rollout_plugins.show.blocks import Cells
 
 _SIDE = 400
 _WIDTH, _HEIGHT = 48, 20

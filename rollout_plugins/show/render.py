@@ -7,22 +7,20 @@ Takes a `Rollout` or a `Trace`, reads nothing else, never raises, and never need
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Group
 from rich.text import Text
 from rollout_hookspecs import Rollout, Trace
 
-from rollout_plugins.content.compare import shared
-from rollout_plugins.content.conversation import Conversation, Turn, conversation, status_of
 from rollout_plugins.show.chart import sparkline
+from rollout_plugins.show.compare import shared
+from rollout_plugins.show.conversation import Conversation, Turn, conversation, status_of
 from rollout_plugins.show.layout import Layout, body_rows, fill
 from rollout_plugins.show.text import finite, number, one_line, signed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 Source = Rollout | Trace | Conversation
 _COLUMN = 30

@@ -20,7 +20,7 @@ from reading import called, one, steps, write, writer
 from rollout_plugins import open_run
 from rollout_plugins.cli.main import commands, main
 from rollout_plugins.store.read import StoredRun
-from rollout_plugins.view.pages.run import _blocks
+from rollout_plugins.view.pages.about import _blocks
 
 COMMANDS = list(commands())
 FIRST = "r1.1.t1.0.0"

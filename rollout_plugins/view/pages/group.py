@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.text import Text
+from rollout_hookspecs import Rollout
 
-from rollout_plugins.content.compare import parting, shared, words
-from rollout_plugins.content.conversation import Conversation, conversation
 from rollout_plugins.show.blocks import Block, Cells
 from rollout_plugins.show.chart import sparkline
+from rollout_plugins.show.compare import parting, shared, words
+from rollout_plugins.show.conversation import Conversation, conversation
+from rollout_plugins.show.rollout_blocks import turn_blocks
 from rollout_plugins.show.text import count, finite, number, one_line, signed
-from rollout_plugins.view.pages.beside import BesidePage, Side
-from rollout_plugins.view.widgets.rollout_blocks import turn_blocks
-
-if TYPE_CHECKING:
-    from rollout_hookspecs import Rollout
-
-    from rollout_plugins.store.matches import Matches
+from rollout_plugins.store.matches import Matches
+from rollout_plugins.view.pages.side_by_side import BesidePage, Side
 
 _OWN = "bold black on yellow"
 _MOST = 24

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from rich.text import Text
+from rollout_hookspecs import Rollout
 from textual.binding import Binding, BindingType
 from textual.worker import get_current_worker
 
-from rollout_plugins.content.compare import words
-from rollout_plugins.content.conversation import conversation
 from rollout_plugins.content.messages import prompt_text
 from rollout_plugins.show.blocks import Block, Cells, said
 from rollout_plugins.show.chart import sparkline
+from rollout_plugins.show.compare import words
+from rollout_plugins.show.conversation import conversation
+from rollout_plugins.show.rollout_blocks import turn_blocks
 from rollout_plugins.show.text import clean, count, finite, number, one_line
-from rollout_plugins.view.pages.beside import BesidePage, Side
-from rollout_plugins.view.widgets.rollout_blocks import turn_blocks
-
-if TYPE_CHECKING:
-    from rollout_hookspecs import Rollout
-
-    from rollout_plugins.store.matches import Matches
+from rollout_plugins.store.matches import Matches
+from rollout_plugins.view.pages.side_by_side import BesidePage, Side
 
 _STYLES = {"same": "", "added": "bold green", "removed": "red strike"}
 _MODES = ("best", "middle", "worst")

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.text import Text
 from textual.widget import Widget
 
 from rollout_plugins.show.blocks import Block
 from rollout_plugins.show.text import clean, duration, number, one_line, readable
+from rollout_plugins.store.read import StoredRun
 from rollout_plugins.view.pages.page import Page
 from rollout_plugins.view.widgets.pager import Pager
 
-if TYPE_CHECKING:
-    from rollout_plugins.store.read import StoredRun
 
-
-class FactsPage(Page):
+class AboutPage(Page):
     """About the run."""
 
     def body(self) -> Iterable[Widget]:

@@ -9,7 +9,7 @@ from difflib import SequenceMatcher
 from itertools import takewhile, zip_longest
 from typing import Literal
 
-from rollout_plugins.content.conversation import Conversation, Turn
+from rollout_plugins.show.conversation import Conversation, Turn
 
 Kind = Literal["same", "added", "removed"]
 Change = tuple[Kind, str]

@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
+from rollout_hookspecs import Rollout
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.widget import Widget
 
 from rollout_plugins.show.blocks import Block, Cells, cells_of, lay_out
-from rollout_plugins.view.pages.actions import FOLDS, RolloutActions
+from rollout_plugins.view.pages.rollout import RolloutPage
+from rollout_plugins.view.pages.rollout_actions import FOLDS, RolloutActions
 from rollout_plugins.view.widgets.pager import Pager
-
-if TYPE_CHECKING:
-    from rollout_hookspecs import Rollout
 
 LEAST = 34
 """Cells below which a column says too little."""
@@ -89,8 +88,6 @@ class BesidePage(RolloutActions):
         self.action_fold_kind()
 
     def action_open(self) -> None:
-        from rollout_plugins.view.pages.rollout import RolloutPage
-
         rollout = self.current()
         if rollout is not None:
             self.app.push_screen(RolloutPage.of(rollout.id))

@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.cells import cell_len
+from rich.style import Style
 from rollout_hookspecs import Image, Panel, ToolCall
 
-from rollout_plugins.content.conversation import Conversation, Turn, status_of
 from rollout_plugins.content.messages import arguments_of, call_text
 from rollout_plugins.show.blocks import Block, Spans, cells_of, said
+from rollout_plugins.show.conversation import Conversation, Turn, status_of
 from rollout_plugins.show.images import file_of, picture
 from rollout_plugins.show.layout import content_text, image_of, outcome_of, split_thought
 from rollout_plugins.show.render import header
 from rollout_plugins.show.text import clean, duration, number, one_line, readable
-
-if TYPE_CHECKING:
-    from rich.style import Style
 
 #: Rows that a block has while it is folded, by what it is; what is not named here is shown whole.
 LEAST = {"system": 2, "developer": 2, "user": 20, "tool": 8, "reasoning": 6, "call": 8}
