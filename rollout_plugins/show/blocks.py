@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -104,7 +104,15 @@ class Block:
             yield cells
 
 
-def said(text: str, style: str | Style = "") -> Spans:
+def fold(blocks: Iterable[Block], kinds: Collection[str] = ()) -> None:
+    """Fold the blocks of these kinds, or of all; unfold them where all are folded already."""
+    chosen = [block for block in blocks if not kinds or block.kind in kinds]
+    folded = not all(block.folded for block in chosen)
+    for block in chosen:
+        block.folded = folded
+
+
+def clean_spans(text: str, style: str | Style = "") -> Spans:
     """Raw text as a block has it."""
     return ((clean(text), style),)
 

@@ -1,4 +1,4 @@
-"""Where conversations part, and what changed between two texts. For the group and time views of both eyes."""
+"""Where conversations part, and what changed between two texts."""
 
 from __future__ import annotations
 

@@ -235,7 +235,7 @@ def _signature(call: ToolCall, layout: Layout) -> Text:
         raw = call_text(call)
     except Exception:  # arguments that break when they are read: the call is shown all the same
         raw = f"{readable(call.name)}({readable(call.arguments)})"
-    asked = clean(raw if layout.lines is None else shorten(raw, chars=max(3 * layout.body, 40)))
+    asked = clean(raw if layout.lines is None else shorten(raw, max(3 * layout.body, 40)))
     asked = asked.replace("\n", "␊")
     name, bracket, rest = asked.partition("(")
     return Text.assemble((name, "bold cyan"), (bracket + rest, "cyan"))

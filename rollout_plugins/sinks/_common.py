@@ -11,7 +11,7 @@ from typing import Generic, Literal, TypeVar, get_args
 
 from rollout_hookspecs import Image, Step, Trace
 
-from rollout_plugins.content.imaging import for_screen, on_white
+from rollout_plugins.content.imaging import file_of, small_copy
 from rollout_plugins.errors import SetupError
 
 Scope = Literal["global", "rank", "stream"]
@@ -48,11 +48,7 @@ def checked_name(name: str, value: object) -> str | None:
 
 def image_file(image: Image, folder: str) -> Path | None:
     """The file with the image's pixels inside the run's folder; None when they were not kept or are gone."""
-    if not image.path or not folder:
-        return None
-    root = Path(folder).resolve()
-    path = (root / image.path).resolve()
-    return path if path.is_relative_to(root) and path.is_file() else None
+    return file_of(image, folder)
 
 
 def image_words(image: Image) -> str:
@@ -75,20 +71,12 @@ def whole(value: object) -> int | None:
 def thumbnail(path: Path, side: int) -> bytes | None:
     """The image as JPEG, no larger than `side` pixels each way; None when it cannot be read."""
     try:
-        return _thumbnail(path, side)
+        out = io.BytesIO()
+        small_copy(path, side).save(out, "JPEG", quality=85)
     except Exception as error:
         logger.warning("%s cannot be shown: %r", path, error)
         return None
-
-
-def _thumbnail(path: Path, side: int) -> bytes:
-    from PIL import Image as Pictures
-
-    with Pictures.open(path) as picture:
-        picture.draft("RGB", (side, side))
-        out = io.BytesIO()
-        on_white(for_screen(picture, side)).save(out, "JPEG", quality=85)
-        return out.getvalue()
+    return out.getvalue()
 
 
 class SmallCache(Generic[T]):

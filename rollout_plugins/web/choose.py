@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from rollout_hookspecs import Rollout
 
+from rollout_plugins.show.text import evenly
 from rollout_plugins.store.filters import literal
 from rollout_plugins.store.read import StoredRun
 
@@ -86,15 +87,8 @@ def _of_some_steps(groups: Sequence[Group], room: int) -> list[Group]:
         return list(groups)
     wanted = room * len(groups) // max(sum(group.size for group in groups), 1)
     filling = -(-wanted * len(steps) // len(groups))
-    chosen = _evenly(steps, max(2, filling, min(STEPS, wanted)))
+    chosen = set(evenly(steps, max(2, filling, min(STEPS, wanted))))
     return [group for group in groups if group.step in chosen]
-
-
-def _evenly(steps: Sequence[int], count: int) -> set[int]:
-    """The first, the last, and evenly between them."""
-    if len(steps) <= count:
-        return set(steps)
-    return {steps[number * (len(steps) - 1) // (count - 1)] for number in range(count)}
 
 
 def _prompts(run: StoredRun, steps: Collection[int], *, superseded: bool) -> dict[tuple[Any, ...], int]:

@@ -10,8 +10,7 @@ from typing import Any
 
 from rollout_hookspecs import Image
 
-from rollout_plugins.content.imaging import for_screen
-from rollout_plugins.show.images import file_of
+from rollout_plugins.content.imaging import file_of, for_screen
 from rollout_plugins.show.text import clean
 
 #: Bytes of all images together, and of one that is taken as it is.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rollout_plugins.show.text import clean, omitted, readable
+from rollout_plugins.show.text import clean, readable, shorten
 
 #: Characters of one text, and of all, before gzip makes a fifth or less of them.
 LONGEST, MOST = 1_000_000, 24_000_000
@@ -31,7 +31,7 @@ class Texts:
 
     def add(self, value: Any) -> int:
         """The number of a text that is shown, control and bidirectional marks written out."""
-        text = clean(_cut(readable(value), self._longest))
+        text = clean(shorten(readable(value), self._longest))
         number = self._numbers.setdefault(text, len(self._numbers))
         if number == len(self._numbers) - 1:
             self.size += len(text)
@@ -52,16 +52,8 @@ class Texts:
     def all(self) -> tuple[list[str], int]:
         """The texts by number, and how many of them had to be cut to fit."""
         length = _fitting(list(map(len, self._numbers)), self._most)
-        cut = [_cut(text, length) for text in self._numbers]
+        cut = [shorten(text, length) for text in self._numbers]
         return cut, sum(len(text) > length for text in self._numbers)
-
-
-def _cut(text: str, length: int) -> str:
-    """Both ends of a text that is longer."""
-    if len(text) <= length:
-        return text
-    half = length // 2
-    return f"{text[:half]}{omitted(len(text) - 2 * half)}{text[len(text) - half :]}"
 
 
 def _fitting(lengths: list[int], most: int) -> int:

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_plugins import Panel, hookimpl
-from rollout_plugins.show.compare import parting, shared, words
-from rollout_plugins.show.conversation import conversation
 from rollout_plugins.engine.panels import PANELS, Panels
 from rollout_plugins.errors import SetupError
+from rollout_plugins.show.compare import parting, shared, words
+from rollout_plugins.show.conversation import conversation
 from rollout_plugins.testing import hostile_rollouts, make_rollout, make_run
 
 

@@ -469,10 +469,8 @@ def test_durations_read_like_a_person_writes_them(seconds, text):
 
 
 def test_shortening_says_exactly_how_much_is_missing():
-    assert shorten("a" * 12_365, chars=20) == "a" * 10 + "… 12,345 characters …" + "a" * 10
-    assert shorten("short", chars=20) == "short"
-    assert shorten("1\n2\n3\n4\n5\n6", chars=100, lines=3) == "1\n… 9 characters …\n6"
-    assert len(shorten("x\n" * 900, chars=100, lines=5).split("\n")) == 5
+    assert shorten("a" * 12_365, 20) == "a" * 10 + "… 12,345 characters …" + "a" * 10
+    assert shorten("short", 5) == "short"
 
 
 @given(st.text(st.characters(codec=None)), st.integers(1, 50))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from rollout_plugins.show.blocks import Block, lay_out, said
+from rollout_plugins.show.blocks import Block, clean_spans, lay_out
 from rollout_plugins.show.text import clean
 from rollout_plugins.show.wrap import wrap
 from rollout_plugins.view.saving import as_markdown
@@ -43,7 +43,7 @@ def test_styles_stay_on_their_characters(parts, width):
 
 
 def test_a_folded_block_says_how_much_is_missing():
-    block = Block("tool", said("word " * 1000), label="tool", least=2)
+    block = Block("tool", clean_spans("word " * 1000), label="tool", least=2)
     folded = lay_out([block], 60)
     assert len(folded) == 3
     shown = sum(len(row.text[11:]) for row in folded[:2])
@@ -53,7 +53,7 @@ def test_a_folded_block_says_how_much_is_missing():
 
 
 def test_little_more_than_the_fold_is_shown_whole():
-    block = Block("tool", said("one\ntwo\nthree"), least=2)
+    block = Block("tool", clean_spans("one\ntwo\nthree"), least=2)
     assert [row.text.strip() for row in lay_out([block], 60)] == ["one", "two", "three"]
 
 

@@ -14,9 +14,9 @@ from rollout_hookspecs import Rollout
 from textual.binding import Binding, BindingType
 from textual.widget import Widget
 
+from rollout_plugins.content.imaging import file_of
 from rollout_plugins.show.blocks import Block, lay_out
 from rollout_plugins.show.conversation import conversation
-from rollout_plugins.show.images import file_of
 from rollout_plugins.show.rollout_blocks import rollout_blocks
 from rollout_plugins.show.text import one_line
 from rollout_plugins.store.matches import Matches

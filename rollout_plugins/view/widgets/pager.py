@@ -16,7 +16,7 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from rollout_plugins.show.blocks import Block, Row, lay_out
+from rollout_plugins.show.blocks import Block, Row, fold, lay_out
 
 MARKER = "▌"
 
@@ -159,15 +159,12 @@ class Pager(ScrollView, can_focus=True):
             self._lay_out_again()
 
     def fold(self, *kinds: str) -> None:
-        """Fold all blocks of these kinds, or unfold them where all are folded already."""
-        chosen = [block for block in self.blocks if block.kind in kinds]
-        folded = any(not block.folded for block in chosen)
-        for block in chosen:
-            block.folded = folded
+        """Fold all blocks of these kinds, or of all, or unfold them where all are folded already."""
+        fold(self.blocks, kinds)
         self._lay_out_again()
 
     def action_fold_all(self) -> None:
-        self.fold(*{block.kind for block in self.blocks})
+        self.fold()
 
     def find(self, needle: str) -> int:
         """Look for a text, unfold what has it, and go to the first place from here on. Says how many rows have it."""
