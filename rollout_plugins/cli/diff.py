@@ -10,8 +10,7 @@ from rich.console import Group
 from rich.text import Text
 from rollout_hookspecs import Rollout
 
-from rollout_plugins.cli.filters import RUN
-from rollout_plugins.cli.output import add_json, busy, console, print_json, say, show
+from rollout_plugins.cli.common import RUN, add_json, busy, console, print_json, say, show
 from rollout_plugins.content.messages import call_text, completion_text, prompt_text
 from rollout_plugins.show.compare import words
 from rollout_plugins.show.text import clean, number, one_line, shorten, signed, tone

@@ -6,8 +6,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from rollout_plugins.cli.filters import RUN, add_filters, filters_of
-from rollout_plugins.cli.output import busy, say
+from rollout_plugins.cli.common import RUN, add_filters, busy, filters_of, say
 from rollout_plugins.errors import SetupError
 from rollout_plugins.store.read import StoredRun, open_run
 from rollout_plugins.store.to_parquet import to_parquet

@@ -6,7 +6,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from rollout_plugins.cli.output import add_json, busy, console, note, print_json, print_table, show, table_of
+from rollout_plugins.cli.common import add_json, busy, console, note, print_json, print_table, show, table_of
 from rollout_plugins.show import sparkline
 from rollout_plugins.show.text import evenly, local_time
 from rollout_plugins.store.read import StoredRun, runs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser, Namespace
 
-from rollout_plugins.cli.output import add_json, console, note, print_json, print_table, show, table_of
+from rollout_plugins.cli.common import add_json, console, note, print_json, print_table, show, table_of
 from rollout_plugins.engine.loading import listing
 
 SPARE = ("order", "hooks", "version")

@@ -11,8 +11,7 @@ from typing import Any
 from rich.console import Group
 from rollout_hookspecs import Rollout
 
-from rollout_plugins.cli.filters import RUN, add_filters, filters_of
-from rollout_plugins.cli.output import add_json, busy, console, note, show
+from rollout_plugins.cli.common import RUN, add_filters, add_json, busy, console, filters_of, note, show
 from rollout_plugins.content.plain import write_json
 from rollout_plugins.errors import RunError
 from rollout_plugins.show import render_group, render_rollouts

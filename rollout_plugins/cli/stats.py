@@ -10,8 +10,7 @@ from typing import Any
 from rich.console import Group
 from rich.text import Text
 
-from rollout_plugins.cli.filters import RUN
-from rollout_plugins.cli.output import add_json, busy, console, note, print_json, print_table, show, table_of
+from rollout_plugins.cli.common import RUN, add_json, busy, console, note, print_json, print_table, show, table_of
 from rollout_plugins.show import render_steps, sparkline
 from rollout_plugins.show.text import evenly, number, one_line
 from rollout_plugins.store.read import StoredRun, open_run

@@ -10,7 +10,7 @@ from functools import cache
 
 from rollout_hookspecs import Panel, Rollout, Run
 
-from rollout_plugins.cli.filters import RUN, add_filters, filters_of
+from rollout_plugins.cli.common import RUN, add_filters, filters_of
 from rollout_plugins.errors import RunError, need
 
 

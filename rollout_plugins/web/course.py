@@ -10,7 +10,7 @@ from typing import Any
 from rollout_plugins.content.messages import compact
 from rollout_plugins.show.text import clean, finite
 from rollout_plugins.store.read import StoredRun
-from rollout_plugins.web.texts import Texts
+from rollout_plugins.web.pools import Texts
 
 #: Points of a chart; neighbouring steps of a longer run share one.
 POINTS = 1500

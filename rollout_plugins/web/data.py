@@ -15,9 +15,8 @@ from rollout_plugins.show.text import clean
 from rollout_plugins.store.read import StoredRun
 from rollout_plugins.web.choose import choose
 from rollout_plugins.web.course import about, course, step_width
-from rollout_plugins.web.images import Pictures
+from rollout_plugins.web.pools import Pictures, Texts
 from rollout_plugins.web.records import Records
-from rollout_plugins.web.texts import Texts
 
 PanelsOf = Callable[[Rollout, Run], Sequence[Panel]]
 """What plugins show of a rollout."""

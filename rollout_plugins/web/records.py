@@ -14,8 +14,7 @@ from rollout_plugins.show.conversation import Turn, conversation, status_of
 from rollout_plugins.show.layout import image_of, split_thought
 from rollout_plugins.show.text import clean, finite, one_line, readable
 from rollout_plugins.web.course import value_of
-from rollout_plugins.web.images import Pictures
-from rollout_plugins.web.texts import Texts
+from rollout_plugins.web.pools import Pictures, Texts
 
 _NUMBERS = (
     "step",

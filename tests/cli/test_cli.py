@@ -91,8 +91,8 @@ def test_every_command_has_help(rollouts, command):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["shwo"], "rollouts: no command 'shwo'; did you mean 'show'?; see rollouts --help"),
-        (["xyz"], "no command 'xyz'; the commands are list, show, view, stats"),
+        (["shwo"], "rollouts: there is no command 'shwo'; did you mean 'show'? Accepted: annotate, "),
+        (["xyz"], "no command 'xyz'; accepted: annotate, completion, demo"),
         (["show"], "rollouts show: the following arguments are required: RUN; see rollouts show --help"),
         (["stats", ".", "--nope"], "rollouts stats: unrecognized arguments: --nope; see rollouts stats --help"),
         (["import", "--from", "x", "."], "invalid choice: 'x'"),
@@ -342,7 +342,7 @@ def test_doctor_says_ok_and_what_is_wrong(rollouts, run, monkeypatch):
     assert code == 0
     assert checks["duckdb"]["status"] == checks["write access"]["status"] == checks["r1"]["status"] == "ok"
     assert checks["r1"]["found"].startswith("12 rollouts in ")
-    monkeypatch.setattr("rollout_plugins.cli.checks.installed", lambda name: "0.1" if name == "duckdb" else None)
+    monkeypatch.setattr("rollout_plugins.cli.doctor.installed", lambda name: "0.1" if name == "duckdb" else None)
     code, out, _ = rollouts("doctor", run.dir, "--offline", "--json")
     checks = {check["check"]: check for check in json.loads(out)["checks"]}
     assert code == 1

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from rollout_plugins.show.blocks import Block, clean_spans, lay_out
+from rollout_plugins.show.blocks import Block, clean_spans, lay_out, wrap
 from rollout_plugins.show.text import clean
-from rollout_plugins.show.wrap import wrap
 from rollout_plugins.view.saving import as_markdown
 
 
