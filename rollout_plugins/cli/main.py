@@ -128,6 +128,8 @@ def _guarded(module: object, options: argparse.Namespace) -> int:
         sys.stdout.flush()
     except RolloutPluginsError as error:
         return _fail(str(error))
+    except ImportError as error:
+        return _fail(f"a part that this command needs is not installed: {error}")
     except BrokenPipeError:  # the reader, `head` for one, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK

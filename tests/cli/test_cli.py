@@ -410,6 +410,23 @@ def test_help_does_not_import_another_packages_command(rollouts, tmp_path, monke
     assert err == "rollouts: command 'words' does not load from rollout_words: SystemExit('imported')\n"
 
 
+def test_completion_bears_a_command_that_does_not_load(rollouts, tmp_path, monkeypatch):
+    installed_command(tmp_path, "import a_module_nobody_has")
+    monkeypatch.syspath_prepend(tmp_path)
+    code, out, _ = rollouts("completion", "bash")
+    assert (code, "--where" in out, " words" in out) == (0, True, True)
+
+
+def test_a_command_whose_optional_part_is_missing_says_so_in_one_line(rollouts, tmp_path, monkeypatch):
+    installed_command(tmp_path, WORDS + "    import a_module_nobody_has")
+    source = (tmp_path / "rollout_words.py").read_text().replace("    return 5\n", "")
+    (tmp_path / "rollout_words.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    code, _, err = rollouts("words", "here")
+    assert code == 1
+    assert err == "rollouts: a part that this command needs is not installed: No module named 'a_module_nobody_has'\n"
+
+
 def test_a_command_without_its_functions_is_told_what_a_command_is(rollouts, tmp_path, monkeypatch):
     installed_command(tmp_path, "def run(options): ...")
     monkeypatch.syspath_prepend(tmp_path)

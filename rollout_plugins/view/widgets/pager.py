@@ -12,7 +12,6 @@ from rich.style import Style
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.geometry import Size
-from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
@@ -48,11 +47,8 @@ class Pager(ScrollView, can_focus=True):
         Binding("z", "fold_all", "Fold all", show=False),
     ]
 
-    class Moved(Message):
-        """The line is in another block."""
-
-    def __init__(self, *, id: str | None = None) -> None:  # noqa: A002 - what textual calls it
-        super().__init__(id=id)
+    def __init__(self) -> None:
+        super().__init__()
         self.blocks: Sequence[Block] = ()
         self.rows: list[Row] = []
         self.line = 0
@@ -102,12 +98,9 @@ class Pager(ScrollView, can_focus=True):
 
     def move_to(self, line: int) -> None:
         """Put the line there, on the screen."""
-        before = self.block
         self.line = max(0, min(line, len(self.rows) - 1))
         self._show_line()
         self.refresh()
-        if self.block is not before:
-            self.post_message(self.Moved())
 
     def _show_line(self) -> None:
         top, height = self.scroll_offset.y, self.size.height
@@ -213,19 +206,12 @@ class Pager(ScrollView, can_focus=True):
         row = self.rows[number]
         here = number == self.line
         marked = bool(row.cells) and row.block == self.rows[self.line].block
-        marker = (
-            Segment(MARKER, self.get_component_rich_style("pager--marker", partial=True)) if marked else Segment(" ")
-        )
-        segments = [marker, *(Segment(text, _style(style)) for text, style in row.cells)]
+        style = base + self.get_component_rich_style("pager--line", partial=True) if here else base
+        marker = self.get_component_rich_style("pager--marker", partial=True)
+        segments = [Segment(MARKER, marker) if marked else Segment(" ")]
+        segments += [Segment(text, Style.parse(how) if isinstance(how, str) else how) for text, how in row.cells]
         strip = Strip(_highlighted(segments, self.needle, self.get_component_rich_style("pager--match", partial=True)))
-        strip = strip.apply_style(base + self.get_component_rich_style("pager--line", partial=True) if here else base)
-        return strip.adjust_cell_length(
-            width, base + self.get_component_rich_style("pager--line", partial=True) if here else base
-        )
-
-
-def _style(style: str | Style) -> Style:
-    return Style.parse(style) if isinstance(style, str) else style
+        return strip.apply_style(style).adjust_cell_length(width, style)
 
 
 def _highlighted(segments: list[Segment], needle: str, style: Style) -> list[Segment]:
