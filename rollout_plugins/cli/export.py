@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rollout_plugins.cli.filters import RUN, add_filters, filters_of
-from rollout_plugins.cli.output import busy, say
+from rollout_plugins.cli.common import RUN, add_filters, busy, filters_of, say
+from rollout_plugins.engine.export import Sent
 from rollout_plugins.engine.loading import known_sinks, options_of
 from rollout_plugins.engine.telling import shown
 from rollout_plugins.errors import RolloutPluginsError, RunError, SetupError
-from rollout_plugins.store.read import open_run
+from rollout_plugins.store.read import StoredRun, open_run
 from rollout_plugins.store.to_parquet import to_parquet
-
-if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
-
-    from rollout_plugins.engine.export import Sent
-    from rollout_plugins.store.read import StoredRun
 
 FLAGS = {"path": "--out", "project": "--project", "name": "--name"}
 """By option of a sink, how it is given here."""

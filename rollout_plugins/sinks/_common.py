@@ -7,14 +7,12 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Generic, Literal, TypeVar, get_args
+from typing import Generic, TypeVar, get_args
 
-from rollout_hookspecs import Image, Step, Trace
+from rollout_hookspecs import Image, Scope, Step, Trace
 
-from rollout_plugins.content.imaging import for_screen, on_white
+from rollout_plugins.content.imaging import small_copy
 
-Scope = Literal["global", "rank", "stream"]
-"""`global`: rank 0 sends for all; `rank`: each rank a run of its own; `stream`: every rollout, at once."""
 SCOPES = get_args(Scope)
 T = TypeVar("T")
 logger = logging.getLogger("rollout_plugins")
@@ -25,15 +23,6 @@ def meant_for(scope: Scope, traces: Sequence[Trace], step: Step) -> Sequence[Tra
     if scope != "rank" or not step.gathered:
         return traces
     return [trace for trace in traces if trace.metadata.get("rank", step.rank) == step.rank]
-
-
-def image_file(image: Image, folder: str) -> Path | None:
-    """The file with the image's pixels inside the run's folder; None when they were not kept or are gone."""
-    if not image.path or not folder:
-        return None
-    root = Path(folder).resolve()
-    path = (root / image.path).resolve()
-    return path if path.is_relative_to(root) and path.is_file() else None
 
 
 def image_words(image: Image) -> str:
@@ -56,20 +45,12 @@ def integer(value: object) -> int | None:
 def thumbnail(path: Path, side: int) -> bytes | None:
     """The image as JPEG, no larger than `side` pixels each way; None when it cannot be read."""
     try:
-        return _thumbnail(path, side)
+        out = io.BytesIO()
+        small_copy(path, side).save(out, "JPEG", quality=85)
     except Exception as error:
         logger.warning("%s cannot be shown: %r", path, error)
         return None
-
-
-def _thumbnail(path: Path, side: int) -> bytes:
-    from PIL import Image as Pictures
-
-    with Pictures.open(path) as picture:
-        picture.draft("RGB", (side, side))
-        out = io.BytesIO()
-        on_white(for_screen(picture, side)).save(out, "JPEG", quality=85)
-        return out.getvalue()
+    return out.getvalue()
 
 
 class SmallCache(Generic[T]):

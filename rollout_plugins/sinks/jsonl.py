@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import IO, Any
 
 import orjson
-from rollout_hookspecs import Run, Step, Trace, hookimpl
+from rollout_hookspecs import Run, Scope, Step, Trace, hookimpl
 
 from rollout_plugins.content.locks import locked
 from rollout_plugins.content.messages import call_text, calls_of, reasoning_of, role_of, text_of
 from rollout_plugins.content.options import check, one_of, whole
 from rollout_plugins.content.trace import images_in, prompt_and_completion, shape_each
 from rollout_plugins.errors import SetupError
-from rollout_plugins.sinks._common import SCOPES, Scope, meant_for
+from rollout_plugins.sinks._common import SCOPES, meant_for
 from rollout_plugins.sinks._stream import write_json
 
 ANSWERS = ("answer", "solution", "ground_truth", "target", "label")

@@ -14,17 +14,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rollout_hookspecs import Image, Run, Step, Trace, hookimpl
+from rollout_hookspecs import Image, Run, Scope, Step, Trace, hookimpl
 
+from rollout_plugins.content.imaging import file_of
 from rollout_plugins.content.messages import call_text, calls_of, reasoning_of, text_of
 from rollout_plugins.content.options import check, named, one_of
 from rollout_plugins.content.trace import images_in, shape_each
 from rollout_plugins.errors import need
 from rollout_plugins.sinks._common import (
     SCOPES,
-    Scope,
     SmallCache,
-    image_file,
     image_words,
     meant_for,
 )
@@ -190,7 +189,7 @@ class TrackioSink:
         return [self._seen(block) for block in content] if isinstance(content, (list, tuple)) else content
 
     def _file(self, image: Image) -> Path | None:
-        return image_file(image, self._run.dir if self._run else "")
+        return file_of(image, self._run.dir if self._run else "")
 
     def _image(self, image: Image) -> Any:
         """One object for each distinct image: trackio then stores its file once."""

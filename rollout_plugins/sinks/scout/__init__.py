@@ -9,8 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rollout_hookspecs import Image, Run, Step, Trace, hookimpl
+from rollout_hookspecs import Image, Run, Scope, Step, Trace, hookimpl
 
+from rollout_plugins.content.imaging import file_of
 from rollout_plugins.content.messages import arguments_of, calls_of, reasoning_of, role_of, text_of
 from rollout_plugins.content.options import check, one_of, whole
 from rollout_plugins.content.plain import json_text
@@ -18,9 +19,7 @@ from rollout_plugins.content.trace import images_in, shape_each
 from rollout_plugins.errors import SetupError
 from rollout_plugins.sinks._common import (
     SCOPES,
-    Scope,
     SmallCache,
-    image_file,
     image_words,
     integer,
     meant_for,
@@ -172,7 +171,7 @@ class ScoutSink:
             yield {"type": "text", "text": text_of([block] if isinstance(block, Mapping) else block)}
 
     def _data_url(self, image: Image) -> str | None:
-        file = image_file(image, self._run.dir)
+        file = file_of(image, self._run.dir)
         pixels = thumbnail(file, self._side) if file else None
         return f"data:image/jpeg;base64,{base64.b64encode(pixels).decode()}" if pixels else None
 

@@ -11,16 +11,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from rollout_hookspecs import Image, Run, Step, Trace, hookimpl
+from rollout_hookspecs import Image, Run, Scope, Step, Trace, hookimpl
 
+from rollout_plugins.content.imaging import file_of
 from rollout_plugins.content.options import check, named, one_of, whole
 from rollout_plugins.content.trace import shape_each
 from rollout_plugins.errors import SetupError, need
 from rollout_plugins.sinks._common import (
     SCOPES,
-    Scope,
     SmallCache,
-    image_file,
     image_words,
     meant_for,
     thumbnail,
@@ -193,7 +192,7 @@ class WandbSink:
         return self._wandb.Image(sheet, file_type="jpg", caption=", ".join(words) or None)
 
     def _small(self, image: Image) -> bytes | None:
-        file = image_file(image, self._run.dir if self._run else "")
+        file = file_of(image, self._run.dir if self._run else "")
         return thumbnail(file, self._side) if file else None
 
     def _own(self) -> Any:
