@@ -11,11 +11,12 @@ import logging
 import os
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import pyarrow as pa
 from rollout_hookspecs import Batch, Rollout, Run, Step
@@ -28,8 +29,8 @@ from rollout_plugins.engine.ending import Ending, seconds_of_environment
 from rollout_plugins.engine.loading import Plugins
 from rollout_plugins.engine.outbox import Outbox, is_more_than_sink
 from rollout_plugins.engine.telling import be_discreet, be_open, is_required, shown
-from rollout_plugins.engine.threads import ReplaceableThread, own_thread
 from rollout_plugins.engine.work import Work, distinct
+from rollout_plugins.engine.worker import Job, ReplaceableThread, Worker
 from rollout_plugins.errors import SetupError
 from rollout_plugins.store.annotate import annotate
 from rollout_plugins.store.write import RunWriter
@@ -56,14 +57,6 @@ def rollout_id(run: Run, batch: Batch, generation: int, rollout: Rollout) -> str
     return f"{run.id}.{run.attempt}.{batch.split[0]}{generation}.{rollout.rank}.{rollout.index}"
 
 
-class _Item(NamedTuple):
-    """Work for the worker thread."""
-
-    work: Callable[[], None]
-    size: int = 0
-    rollouts: int = 0
-
-
 class Pipeline:
     """Everything between a host and the disk, for one callback on one process."""
 
@@ -82,7 +75,7 @@ class Pipeline:
         if not plugins.manager.has_plugin("trace"):
             plugins.manager.register(DefaultTrace(), name="trace")
         _import_pandas()
-        self.counters = Counters()
+        self.counters = counters = Counters()
         self.dispatcher = Dispatcher(plugins.manager, self.counters, strict=strict)
         self.run: Run | None = None
         self._shown_run: Run | None = None
@@ -90,34 +83,33 @@ class Pipeline:
         self.submitted: Counter[str] = Counter()
         self._sync = sync
         self._strict = strict
-        self._block = on_full == "block"
-        self._limit = queue_bytes
         self._hang_seconds = seconds_of_environment("ROLLOUT_PLUGINS_HANG_SECONDS", HANG_SECONDS)
         self._ending = Ending(end_seconds)
         self._begun: tuple[str, int] | None = None
         self._writer: RunWriter | None = None
         self._outboxes: list[Outbox] = []
-        self._items: deque[_Item] = deque()
-        self._changed = threading.Condition()
-        self._queued = 0
-        self._current: _Item | None = None
-        self._given_up: _Item | None = None
+        self._worker = Worker(
+            "worker",
+            queue_bytes,
+            block=on_full == "block",
+            came_back=lambda late: counters.drop("not_finished_at_end", -late.rollouts),  # it counted its own losses
+        )
         self._error: BaseException | None = None
         self._metrics: dict[tuple[str, str], dict[str, tuple[float, int]]] = {}
         self._lost_in_outage: int | None = None
         self._elsewhere: list[dict[str, str]] = []
-        self._worker: threading.Thread | None = None
         self._hooks: ReplaceableThread | None = None
-        self._numbering = threading.Lock()
+        self._lock = threading.RLock()
         self._pid = os.getpid()
 
     # --- the training thread's side -----------------------------------------------------------------------------
 
     def start(self, run: Run, generation: int = 0) -> None:
         """Begin a run or an attempt."""
-        if self._worker is None:
+        if not self._worker.is_running:
             self._pid = os.getpid()
-            self._start_threads()
+            if not self._sync:
+                self._worker.start()
         if self.is_elsewhere:
             return
         self.run = run
@@ -125,12 +117,7 @@ class Pipeline:
         if self.dispatcher.has_required:
             be_discreet(self)
         self._ending.goes_on()
-        self._put(_Item(lambda: self._start_run(run)))
-
-    def _start_threads(self) -> None:
-        if not self._sync:
-            self._worker = own_thread("worker", self._work)
-            self._worker.start()
+        self._put(lambda: self._start_run(run))
 
     @property
     def is_elsewhere(self) -> bool:
@@ -142,42 +129,32 @@ class Pipeline:
         run = self.run
         if run is None or self.is_elsewhere:
             return
-        with self._numbering:  # a trainer may generate on several threads
+        with self._lock:  # a trainer may generate on several threads
             generation = self.generation
             self.generation += 1
         self._ending.goes_on()
         self.submitted[batch.split] += batch.count
         self.counters.spent("training_thread", batch.seconds)
-        self._put(_Item(lambda: self._process(run, batch, generation), batch.bytes, batch.count))
+        self._put(lambda: self._process(run, batch, generation), batch.bytes, batch.count)
 
-    def _put(self, item: _Item) -> None:
+    def _put(self, work: Callable[[], None], size: int = 0, rollouts: int = 0) -> None:
         if self._sync:
-            self._attempt(item.work)
-            return
-        with self._changed:
-            while self._block and self._is_full_for(item):
-                self._changed.wait()
-            if self._is_full_for(item):
-                self._drop_full(item.rollouts)
-                return
-            self._items.append(item)
-            self._queued += item.size
-            self._changed.notify_all()
-
-    def _is_full_for(self, item: _Item) -> bool:
-        return bool(item.size and self._queued and self._queued + item.size > self._limit)
+            self._attempt(work)
+        elif not self._worker.put(Job(partial(self._attempt, work), size, rollouts)):
+            self._drop_full(rollouts)
 
     def _drop_full(self, count: int) -> None:
         if not self.counters.drops["queue_full"]:
             logger.warning(
-                "recording is %d MB behind; the newest rollouts are left out until it catches up", self._queued >> 20
+                "recording is %d MB behind; the newest rollouts are left out until it catches up",
+                self._worker.size >> 20,
             )
         self.counters.drop("queue_full", count)
 
     def later(self, work: Callable[[], None]) -> None:
         """Do something on the worker thread, after what is queued; nothing before the run starts or after it ends."""
         if self.run is not None and not self.is_elsewhere:
-            self._put(_Item(work))
+            self._put(work)
 
     def request_sync(self) -> None:
         """Have the disk keep what there is, soon; does not wait."""
@@ -195,29 +172,22 @@ class Pipeline:
     def _drain(self, until: float, *, sinks: bool) -> bool:
         if self.is_elsewhere:
             return False
-        done = self._wait(until)
+        done = self._worker.wait(until)
         for outbox in self._outboxes if sinks else ():
             done = outbox.drain(min(until, time.monotonic() + SINK_SECONDS)) and done
         return done
-
-    def _wait(self, until: float) -> bool:
-        """Wait for the worker thread, until a `time.monotonic()`; whether it has nothing left to do."""
-        with self._changed:
-            while (self._items or self._current) and (left := until - time.monotonic()) > 0:
-                self._changed.wait(left)
-            return not (self._items or self._current)
 
     def pop_metrics(self, split: str, dataset: str = "") -> dict[str, float]:
         """What `rollout_metrics` said since the last call, averaged over the generations."""
         if self.is_elsewhere:
             return {}
-        with self._changed:
+        with self._lock:
             sums = self._metrics.pop((split, dataset), {})
         return {name: total / count for name, (total, count) in sums.items()}
 
     def _add_metrics(self, batch: Batch, numbers: Mapping[str, float]) -> None:
         """Sums, not rows: a trainer that never logs asks for none of them."""
-        with self._changed:
+        with self._lock:
             sums = self._metrics.setdefault((batch.split, batch.dataset), {})
             for name, number in numbers.items():
                 total, count = sums.get(name, (0.0, 0))
@@ -227,7 +197,7 @@ class Pipeline:
         """What recording itself costs and loses, so far."""
         kinds = ("training_thread", "worker")
         figures = {f"seconds/{kind}": float(self.counters.seconds[kind]) for kind in kinds}
-        figures |= {"queue_bytes": float(self._queued)}
+        figures |= {"queue_bytes": float(self._worker.size)}
         if self._writer is not None:
             figures["bytes_written"] = float(self._writer.bytes)
         return figures | {f"drops/{reason}": float(count) for reason, count in list(self.counters.drops.items())}
@@ -264,34 +234,27 @@ class Pipeline:
         self._stop_threads()
 
     def _close(self, run: Run, until: Callable[[float], float]) -> None:
-        self._put(_Item(lambda: self._tell_others("on_run_end", self._shown_run or run)))
-        if not self._wait(until(QUEUE_SHARE)):
+        self._put(lambda: self._tell_others("on_run_end", self._shown_run or run))
+        if not self._worker.wait(until(QUEUE_SHARE)):
             self._give_up()
         for outbox in self._outboxes:  # there are none before the run has begun
             outbox.end_run(self._shown_run or run)
-        self._put(_Item(self._close_store))
-        self._wait(until(LAST_WORDS_SHARE))
+        self._put(self._close_store)
+        self._worker.wait(until(LAST_WORDS_SHARE))
         for outbox in self._outboxes:
             outbox.close(min(until(LAST_WORDS_SHARE), time.monotonic() + SINK_SECONDS))
         if not any(outbox.is_stuck for outbox in self._outboxes):  # one that comes back may raise
             be_open(self)
-        self._put(_Item(self._forget_run))
-        self._wait(until(1))
+        self._put(self._forget_run)
+        self._worker.wait(until(1))
 
     def _give_up(self) -> None:
-        with self._changed:
-            unfinished = [*self._items, *([self._current] if self._current else [])]
-            self._given_up = self._current
-            self._queued -= sum(item.size for item in self._items)
-            self._items.clear()
-        left = sum(item.rollouts for item in unfinished)
+        left = self._worker.give_up()
         self.counters.drop("not_finished_at_end", left)
         logger.warning("recording did not finish in time; %d rollouts are not in the store", left)
 
     def _stop_threads(self) -> None:
-        with self._changed:
-            self._worker = None
-            self._changed.notify_all()
+        self._worker.stop()
         if self._hooks is not None:
             self._hooks.stop()
             self._hooks = None
@@ -303,26 +266,6 @@ class Pipeline:
             raise error
 
     # --- the worker thread's side -------------------------------------------------------------------------------
-
-    def _work(self) -> None:
-        me = threading.current_thread()
-        while True:
-            with self._changed:
-                while not self._items or self._worker not in {me, None}:
-                    if self._worker is not me:
-                        return
-                    self._changed.wait()
-                self._current = item = self._items.popleft()
-            self._attempt(item.work)
-            with self._changed:
-                if self._given_up is item:  # it came to an end after all, and counted what it lost itself
-                    self.counters.drop("not_finished_at_end", -item.rollouts)
-                    self._given_up = None
-                if self._current is item:
-                    self._current = None
-                self._queued -= item.size
-                del item  # it would keep its trainer alive until the next one
-                self._changed.notify_all()
 
     def _attempt(self, work: Callable[[], None]) -> None:
         """Do a piece of work; the worker outlives whatever it raises. With strict=True it is raised later."""
@@ -346,7 +289,7 @@ class Pipeline:
 
     def _with_hooks(self, function: Callable[[], None]) -> None:
         """Run plugin code where it can be given up on. A plugin that hangs is taken out, and the work resumed."""
-        if self._worker is None or not self._has_plugins:
+        if not self._worker.is_running or not self._has_plugins:
             function()
             return
         self._hooks = self._hooks or ReplaceableThread("hooks")
