@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollout_plugins.cli.output import note, say
-from rollout_plugins.engine.loading import HOOKS
+from rollout_plugins.engine.check import HOOKS
 from rollout_plugins.scaffold import new_plugin
 
 if TYPE_CHECKING:

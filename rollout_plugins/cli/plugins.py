@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from rollout_plugins.cli.output import add_json, console, note, print_json, print_table, show, table_of
-from rollout_plugins.engine.loading import listing
+from rollout_plugins.engine.discover import listing
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

@@ -14,7 +14,7 @@ from rollout_hookspecs import Rollout, Step
 
 from rollout_plugins.content.trace import default_trace
 from rollout_plugins.engine.delivery import Delivery
-from rollout_plugins.engine.loading import Plugins
+from rollout_plugins.engine.discover import Plugins
 from rollout_plugins.errors import SetupError
 
 if TYPE_CHECKING:
