@@ -234,7 +234,7 @@ def _reach(name: str, host: str, advice: str) -> Check:
 
 def plugins_checks() -> Iterator[Check]:
     """Plugins that would not run as they are, and why."""
-    from rollout_plugins.engine.loading import listing
+    from rollout_plugins.engine.discover import listing
 
     try:
         rows = listing()

@@ -6,7 +6,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 
 from rollout_plugins.cli.common import add_json, console, note, print_json, print_table, show, table_of
-from rollout_plugins.engine.loading import listing
+from rollout_plugins.engine.discover import listing
 
 SPARE = ("order", "hooks", "version")
 

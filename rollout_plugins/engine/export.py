@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 from rollout_hookspecs import Rollout, Run, Step
 
 from rollout_plugins.content.trace import DefaultTrace
+from rollout_plugins.engine import environment
 from rollout_plugins.engine.counters import Counters
 from rollout_plugins.engine.delivery import as_sink
+from rollout_plugins.engine.discover import Plugins, discover, known_sinks, name_of
 from rollout_plugins.engine.dispatch import Dispatcher
-from rollout_plugins.engine.ending import seconds_of_environment
-from rollout_plugins.engine.loading import Plugins, discover, known_sinks, name_of
+from rollout_plugins.engine.leaving import cleaned_run, seen_by_required
 from rollout_plugins.engine.outbox import Outbox
 from rollout_plugins.engine.telling import be_discreet, is_required, shown
 from rollout_plugins.errors import RolloutPluginsError, RunError, SetupError, suggest
@@ -101,7 +102,7 @@ class _Sending:
     def __init__(self, to: str | Any, plugins: Sequence[Any], options: Mapping[str, Any], run: Run) -> None:
         self._run = run
         self._sink, self._dispatcher = _loaded(to, plugins, options)
-        limit = seconds_of_environment("ROLLOUT_PLUGINS_HANG_SECONDS", HANG_SECONDS)
+        limit = environment.seconds("HANG_SECONDS", HANG_SECONDS)
         self.seconds = threading.TIMEOUT_MAX if self.is_stream else limit  # a reader may take as long as it likes
         self._errors: list[BaseException] = []
         self.outbox = Outbox(
@@ -120,13 +121,13 @@ class _Sending:
         if self._dispatcher.has_required:
             be_discreet(self)
         self._tell("on_run_start")
-        self._run = self._dispatcher.cleaned_run(self._run)
+        self._run = cleaned_run(self._dispatcher, self._run)
         self.outbox.start_run(self._run)
         self._settle()
 
     def send(self, rollouts: Sequence[Rollout], step: Step) -> None:
         """Send one generation, and wait until it is there."""
-        seen = [self._dispatcher.stored(rollout, step) for rollout in rollouts]
+        seen = [seen_by_required(self._dispatcher, rollout, step) for rollout in rollouts]
         traces = [self._dispatcher.trace(rollout) for rollout in seen if rollout is not None]
         self.outbox.send([trace for trace in traces if trace is not None], step)
         self._settle()

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
-import time
-from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rollout_hookspecs import Run, Step, Trace
 
@@ -19,19 +16,11 @@ from rollout_plugins.engine.counters import Counters
 from rollout_plugins.engine.delivery import Delivered, Delivery, as_sink
 from rollout_plugins.engine.dispatch import Dispatcher
 from rollout_plugins.engine.telling import shown
-from rollout_plugins.engine.threads import own_thread
+from rollout_plugins.engine.worker import Job, Worker
 
 logger = logging.getLogger("rollout_plugins")
 
 LIMIT = 64
-
-
-class _Item(NamedTuple):
-    """Something to do for the sink, and how many traces it holds."""
-
-    what: str
-    work: Callable[[], object]
-    traces: int = 0
 
 
 def is_more_than_sink(plugin: Any, dispatcher: Dispatcher) -> bool:
@@ -67,41 +56,38 @@ class Outbox:
             hook: [impl for impl in dispatcher.implementations(hook) if impl.plugin is plugin]
             for hook in ("on_run_start", "export_traces", "on_run_end")
         }
-        self._items: deque[_Item] = deque()
-        self._changed = threading.Condition()
-        self._current: _Item | None = None
         self._delivery: Delivery | None = None
-        self._stuck_on: _Item | None = None
+        self._stuck_on: Job | None = None
         self._told = patience is not None  # an export ends with the error, which tells enough
         self._closed = False
-        own_thread(self.name, self._work).start()
+        self._worker = Worker(self.name, LIMIT)
+        self._worker.start()
 
     def start_run(self, run: Run) -> None:
         """A plugin that does more than export was told already, before its first rollout."""
-        self._put(_Item("open", partial(self._begin, Path(run.dir))))
+        self._put("open", partial(self._begin, Path(run.dir)))
         if not is_more_than_sink(self.plugin, self._dispatcher):
-            self._put(_Item("on_run_start", partial(self._call, "on_run_start", run=run)))
+            self._put("on_run_start", partial(self._call, "on_run_start", run=run))
         if self._patience is not None:
-            self._put(_Item("received", self._ask))
+            self._put("received", self._ask)
 
     def send(self, traces: Sequence[Trace], step: Step) -> None:
         """Queue the traces; when the sink is too far behind they are counted as missed."""
         if traces:
-            self._put(_Item("export_traces", partial(self._export, tuple(traces), step), len(traces)))
+            self._put("export_traces", partial(self._export, tuple(traces), step), len(traces))
 
     def alert(self, title: str, text: str) -> None:
-        self._put(_Item("alert", partial(as_sink(self.plugin).alert, title=title, text=text)))
+        self._put("alert", partial(as_sink(self.plugin).alert, title=title, text=text))
 
     def end_run(self, run: Run) -> None:
-        self._put(_Item("on_run_end", partial(self._call, "on_run_end", run=run)))
+        self._put("on_run_end", partial(self._call, "on_run_end", run=run))
 
-    def _put(self, item: _Item) -> None:
-        with self._changed:
-            if item.traces and (self._closed or len(self._items) >= LIMIT):
-                self._miss(item.traces, "it was given up on" if self._closed else "its queue is full")
-                return
-            self._items.append(item)
-            self._changed.notify_all()
+    def _put(self, what: str, work: Callable[[], object], traces: int = 0) -> None:
+        job = Job(partial(self._do, what, work, traces), size=min(traces, 1), rollouts=traces)
+        if traces and self._closed:
+            self._miss(traces, "it was given up on")
+        elif not self._worker.put(job):
+            self._miss(traces, "its queue is full")
 
     def _miss(self, count: int, why: str) -> None:
         if not self._told:
@@ -112,32 +98,16 @@ class Outbox:
 
     # --- the sink's thread --------------------------------------------------------------------------------------
 
-    def _work(self) -> None:
-        if self._patience is not None:
-            be_patient()
-        while True:
-            with self._changed:
-                while not self._items:
-                    if self._closed:
-                        self._leave()
-                        return
-                    self._changed.wait()
-                self._current = item = self._items.popleft()
-            self._do(item)
-            with self._changed:
-                self._current = None
-                self._changed.notify_all()
-
-    def _do(self, item: _Item) -> None:
+    def _do(self, what: str, work: Callable[[], object], traces: int) -> None:
         if self.name in self._dispatcher.removed:
-            self._miss(item.traces, f"it {self._dispatcher.removed[self.name]}")
+            self._miss(traces, f"it {self._dispatcher.removed[self.name]}")
             return
         try:
-            item.work()
+            work()
         except BaseException as error:  # this thread serves this sink alone, and has to outlive it
             self._counters.error(self.name)
-            self._miss(item.traces, f"it raised {shown(error)} in {item.what}")
-            logger.debug("sink %r failed in %s", self.name, item.what, exc_info=error)
+            self._miss(traces, f"it raised {shown(error)} in {what}")
+            logger.debug("sink %r failed in %s", self.name, what, exc_info=error)
             self._on_error(error)
 
     def _begin(self, folder: Path) -> None:
@@ -145,6 +115,7 @@ class Outbox:
         self._delivery = Delivery(self.plugin, folder, patience=math.inf if self._patience is None else self._patience)
 
     def _ask(self) -> None:
+        be_patient()
         assert self._delivery is not None
         self._delivery.ask()
 
@@ -173,26 +144,21 @@ class Outbox:
 
     def drain(self, until: float) -> bool:
         """Wait for the queue to empty, until a `time.monotonic()`; whether it did. A hung sink is waited for once."""
-        with self._changed:
-            while (self._items or self._current) and (left := until - time.monotonic()) > 0:
-                if self._stuck_on is not None and self._current is self._stuck_on:
-                    break
-                self._changed.wait(left)
-            self._stuck_on = self._current
-            return not (self._items or self._current)
+        is_waited_for = self._stuck_on is None or self._stuck_on is not self._worker.current
+        done = self._worker.wait(until if is_waited_for else 0)
+        self._stuck_on = self._worker.current
+        return done
 
     @property
     def is_stuck(self) -> bool:
         """Whether the sink is still at work."""
-        return self._current is not None
+        return self._worker.current is not None
 
     def close(self, until: float) -> None:
         """Let it finish until then; what it has not sent counts as missed."""
-        self.drain(until)
-        with self._changed:
-            self._closed = True
-            unsent = [*([self._current] if self._current else []), *self._items]
-            self._items.clear()
-            self._changed.notify_all()
-        if unsent:
-            self._miss(sum(item.traces for item in unsent), "it did not finish in time")
+        done = self.drain(until)
+        self._closed = True
+        if not done:
+            self._miss(self._worker.give_up(), "it did not finish in time")
+        self._worker.put(Job(self._leave))
+        self._worker.stop()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rollout_plugins.engine.delivery import as_sink
-from rollout_plugins.engine.loading import Plugins
+from rollout_plugins.engine.discover import Plugins
 from rollout_plugins.engine.pipeline import Pipeline
 from rollout_plugins.errors import SetupError
 from rollout_plugins.store.read import find_runs, open_run

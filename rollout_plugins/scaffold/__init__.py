@@ -15,7 +15,7 @@ from string import Template
 from rollout_hookspecs import PROJECT
 
 from rollout_plugins import __version__
-from rollout_plugins.engine.loading import HOOKS
+from rollout_plugins.engine.check import HOOKS
 from rollout_plugins.errors import SetupError, suggest
 from rollout_plugins.scaffold._snippets import SNIPPETS, Snippet
 

@@ -10,7 +10,7 @@ import pytest
 import rollout_hookspecs
 from rollout_hookspecs import PROJECT, _records, hooks
 
-from rollout_plugins.engine.loading import HOOKS
+from rollout_plugins.engine.check import HOOKS
 from rollout_plugins.testing import hostile_rollouts, make_rollout, run_plugins
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ from rig import half, make
 from rollout_plugins import open_run
 from rollout_plugins.cli.main import main
 from rollout_plugins.demo import command
-from rollout_plugins.engine.loading import HOOKS
+from rollout_plugins.engine.check import HOOKS
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs"))

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from rollout_plugins.cli.main import main
-from rollout_plugins.engine.loading import HOOKS, Plugins
+from rollout_plugins.engine.check import HOOKS
+from rollout_plugins.engine.discover import Plugins
 from rollout_plugins.errors import SetupError
 from rollout_plugins.scaffold import new_plugin
 
@@ -177,7 +178,7 @@ def test_the_environment_disables_a_plugin_before_it_is_imported(installed, by):
     disabled = {"ROLLOUT_PLUGINS_DISABLE": by}
     assert plugins(installed, **disabled)["sample"]["status"] == "disabled"
     code = (
-        "import sys; from rollout_plugins.engine.loading import Plugins; Plugins(); "
+        "import sys; from rollout_plugins.engine.discover import Plugins; Plugins(); "
         "assert 'rollout_judge' in sys.modules; assert 'rollout_sample' not in sys.modules"
     )
     checked(python, "-c", code, env=env | disabled)
