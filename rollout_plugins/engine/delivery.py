@@ -1,4 +1,4 @@
-"""The way to one sink, while training and from the store: each rollout once, whoever else sends to the same place."""
+"""The way to one sink, while training and from the store: each rollout once, even while others send there too."""
 
 from __future__ import annotations
 

@@ -43,8 +43,8 @@ class Cap:
     """Keeps at most `max_per_step` rollouts of each step, and of each evaluation, for the sinks; the store has all.
 
     The limit holds for the whole step: over all batches of it, where a host streams, and over all ranks, where each
-    sees its own rollouts (they share it). Each rollout says in `marks` why it was kept or skipped, and how many of
-    how many were. Nothing is drawn from a global random generator.
+    sees its own rollouts (they share it). Each rollout says in `marks` why it was kept or skipped, and how many of the
+    step's rollouts were kept. Nothing is drawn from a global random generator.
 
     max_per_step: how many.
         Cap(32)
@@ -56,7 +56,7 @@ class Cap:
     key: what best and worst mean: a numeric field of `Rollout`, the name of a reward function, or a function.
         Cap(key="advantage")
         Cap(key=lambda rollout: len(rollout.tool_calls))
-    k: how many at each end, for `top_bottom`; as many as fit unless told.
+    k: how many at each end, for `top_bottom`; by default as many as fit.
         Cap(strategy="top_bottom", k=2)
     seed: for the strategies that draw.
         Cap(strategy="random", seed=7)
@@ -100,7 +100,9 @@ class Cap:
         known = self._key in _FIELDS or self._key in run.reward_names
         if isinstance(self._key, str) and run.reward_names and not known:
             names = ", ".join(run.reward_names)
-            logger.warning("cap: key %r is no reward function of this run (%s); rollouts rank equal", self._key, names)
+            logger.warning(
+                "cap: key %r is not a reward function of this run (%s); rollouts rank equal", self._key, names
+            )
 
     @hookimpl(trylast=True)  # after whatever else leaves rollouts out, wherever a person lists it
     def select_rollouts(self, rollouts: Sequence[Rollout], step: Step) -> list[Rollout]:

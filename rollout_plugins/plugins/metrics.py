@@ -40,11 +40,11 @@ class Metrics:
 
     alert: a function, or a list of them, called with a title and a text.
         Metrics(alert=lambda title, text: post_to_chat(f"{title}: {text}"))
-    collapse: share of a step's rollouts that repeat others, from which on the model counts as collapsed.
+    collapse: the model counts as collapsed when this share of a step's rollouts repeat others.
         Metrics(collapse=0.7)
-    tool_failure: share of a tool's calls that fail, from which on it counts as broken.
+    tool_failure: a tool counts as broken when this share of its calls fail.
         Metrics(tool_failure=0.3)
-    patience: training steps in a row for which a rule must hold (the third: no group has any reward spread).
+    patience: for how many training steps in a row one of these must hold, or no group may have any reward spread.
         Metrics(patience=10)
     """
 

@@ -151,7 +151,7 @@ def _has_room(own: int, seconds: float) -> bool:
 
 
 def _take_back(own: int) -> None:
-    """Discard what nobody has read, and wake whoever waits to write."""
+    """Discard what nobody has read, and wake every writer that waits."""
     import termios
 
     # A background process that touches a terminal's settings is stopped, unless it blocks this signal.

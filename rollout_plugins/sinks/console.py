@@ -38,7 +38,7 @@ class ConsoleSink:
     max_lines  lines a batch may take                ConsoleSink(max_lines=40)
                (default: the height of the terminal)
     json       JSON lines, one per rollout, whole    ConsoleSink(json=True)
-               (default: when the output is no terminal)
+               (default: when the output is not a terminal)
     file       where to print                        ConsoleSink(file=sys.stderr)
                (default: standard output)
     """
@@ -108,7 +108,7 @@ class ConsoleSink:
 
 
 def extremes(traces: Sequence[Trace], by: str, best: int, worst: int) -> list[Titled]:
-    """The best and the worst, highest first, none twice; the first ones when nothing has a number to rank by."""
+    """The best and the worst, highest first, each once; the first ones when nothing has a number to rank by."""
     ranked = sorted(
         (trace for trace in traces if _score(trace, by) is not None), key=lambda t: -(_score(t, by) or 0.0)
     )

@@ -19,7 +19,6 @@ from rollout_plugins.content.trace import shape_each
 from rollout_plugins.errors import SetupError, need
 from rollout_plugins.sinks._common import (
     SCOPES,
-    SmallCache,
     image_words,
     meant_for,
     thumbnail,
@@ -75,7 +74,6 @@ class WandbSink:
         self._sender: Any = None
         self._opened_for: Any = None
         self._tables: dict[str, _Growing] = {}
-        self._pictures: SmallCache[bytes | None] = SmallCache(256)
         self._cut = False
 
     def __reduce__(self) -> Any:
@@ -178,7 +176,7 @@ class WandbSink:
     def _sheet(self, images: Sequence[Image]) -> Any:
         from PIL import Image as Pictures
 
-        small = [self._pictures.get(image.hash, partial(self._small, image)) for image in images[:4]]
+        small = [self._small(image) for image in images[:4]]
         opened = [Pictures.open(io.BytesIO(pixels)) for pixels in small if pixels]
         if not opened:
             return None
