@@ -115,6 +115,7 @@ class Outbox:
         self._delivery = Delivery(self.plugin, folder, patience=math.inf if self._patience is None else self._patience)
 
     def _ask(self) -> None:
+        """Before an export, whose thread may wait for a slow reader: what the place has already."""
         be_patient()
         assert self._delivery is not None
         self._delivery.ask()
