@@ -31,7 +31,7 @@ from rollout_hookspecs import Batch, Rollout, Run, ToolCall, hookimpl
 
 from benchmarks.measure import main, show, table
 from rollout_plugins import open_run
-from rollout_plugins.engine.loading import Plugins
+from rollout_plugins.engine.discover import Plugins
 from rollout_plugins.engine.pipeline import Pipeline
 from rollout_plugins.errors import RunError
 from rollout_plugins.store import write

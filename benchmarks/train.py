@@ -24,7 +24,7 @@ from transformers import TrainerCallback
 from benchmarks.batches import Writer
 from benchmarks.measure import folder_bytes, goal, main, median, resident, seconds, show, size, table
 from rollout_plugins import RolloutPluginCallback, open_run
-from rollout_plugins.engine.loading import Plugins
+from rollout_plugins.engine.discover import Plugins
 from rollout_plugins.engine.pipeline import Pipeline
 
 SLACK = 5e6

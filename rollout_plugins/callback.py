@@ -15,7 +15,8 @@ from rollout_hookspecs import Batch, Run
 
 from rollout_plugins.attached import Attached, Wrappers, dataset_of
 from rollout_plugins.engine.copying import Given
-from rollout_plugins.engine.loading import Plugins, flag
+from rollout_plugins.engine.discover import Plugins
+from rollout_plugins.engine.environment import flag
 from rollout_plugins.engine.pipeline import Pipeline
 from rollout_plugins.engine.run_id import identify, run_of, write_marker
 from rollout_plugins.engine.setup import (

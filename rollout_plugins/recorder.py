@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from rollout_hookspecs import Batch, Run
 
 from rollout_plugins.content.incoming import Held, Incoming, Wanted
-from rollout_plugins.engine.loading import Plugins, flag
+from rollout_plugins.engine.discover import Plugins
+from rollout_plugins.engine.environment import flag
 from rollout_plugins.engine.placing import Placing, RecordArguments, record_arguments
 from rollout_plugins.engine.rows import rows
 from rollout_plugins.engine.run_id import identify_loop, place_in_launch

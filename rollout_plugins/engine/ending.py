@@ -3,32 +3,14 @@
 from __future__ import annotations
 
 import functools
-import math
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rollout_plugins.errors import SetupError
+from rollout_plugins.engine import environment
 
 END_SECONDS = 30.0
-
-
-def seconds_of_environment(name: str, default: float) -> float:
-    """The number of seconds in an environment variable; the default where it is not set."""
-    text = os.environ.get(name, "").strip()
-    return checked_seconds(name, text) if text else default
-
-
-def checked_seconds(name: str, value: object) -> float:
-    try:
-        seconds = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        seconds = math.nan
-    if isinstance(value, bool) or not 0 <= seconds < math.inf:
-        raise SetupError(f"{name} is {value!r}; give a number of seconds")
-    return seconds
 
 
 class Ending:
@@ -36,9 +18,9 @@ class Ending:
 
     def __init__(self, seconds: float | None = None) -> None:
         if seconds is None:
-            self.seconds = seconds_of_environment("ROLLOUT_PLUGINS_END_SECONDS", END_SECONDS)
+            self.seconds = environment.seconds("END_SECONDS", END_SECONDS)
         else:
-            self.seconds = checked_seconds("end_seconds", seconds)
+            self.seconds = environment.checked_seconds("end_seconds", seconds)
         self.goes_on()
 
     def goes_on(self) -> None:

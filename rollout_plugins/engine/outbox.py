@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import logging
-import threading
-import time
-from collections import deque
+import math
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rollout_hookspecs import Run, Step, Trace
 
+from rollout_plugins.content.patience import be_patient
 from rollout_plugins.engine.counters import Counters
-from rollout_plugins.engine.delivery import Delivery
+from rollout_plugins.engine.delivery import Delivered, Delivery, as_sink
 from rollout_plugins.engine.dispatch import Dispatcher
 from rollout_plugins.engine.telling import shown
-from rollout_plugins.engine.threads import own_thread
+from rollout_plugins.engine.worker import Job, Worker
 
 logger = logging.getLogger("rollout_plugins")
 
 LIMIT = 64
-
-
-class _Item(NamedTuple):
-    """Something to tell the sink, and how many traces it holds."""
-
-    what: str
-    arguments: dict[str, Any]
-    traces: int
 
 
 def is_more_than_sink(plugin: Any, dispatcher: Dispatcher) -> bool:
@@ -38,7 +30,7 @@ def is_more_than_sink(plugin: Any, dispatcher: Dispatcher) -> bool:
 
 
 class Outbox:
-    """Delivers a run's start, its traces and its end to one sink, in order."""
+    """Delivers a run's start, its traces and its end to one sink, in order, while training or from the store."""
 
     def __init__(
         self,
@@ -47,53 +39,55 @@ class Outbox:
         counters: Counters,
         scope: str,
         on_error: Callable[[BaseException], None],
+        *,
+        patience: float | None = None,
     ) -> None:
+        """`patience`: how long an export waits for others that send to the same place; None while training."""
         self.plugin = plugin
         self.scope = scope
-        self._on_error = on_error
         self.name = dispatcher.name_of(plugin)
         self.missed = 0
+        self.delivered = Delivered(0, 0)
+        self._on_error = on_error
         self._dispatcher = dispatcher
         self._counters = counters
+        self._patience = patience
         self._implementations = {
             hook: [impl for impl in dispatcher.implementations(hook) if impl.plugin is plugin]
             for hook in ("on_run_start", "export_traces", "on_run_end")
         }
-        self._items: deque[_Item] = deque()
-        self._changed = threading.Condition()
-        self._current: _Item | None = None
-        self._folder = Path()
         self._delivery: Delivery | None = None
-        self._stuck_on: _Item | None = None
-        self._told = False
+        self._stuck_on: Job | None = None
+        self._told = patience is not None  # an export ends with the error, which tells enough
         self._closed = False
-        own_thread(self.name, self._work).start()
+        self._worker = Worker(self.name, LIMIT)
+        self._worker.start()
 
     def start_run(self, run: Run) -> None:
         """A plugin that does more than export was told already, before its first rollout."""
-        self._folder = Path(run.dir)
+        self._put("open", partial(self._begin, Path(run.dir)))
         if not is_more_than_sink(self.plugin, self._dispatcher):
-            self._put("on_run_start", {"run": run}, 0)
+            self._put("on_run_start", partial(self._call, "on_run_start", run=run))
+        if self._patience is not None:
+            self._put("received", self._ask)
 
     def send(self, traces: Sequence[Trace], step: Step) -> None:
         """Queue the traces; when the sink is too far behind they are counted as missed."""
         if traces:
-            self._put("export_traces", {"traces": tuple(traces), "step": step}, len(traces))
+            self._put("export_traces", partial(self._export, tuple(traces), step), len(traces))
 
     def alert(self, title: str, text: str) -> None:
-        if hasattr(self.plugin, "alert"):
-            self._put("alert", {"title": title, "text": text}, 0)
+        self._put("alert", partial(as_sink(self.plugin).alert, title=title, text=text))
 
     def end_run(self, run: Run) -> None:
-        self._put("on_run_end", {"run": run}, 0)
+        self._put("on_run_end", partial(self._call, "on_run_end", run=run))
 
-    def _put(self, what: str, arguments: dict[str, Any], count: int) -> None:
-        with self._changed:
-            if count and (self._closed or len(self._items) >= LIMIT):
-                self._miss(count, "it was given up on" if self._closed else "its queue is full")
-                return
-            self._items.append(_Item(what, arguments, count))
-            self._changed.notify_all()
+    def _put(self, what: str, work: Callable[[], object], traces: int = 0) -> None:
+        job = Job(partial(self._do, what, work, traces), size=min(traces, 1), rollouts=traces)
+        if traces and self._closed:
+            self._miss(traces, "it was given up on")
+        elif not self._worker.put(job):
+            self._miss(traces, "its queue is full")
 
     def _miss(self, count: int, why: str) -> None:
         if not self._told:
@@ -102,50 +96,41 @@ class Outbox:
         self.missed += count
         self._counters.drop(f"sink_failed:{self.name}", count)
 
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                while not self._items:
-                    if self._closed:
-                        self._leave()
-                        return
-                    self._changed.wait()
-                self._current = item = self._items.popleft()
-            self._deliver(item)
-            with self._changed:
-                self._current = None
-                self._changed.notify_all()
+    # --- the sink's thread --------------------------------------------------------------------------------------
 
-    def _deliver(self, item: _Item) -> None:
+    def _do(self, what: str, work: Callable[[], object], traces: int) -> None:
         if self.name in self._dispatcher.removed:
-            self._miss(item.traces, f"it {self._dispatcher.removed[self.name]}")
+            self._miss(traces, f"it {self._dispatcher.removed[self.name]}")
             return
         try:
-            if item.what == "alert":
-                self.plugin.alert(**item.arguments)
-            elif item.what == "export_traces":
-                self._export(**item.arguments)
-            else:
-                self._tell(item.what, item.arguments)
+            work()
         except BaseException as error:  # this thread serves this sink alone, and has to outlive it
             self._counters.error(self.name)
-            self._miss(item.traces, f"it raised {shown(error)} in {item.what}")
-            logger.debug("sink %r failed in %s", self.name, item.what, exc_info=error)
+            self._miss(traces, f"it raised {shown(error)} in {what}")
+            logger.debug("sink %r failed in %s", self.name, what, exc_info=error)
             self._on_error(error)
 
-    def _export(self, traces: Sequence[Trace], step: Step) -> None:
-        if self._delivery is None or self._delivery.folder != self._folder:
-            self._leave()
-            self._delivery = Delivery(self.plugin, self._folder)
+    def _begin(self, folder: Path) -> None:
+        self._leave()
+        self._delivery = Delivery(self.plugin, folder, patience=math.inf if self._patience is None else self._patience)
 
+    def _ask(self) -> None:
+        """Before an export, whose thread may wait for a slow reader: what the place has already."""
+        be_patient()
+        assert self._delivery is not None
+        self._delivery.ask()
+
+    def _export(self, traces: Sequence[Trace], step: Step) -> None:
         def export(ids: Collection[str]) -> Any:
             wanted = set(ids)
             new = tuple(trace for trace in traces if trace.rollout_id in wanted)
-            return self._tell("export_traces", {"traces": new, "step": step})
+            return self._call("export_traces", traces=new, step=step)
 
-        self._delivery.send(list(dict.fromkeys(trace.rollout_id for trace in traces)), export)
+        assert self._delivery is not None
+        sent, had = self._delivery.send(list(dict.fromkeys(trace.rollout_id for trace in traces)), export)
+        self.delivered = Delivered(self.delivered.sent + sent, self.delivered.had + had)
 
-    def _tell(self, hook: str, arguments: dict[str, Any]) -> Any:
+    def _call(self, hook: str, **arguments: Any) -> Any:
         result = None
         for impl in self._implementations[hook]:
             names = (*impl.argnames, *(name for name in impl.kwargnames if name in arguments))
@@ -156,28 +141,25 @@ class Outbox:
         if self._delivery is not None:
             self._delivery.close()
 
+    # --- the end ------------------------------------------------------------------------------------------------
+
     def drain(self, until: float) -> bool:
         """Wait for the queue to empty, until a `time.monotonic()`; whether it did. A hung sink is waited for once."""
-        with self._changed:
-            while (self._items or self._current) and (left := until - time.monotonic()) > 0:
-                if self._stuck_on is not None and self._current is self._stuck_on:
-                    break
-                self._changed.wait(left)
-            self._stuck_on = self._current
-            return not (self._items or self._current)
+        is_waited_for = self._stuck_on is None or self._stuck_on is not self._worker.current
+        done = self._worker.wait(until if is_waited_for else 0)
+        self._stuck_on = self._worker.current
+        return done
 
     @property
     def is_stuck(self) -> bool:
         """Whether the sink is still at work."""
-        return self._current is not None
+        return self._worker.current is not None
 
     def close(self, until: float) -> None:
         """Let it finish until then; what it has not sent counts as missed."""
-        self.drain(until)
-        with self._changed:
-            self._closed = True
-            unsent = [*([self._current] if self._current else []), *self._items]
-            self._items.clear()
-            self._changed.notify_all()
-        if unsent:
-            self._miss(sum(item.traces for item in unsent), "it did not finish in time")
+        done = self.drain(until)
+        self._closed = True
+        if not done:
+            self._miss(self._worker.give_up(), "it did not finish in time")
+        self._worker.put(Job(self._leave))
+        self._worker.stop()

@@ -1,4 +1,4 @@
-"""What plugins show of a rollout beside its turns (`show_rollout`), checked, for both eyes. Never raises."""
+"""What plugins show of a rollout beside its turns (`show_rollout`), checked, for every viewer. Never raises."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 from rollout_hookspecs import Image, Panel, Rollout, Run
 
 from rollout_plugins.engine.counters import Counters
-from rollout_plugins.engine.dispatch import Dispatcher
-from rollout_plugins.engine.loading import Plugins
+from rollout_plugins.engine.discover import Plugins
+from rollout_plugins.engine.isolation import PluginCalls
 from rollout_plugins.errors import SetupError
 
 #: What is shown of one rollout; a plugin that gives more is cut.
@@ -25,7 +25,7 @@ class Panels:
     def __init__(self, plugins: Sequence[Any] = (), *, autoload: bool = True, strict: bool = False) -> None:
         """`plugins`: names, `module:attribute` or objects, beside those that are installed."""
         loaded = Plugins([_loaded(one) for one in plugins], autoload=autoload)
-        self._dispatcher = Dispatcher(loaded.manager, Counters(), strict=strict)
+        self._calls = PluginCalls(loaded.manager, Counters(), strict=strict)
         self._turn = threading.Lock()
 
     def of(self, rollout: Rollout, run: Run) -> tuple[Panel, ...]:
@@ -33,8 +33,8 @@ class Panels:
         found: list[Panel] = []
         arguments = {"rollout": rollout, "run": run}
         with self._turn:
-            for impl in self._dispatcher.implementations("show_rollout"):
-                worked, panels = self._dispatcher.call(impl, "show_rollout", arguments, _checked)
+            for impl in self._calls.implementations("show_rollout"):
+                worked, panels = self._calls.call(impl, "show_rollout", arguments, _checked)
                 if not worked:
                     panels = [Panel(title=impl.plugin_name, text="could not show this rollout; the log says why")]
                 found += panels
@@ -63,7 +63,7 @@ def _checked(result: Any) -> list[Panel]:
 
 
 def _fitted(panel: Panel) -> Panel:
-    """With values that the eyes can show, of a size that a screen and a page can bear."""
+    """With values that viewers can show, of a size that a screen and a page can bear."""
     return Panel(
         title=str(panel.title),
         text=str(panel.text)[:CHARACTERS],

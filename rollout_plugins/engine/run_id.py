@@ -14,7 +14,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from rollout_plugins.errors import RunError, SetupError
+from rollout_plugins.engine import environment
+from rollout_plugins.errors import RunError
+from rollout_plugins.store.read import open_run
 
 logger = logging.getLogger("rollout_plugins")
 
@@ -65,14 +67,7 @@ def identify_loop(root: Path, opened: int, name: str | None, resumed_from: int |
 
 def place_in_launch() -> tuple[int, int]:
     """This process's rank and the number of processes, as launchers tell them."""
-    return _number_of_environment("RANK", "0"), _number_of_environment("WORLD_SIZE", "1")
-
-
-def _number_of_environment(name: str, default: str) -> int:
-    text = os.environ.get(name) or default
-    if not text.isascii() or not text.isdigit():
-        raise SetupError(f"{name} is {text!r} in the environment; set it to a number, or not at all")
-    return int(text)
+    return environment.number("RANK", "0"), environment.number("WORLD_SIZE", "1")
 
 
 def ranks_can_agree() -> bool:
@@ -136,8 +131,6 @@ def _generations(folder: Path, attempt: int) -> int:
     """How many generation batches a run had up to an attempt, so that the next ones are counted on."""
     if not attempt:
         return 0
-    from rollout_plugins.store.read import open_run
-
     with suppress(RunError, OSError):
         query = f"select max(generation) as last from rollouts where attempt <= {attempt}"  # noqa: S608 - a number
         last = open_run(folder).sql(query, superseded=True)["last"][0].as_py()

@@ -100,7 +100,9 @@ class Cap:
         known = self._key in _FIELDS or self._key in run.reward_names
         if isinstance(self._key, str) and run.reward_names and not known:
             names = ", ".join(run.reward_names)
-            logger.warning("cap: key %r is no reward function of this run (%s); rollouts rank equal", self._key, names)
+            logger.warning(
+                "cap: key %r is not a reward function of this run (%s); rollouts rank equal", self._key, names
+            )
 
     @hookimpl(trylast=True)  # after whatever else leaves rollouts out, wherever a person lists it
     def select_rollouts(self, rollouts: Sequence[Rollout], step: Step) -> list[Rollout]:

@@ -44,8 +44,8 @@ class Images:
 
     In place of the pixels stays an `Image` record; `Rollout.images` lists them in order of appearance: prompt and
     completion, then those found only in columns and extras. One file is written for each distinct image of a run,
-    whoever holds it and however often. Remote URLs are kept as references and never fetched. An image that can't be
-    read, or is larger than `PIL.Image.MAX_IMAGE_PIXELS`, costs one marked `Placeholder` and is counted.
+    no matter how many rollouts hold it, or how often. Remote URLs are kept as references and never fetched. An image
+    that can't be read, or is larger than `PIL.Image.MAX_IMAGE_PIXELS`, costs one marked `Placeholder` and is counted.
 
     mode: `keep` (as they are), `thumbnail` (small and lossy) or `strip` (only hash and size).
         Images("thumbnail")

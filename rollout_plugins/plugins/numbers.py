@@ -1,4 +1,4 @@
-"""Small statistics that nothing can upset: what is no finite number is not there."""
+"""Small statistics that no value can upset: whatever is not a finite number counts as missing."""
 
 from __future__ import annotations
 

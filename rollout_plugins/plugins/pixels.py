@@ -25,7 +25,7 @@ _URL = re.compile(r"(?a)[a-z][a-z0-9+.\-]{1,30}://", re.IGNORECASE)
 
 
 def kept(value: Any, media: MediaStore, *, certain: bool) -> Image | None:
-    """The record of an image, its pixels written; None when the value is no image.
+    """The record of an image, its pixels written; None when the value is not an image.
 
     `certain`: the value stands where an image must be. Then text is a path, URL or base64, and what cannot be read
     raises `Unreadable`; elsewhere text and bytes count only when they are plainly an image.
@@ -207,7 +207,7 @@ def _colours_last(array: Any, *, first: bool) -> Any:
             return array[:, :, 0] if array.shape[2] == 1 else array
     if array.ndim == 2:
         return array
-    raise Unreadable(f"an array of shape {list(array.shape)}, which is no single image")
+    raise Unreadable(f"an array of shape {list(array.shape)}, which is not a single image")
 
 
 def _as_bytes(array: Any) -> tuple[Any, str | None]:
@@ -224,7 +224,7 @@ def _as_bytes(array: Any) -> tuple[Any, str | None]:
         return np.round(array * 255).astype(np.uint8), f"{array.dtype} values rounded to 8 bits"
     if array.dtype.kind in "iu" and array.size and 0 <= array.min() <= array.max() <= 255:
         return array.astype(np.uint8), None
-    raise Unreadable(f"an array of {array.dtype} whose values are no pixels")
+    raise Unreadable(f"an array of {array.dtype} whose values are not pixels")
 
 
 def _noted(image: Image, note: str) -> Image:

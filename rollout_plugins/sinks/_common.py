@@ -1,22 +1,20 @@
-"""What the sinks share: their scope, where an image's pixels are, small copies of images."""
+"""What the sinks share: scopes, numbers and texts of a trace, small copies of images."""
 
 from __future__ import annotations
 
 import io
 import logging
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import Generic, Literal, TypeVar, get_args
+from typing import Any, get_args
 
-from rollout_hookspecs import Image, Step, Trace
+from rollout_hookspecs import Image, Scope, Step, Trace
 
-from rollout_plugins.content.imaging import for_screen, on_white
+from rollout_plugins.content.imaging import small_copy
+from rollout_plugins.content.messages import call_text, calls_of, reasoning_of, text_of
 
-Scope = Literal["global", "rank", "stream"]
-"""`global`: rank 0 sends for all; `rank`: each rank a run of its own; `stream`: every rollout, at once."""
 SCOPES = get_args(Scope)
-T = TypeVar("T")
 logger = logging.getLogger("rollout_plugins")
 
 
@@ -25,15 +23,6 @@ def meant_for(scope: Scope, traces: Sequence[Trace], step: Step) -> Sequence[Tra
     if scope != "rank" or not step.gathered:
         return traces
     return [trace for trace in traces if trace.metadata.get("rank", step.rank) == step.rank]
-
-
-def image_file(image: Image, folder: str) -> Path | None:
-    """The file with the image's pixels inside the run's folder; None when they were not kept or are gone."""
-    if not image.path or not folder:
-        return None
-    root = Path(folder).resolve()
-    path = (root / image.path).resolve()
-    return path if path.is_relative_to(root) and path.is_file() else None
 
 
 def image_words(image: Image) -> str:
@@ -53,37 +42,24 @@ def integer(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
+def under(facts: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """The facts whose names begin like that, by the rest of their names."""
+    return {key[len(prefix) :]: value for key, value in facts.items() if key.startswith(prefix)}
+
+
+def spoken(message: Mapping[str, Any], call: str = "{}") -> str:
+    """All that a message says: reasoning, text and calls, on lines of their own."""
+    calls = [call.format(call_text(asked)) for asked in calls_of(message)]
+    return "\n".join(part for part in (reasoning_of(message), text_of(message.get("content")), *calls) if part)
+
+
+@lru_cache(256)  # siblings of a group show the same image
 def thumbnail(path: Path, side: int) -> bytes | None:
     """The image as JPEG, no larger than `side` pixels each way; None when it cannot be read."""
     try:
-        return _thumbnail(path, side)
+        out = io.BytesIO()
+        small_copy(path, side).save(out, "JPEG", quality=85)
     except Exception as error:
         logger.warning("%s cannot be shown: %r", path, error)
         return None
-
-
-def _thumbnail(path: Path, side: int) -> bytes:
-    from PIL import Image as Pictures
-
-    with Pictures.open(path) as picture:
-        picture.draft("RGB", (side, side))
-        out = io.BytesIO()
-        on_white(for_screen(picture, side)).save(out, "JPEG", quality=85)
-        return out.getvalue()
-
-
-class SmallCache(Generic[T]):
-    """A few values made once and used again: siblings of a group show the same image."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._kept: OrderedDict[str, T] = OrderedDict()
-
-    def get(self, key: str, make: Callable[[], T]) -> T:
-        if key in self._kept:
-            self._kept.move_to_end(key)
-            return self._kept[key]
-        value = self._kept[key] = make()
-        if len(self._kept) > self._most:
-            self._kept.popitem(last=False)
-        return value
+    return out.getvalue()

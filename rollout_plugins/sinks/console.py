@@ -108,7 +108,7 @@ class ConsoleSink:
 
 
 def extremes(traces: Sequence[Trace], by: str, best: int, worst: int) -> list[Titled]:
-    """The best and the worst, highest first, none twice; the first ones when nothing has a number to rank by."""
+    """The best and the worst, highest first, each once; the first ones when nothing has a number to rank by."""
     ranked = sorted(
         (trace for trace in traces if _score(trace, by) is not None), key=lambda t: -(_score(t, by) or 0.0)
     )

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import IO, Any
 
 import orjson
-from rollout_hookspecs import Run, Step, Trace, hookimpl
+from rollout_hookspecs import Run, Scope, Step, Trace, hookimpl
 
 from rollout_plugins.content.locks import locked
-from rollout_plugins.content.messages import call_text, calls_of, reasoning_of, role_of, text_of
+from rollout_plugins.content.messages import role_of
 from rollout_plugins.content.options import check, one_of, whole
 from rollout_plugins.content.trace import images_in, prompt_and_completion, shape_each
 from rollout_plugins.errors import SetupError
-from rollout_plugins.sinks._common import SCOPES, Scope, meant_for
+from rollout_plugins.sinks._common import SCOPES, meant_for, spoken, under
 from rollout_plugins.sinks._stream import write_json
 
 ANSWERS = ("answer", "solution", "ground_truth", "target", "label")
@@ -101,7 +101,7 @@ class JsonlSink:
 
 
 def _append(folder: Path, data: bytes, most: int) -> None:
-    """All lines or none, in the last file or a new one, whoever else writes or removes files there."""
+    """All lines or none, in the last file or a new one, even while others write or remove files there."""
     folder.mkdir(parents=True, exist_ok=True)
     number = max((int(path.stem) for path in _files_in(folder)), default=0)
     while True:
@@ -156,15 +156,15 @@ def record(trace: Trace) -> dict[str, Any]:
     """The trace as one flat object. `input`, `output`, `gts`, `score`: verl; `example_id` to `info`: verifiers."""
     facts = trace.metadata
     prompt, completion = (list(map(_message, part)) for part in prompt_and_completion(trace))
-    rewards = _named(facts, "reward/")
-    columns = _named(facts, "columns/")
+    rewards = under(facts, "reward/")
+    columns = under(facts, "columns/")
     answer = next((columns[name] for name in ANSWERS if name in columns), None)
     return {
         **{key: value for key, value in facts.items() if "/" not in key},
         "request_id": trace.rollout_id,
         "example_id": f"{facts.get('generation')}.{facts.get('group')}",
-        "input": "\n\n".join(_lines(prompt)),
-        "output": "\n\n".join(_lines(completion)),
+        "input": _said(prompt),
+        "output": _said(completion),
         "gts": answer,
         "score": facts.get("reward"),
         "prompt": prompt,
@@ -176,14 +176,10 @@ def record(trace: Trace) -> dict[str, Any]:
         "metrics": rewards,
         "rewards": rewards,
         "info": columns,
-        "extra": _named(facts, "extra/"),
-        "marks": _named(facts, "marks/"),
+        "extra": under(facts, "extra/"),
+        "marks": under(facts, "marks/"),
         "spans": [_images_as_data(span) for span in trace.spans],
     }
-
-
-def _named(facts: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    return {key[len(prefix) :]: value for key, value in facts.items() if key.startswith(prefix)}
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -202,7 +198,5 @@ def _images_as_data(value: Any) -> Any:
     return value
 
 
-def _lines(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    for message in messages:
-        parts = [reasoning_of(message), text_of(message.get("content")), *map(call_text, calls_of(message))]
-        yield f"{role_of(message)}: " + "\n".join(part for part in parts if part)
+def _said(messages: Sequence[Mapping[str, Any]]) -> str:
+    return "\n\n".join(f"{role_of(message)}: {spoken(message)}" for message in messages)

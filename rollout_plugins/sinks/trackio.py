@@ -10,21 +10,19 @@ import logging
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from rollout_hookspecs import Image, Run, Step, Trace, hookimpl
+from rollout_hookspecs import Image, Run, Scope, Step, Trace, hookimpl
 
+from rollout_plugins.content.imaging import file_of
 from rollout_plugins.content.messages import call_text, calls_of, reasoning_of, text_of
 from rollout_plugins.content.options import check, named, one_of
 from rollout_plugins.content.trace import images_in, shape_each
 from rollout_plugins.errors import need
 from rollout_plugins.sinks._common import (
     SCOPES,
-    Scope,
-    SmallCache,
-    image_file,
     image_words,
     meant_for,
 )
@@ -65,7 +63,8 @@ class TrackioSink:
         self._run: Run | None = None
         self._sender: Any = None
         self._opened_for: Any = None
-        self._images: SmallCache[Any] = SmallCache(4096)
+        # One object for each distinct image: trackio then stores its file once.
+        self._image = lru_cache(4096)(self._trackio.Image)
 
     def __reduce__(self) -> Any:
         named = partial(type(self), project=self._project, name=self._name)
@@ -106,7 +105,7 @@ class TrackioSink:
     @hookimpl
     def on_run_end(self, run: Run) -> None:
         sender, self._sender = self._sender, None
-        self._images = SmallCache(4096)
+        self._image.cache_clear()
         if sender is not None and sender is not self._opened_for:
             sender.finish()
 
@@ -166,7 +165,7 @@ class TrackioSink:
             yield {**shown, "content": _text({**message, "content": content})}
             shown = {"role": shown.get("role", "unknown"), "note": "images of the message above"}
         if images:
-            yield {**shown, "content": [self._image(image) for image in images]}
+            yield {**shown, "content": [self._image(str(self._file(image))) for image in images]}
 
     def _span(self, span: Mapping[str, Any]) -> dict[str, Any]:
         shown = {key: _unseen(value) for key, value in span.items() if value is not None}
@@ -175,7 +174,10 @@ class TrackioSink:
         if isinstance(output, list):
             shown["output"] = text_of(output)
         if images:
-            shown["output"] = {"text": text_of(output), "images": [self._image(image) for image in images]}
+            shown["output"] = {
+                "text": text_of(output),
+                "images": [self._image(str(self._file(image))) for image in images],
+            }
         if span.get("status") == "not_run" and shown.pop("error", None):
             shown["output"] = span["error"]  # an error would paint the whole rollout red
         return shown
@@ -190,11 +192,7 @@ class TrackioSink:
         return [self._seen(block) for block in content] if isinstance(content, (list, tuple)) else content
 
     def _file(self, image: Image) -> Path | None:
-        return image_file(image, self._run.dir if self._run else "")
-
-    def _image(self, image: Image) -> Any:
-        """One object for each distinct image: trackio then stores its file once."""
-        return self._images.get(image.hash, lambda: self._trackio.Image(str(self._file(image))))
+        return file_of(image, self._run.dir if self._run else "")
 
 
 def _text(message: Mapping[str, Any]) -> str | None:

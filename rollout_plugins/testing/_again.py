@@ -10,7 +10,7 @@ from typing import Any
 
 from rollout_hookspecs import Rollout, Run
 
-from rollout_plugins.engine.loading import Plugins
+from rollout_plugins.engine.discover import Plugins
 from rollout_plugins.testing._records import make_run
 from rollout_plugins.testing._run import Result, collecting, run_loaded
 

@@ -15,8 +15,8 @@ from typing import Any
 from rollout_hookspecs import Batch, Drop, Panel, Rollout, Run, Step, Trace, hookimpl
 
 from rollout_plugins.content.hashing import content_hash
+from rollout_plugins.engine.discover import Plugins
 from rollout_plugins.engine.dispatch import Dispatcher
-from rollout_plugins.engine.loading import Plugins
 from rollout_plugins.engine.panels import Panels
 from rollout_plugins.engine.pipeline import Pipeline
 from rollout_plugins.testing._records import make_run

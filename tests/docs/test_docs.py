@@ -12,7 +12,7 @@ import pytest
 import rollout_hookspecs
 from rollout_hookspecs import PROJECT, _records, hooks
 
-from rollout_plugins.engine.loading import HOOKS
+from rollout_plugins.engine.check import HOOKS
 from rollout_plugins.testing import hostile_rollouts, make_rollout, run_plugins
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +24,7 @@ PAGES = {
     path.relative_to(DOCS).with_suffix("").as_posix(): path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md")
 }
 HOOKS_PAGE, RECORDS_PAGE, PLUGIN_PAGE = "reference/hooks", "reference/records", "how-to/plugin"
-ALIASES = ("Message", "Split", "Finish", "ToolStatus")
+ALIASES = ("Message", "Split", "Finish", "ToolStatus", "Scope")
 
 
 def sections(page):
@@ -100,7 +100,7 @@ def test_every_hook_says_when_where_with_what_and_how_it_fails(hook):
 @pytest.mark.parametrize("hook", HOOKS)
 def test_every_hook_has_an_example_in_its_docstring_and_a_test(hook):
     assert "Example:" in inspect.getdoc(getattr(hooks, hook))
-    assert f"def test_hook_{hook}(" in (ROOT / "tests" / "test_hooks.py").read_text(encoding="utf-8")
+    assert f"def test_hook_{hook}(" in (ROOT / "tests" / "engine" / "test_hooks.py").read_text(encoding="utf-8")
 
 
 def test_every_record_is_documented():

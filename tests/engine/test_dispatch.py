@@ -7,9 +7,11 @@ import pytest
 from store_rig import rollouts
 
 from rollout_plugins import Drop, Rollout, Step, ToolCall, Trace, hookimpl
+from rollout_plugins.engine.check import HOOKS
 from rollout_plugins.engine.counters import Counters
-from rollout_plugins.engine.dispatch import Abandoned, Dispatcher
-from rollout_plugins.engine.loading import HOOKS, Plugins
+from rollout_plugins.engine.discover import Plugins
+from rollout_plugins.engine.dispatch import Dispatcher
+from rollout_plugins.engine.isolation import Abandoned
 
 STEP = Step()
 ARGUMENTS = {

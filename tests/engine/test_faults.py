@@ -736,7 +736,9 @@ def test_a_pipeline_that_the_garbage_collector_closes_on_its_own_thread_does_not
         return rollouts()
 
     line.submit(batch(rollouts(), build=build))
-    until(lambda: not [t for t in threading.enumerate() if t.name == "closing-rollouts"] and not line._worker)
+    until(
+        lambda: not [t for t in threading.enumerate() if t.name == "closing-rollouts"] and not line._worker.is_running
+    )
     assert len(open_run(tmp_path)) == 4
     assert [path.suffix for path in (tmp_path / "r1" / "data").glob("*/*")] == [".parquet"]
 
@@ -744,11 +746,11 @@ def test_a_pipeline_that_the_garbage_collector_closes_on_its_own_thread_does_not
 def test_a_forked_child_neither_writes_nor_hangs(tmp_path):
     line = started(tmp_path, Sink())
     send(line, rollouts(), 1)
-    with line._changed, line.counters._lock:  # as when another thread held them in the moment of the fork
+    with line._worker._changed, line.counters._lock:  # as when another thread held them in the moment of the fork
         pid = os.fork()
         if pid == 0:
-            line._changed = threading.Condition(threading.Lock())
-            line._changed.acquire()
+            line._worker._changed = threading.Condition(threading.Lock())
+            line._worker._changed.acquire()
             line.submit(batch(rollouts(), step=2))
             line.request_sync()
             line.later(lambda: None)

@@ -146,7 +146,7 @@ def test_hook_rollout_metrics():
 
 
 def test_hook_register_hosts():
-    from rollout_plugins.engine.loading import Plugins
+    from rollout_plugins.engine.discover import Plugins
     from rollout_plugins.hosts import host_for
 
     class Mine:

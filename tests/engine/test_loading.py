@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import pytest
 
 from rollout_plugins import hookimpl
-from rollout_plugins.engine.loading import HOOKS, Plugins, flag, listing
+from rollout_plugins.engine.check import HOOKS
+from rollout_plugins.engine.discover import Plugins, listing
+from rollout_plugins.engine.environment import flag
 from rollout_plugins.errors import RolloutPluginsError, SetupError
 
 
@@ -83,7 +85,7 @@ def order(plugins):
 def test_a_misspelt_hook_is_refused_with_the_one_that_was_meant():
     text = fault(hooks_of(on_rolout=lambda self, rollout: None))
     assert text.startswith("plugin 'mine' cannot be used: ")
-    assert "'on_rolout', which is no hook; did you mean 'on_rollout'?" in text
+    assert "'on_rolout', which is not a hook; did you mean 'on_rollout'?" in text
     assert "test_loading.py:" in text
 
 
@@ -258,7 +260,7 @@ def test_a_wrong_config_key_is_refused_with_those_accepted():
 @pytest.mark.parametrize("what", ["config", "disable"])
 def test_a_name_that_is_no_plugin_is_refused_with_the_likely_one(what):
     text = fault(**{what: {"dedupp": {}} if what == "config" else ["dedupp"]})
-    assert text.startswith(f"{what} names 'dedupp', which is no plugin; did you mean 'dedup'?")
+    assert text.startswith(f"{what} names 'dedupp', which is not a plugin; did you mean 'dedup'?")
 
 
 def test_options_for_a_plugin_that_was_given_as_an_instance_are_refused():
@@ -326,7 +328,7 @@ def test_an_installed_plugin_runs_whether_class_instance_or_module(install):
     assert order(plugins)[:3] == ["inst", "klass", "mod"]
     assert plugins.manager.get_plugin("klass").level == 1
     assert Plugins(config={"klass": {"level": 7}}).manager.get_plugin("klass").level == 7
-    assert "which is no class and takes none" in _raised(lambda: Plugins(["inst"], config={"inst": {"level": 7}}))
+    assert "which is not a class and takes none" in _raised(lambda: Plugins(["inst"], config={"inst": {"level": 7}}))
 
 
 def _raised(action):

@@ -561,7 +561,7 @@ def test_asyncio_records_from_many_tasks_and_closes(tmp_path):
 def test_a_full_queue_drops_the_newest_batch_whole_and_never_waits(tmp_path):
     slow = Slow()
     with recorder_in(tmp_path, slow) as recorder:
-        recorder._pipeline._limit = 10_000
+        recorder._pipeline._worker._limit = 10_000
         started = time.monotonic()
         for step in range(1, 11):
             recorder.record(step, [row("x" * 3000)])
@@ -578,7 +578,7 @@ def test_with_block_the_event_loop_goes_on_while_the_queue_is_full(tmp_path):
 
     async def loop():
         async with recorder_in(tmp_path, slow, on_full="block") as recorder:
-            recorder._pipeline._limit = 10_000
+            recorder._pipeline._worker._limit = 10_000
             tasks = [asyncio.create_task(recorder.arecord(step, [row("x" * 6000)])) for step in range(1, 5)]
             for _ in range(20):
                 ticks.append(sum(task.done() for task in tasks))

@@ -48,8 +48,10 @@ def test_a_hanging_sink_is_waited_for_once_and_what_it_missed_is_counted(tmp_pat
 def test_reasons_for_other_ranks_rollouts_do_not_pile_up_in_memory(tmp_path, monkeypatch):
     from rollout_hookspecs import Batch
 
-    from rollout_plugins import hookimpl, open_run, pipeline
-    from rollout_plugins.engine.loading import Plugins
+    from rollout_plugins import hookimpl, open_run
+    from rollout_plugins.engine import storage
+    from rollout_plugins.engine.discover import Plugins
+    from rollout_plugins.engine.pipeline import Pipeline
     from rollout_plugins.testing import make_rollout, make_run
 
     class Sink:
@@ -60,8 +62,8 @@ def test_reasons_for_other_ranks_rollouts_do_not_pile_up_in_memory(tmp_path, mon
     def both():
         return [make_rollout(rank=rank, index=rank) for rank in range(2)]
 
-    monkeypatch.setattr(pipeline, "CHOSEN_AT_ONCE", 2)
-    recording = pipeline.Pipeline(Plugins([Sink()], autoload=False), sync=True)
+    monkeypatch.setattr(storage, "CHOSEN_AT_ONCE", 2)
+    recording = Pipeline(Plugins([Sink()], autoload=False), sync=True)
     recording.start(make_run(id="run", dir=str(tmp_path / "run"), rank=0, world_size=2))
     for step in range(1, 6):
         recording.submit(Batch(build=both, step=step, count=1, gathered=True))

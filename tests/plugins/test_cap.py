@@ -162,7 +162,7 @@ def test_a_key_nobody_has_is_told_at_the_start(caplog):
     plugin = Cap(key="stile")
     with caplog.at_level(logging.WARNING):
         plugin.on_run_start(Run(id="r", reward_names=("style", "length")))
-    assert "'stile' is no reward function of this run (style, length)" in caplog.text
+    assert "'stile' is not a reward function of this run (style, length)" in caplog.text
 
 
 def test_a_function_chooses_and_cannot_exceed_the_cap():

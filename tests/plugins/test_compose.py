@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from rollout_hookspecs import Batch, Drop, Image, Rollout, Run, ToolCall, hookimpl
 
 from rollout_plugins import open_run
-from rollout_plugins.engine.loading import Plugins
+from rollout_plugins.engine.discover import Plugins
 from rollout_plugins.engine.pipeline import Pipeline
 from rollout_plugins.plugins.cap import Cap
 from rollout_plugins.plugins.dedup import Dedup

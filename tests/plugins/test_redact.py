@@ -390,7 +390,7 @@ def test_every_rule_has_a_test():
         ({"rules": "openai"}, ["rules='openai'"]),
         ({"patterns": ["("]}, ["'('", "missing )"]),
         ({"patterns": ["(?<=x)y"]}, ["(?<=x)y", "no lookaround"]),
-        ({"patterns": {"openai": "x", "y": 3}}, ["built-in", "no pattern"]),
+        ({"patterns": {"openai": "x", "y": 3}}, ["built-in", "not a pattern"]),
         ({"patterns": ["x*"]}, ["empty text"]),
         ({"fields": ["metadata.x", "columns", "a..b", "**"]}, ["metadata.x", "whole field", "a..b", "'**'"]),
         ({"function": 3, "keep_equal": 1}, ["function=3", "keep_equal=1"]),

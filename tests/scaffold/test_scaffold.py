@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from rollout_plugins.cli.main import main
-from rollout_plugins.engine.loading import HOOKS, Plugins
+from rollout_plugins.engine.check import HOOKS
+from rollout_plugins.engine.discover import Plugins
 from rollout_plugins.errors import SetupError
 from rollout_plugins.scaffold import new_plugin
 
@@ -91,13 +92,13 @@ def test_names_of_project_module_plugin_and_class(tmp_path, name, files, entry):
 @pytest.mark.parametrize(
     ("name", "hooks", "told"),
     [
-        ("../evil", [], "is no name for a project"),
-        ("", [], "is no name for a project"),
-        ("-x", [], "is no name for a project"),
+        ("../evil", [], "is not a name for a project"),
+        ("", [], "is not a name for a project"),
+        ("-x", [], "is not a name for a project"),
         ("json", [], "'json' is a module of Python or of an installed package; try rollout-json"),
         ("class", [], "try rollout-class"),
         ("rollout-cap", [], "rollout-plugins has a plugin named 'cap' already"),
-        ("rollout-x", ["on_rolout"], "'on_rolout' is no hook; did you mean 'on_rollout'"),
+        ("rollout-x", ["on_rolout"], "'on_rolout' is not a hook; did you mean 'on_rollout'"),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_fix_and_writes_nothing(tmp_path, name, hooks, told):
@@ -177,7 +178,7 @@ def test_the_environment_disables_a_plugin_before_it_is_imported(installed, by):
     disabled = {"ROLLOUT_PLUGINS_DISABLE": by}
     assert plugins(installed, **disabled)["sample"]["status"] == "disabled"
     code = (
-        "import sys; from rollout_plugins.engine.loading import Plugins; Plugins(); "
+        "import sys; from rollout_plugins.engine.discover import Plugins; Plugins(); "
         "assert 'rollout_judge' in sys.modules; assert 'rollout_sample' not in sys.modules"
     )
     checked(python, "-c", code, env=env | disabled)

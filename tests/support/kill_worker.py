@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from rollout_plugins import Batch, Rollout, Run
-from rollout_plugins.engine.loading import Plugins
+from rollout_plugins.engine.discover import Plugins
 from rollout_plugins.engine.pipeline import Pipeline
 from rollout_plugins.store import write
 

@@ -119,7 +119,7 @@ def locked(out):
         held, free = threading.Event(), threading.Event()
 
         def hold():
-            with recorder._pipeline._changed, recorder._pipeline.counters._lock, recorder._lock:
+            with recorder._pipeline._worker._changed, recorder._pipeline.counters._lock, recorder._lock:
                 held.set()
                 free.wait(30)
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from values import same
 
 from rollout_plugins import Batch, Rollout, Run, hookimpl, open_run
-from rollout_plugins.engine.loading import Plugins
+from rollout_plugins.engine.discover import Plugins
 from rollout_plugins.engine.pipeline import Pipeline
 from rollout_plugins.store.from_columns import from_rows
 from rollout_plugins.store.write import RunWriter

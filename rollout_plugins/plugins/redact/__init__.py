@@ -54,7 +54,7 @@ class Redact:
     """
 
     required = True
-    """Whatever this plugin could not see, for it failed or hung, is neither stored nor sent."""
+    """Whatever this plugin could not see, because it failed or hung, is neither stored nor sent."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class Redact:
         assert self._function is not None
         try:
             new = self._function(text)
-            fault = None if isinstance(new, str) else TypeError("no text")
+            fault = None if isinstance(new, str) else TypeError("not text")
         except Exception as error:
             fault = error
         if fault is not None:
@@ -199,9 +199,9 @@ def _own_rules(patterns: Any) -> tuple[list[Rule], list[str]]:
     rules, faults = [], []
     for name, pattern in named:
         text = _pattern_text(pattern)
-        fault = "it is no pattern" if text is None else fault_of(text)
+        fault = "it is not a pattern" if text is None else fault_of(text)
         if fault is None and (not isinstance(name, str) or name in NAMES):
-            fault = "its name is no text" if not isinstance(name, str) else "its name is a built-in rule's"
+            fault = "its name is not text" if not isinstance(name, str) else "its name is a built-in rule's"
         if fault is not None:
             faults.append(f"pattern {name!r}: {pattern!r}: {fault}")
         else:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rollout_hookspecs import Image, Run, Step, Trace, hookimpl
+from rollout_hookspecs import Image, Run, Scope, Step, Trace, hookimpl
 
+from rollout_plugins.content.imaging import file_of
 from rollout_plugins.content.messages import arguments_of, calls_of, reasoning_of, role_of, text_of
 from rollout_plugins.content.options import check, one_of, whole
 from rollout_plugins.content.plain import json_text
@@ -18,16 +18,14 @@ from rollout_plugins.content.trace import images_in, shape_each
 from rollout_plugins.errors import SetupError
 from rollout_plugins.sinks._common import (
     SCOPES,
-    Scope,
-    SmallCache,
-    image_file,
     image_words,
     integer,
     meant_for,
     number,
     thumbnail,
+    under,
 )
-from rollout_plugins.sinks._parts import Parts, column_of
+from rollout_plugins.sinks.scout.parts import Parts, column_of
 
 # All of Scout's own columns, used or not: its viewer asks for some of them without looking whether they are there.
 _TEXT = (
@@ -71,7 +69,6 @@ class ScoutSink:
         self._path = Path(path).absolute() if path else None
         self._run = Run(id="rollouts")
         self._parts: Parts | None = None
-        self._images: SmallCache[str | None] = SmallCache(64)
 
     @property
     def target(self) -> str:
@@ -110,7 +107,7 @@ class ScoutSink:
         facts = trace.metadata
         errors = {span.get("id"): span.get("error") for span in trace.spans}
         counts = [integer(facts.get("prompt_tokens")), integer(facts.get("completion_tokens"))]
-        scores = {"reward": facts.get("reward"), **_named(facts, "reward/")}
+        scores = {"reward": facts.get("reward"), **under(facts, "reward/")}
         finish = facts.get("finish")
         return {
             **{name: _text(facts.get(name)) for name in _TEXT},
@@ -132,10 +129,10 @@ class ScoutSink:
             "limit": finish if finish in {"length", "tool_limit"} else None,
             "success": None,
             "trust_content": self._trusted,
-            "rewards": json_text(_named(facts, "reward/")),
-            "columns": json_text(_named(facts, "columns/")),
-            "extra": json_text(_named(facts, "extra/")),
-            "marks": json_text(_named(facts, "marks/")),
+            "rewards": json_text(under(facts, "reward/")),
+            "columns": json_text(under(facts, "columns/")),
+            "extra": json_text(under(facts, "extra/")),
+            "marks": json_text(under(facts, "marks/")),
             "messages": json.dumps([self._message(message, errors) for message in trace.messages]),
         }
 
@@ -166,28 +163,24 @@ class ScoutSink:
     def _block(self, block: Any) -> Iterator[dict[str, Any]]:
         images = list(images_in(block))
         for image in images:
-            shown = self._images.get(image.hash, partial(self._data_url, image))
+            shown = self._data_url(image)
             yield {"type": "image", "image": shown} if shown else {"type": "text", "text": image_words(image)}
         if not images:
             yield {"type": "text", "text": text_of([block] if isinstance(block, Mapping) else block)}
 
     def _data_url(self, image: Image) -> str | None:
-        file = image_file(image, self._run.dir)
+        file = file_of(image, self._run.dir)
         pixels = thumbnail(file, self._side) if file else None
         return f"data:image/jpeg;base64,{base64.b64encode(pixels).decode()}" if pixels else None
 
 
 def _tool_call(call: Any, otherwise: str) -> dict[str, Any]:
-    """A flat call; arguments that are no object are kept as one, with a word about it."""
+    """A flat call; arguments that are not an object are kept as one, with a note."""
     arguments = arguments_of(call)
     shown = {"id": call.id or otherwise, "type": "function", "function": _text(call.name) or "malformed call"}
     if isinstance(arguments, dict):
         return {**shown, "arguments": arguments}
     return {**shown, "arguments": {"arguments": arguments}, "parse_error": "the arguments are not a JSON object"}
-
-
-def _named(facts: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    return {key[len(prefix) :]: value for key, value in facts.items() if key.startswith(prefix)}
 
 
 def _text(value: Any) -> str | None:

@@ -11,22 +11,20 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from rollout_hookspecs import Image, Run, Step, Trace, hookimpl
+from rollout_hookspecs import Image, Run, Scope, Step, Trace, hookimpl
 
+from rollout_plugins.content.imaging import file_of
 from rollout_plugins.content.options import check, named, one_of, whole
 from rollout_plugins.content.trace import shape_each
 from rollout_plugins.errors import SetupError, need
 from rollout_plugins.sinks._common import (
     SCOPES,
-    Scope,
-    SmallCache,
-    image_file,
     image_words,
     meant_for,
     thumbnail,
 )
-from rollout_plugins.sinks._table import Columns
-from rollout_plugins.sinks._weave import Weave
+from rollout_plugins.sinks.wandb.columns import Columns
+from rollout_plugins.sinks.wandb.weave import Weave
 
 logger = logging.getLogger("rollout_plugins")
 
@@ -76,7 +74,6 @@ class WandbSink:
         self._sender: Any = None
         self._opened_for: Any = None
         self._tables: dict[str, _Growing] = {}
-        self._pictures: SmallCache[bytes | None] = SmallCache(256)
         self._cut = False
 
     def __reduce__(self) -> Any:
@@ -179,7 +176,7 @@ class WandbSink:
     def _sheet(self, images: Sequence[Image]) -> Any:
         from PIL import Image as Pictures
 
-        small = [self._pictures.get(image.hash, partial(self._small, image)) for image in images[:4]]
+        small = [self._small(image) for image in images[:4]]
         opened = [Pictures.open(io.BytesIO(pixels)) for pixels in small if pixels]
         if not opened:
             return None
@@ -193,7 +190,7 @@ class WandbSink:
         return self._wandb.Image(sheet, file_type="jpg", caption=", ".join(words) or None)
 
     def _small(self, image: Image) -> bytes | None:
-        file = image_file(image, self._run.dir if self._run else "")
+        file = file_of(image, self._run.dir if self._run else "")
         return thumbnail(file, self._side) if file else None
 
     def _own(self) -> Any:

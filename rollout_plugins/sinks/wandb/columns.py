@@ -8,10 +8,10 @@ from typing import Any
 
 from rollout_hookspecs import Image, Trace
 
-from rollout_plugins.content.messages import call_text, calls_of, reasoning_of, role_of, text_of
+from rollout_plugins.content.messages import role_of
 from rollout_plugins.content.plain import json_text
 from rollout_plugins.content.trace import images_in, prompt_and_completion
-from rollout_plugins.sinks._common import number
+from rollout_plugins.sinks._common import number, spoken
 
 logger = logging.getLogger("rollout_plugins")
 
@@ -59,8 +59,8 @@ class Columns:
         pictures = list({image.hash: image for image in images_in(trace.messages)}.values())
         facts = {
             **trace.metadata,
-            "prompt": "\n\n".join(map(_spoken, prompt)),
-            "response": "\n\n".join(map(_spoken, completion)),
+            "prompt": _said(prompt),
+            "response": _said(completion),
             "messages": json_text(list(trace.messages)),
             "spans": json_text(list(trace.spans)),
             "images": len(pictures),
@@ -105,6 +105,5 @@ def shortened(text: str, most: int) -> str:
     return f"{text[: most // 2]}\n[… {len(text) - most:,} characters left out …]\n{text[len(text) - most // 2 :]}"
 
 
-def _spoken(message: Mapping[str, Any]) -> str:
-    parts = [reasoning_of(message), text_of(message.get("content")), *(f"→ {call_text(c)}" for c in calls_of(message))]
-    return f"[{role_of(message)}] " + "\n".join(part for part in parts if part)
+def _said(messages: Sequence[Mapping[str, Any]]) -> str:
+    return "\n\n".join(f"[{role_of(message)}] {spoken(message, '→ {}')}" for message in messages)

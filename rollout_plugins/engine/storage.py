@@ -1,0 +1,99 @@
+"""The run on disk, while it is recorded."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from rollout_hookspecs import Rollout, Run
+
+from rollout_plugins.engine.counters import Counters
+from rollout_plugins.engine.telling import shown
+from rollout_plugins.store.annotate import annotate
+from rollout_plugins.store.write import RunWriter
+
+logger = logging.getLogger("rollout_plugins")
+
+#: Rollouts of other ranks whose reasons are kept in memory before they are written.
+CHOSEN_AT_ONCE = 10_000
+
+
+class Storage:
+    """Writes a run. It counts what a failing disk costs, says so once for each outage, and tries again every time."""
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+        self._writer: RunWriter | None = None
+        self._lost_in_outage: int | None = None
+        self._chosen: list[dict[str, str]] = []
+
+    @property
+    def bytes(self) -> int | None:
+        """How much was written; None when no run is open."""
+        return None if self._writer is None else self._writer.bytes
+
+    def open(self, run: Run) -> None:
+        self._writer = RunWriter(run)
+        self._try(lambda writer: writer.write_run())
+
+    def write(self, split: str, rollouts: Sequence[Rollout]) -> None:
+        """Store one generation."""
+        if self._try(lambda writer: writer.write(split, rollouts), len(rollouts)):
+            self._counters.stored(split, len(rollouts))
+
+    def note_chosen(self, chosen: Sequence[dict[str, str]]) -> None:
+        """Why rollouts of other ranks went to sinks. Written now and then: few files, little memory."""
+        self._chosen += chosen
+        if len(self._chosen) >= CHOSEN_AT_ONCE:
+            self._write_chosen()
+
+    def _write_chosen(self) -> None:
+        chosen, self._chosen = self._chosen, []
+        self._try(lambda writer: annotate(writer.dir, "selection", chosen))
+
+    def sync(self) -> None:
+        """Have the disk keep what there is."""
+        self._try(lambda writer: writer.sync())
+        self._try(lambda writer: writer.write_run(self._counters.summary()))
+
+    def close(self) -> None:
+        """End the run, if one is open."""
+        if self._writer is not None:
+            self._try(lambda writer: writer.close(self._counters.summary()))
+            if self._chosen:
+                self._write_chosen()
+
+    def count_again(self) -> None:
+        """Note in a closed run what was lost since."""
+        self._try(lambda writer: writer.write_run(self._counters.summary(), ended=True))
+
+    def forget(self) -> None:
+        self._writer = None
+
+    def _try(self, write: Callable[[RunWriter], object], count: int = 0) -> bool:
+        """Write so many rollouts; whether it worked."""
+        writer = self._writer
+        try:
+            if writer is None:
+                raise RuntimeError("the run could not be opened")  # noqa: TRY301 - counted like any other loss
+            write(writer)
+        except Exception as error:
+            self._note_outage(error, count)
+            return False
+        if self._lost_in_outage is not None and count:
+            logger.warning(
+                "writing to %s works again; %d rollouts were lost meanwhile", writer.dir, self._lost_in_outage
+            )
+            self._lost_in_outage = None
+        if writer.lost:
+            self._counters.drop("unserialisable_field", len(writer.lost))
+            writer.lost.clear()
+        return True
+
+    def _note_outage(self, error: Exception, count: int) -> None:
+        self._counters.drop("store_failed", count)
+        if self._lost_in_outage is None:
+            self._lost_in_outage = 0
+            where = self._writer.dir if self._writer else "the run's folder"
+            logger.warning("cannot write to %s: %s; rollouts are lost until this is fixed", where, shown(error))
+        self._lost_in_outage += count
