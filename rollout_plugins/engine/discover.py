@@ -12,8 +12,7 @@ import pluggy
 from rollout_hookspecs import PROJECT, hooks
 
 from rollout_plugins.engine import environment
-from rollout_plugins.engine.check import HOOKS, check, implements, is_property
-from rollout_plugins.engine.load import load
+from rollout_plugins.engine.check import HOOKS, check, implements, is_property, load
 from rollout_plugins.engine.telling import is_required, shown
 from rollout_plugins.errors import SetupError, suggest
 
