@@ -157,7 +157,7 @@ class Plugins:
         if fault is None:
             return True
         if found.name in self._config:
-            raise fault  # whoever configures a plugin counts on it
+            raise fault  # a plugin that is configured is counted on
         found.status, found.reason = "failed", f"{type(fault).__name__}: {fault}"
         is_discreet = any(is_required(other.plugin) for other in self.found.values())
         why = shown(fault, discreetly=is_discreet)
