@@ -17,7 +17,7 @@ from PIL import Image
 from rich.console import Console
 
 from rollout_plugins import open_run
-from rollout_plugins.demo.show import report
+from rollout_plugins.demo.command import report
 from rollout_plugins.report import write_report
 from rollout_plugins.view.app import Viewer
 

@@ -18,8 +18,7 @@ from rollout_hookspecs import Batch, Run
 from rollout_plugins.content.incoming import Held, Incoming, Wanted
 from rollout_plugins.engine.discover import Plugins
 from rollout_plugins.engine.environment import flag
-from rollout_plugins.engine.placing import Placing
-from rollout_plugins.engine.record_arguments import RecordArguments, record_arguments
+from rollout_plugins.engine.placing import Placing, RecordArguments, record_arguments
 from rollout_plugins.engine.rows import rows
 from rollout_plugins.engine.run_id import identify_loop, place_in_launch
 from rollout_plugins.engine.setup import (
@@ -193,52 +192,43 @@ class RolloutRecorder:
         started = time.perf_counter()
         is_checked = self._strict or not self._is_proven
         try:
-            place = record_arguments(**said, last_step=self._last_step, is_checked=is_checked)
+            arguments = record_arguments(**said, last_step=self._last_step, is_checked=is_checked)
             if is_checked:
-                _check_groups(rollouts, place.group_size)
-            shaped = rollouts if isinstance(rollouts, Incoming) else rows(rollouts)
-            taken = shaped.take(Wanted(tokens=self._tokens, checked=is_checked))
+                _check_groups(rollouts, arguments.group_size)
+            incoming = rollouts if isinstance(rollouts, Incoming) else rows(rollouts)
+            held = incoming.take(Wanted(tokens=self._tokens, checked=is_checked))
         except Exception as error:
             if is_checked and (self._strict or isinstance(error, SetupError)):
                 raise
             self._say(f"a batch could not be recorded: {shown(error)}; the loop goes on without it")
             self._lose("unreadable", rollouts)
             return None
-        self._last_step = place.step
-        return self._batch(place, taken, started), taken
+        self._last_step = arguments.step
+        return self._batch(arguments, held, started), held
 
-    def _batch(self, place: RecordArguments, taken: Held, started: float) -> Batch:
-        run, counters = self._run, self._pipeline.counters
-        placing = Placing(
-            time=time.time(),
-            policy_step=place.policy_step,
-            group_size=place.group_size,
-            rank=run.rank,
-            world_size=run.world_size,
-            weights=dict(zip(run.reward_names, run.reward_weights, strict=False)),
-            tokens=self._tokens,
-            marks=place.marks,
-        )
+    def _batch(self, arguments: RecordArguments, held: Held, started: float) -> Batch:
+        placing = Placing(arguments=arguments, run=self._run, time=time.time(), tokens=self._tokens)
+        counters = self._pipeline.counters
         return Batch(
-            build=lambda: placing.rollouts(taken.build(), counters.drop),
-            split=place.split,
-            step=place.step,
-            count=taken.count,
-            bytes=taken.bytes,
+            build=lambda: placing.rollouts(held.build(), counters.drop),
+            split=arguments.split,
+            step=arguments.step,
+            count=held.count,
+            bytes=held.bytes,
             seconds=time.perf_counter() - started,
         )
 
-    def _submit(self, batch: Batch, taken: Held) -> None:
+    def _submit(self, batch: Batch, held: Held) -> None:
         with self._lock:
             if not self._is_started:
-                self._safely("begin the run", lambda: self._start(taken))
+                self._safely("begin the run", lambda: self._start(held))
                 self._is_started = True
             self._pipeline.submit(batch)
             self._is_proven = True
 
-    def _start(self, taken: Held) -> None:
+    def _start(self, held: Held) -> None:
         """Begin the run. The first batch tells the names of the rewards, if nobody did."""
-        self._run = run = replace(self._run, reward_names=self._run.reward_names or taken.reward_names)
+        self._run = run = replace(self._run, reward_names=self._run.reward_names or held.reward_names)
         bind_sinks(self._plugins, None, self._safely)
         self._pipeline.start(run, self._generation)
         if run.rank == 0:

@@ -6,7 +6,7 @@ and the sinks. Replace, never mutate: build a new dict or list and put it in a n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -14,6 +14,7 @@ Message = Mapping[str, Any]
 Split = Literal["train", "eval"]
 Finish = Literal["stop", "length", "tool_limit", "error", "unknown"]
 ToolStatus = Literal["ok", "error", "unknown", "not_run"]
+Scope = Literal["global", "rank", "stream"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,3 +312,45 @@ class Host(Protocol):
 
     def describe(self, trainer: Any) -> Mapping[str, Any]:
         """Facts for `Run`, by field name; called when the run starts."""
+
+
+class Plugin(Protocol):
+    """What a plugin may have besides hooks. Each attribute has a default, so a plugin without any is complete."""
+
+    name: str = ""
+    """Its name in logs, counts and marks, if it was passed as an object; by default its class's, in lower case."""
+    required: bool = False
+    """True: whatever its `on_rollout` has not seen is neither stored nor sent."""
+    skip_reasons: Mapping[str, str] = {}
+    """By rollout id, why its last `select_rollouts` left that rollout out."""
+    alerts: Sequence[str] = ()
+    """A list of warnings; after each `rollout_metrics` they are taken out of it and given to the sinks' `alert`."""
+
+    def clean(self, value: Any) -> Any:
+        """For `required` plugins: what may leave of a value that is not a rollout, of the same type; None keeps it."""
+        return None
+
+    def bind(self, trainer: Any) -> None:
+        """Called on the training thread before a run starts; the trainer is None where there is a recorder instead."""
+        return
+
+
+class Sink(Plugin, Protocol):
+    """What a plugin that implements `export_traces` may have, too. That hook alone is a complete sink."""
+
+    scope: Scope = "global"
+    """`global`: rank 0 sends for all; `rank`: each rank sends its own; `stream`: its own, whatever was selected."""
+    target: str | None = None
+    """Where it sends to, the same text for the same place, such as `jsonl:/data/lines`: nothing goes there twice."""
+
+    def open(self) -> None:
+        """Connect, so that `target` names the place; called before `target` is read."""
+        return
+
+    def received(self) -> Collection[str] | None:
+        """Ids of the rollouts that are in the place; None where it cannot be asked. Exports leave those out."""
+        return None
+
+    def alert(self, title: str, text: str) -> None:
+        """Show a warning the way the destination does."""
+        return

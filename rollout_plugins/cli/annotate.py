@@ -5,18 +5,15 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
-from rollout_plugins.cli.filters import RUN
-from rollout_plugins.cli.output import add_json, busy, note, print_json, say
+from rollout_plugins.cli.common import RUN, add_json, busy, note, print_json, say
 from rollout_plugins.errors import RunError
 from rollout_plugins.store.annotate import some_of, unmatched
 from rollout_plugins.store.read import open_run
-
-if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
-    from collections.abc import Iterator
 
 
 def configure(parser: ArgumentParser) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
+from argparse import ArgumentParser, Namespace
+from contextlib import suppress
 
-if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
+from rollout_plugins.errors import SetupError
 
 _BASH = """_rollouts() {{
   local word="${{COMP_WORDS[COMP_CWORD]}}" words
@@ -45,7 +45,8 @@ def _options() -> dict[str, list[tuple[str, str]]]:
     found = {}
     for name, entry in commands().items():
         parser = argparse.ArgumentParser()
-        loaded(entry).configure(parser)
+        with suppress(SetupError):  # a command that is broken here has no options, and the others have theirs
+            loaded(entry).configure(parser)
         actions = [(flag, action.help or "") for action in parser._actions for flag in action.option_strings]  # noqa: SLF001 - argparse has no public list of its options
         found[name] = [(flag, said) for flag, said in actions if flag.startswith("--")]
     return found

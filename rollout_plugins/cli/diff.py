@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import difflib
-import re
 import sys
-from typing import TYPE_CHECKING, Any
+from argparse import ArgumentParser, Namespace
+from typing import Any
 
 from rich.console import Group
 from rich.text import Text
+from rollout_hookspecs import Rollout
 
-from rollout_plugins.cli.filters import RUN
-from rollout_plugins.cli.output import add_json, busy, console, print_json, say, show
+from rollout_plugins.cli.common import RUN, add_json, busy, console, print_json, say, show
 from rollout_plugins.content.messages import call_text, completion_text, prompt_text
-from rollout_plugins.show.text import clean, number, one_line, shorten, signed
+from rollout_plugins.show.compare import words
+from rollout_plugins.show.text import clean, number, one_line, shorten, signed, tone
 from rollout_plugins.store.filters import Filters, condition
-from rollout_plugins.store.read import open_run
-
-if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
-    from collections.abc import Iterator
-
-    from rollout_hookspecs import Rollout
-
-    from rollout_plugins.store.read import StoredRun
+from rollout_plugins.store.read import StoredRun, open_run
 
 LIMIT = 5
 CHARS = 2000
-_COLORS = {"-": "red strike", "+": "green", " ": ""}
+_STYLES = {"removed": "red strike", "added": "green", "same": ""}
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -121,8 +113,8 @@ def _print(summary: dict[str, Any], pairs: list[dict[str, Any]]) -> None:
     ]
     for pair in pairs:
         change = f"{number(pair['reward_a'])} → {number(pair['reward_b'])}  {signed(pair['change'])}"
-        style = "green" if (pair["change"] or 0) > 0 else "red" if (pair["change"] or 0) < 0 else ""
-        parts += [Text(), Text.assemble((change, style), f"  {one_line(pair['prompt'], 160)}")]
+        prompt = one_line(pair["prompt"], 160)
+        parts += [Text(), Text.assemble((change, tone(pair["change"])), f"  {prompt}")]
         parts += [Text(f"{pair['id_a']} → {pair['id_b']}", style="dim"), _changes(pair["text_a"], pair["text_b"])]
     width = console().width
     show(Group(*parts), sum(len(part.wrap(console(), width)) for part in parts))
@@ -131,21 +123,9 @@ def _print(summary: dict[str, Any], pairs: list[dict[str, Any]]) -> None:
 def _changes(a: str, b: str) -> Text:
     """A word diff: colours for a person, `[-…-]{+…+}` in a pipe."""
     text = Text()
-    for mark, words in _words(shorten(a, chars=CHARS), shorten(b, chars=CHARS)):
-        if sys.stdout.isatty() or mark == " ":
-            text.append(clean(words), _COLORS[mark])
+    for kind, part in words(shorten(a, CHARS), shorten(b, CHARS)):
+        if sys.stdout.isatty() or kind == "same":
+            text.append(clean(part), _STYLES[kind])
         else:
-            text.append(f"[-{clean(words)}-]" if mark == "-" else f"{{+{clean(words)}+}}")
+            text.append(f"[-{clean(part)}-]" if kind == "removed" else f"{{+{clean(part)}+}}")
     return text
-
-
-def _words(a: str, b: str) -> Iterator[tuple[str, str]]:
-    left, right = re.findall(r"\s+|\w+|[^\w\s]", a), re.findall(r"\s+|\w+|[^\w\s]", b)
-    for kind, i, j, k, m in difflib.SequenceMatcher(None, left, right, autojunk=False).get_opcodes():
-        if kind == "equal":
-            yield " ", "".join(left[i:j])
-            continue
-        if j > i:
-            yield "-", "".join(left[i:j])
-        if m > k:
-            yield "+", "".join(right[k:m])

@@ -1,19 +1,39 @@
-"""`rollouts doctor`: what to know before a long run."""
+"""`rollouts doctor`: what to know before a long run. Each check says what it found and, if need be, what to do."""
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import socket
 import sys
+import tempfile
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from rollout_plugins.cli import checks
-from rollout_plugins.cli.output import add_json, busy, console, print_json, print_table, show, table_of
+from rollout_plugins.cli.common import add_json, busy, console, print_json, print_table, show, table_of
+from rollout_plugins.errors import RolloutPluginsError
 
-if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
-
+DISTRIBUTION = "rollout-plugins"
+NEWEST_TRL = (1, 16)
+LOW_SPACE, NO_SPACE = 20 * 2**30, 2**30
+SECONDS = 2.0
 COLUMNS = ("tokenizer", "tools", "prefix-preserving", "parses answers", "ends its turn", "end of turn")
 _STYLE = {"ok": "green", "note": "cyan", "warn": "yellow", "fail": "red"}
+
+
+@dataclass(frozen=True, slots=False)
+class Check:
+    """One thing that was looked at."""
+
+    check: str
+    status: str
+    """`ok`, `note`, `warn` or `fail`."""
+    found: str
+    do: str = ""
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -28,18 +48,18 @@ def configure(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     with busy("looking"):
         found = [
-            *checks.versions(),
-            *checks.completions_logging(),
-            *checks.folder(options.dir),
-            *checks.stored(options.dir),
-            *checks.sinks(offline=options.offline),
-            *checks.plugins(),
+            *versions_checks(),
+            *trl_checks(),
+            *folder_checks(options.dir),
+            *run_checks(options.dir),
+            *sinks_checks(offline=options.offline),
+            *plugins_checks(),
         ]
         templates = []
         if options.tokenizer:
-            from rollout_plugins.cli import templates as chat
+            from rollout_plugins.cli import chat_templates
 
-            templates = [chat.facts(name) for name in options.tokenizer]
+            templates = [chat_templates.facts(name) for name in options.tokenizer]
     if options.json:
         print_json({"checks": [vars(check) for check in found], "tokenizers": templates})
     else:
@@ -49,7 +69,7 @@ def run(options: Namespace) -> int:
     return int(any(check.status == "fail" for check in found))
 
 
-def _print(found: list[checks.Check]) -> None:
+def _print(found: list[Check]) -> None:
     if not sys.stdout.isatty():
         print_table([vars(check) for check in found])
         return
@@ -74,3 +94,156 @@ def _print_templates(templates: list[dict[str, object]]) -> None:
         todo = row["do"]
         for advice in todo if isinstance(todo, list) else []:
             console().print(f"{row['tokenizer']}: {advice}", markup=False)
+
+
+def versions_checks() -> Iterator[Check]:
+    """Python and everything this package names, against the oldest versions it takes."""
+    python = ".".join(map(str, sys.version_info[:3]))
+    supported = sys.version_info >= (3, 10)
+    yield Check("Python", "ok" if supported else "fail", python, "" if supported else "use Python 3.10 or newer")
+    for name, (least, extra) in _requirements().items():
+        yield _version(name, least, extra)
+
+
+def _requirements() -> dict[str, tuple[str, str]]:
+    """Package → (oldest version, the extra that brings it), as the installed distribution says."""
+    found: dict[str, tuple[str, str]] = {}
+    try:
+        required = metadata.requires(DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:
+        required = []
+    for line in required:
+        match = re.match(r"([A-Za-z0-9._-]+)(?:\[.*?\])?\s*\(?[^;]*?>=\s*([0-9.]+)", line)
+        extra = re.search(r"extra\s*==\s*['\"](\w+)", line)
+        if match and match[1] != DISTRIBUTION and (extra is None or extra[1] != "dev"):
+            found.setdefault(match[1].lower(), (match[2], extra[1] if extra else ""))
+    return found
+
+
+def _version(name: str, least: str, extra: str) -> Check:
+    found = installed(name)
+    if found is None and not extra:
+        return Check(name, "fail", "not installed", f"pip install '{name}>={least}'")
+    if found is None:
+        return Check(name, "note", "not installed", f"pip install 'rollout-plugins[{extra}]' if you want it")
+    if numbers(found) < numbers(least):
+        return Check(name, "fail", f"{found}; at least {least} is needed", f"pip install -U '{name}>={least}'")
+    if name == "trl" and numbers(found)[:2] > NEWEST_TRL:
+        newest = ".".join(map(str, NEWEST_TRL))
+        return Check(name, "warn", f"{found}; tested up to {newest}", "look at a short run first: rollouts stats")
+    return Check(name, "ok", found)
+
+
+def installed(name: str) -> str | None:
+    """The version, without importing it."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """`1.16.0rc1` as (1, 16, 0)."""
+    return tuple(int(piece) for piece in re.findall(r"\d+", version.partition("+")[0])[:3])
+
+
+def trl_checks() -> Iterator[Check]:
+    """TRL's own `log_completions` ends training over ordinary tool calls since 1.15."""
+    version = installed("trl")
+    if version is not None and numbers(version) >= (1, 15):
+        hazard = (
+            f"log_completions=True of TRL {version} ends training when a tool call has no arguments, or calls differ"
+        )
+        yield Check(
+            "log_completions", "note", hazard, "leave it off: the callback keeps more, the console sink prints it"
+        )
+
+
+def folder_checks(path: Path) -> Iterator[Check]:
+    """Whether rollouts can be written there, and for how long."""
+    there = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
+    try:
+        with tempfile.NamedTemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        advice = "choose another output_dir, or dir=… of the callback"
+        yield Check("write access", "fail", f"{there}: {error.strerror}", advice)
+    else:
+        yield Check("write access", "ok", str(there))
+    free = shutil.disk_usage(there).free
+    status = "fail" if free < NO_SPACE else "warn" if free < LOW_SPACE else "ok"
+    advice = "a million rollouts of 2 kB take about 1 GB; images and tokens=True much more" if status != "ok" else ""
+    yield Check("free space", status, f"{free / 2**30:,.0f} GB", advice)
+
+
+def run_checks(path: Path) -> Iterator[Check]:
+    """What is to be said of the runs that are there already."""
+    from rollout_plugins.store.read import runs
+
+    try:
+        found = runs(path)
+    except RolloutPluginsError as error:
+        if "no run found" not in str(error) and path.exists():
+            yield Check("runs", "fail", str(error))
+        return
+    for run in found:
+        try:
+            count = len(run)
+        except RolloutPluginsError as error:
+            yield Check(run.info.id, "fail", str(error))
+            continue
+        for name, reason in run.damaged.items():
+            yield Check(
+                run.info.id, "warn", f"{name} cannot be read: {reason}", "the rest of the run can; keep a copy"
+            )
+        lost = ", ".join(f"{number:,} {reason}" for reason, number in run.drops.items())
+        if lost:
+            yield Check(run.info.id, "note", f"left out: {lost}")
+        yield Check(run.info.id, "ok", f"{count:,} rollouts in {run.dir}")
+
+
+def sinks_checks(*, offline: bool) -> Iterator[Check]:
+    """Whether the services behind the sinks can be reached, and what happens when not."""
+    if installed("wandb") is not None:
+        yield _wandb(offline=offline)
+    if installed("trackio") is not None:
+        if os.environ.get("TRACKIO_SPACE_ID") and not offline:
+            yield _reach("trackio", "huggingface.co", "rollouts wait on disk; `rollouts export` sends them later")
+        else:
+            yield Check("trackio", "ok", "local; `trackio show` opens it")
+
+
+def _wandb(*, offline: bool) -> Check:
+    mode = os.environ.get("WANDB_MODE", "online")
+    if mode in {"offline", "disabled"}:
+        later = "`wandb sync` sends it later" if mode == "offline" else "nothing is written"
+        return Check("wandb", "note", f"WANDB_MODE={mode}; {later}")
+    if offline:
+        return Check("wandb", "note", "not asked")
+    host = re.sub(r"^https?://|[:/].*$", "", os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai"))
+    return _reach("wandb", host, "set WANDB_MODE=offline, and `wandb sync` later")
+
+
+def _reach(name: str, host: str, advice: str) -> Check:
+    try:
+        with socket.create_connection((host, 443), timeout=SECONDS):
+            return Check(name, "ok", f"{host} answers")
+    except OSError as error:
+        return Check(name, "warn", f"{host} cannot be reached: {error}", advice)
+
+
+def plugins_checks() -> Iterator[Check]:
+    """Plugins that would not run as they are, and why."""
+    from rollout_plugins.engine.discover import listing
+
+    try:
+        rows = listing()
+    except RolloutPluginsError as error:
+        yield Check("plugins", "fail", str(error))
+        return
+    for row in rows:
+        if row["status"] not in {"active", "available"}:
+            known = row["status"] == "disabled"
+            yield Check(f"plugin {row['name']}", "note" if known else "warn", f"{row['status']}: {row['reason']}")
+    active = ", ".join(row["name"] for row in rows if row["status"] == "active")
+    yield Check("plugins", "ok", f"active: {active or 'none'}")

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rollout_plugins.cli.filters import RUN, add_filters, filters_of
-from rollout_plugins.cli.output import busy, say
-from rollout_plugins.errors import SetupError
-from rollout_plugins.store.read import open_run
+from rollout_plugins.cli.common import RUN, add_filters, busy, filters_of, say
+from rollout_plugins.engine.discover import known_sinks, options_of
+from rollout_plugins.engine.export import Sent
+from rollout_plugins.engine.telling import shown
+from rollout_plugins.errors import RolloutPluginsError, RunError, SetupError
+from rollout_plugins.store.read import StoredRun, open_run
 from rollout_plugins.store.to_parquet import to_parquet
 
-if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
-
-    from rollout_plugins.store.read import StoredRun
-
-SINKS = ("trackio", "wandb", "jsonl", "scout")
+FLAGS = {"path": "--out", "project": "--project", "name": "--name"}
+"""By option of a sink, how it is given here."""
 
 
 def configure(parser: ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help=RUN)
-    parser.add_argument("--to", choices=("parquet", *SINKS), default="parquet", help="where to (default: parquet)")
+    sinks = ", ".join(known_sinks())
+    parser.add_argument(
+        "--to",
+        choices=("parquet", *known_sinks()),
+        default="parquet",
+        metavar="TARGET",
+        help=f"parquet (the default), or an installed sink: {sinks}",
+    )
     parser.add_argument("-o", "--out", type=Path, help="parquet: the file; jsonl, scout: the folder, jsonl also - ")
+    parser.add_argument(
+        "--plugins", metavar="NAMES", help="sinks: plugins that format or search what is sent, such as redact"
+    )
     parser.add_argument("--columns", help="parquet: only these, with commas between them")
     parser.add_argument("--cap", type=int, metavar="N", help="sinks: at most N of each generation, whole groups first")
     parser.add_argument("--project", help="trackio, wandb: the project")
@@ -49,15 +58,23 @@ def _parquet(stored: StoredRun, options: Namespace) -> None:
 def _sink(stored: StoredRun, options: Namespace) -> None:
     """Send to a sink what it does not have yet. Nothing but lines goes to standard output when that is the target."""
     given = {"path": str(options.out) if options.out else None, "project": options.project, "name": options.name}
-    accepted = ("path",) if options.to in {"jsonl", "scout"} else ("project", "name")
-    wrong = [name for name, value in given.items() if value is not None and name not in accepted]
-    if wrong:
-        names = {"path": "--out", "project": "--project", "name": "--name"}
-        raise SetupError(
-            f"{names[wrong[0]]} is not for {options.to}; it takes {', '.join(names[a] for a in accepted)}"
-        )
+    takes = options_of(options.to)
+    for name, value in given.items():
+        if value is not None and name not in takes:
+            flags = ", ".join(flag for option, flag in FLAGS.items() if option in takes) or "none of these"
+            raise SetupError(f"{FLAGS[name]} is not for {options.to}; it takes {flags}")
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    plugins = options.plugins.split(",") if options.plugins else []
     with busy(f"sending to {options.to}"):
-        done = stored.export(options.to, cap=options.cap, options=chosen, **filters_of(options))
+        done = _sent(stored, options, plugins, chosen)
     if not done.target.endswith(":-"):
         say(f"{done.sent:,} rollouts sent to {done.target}; it had {done.had:,}, the cap left out {done.capped:,}")
+
+
+def _sent(stored: StoredRun, options: Namespace, plugins: list[str], chosen: dict[str, Any]) -> Sent:
+    try:
+        return stored.export(options.to, cap=options.cap, plugins=plugins, options=chosen, **filters_of(options))
+    except (RolloutPluginsError, OSError):
+        raise
+    except Exception as error:
+        raise RunError(f"{options.to} raised {shown(error)}") from error

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from argparse import ArgumentParser, Namespace
 
-from rollout_plugins.cli.output import add_json, busy, note, print_json, say
+from rollout_plugins.cli.common import add_json, busy, note, print_json, say
 from rollout_plugins.shapes.importing import FORMATS, import_rollouts
-
-if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
 
 
 def configure(parser: ArgumentParser) -> None:

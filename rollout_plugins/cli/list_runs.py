@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import sys
-from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from argparse import ArgumentParser, Namespace
+from typing import Any
 
-from rollout_plugins.cli.output import add_json, busy, console, note, print_json, print_table, show, table_of
+from rollout_plugins.cli.common import add_json, busy, console, note, print_json, print_table, show, table_of
 from rollout_plugins.show import sparkline
-from rollout_plugins.store.read import runs
-
-if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
-
-    from rollout_plugins.store.read import StoredRun
+from rollout_plugins.show.text import evenly, local_time
+from rollout_plugins.store.read import StoredRun, runs
 
 SPARKS = 12
 SPARE = ("folder", "trainer", "started", "over time", "drops")
@@ -49,22 +45,18 @@ def _facts(stored: StoredRun) -> dict[str, Any]:
     started = min((a["started"] for a in attempts if a["started"] is not None), default=None)
     return {
         "run": stored.info.id,
-        "started": datetime.fromtimestamp(started).astimezone().strftime("%Y-%m-%d %H:%M") if started else None,
+        "started": local_time(started)[:16] or None,
         "trainer": stored.info.trainer,
         "rollouts": sum(row["rollouts"] for row in rows),
         "steps": len(train),
         "reward": train[-1]["reward"] if train else None,
-        "over time": sparkline(_thinned([row["reward"] for row in train])),
+        "over time": sparkline(evenly([row["reward"] for row in train], SPARKS)),
         "state": _state(attempts),
         "drops": sum(stored.drops.values()),
         "folder": str(stored.dir),
         "attempts": max((a.get("attempt", 1) for a in attempts), default=1),
         "damaged": dict(stored.damaged),
     }
-
-
-def _thinned(values: list[Any]) -> list[Any]:
-    return values if len(values) <= SPARKS else [values[n * (len(values) - 1) // (SPARKS - 1)] for n in range(SPARKS)]
 
 
 def _state(attempts: list[dict[str, Any]]) -> str:

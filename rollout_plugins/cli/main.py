@@ -6,14 +6,12 @@ import argparse
 import io
 import os
 import sys
+from collections.abc import Iterable, Sequence
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from rollout_plugins import __version__
-from rollout_plugins.errors import RolloutPluginsError, SetupError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+from rollout_plugins.errors import RolloutPluginsError, SetupError, suggest
 
 GROUP = "rollout_plugins.commands"
 """Entry points of commands: each names a module with `configure(parser)` and `run(options)`."""
@@ -130,6 +128,8 @@ def _guarded(module: object, options: argparse.Namespace) -> int:
         sys.stdout.flush()
     except RolloutPluginsError as error:
         return _fail(str(error))
+    except ImportError as error:
+        return _fail(f"a part that this command needs is not installed: {error}")
     except BrokenPipeError:  # the reader, `head` for one, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
@@ -157,24 +157,18 @@ def _print_help() -> None:
     lines = [
         "usage: rollouts COMMAND …",
         "",
-        "Every rollout of an RL fine-tuning run, kept, to look at and to ask.",
+        "Look at, search and export every rollout of an RL fine-tuning run.",
         "",
-    ]
-    lines += [f"  {name:<12}{about(entry)}" for name, entry in commands().items()]
-    lines += [
+        *(f"  {name:<12}{about(entry)}" for name, entry in commands().items()),
         "",
-        "`rollouts COMMAND --help` says more. A run is named by its folder, a folder of runs, or the trainer's",
+        "`rollouts COMMAND --help` says more. A run is its folder, or a folder of runs or the trainer's output_dir,",
+        "which stand for the newest run in them. Exit codes: 0 done, 1 could not, 2 not understood.",
     ]
-    lines += ["output_dir, where the newest run is meant. Exit codes: 0 done, 1 could not, 2 not understood."]
     sys.stdout.write("\n".join(lines) + "\n")
 
 
 def _unknown(word: str, known: Iterable[str]) -> str:
-    import difflib
-
-    near = difflib.get_close_matches(word, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"the commands are {', '.join(known)}"
-    return f"no command {word!r}; {hint}"
+    return f"there is no command {word!r}; {suggest(word, known)}"
 
 
 if __name__ == "__main__":

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from argparse import ArgumentParser, Namespace
 
-from rollout_plugins.cli.output import add_json, console, note, print_json, print_table, show, table_of
+from rollout_plugins.cli.common import add_json, console, note, print_json, print_table, show, table_of
 from rollout_plugins.engine.discover import listing
-
-if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
-
 
 SPARE = ("order", "hooks", "version")
 

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from rollout_plugins.cli.filters import RUN, add_filters, filters_of
-from rollout_plugins.cli.output import note, say
+from rollout_plugins.cli.common import RUN, add_filters, filters_of, note, say
 from rollout_plugins.report import write_report
 from rollout_plugins.store.read import open_run
+from rollout_plugins.web.data import Progress
 from rollout_plugins.web.page import LIMIT
-
-if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
-    from collections.abc import Iterator
-
-    from rollout_plugins.web.data import Progress
 
 
 def configure(parser: ArgumentParser) -> None:

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Group
+from rollout_hookspecs import Rollout
 
-from rollout_plugins.cli.filters import RUN, add_filters, filters_of
-from rollout_plugins.cli.output import add_json, busy, console, note, show
+from rollout_plugins.cli.common import RUN, add_filters, add_json, busy, console, filters_of, note, show
 from rollout_plugins.content.plain import write_json
 from rollout_plugins.errors import RunError
 from rollout_plugins.show import render_group, render_rollouts
 from rollout_plugins.store.codec import encode
-from rollout_plugins.store.read import open_run
-
-if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
-    from collections.abc import Iterator
-
-    from rollout_hookspecs import Rollout
-
-    from rollout_plugins.store.read import StoredRun
+from rollout_plugins.store.read import StoredRun, open_run
 
 LIMIT = 10
 LINES = 40

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import csv
 import sys
-from typing import TYPE_CHECKING, Any
+from argparse import ArgumentParser, Namespace
+from typing import Any
 
-from rollout_plugins.cli.filters import RUN
-from rollout_plugins.cli.output import add_json, busy, print_json, print_table
+from rollout_plugins.cli.common import RUN, add_json, busy, print_json, print_table
 from rollout_plugins.show.text import clean
 from rollout_plugins.store.read import Runs, open_run
-
-if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def configure(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "run", metavar="RUN", nargs="+", help=f"{RUN}; several are asked as one, `run_id` tells them apart"
+        "run", metavar="RUN", nargs="+", help=f"{RUN}; several are queried as one, `run_id` tells them apart"
     )
     parser.add_argument(
         "query", metavar="SQL", help="one SELECT over rollouts, messages, tool_calls, annotations.<producer>"

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Group
 from rich.text import Text
 
-from rollout_plugins.cli.filters import RUN
-from rollout_plugins.cli.output import add_json, busy, console, note, print_json, print_table, show, table_of
+from rollout_plugins.cli.common import RUN, add_json, busy, console, note, print_json, print_table, show, table_of
 from rollout_plugins.show import render_steps, sparkline
-from rollout_plugins.show.text import number, one_line
-from rollout_plugins.store.read import open_run
-
-if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
-    from collections.abc import Mapping, Sequence
-
-    from rollout_plugins.store.read import StoredRun
+from rollout_plugins.show.text import evenly, number, one_line
+from rollout_plugins.store.read import StoredRun, open_run
 
 ROWS = 8
 SPARE = ("errors", "max", "min", "cut off", "failed", "rollouts", "tokens", "calls")
@@ -60,7 +55,7 @@ def _print(stored: StoredRun, rows: Sequence[Mapping[str, Any]], *, whole: bool)
     lines = len(parts) + room + 3
     for split in dict.fromkeys(row["split"] for row in rows):
         chosen = [row for row in rows if row["split"] == split]
-        shown = chosen if whole else _spread(chosen, room)
+        shown = chosen if whole else evenly(chosen, room)
         some = f"{len(shown)} of {len(chosen)} steps, --all for all" if len(shown) < len(chosen) else "every step"
         readable = _readable(shown, set())
         parts += [Text(), Text(f"{one_line(split, 20)}: {some}", style="dim")]
@@ -107,13 +102,6 @@ def _percent(part: float | None, whole: float | None) -> str | None:
     return f"{(part or 0) / whole:.0%}" if whole else None
 
 
-def _spread(rows: Sequence[Any], count: int) -> list[Any]:
-    """The first, the last, and evenly between them."""
-    if len(rows) <= count:
-        return list(rows)
-    return [rows[number * (len(rows) - 1) // (count - 1)] for number in range(count)]
-
-
 def _charts(stored: StoredRun, rows: Sequence[Mapping[str, Any]], width: int, lines: int) -> list[Any]:
     train = [row for row in rows if row["split"] == "train"] or rows
     model = str(stored.info.model).rstrip("/").rpartition("/")[2]
@@ -130,5 +118,5 @@ def _charts(stored: StoredRun, rows: Sequence[Mapping[str, Any]], width: int, li
         known = [value for value in values if value is not None]
         if len(set(known)) > 1:
             ends = f"  {written(known[0])} → {written(known[-1])}"
-            parts.append(Text.assemble(f"{name:<21}", (sparkline(_spread(values, SPARKS)), "cyan"), ends))
+            parts.append(Text.assemble(f"{name:<21}", (sparkline(evenly(values, SPARKS)), "cyan"), ends))
     return parts

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import TYPE_CHECKING
 
-from rollout_plugins.cli.filters import RUN, add_filters, filters_of
+from rollout_hookspecs import Panel, Rollout, Run
+
+from rollout_plugins.cli.common import RUN, add_filters, filters_of
 from rollout_plugins.errors import RunError, need
-
-if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
-    from collections.abc import Callable, Sequence
-
-    from rollout_hookspecs import Panel, Rollout, Run
 
 
 def configure(parser: ArgumentParser) -> None:

@@ -16,7 +16,8 @@ from typing import Any
 
 from rollout_hookspecs import Image
 
-MAX_DEPTH = 240
+from rollout_plugins.content.limits import READ_DEPTH, Nesting
+
 _LARGEST = 1 << 28
 _SHOWN_BY = ("transparency", "icc_profile", "gamma", "chromaticity")
 _SAYS_ORIENTATION = ("exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp")
@@ -98,7 +99,7 @@ class _Hasher:
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[Any, bytes]] = {}
-        self._open: set[int] = set()
+        self._nesting = Nesting(READ_DEPTH)
 
     def of(self, value: Any, depth: int) -> bytes:
         try:
@@ -115,13 +116,13 @@ class _Hasher:
         ident = id(value)
         if ident in self._known:
             return self._known[ident][1]
-        if ident in self._open or depth >= MAX_DEPTH:
+        if self._nesting.objection(value, depth):
             return _digest(b"deep")
-        self._open.add(ident)
+        self._nesting.enter(value)
         try:
             digest = self._inside(value, depth + 1)
         finally:
-            self._open.discard(ident)
+            self._nesting.leave(value)
         self._known[ident] = (value, digest)
         return digest
 

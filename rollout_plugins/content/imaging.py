@@ -1,16 +1,43 @@
-"""An image as a screen shows it: upright, with eight bits to a colour, in RGB or RGBA. The given one is left alone."""
+"""Where an image's pixels are, and the image as a screen shows it: upright, with eight bits to a colour."""
 
 from __future__ import annotations
 
 import math
 from array import array
+from io import BytesIO
+from pathlib import Path
 from typing import Any
+
+from rollout_hookspecs import Image
 
 _SEE_THROUGH = frozenset({"LA", "La", "PA", "RGBa"})
 
 
+def file_of(image: Any, folder: str | Path) -> Path | None:
+    """The image's file in the run's folder; None when its pixels are not there, or it points elsewhere."""
+    if not isinstance(image, Image) or not isinstance(image.path, str) or not folder:
+        return None
+    try:
+        path = Path(folder, image.path).resolve()
+        return path if path.is_file() and path.is_relative_to(Path(folder).resolve()) else None
+    except (OSError, ValueError):
+        return None
+
+
+def small_copy(source: Path | bytes, side: int) -> Any:
+    """An image file in RGB on white, at most `side` pixels each way. Raises what Pillow makes of a broken file."""
+    from PIL import Image as Pil
+
+    with Pil.open(BytesIO(source) if isinstance(source, bytes) else source) as image:
+        image.draft("RGB", (side, side))
+        return on_white(for_screen(image, side))
+
+
 def for_screen(image: Any, side: int | None = None) -> Any:
-    """The image in RGB, or RGBA where something may shine through; at most `side` pixels each way."""
+    """The image in RGB, or RGBA where something may shine through; at most `side` pixels each way.
+
+    The given image is left alone.
+    """
     image = _coloured(_grey(image, side) if is_wide(image) else image)
     if side is not None and max(image.size) > side:
         image = image.copy()

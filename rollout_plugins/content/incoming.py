@@ -1,32 +1,28 @@
-"""Rollouts on their way from a framework's own objects into a recorder."""
+"""Rollouts on their way in: as another framework's objects or files hold them, before they have an id and a place."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from rollout_hookspecs import Rollout
 
+from rollout_plugins.content.hashing import content_hash
+from rollout_plugins.content.messages import as_messages
+from rollout_plugins.content.tool_calls import tool_calls
 
-@dataclass(slots=True)
+_BYTES_EACH = 256
+
+
+@dataclass(frozen=True, slots=True)
 class Unplaced:
     """A rollout as a format holds it; its id and its place in the run are decided later."""
 
     rollout: Rollout
     group: Any = None
-    """What all answers to the same prompt of the same generation have in common."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What the recorder wants of a shape."""
-
-    tokens: bool = False
-    """Whether token ids, masks and log-probabilities are kept."""
-    checked: bool = False
-    """Whether what looks like a mistake is raised, as a SetupError; later it costs only what it spoils."""
+    """What all answers to the same prompt of the same generation have in common; None where that is the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +34,16 @@ class Lost:
 
 REJECTED = Lost("rejected")
 UNREADABLE = Lost("unreadable")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the recorder wants of a framework's rollouts."""
+
+    tokens: bool = False
+    """Whether token ids, masks and log-probabilities are kept."""
+    checked: bool = False
+    """Whether what looks like a mistake is raised, as a SetupError; later it costs only what it spoils."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,30 +68,59 @@ class Incoming:
     """Copies what may change, on the thread that records."""
 
 
-def each(convert: Callable[[Any], Unplaced | Lost], items: Sequence[Any]) -> list[Unplaced | Lost]:
-    """What each item becomes; one that breaks the conversion costs itself alone."""
-    return [_one(convert, item) for item in items]
+def held(
+    convert: Callable[[Any], Unplaced | Lost], items: Sequence[Any], size: int, reward_names: Iterable[str]
+) -> Held:
+    """A batch of copied items, `size` bytes in all, that `convert` makes rollouts of."""
+    count = sum(item is not REJECTED for item in items)
+    return Held(lambda: list(each(convert, items)), count, size + _BYTES_EACH * count, tuple(reward_names))
 
 
-def _one(convert: Callable[[Any], Unplaced | Lost], item: Any) -> Unplaced | Lost:
-    if isinstance(item, Lost):
-        return item
-    try:
-        return convert(item)
-    except (Exception, SystemExit):
-        return UNREADABLE
+def each(
+    convert: Callable[[Any], Unplaced | Lost], items: Iterable[Any], broken: Lost = UNREADABLE
+) -> Iterator[Unplaced | Lost]:
+    """What each item becomes. One that breaks the conversion costs itself alone: `broken` stands in its place."""
+    for item in items:
+        if isinstance(item, Lost):
+            yield item
+            continue
+        try:
+            made = convert(item)
+        except (Exception, SystemExit):
+            made = broken
+        yield made
 
 
-def bytes_of(items: int, text: int) -> int:
-    """Rough size of so many rollouts with so much text."""
-    return 256 * items + text
+def spoken(prompt: Any, completion: Any) -> dict[str, Any]:
+    """The fields of a rollout that say what was said: messages, whether they were plain text, and tool calls."""
+    asked, prompt_is_text = as_messages(prompt, "user")
+    said, completion_is_text = as_messages(completion, "assistant")
+    return {
+        "prompt": asked,
+        "completion": said,
+        "prompt_is_text": prompt_is_text,
+        "completion_is_text": completion_is_text,
+        "tool_calls": tool_calls(said),
+    }
 
 
-def placed(batch: Sequence[Unplaced], keys: Sequence[Any]) -> list[Rollout]:
-    """The rollouts of one generation with their places; those of one key are a group."""
-    groups = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-    sizes = Counter(keys)
-    return [
-        replace(found.rollout, index=index, group=groups[key], group_size=sizes[key])
-        for index, (found, key) in enumerate(zip(batch, keys, strict=True))
+def placed(found: Iterable[Unplaced | Lost], group_size: int | None = None) -> list[Rollout]:
+    """The rollouts of one generation with their places.
+
+    `group_size` items in a row are a group; without it, those with an equal `group`, or else an equal prompt.
+    """
+    kept = [
+        (place // group_size if group_size else _group_key(one), one.rollout)
+        for place, one in enumerate(found)
+        if isinstance(one, Unplaced)
     ]
+    sizes = Counter(key for key, _ in kept)
+    numbers = {key: number for number, key in enumerate(sizes)}
+    return [
+        replace(rollout, index=index, group=numbers[key], group_size=sizes[key])
+        for index, (key, rollout) in enumerate(kept)
+    ]
+
+
+def _group_key(one: Unplaced) -> str:
+    return content_hash(one.rollout.prompt if one.group is None else one.group)

@@ -135,7 +135,9 @@ def completion_text(rollout: Rollout) -> str:
 
 
 def as_messages(value: Any, role: str) -> tuple[tuple[Any, ...], bool]:
-    """Messages as they are; a plain string becomes one message, and that is remembered."""
+    """Messages as they are, and whether they were a plain text, which becomes one message."""
+    if value is None:
+        return (), False
     if isinstance(value, str):
         return ({"role": role, "content": value},), True
     if isinstance(value, (list, tuple)):

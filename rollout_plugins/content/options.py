@@ -1,4 +1,4 @@
-"""Checking a plugin's options: every fault in one error, raised when the plugin is made."""
+"""Checking the options of a plugin or a sink: every fault in one error, raised when it is made."""
 
 from __future__ import annotations
 
@@ -38,5 +38,14 @@ def share(name: str, value: Any) -> str | None:
     return f"{name}={value!r} is not a number above 0 and up to 1"
 
 
-def flag(name: str, value: Any) -> str | None:
-    return None if isinstance(value, bool) else f"{name}={value!r} is not True or False"
+def flag(name: str, value: Any, *, optional: bool = False) -> str | None:
+    if isinstance(value, bool) or (optional and value is None):
+        return None
+    return f"{name}={value!r} is not True or False"
+
+
+def named(name: str, value: Any) -> str | None:
+    """Whether the value is a name, or None."""
+    if value is None or (isinstance(value, str) and value.strip()):
+        return None
+    return f"{name}={value!r} is not a name; give one, or leave it out"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
@@ -15,14 +15,14 @@ from uuid import UUID
 
 from rollout_hookspecs import Image, Placeholder
 
+from rollout_plugins.content.limits import SHOWN_DEPTH, SHOWN_ITEMS, Nesting
+
 #: What a terminal obeys or hides: control characters, marks that reverse the reading order, half characters.
 UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff"
     "\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
 _NOT_ASCII = re.compile("[^\x00-\x7e]")
-_DEEPEST = 48
-_MOST = 200_000
 _INT64 = 1 << 63
 _SPOKEN = (datetime, date, time, timedelta, Decimal, Fraction, PurePath, UUID)
 
@@ -71,8 +71,8 @@ def _escaped(match: re.Match[str]) -> str:
 class _Plain:
     def __init__(self, images: bool) -> None:
         self._images = images
-        self._open: set[int] = set()
-        self._left = _MOST
+        self._nesting = Nesting(SHOWN_DEPTH)
+        self._left = SHOWN_ITEMS
 
     def of(self, value: Any, depth: int) -> Any:
         self._left -= 1
@@ -96,22 +96,18 @@ class _Plain:
             return value if self._images else str(value)
         if isinstance(value, Placeholder):
             return plain_text(str(value))
-        if isinstance(value, Mapping):
-            return self._inside(value, depth, lambda: self._mapping(value, depth))
-        if isinstance(value, (list, tuple, set, frozenset)):
-            return self._inside(value, depth, lambda: self._sequence(value, depth))
+        if isinstance(value, (Mapping, list, tuple, set, frozenset)):
+            return self._container(value, depth)
         return self._foreign(value, depth)
 
-    def _inside(self, value: Any, depth: int, build: Callable[[], Any]) -> Any:
-        if id(value) in self._open:
-            return _stands_for(value, "contains itself")
-        if depth >= _DEEPEST:
-            return _stands_for(value, "nested too deep")
-        self._open.add(id(value))
+    def _container(self, value: Any, depth: int) -> Any:
+        if why := self._nesting.objection(value, depth):
+            return _stands_for(value, why)
+        self._nesting.enter(value)
         try:
-            return build()
+            return self._mapping(value, depth) if isinstance(value, Mapping) else self._sequence(value, depth)
         finally:
-            self._open.discard(id(value))
+            self._nesting.leave(value)
 
     def _mapping(self, value: Mapping[Any, Any], depth: int) -> dict[str, Any]:
         result: dict[str, Any] = {}

@@ -12,16 +12,12 @@ from typing import Any
 
 from rollout_hookspecs import Placeholder
 
-MAX_DEPTH = 200
-MAX_ITEMS = 2_000_000
+from rollout_plugins.content.limits import AGAIN, COPIED_ITEMS, KEPT_DEPTH, TOO_DEEP, EndlessError
+
 _ATOMS = frozenset({int, float, bool, type(None)})
 #: What a float takes, and an int that Python does not keep anyway.
 _FLOAT, _INT = 24, 32
 _LARGE = 512
-
-
-class _EndlessError(BaseException):
-    """More items than people write by hand or by model: perhaps the same ones again and again."""
 
 
 class Snapshot:
@@ -38,14 +34,14 @@ class Snapshot:
     def copy(self, value: Any) -> Any:
         """A copy that later changes to `value` do not show in."""
         before = self.bytes
-        self._left, self._seen = MAX_ITEMS, None
+        self._left, self._seen = COPIED_ITEMS, None
         try:
             return self._copy(value, 0)
-        except _EndlessError:
+        except EndlessError:
             self.bytes = before
             self._shared.clear()
         except RecursionError:  # the trainer's own stack was deep already
-            return _lost(value, "nested too deep")
+            return _lost(value, TOO_DEEP)
         self._left, self._seen = -1, {}
         return self._copy(value, 0)
 
@@ -64,7 +60,7 @@ class Snapshot:
 
     def _dict(self, value: dict[Any, Any], depth: int) -> Any:
         self._left -= 1 + len(value)
-        if (depth > MAX_DEPTH or self._left < 0) and (why := self._objection(value, depth)):
+        if (depth > KEPT_DEPTH or self._left < 0) and (why := self._objection(value, depth)):
             return _lost(value, why)
         copied = value.copy()
         size = getsizeof(copied)
@@ -85,7 +81,7 @@ class Snapshot:
 
     def _list(self, value: Any, depth: int) -> Any:
         self._left -= 1 + len(value)
-        if (depth > MAX_DEPTH or self._left < 0) and (why := self._objection(value, depth)):
+        if (depth > KEPT_DEPTH or self._left < 0) and (why := self._objection(value, depth)):
             return _lost(value, why)
         copied = list(value)
         size = getsizeof(copied)
@@ -120,12 +116,12 @@ class Snapshot:
 
     def _objection(self, value: Any, depth: int) -> str:
         """Why a container is not copied here; empty when it is."""
-        if depth > MAX_DEPTH:
-            return "nested too deep"
+        if depth > KEPT_DEPTH:
+            return TOO_DEEP
         if self._seen is None:
-            raise _EndlessError
+            raise EndlessError
         if id(value) in self._seen:
-            return "the same again in a vast value"
+            return AGAIN
         self._seen[id(value)] = value
         return ""
 

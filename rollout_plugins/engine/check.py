@@ -75,6 +75,14 @@ def _parameters(kind: type) -> list[inspect.Parameter]:
         return []
 
 
+def accepted_options(entry: EntryPoint) -> list[str]:
+    """What a plugin's class takes; nothing if it is not a class or does not import."""
+    with suppress(SetupError):
+        loaded = _imported(entry)
+        return [parameter.name for parameter in _parameters(loaded)] if isinstance(loaded, type) else []
+    return []
+
+
 # --- hooks --------------------------------------------------------------------------------------------------------
 
 

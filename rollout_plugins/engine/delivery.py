@@ -6,7 +6,9 @@ import logging
 import math
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
+
+from rollout_hookspecs import Sink
 
 from rollout_plugins.engine.ledger import Ledger
 
@@ -22,17 +24,35 @@ class Delivered(NamedTuple):
     had: int
 
 
+class _Defaults(Sink):
+    """What a sink has that brings nothing of its own."""
+
+
+_DEFAULTS = _Defaults()
+
+
+class _Complete:
+    """A plugin, with the contract's defaults for what it lacks."""
+
+    def __init__(self, plugin: Any) -> None:
+        self._plugin = plugin
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._plugin, name, None)
+        return getattr(_DEFAULTS, name) if found is None else found
+
+
+def as_sink(plugin: Any) -> Sink:
+    """The plugin with all that a sink may have."""
+    return cast("Sink", _Complete(plugin))
+
+
 class Delivery:
-    """Sends a run's rollouts to a sink, and remembers which ones.
+    """Sends a run's rollouts to a sink, and remembers which ones. A sink without a target is sent everything."""
 
-    What a sink may offer for that: `open()`, which makes sure that `target` names the place; `target`, a text that
-    stays the same for the same place; `received()`, the ids of the rollouts that the place has, or None where it
-    can't be asked. A sink without a target is sent everything.
-    """
-
-    def __init__(self, sink: Any, folder: Path, *, patience: float = math.inf) -> None:
+    def __init__(self, plugin: Any, folder: Path, *, patience: float = math.inf) -> None:
         self.folder = folder
-        self._sink = sink
+        self._sink = as_sink(plugin)
         self._patience = patience
         self._ledger: Ledger | None = None
         self._had: set[str] = set()
@@ -40,7 +60,7 @@ class Delivery:
     @property
     def target(self) -> str | None:
         """Where the rollouts go; None when they are not kept there, as on standard output."""
-        found = getattr(self._sink, "target", None)
+        found = self._sink.target
         return found if isinstance(found, str) and not found.endswith(":-") else None
 
     def ask(self) -> None:
@@ -50,7 +70,7 @@ class Delivery:
             return
         with ledger.turn(self._patience):
             noted = ledger.news()
-            received = getattr(self._sink, "received", lambda: None)()
+            received = self._sink.received()
             # What somebody else sends now may be noted but still be on its way.
             self._had = noted if received is None else {*received} | (set() if ledger.is_alone() else noted)
 
@@ -72,9 +92,7 @@ class Delivery:
             self._ledger = None
 
     def _opened(self) -> Ledger | None:
-        opened = getattr(self._sink, "open", None)
-        if callable(opened):
-            opened()
+        self._sink.open()
         target = self.target
         if self._ledger is not None and self._ledger.target != target:
             self.close()

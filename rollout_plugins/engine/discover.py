@@ -12,7 +12,7 @@ import pluggy
 from rollout_hookspecs import PROJECT, hooks
 
 from rollout_plugins.engine import environment
-from rollout_plugins.engine.check import HOOKS, check, implements, is_property, load
+from rollout_plugins.engine.check import HOOKS, accepted_options, check, implements, is_property, load
 from rollout_plugins.engine.telling import is_required, shown
 from rollout_plugins.errors import SetupError, suggest
 
@@ -58,6 +58,19 @@ def discover() -> dict[str, Installed]:
                 entry.dist.name,
             )
     return found
+
+
+def known_sinks() -> list[str]:
+    """Names one may export to: our sinks, and whatever others have installed. Nothing is imported to find out more."""
+    found = discover().values()
+    ours = "rollout_plugins.sinks."
+    return [f.name for f in found if f.distribution != DISTRIBUTION or (f.entry and f.entry.value.startswith(ours))]
+
+
+def options_of(name: str) -> list[str]:
+    """What the class of an installed plugin takes; nothing if it is not a class or does not import."""
+    entry = discover()[name].entry
+    return accepted_options(entry) if entry else []
 
 
 class _Manager(pluggy.PluginManager):
@@ -128,7 +141,7 @@ class Plugins:
 
     def _object(self, item: Any, chosen: Sequence[Installed]) -> Installed:
         """A plugin given as an object, or as a class that is instantiated. Several of one kind are numbered."""
-        base = _name_of(item, self.found)
+        base = name_of(item, self.found)
         if not isinstance(item, type) and base in self._config:
             raise SetupError(
                 f"config has options for plugin {base!r}, which was given as an instance; give them to the instance"
@@ -228,7 +241,7 @@ def _checked_config(config: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[s
     return {name: dict(options) for name, options in config.items()}
 
 
-def _name_of(plugin: Any, known: Mapping[str, Installed]) -> str:
+def name_of(plugin: Any, known: Mapping[str, Installed]) -> str:
     """A plugin object's or class's name: its entry point's, its own `name`, or its class's."""
     kind = plugin if isinstance(plugin, type) else type(plugin)
     address = f"{kind.__module__}:{kind.__qualname__}"

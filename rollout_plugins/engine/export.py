@@ -1,28 +1,44 @@
-"""Send a stored run to a sink: later, again, or for the first time. What the sink already has is not sent twice."""
+"""Send a stored run to a sink: later, again, or for the first time. What the sink already has is not sent twice.
+
+Rollouts go the way that they go while training: what `required` plugins let leave, in the format of the first plugin
+that gives one, on the sink's own thread. Other hooks are not called: their work is done, and stored.
+"""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import closing
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from rollout_hookspecs import Rollout, Step
+from rollout_hookspecs import Rollout, Run, Step
 
-from rollout_plugins.content.trace import default_trace
-from rollout_plugins.engine.delivery import Delivery
-from rollout_plugins.engine.discover import Plugins
-from rollout_plugins.errors import SetupError
+from rollout_plugins.content.trace import DefaultTrace
+from rollout_plugins.engine import environment
+from rollout_plugins.engine.counters import Counters
+from rollout_plugins.engine.delivery import as_sink
+from rollout_plugins.engine.discover import Plugins, discover, known_sinks, name_of
+from rollout_plugins.engine.dispatch import Dispatcher
+from rollout_plugins.engine.leaving import cleaned_run, cleaned_stored
+from rollout_plugins.engine.outbox import Outbox
+from rollout_plugins.engine.telling import be_discreet, is_required, shown
+from rollout_plugins.errors import RolloutPluginsError, RunError, SetupError, suggest
 
 if TYPE_CHECKING:
     from rollout_plugins.store.read import StoredRun
 
-SINKS = ("trackio", "wandb", "jsonl", "scout")
+logger = logging.getLogger("rollout_plugins")
+
 PATIENCE_SECONDS = 60.0
 """How long an export waits while another process sends to the same place."""
+HANG_SECONDS = 600.0
+"""How long a sink may take over one generation, unless ROLLOUT_PLUGINS_HANG_SECONDS says otherwise."""
+END_SECONDS = 20.0
+"""How long it may take to finish after an error."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +52,7 @@ class Sent:
     had: int
     """Rollouts the target already had."""
     capped: int
-    """Rollouts left out: by the cap, or by a limit of the sink's own."""
+    """Rollouts left out: by the cap, a limit of the sink's own, or a `required` plugin."""
 
 
 def export(
@@ -44,79 +60,156 @@ def export(
     to: str | Any,
     *,
     cap: int | None = None,
+    plugins: Sequence[Any] = (),
     progress: Callable[[int], object] = lambda _: None,
-    options: dict[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
     **filters: Any,
 ) -> Sent:
     """Send a run's rollouts to a sink, by name or as an instance; an interrupted export goes on where it stopped.
 
     cap: at most so many of each generation, whole groups first.
+    plugins: those that format or search what is sent, beside the installed ones: `["redact"]`.
+    options: those of a sink that is given by name.
     filters: those of `StoredRun.rollouts`.
     """
-    sink = _sink(to, options or {})
-    _capped((), Step(), cap)  # one that makes no sense is refused before anything is opened
-    with closing(Delivery(sink, run.dir, patience=PATIENCE_SECONDS)) as delivery:
-        _call(sink, "on_run_start", run=run.info)
-        try:
-            delivery.ask()
-            return _send(_generations(run, filters), sink, delivery, cap, progress)
-        finally:
-            _call(sink, "on_run_end", run=run.info)
+    choose = _chooser(cap)
+    done = 0
+    with _sending(to, plugins, options or {}, run.info) as sending:
+        for step, rollouts in _generations(run, filters):
+            sending.send(choose(rollouts, step), step)
+            done += len(rollouts)
+            progress(done)
+        sent, had = sending.outbox.delivered
+        return Sent(sending.target, sent, had, done - sent - had)
 
 
-def _sink(to: str | Any, options: dict[str, Any]) -> Any:
-    if not isinstance(to, str):
-        return to
-    if to not in SINKS:
-        raise SetupError(f"cannot export to {to!r}; accepted: parquet, {', '.join(SINKS)}")
-    plugins = Plugins([to], config={to: options}, autoload=False)
-    sink = plugins.manager.get_plugin(to)
+@contextmanager
+def _sending(to: str | Any, plugins: Sequence[Any], options: Mapping[str, Any], run: Run) -> Iterator[_Sending]:
+    sending = _Sending(to, plugins, options, run)
+    try:
+        sending.start()
+        yield sending
+    except BaseException:
+        sending.end(0.0 if sending.is_stream else min(sending.seconds, END_SECONDS))
+        raise
+    sending.end(sending.seconds)
+    sending.check()
+
+
+class _Sending:
+    """One sink, and the plugins that see what it is sent."""
+
+    def __init__(self, to: str | Any, plugins: Sequence[Any], options: Mapping[str, Any], run: Run) -> None:
+        self._run = run
+        self._sink, self._dispatcher = _loaded(to, plugins, options)
+        limit = environment.seconds("HANG_SECONDS", HANG_SECONDS)
+        self.seconds = threading.TIMEOUT_MAX if self.is_stream else limit  # a reader may take as long as it likes
+        self._errors: list[BaseException] = []
+        self.outbox = Outbox(
+            self._sink, self._dispatcher, Counters(), "global", self._errors.append, patience=PATIENCE_SECONDS
+        )
+
+    @property
+    def is_stream(self) -> bool:
+        return self.target.endswith(":-")
+
+    @property
+    def target(self) -> str:
+        return as_sink(self._sink).target or type(self._sink).__name__
+
+    def start(self) -> None:
+        if self._dispatcher.has_required:
+            be_discreet(self)
+        self._tell("on_run_start")
+        self._run = cleaned_run(self._dispatcher, self._run)
+        self.outbox.start_run(self._run)
+        self._settle()
+
+    def send(self, rollouts: Sequence[Rollout], step: Step) -> None:
+        """Send one generation, and wait until it is there."""
+        seen = [cleaned_stored(self._dispatcher, rollout, step) for rollout in rollouts]
+        traces = [self._dispatcher.trace(rollout) for rollout in seen if rollout is not None]
+        self.outbox.send([trace for trace in traces if trace is not None], step)
+        self._settle()
+
+    def end(self, seconds: float) -> None:
+        """Tell everybody; the sink has so long to finish, unless it hangs already."""
+        if not self.outbox.is_stuck:
+            self.outbox.end_run(self._run)
+        self.outbox.close(time.monotonic() + seconds)
+        self._tell("on_run_end")
+
+    def _tell(self, hook: str) -> None:
+        """Tell the plugins that take part. The sink is told on its own thread."""
+        formats = self._dispatcher.plugins_with("format_trace")
+        for impl in self._dispatcher.implementations(hook):
+            takes_part = is_required(impl.plugin) or any(impl.plugin is plugin for plugin in formats)
+            if takes_part and impl.plugin is not self._sink:
+                self._dispatcher.call(impl, hook, {"run": self._run})
+
+    def _settle(self) -> None:
+        self.outbox.drain(time.monotonic() + self.seconds)
+        self.check()
+
+    def check(self) -> None:
+        """Raise what the sink raised, or that it does not come back."""
+        if self._errors:
+            raise self._told(self._errors.pop())  # without a name: its traceback would keep it, and the run, alive
+        name = self.outbox.name
+        if self.outbox.is_stuck:
+            limit = f"{self.seconds:g} s (ROLLOUT_PLUGINS_HANG_SECONDS sets the limit)"
+            raise RunError(f"sink {name!r} did not return within {limit} {self._rest}")
+        if name in self._dispatcher.removed:
+            raise RunError(f"sink {name!r} {self._dispatcher.removed[name]}, {self._rest}")
+
+    def _told(self, error: BaseException) -> Exception:
+        """The sink's error, once it is told how far the export came."""
+        if not isinstance(error, Exception):  # such as SystemExit, which would end the process without a word
+            return RunError(f"sink {self.outbox.name!r} raised {shown(error)} {self._rest}")
+        if not isinstance(error, (RolloutPluginsError, BrokenPipeError)):
+            logger.warning("sink %r raised %s %s", self.outbox.name, shown(error), self._rest)
+        return error
+
+    @property
+    def _rest(self) -> str:
+        return f"after {self.outbox.delivered.sent} rollouts were sent; export again for the rest"
+
+
+def _loaded(to: str | Any, plugins: Sequence[Any], options: Mapping[str, Any]) -> tuple[Any, Dispatcher]:
+    """The sink, and the way to it and to all plugins that are installed or given."""
+    if isinstance(to, str) and to not in discover():
+        raise SetupError(f"cannot export to {to!r}; {suggest(to, known_sinks())}")
+    if options and not isinstance(to, str):
+        raise SetupError("options are for a sink that is given by name; give them to the instance")
+    loaded = Plugins([to, *plugins], config={to: options} if options else {})
+    name = to if isinstance(to, str) else name_of(to, loaded.found)
+    sink = loaded.manager.get_plugin(name)
     if sink is None:
-        raise SetupError(f"{to!r} is disabled by ROLLOUT_PLUGINS_DISABLE")
-    return sink
+        raise SetupError(f"{name!r} is disabled by ROLLOUT_PLUGINS_DISABLE")
+    loaded.manager.register(DefaultTrace(), name="trace")
+    dispatcher = Dispatcher(loaded.manager, Counters())
+    if not any(sink is plugin for plugin in dispatcher.plugins_with("export_traces")):
+        raise SetupError(f"{name!r} is not a sink: it does not implement export_traces")
+    return sink, dispatcher
 
 
-def _capped(rollouts: Sequence[Rollout], step: Step, cap: int | None) -> Sequence[Rollout]:
-    """At most so many of one generation. The cap of a training counts steps, which may have several."""
+def _chooser(cap: int | None) -> Callable[[Sequence[Rollout], Step], Sequence[Rollout]]:
+    """Leaves at most so many of one generation."""
     if cap is None:
-        return rollouts
+        return lambda rollouts, _: rollouts
     plugin = Plugins(["cap"], config={"cap": {"max_per_step": cap}}, autoload=False).manager.get_plugin("cap")
     if plugin is None:
         raise SetupError("cap= needs the plugin 'cap', which ROLLOUT_PLUGINS_DISABLE names; take it out there")
-    return plugin.select_rollouts(rollouts, step) or rollouts
+
+    def choose(rollouts: Sequence[Rollout], step: Step) -> Sequence[Rollout]:
+        plugin.on_run_start(Run(id=""))  # else it would count a step, which may have several generations
+        chosen: Sequence[Rollout] = plugin.select_rollouts(rollouts, step)
+        return chosen
+
+    return choose
 
 
-def _send(
-    generations: Iterator[tuple[Step, Sequence[Rollout]]],
-    sink: Any,
-    delivery: Delivery,
-    cap: int | None,
-    progress: Callable[[int], object],
-) -> Sent:
-    sent = had = left = 0
-    for step, rollouts in generations:
-        kept = {rollout.id: rollout for rollout in _capped(rollouts, step, cap)}
-        done = delivery.send(list(kept), partial(_export, sink, step, kept))
-        sent, had = sent + done.sent, had + done.had
-        left += len(rollouts) - done.sent - done.had
-        progress(sent + had + left)
-    return Sent(getattr(sink, "target", type(sink).__name__), sent, had, left)
-
-
-def _export(sink: Any, step: Step, rollouts: Mapping[str, Rollout], ids: Collection[str]) -> Any:
-    return _call(sink, "export_traces", traces=tuple(default_trace(rollouts[ident]) for ident in ids), step=step)
-
-
-def _call(sink: Any, hook: str, **arguments: Any) -> Any:
-    """Call a hook, if the sink has it, with the arguments it asks for."""
-    function = getattr(sink, hook, None)
-    if function is None:
-        return None
-    wanted = inspect.signature(function).parameters
-    return function(**{name: value for name, value in arguments.items() if name in wanted})
-
-
-def _generations(run: StoredRun, filters: dict[str, Any]) -> Iterator[tuple[Step, Sequence[Rollout]]]:
+def _generations(run: StoredRun, filters: Mapping[str, Any]) -> Iterator[tuple[Step, Sequence[Rollout]]]:
     """The rollouts as they were made, one generation batch after the other."""
     world = run.info.world_size
     for (split, number), group in groupby(run.rollouts(**filters), key=lambda r: (r.split, r.generation)):

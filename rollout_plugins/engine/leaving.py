@@ -94,13 +94,23 @@ def _seen_again(calls: PluginCalls, seen: Rollout, now: Rollout, step: Step) -> 
         return now
     if calls.lacking:
         return seen
-    arguments = {"rollout": now, "step": step}
+    return _through_required(calls, now, step) or seen
+
+
+def _through_required(calls: PluginCalls, rollout: Rollout, step: Step) -> Rollout | None:
+    """As `required` plugins let it leave; None where one of them drops it, or fails."""
+    arguments = {"rollout": rollout, "step": step}
     try:
         for impl in filter(calls.is_of_required, calls.implementations("on_rollout")):
-            worked, result = calls.call(impl, "on_rollout", arguments, replacement(now.id))
+            worked, result = calls.call(impl, "on_rollout", arguments, replacement(rollout.id))
             if not worked:
-                return seen
-            arguments["rollout"] = now = result or now
+                return None
+            arguments["rollout"] = rollout = result or rollout
     except Drop:
-        return seen
-    return now
+        return None
+    return rollout
+
+
+def cleaned_stored(calls: PluginCalls, rollout: Rollout, step: Step) -> Rollout | None:
+    """A rollout from the store, which plugins have changed before; None where it may not leave."""
+    return None if calls.lacking else _through_required(calls, rollout, step)

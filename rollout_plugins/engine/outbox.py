@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rollout_hookspecs import Run, Step, Trace
 
+from rollout_plugins.content.patience import be_patient
 from rollout_plugins.engine.counters import Counters
-from rollout_plugins.engine.delivery import Delivery
+from rollout_plugins.engine.delivery import Delivered, Delivery, as_sink
 from rollout_plugins.engine.dispatch import Dispatcher
 from rollout_plugins.engine.telling import shown
 from rollout_plugins.engine.threads import own_thread
@@ -24,11 +27,11 @@ LIMIT = 64
 
 
 class _Item(NamedTuple):
-    """Something to tell the sink, and how many traces it holds."""
+    """Something to do for the sink, and how many traces it holds."""
 
     what: str
-    arguments: dict[str, Any]
-    traces: int
+    work: Callable[[], object]
+    traces: int = 0
 
 
 def is_more_than_sink(plugin: Any, dispatcher: Dispatcher) -> bool:
@@ -38,7 +41,7 @@ def is_more_than_sink(plugin: Any, dispatcher: Dispatcher) -> bool:
 
 
 class Outbox:
-    """Delivers a run's start, its traces and its end to one sink, in order."""
+    """Delivers a run's start, its traces and its end to one sink, in order, while training or from the store."""
 
     def __init__(
         self,
@@ -47,14 +50,19 @@ class Outbox:
         counters: Counters,
         scope: str,
         on_error: Callable[[BaseException], None],
+        *,
+        patience: float | None = None,
     ) -> None:
+        """`patience`: how long an export waits for others that send to the same place; None while training."""
         self.plugin = plugin
         self.scope = scope
-        self._on_error = on_error
         self.name = dispatcher.name_of(plugin)
         self.missed = 0
+        self.delivered = Delivered(0, 0)
+        self._on_error = on_error
         self._dispatcher = dispatcher
         self._counters = counters
+        self._patience = patience
         self._implementations = {
             hook: [impl for impl in dispatcher.implementations(hook) if impl.plugin is plugin]
             for hook in ("on_run_start", "export_traces", "on_run_end")
@@ -62,37 +70,37 @@ class Outbox:
         self._items: deque[_Item] = deque()
         self._changed = threading.Condition()
         self._current: _Item | None = None
-        self._folder = Path()
         self._delivery: Delivery | None = None
         self._stuck_on: _Item | None = None
-        self._told = False
+        self._told = patience is not None  # an export ends with the error, which tells enough
         self._closed = False
         own_thread(self.name, self._work).start()
 
     def start_run(self, run: Run) -> None:
         """A plugin that does more than export was told already, before its first rollout."""
-        self._folder = Path(run.dir)
+        self._put(_Item("open", partial(self._begin, Path(run.dir))))
         if not is_more_than_sink(self.plugin, self._dispatcher):
-            self._put("on_run_start", {"run": run}, 0)
+            self._put(_Item("on_run_start", partial(self._call, "on_run_start", run=run)))
+        if self._patience is not None:
+            self._put(_Item("received", self._ask))
 
     def send(self, traces: Sequence[Trace], step: Step) -> None:
         """Queue the traces; when the sink is too far behind they are counted as missed."""
         if traces:
-            self._put("export_traces", {"traces": tuple(traces), "step": step}, len(traces))
+            self._put(_Item("export_traces", partial(self._export, tuple(traces), step), len(traces)))
 
     def alert(self, title: str, text: str) -> None:
-        if hasattr(self.plugin, "alert"):
-            self._put("alert", {"title": title, "text": text}, 0)
+        self._put(_Item("alert", partial(as_sink(self.plugin).alert, title=title, text=text)))
 
     def end_run(self, run: Run) -> None:
-        self._put("on_run_end", {"run": run}, 0)
+        self._put(_Item("on_run_end", partial(self._call, "on_run_end", run=run)))
 
-    def _put(self, what: str, arguments: dict[str, Any], count: int) -> None:
+    def _put(self, item: _Item) -> None:
         with self._changed:
-            if count and (self._closed or len(self._items) >= LIMIT):
-                self._miss(count, "it was given up on" if self._closed else "its queue is full")
+            if item.traces and (self._closed or len(self._items) >= LIMIT):
+                self._miss(item.traces, "it was given up on" if self._closed else "its queue is full")
                 return
-            self._items.append(_Item(what, arguments, count))
+            self._items.append(item)
             self._changed.notify_all()
 
     def _miss(self, count: int, why: str) -> None:
@@ -102,7 +110,11 @@ class Outbox:
         self.missed += count
         self._counters.drop(f"sink_failed:{self.name}", count)
 
+    # --- the sink's thread --------------------------------------------------------------------------------------
+
     def _work(self) -> None:
+        if self._patience is not None:
+            be_patient()
         while True:
             with self._changed:
                 while not self._items:
@@ -111,41 +123,42 @@ class Outbox:
                         return
                     self._changed.wait()
                 self._current = item = self._items.popleft()
-            self._deliver(item)
+            self._do(item)
             with self._changed:
                 self._current = None
                 self._changed.notify_all()
 
-    def _deliver(self, item: _Item) -> None:
+    def _do(self, item: _Item) -> None:
         if self.name in self._dispatcher.removed:
             self._miss(item.traces, f"it {self._dispatcher.removed[self.name]}")
             return
         try:
-            if item.what == "alert":
-                self.plugin.alert(**item.arguments)
-            elif item.what == "export_traces":
-                self._export(**item.arguments)
-            else:
-                self._tell(item.what, item.arguments)
+            item.work()
         except BaseException as error:  # this thread serves this sink alone, and has to outlive it
             self._counters.error(self.name)
             self._miss(item.traces, f"it raised {shown(error)} in {item.what}")
             logger.debug("sink %r failed in %s", self.name, item.what, exc_info=error)
             self._on_error(error)
 
-    def _export(self, traces: Sequence[Trace], step: Step) -> None:
-        if self._delivery is None or self._delivery.folder != self._folder:
-            self._leave()
-            self._delivery = Delivery(self.plugin, self._folder)
+    def _begin(self, folder: Path) -> None:
+        self._leave()
+        self._delivery = Delivery(self.plugin, folder, patience=math.inf if self._patience is None else self._patience)
 
+    def _ask(self) -> None:
+        assert self._delivery is not None
+        self._delivery.ask()
+
+    def _export(self, traces: Sequence[Trace], step: Step) -> None:
         def export(ids: Collection[str]) -> Any:
             wanted = set(ids)
             new = tuple(trace for trace in traces if trace.rollout_id in wanted)
-            return self._tell("export_traces", {"traces": new, "step": step})
+            return self._call("export_traces", traces=new, step=step)
 
-        self._delivery.send(list(dict.fromkeys(trace.rollout_id for trace in traces)), export)
+        assert self._delivery is not None
+        sent, had = self._delivery.send(list(dict.fromkeys(trace.rollout_id for trace in traces)), export)
+        self.delivered = Delivered(self.delivered.sent + sent, self.delivered.had + had)
 
-    def _tell(self, hook: str, arguments: dict[str, Any]) -> Any:
+    def _call(self, hook: str, **arguments: Any) -> Any:
         result = None
         for impl in self._implementations[hook]:
             names = (*impl.argnames, *(name for name in impl.kwargnames if name in arguments))
@@ -155,6 +168,8 @@ class Outbox:
     def _leave(self) -> None:
         if self._delivery is not None:
             self._delivery.close()
+
+    # --- the end ------------------------------------------------------------------------------------------------
 
     def drain(self, until: float) -> bool:
         """Wait for the queue to empty, until a `time.monotonic()`; whether it did. A hung sink is waited for once."""

@@ -23,6 +23,7 @@ from rollout_hookspecs import Batch, Run
 from rollout_plugins.content.trace import DefaultTrace
 from rollout_plugins.engine import environment
 from rollout_plugins.engine.counters import Counters
+from rollout_plugins.engine.delivery import as_sink
 from rollout_plugins.engine.discover import Plugins
 from rollout_plugins.engine.dispatch import Dispatcher
 from rollout_plugins.engine.ending import Ending
@@ -378,4 +379,4 @@ def _import_pandas() -> None:
 
 
 def _scope(plugin: Any) -> str:
-    return str(getattr(plugin, "scope", "global"))
+    return as_sink(plugin).scope

@@ -1,4 +1,4 @@
-"""An own loop's rollouts: `Rollout` records, or dicts with the fields of one."""
+"""Rollouts of a loop of one's own: `Rollout` records, or dicts with the fields of one."""
 
 from __future__ import annotations
 
@@ -9,26 +9,14 @@ from typing import Any, get_args
 from rollout_hookspecs import Rollout, Tokens, ToolCall
 from rollout_hookspecs._records import Finish
 
-from rollout_plugins.content.incoming import (
-    REJECTED,
-    UNREADABLE,
-    Held,
-    Incoming,
-    Lost,
-    Unplaced,
-    Wanted,
-    bytes_of,
-    each,
-)
-from rollout_plugins.content.messages import as_messages
+from rollout_plugins.content.incoming import REJECTED, UNREADABLE, Held, Incoming, Lost, Unplaced, Wanted, held, spoken
 from rollout_plugins.content.rewards import given
 from rollout_plugins.content.snapshot import Snapshot
-from rollout_plugins.content.tool_calls import tool_calls
 from rollout_plugins.errors import SetupError, suggest
 
 _DECIDED = ("id", "run_id", "attempt", "split", "step", "generation", "rank", "index")
 KEYS = tuple(field.name for field in fields(Rollout) if field.name not in _DECIDED)
-_SPEAKERS = {"prompt": "user", "completion": "assistant"}
+_SPEAKERS = ("prompt", "completion")
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     **dict.fromkeys(_SPEAKERS, ((str, list, tuple), "text or a list of messages")),
     **dict.fromkeys(("rewards", "columns", "extra", "marks"), ((Mapping,), "a dict, by name")),
@@ -39,18 +27,17 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
 
 def rows(rollouts: Any) -> Incoming:
     """Rollouts given one by one. None among them is a rejected one, and counted."""
-    return Incoming(lambda asked: _take(rollouts, asked))
+    return Incoming(lambda wanted: _take(rollouts, wanted))
 
 
-def _take(rollouts: Any, asked: Wanted) -> Held:
+def _take(rollouts: Any, wanted: Wanted) -> Held:
     items = _listed(rollouts)
-    if asked.checked:
+    if wanted.checked:
         _check(items)
     copier = Snapshot()
-    copies = [_copied(item, copier, asked) for item in items]
+    copies = [_copied(item, copier, wanted) for item in items]
     names = dict.fromkeys(name for copy in copies for name in _reward_names(copy))
-    size = bytes_of(len(copies), copier.bytes)
-    return Held(lambda: each(_found, copies), len(copies) - copies.count(REJECTED), size, tuple(names))
+    return held(_found, copies, copier.bytes, names)
 
 
 def _listed(rollouts: Any) -> list[Any]:
@@ -108,14 +95,14 @@ def _is_number(value: Any) -> bool:
 # --- copies, on the thread that records ----------------------------------------------------------------------------
 
 
-def _copied(item: Any, copier: Snapshot, asked: Wanted) -> Any:
+def _copied(item: Any, copier: Snapshot, wanted: Wanted) -> Any:
     if item is None:
         return REJECTED
     try:
         if isinstance(item, Rollout):
-            return _copy(item if asked.tokens else replace(item, tokens=None), copier)
+            return _copy(item if wanted.tokens else replace(item, tokens=None), copier)
         if isinstance(item, Mapping):
-            return {key: _copy(item[key], copier) for key in item if asked.tokens or key != "tokens"}
+            return {key: _copy(item[key], copier) for key in item if wanted.tokens or key != "tokens"}
     except (Exception, SystemExit):  # a mapping that does not map
         return UNREADABLE
     return Lost("no_rollout")
@@ -139,27 +126,27 @@ def _reward_names(copy: Any) -> list[str]:
 
 
 def _found(copy: Any) -> Unplaced:
-    if isinstance(copy, Rollout):
-        given = {name: getattr(copy, name) for name in _SPEAKERS if isinstance(getattr(copy, name), str)}
-        made = replace(copy, **_spoken(given))
-        return Unplaced(_with_calls(made), copy.group if copy.group_size > 1 else None)
-    known = {name: copy[name] for name in KEYS if name in copy and name not in _SPEAKERS}
+    return _of_record(copy) if isinstance(copy, Rollout) else _of_dict(copy)
+
+
+def _of_record(copy: Rollout) -> Unplaced:
+    talk = spoken(copy.prompt, copy.completion)
+    texts = [name for name in _SPEAKERS if isinstance(getattr(copy, name), str)]
+    changes = {key: talk[key] for name in texts for key in (name, f"{name}_is_text")}
+    calls = copy.tool_calls or talk["tool_calls"]
+    return Unplaced(replace(copy, **changes, tool_calls=calls), copy.group if copy.group_size > 1 else None)
+
+
+def _of_dict(copy: Mapping[str, Any]) -> Unplaced:
+    """Tool calls are those that the messages show, unless the loop said what became of them."""
+    known = {name: copy[name] for name in KEYS if name in copy}
     group = known.pop("group", None)
-    known.update(_spoken(copy), **_numbers(copy))
-    if copy.get("tool_calls") is not None:
-        known["tool_calls"] = tuple(ToolCall(**c) if type(c) is dict else c for c in copy["tool_calls"])
+    known |= spoken(copy.get("prompt"), copy.get("completion")) | _numbers(copy)
+    if copy.get("tool_calls"):
+        known["tool_calls"] = tuple(ToolCall(**call) if type(call) is dict else call for call in copy["tool_calls"])
     if isinstance(copy.get("tokens"), dict):
         known["tokens"] = Tokens(**copy["tokens"])
-    return Unplaced(_with_calls(_with_strays(Rollout(id="", **known), copy)), group)
-
-
-def _spoken(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Prompt and completion as messages, and whether they were plain text."""
-    made: dict[str, Any] = {}
-    for name, role in _SPEAKERS.items():
-        if given.get(name) is not None:
-            made[name], made[f"{name}_is_text"] = as_messages(given[name], role)
-    return made
+    return Unplaced(_with_strays(Rollout(id="", **known), copy), group)
 
 
 def _numbers(copy: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,16 +159,11 @@ def _numbers(copy: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_strays(rollout: Rollout, copy: Mapping[Any, Any]) -> Rollout:
-    """Keys that are no fields are kept all the same, and marked."""
+    """Keys that are not fields are kept all the same, and marked."""
     strays = {key: value for key, value in copy.items() if key not in KEYS}
     if not strays:
         return rollout
     extra = rollout.extra if isinstance(rollout.extra, dict) else {}
     marks = rollout.marks if isinstance(rollout.marks, dict) else {}
-    notes = {f"stray:{key}": "no field of a rollout; it is in extra" for key in strays}
+    notes = {f"stray:{key}": "not a field of a rollout; it is in extra" for key in strays}
     return replace(rollout, extra={**strays, **extra}, marks={**marks, **notes})
-
-
-def _with_calls(rollout: Rollout) -> Rollout:
-    """Tool calls that the messages show, unless the loop said what became of them."""
-    return rollout if rollout.tool_calls else replace(rollout, tool_calls=tool_calls(rollout.completion))

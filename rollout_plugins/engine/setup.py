@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rollout_plugins.engine.delivery import as_sink
 from rollout_plugins.engine.discover import Plugins
 from rollout_plugins.engine.pipeline import Pipeline
 from rollout_plugins.errors import SetupError
@@ -41,9 +42,7 @@ def cap_dashboards(plugins: Plugins) -> None:
 def bind_sinks(plugins: Plugins, trainer: Any, safely: Callable[[str, Callable[[], object]], object]) -> None:
     """Show sinks the thread that trains, where a run that is open already can be seen, and the trainer if any."""
     for _, plugin in plugins.manager.list_name_plugin():
-        bind = getattr(plugin, "bind", None)
-        if callable(bind):
-            safely("bind a sink to the trainer", partial(bind, trainer))
+        safely("bind a sink to the trainer", partial(as_sink(plugin).bind, trainer))
 
 
 def named_metrics(pipeline: Pipeline, split: str, prefix: str = "eval", dataset: str = "") -> dict[str, float]:

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from rollout_hookspecs import Placeholder
 
+from rollout_plugins.content.limits import READ_DEPTH, TOO_DEEP, Nesting
 from rollout_plugins.store.codec import placeholder_for
 
-MAX_DEPTH = 240
 ATOMS = frozenset({int, float, bool, type(None)})
 
 
@@ -46,7 +46,7 @@ class Rewriter:
         self._enter = enter
         self._change_key = change_key
         self._done: dict[tuple[int, Hashable], tuple[Any, Any]] = {}
-        self._open: set[int] = set()
+        self._nesting = Nesting(READ_DEPTH)
 
     def __call__(self, value: Any, context: Hashable, place: Place, depth: int = 0) -> Any:
         """The value with everything inside it replaced; a `Placeholder` where that was not possible."""
@@ -57,15 +57,15 @@ class Rewriter:
             known = self._done.get((id(value), context))
             if known is not None:
                 return known[1]
-            if id(value) in self._open or depth >= MAX_DEPTH:
-                return lost(value, place, "contains itself" if id(value) in self._open else "nested too deep")
-            self._open.add(id(value))
+            if why := self._nesting.objection(value, depth):
+                return lost(value, place, why)
+            self._nesting.enter(value)
             try:
                 new = self._container(value, context, place, depth + 1)
             finally:
-                self._open.discard(id(value))
+                self._nesting.leave(value)
         except RecursionError:
-            return lost(value, place, "nested too deep")
+            return lost(value, place, TOO_DEEP)
         except Exception as error:
             return lost(value, place, f"raised {type(error).__name__}")
         self._done[id(value), context] = (value, new)

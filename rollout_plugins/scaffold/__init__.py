@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import keyword
 import re
+import sys
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Sequence
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -15,11 +16,29 @@ from rollout_hookspecs import PROJECT
 
 from rollout_plugins import __version__
 from rollout_plugins.engine.check import HOOKS
-from rollout_plugins.errors import SetupError
+from rollout_plugins.errors import SetupError, suggest
 from rollout_plugins.scaffold._snippets import SNIPPETS, Snippet
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _KIT = "hostile_rollouts run_plugins scripted_grpo"
+
+
+def configure(parser: ArgumentParser) -> None:
+    parser.add_argument("name", help="name of the project, for example rollout-judge")
+    parser.add_argument(
+        "--hook",
+        action="append",
+        metavar="HOOK",
+        help=f"a hook to start with, may be given again: {', '.join(HOOKS)} (default: on_rollout)",
+    )
+    parser.add_argument("--dir", type=Path, default=Path(), help="folder to put the project in (default: here)")
+
+
+def run(options: Namespace) -> None:
+    """`rollouts new-plugin NAME`."""
+    written = new_plugin(options.name, options.hook or ("on_rollout",), options.dir)
+    sys.stdout.writelines(f"{path}\n" for path in written)
+    sys.stderr.write(f"next: cd {written[0].parent} && pip install -e '.[test]' && pytest && rollouts plugins\n")
 
 
 def new_plugin(name: str, hooks: Sequence[str] = ("on_rollout",), folder: Path | None = None) -> list[Path]:
@@ -51,16 +70,14 @@ def _checked_hooks(hooks: Sequence[str]) -> list[str]:
     """The hooks without repetitions, in the order of the contract."""
     for hook in hooks:
         if hook not in HOOKS:
-            near = difflib.get_close_matches(hook, HOOKS, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise SetupError(f"{hook!r} is no hook; {hint}The hooks are {', '.join(HOOKS)}")
+            raise SetupError(f"{hook!r} is not a hook; {suggest(hook, HOOKS)}")
     return [hook for hook in HOOKS if hook in hooks]
 
 
 def _names(name: str) -> tuple[str, str, str]:
     """Names of the distribution, of its module, and of the plugin in it."""
     if not re.fullmatch(r"[A-Za-z]([A-Za-z0-9._-]*[A-Za-z0-9])?", name):
-        raise SetupError(f"{name!r} is no name for a project; use letters, digits and -, for example rollout-judge")
+        raise SetupError(f"{name!r} is not a name for a project; use letters, digits and -, for example rollout-judge")
     project = re.sub(r"[-_.]+", "-", name).lower()
     module = project.replace("-", "_")
     plugin = re.sub(r"^rollouts?_(plugins?_)?", "", module)

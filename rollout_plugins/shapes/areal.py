@@ -1,36 +1,38 @@
-"""AReaL's trajectories: dicts of padded tensors, a row for each sequence; None where one was rejected.
+"""AReaL's trajectories, and its rollout dumps: `rollout/<version>/<task_id>.jsonl`, `eval-rollout/…` for evaluation.
 
-`input_ids`, `loss_mask` and, where they are there, `attention_mask`, `rewards`, `versions` (of the policy, for each
-token) and `logprobs`.
+A trajectory is a dict of padded tensors, a row for each sequence: `input_ids`, `loss_mask` and, where they are there,
+`attention_mask`, `rewards`, `versions` (of the policy, for each token) and `logprobs`. It is None when rejected.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import compress, groupby
+from pathlib import Path
 from typing import Any
 
 from rollout_hookspecs import Rollout
 
-from rollout_plugins.content.incoming import (
-    REJECTED,
-    UNREADABLE,
-    Held,
-    Incoming,
-    Lost,
-    Unplaced,
-    Wanted,
-    bytes_of,
-    each,
-)
-from rollout_plugins.content.messages import as_messages
+from rollout_plugins.content.incoming import REJECTED, UNREADABLE, Held, Incoming, Lost, Unplaced, Wanted, held
+from rollout_plugins.content.rewards import given
 from rollout_plugins.content.snapshot import Snapshot
-from rollout_plugins.content.tool_calls import tool_calls
 from rollout_plugins.errors import SetupError
+from rollout_plugins.shapes._fields import count, list_in, spoken, whole
+from rollout_plugins.shapes._files import each_row, find
 from rollout_plugins.shapes._speech import Speech, decoder
 from rollout_plugins.shapes._tensors import to_host
 
+NAME = "AReaL"
+LACKS = (
+    "messages and tool calls: texts carry the chat template's own tokens",
+    "whose words stand between the model's turns: they get the role 'context'",
+    "rewards per function, advantages and log-probabilities",
+    "finish reasons and images",
+    "rejected trajectories, which are not dumped",
+)
+_ROLES = {"gen": "assistant"}
 NEEDED = ("input_ids", "loss_mask")
 READ = (*NEEDED, "attention_mask", "rewards", "versions")
 
@@ -44,25 +46,22 @@ def rollouts(trajectories: Any, tokenizer: Any, *, data: Sequence[Mapping[str, A
         data: the dataset rows: one for each sequence of a batch, or for each episode of a list. Their `messages` are
             the prompt, instead of its decoded text; the rest are the rollouts' columns.
     """
-    return Incoming(lambda asked: _take(trajectories, tokenizer, data, asked))
+    return Incoming(lambda wanted: _take(trajectories, tokenizer, data, wanted))
 
 
-def _take(trajectories: Any, tokenizer: Any, data: Any, asked: Wanted) -> Held:
+def _take(trajectories: Any, tokenizer: Any, data: Any, wanted: Wanted) -> Held:
     is_list = isinstance(trajectories, (list, tuple))
-    parts = [_checked(part, asked) for part in (trajectories if is_list else [trajectories])]
-    episodes = _on_host(parts, (*READ, "logprobs") if asked.tokens else READ)
-    counts = [len(episode.numbers["input_ids"]) if isinstance(episode, _Episode) else 0 for episode in episodes]
+    parts = [_checked(part, wanted) for part in (trajectories if is_list else [trajectories])]
+    episodes = _on_host(parts, (*READ, "logprobs") if wanted.tokens else READ)
     copier = Snapshot()
-    rows = copier.copy(_dataset_rows(data, episodes, counts, asked, is_list=is_list))
-    read = [episode for episode in episodes if isinstance(episode, _Episode)]
-    size = sum(tensor.nbytes for episode in read for tensor in episode.numbers.values())
-    reader = _Reader(tokenizer, asked)
-
-    def build() -> list[Unplaced | Lost]:
-        sequences = [one for some in map(_sequences, episodes, rows) for one in some]
-        return each(reader.found, sequences)
-
-    return Held(build, sum(counts), bytes_of(sum(counts), size + copier.bytes), ("reward",))
+    rows = copier.copy(_dataset_rows(data, episodes, wanted, is_list=is_list))
+    items: list[Any] = []
+    for episode, some in zip(episodes, rows, strict=True):
+        sequences = [(episode, place, row) for place, row in enumerate(some)]
+        items += [episode] if isinstance(episode, Lost) else sequences
+    numbers = [tensor for one in episodes if isinstance(one, _Episode) for tensor in one.numbers.values()]
+    reader = _Reader(tokenizer, wanted)
+    return held(reader.found, items, copier.bytes + sum(tensor.nbytes for tensor in numbers), ("reward",))
 
 
 @dataclass(slots=True)
@@ -72,8 +71,11 @@ class _Episode:
     numbers: dict[str, Any]
     marks: dict[str, str] = field(default_factory=dict)
 
+    def __len__(self) -> int:
+        return len(self.numbers["input_ids"])
 
-def _checked(part: Any, asked: Wanted) -> Any:
+
+def _checked(part: Any, wanted: Wanted) -> Any:
     """A trajectory that can be read, or what stands for one that can't."""
     if part is None:
         return REJECTED
@@ -84,7 +86,7 @@ def _checked(part: Any, asked: Wanted) -> Any:
     else:
         missing = " and no ".join(name for name in NEEDED if part.get(name) is None)
         fault = f"a trajectory has no {missing}; it has {', '.join(map(str, part))}" if missing else ""
-    if fault and asked.checked:
+    if fault and wanted.checked:
         raise SetupError(fault)
     return UNREADABLE if fault else part
 
@@ -120,17 +122,17 @@ def _episode(tensors: dict[str, Any]) -> _Episode | Lost:
     return _Episode(good, {f"lost:{name}": why for name in tensors if name not in good})
 
 
-def _dataset_rows(
-    data: Any, episodes: Sequence[Any], counts: list[int], asked: Wanted, *, is_list: bool
-) -> list[list[Any]]:
+def _dataset_rows(data: Any, episodes: Sequence[_Episode | Lost], wanted: Wanted, *, is_list: bool) -> list[list[Any]]:
     """For each episode, the dataset row of each of its sequences; empty ones if they don't line up."""
-    wanted = len(counts) if is_list else counts[0]
-    if data is None or len(data) == wanted:
-        given = [{}] * wanted if data is None else [data[place] for place in range(wanted)]
-        rows = [dict(row) if isinstance(row, Mapping) else row for row in given]
+    counts = [len(episode) if isinstance(episode, _Episode) else 0 for episode in episodes]
+    needed = len(counts) if is_list else counts[0]
+    if data is None:
+        return [[{}] * count for count in counts]
+    if len(data) == needed:
+        rows = [dict(row) if isinstance(row, Mapping) else row for row in (data[place] for place in range(needed))]
         return [[row] * count for row, count in zip(rows, counts, strict=True)] if is_list else [rows]
-    fault = f"data has {len(data)} rows for {wanted} {'episodes' if is_list else 'sequences'}"
-    if asked.checked:
+    fault = f"data has {len(data)} rows for {needed} {'episodes' if is_list else 'sequences'}"
+    if wanted.checked:
         raise SetupError(fault)
     for episode in episodes:
         if isinstance(episode, _Episode):
@@ -138,59 +140,44 @@ def _dataset_rows(
     return [[{}] * count for count in counts]
 
 
-def _sequences(episode: _Episode | Lost, rows: Sequence[Any]) -> list[Any]:
-    """Each sequence's numbers, with its dataset row."""
-    if isinstance(episode, Lost):
-        return [episode]
-    return [
-        ({name: tensor[place] for name, tensor in episode.numbers.items()}, row, dict(episode.marks))
-        for place, row in enumerate(rows)
-    ]
-
-
 class _Reader:
     """Makes rollouts of sequences; on the worker thread."""
 
-    def __init__(self, tokenizer: Any, asked: Wanted) -> None:
+    def __init__(self, tokenizer: Any, wanted: Wanted) -> None:
         self._decode = decoder(tokenizer)
         self._end = getattr(tokenizer, "eos_token_id", None)
-        self._asked = asked
+        self._with_tokens = wanted.tokens
 
-    def found(self, sequence: tuple[dict[str, Any], Any, dict[str, str]]) -> Unplaced:
-        numbers, row, marks = sequence
+    def found(self, sequence: tuple[_Episode, int, Any]) -> Unplaced:
+        episode, place, row = sequence
+        marks = dict(episode.marks)
         if not isinstance(row, Mapping):
             marks["lost:data"] = f"its row is of type {type(row).__name__}, not a dict"
             row = {}
+        numbers = {name: tensor[place] for name, tensor in episode.numbers.items()}
         reward = _total(numbers.pop("rewards", None))
         real = numbers.pop("attention_mask", None)
         cut = {name: (some if real is None else some[real.bool()]).tolist() for name, some in numbers.items()}
         speech = Speech(cut["input_ids"], cut["loss_mask"])
-        versions = list(compress(cut.get("versions", ()), speech.mask))
-        completion = speech.completion(self._decode)
+        said = speech.completion(self._decode)
+        asked = row["messages"] if row.get("messages") is not None else speech.prompt(self._decode)
+        talk = spoken(asked, said) | {"completion_is_text": len(said) == 1}
+        if row.get("messages") is None:
+            talk["prompt_is_text"] = True
         rollout = Rollout(
             id="",
-            policy_step=max(versions, default=None),
-            **self._prompt(row, speech),
-            completion=completion,
-            completion_is_text=len(completion) == 1,
-            tool_calls=tool_calls(completion),
+            **talk,
+            **_written_by(_spread(list(compress(cut.get("versions", ()), speech.mask)))),
             rewards={"reward": reward},
             reward=reward,
             prompt_tokens=speech.prompt_length,
             completion_tokens=sum(map(bool, speech.mask)),
-            finish="stop" if completion and speech.ids[-1] == self._end else "unknown",
+            finish="stop" if said and speech.ids[-1] == self._end else "unknown",
             columns={name: value for name, value in row.items() if name != "messages"},
-            extra=_spread(versions),
-            tokens=speech.tokens(cut.get("logprobs")) if self._asked.tokens else None,
+            tokens=speech.tokens(cut.get("logprobs")) if self._with_tokens else None,
             marks=marks,
         )
         return Unplaced(rollout)
-
-    def _prompt(self, row: Mapping[str, Any], speech: Speech) -> dict[str, Any]:
-        if row.get("messages") is None:
-            return {"prompt": speech.prompt(self._decode), "prompt_is_text": True}
-        prompt, is_text = as_messages(row["messages"], "user")
-        return {"prompt": prompt, "prompt_is_text": is_text}
 
 
 def _total(rewards: Any) -> float | None:
@@ -204,3 +191,44 @@ def _spread(versions: list[int]) -> dict[str, Any]:
         return {}
     stretches = [[version, len(list(some))] for version, some in groupby(versions)]
     return {"head_version": min(versions), "tail_version": max(versions), "version_rle": stretches}
+
+
+def _written_by(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What a rollout says of the policy's versions."""
+    extra = {name: facts[name] for name in ("head_version", "tail_version", "version_rle", "seqlen") if name in facts}
+    return {"policy_step": count(facts.get("tail_version")), "extra": extra}
+
+
+# --- files ---------------------------------------------------------------------------------------------------------
+
+
+def read(path: Path) -> Iterator[Unplaced | Lost]:
+    """The samples of every task, in the order of the versions."""
+    for file in find(path, "**/*.jsonl", "the rollout folder of the trial's logs, or one file in it"):
+        yield from each_row(file, partial(_dumped, file=file))
+
+
+def _dumped(row: dict[str, Any], file: Path) -> Unplaced | Lost:
+    if "completion" not in row or "prompt" not in row:
+        return Lost("row without prompt and completion")
+    reward, version = given(row.get("reward")), file.parent.name
+    versions = [pair for pair in list_in(row, "version_rle") if isinstance(pair, list) and len(pair) == 2]
+    rollout = Rollout(
+        id="",
+        split="eval" if "eval-rollout" in file.parts else "train",
+        step=int(version) if version.isdigit() else whole(row.get("tail_version")),
+        **spoken(row["prompt"], _turns(row) or row["completion"]),
+        **_written_by(row),
+        rewards={"reward": reward} | ({"original": given(row["original_reward"])} if "original_reward" in row else {}),
+        reward=reward,
+        prompt_tokens=count(row.get("prompt_len")),
+        completion_tokens=sum(whole(tokens) for _, tokens in versions) if versions else None,
+        columns={"task_id": row.get("task_id")},
+    )
+    return Unplaced(rollout, row.get("task_id"))
+
+
+def _turns(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """The segments behind the prompt, where the dump has them."""
+    segments = [part for part in list_in(row, "segments") if isinstance(part, dict) and part.get("role") != "prompt"]
+    return [{"role": _ROLES.get(str(one.get("role")), "context"), "content": one.get("text")} for one in segments]

@@ -3,7 +3,8 @@
     report = import_rollouts("verl", "ckpts/rollout_data", "outputs")
     open_run(report.dir)
 
-Each format is a module with `NAME`, `LACKS` (what the format does not hold, for people) and `read`.
+Each format is a module with `NAME`, `LACKS` (what the format does not hold, for people) and `read(path)`, which
+yields rollouts, and a `Lost` with its reason for each row that it cannot make one of.
 """
 
 from __future__ import annotations
@@ -12,24 +13,27 @@ import re
 import secrets
 import shutil
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rollout_hookspecs import Rollout, Run
+from rollout_hookspecs import Run
 
-from rollout_plugins.content.incoming import Unplaced, placed
+from rollout_plugins.content.incoming import Lost, Unplaced, placed
 from rollout_plugins.errors import RunError
 from rollout_plugins.store.write import RunWriter
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from rollout_plugins.shapes._files import Skip
-
-FORMATS = ("trl", "verl", "verifiers", "tinker", "areal", "openai-jsonl")
-BATCH = 256
+FORMATS = {
+    "trl": "trl",
+    "verl": "verl",
+    "verifiers": "verifiers",
+    "tinker": "tinker",
+    "areal": "areal",
+    "openai-jsonl": "openai",
+}
+"""Names of the formats, each with its module."""
 
 
 @dataclass(slots=True)
@@ -55,9 +59,9 @@ def import_rollouts(format_name: str, path: str | Path, out: str | Path, *, spli
     source = Path(path)
     if not source.exists():
         raise RunError(f"{source} does not exist; give the file or the folder that {format_name} wrote")
-    reader = import_module(f"rollout_plugins.shapes.importing.{format_name.replace('-', '_')}")
+    reader = import_module(f"rollout_plugins.shapes.{FORMATS[format_name]}")
     report = Report(_folder(Path(out), format_name, source), lacks=reader.LACKS)
-    names, sizes = _overview(_with_split(reader.read(source, lambda _: None), split))
+    names, sizes = _overview(_read(reader, source, split, Counter()))
     hidden = report.dir.with_name(f".{report.dir.name}.{secrets.token_hex(4)}")
     run = Run(
         id=report.dir.name,
@@ -67,7 +71,7 @@ def import_rollouts(format_name: str, path: str | Path, out: str | Path, *, spli
         reward_names=names,
         settings={"imported_from": str(source.resolve()), "lacks": list(reader.LACKS)},
     )
-    found = _with_split(reader.read(source, _counting(report.skipped)), split)
+    found = _read(reader, source, split, report.skipped)
     try:
         _write(_generations(found, sizes), run, report)
         hidden.rename(report.dir)  # only a whole import has the name of a run
@@ -77,11 +81,23 @@ def import_rollouts(format_name: str, path: str | Path, out: str | Path, *, spli
     return report
 
 
-def _with_split(found: Iterator[Unplaced], split: str | None) -> Iterator[Unplaced]:
-    for one in found:
-        if split is not None:
-            one.rollout = replace(one.rollout, split=split)  # type: ignore[arg-type]
-        yield one
+def _folder(out: Path, format_name: str, source: Path) -> Path:
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", source.resolve().stem).strip("-.") or "rollouts"
+    folder = out / "rollouts" / f"{format_name}-{stem[:60]}"
+    if folder.exists():
+        raise RunError(f"{folder} exists already; remove it, or choose another folder with --out")
+    return folder
+
+
+def _read(reader: Any, source: Path, split: str | None, skipped: Counter[str]) -> Iterator[Unplaced]:
+    """Every rollout in the source; a row that is not one is counted by its reason."""
+    for one in reader.read(source):
+        if isinstance(one, Lost):
+            skipped[one.reason] += 1
+        elif split is None:
+            yield one
+        else:
+            yield replace(one, rollout=replace(one.rollout, split=split))
 
 
 def _overview(found: Iterator[Unplaced]) -> tuple[tuple[str, ...], Counter[Any]]:
@@ -99,27 +115,30 @@ def _generation(found: Unplaced) -> tuple[str, int]:
     return found.rollout.split, found.rollout.step
 
 
-def _counting(skipped: Counter[str]) -> Skip:
-    def skip(reason: str) -> None:
-        skipped[reason] += 1
-
-    return skip
-
-
-def _folder(out: Path, format_name: str, source: Path) -> Path:
-    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", source.resolve().stem).strip("-.") or "rollouts"
-    folder = out / "rollouts" / f"{format_name}-{stem[:60]}"
-    if folder.exists():
-        raise RunError(f"{folder} exists already; remove it, or choose another folder with --out")
-    return folder
+def _generations(found: Iterator[Unplaced], sizes: Counter[Any]) -> Iterator[list[Unplaced]]:
+    """The rollouts of each generation, as soon as all of them were read."""
+    waiting: dict[tuple[str, int], list[Unplaced]] = {}
+    for one in found:
+        key = _generation(one)
+        waiting.setdefault(key, []).append(one)
+        if len(waiting[key]) == sizes[key]:
+            yield waiting.pop(key)
+    yield from waiting.values()  # the files became shorter meanwhile
 
 
-def _write(generations: Iterator[list[Rollout]], run: Run, report: Report) -> None:
+def _write(generations: Iterator[list[Unplaced]], run: Run, report: Report) -> None:
     writer: RunWriter | None = None
+    numbers: Counter[str] = Counter()
     for batch in generations:
         writer = writer or RunWriter(run)
-        rows = [replace(r, id=f"{run.id}.1.{r.split[0]}{r.generation}.0.{r.index}", run_id=run.id) for r in batch]
-        writer.write(rows[0].split, rows)
+        split, _ = _generation(batch[0])
+        number = numbers[split]
+        numbers[split] += 1
+        rows = [
+            replace(r, id=f"{run.id}.1.{split[0]}{number}.0.{r.index}", run_id=run.id, generation=number)
+            for r in placed(batch)
+        ]
+        writer.write(split, rows)
         report.rollouts += len(rows)
     if writer is None:
         what = ", ".join(f"{count:,} {reason}" for reason, count in report.skipped.items())
@@ -127,24 +146,3 @@ def _write(generations: Iterator[list[Rollout]], run: Run, report: Report) -> No
     report.marked = len(writer.lost)
     lost = {"unserialisable_field": report.marked} if report.marked else {}
     writer.close({"rollouts": report.rollouts, "drops": {**report.skipped, **lost}})
-
-
-def _generations(found: Iterator[Unplaced], sizes: Counter[Any]) -> Iterator[list[Rollout]]:
-    """The rollouts of each generation, with their groups and places in it, as soon as all of them were read."""
-    numbers: Counter[str] = Counter()
-    waiting: dict[tuple[str, int], list[Unplaced]] = {}
-    for one in found:
-        key = _generation(one)
-        waiting.setdefault(key, []).append(one)
-        if len(waiting[key]) == sizes[key]:
-            yield _placed(waiting.pop(key), numbers)
-    for batch in waiting.values():  # the files became shorter meanwhile
-        yield _placed(batch, numbers)
-
-
-def _placed(batch: Sequence[Unplaced], numbers: Counter[str]) -> list[Rollout]:
-    split = batch[0].rollout.split
-    generation = numbers[split]
-    numbers[split] += 1
-    keys = [repr(found.group if found.group is not None else found.rollout.prompt) for found in batch]
-    return [replace(rollout, generation=generation) for rollout in placed(batch, keys)]

@@ -2,80 +2,63 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
 from datetime import datetime
-from functools import partial
-from typing import TYPE_CHECKING, Any, get_args
+from pathlib import Path
+from typing import Any
 
 from rollout_hookspecs import Rollout
-from rollout_hookspecs._records import Finish
 
-from rollout_plugins.content.incoming import Unplaced
+from rollout_plugins.content.incoming import Lost, Unplaced
 from rollout_plugins.content.messages import role_of
 from rollout_plugins.content.rewards import given, scores
-from rollout_plugins.content.tool_calls import tool_calls
-from rollout_plugins.shapes._files import Skip, converted, dict_in, find, messages, number, whole
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+from rollout_plugins.shapes._fields import FINISHES, count, dict_in, finish_of, number, spoken, whole
+from rollout_plugins.shapes._files import each_row, find
 
 NAME = "OpenAI messages"
 LACKS = ("whatever the lines do not say: reward, rewards, advantage, step, split, group and finish_reason are read",)
 _TALK = {"messages", "prompt", "completion"}
 _OWN = {"reward", "advantage", "group"}
-_FINISH: dict[Any, Finish] = {name: name for name in get_args(Finish)} | {"tool_calls": "stop"}
 _FIELDS = " fields"
 _OURS = {"request_id", "stop_condition", "info", "marks", "spans"}
 
 
-def read(path: Path, skip: Skip) -> Iterator[Unplaced]:
+def read(path: Path) -> Iterator[Unplaced | Lost]:
     """One rollout for each line."""
     for file in find(path, "**/*.jsonl", "a .jsonl file, or a folder of them"):
-        yield from converted(file, skip, partial(_row, skip=skip))
+        yield from each_row(file, _row)
 
 
-def _row(row: dict[str, Any], skip: Skip) -> list[Unplaced]:
-    if isinstance(row.get("messages"), list):
-        prompt, completion = _split(row["messages"])
-        return [_found(row, prompt, completion, (False, False))]
+def _row(row: dict[str, Any]) -> Unplaced | Lost:
+    said = row.get("messages")
+    if isinstance(said, list):  # what came before the first answer is the prompt
+        first = next((at for at, message in enumerate(said) if role_of(message) == "assistant"), len(said))
+        return _found(row, spoken(said[:first], said[first:]))
     if "completion" in row:
-        prompt, prompt_is_text = messages(row.get("prompt"), "user")
-        completion, completion_is_text = messages(row["completion"], "assistant")
-        return [_found(row, prompt, completion, (prompt_is_text, completion_is_text))]
-    skip("row without messages")
-    return []
+        return _found(row, spoken(row.get("prompt"), row["completion"]))
+    return Lost("row without messages")
 
 
-def _split(said: list[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """What came before the first answer is the prompt."""
-    found, _ = messages(said, "user")
-    first = next((at for at, message in enumerate(found) if role_of(message) == "assistant"), len(found))
-    return found[:first], found[first:]
-
-
-def _found(
-    row: dict[str, Any], prompt: tuple[Any, ...], completion: tuple[Any, ...], texts: tuple[bool, bool]
-) -> Unplaced:
+def _found(row: dict[str, Any], talk: dict[str, Any]) -> Unplaced:
     row = _ours(row) if row.keys() >= _OURS else row
     scored, other_rewards = scores(row.get("rewards"))
+    columns = {name: value for name, value in row.items() if name not in _said(row)}
+    fields = {
+        "finish": finish_of(row.get("finish_reason")),
+        "columns": columns if other_rewards is None else {**columns, "rewards": other_rewards},
+        **row.get(_FIELDS, {}),
+    }
     rollout = Rollout(
         id="",
         split="eval" if str(row.get("split", "train")).startswith(("eval", "val", "test")) else "train",
         step=whole(row.get("step")),
-        prompt=prompt,
-        completion=completion,
-        prompt_is_text=texts[0],
-        completion_is_text=texts[1],
-        tool_calls=tool_calls(completion),
+        **talk,
         rewards=scored,
         reward=given(row.get("reward", row.get("score"))),
         advantage=given(row.get("advantage")),
-        finish=_FINISH.get(str(row.get("finish_reason")), "unknown"),
-        columns={name: value for name, value in row.items() if name not in _said(row)}
-        | ({"rewards": other_rewards} if other_rewards is not None else {}),
+        **fields,
     )
-    return Unplaced(replace(rollout, **row[_FIELDS]) if _FIELDS in row else rollout, row.get("group"))
+    return Unplaced(rollout, row.get("group"))
 
 
 def _said(row: dict[str, Any]) -> set[str]:
@@ -87,7 +70,7 @@ def _said(row: dict[str, Any]) -> set[str]:
         said.add("step")
     if row.get("split") in (None, "train", "eval"):
         said.add("split")
-    if row.get("finish_reason") is None or str(row["finish_reason"]) in {*_FINISH, "unknown"}:
+    if row.get("finish_reason") is None or str(row["finish_reason"]) in FINISHES:
         said.add("finish_reason")
     return said
 
@@ -96,10 +79,10 @@ def _ours(row: dict[str, Any]) -> dict[str, Any]:
     """A line of our own `jsonl` sink: its facts as fields, and the words that plain JSON has for NaN as numbers."""
     counts = ("prompt_tokens", "completion_tokens", "policy_step")
     fields = {
-        "finish": _FINISH.get(str(row.get("finish")), "unknown"),
+        "finish": finish_of(row.get("finish")),
         "error": row["error"] if isinstance(row.get("error"), str) else None,
         "time": _time(row.get("time")),
-        **{name: whole(row[name]) for name in counts if number(row.get(name)) is not None},
+        **{name: count(row.get(name)) for name in counts},
         "columns": dict_in(row, "info"),
         "extra": dict_in(row, "extra"),
         "marks": {name: str(value) for name, value in dict_in(row, "marks").items()},

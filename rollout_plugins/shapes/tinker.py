@@ -1,19 +1,30 @@
-"""tinker-cookbook's trajectory groups, read through the traces of their transitions."""
+"""tinker-cookbook: trajectory groups with the traces of their transitions, and `*_rollout_summaries.jsonl` files."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from rollout_plugins.content.incoming import REJECTED, UNREADABLE, Held, Incoming, Unplaced, Wanted, bytes_of, each
+from rollout_hookspecs import Rollout
+
+from rollout_plugins.content.incoming import REJECTED, UNREADABLE, Held, Incoming, Lost, Unplaced, Wanted, held
 from rollout_plugins.content.rewards import given
 from rollout_plugins.content.snapshot import Snapshot
 from rollout_plugins.errors import SetupError
+from rollout_plugins.shapes._fields import count, dict_in, finish_of, list_in, messages, number, spoken, whole
+from rollout_plugins.shapes._files import each_row, find
 from rollout_plugins.shapes._speech import Decode, Speech, decoder
-from rollout_plugins.shapes._tinker_files import found
 
-REWARDS = ("steps", "final")
+NAME = "tinker-cookbook"
+LACKS = (
+    "texts, unless traces were written: prompt and completion are empty then",
+    "advantages, token ids and log-probabilities",
+    "the wording of tool calls that did not parse",
+)
+_TRACE = ("prompt", "policy_response", "reward_data", "env_state", "extra")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +56,15 @@ def rollouts(groups: Any, tokenizer: Any = None, *, tags: Sequence[Sequence[str]
         tokenizer: for the texts of trajectories without traces.
         tags: the tags of each group.
     """
-    return Incoming(lambda asked: _take(groups, tokenizer, tags, asked))
+    return Incoming(lambda wanted: _take(groups, tokenizer, tags, wanted))
 
 
-def _take(groups: Any, tokenizer: Any, tags: Any, asked: Wanted) -> Held:
-    listed = list(groups) if isinstance(groups, (list, tuple)) else [groups]
+def _take(groups: Any, tokenizer: Any, tags: Any, wanted: Wanted) -> Held:
+    listed = groups if isinstance(groups, (list, tuple)) else [groups]
     decode = decoder(tokenizer) if tokenizer is not None else None
-    read = _Reader(Snapshot(), asked, with_ids=asked.tokens or decode is not None)
-    rows = [row for place, group in enumerate(listed) for row in read.group(group, place, _tags(tags, place))]
-    count = len(rows) - rows.count(REJECTED)
-    size = bytes_of(count, read.copier.bytes)
-    return Held(lambda: each(lambda row: _found(row[0], row[1], row[2], decode), rows), count, size, REWARDS)
+    reader = _Reader(wanted, with_ids=wanted.tokens or decode is not None)
+    items = [item for place, group in enumerate(listed) for item in reader.group(group, place, _tags(tags, place))]
+    return held(partial(_found, decode=decode), items, reader.copier.bytes, ("steps", "final"))
 
 
 def _tags(tags: Any, place: int) -> list[Any]:
@@ -65,44 +74,42 @@ def _tags(tags: Any, place: int) -> list[Any]:
 class _Reader:
     """Reads groups into what tinker-cookbook itself would write of them, and the tokens of each transition."""
 
-    def __init__(self, copier: Snapshot, asked: Wanted, *, with_ids: bool) -> None:
-        self.copier = copier
-        self._asked = asked
+    def __init__(self, wanted: Wanted, *, with_ids: bool) -> None:
+        self.copier = Snapshot()
+        self._is_checked = wanted.checked
         self._with_ids = with_ids
-        self._marks: dict[str, str] = {}
-        """What is to be noted of each trajectory of the group at hand."""
 
     def group(self, group: Any, place: int, tags: list[Any]) -> list[Any]:
-        """A row for each trajectory. Rewards are nobody's where they don't line up with the trajectories."""
-        self._marks = {}
+        """An item for each trajectory. Rewards that don't line up with the trajectories belong to none of them."""
         trajectories = getattr(group, "trajectories_G", None)
-        if trajectories is None and self._asked.checked:
-            raise SetupError(
-                f"group {place} is of type {type(group).__name__}; give a TrajectoryGroup or a list of them"
-            )
         if trajectories is None:
+            if self._is_checked:
+                raise SetupError(
+                    f"group {place} is of type {type(group).__name__}; give a TrajectoryGroup or a list of them"
+                )
             return [REJECTED if group is None else UNREADABLE]
-        finals = self._aligned(group, "final_rewards_G", len(trajectories), place)
-        metrics = self._aligned(group, "metrics_G", len(trajectories), place)
+        marks: dict[str, str] = {}
+        finals, metrics = (
+            self._aligned(group, name, len(trajectories), place, marks) for name in ("final_rewards_G", "metrics_G")
+        )
+        facts = {"group_idx": place, "tags": tags}
         return [
-            self._row(
-                trajectory, {"group_idx": place, "tags": tags, "final_reward": final, "trajectory_metrics": some}
-            )
+            self._item(trajectory, {**facts, "final_reward": given(final), "trajectory_metrics": some}, dict(marks))
             for trajectory, final, some in zip(trajectories, finals, metrics, strict=True)
         ]
 
-    def _aligned(self, group: Any, name: str, count: int, place: int) -> list[Any]:
+    def _aligned(self, group: Any, name: str, count: int, place: int, marks: dict[str, str]) -> list[Any]:
         values = getattr(group, name, None)
         values = [] if values is None else list(values)
         if len(values) == count:
             return self.copier.copy(values)  # type: ignore[no-any-return]
-        said = f"group {place} has {count} trajectories, but {len(values)} of {name}"
-        if self._asked.checked:
-            raise SetupError(f"{said}; give one for each")
-        self._marks[f"lost:{name}"] = said
+        fault = f"group {place} has {count} trajectories, but {len(values)} of {name}"
+        if self._is_checked:
+            raise SetupError(f"{fault}; give one for each")
+        marks[f"lost:{name}"] = fault
         return [None] * count
 
-    def _row(self, trajectory: Any, facts: dict[str, Any]) -> Any:
+    def _item(self, trajectory: Any, facts: dict[str, Any], marks: dict[str, str]) -> Any:
         if trajectory is None:
             return REJECTED
         try:
@@ -110,11 +117,7 @@ class _Reader:
             steps = [self._step(transition) for transition in transitions]
         except (Exception, SystemExit):
             return UNREADABLE
-        marks = dict(self._marks)
-        turns = self._turns(transitions, marks)
-        final = given(facts["final_reward"])
-        row = {**facts, "final_reward": final, "total_reward": _total(steps, final), "steps": steps}
-        return row, turns, marks
+        return {**facts, "steps": steps}, self._turns(transitions, marks), marks
 
     def _turns(self, transitions: Sequence[Any], marks: dict[str, str]) -> list[Any]:
         """Each transition's ids; none where one is without them, as an observation with images is."""
@@ -126,36 +129,34 @@ class _Reader:
 
     def _step(self, transition: Any) -> dict[str, Any]:
         action = transition.ac
-        step = {
+        more = {name: value for name in ("metrics", "logs") if (value := getattr(transition, name, None))}
+        if trace := getattr(transition, "trace", None):
+            more["trace"] = _trace(trace)
+        copied: dict[str, Any] = self.copier.copy(more)
+        return {
             "ob_len": getattr(transition.ob, "length", None),
             "ac_len": len(action.tokens),
             "reward": given(transition.reward),
             "episode_done": transition.episode_done,
             "stop_reason": getattr(action, "stop_reason", None),
+            **copied,
         }
-        said = {name: getattr(transition, name, None) for name in ("metrics", "logs", "trace")}
-        more = {name: value for name, value in said.items() if value}
-        if "trace" in more:
-            more["trace"] = self._trace(more["trace"])
-        copied: dict[str, Any] = self.copier.copy(more)
-        return step | copied
 
-    def _trace(self, trace: Any) -> dict[str, Any]:
-        names = ("prompt", "policy_response", "reward_data", "env_state", "extra")
-        values = {
-            name: trace.get(name) if isinstance(trace, Mapping) else getattr(trace, name, None) for name in names
-        }
-        kept = {name: value for name, value in values.items() if value is not None}
-        speakers = (("prompt", "user"), ("policy_response", "assistant"))
-        return kept | {name: _talk(kept[name], role) for name, role in speakers if name in kept}
+
+def _trace(trace: Any) -> dict[str, Any]:
+    if not isinstance(trace, Mapping):
+        trace = {name: getattr(trace, name, None) for name in _TRACE}
+    kept = {name: value for name in _TRACE if (value := trace.get(name)) is not None}
+    speakers = (("prompt", "user"), ("policy_response", "assistant"))
+    return kept | {name: _talk(kept[name], role) for name, role in speakers if name in kept}
 
 
 def _talk(said: Any, role: str) -> dict[str, Any]:
     """Messages as the traces have them; a lone message or text is a list of one."""
     if isinstance(said, dict) and isinstance(said.get("messages"), list):
         return said
-    messages = said if isinstance(said, (list, tuple)) else [said]
-    return {"messages": [{"role": role, "content": one} if isinstance(one, str) else one for one in messages]}
+    listed = said if isinstance(said, (list, tuple)) else [said]
+    return {"messages": [{"role": role, "content": one} if isinstance(one, str) else one for one in listed]}
 
 
 def _turn(transition: Any) -> tuple[list[int], list[int], list[float] | None]:
@@ -166,24 +167,15 @@ def _turn(transition: Any) -> tuple[list[int], list[int], list[float] | None]:
     return list(ids), list(action.tokens), list(logprobs) if logprobs is not None else None
 
 
-def _total(steps: Sequence[dict[str, Any]], final: Any) -> Any:
-    """All rewards together; None where one is missing. One that is not a number stands for the sum, to be marked."""
-    rewards = [*(step["reward"] for step in steps), final]
-    odd = [reward for reward in rewards if type(reward) is not float]
-    if odd:
-        return next((reward for reward in odd if reward is not None), None)
-    return sum(rewards[:-1]) + final
-
-
-def _found(row: dict[str, Any], turns: Any, marks: dict[str, str], decode: Decode | None) -> Unplaced:
-    made = found(row)
-    rollout = replace(made.rollout, marks={**made.rollout.marks, **marks})
-    if not turns:
-        return Unplaced(rollout, made.group)
-    speech, logprobs = _speech(turns)
-    if decode is not None and not rollout.prompt and not rollout.completion:
-        rollout = replace(rollout, prompt=speech.prompt(decode), completion=speech.completion(decode))
-    return Unplaced(replace(rollout, tokens=speech.tokens(logprobs)), made.group)
+def _found(item: tuple[dict[str, Any], list[Any], dict[str, str]], decode: Decode | None) -> Unplaced:
+    row, turns, marks = item
+    rollout = replace(_rollout(row), marks=marks)
+    if turns:
+        speech, logprobs = _speech(turns)
+        if decode is not None and not rollout.prompt and not rollout.completion:
+            rollout = replace(rollout, prompt=speech.prompt(decode), completion=speech.completion(decode))
+        rollout = replace(rollout, tokens=speech.tokens(logprobs))
+    return Unplaced(rollout, row["group_idx"])
 
 
 def _speech(turns: Sequence[tuple[list[int], list[int], list[float] | None]]) -> tuple[Speech, list[float] | None]:
@@ -197,3 +189,95 @@ def _speech(turns: Sequence[tuple[list[int], list[int], list[float] | None]]) ->
         mask += [0] * len(new) + [1] * len(said)
         logprobs += [0.0] * len(new) + list(some or ())
     return Speech(ids, mask), logprobs if len(logprobs) == len(ids) else None
+
+
+def _rollout(row: dict[str, Any]) -> Rollout:
+    """The rollout of one trajectory's summary."""
+    steps = [step for step in row["steps"] if isinstance(step, dict)]
+    last = steps[-1] if steps else {}
+    return Rollout(
+        id="",
+        split="train" if row.get("split") == "train" else "eval",
+        step=whole(row.get("iteration")),
+        policy_step=count(row.get("sampling_client_step")),
+        **spoken(*_conversation([dict_in(step, "trace") for step in steps])),
+        **_rewards(row, [given(step.get("reward")) for step in steps]),
+        prompt_tokens=_sum(steps[:1], "ob_len"),
+        completion_tokens=_sum(steps, "ac_len"),
+        **_ending(last),
+        columns={name: row[name] for name in ("split", "tags") if row.get(name)},
+        extra={
+            **({"trajectory_metrics": metrics} if (metrics := dict_in(row, "trajectory_metrics")) else {}),
+            "steps": [_without_text(step) for step in steps],
+        },
+    )
+
+
+def _rewards(row: Mapping[str, Any], steps: Sequence[Any]) -> dict[str, Any]:
+    """What the steps themselves earned, the final reward, and the total, which a file has and memory has not."""
+    final = given(row.get("final_reward"))
+    total = given(row["total_reward"]) if "total_reward" in row else _total([*steps, final])
+    earned = None
+    if type(total) is float and type(final) is float:
+        known = all(type(reward) is float for reward in steps)
+        earned = sum(steps, 0.0) if known else total - final  # the difference is the same, but for rounding
+    return {"rewards": {"steps": earned, "final": final}, "reward": total}
+
+
+def _total(rewards: Sequence[Any]) -> Any:
+    """All rewards together; None where one is missing. One that is not a number stands for the sum, to be marked."""
+    odd = [reward for reward in rewards if type(reward) is not float]
+    return next((reward for reward in odd if reward is not None), None) if odd else sum(rewards)
+
+
+def _sum(steps: list[dict[str, Any]], name: str) -> int | None:
+    """A number of the steps added up; None when one does not have it."""
+    numbers = [number(step.get(name)) for step in steps]
+    return sum(map(whole, numbers)) if numbers and None not in numbers else None
+
+
+def _ending(last: dict[str, Any]) -> dict[str, Any]:
+    """Why it ended. The environment's reasons weigh more than the sampler's."""
+    metrics = dict_in(last, "metrics")
+    if metrics.get("parse_error"):
+        return {"finish": "error", "error": "the last answer did not parse"}
+    if metrics.get("context_overflow"):
+        return {"finish": "length"}
+    return {"finish": finish_of(last.get("stop_reason"))}
+
+
+def _conversation(traces: list[dict[str, Any]]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The first prompt, and everything said since: each later prompt repeats what came before it."""
+    prompt = _messages(traces[0], "prompt") if traces else ()
+    said: list[Any] = []
+    for trace in traces:
+        said += _messages(trace, "prompt")[len(prompt) + len(said) :]
+        said += _messages(trace, "policy_response")
+    after = _messages(dict_in(traces[-1], "extra"), "next_messages") if traces else ()
+    return prompt, (*said, *after[len(prompt) + len(said) :])
+
+
+def _messages(trace: dict[str, Any], name: str) -> tuple[Any, ...]:
+    return messages(list_in(dict_in(trace, name), "messages"))
+
+
+def _without_text(step: dict[str, Any]) -> dict[str, Any]:
+    """A step's numbers; of its trace, what is not conversation."""
+    trace = dict_in(step, "trace")
+    kept = {name: trace[name] for name in ("reward_data", "env_state") if trace.get(name) is not None}
+    return {**{name: value for name, value in step.items() if name != "trace"}, **kept}
+
+
+# --- files ---------------------------------------------------------------------------------------------------------
+
+
+def read(path: Path) -> Iterator[Unplaced | Lost]:
+    """One rollout for each trajectory."""
+    for file in find(path, "**/*rollout_summaries.jsonl", "the log_path, or one *_rollout_summaries.jsonl"):
+        yield from each_row(file, _summary)
+
+
+def _summary(row: dict[str, Any]) -> Unplaced | Lost:
+    if "group_idx" not in row or not isinstance(row.get("steps"), list):
+        return Lost("row that is not a rollout summary")
+    return Unplaced(_rollout(row), row["group_idx"])

@@ -6,31 +6,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rollout_hookspecs import Rollout, Tokens
-from rollout_hookspecs._records import Finish
 
 from rollout_plugins.content.hashing import is_tensor
-from rollout_plugins.content.incoming import (
-    REJECTED,
-    UNREADABLE,
-    Held,
-    Incoming,
-    Lost,
-    Unplaced,
-    Wanted,
-    bytes_of,
-    each,
-)
-from rollout_plugins.content.messages import as_messages
+from rollout_plugins.content.incoming import REJECTED, UNREADABLE, Held, Incoming, Lost, Unplaced, Wanted, held
 from rollout_plugins.content.rewards import given, scores
 from rollout_plugins.content.snapshot import Snapshot
-from rollout_plugins.content.tool_calls import tool_calls
 from rollout_plugins.errors import SetupError
+from rollout_plugins.shapes._fields import finish_of, spoken
 from rollout_plugins.shapes._tensors import to_host
 
 READ = ("request", "prompt", "response", "target", "reward", "reward_breakdown", "advantage", "policy_version")
 KEPT = ("episode_id", "request_len", "response_len", "pad_id")
 PER_TOKEN = ("prompt_ids", "token_ids", "logprobs")
-_FINISH: dict[str, Finish] = {"stop": "stop", "length": "length"}
 
 
 def rollouts(episodes: Any) -> Incoming:
@@ -40,24 +27,24 @@ def rollouts(episodes: Any) -> Incoming:
     `advantage`, `policy_version`, `episode_id`, `request_len`, `response_len`, `pad_id`; and, by a recorder with
     `tokens=True`, `prompt_ids`, `token_ids` and `logprobs` of its `completion`, and `ref_logprobs`.
     """
-    return Incoming(lambda asked: _take(episodes, asked))
+    return Incoming(lambda wanted: _take(episodes, wanted))
 
 
-def _take(episodes: Any, asked: Wanted) -> Held:
+def _take(episodes: Any, wanted: Wanted) -> Held:
     if not isinstance(episodes, (list, tuple)):
         raise SetupError(
             f"episodes is of type {type(episodes).__name__}; give a list of episodes, or of groups of them"
         )
-    flat = list(_flat(episodes))
+    items: list[Any] = []
     copier = Snapshot()
-    facts = [_facts(one, copier, asked) for one, _ in flat]
-    _on_host([fact for fact in facts if isinstance(fact, dict)])
-    items = [fact if isinstance(fact, Lost) else (fact, group) for fact, (_, group) in zip(facts, flat, strict=True)]
-    known = [fact for fact in facts if isinstance(fact, dict)]
-    names = dict.fromkeys(name for fact in known for name in scores(fact["reward_breakdown"])[0])
-    count = len(items) - items.count(REJECTED)
-    size = copier.bytes + sum(tensor.nbytes for fact in known for tensor in fact["tensors"].values())
-    return Held(lambda: each(_found, items), count, bytes_of(count, size), tuple(names))
+    for one, group in _flat(episodes):
+        facts = _facts(one, copier, wanted)
+        items.append(facts if isinstance(facts, Lost) else (facts, group))
+    known = [item[0] for item in items if not isinstance(item, Lost)]
+    _on_host(known)
+    names = dict.fromkeys(name for facts in known for name in scores(facts["reward_breakdown"])[0])
+    tensors = [tensor for facts in known for tensor in facts["tensors"].values()]
+    return held(_found, items, copier.bytes + sum(tensor.nbytes for tensor in tensors), names)
 
 
 def _flat(episodes: Sequence[Any]) -> Iterator[tuple[Any, int | None]]:
@@ -69,17 +56,17 @@ def _flat(episodes: Sequence[Any]) -> Iterator[tuple[Any, int | None]]:
             yield some, None
 
 
-def _facts(episode: Any, copier: Snapshot, asked: Wanted) -> dict[str, Any] | Lost:
+def _facts(episode: Any, copier: Snapshot, wanted: Wanted) -> dict[str, Any] | Lost:
     """What is read of an episode; tensors are not copied yet."""
     if episode is None:
         return REJECTED
     try:
         facts = {name: copier.copy(_get(episode, name)) for name in (*READ, *KEPT)}
-        facts |= _of_completion(episode, asked)
+        facts |= _of_completion(episode, wanted)
     except (Exception, SystemExit):  # an attribute that objects to being read
         return UNREADABLE
     if facts["response"] is None and facts["request"] is None and facts["prompt"] is None:
-        if asked.checked:
+        if wanted.checked:
             raise SetupError(f"an episode, of type {type(episode).__name__}, is without request and response")
         return UNREADABLE
     if isinstance(facts["reward_breakdown"], Mapping):
@@ -89,16 +76,16 @@ def _facts(episode: Any, copier: Snapshot, asked: Wanted) -> dict[str, Any] | Lo
     return facts
 
 
-def _of_completion(episode: Any, asked: Wanted) -> dict[str, Any]:
+def _of_completion(episode: Any, wanted: Wanted) -> dict[str, Any]:
     completion = _get(episode, "completion")
     tensors = {name: _get(completion, name) for name in PER_TOKEN}
     ids = {name: tensors[name] for name in ("prompt_ids", "token_ids")}
     lengths = {name: len(some) for name, some in ids.items() if some is not None}
-    wanted = {**tensors, "ref_logprobs": _get(episode, "ref_logprobs")} if asked.tokens else {}
+    kept = {**tensors, "ref_logprobs": _get(episode, "ref_logprobs")} if wanted.tokens else {}
     return {
         "lengths": lengths,
         "stop_reason": _get(completion, "stop_reason"),
-        "tensors": {name: some for name, some in wanted.items() if some is not None},
+        "tensors": {name: some for name, some in kept.items() if some is not None},
         "marks": {},
     }
 
@@ -133,27 +120,18 @@ def _on_host(known: Sequence[dict[str, Any]]) -> None:
 def _found(item: tuple[dict[str, Any], Any]) -> Unplaced:
     facts, group = item
     rewards, other_rewards = scores(facts["reward_breakdown"])
-    request = facts["request"] if facts["request"] is not None else facts["prompt"]
-    prompt, prompt_is_text = as_messages(request if request is not None else (), "user")
-    completion, completion_is_text = as_messages(
-        facts["response"] if facts["response"] is not None else (), "assistant"
-    )
     version = given(facts["policy_version"])
     extra = {name: facts[name] for name in KEPT if facts[name] is not None}
     rollout = Rollout(
         id="",
         policy_step=int(version) if type(version) is float and version.is_integer() else version,
-        prompt=prompt,
-        completion=completion,
-        prompt_is_text=prompt_is_text,
-        completion_is_text=completion_is_text,
-        tool_calls=tool_calls(completion),
+        **spoken(facts["prompt"] if facts["request"] is None else facts["request"], facts["response"]),
         rewards=rewards,
         reward=facts["reward"],
         advantage=facts["advantage"],
         prompt_tokens=facts["lengths"].get("prompt_ids"),
         completion_tokens=facts["lengths"].get("token_ids"),
-        finish=_FINISH.get(str(facts["stop_reason"]), "unknown"),
+        finish=finish_of(facts["stop_reason"]),
         columns={"target": facts["target"]} if facts["target"] is not None else {},
         extra=extra if other_rewards is None else {**extra, "reward_breakdown": other_rewards},
         tokens=_tokens(facts["tensors"]),

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from rollout_hookspecs import Rollout
 
-from rollout_plugins.content.incoming import Unplaced
+from rollout_plugins.content.incoming import Lost, Unplaced, each
 from rollout_plugins.content.rewards import given
-from rollout_plugins.content.tool_calls import tool_calls
-from rollout_plugins.shapes._files import Skip, find, messages, whole
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
+from rollout_plugins.shapes._fields import spoken, whole
+from rollout_plugins.shapes._files import BROKEN, find
 
 NAME = "TRL"
 LACKS = (
@@ -30,41 +29,31 @@ LACKS = (
 _OWN = ("step", "prompt", "completion", "advantage")
 
 
-def read(path: Path, skip: Skip) -> Iterator[Unplaced]:
+def read(path: Path) -> Iterator[Unplaced | Lost]:
     """The rows of every file, in the order of the steps."""
     folder = path / "completions" if (path / "completions").is_dir() else path
     for file in find(folder, "*.parquet", "the completions folder, or the output_dir it is in"):
         try:
-            table = pq.read_table(file, partitioning=None)  # `key=value` in its path is no column
+            table = pq.read_table(file, partitioning=None)  # else `key=value` in its path would be a column
         except (pa.ArrowException, OSError):
-            skip("Parquet file that cannot be read")
+            yield Lost("Parquet file that cannot be read")
             continue
-        rewards = [
-            field.name
-            for field in table.schema
-            if field.name not in _OWN and (pa.types.is_floating(field.type) or pa.types.is_integer(field.type))
-        ]
+        rewards = [field.name for field in table.schema if field.name not in _OWN and _is_number(field.type)]
         extra = [name for name in table.column_names if name not in {*_OWN, *rewards} and not name.startswith("__")]
-        for row in table.to_pylist():
-            try:
-                yield _found(row, rewards, extra)
-            except Exception as error:
-                skip(f"row with values of the wrong kind ({type(error).__name__})")
+        yield from each(partial(_found, rewards=rewards, extra=extra), table.to_pylist(), BROKEN)
+
+
+def _is_number(kind: Any) -> bool:
+    return bool(pa.types.is_floating(kind) or pa.types.is_integer(kind))
 
 
 def _found(row: Mapping[str, Any], rewards: list[str], extra: list[str]) -> Unplaced:
-    prompt, prompt_is_text = messages(_without_none(row.get("prompt")), "user")
-    completion, completion_is_text = messages(_without_none(row.get("completion")), "assistant")
     scored = {name: _given(row[name]) for name in rewards}
     known = [value for value in scored.values() if value is not None]
     rollout = Rollout(
         id="",
         step=whole(row.get("step")),
-        prompt=prompt,
-        completion=completion,
-        prompt_is_text=prompt_is_text,
-        completion_is_text=completion_is_text,
-        tool_calls=tool_calls(completion),
+        **spoken(_without_none(row.get("prompt")), _without_none(row.get("completion"))),
         rewards=scored,
         reward=sum(known) if known else None,
         advantage=_given(row.get("advantage")),

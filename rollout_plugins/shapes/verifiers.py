@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from rollout_hookspecs import Rollout, Tokens
+from rollout_hookspecs._records import Finish
 
-from rollout_plugins.content.incoming import Unplaced
+from rollout_plugins.content.incoming import Lost, Unplaced, each
 from rollout_plugins.content.rewards import given, scores
-from rollout_plugins.content.tool_calls import tool_calls
-from rollout_plugins.shapes._files import Skip, converted, dict_in, find, list_in, messages, number, whole
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from rollout_hookspecs._records import Finish
+from rollout_plugins.shapes._fields import count, dict_in, list_in, number, spoken, whole
+from rollout_plugins.shapes._files import BROKEN, find, json_lines
 
 NAME = "verifiers"
 LACKS = (
@@ -32,38 +28,29 @@ _OWN = {*_READ, *_COLUMNS, *_EXTRA, "metrics", "token_usage"}
 _CUT = frozenset({"max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "context_length"})
 
 
-def read(path: Path, skip: Skip) -> Iterator[Unplaced]:
+def read(path: Path) -> Iterator[Unplaced | Lost]:
     """Rollouts of every results file; a trace with several branches is a rollout for each."""
     for file in find(path, "**/*s.jsonl", "a run's folder, its traces.jsonl or its results.jsonl"):
-        yield from converted(file, skip, partial(_row, skip=skip))
+        for row in json_lines(file):
+            if isinstance(row, dict) and isinstance(row.get("traces"), list):
+                yield from _episode(row)
+            else:
+                yield from each(_result, [row], BROKEN)
 
 
-def _row(row: dict[str, Any], skip: Skip) -> list[Unplaced]:
-    if isinstance(row.get("traces"), list):
-        return list(_episode(row, skip))
-    if "prompt" in row or "completion" in row:
-        return [_result(row)]
-    skip("row that is neither an episode nor a result")
-    return []
-
-
-def _result(row: dict[str, Any]) -> Unplaced:
-    prompt, prompt_is_text = messages(row.get("prompt"), "user")
-    completion, completion_is_text = messages(row.get("completion"), "assistant")
+def _result(row: dict[str, Any]) -> Unplaced | Lost:
+    if "prompt" not in row and "completion" not in row:
+        return Lost("row that is neither an episode nor a result")
     rewards, other_metrics = scores(row.get("metrics"))
     usage, error = dict_in(row, "token_usage"), row.get("error")
     rollout = Rollout(
         id="",
         split="eval",
-        prompt=prompt,
-        completion=completion,
-        prompt_is_text=prompt_is_text,
-        completion_is_text=completion_is_text,
-        tool_calls=tool_calls(completion),
+        **spoken(row.get("prompt"), row.get("completion")),
         rewards=rewards,
         reward=given(row.get("reward")),
-        prompt_tokens=_count(usage.get("input_tokens")),
-        completion_tokens=_count(usage.get("output_tokens")),
+        prompt_tokens=count(usage.get("input_tokens")),
+        completion_tokens=count(usage.get("output_tokens")),
         finish=_finish(row.get("is_truncated"), error, row.get("is_completed")),
         error=_error(error),
         columns={name: row[name] for name in _COLUMNS if row.get(name) is not None},
@@ -74,25 +61,31 @@ def _result(row: dict[str, Any]) -> Unplaced:
     return Unplaced(rollout, row.get("example_id"))
 
 
-def _episode(row: dict[str, Any], skip: Skip) -> Iterator[Unplaced]:
-    work = dict_in(dict_in(row, "run"), "work")
+def _episode(row: dict[str, Any]) -> Iterator[Unplaced | Lost]:
     task = dict_in(row, "task")
     group = dict_in(row, "group").get("id") or task.get("key") or task.get("hash")
+
+    def found(part: tuple[dict[str, Any], int, list[dict[str, Any]]]) -> Unplaced:
+        return Unplaced(_in_episode(row, *part), group)
+
     for trace in row["traces"]:
         branches = _branches(list_in(trace, "nodes")) if isinstance(trace, dict) else []
         if not branches:
-            skip("trace without messages")
-        for branch, nodes in enumerate(branches):
-            facts = {"env": dict_in(row, "env").get("id"), "trace": trace.get("id"), "branch": branch}
-            rollout = _trace(trace, nodes, task)
-            rollout = replace(
-                rollout,
-                split="train" if work.get("type") == "train" else "eval",
-                step=whole(work.get("step")),
-                policy_step=_count(dict_in(work, "policy").get("end")),
-                extra={**rollout.extra, **{name: value for name, value in facts.items() if value is not None}},
-            )
-            yield Unplaced(rollout, group)
+            yield Lost("trace without messages")
+        yield from each(found, [(trace, branch, nodes) for branch, nodes in enumerate(branches)], BROKEN)
+
+
+def _in_episode(row: dict[str, Any], trace: dict[str, Any], branch: int, nodes: list[dict[str, Any]]) -> Rollout:
+    work = dict_in(dict_in(row, "run"), "work")
+    rollout = _trace(trace, nodes, dict_in(row, "task"))
+    facts = {"env": dict_in(row, "env").get("id"), "trace": trace.get("id"), "branch": branch}
+    return replace(
+        rollout,
+        split="train" if work.get("type") == "train" else "eval",
+        step=whole(work.get("step")),
+        policy_step=count(dict_in(work, "policy").get("end")),
+        extra={**rollout.extra, **{name: value for name, value in facts.items() if value is not None}},
+    )
 
 
 def _branches(nodes: Sequence[Any]) -> list[list[dict[str, Any]]]:
@@ -112,8 +105,7 @@ def _branches(nodes: Sequence[Any]) -> list[list[dict[str, Any]]]:
 
 def _trace(trace: dict[str, Any], nodes: list[dict[str, Any]], task: dict[str, Any]) -> Rollout:
     first = next((at for at, node in enumerate(nodes) if node.get("sampled")), len(nodes))
-    prompt, _ = messages([node.get("message") for node in nodes[:first]], "user")
-    completion, _ = messages([node.get("message") for node in nodes[first:]], "assistant")
+    said = [node.get("message") for node in nodes]
     rewarded = dict_in(trace, "rewards")
     scored = {
         name: given(value.get("score") if isinstance(value, dict) else value) for name, value in rewarded.items()
@@ -123,9 +115,7 @@ def _trace(trace: dict[str, Any], nodes: list[dict[str, Any]], task: dict[str, A
     cut = trace.get("stop_condition") in _CUT or (calls and calls[-1].get("finish_reason") == "length")
     return Rollout(
         id="",
-        prompt=prompt,
-        completion=completion,
-        tool_calls=tool_calls(completion),
+        **spoken(said[:first], said[first:]),
         rewards=scored,
         reward=_total(rewarded, scored),
         advantage=_advantage(nodes),
@@ -169,10 +159,6 @@ def _tokens(nodes: Sequence[dict[str, Any]], first: int) -> Tokens | None:
     return Tokens(
         prompt=ids[0], completion=ids[1], mask=mask if aligned else None, logprobs=spread if aligned else None
     )
-
-
-def _count(value: Any) -> int | None:
-    return whole(value) if number(value) is not None else None
 
 
 def _finish(cut: Any, error: Any, completed: Any) -> Finish:

@@ -1,15 +1,33 @@
-"""verl's rollouts, given as the arguments of its own `_dump_generations`."""
+"""verl: the arguments of its own `_dump_generations`, and the `<step>.jsonl` files which that writes.
+
+Those lie in `rollout_data_dir` and `validation_data_dir`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from rollout_plugins.content.incoming import Held, Incoming, Unplaced, Wanted, bytes_of, each
+from rollout_hookspecs import Rollout
+
+from rollout_plugins.content.incoming import Held, Incoming, Lost, Unplaced, Wanted, held
+from rollout_plugins.content.rewards import given
 from rollout_plugins.content.snapshot import Snapshot
 from rollout_plugins.errors import SetupError
-from rollout_plugins.shapes._verl_files import found
+from rollout_plugins.shapes._fields import spoken, whole
+from rollout_plugins.shapes._files import each_row, find
+
+NAME = "verl"
+LACKS = (
+    "turns and tool calls: prompt and completion are flat texts",
+    "rewards per function beyond the score, and advantages",
+    "finish reasons, token counts, log-probabilities and images",
+    "train or eval: --split says which",
+)
+_OWN = ("input", "output", "gts", "score", "step")
 
 
 def rollouts(
@@ -31,41 +49,65 @@ def rollouts(
         reward_extra_infos_dict: what else it gave, by name.
         uids: `batch.non_tensor_batch["uid"]`, equal for answers to one prompt; without it equal inputs are a group.
     """
-    given = {"input": inputs, "output": outputs, "gts": gts, "score": scores, "uid": uids}
-    return Incoming(lambda asked: _take(given, reward_extra_infos_dict or {}, asked))
+    arguments = {"input": inputs, "output": outputs, "gts": gts, "score": scores, "uid": uids}
+    return Incoming(lambda wanted: _take(arguments, reward_extra_infos_dict or {}, wanted))
 
 
-def _take(given: Mapping[str, Any], infos: Mapping[str, Any], asked: Wanted) -> Held:
+def _take(arguments: Mapping[str, Any], infos: Mapping[str, Any], wanted: Wanted) -> Held:
     copier = Snapshot()
-    columns = {name: copier.copy(_list(values)) for name, values in {**infos, **given}.items() if values is not None}
+    columns = {n: copier.copy(_list(values)) for n, values in {**infos, **arguments}.items() if values is not None}
     count = len(columns["output"])
-    odd = [f"{len(columns[name])} of {name}" for name in given if len(columns.get(name, columns["output"])) != count]
-    if odd and asked.checked:
-        raise SetupError(f"there are {count} outputs, but {', '.join(odd)}; give one for each")
-    whole = {name: values for name, values in columns.items() if len(values) == count}
     rest = {name: values for name, values in columns.items() if len(values) != count}
-    rows = [{name: values[place] for name, values in whole.items()} for place in range(count)]
-    found_in = _Reader(rest)
-    return Held(lambda: each(found_in, rows), count, bytes_of(count, copier.bytes), ("score",))
+    odd = [f"{len(rest[name])} of {name}" for name in arguments if name in rest]
+    if odd and wanted.checked:
+        raise SetupError(f"there are {count} outputs, but {', '.join(odd)}; give one for each")
+    names = [name for name in columns if name not in rest]
+    items = [({name: columns[name][place] for name in names}, {} if place else rest) for place in range(count)]
+    return held(_found, items, copier.bytes, ("score",))
 
 
 def _list(values: Any) -> list[Any]:
     return list(values.tolist() if hasattr(values, "tolist") else values)
 
 
-class _Reader:
-    """Makes rollouts of rows; the first one keeps whole what there is another number of than of rollouts."""
+def _found(item: tuple[dict[str, Any], dict[str, list[Any]]]) -> Unplaced:
+    """The rollout of a row. The first one keeps whole the lists that are not one value for each rollout."""
+    row, rest = item
+    rollout = _rollout(row, 0)
+    notes = {f"extra:{name}": f"all {len(values)} values; kept here whole" for name, values in rest.items()}
+    return Unplaced(replace(rollout, extra={**rollout.extra, **rest}, marks=notes), row.get("uid"))
 
-    def __init__(self, rest: dict[str, list[Any]]) -> None:
-        self._rest = rest
 
-    def __call__(self, row: dict[str, Any]) -> Unplaced:
-        made = found(row, 0)
-        if "uid" in row:
-            made.group = row["uid"]
-        rest, self._rest = self._rest, {}
-        if rest:
-            notes = {f"extra:{name}": f"all {len(values)} values; kept here whole" for name, values in rest.items()}
-            rollout = made.rollout
-            made.rollout = replace(rollout, extra={**rollout.extra, **rest}, marks={**rollout.marks, **notes})
-        return made
+def _rollout(row: dict[str, Any], step: int) -> Rollout:
+    score = given(row.get("score"))
+    return Rollout(
+        id="",
+        step=whole(row.get("step"), step),
+        **spoken(row.get("input"), row.get("output")),
+        rewards={"score": score},
+        reward=score,
+        columns={"gts": row["gts"]} if row.get("gts") is not None else {},
+        extra={name: value for name, value in row.items() if name not in _OWN},
+    )
+
+
+# --- files ---------------------------------------------------------------------------------------------------------
+
+
+def read(path: Path) -> Iterator[Unplaced | Lost]:
+    """The rows of every file, in the order of the steps."""
+    for file in find(path, "*.jsonl", "the rollout_data_dir, or one file in it"):
+        step = int(file.stem) if file.stem.isdigit() else 0
+        yield from each_row(file, partial(_dumped, step=step))
+
+
+def _dumped(row: dict[str, Any], step: int) -> Unplaced | Lost:
+    if "input" not in row and "output" not in row:
+        return Lost("row without input and output")
+    return Unplaced(_rollout(row, step), _group(row.get("uid")))
+
+
+def _group(uid: Any) -> str | None:
+    """Newer versions write `uid` as `<sample>_<rollout>_<output>`."""
+    pieces = uid.rsplit("_", 2) if isinstance(uid, str) else []
+    return pieces[0] if len(pieces) == 3 and pieces[1].isdigit() and pieces[2].isdigit() else None

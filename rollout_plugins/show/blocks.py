@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from rich.cells import cell_len, get_character_cell_size
 from rich.style import Style
+from rich.text import Text
 
 from rollout_plugins.show.layout import CONSOLE, Layout
 from rollout_plugins.show.text import clean, omitted
-from rollout_plugins.show.wrap import wrap
-
-if TYPE_CHECKING:
-    from rich.text import Text
 
 Cells = list[tuple[str, str | Style]]
 Spans = Sequence[tuple[str, str | Style]]
@@ -106,7 +104,15 @@ class Block:
             yield cells
 
 
-def said(text: str, style: str | Style = "") -> Spans:
+def fold(blocks: Iterable[Block], kinds: Collection[str] = ()) -> None:
+    """Fold the blocks of these kinds, or of all; unfold them where all are folded already."""
+    chosen = [block for block in blocks if not kinds or block.kind in kinds]
+    folded = not all(block.folded for block in chosen)
+    for block in chosen:
+        block.folded = folded
+
+
+def clean_spans(text: str, style: str | Style = "") -> Spans:
     """Raw text as a block has it."""
     return ((clean(text), style),)
 
@@ -134,3 +140,46 @@ def lay_out(blocks: Sequence[Block], width: int) -> list[Row]:
             label = [(" " * layout.gutter, "")]
         speaker = (block.turn, block.label)
     return rows
+
+
+def wrap(text: str, width: int) -> list[tuple[int, int]]:
+    """Where each row of the text starts and ends: broken at spaces where there are some, never inside a character."""
+    rows: list[tuple[int, int]] = []
+    start = 0
+    for line in text.split("\n"):
+        end = start + len(line)
+        if len(line) <= width and (line.isascii() or cell_len(line) <= width):
+            rows.append((start, end))
+        elif line.isascii():
+            _break_narrow(line, start, width, rows)
+        else:
+            _break_wide(line, start, width, rows)
+        start = end + 1
+    return rows
+
+
+def _break_narrow(line: str, base: int, width: int, rows: list[tuple[int, int]]) -> None:
+    """A line in which every character takes one cell."""
+    at = 0
+    while len(line) - at > width:
+        space = line.rfind(" ", at + 1, at + width + 1)
+        end = space if space > 0 else at + width
+        rows.append((base + at, base + end))
+        at = end + (space > 0)
+    rows.append((base + at, base + len(line)))
+
+
+def _break_wide(line: str, base: int, width: int, rows: list[tuple[int, int]]) -> None:
+    at = cells = 0
+    space = -1
+    for place, character in enumerate(line):
+        if character == " ":
+            space = place
+        size = get_character_cell_size(character)
+        if cells + size > width and place > at:
+            end = space if at < space < place else place
+            rows.append((base + at, base + end))
+            at = end + (end == space)
+            cells = cell_len(line[at:place])
+        cells += size
+    rows.append((base + at, base + len(line)))

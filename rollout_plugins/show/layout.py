@@ -5,18 +5,15 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 from rollout_hookspecs import Image, ToolCall
 
-from rollout_plugins.content.conversation import status_of
 from rollout_plugins.content.messages import IMAGE, call_text
+from rollout_plugins.show.conversation import Conversation, Turn, status_of
 from rollout_plugins.show.text import clean, clip, duration, omitted, one_line, readable, shorten
-
-if TYPE_CHECKING:
-    from rollout_plugins.content.conversation import Conversation, Turn
 
 STYLES = {"system": "magenta", "developer": "magenta", "user": "blue", "assistant": "green", "tool": "yellow"}
 _SHORT = {"system": "sys", "developer": "dev", "user": "user", "assistant": "asst", "tool": "tool", "columns": "row"}
@@ -238,7 +235,7 @@ def _signature(call: ToolCall, layout: Layout) -> Text:
         raw = call_text(call)
     except Exception:  # arguments that break when they are read: the call is shown all the same
         raw = f"{readable(call.name)}({readable(call.arguments)})"
-    asked = clean(raw if layout.lines is None else shorten(raw, chars=max(3 * layout.body, 40)))
+    asked = clean(raw if layout.lines is None else shorten(raw, max(3 * layout.body, 40)))
     asked = asked.replace("\n", "␊")
     name, bracket, rest = asked.partition("(")
     return Text.assemble((name, "bold cyan"), (bracket + rest, "cyan"))

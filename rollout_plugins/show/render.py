@@ -7,22 +7,19 @@ Takes a `Rollout` or a `Trace`, reads nothing else, never raises, and never need
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
 from rich.text import Text
 from rollout_hookspecs import Rollout, Trace
 
-from rollout_plugins.content.compare import shared
-from rollout_plugins.content.conversation import Conversation, Turn, conversation, status_of
 from rollout_plugins.show.chart import sparkline
+from rollout_plugins.show.compare import shared
+from rollout_plugins.show.conversation import Conversation, Turn, conversation, status_of
 from rollout_plugins.show.layout import Layout, body_rows, fill
-from rollout_plugins.show.text import finite, number, one_line, signed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+from rollout_plugins.show.text import evenly, finite, number, one_line, rank, signed, tone
 
 Source = Rollout | Trace | Conversation
 _COLUMN = 30
@@ -125,13 +122,11 @@ def _place(view: Conversation) -> Iterator[str]:
 
 def _scores(view: Conversation, advantage: str) -> Text:
     return Text.assemble(
-        ("reward ", "dim"), (number(view.reward), "bold"), (f"  {advantage} ", "dim"), _advantage(view.advantage)
+        ("reward ", "dim"),
+        (number(view.reward), "bold"),
+        (f"  {advantage} ", "dim"),
+        (signed(view.advantage), tone(view.advantage)),
     )
-
-
-def _advantage(value: Any) -> tuple[str, str]:
-    real = finite(value) or 0.0
-    return signed(value), "green" if real > 0 else "red" if real < 0 else ""
 
 
 def _facts(view: Conversation) -> Iterator[Text]:
@@ -170,7 +165,7 @@ def _flow(facts: Iterator[Text], width: int, limit: int | None) -> list[Text]:
 def _group_rows(views: list[Conversation], width: int, max_lines: int | None) -> list[Text]:
     if len(views) < 2:
         return [row for view in views for row in _rows(view, "", width, max_lines)]
-    views = sorted(views, key=_rank, reverse=True)
+    views = sorted(views, key=lambda view: rank(view.reward), reverse=True)
     shown = _spread(views, max((width + len(_RULE)) // (_COLUMN + len(_RULE)), 1))
     common = shared(views)
     prompt = Conversation(turns=views[0].turns[:common], columns=views[0].columns)
@@ -182,18 +177,11 @@ def _group_rows(views: list[Conversation], width: int, max_lines: int | None) ->
     return [*rows, *_beside([_rest(view, common) for view in shown], width, lines)]
 
 
-def _rank(view: Conversation) -> float:
-    real = finite(view.reward)
-    return float("-inf") if real is None else real
-
-
 def _spread(views: list[Conversation], room: int) -> list[Conversation]:
     """At most `room` of them, the best and the worst among them; those without a reward only where there is room."""
     if len(views) > room:
         views = [view for view in views if finite(view.reward) is not None] or views
-    if len(views) <= room or room < 2:
-        return views[:room]
-    return [views[round(place * (len(views) - 1) / (room - 1))] for place in range(room)]
+    return evenly(views, room)
 
 
 def _rest(view: Conversation, common: int) -> Conversation:

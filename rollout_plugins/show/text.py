@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
+from datetime import datetime
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from rollout_plugins.content.messages import text_of
 from rollout_plugins.content.plain import UNSAFE
 
+T = TypeVar("T")
 MISSING = "—"
 _TAB = "    "
 
@@ -69,25 +72,19 @@ def omitted(characters: int) -> str:
     return f"… {characters:,} {'character' if characters == 1 else 'characters'} …"
 
 
-def shorten(text: str, *, chars: int, lines: int | None = None) -> str:
-    """Head and tail of a long text, of about `chars` characters in at most `lines` lines.
-
-    The place between them says how much is missing: `… 12,345 characters …`.
-    """
-    rows = text.split("\n")
-    if lines is not None and len(rows) > lines:
-        return _shorten_lines(rows, chars=chars, lines=lines)
+def shorten(text: str, chars: int) -> str:
+    """The text, or the head and tail of one longer than `chars`, with `… 12,345 characters …` between them."""
+    if len(text) <= chars:
+        return text
     head, tail, hidden = clip(text, chars // 2)
-    return f"{head}{omitted(hidden)}{tail}" if hidden else text
+    return f"{head}{omitted(hidden)}{tail}"
 
 
-def _shorten_lines(rows: list[str], *, chars: int, lines: int) -> str:
-    head, tail = "\n".join(rows[: lines // 2]), "\n".join(rows[len(rows) - (lines - 1) // 2 :])
-    if lines < 3:
-        tail = ""
-    head, tail = head[: chars // 2], tail[max(len(tail) - chars // 2, 0) :]
-    hidden = sum(map(len, rows)) + len(rows) - 1 - len(head) - len(tail)
-    return "\n".join(part for part in (head, omitted(hidden), tail) if part)
+def evenly(values: Sequence[T], count: int) -> list[T]:
+    """At most `count` of the values: the first, the last, and evenly between them."""
+    if len(values) <= count or count < 2:
+        return list(values[:count])
+    return [values[place * (len(values) - 1) // (count - 1)] for place in range(count)]
 
 
 def number(value: Any) -> str:
@@ -119,8 +116,20 @@ def signed(value: Any) -> str:
     return f"+{text}" if real is not None and real > 0 else text
 
 
+def tone(value: Any) -> str:
+    """The style of an advantage or a change."""
+    real = finite(value) or 0.0
+    return "green" if real > 0 else "red" if real < 0 else ""
+
+
+def rank(reward: Any) -> float:
+    """What a reward is sorted by; one that is missing or not finite is below all others."""
+    real = finite(reward)
+    return -math.inf if real is None else real
+
+
 def finite(value: Any) -> float | None:
-    """The value as a float to compare or draw; None when it is no finite number."""
+    """The value as a float to compare or draw; None when it is not a finite number."""
     real = _real(value)
     return real if real is not None and math.isfinite(real) else None
 
@@ -132,6 +141,14 @@ def _real(value: Any) -> float | None:
         return float(value)
     except (TypeError, ValueError, OverflowError):
         return None
+
+
+def local_time(seconds: Any) -> str:
+    """2026-01-31 18:05:00 where the reader is; empty when it is not a time."""
+    try:
+        return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S") if seconds else ""
+    except (TypeError, ValueError, OverflowError, OSError):
+        return ""
 
 
 def duration(seconds: Any) -> str:

@@ -7,24 +7,15 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Generic, Literal, TypeVar, get_args
+from typing import Generic, TypeVar, get_args
 
-from rollout_hookspecs import Image, Step, Trace
+from rollout_hookspecs import Image, Scope, Step, Trace
 
-from rollout_plugins.content.imaging import for_screen, on_white
-from rollout_plugins.errors import SetupError
+from rollout_plugins.content.imaging import small_copy
 
-Scope = Literal["global", "rank", "stream"]
+SCOPES = get_args(Scope)
 T = TypeVar("T")
 logger = logging.getLogger("rollout_plugins")
-
-
-def checked_scope(scope: object) -> Scope:
-    """`global`: rank 0 sends for all; `rank`: each rank a run of its own; `stream`: every rollout, at once."""
-    for known in get_args(Scope):
-        if scope == known:
-            return known  # type: ignore[no-any-return]
-    raise SetupError(f"scope={scope!r}: use one of {', '.join(map(repr, get_args(Scope)))}")
 
 
 def meant_for(scope: Scope, traces: Sequence[Trace], step: Step) -> Sequence[Trace]:
@@ -32,27 +23,6 @@ def meant_for(scope: Scope, traces: Sequence[Trace], step: Step) -> Sequence[Tra
     if scope != "rank" or not step.gathered:
         return traces
     return [trace for trace in traces if trace.metadata.get("rank", step.rank) == step.rank]
-
-
-def checked_count(name: str, value: object, least: int = 1) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise SetupError(f"{name}={value!r}: use a whole number, {least} or more")
-    return value
-
-
-def checked_name(name: str, value: object) -> str | None:
-    if value is None or (isinstance(value, str) and value.strip()):
-        return value
-    raise SetupError(f"{name}={value!r}: use a name, or leave it out")
-
-
-def image_file(image: Image, folder: str) -> Path | None:
-    """The file with the image's pixels inside the run's folder; None when they were not kept or are gone."""
-    if not image.path or not folder:
-        return None
-    root = Path(folder).resolve()
-    path = (root / image.path).resolve()
-    return path if path.is_relative_to(root) and path.is_file() else None
 
 
 def image_words(image: Image) -> str:
@@ -68,27 +38,19 @@ def number(value: object) -> float | None:
     return float(value) if isinstance(value, str) and value in {"NaN", "Infinity", "-Infinity"} else None
 
 
-def whole(value: object) -> int | None:
+def integer(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def thumbnail(path: Path, side: int) -> bytes | None:
     """The image as JPEG, no larger than `side` pixels each way; None when it cannot be read."""
     try:
-        return _thumbnail(path, side)
+        out = io.BytesIO()
+        small_copy(path, side).save(out, "JPEG", quality=85)
     except Exception as error:
         logger.warning("%s cannot be shown: %r", path, error)
         return None
-
-
-def _thumbnail(path: Path, side: int) -> bytes:
-    from PIL import Image as Pictures
-
-    with Pictures.open(path) as picture:
-        picture.draft("RGB", (side, side))
-        out = io.BytesIO()
-        on_white(for_screen(picture, side)).save(out, "JPEG", quality=85)
-        return out.getvalue()
+    return out.getvalue()
 
 
 class SmallCache(Generic[T]):

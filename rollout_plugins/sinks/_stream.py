@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
+from rollout_plugins.content.patience import is_patient
 from rollout_plugins.content.plain import json_for
 
 CLEARED = "\r\x1b[J"
@@ -53,10 +54,8 @@ def _encoding(stream: TextIO) -> str:
 
 
 def _write(stream: TextIO, text: str) -> None:
-    # While training, sinks have threads of their own. An export is on the main thread, and waits for its reader.
-    exporting = threading.current_thread() is threading.main_thread()
-    descriptor = None if exporting else _descriptor(stream)
-    if descriptor is not None and os.isatty(descriptor):
+    descriptor = None if threading.current_thread() is threading.main_thread() else _descriptor(stream)
+    if descriptor is not None and os.isatty(descriptor) and not is_patient():
         _to_terminal(descriptor, text.encode(_encoding(stream)))
     elif descriptor is not None and stat.S_ISFIFO(os.fstat(descriptor).st_mode):
         _to_pipe(stream, descriptor, text)

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import orjson
 from rich.console import Console
 from rollout_hookspecs import Step, Trace, hookimpl
 
 from rollout_plugins.content.messages import field_of
+from rollout_plugins.content.options import check, flag, whole
 from rollout_plugins.content.plain import json_text, plain
-from rollout_plugins.errors import SetupError
 from rollout_plugins.show.render import render_group, render_rollouts
 from rollout_plugins.show.text import finite
 from rollout_plugins.sinks._stream import CLEARED, bars_shown, write_json, write_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Sequence
 
 Titled = tuple[str, Trace]
+_NO_FILE = "file={!r} cannot be written to: give an open text file, such as sys.stderr"
 # Legal in JSON, but a terminal obeys them and line readers split at them.
 _UNSAFE = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
 
@@ -54,7 +55,20 @@ class ConsoleSink:
         json: bool | None = None,
         file: TextIO | None = None,
     ) -> None:
-        _check(best=best, worst=worst, by=by, group=group, every=every, max_lines=max_lines, json=json, file=file)
+        has_name = isinstance(by, str) and bool(by)
+        shows_nothing = best == 0 and worst == 0 and group is not True
+        check(
+            "console",
+            whole("best", best, 0),
+            whole("worst", worst, 0),
+            whole("every", every, 1),
+            whole("max_lines", max_lines, 1, optional=True),
+            "best=0 and worst=0 would show nothing: give one of them, or group=True" if shows_nothing else None,
+            flag("group", group),
+            flag("json", json, optional=True),
+            None if has_name else f"by={by!r} is not the name of a fact, such as 'reward' or 'reward/correct'",
+            None if file is None or callable(getattr(file, "write", None)) else _NO_FILE.format(file),
+        )
         self._best, self._worst, self._by, self._group = best, worst, by, group
         self._every, self._max_lines, self._json, self._file = every, max_lines, json, file
         self.on_run_start()
@@ -131,27 +145,3 @@ def _spread(traces: Sequence[Trace], by: str) -> float:
 
 def _score(trace: Trace, by: str) -> float | None:
     return finite(field_of(trace.metadata, by))
-
-
-def _check(**options: Any) -> None:
-    faults = list(_faults(options))
-    if faults:
-        raise SetupError(f"console: {'; '.join(faults)}")
-
-
-def _faults(options: Mapping[str, Any]) -> Iterator[str]:
-    for name, least in (("best", 0), ("worst", 0), ("every", 1), ("max_lines", 1)):
-        value = options[name]
-        if name == "max_lines" and value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            yield f"{name}={value!r} is not a whole number of at least {least}"
-    if options["best"] == 0 and options["worst"] == 0 and options["group"] is not True:
-        yield "best=0 and worst=0 would show nothing: give one of them, or group=True"
-    for name in ("group", "json"):
-        if not isinstance(options[name], bool) and not (name == "json" and options[name] is None):
-            yield f"{name}={options[name]!r} is not True or False"
-    if not isinstance(options["by"], str) or not options["by"]:
-        yield f"by={options['by']!r} is not the name of a fact, such as 'reward' or 'reward/correct'"
-    if options["file"] is not None and not callable(getattr(options["file"], "write", None)):
-        yield f"file={options['file']!r} cannot be written to: give an open text file, such as sys.stderr"

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import IO, Any
 
 import orjson
-from rollout_hookspecs import Run, Step, Trace, hookimpl
+from rollout_hookspecs import Run, Scope, Step, Trace, hookimpl
 
 from rollout_plugins.content.locks import locked
 from rollout_plugins.content.messages import call_text, calls_of, reasoning_of, role_of, text_of
+from rollout_plugins.content.options import check, one_of, whole
 from rollout_plugins.content.trace import images_in, prompt_and_completion, shape_each
 from rollout_plugins.errors import SetupError
-from rollout_plugins.sinks._common import Scope, checked_count, checked_scope, meant_for
+from rollout_plugins.sinks._common import SCOPES, meant_for
 from rollout_plugins.sinks._stream import write_json
 
 ANSWERS = ("answer", "solution", "ground_truth", "target", "label")
@@ -37,8 +38,9 @@ class JsonlSink:
     ) -> None:
         if path is not None and not isinstance(path, (str, Path)):
             raise SetupError(f"path={path!r}: use a folder, a named pipe, or '-' for standard output")
-        self.scope = checked_scope(scope)
-        self._most = checked_count("max_bytes", max_bytes)
+        check("jsonl", one_of("scope", scope, SCOPES), whole("max_bytes", max_bytes, 1))
+        self.scope = scope
+        self._most = max_bytes
         self._path = path if not path or path == "-" else Path(path).absolute()
         self._run = Run(id="rollouts")
         self._pipe: IO[bytes] | None = None

@@ -14,17 +14,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rollout_hookspecs import Image, Run, Step, Trace, hookimpl
+from rollout_hookspecs import Image, Run, Scope, Step, Trace, hookimpl
 
+from rollout_plugins.content.imaging import file_of
 from rollout_plugins.content.messages import call_text, calls_of, reasoning_of, text_of
+from rollout_plugins.content.options import check, named, one_of
 from rollout_plugins.content.trace import images_in, shape_each
 from rollout_plugins.errors import need
 from rollout_plugins.sinks._common import (
-    Scope,
+    SCOPES,
     SmallCache,
-    checked_name,
-    checked_scope,
-    image_file,
     image_words,
     meant_for,
 )
@@ -51,10 +50,14 @@ class TrackioSink:
         space_id: str | None = None,
         scope: Scope = "global",
     ) -> None:
-        self.scope = checked_scope(scope)
-        self._project = checked_name("project", project)
-        self._name = checked_name("name", name)
-        self._space_id = checked_name("space_id", space_id)
+        check(
+            "trackio",
+            one_of("scope", scope, SCOPES),
+            named("project", project),
+            named("name", name),
+            named("space_id", space_id),
+        )
+        self.scope, self._project, self._name, self._space_id = scope, project, name, space_id
         self._trackio: Any = need("trackio", "trackio")
         self._theirs: Any = None
         self._args: Any = None
@@ -186,7 +189,7 @@ class TrackioSink:
         return [self._seen(block) for block in content] if isinstance(content, (list, tuple)) else content
 
     def _file(self, image: Image) -> Path | None:
-        return image_file(image, self._run.dir if self._run else "")
+        return file_of(image, self._run.dir if self._run else "")
 
     def _image(self, image: Image) -> Any:
         """One object for each distinct image: trackio then stores its file once."""

@@ -23,8 +23,8 @@ from typing import Any
 import orjson
 from rollout_hookspecs import Image, Placeholder
 
-MAX_DEPTH = 200
-MAX_ITEMS = 1_000_000
+from rollout_plugins.content.limits import AGAIN, KEPT_DEPTH, STORED_ITEMS, EndlessError, Nesting
+
 _MIN_INT, _MAX_INT = -(2**63), 2**64
 _EXACT = frozenset({str, int, bool, type(None)})
 _TROUBLE = (Exception, SystemExit)
@@ -54,7 +54,7 @@ def _tagged(value: Any) -> tuple[Any, list[Placeholder]]:
     """The structure, and what was lost. A value that seems endless is gone through again, each container only once."""
     for is_vast in (False, True):
         tagger = _Tagger(is_vast)
-        with suppress(_EndlessError):
+        with suppress(EndlessError):
             return tagger.tag(value, "", 0), tagger.lost
     raise AssertionError
 
@@ -79,7 +79,7 @@ def clean(text: str) -> bool:
 
 def _is_plain(value: Any) -> bool:
     """Whether orjson writes the value exactly, or objects to it itself (it does to odd keys, integers and text)."""
-    left = MAX_ITEMS
+    left = STORED_ITEMS
     unread: list[Any] = [(value,)]
     while unread:
         items = unread.pop()
@@ -101,17 +101,13 @@ def _is_plain(value: Any) -> bool:
     return True
 
 
-class _EndlessError(BaseException):
-    """More items than people write by hand or by model: perhaps the same ones again and again."""
-
-
 class _Tagger:
     """The slow, careful way. `depth` counts levels of the JSON that is written."""
 
     def __init__(self, is_vast: bool) -> None:
         self.lost: list[Placeholder] = []
-        self._left = MAX_ITEMS
-        self._open: set[int] = set()
+        self._left = STORED_ITEMS
+        self._nesting = Nesting(KEPT_DEPTH)
         self._seen: dict[int, Any] | None = {} if is_vast else None
 
     def tag(self, value: Any, where: str, depth: int) -> Any:
@@ -149,13 +145,9 @@ class _Tagger:
         return self._lose(value, where, "no JSON form") if scalar is None else self._tag(scalar, where, depth)
 
     def _container(self, value: Any, where: str, depth: int) -> Any:
-        if id(value) in self._open:
-            return self._lose(value, where, "contains itself")
-        if depth >= MAX_DEPTH:
-            return self._lose(value, where, "nested too deep")
-        if self._is_again(value):
-            return self._lose(value, where, "the same again in a vast value")
-        self._open.add(id(value))
+        if why := self._nesting.objection(value, depth) or self._again(value):
+            return self._lose(value, where, why)
+        self._nesting.enter(value)
         try:
             if isinstance(value, list):
                 return self._items(list.__iter__(value), where, depth + 1)
@@ -163,18 +155,18 @@ class _Tagger:
                 return {"$tuple": self._items(tuple.__iter__(value), where, depth + 2)}
             return self._pairs(dict.items(value) if isinstance(value, dict) else value.items(), where, depth)
         finally:
-            self._open.discard(id(value))
+            self._nesting.leave(value)
 
-    def _is_again(self, value: Any) -> bool:
+    def _again(self, value: Any) -> str:
         if self._seen is None:
             self._left -= 1 + len(value)
             if self._left < 0:
-                raise _EndlessError
-            return False
+                raise EndlessError
+            return ""
         if id(value) in self._seen:
-            return True
+            return AGAIN
         self._seen[id(value)] = value
-        return False
+        return ""
 
     def _items(self, values: Any, where: str, depth: int) -> list[Any]:
         out = []

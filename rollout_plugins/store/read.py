@@ -196,8 +196,9 @@ class StoredRun:
     def export(self, to: Any, **options: Any) -> Sent:
         """Send rollouts to a sink, each once: `run.export("trackio", cap=16, where="reward < 0")`.
 
-        `to`: `trackio`, `wandb`, `jsonl`, `scout`, or a sink object. `cap`: at most so many of each generation.
-        `options`: the sink's own, as a dict. The others are filters, as for `rollouts`.
+        `to`: the name of an installed sink, such as `jsonl`, or a sink object. `options`: the sink's own, as a dict.
+        `cap`: at most so many of each generation. `plugins`: those that format or search what is sent, besides the
+        installed ones: `["redact"]`. The others are filters, as for `rollouts`.
         """
         from rollout_plugins.engine.export import export
 

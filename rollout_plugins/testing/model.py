@@ -1,4 +1,4 @@
-"""The demo's model: a Qwen3 of two thin layers that knows the shop, badly. `warmup.py` made it."""
+"""The demo's model: a Qwen3 of two thin layers that knows the shop, badly. `.ci/checkpoint.py` made it."""
 
 from __future__ import annotations
 

@@ -5,20 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from rollout_hookspecs import Panel, Rollout, Run
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
 from rollout_plugins.show.text import one_line
+from rollout_plugins.store.read import StoredRun
+from rollout_plugins.view.pages.about import AboutPage
+from rollout_plugins.view.pages.group import GroupPage
+from rollout_plugins.view.pages.help import HelpPage
 from rollout_plugins.view.pages.page import Page
+from rollout_plugins.view.pages.rollout import RolloutPage
+from rollout_plugins.view.pages.rollouts import RolloutsPage
 from rollout_plugins.view.pages.steps import StepsPage
-
-if TYPE_CHECKING:
-    from rollout_hookspecs import Panel, Rollout, Run
-
-    from rollout_plugins.store.read import StoredRun
+from rollout_plugins.view.pages.through_time import TimePage
 
 PERIOD = 2.0
 """Seconds between looks at a run that has not ended."""
@@ -71,12 +74,8 @@ class Viewer(App[None]):
         self.title = "rollouts"
         self.push_screen(StepsPage())
         if self._asked:
-            from rollout_plugins.view.pages.rollouts import RolloutsPage
-
             self.push_screen(RolloutsPage(self._asked))
         if self._rollout is not None:
-            from rollout_plugins.view.pages.rollout import RolloutPage
-
             self.push_screen(RolloutPage.of(self._rollout))
         self._wait(self._period)
 
@@ -156,28 +155,32 @@ class Viewer(App[None]):
             if isinstance(screen, Page):
                 screen.renew()
 
+    def show_help(self, page: Page) -> None:
+        self.push_screen(HelpPage(page))
+
+    def show_about(self) -> None:
+        if not isinstance(self.screen, AboutPage):
+            self.push_screen(AboutPage())
+
+    def show_siblings(self, rollout: Rollout) -> None:
+        self.push_screen(GroupPage(rollout))
+
+    def show_over_time(self, rollout: Rollout) -> None:
+        self.push_screen(TimePage(rollout))
+
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """Everything the screen has a key for."""
         seen = {"command_palette"}
         for active in screen.active_bindings.values():
-            binding = active.binding
-            ours = isinstance(active.node, (Page, Viewer)) or binding.show
-            if (
-                ours
-                and active.enabled
-                and not binding.action.startswith(("app.", "screen."))
-                and binding.action not in seen
-            ):
+            binding, ours = active.binding, isinstance(active.node, (Page, Viewer))
+            elsewhere = binding.action.startswith(("app.", "screen.")) or binding.action in seen
+            if active.enabled and (ours or binding.show) and not elsewhere:
                 seen.add(binding.action)
-                key = self.get_key_display(binding)
                 run = partial(self.run_action, binding.action, active.node)
-                yield SystemCommand(binding.description, f"key {key}", run)
+                yield SystemCommand(binding.description, f"key {self.get_key_display(binding)}", run)
         yield SystemCommand("Theme", "other colours", self.action_change_theme)
 
 
 def view(run: StoredRun, **options: Any) -> None:
     """Show a run until the person leaves; takes what `Viewer` takes."""
     Viewer(run, **options).run()
-
-
-__all__: Sequence[str] = ("Viewer", "view")

@@ -6,17 +6,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from rollout_plugins.content.conversation import conversation
+from rollout_hookspecs import Rollout, ToolCall
+
+from rollout_plugins.show.conversation import Turn, conversation
 from rollout_plugins.show.layout import content_text, outcome_of
 from rollout_plugins.show.text import clean, duration, number, one_line, readable, signed
 from rollout_plugins.store.codec import encode
-
-if TYPE_CHECKING:
-    from rollout_hookspecs import Rollout, ToolCall
-
-    from rollout_plugins.content.conversation import Turn
 
 
 def as_json(rollout: Rollout) -> str:

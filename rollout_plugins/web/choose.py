@@ -8,17 +8,15 @@ how the answers to one prompt change.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from rollout_hookspecs import Rollout
+
+from rollout_plugins.show.text import evenly
 from rollout_plugins.store.filters import literal
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
-
-    from rollout_hookspecs import Rollout
-
-    from rollout_plugins.store.read import StoredRun
+from rollout_plugins.store.read import StoredRun
 
 STEPS = 32
 EVAL_SHARE = 0.3
@@ -89,15 +87,8 @@ def _of_some_steps(groups: Sequence[Group], room: int) -> list[Group]:
         return list(groups)
     wanted = room * len(groups) // max(sum(group.size for group in groups), 1)
     filling = -(-wanted * len(steps) // len(groups))
-    chosen = _evenly(steps, max(2, filling, min(STEPS, wanted)))
+    chosen = set(evenly(steps, max(2, filling, min(STEPS, wanted))))
     return [group for group in groups if group.step in chosen]
-
-
-def _evenly(steps: Sequence[int], count: int) -> set[int]:
-    """The first, the last, and evenly between them."""
-    if len(steps) <= count:
-        return set(steps)
-    return {steps[number * (len(steps) - 1) // (count - 1)] for number in range(count)}
 
 
 def _prompts(run: StoredRun, steps: Collection[int], *, superseded: bool) -> dict[tuple[Any, ...], int]:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rollout_plugins.content.messages import compact
 from rollout_plugins.show.text import clean, finite
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from rollout_plugins.store.read import StoredRun
-    from rollout_plugins.web.texts import Texts
+from rollout_plugins.store.read import StoredRun
+from rollout_plugins.web.pools import Texts
 
 #: Points of a chart; neighbouring steps of a longer run share one.
 POINTS = 1500

@@ -5,21 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rollout_hookspecs import Panel, Rollout, Run
 
 from rollout_plugins import __version__
 from rollout_plugins.errors import RunError
 from rollout_plugins.show.text import clean
+from rollout_plugins.store.read import StoredRun
 from rollout_plugins.web.choose import choose
 from rollout_plugins.web.course import about, course, step_width
-from rollout_plugins.web.images import Pictures
+from rollout_plugins.web.pools import Pictures, Texts
 from rollout_plugins.web.records import Records
-from rollout_plugins.web.texts import Texts
-
-if TYPE_CHECKING:
-    from rollout_plugins.store.read import StoredRun
 
 PanelsOf = Callable[[Rollout, Run], Sequence[Panel]]
 """What plugins show of a rollout."""

@@ -8,15 +8,13 @@ import json
 from hashlib import sha256
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from rollout_plugins import __version__
 from rollout_plugins.errors import RunError
+from rollout_plugins.store.read import StoredRun
 from rollout_plugins.store.write import replace_file
 from rollout_plugins.web.data import PanelsOf, Progress, page_data
-
-if TYPE_CHECKING:
-    from rollout_plugins.store.read import StoredRun
 
 LIMIT = 2000
 _STATIC = Path(__file__).parent / "static"

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rollout_hookspecs import Image
+from rollout_hookspecs import Image, Panel, Rollout, ToolCall
 
-from rollout_plugins.content.conversation import conversation, status_of
 from rollout_plugins.content.messages import arguments_of, compact
+from rollout_plugins.show.conversation import Turn, conversation, status_of
 from rollout_plugins.show.layout import image_of, split_thought
 from rollout_plugins.show.text import clean, finite, one_line, readable
 from rollout_plugins.web.course import value_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rollout_hookspecs import Panel, Rollout, ToolCall
-
-    from rollout_plugins.content.conversation import Turn
-    from rollout_plugins.web.images import Pictures
-    from rollout_plugins.web.texts import Texts
+from rollout_plugins.web.pools import Pictures, Texts
 
 _NUMBERS = (
     "step",

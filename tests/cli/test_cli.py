@@ -20,7 +20,7 @@ from reading import called, one, steps, write, writer
 from rollout_plugins import open_run
 from rollout_plugins.cli.main import commands, main
 from rollout_plugins.store.read import StoredRun
-from rollout_plugins.view.pages.run import _blocks
+from rollout_plugins.view.pages.about import _blocks
 
 COMMANDS = list(commands())
 FIRST = "r1.1.t1.0.0"
@@ -91,8 +91,8 @@ def test_every_command_has_help(rollouts, command):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["shwo"], "rollouts: no command 'shwo'; did you mean 'show'?; see rollouts --help"),
-        (["xyz"], "no command 'xyz'; the commands are list, show, view, stats"),
+        (["shwo"], "rollouts: there is no command 'shwo'; did you mean 'show'? Accepted: annotate, "),
+        (["xyz"], "no command 'xyz'; accepted: annotate, completion, demo"),
         (["show"], "rollouts show: the following arguments are required: RUN; see rollouts show --help"),
         (["stats", ".", "--nope"], "rollouts stats: unrecognized arguments: --nope; see rollouts stats --help"),
         (["import", "--from", "x", "."], "invalid choice: 'x'"),
@@ -342,7 +342,7 @@ def test_doctor_says_ok_and_what_is_wrong(rollouts, run, monkeypatch):
     assert code == 0
     assert checks["duckdb"]["status"] == checks["write access"]["status"] == checks["r1"]["status"] == "ok"
     assert checks["r1"]["found"].startswith("12 rollouts in ")
-    monkeypatch.setattr("rollout_plugins.cli.checks.installed", lambda name: "0.1" if name == "duckdb" else None)
+    monkeypatch.setattr("rollout_plugins.cli.doctor.installed", lambda name: "0.1" if name == "duckdb" else None)
     code, out, _ = rollouts("doctor", run.dir, "--offline", "--json")
     checks = {check["check"]: check for check in json.loads(out)["checks"]}
     assert code == 1
@@ -408,6 +408,23 @@ def test_help_does_not_import_another_packages_command(rollouts, tmp_path, monke
     code, _, err = rollouts("words", "here")
     assert code == 1
     assert err == "rollouts: command 'words' does not load from rollout_words: SystemExit('imported')\n"
+
+
+def test_completion_bears_a_command_that_does_not_load(rollouts, tmp_path, monkeypatch):
+    installed_command(tmp_path, "import a_module_nobody_has")
+    monkeypatch.syspath_prepend(tmp_path)
+    code, out, _ = rollouts("completion", "bash")
+    assert (code, "--where" in out, " words" in out) == (0, True, True)
+
+
+def test_a_command_whose_optional_part_is_missing_says_so_in_one_line(rollouts, tmp_path, monkeypatch):
+    installed_command(tmp_path, WORDS + "    import a_module_nobody_has")
+    source = (tmp_path / "rollout_words.py").read_text().replace("    return 5\n", "")
+    (tmp_path / "rollout_words.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    code, _, err = rollouts("words", "here")
+    assert code == 1
+    assert err == "rollouts: a part that this command needs is not installed: No module named 'a_module_nobody_has'\n"
 
 
 def test_a_command_without_its_functions_is_told_what_a_command_is(rollouts, tmp_path, monkeypatch):

@@ -49,7 +49,7 @@ def test_what_objects_to_being_looked_at_is_kept_as_it_is(make):
 
 @pytest.mark.parametrize("make", [cycle, wide_cycle, vast, deep, lambda: (vast(), [cycle()])])
 def test_a_value_without_end_is_cut_in_a_moment_and_stored(make, monkeypatch):
-    monkeypatch.setattr("rollout_plugins.content.snapshot.MAX_ITEMS", 100_000)
+    monkeypatch.setattr("rollout_plugins.content.snapshot.COPIED_ITEMS", 100_000)
     started = time.process_time()
     made = copy({"x": make(), "y": [1]})
     assert time.process_time() - started < 1
@@ -62,7 +62,7 @@ def test_a_value_without_end_is_cut_in_a_moment_and_stored(make, monkeypatch):
 
 
 def test_a_large_value_that_only_looks_endless_is_copied_whole(monkeypatch):
-    monkeypatch.setattr("rollout_plugins.content.snapshot.MAX_ITEMS", 1000)
+    monkeypatch.setattr("rollout_plugins.content.snapshot.COPIED_ITEMS", 1000)
     value = [[{"a": [number]}, (number,)] for number in range(1000)]
     snapshot = Snapshot()
     assert same(snapshot.copy(value), value)

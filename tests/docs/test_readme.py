@@ -3,6 +3,7 @@
 import re
 import shlex
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from rig import half, make
 
 from rollout_plugins import open_run
 from rollout_plugins.cli.main import main
-from rollout_plugins.demo import show
+from rollout_plugins.demo import command
 from rollout_plugins.engine.check import HOOKS
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +27,7 @@ COMMANDS = re.findall(r"^rollouts (?!demo|view)(.+)$", README, re.MULTILINE)  # 
 def demo(tmp_path_factory):
     """A folder in which the demo ran, briefly."""
     folder = tmp_path_factory.mktemp("readme")
-    show.run(folder / "outputs" / "demo", steps=2)
+    command.run(Namespace(out=folder / "outputs" / "demo", steps=2))
     return folder
 
 
@@ -35,7 +36,7 @@ def test_the_demo_leaves_calls_of_every_outcome_and_shows_them(demo, capsys):
     assert len(run) == 128
     calls = [call for rollout in run.rollouts() for call in rollout.tool_calls]
     assert {call.status for call in calls} == {"ok", "error", "unknown", "not_run"}
-    shown = str_of(show.report(run, demo, 1.0, 100))
+    shown = str_of(command.report(run, demo, 1.0, 100))
     assert re.search(r'price\(item="\w+"\) → \d+', shown)
     for words in (
         "best",
@@ -95,7 +96,7 @@ def test_each_command_runs_as_printed(demo, monkeypatch, capsys, command):
 
 def test_what_the_demo_says_to_type_next_works(demo, monkeypatch, capsys):
     monkeypatch.chdir(demo)
-    view, *others = show.next_commands(demo / "outputs" / "demo")
+    view, *others = command.next_commands(demo / "outputs" / "demo")
     assert view.split()[:2] == ["rollouts", "view"]
     for line in others:
         assert main(shlex.split(line)[1:]) == 0

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import threading
 from dataclasses import replace
 
@@ -15,8 +16,9 @@ os.environ.setdefault("TRACKIO_DIR", tempfile.mkdtemp(prefix="trackio-"))
 import pytest
 from trackio.sqlite_storage import SQLiteStorage
 
-from rollout_plugins import Image, Rollout, Run, ToolCall, exporting, hookimpl, open_run
+from rollout_plugins import Drop, Image, Rollout, Run, Sink, ToolCall, Trace, hookimpl, open_run
 from rollout_plugins.cli.main import main
+from rollout_plugins.engine import export as exporting
 from rollout_plugins.engine.export import export
 from rollout_plugins.errors import RunError, SetupError
 from rollout_plugins.plugins.cap import Cap
@@ -24,6 +26,7 @@ from rollout_plugins.sinks.jsonl import JsonlSink
 from rollout_plugins.sinks.scout import ScoutSink
 from rollout_plugins.sinks.trackio import TrackioSink
 from rollout_plugins.store.write import RunWriter
+from rollout_plugins.testing import make_rollout, run_plugins
 
 
 @pytest.fixture
@@ -210,15 +213,20 @@ def test_a_sink_that_took_fewer_is_noted_for_those(run):
     assert in_file(run.dir / "two") == ids(run)
 
 
-def test_a_sink_that_only_exports_is_enough(run):
-    class Least:
-        def __init__(self):
-            self.ids = []
+class Least:
+    """The least that a sink can be."""
 
-        @hookimpl
-        def export_traces(self, traces):
-            self.ids += [trace.rollout_id for trace in traces]
+    def __init__(self):
+        self.ids = []
+        self.traces = []
 
+    @hookimpl
+    def export_traces(self, traces):
+        self.ids += [trace.rollout_id for trace in traces]
+        self.traces += traces
+
+
+def test_a_sink_that_only_exports_is_enough_from_the_store(run):
     sink = Least()
     done = export(run, sink)
     assert (done.sent, done.target) == (12, "Least")
@@ -280,7 +288,7 @@ def test_an_export_beside_a_training_sends_each_rollout_once(tmp_path):
 
 
 def test_an_unknown_target_names_the_known_ones(run):
-    with pytest.raises(SetupError, match="cannot export to 'mlflow'; accepted: parquet, trackio, wandb, jsonl, scout"):
+    with pytest.raises(SetupError, match="cannot export to 'mlflow'; accepted: console, jsonl, scout, trackio, wandb"):
         export(run, "mlflow")
 
 
@@ -294,3 +302,232 @@ def test_the_command_sends_and_says_what_it_did(run, tmp_path, capsys):
     assert len(capsys.readouterr().out.splitlines()) == 2
     assert main(["export", str(run.dir), "--to", "scout", "--project", "x"]) == 1
     assert "--project is not for scout; it takes --out" in capsys.readouterr().err
+
+
+def test_a_sink_that_only_exports_is_enough_while_training():
+    sink = Least()
+    rollouts = [make_rollout(index=index) for index in range(3)]
+    run_plugins([sink], rollouts)
+    assert len(sink.ids) == 3
+
+
+def test_a_sink_may_take_what_it_needs_from_the_contract(run):
+    class Mine(Sink):
+        target = "mine:here"
+
+        @hookimpl
+        def export_traces(self, traces):
+            return None
+
+    assert (export(run, Mine()).sent, export(run, Mine()).had) == (12, 12)
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """A package with plugins, as pip would install it."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+
+    def add(code, **entries):
+        info = folder / "x_exports-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: x-exports\nVersion: 1.0\n")
+        lines = "\n".join(f"{name} = x_exports:{kind}" for name, kind in entries.items())
+        (info / "entry_points.txt").write_text(f"[rollout_plugins]\n{lines}\n")
+        (folder / "x_exports.py").write_text(f"from rollout_plugins import Trace, hookimpl\n{textwrap.dedent(code)}")
+
+    yield add
+    sys.modules.pop("x_exports", None)
+
+
+LINES = """
+    class Lines:
+        def __init__(self, path=None):
+            self.path = path or "lines.txt"
+
+        @hookimpl
+        def export_traces(self, traces):
+            with open(self.path, "a") as file:
+                file.writelines(f"{trace.rollout_id}\\n" for trace in traces)
+"""
+
+
+def test_an_installed_sink_is_exported_to_by_name(run, tmp_path, install, capsys):
+    install(LINES, lines="Lines")
+    assert run.export("lines", options={"path": str(tmp_path / "a.txt")}).sent == 12
+    assert main(["export", str(run.dir), "--to", "lines", "-o", str(tmp_path / "b.txt")]) == 0
+    assert "12 rollouts sent to Lines" in capsys.readouterr().out
+    assert sorted((tmp_path / "a.txt").read_text().split()) == ids(run)
+    assert sorted((tmp_path / "b.txt").read_text().split()) == ids(run)
+    assert main(["export", str(run.dir), "--to", "lines", "--project", "x"]) == 1
+    assert "--project is not for lines; it takes --out" in capsys.readouterr().err
+
+
+def test_an_installed_plugin_that_is_not_a_sink_is_refused(run, install):
+    install("class Mine:\n    @hookimpl\n    def on_rollout(self): ...", mine="Mine")
+    with pytest.raises(SetupError, match="'mine' is not a sink: it does not implement export_traces"):
+        run.export("mine")
+
+
+def test_the_format_of_an_installed_plugin_is_that_of_an_export_too(run, install):
+    install(
+        """
+        class Short:
+            @hookimpl
+            def format_trace(self, rollout):
+                return Trace(rollout_id=rollout.id, messages=({"role": "user", "content": "short"},))
+        """,
+        short="Short",
+    )
+    sink = Least()
+    export(run, sink)
+    assert {trace.messages[0]["content"] for trace in sink.traces} == {"short"}
+
+
+class Everything:
+    """Would change what is recorded; was told nothing of it."""
+
+    name = "everything"
+
+    def __init__(self):
+        self.called = []
+
+    @hookimpl
+    def on_tool_call(self):
+        self.called.append("on_tool_call")
+
+    @hookimpl
+    def on_rollout(self):
+        self.called.append("on_rollout")
+        raise Drop("no")
+
+    @hookimpl
+    def select_rollouts(self):
+        self.called.append("select_rollouts")
+        return []
+
+    @hookimpl
+    def rollout_metrics(self):
+        self.called.append("rollout_metrics")
+
+
+def test_what_was_recorded_is_not_changed_or_left_out_once_more_by_an_export(run):
+    plugin, sink = Everything(), Least()
+    assert export(run, sink, plugins=[plugin]).sent == 12
+    assert plugin.called == []
+
+
+def test_a_plugin_of_the_export_formats_what_is_sent(run):
+    class Ids:
+        @hookimpl
+        def on_run_start(self, run):
+            self.run = run.id
+
+        @hookimpl
+        def format_trace(self, rollout):
+            return Trace(rollout_id=rollout.id, messages=(), metadata={"from": self.run})
+
+    sink = Least()
+    export(run, sink, plugins=[Ids()])
+    assert {trace.metadata["from"] for trace in sink.traces} == {"r1"}
+
+
+SECRET = "hf_" + "aB3dE5gH7j" * 4
+
+
+class Leaks:
+    @hookimpl
+    def format_trace(self, rollout):
+        return Trace(rollout_id=rollout.id, messages=(*rollout.completion,), metadata={"key": SECRET})
+
+
+@pytest.mark.parametrize("plugins", [["redact"], ["redact", Leaks()]])
+def test_nothing_leaves_in_an_export_that_a_required_plugin_has_not_seen(tmp_path, plugins):
+    writer = RunWriter(Run(id="r1", dir=str(tmp_path / "r1"), settings={"key": SECRET}))
+    made = rollout("train", 0, 0)
+    writer.write("train", [replace(made, completion=({"role": "assistant", "content": f"it is {SECRET}"},))])
+    writer.close()
+    stored = open_run(tmp_path / "r1")
+
+    class Sees(Least):
+        @hookimpl
+        def on_run_start(self, run):
+            self.run = run
+
+    sink = Sees()
+    assert export(stored, sink, plugins=plugins).sent == 1
+    assert SECRET not in f"{sink.run}{sink.traces}"
+    assert "[REDACTED:huggingface]" in f"{sink.traces}"
+
+
+def test_what_a_required_plugin_cannot_see_is_left_out_of_an_export(run):
+    class Fails:
+        required = True
+
+        @hookimpl
+        def on_rollout(self, rollout):
+            if rollout.index == 0:
+                raise ValueError("no")
+
+    sink = Least()
+    done = export(run, sink, plugins=[Fails()])
+    assert (done.sent, done.capped) == (9, 3)
+    assert len(sink.ids) == 9
+
+
+class Breaks(Least):
+    @hookimpl
+    def export_traces(self, traces, step):
+        if step.generation == 1:
+            raise ValueError("broken")
+        super().export_traces(traces)
+
+
+def test_an_export_ends_with_what_its_sink_raised_and_says_what_is_not_sent(run, caplog):
+    with pytest.raises(ValueError, match="broken"):
+        export(run, Breaks())
+    assert (
+        "sink 'breaks' raised ValueError('broken') after 4 rollouts were sent; export again for the rest"
+        in caplog.text
+    )
+
+
+def test_the_command_ends_with_an_error_when_its_sink_raises(run, install, capsys):
+    install("class Breaks:\n    @hookimpl\n    def export_traces(self): raise ValueError('broken')", breaks="Breaks")
+    assert main(["export", str(run.dir), "--to", "breaks"]) == 1
+    assert "breaks raised ValueError('broken')" in capsys.readouterr().err
+
+
+def test_an_export_ends_with_an_error_when_its_sink_hangs(run, monkeypatch):
+    class Hangs(Least):
+        go_on = threading.Event()
+
+        @hookimpl
+        def export_traces(self, traces, step):
+            if step.generation == 1:
+                self.go_on.wait(60)
+            super().export_traces(traces)
+
+    monkeypatch.setenv("ROLLOUT_PLUGINS_HANG_SECONDS", "0.3")
+    with pytest.raises(RunError, match=r"sink 'hangs' did not return within 0.3 s \(ROLLOUT_PLUGINS_HANG_SECONDS"):
+        export(run, Hangs())
+    Hangs.go_on.set()
+
+
+def test_an_export_whose_sink_cannot_finish_ends_with_an_error(run):
+    class Unfinished(Least):
+        @hookimpl
+        def on_run_end(self):
+            raise ConnectionError("not uploaded")
+
+    with pytest.raises(ConnectionError, match="not uploaded"):
+        export(run, Unfinished())
+
+
+def test_lines_for_a_reader_that_has_seen_enough_end_quietly(run):
+    command = [sys.executable, "-m", "rollout_plugins.cli.main", "export", str(run.dir), "--to", "jsonl", "-o", "-"]
+    lines = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    lines.stdout.close()
+    assert lines.stderr.read() == b""
+    assert lines.wait(60) == 0

@@ -244,7 +244,7 @@ def test_a_key_that_is_no_field_is_kept_and_marked_later(tmp_path):
         recorder.record(1, [row()])
         recorder.record(2, [row(judge=0.5)])
     (late,) = open_run(tmp_path / "runs").rollouts(step=2)
-    assert (late.extra, late.marks) == ({"judge": 0.5}, {"stray:judge": "no field of a rollout; it is in extra"})
+    assert (late.extra, late.marks) == ({"judge": 0.5}, {"stray:judge": "not a field of a rollout; it is in extra"})
 
 
 @pytest.mark.parametrize(

@@ -669,7 +669,7 @@ def grey_row(image):
 def test_thumbnails_of_numbers_beyond_eight_bits_show_a_picture(tmp_path, mode):
     from rollout_plugins.show.images import _opened
     from rollout_plugins.sinks._common import thumbnail
-    from rollout_plugins.web.images import Pictures
+    from rollout_plugins.web.pools import Pictures
 
     image = ramp(mode) if mode != "I;16B" else Pil.open(io.BytesIO(saved_big_endian()))
     record = through(started(tmp_path), columns={"image": image}).columns["image"]

@@ -92,13 +92,13 @@ def test_names_of_project_module_plugin_and_class(tmp_path, name, files, entry):
 @pytest.mark.parametrize(
     ("name", "hooks", "told"),
     [
-        ("../evil", [], "is no name for a project"),
-        ("", [], "is no name for a project"),
-        ("-x", [], "is no name for a project"),
+        ("../evil", [], "is not a name for a project"),
+        ("", [], "is not a name for a project"),
+        ("-x", [], "is not a name for a project"),
         ("json", [], "'json' is a module of Python or of an installed package; try rollout-json"),
         ("class", [], "try rollout-class"),
         ("rollout-cap", [], "rollout-plugins has a plugin named 'cap' already"),
-        ("rollout-x", ["on_rolout"], "'on_rolout' is no hook; did you mean 'on_rollout'"),
+        ("rollout-x", ["on_rolout"], "'on_rolout' is not a hook; did you mean 'on_rollout'"),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_fix_and_writes_nothing(tmp_path, name, hooks, told):

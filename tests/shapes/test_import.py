@@ -107,7 +107,7 @@ def test_verl(tmp_path):
     lines(tmp_path / "9.jsonl", [{**row, "step": 9, "request_id": "x"}, 3, {"score": 1}], torn='{"input": "us')
     run, report = brought("verl", tmp_path)
     assert dict(report.skipped) == {
-        "line that is no JSON object": 1,
+        "line that is not a JSON object": 1,
         "row without input and output": 1,
         "torn last line": 1,
     }
@@ -230,7 +230,7 @@ def test_tinker_summaries_without_text(tmp_path):
     lines(tmp_path / "iteration_000007" / "train_rollout_summaries.jsonl", rows)
     lines(tmp_path / "iteration_000007" / "eval_gsm8k_rollout_summaries.jsonl", [tinker_row(split="eval/gsm8k")])
     run, report = brought("tinker", tmp_path)
-    assert dict(report.skipped) == {"row that is no rollout summary": 1}
+    assert dict(report.skipped) == {"row that is not a rollout summary": 1}
     first, second = run.rollouts(split="train")
     assert (first.step, first.policy_step, first.reward, first.group_size) == (7, 6, 1.2, 2)
     assert first.rewards == {"steps": pytest.approx(0.2), "final": 1.0}

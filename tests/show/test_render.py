@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import time
 from dataclasses import replace
 
 import pytest
@@ -15,7 +14,7 @@ from rich.console import Console
 
 from rollout_plugins import Image, Rollout, ToolCall, Trace
 from rollout_plugins.content.trace import default_trace
-from rollout_plugins.show import render_group, render_rollout, render_rollouts, render_steps, sparkline
+from rollout_plugins.show import layout, render_group, render_rollout, render_rollouts, render_steps, sparkline
 from rollout_plugins.show.text import clean, duration, number, one_line, shorten, signed
 
 
@@ -202,11 +201,12 @@ def test_a_system_prompt_goes_first_when_there_is_no_room():
     assert "It is 84." in text
 
 
-def test_ten_thousand_turns_show_both_ends_quickly():
+def test_of_ten_thousand_turns_only_both_ends_are_laid_out(monkeypatch):
     turns = tuple({"role": "user" if n % 2 else "assistant", "content": f"turn {n} " * 50} for n in range(10_000))
-    started = time.perf_counter()
+    laid_out, pieces = [], layout._turn_pieces
+    monkeypatch.setattr(layout, "_turn_pieces", lambda place, *rest: laid_out.append(place) or pieces(place, *rest))
     rows = lines(render_rollout(rollout(prompt=(), completion=turns, tool_calls=()), max_lines=24))
-    assert time.perf_counter() - started < 5
+    assert len(laid_out) <= 2 * 24
     assert len(rows) <= 24
     assert any("turn 9999" in row for row in rows)
     assert any("turn 0" in row for row in rows)
@@ -469,10 +469,8 @@ def test_durations_read_like_a_person_writes_them(seconds, text):
 
 
 def test_shortening_says_exactly_how_much_is_missing():
-    assert shorten("a" * 12_365, chars=20) == "a" * 10 + "… 12,345 characters …" + "a" * 10
-    assert shorten("short", chars=20) == "short"
-    assert shorten("1\n2\n3\n4\n5\n6", chars=100, lines=3) == "1\n… 9 characters …\n6"
-    assert len(shorten("x\n" * 900, chars=100, lines=5).split("\n")) == 5
+    assert shorten("a" * 12_365, 20) == "a" * 10 + "… 12,345 characters …" + "a" * 10
+    assert shorten("short", 5) == "short"
 
 
 @given(st.text(st.characters(codec=None)), st.integers(1, 50))

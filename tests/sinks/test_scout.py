@@ -13,8 +13,8 @@ from sink_rollouts import HOSTILE, SHAPE, batch, pictured, run_in, tools
 
 from rollout_plugins.content.trace import default_trace
 from rollout_plugins.errors import SetupError
-from rollout_plugins.sinks._parts import SMALL
 from rollout_plugins.sinks.scout import ScoutSink
+from rollout_plugins.sinks.scout.parts import SMALL
 
 TRACES = [default_trace(r) for r in batch()]
 

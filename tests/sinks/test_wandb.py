@@ -25,8 +25,8 @@ from wandb.proto import wandb_internal_pb2
 from rollout_plugins.content.trace import default_trace
 from rollout_plugins.errors import MissingExtraError, SetupError
 from rollout_plugins.sinks import wandb as module
-from rollout_plugins.sinks._table import shortened
 from rollout_plugins.sinks.wandb import WandbSink
+from rollout_plugins.sinks.wandb.columns import shortened
 
 TRACES = [default_trace(r) for r in batch()]
 

@@ -162,7 +162,7 @@ def test_the_same_list_twice_is_no_cycle():
 
 @pytest.mark.parametrize("make", [wide_cycle, vast, lambda: vast(30)], ids=["wide cycle", "2**60", "2**30"])
 def test_values_without_end_take_seconds_at_most(make, monkeypatch):
-    monkeypatch.setattr("rollout_plugins.store.codec.MAX_ITEMS", 100_000)
+    monkeypatch.setattr("rollout_plugins.store.codec.STORED_ITEMS", 100_000)
     started = time.process_time()
     text = encode({"x": make(), "y": 1})
     assert time.process_time() - started < 5
@@ -171,7 +171,7 @@ def test_values_without_end_take_seconds_at_most(make, monkeypatch):
 
 
 def test_a_large_value_that_only_looks_endless_is_kept_whole(monkeypatch):
-    monkeypatch.setattr("rollout_plugins.store.codec.MAX_ITEMS", 1000)
+    monkeypatch.setattr("rollout_plugins.store.codec.STORED_ITEMS", 1000)
     value = [[{"a": [number]}, (number,)] for number in range(1000)]
     assert same(back(value), value)
 

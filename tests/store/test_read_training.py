@@ -13,7 +13,7 @@ from tools import multiply
 from transformers import TrainerCallback
 
 from rollout_plugins import RolloutPluginCallback, open_run
-from rollout_plugins.cli import templates
+from rollout_plugins.cli import chat_templates
 from rollout_plugins.cli.main import main
 from rollout_plugins.shapes.importing import import_rollouts
 
@@ -199,7 +199,7 @@ def test_the_doctors_table_of_chat_templates(tmp_path, template, tools, prefix, 
     made = tokenizer()
     made.chat_template = (Path(trl.__file__).parent / "chat_templates" / template).read_text()
     made.save_pretrained(tmp_path)
-    row = templates.facts(str(tmp_path))
+    row = chat_templates.facts(str(tmp_path))
     assert (row["tools"], row["parses answers"]) == (tools, parses)
     assert prefix in {None, row["prefix-preserving"]}
     assert advice in " ".join(row["do"])

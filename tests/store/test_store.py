@@ -210,7 +210,7 @@ def _kept(field, value, found):
 
 
 def test_values_beyond_counting_do_not_hold_up_the_store(tmp_path, monkeypatch):
-    monkeypatch.setattr("rollout_plugins.store.codec.MAX_ITEMS", 50_000)
+    monkeypatch.setattr("rollout_plugins.store.codec.STORED_ITEMS", 50_000)
     contents = [vast(), wide_cycle(), cycle(), deep()]
     found, lost = written(
         tmp_path, rollouts(1, completion=tuple({"role": "user", "content": one} for one in contents))

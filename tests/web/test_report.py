@@ -175,7 +175,7 @@ def test_images_stand_once_and_decode(tmp_path):
 
 
 def test_many_large_images_fit_and_say_that_they_are_smaller(tmp_path, monkeypatch):
-    monkeypatch.setattr("rollout_plugins.web.images.AS_IT_IS", 1000)
+    monkeypatch.setattr("rollout_plugins.web.pools.AS_IT_IS", 1000)
     seen(tmp_path, count=4, side=1200)
     data = report(tmp_path)
     assert data["images_spared"] == 8

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.text import Text
+from rollout_hookspecs import Rollout
 
-from rollout_plugins.content.compare import parting, shared, words
-from rollout_plugins.content.conversation import Conversation, conversation
-from rollout_plugins.show.blocks import Block, Cells
+from rollout_plugins.show.blocks import Block
 from rollout_plugins.show.chart import sparkline
-from rollout_plugins.show.text import count, finite, number, one_line, signed
-from rollout_plugins.view.pages.beside import BesidePage, Side
-from rollout_plugins.view.widgets.rollout_blocks import turn_blocks
-
-if TYPE_CHECKING:
-    from rollout_hookspecs import Rollout
-
-    from rollout_plugins.store.matches import Matches
+from rollout_plugins.show.compare import parting, shared, words
+from rollout_plugins.show.conversation import Conversation, conversation
+from rollout_plugins.show.rollout_blocks import turn_blocks
+from rollout_plugins.show.text import count, finite, number, one_line, rank, signed, tone
+from rollout_plugins.store.matches import Matches
+from rollout_plugins.view.pages.side_by_side import BesidePage, Side, ruler
 
 _OWN = "bold black on yellow"
 _MOST = 24
@@ -52,7 +49,7 @@ class GroupPage(BesidePage):
         found = self.viewer.stored.siblings(self._of)
         rows = found.rows(["index", "reward"])
         siblings = [_Sibling(place, row["index"], row["reward"]) for place, row in enumerate(rows) if row]
-        return found, sorted(siblings, key=_rank, reverse=True)
+        return found, sorted(siblings, key=lambda sibling: rank(sibling.reward), reverse=True)
 
     def _arrived(self, answer: tuple[Matches, list[_Sibling]]) -> None:
         self._found, self._siblings = answer
@@ -107,17 +104,7 @@ class GroupPage(BesidePage):
 
     def _ruler(self) -> Block:
         """All siblings by reward, with the one that is chosen."""
-
-        def drawn(width: int) -> list[Cells]:
-            cells: Cells = []
-            size = max((len(number(one.reward)) for one in self._siblings), default=1) + 2
-            first = max(0, min(self._chosen - width // size // 2, len(self._siblings) - width // size))
-            for place, one in enumerate(self._siblings[first : first + width // size], first):
-                style = "reverse bold" if place == self._chosen else "bold green" if place == 0 else ""
-                cells.append((f" {number(one.reward)} ", style))
-            return [cells]
-
-        return Block("head", drawn=drawn)
+        return ruler([number(one.reward) for one in self._siblings], self._chosen, marked={0})
 
     def action_choose(self, columns: int) -> None:
         wanted = max(0, min(self._chosen + columns, len(self._siblings) - 1))
@@ -127,11 +114,6 @@ class GroupPage(BesidePage):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         return action != "siblings"
-
-
-def _rank(sibling: _Sibling) -> float:
-    real = finite(sibling.reward)
-    return float("-inf") if real is None else real
 
 
 def _window(count: int, chosen: int, room: int) -> list[int]:
@@ -146,9 +128,7 @@ def _window(count: int, chosen: int, room: int) -> list[int]:
 def _head(view: Conversation) -> Text:
     head = Text.assemble((f"#{number(view.index)} ", "bold"), ("reward ", "dim"), (number(view.reward), "bold"))
     if view.advantage is not None:
-        advantage = finite(view.advantage) or 0.0
-        style = "green" if advantage > 0 else "red" if advantage < 0 else ""
-        head.append(" adv ", "dim").append(signed(view.advantage), style)
+        head.append(" adv ", "dim").append(signed(view.advantage), tone(view.advantage))
     if view.completion_tokens is not None:
         head.append(f" {number(view.completion_tokens)} tokens", "dim")
     return head.append(f" {one_line(view.finish, 12)}", "dim")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 from rich.text import Text
+from rollout_hookspecs import Panel, Rollout, Run
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.message import Message
@@ -15,13 +16,30 @@ from textual.widget import Widget
 from textual.widgets import Footer, Static
 from textual.worker import Worker, get_current_worker
 
+from rollout_plugins.errors import RolloutPluginsError
 from rollout_plugins.show.text import one_line
+from rollout_plugins.store.read import StoredRun
 from rollout_plugins.view.widgets.ask import Ask
 
-if TYPE_CHECKING:
-    from rollout_plugins.view.app import Viewer
-
 T = TypeVar("T")
+
+
+class Viewer(Protocol):
+    """What a screen may ask of the app; the app alone knows all screens, so that they need not know each other."""
+
+    stored: StoredRun
+    stats: list[dict[str, Any]]
+    """The numbers of the run's steps, as far as they are read."""
+    panels: Callable[[Rollout, Run], Sequence[Panel]]
+    """What plugins show of a rollout; called on a worker's thread."""
+
+    def read_stats(self) -> list[dict[str, Any]]: ...
+    def state(self) -> list[tuple[str, str]]: ...
+    def look_again(self) -> None: ...
+    def show_help(self, page: Page) -> None: ...
+    def show_about(self) -> None: ...
+    def show_siblings(self, rollout: Rollout) -> None: ...
+    def show_over_time(self, rollout: Rollout) -> None: ...
 
 
 class Page(Screen[None]):
@@ -105,8 +123,9 @@ class Page(Screen[None]):
                 self.failed(error)
 
     def failed(self, error: Exception) -> None:
-        """Say what went wrong; nothing in it is obeyed."""
-        self.say(f"{type(error).__name__}: {error}" if not str(error) or _is_bug(error) else str(error), wrong=True)
+        """Say what went wrong."""
+        explains_itself = isinstance(error, (RolloutPluginsError, OSError)) and str(error)
+        self.say(str(error) if explains_itself else f"{type(error).__name__}: {error}", wrong=True)
 
     def say(self, text: str, *, wrong: bool = False) -> None:
         self.notify(one_line(text, 400), severity="error" if wrong else "information", markup=False)
@@ -118,18 +137,7 @@ class Page(Screen[None]):
             self.app.exit()
 
     def action_help(self) -> None:
-        from rollout_plugins.view.pages.help import HelpPage
-
-        self.app.push_screen(HelpPage(self))
+        self.viewer.show_help(self)
 
     def action_facts(self) -> None:
-        from rollout_plugins.view.pages.run import FactsPage
-
-        if not isinstance(self, FactsPage):
-            self.app.push_screen(FactsPage())
-
-
-def _is_bug(error: Exception) -> bool:
-    from rollout_plugins.errors import RolloutPluginsError
-
-    return not isinstance(error, (RolloutPluginsError, OSError))
+        self.viewer.show_about()

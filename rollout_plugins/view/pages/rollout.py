@@ -7,26 +7,23 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from rich.text import Text
+from rollout_hookspecs import Rollout
 from textual.binding import Binding, BindingType
 from textual.widget import Widget
 
-from rollout_plugins.content.conversation import conversation
+from rollout_plugins.content.imaging import file_of
 from rollout_plugins.show.blocks import Block, lay_out
-from rollout_plugins.show.images import file_of
+from rollout_plugins.show.conversation import conversation
+from rollout_plugins.show.rollout_blocks import rollout_blocks
 from rollout_plugins.show.text import one_line
-from rollout_plugins.view.pages.actions import FOLDS, RolloutActions
+from rollout_plugins.store.matches import Matches
+from rollout_plugins.view.pages.page import Viewer
+from rollout_plugins.view.pages.rollout_actions import FOLDS, RolloutActions
 from rollout_plugins.view.pages.tokens import colourings, decoder, token_blocks
 from rollout_plugins.view.widgets.pager import Pager
-from rollout_plugins.view.widgets.rollout_blocks import rollout_blocks
-
-if TYPE_CHECKING:
-    from rollout_hookspecs import Rollout
-
-    from rollout_plugins.store.matches import Matches
-    from rollout_plugins.view.app import Viewer
 
 
 class RolloutPage(RolloutActions):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from rich.text import Text
+from rollout_hookspecs import Rollout
 from textual import events, on
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
@@ -18,16 +19,13 @@ from textual.worker import get_current_worker
 from rollout_plugins.content.messages import completion_text
 from rollout_plugins.show.blocks import Block
 from rollout_plugins.show.text import count, one_line
-from rollout_plugins.view.pages.actions import RolloutActions
+from rollout_plugins.store.matches import Matches
+from rollout_plugins.view.pages.rollout import RolloutPage, blocks_of
+from rollout_plugins.view.pages.rollout_actions import RolloutActions
 from rollout_plugins.view.widgets.ask import Ask
 from rollout_plugins.view.widgets.columns import ANSWER, rollout_columns
 from rollout_plugins.view.widgets.grid import Grid
 from rollout_plugins.view.widgets.pager import Pager
-
-if TYPE_CHECKING:
-    from rollout_hookspecs import Rollout
-
-    from rollout_plugins.store.matches import Matches
 
 _WIDE = 110
 _PIECE = 100_000
@@ -226,8 +224,6 @@ class RolloutsPage(RolloutActions):
 
     @on(Grid.Opened)
     def _opened(self) -> None:
-        from rollout_plugins.view.pages.rollout import RolloutPage
-
         if self._found is not None and len(self._found):
             grid = self.query_one(Grid)
             self.app.push_screen(RolloutPage(self._found, grid.cursor, find=self._text, moved=grid.move_to))
@@ -244,8 +240,6 @@ class RolloutsPage(RolloutActions):
             self._soon = self.set_timer(0.05, self._show)
 
     def _show(self) -> None:
-        from rollout_plugins.view.pages.rollout import blocks_of
-
         pager, beside = self.query_one(Pager), self._beside
 
         def read() -> tuple[str, Sequence[Block]] | None:

@@ -14,6 +14,7 @@ from textual.widgets import Static
 from rollout_plugins.show.chart import render_steps, sparkline
 from rollout_plugins.show.text import count, finite, one_line
 from rollout_plugins.view.pages.page import Page
+from rollout_plugins.view.pages.rollouts import RolloutsPage
 from rollout_plugins.view.widgets.columns import step_columns
 from rollout_plugins.view.widgets.grid import Grid
 
@@ -121,8 +122,6 @@ class StepsPage(Page):
             self._open({"split": split, **({"where": "step is null"} if step is None else {"step": step})})
 
     def _open(self, filters: Mapping[str, Any], then: str = "") -> None:
-        from rollout_plugins.view.pages.rollouts import RolloutsPage
-
         self.app.push_screen(RolloutsPage(filters, then=then))
 
     def action_all(self) -> None:

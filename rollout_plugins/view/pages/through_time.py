@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from rich.text import Text
+from rollout_hookspecs import Rollout
 from textual.binding import Binding, BindingType
 from textual.worker import get_current_worker
 
-from rollout_plugins.content.compare import words
-from rollout_plugins.content.conversation import conversation
 from rollout_plugins.content.messages import prompt_text
-from rollout_plugins.show.blocks import Block, Cells, said
+from rollout_plugins.show.blocks import Block, clean_spans
 from rollout_plugins.show.chart import sparkline
-from rollout_plugins.show.text import clean, count, finite, number, one_line
-from rollout_plugins.view.pages.beside import BesidePage, Side
-from rollout_plugins.view.widgets.rollout_blocks import turn_blocks
-
-if TYPE_CHECKING:
-    from rollout_hookspecs import Rollout
-
-    from rollout_plugins.store.matches import Matches
+from rollout_plugins.show.compare import words
+from rollout_plugins.show.conversation import conversation
+from rollout_plugins.show.rollout_blocks import turn_blocks
+from rollout_plugins.show.text import clean, count, evenly, finite, number, one_line, rank
+from rollout_plugins.store.matches import Matches
+from rollout_plugins.view.pages.side_by_side import BesidePage, Side, ruler
 
 _STYLES = {"same": "", "added": "bold green", "removed": "red strike"}
 _MODES = ("best", "middle", "worst")
@@ -71,7 +68,7 @@ class TimePage(BesidePage):
         for place, step, reward in self._answers(found):
             moments.setdefault(step, _Moment(step, [])).answers.append((place, finite(reward)))
         for moment in moments.values():
-            moment.answers.sort(key=lambda answer: float("-inf") if answer[1] is None else answer[1], reverse=True)
+            moment.answers.sort(key=lambda answer: rank(answer[1]), reverse=True)
         return found, [moments[step] for step in sorted(moments)]
 
     def _answers(self, found: Matches) -> Iterator[tuple[int, int, Any]]:
@@ -98,7 +95,7 @@ class TimePage(BesidePage):
         count = min(self.room, len(self._moments))
         if len(self._shown) != count:
             last = len(self._moments) - 1
-            self._shown = [round(n * last / max(count - 1, 1)) for n in range(count)] if count > 1 else [last]
+            self._shown = evenly(range(last + 1), count) if count > 1 else [last]
             self.at = count - 1
         self._load()
 
@@ -147,23 +144,12 @@ class TimePage(BesidePage):
 
     def _ruler(self) -> Block:
         """The steps, with those that are shown."""
-
-        def drawn(width: int) -> list[Cells]:
-            size = max(len(number(moment.step)) for moment in self._moments) + 2
-            room = max(width // size, 1)
-            first = max(0, min(self._shown[self.at] - room // 2, len(self._moments) - room))
-            cells: Cells = []
-            for place, moment in enumerate(self._moments[first : first + room], first):
-                chosen = place == self._shown[self.at]
-                style = "reverse bold" if chosen else "bold green" if place in self._shown else "dim"
-                cells.append((f" {number(moment.step)} ", style))
-            return [cells]
-
-        return Block("head", drawn=drawn)
+        steps = [number(moment.step) for moment in self._moments]
+        return ruler(steps, self._shown[self.at], marked=self._shown, others="dim")
 
     def _prompt(self) -> Block:
         text = prompt_text(self._of)
-        return Block("system", said(clean(text)), label="prompt", turn=-2, least=1, short=one_line(text, 300))
+        return Block("system", clean_spans(clean(text)), label="prompt", turn=-2, least=1, short=one_line(text, 300))
 
     def action_choose(self, columns: int) -> None:
         self.at = max(0, min(self.at + columns, len(self.sides) - 1))

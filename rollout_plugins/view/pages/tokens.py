@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rollout_hookspecs import Tokens
 
 from rollout_plugins.show.blocks import Block
 from rollout_plugins.show.text import clean, finite, number
-
-if TYPE_CHECKING:
-    from rollout_hookspecs import Tokens
 
 _LIKELY = ((0.9, ""), (0.5, "green"), (0.1, "yellow"), (0.01, "dark_orange"), (0.0, "bold red"))
 _APART = ((0.02, ""), (0.1, "yellow"), (0.5, "dark_orange"), (math.inf, "bold red"))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rollout_plugins.show.text import MISSING, finite, number, one_line, signed
+from rollout_plugins.show.text import MISSING, finite, number, one_line, signed, tone
 
 ANSWER = " said"
 """The column of what was answered; no column of the run, so that nothing is sorted by it."""
@@ -126,7 +126,7 @@ def _bold(value: Any) -> Shown:
 def _signed(value: Any) -> Shown:
     if not isinstance(value, (int, float)):
         return plain(value)
-    return signed(value), "green" if value > 0 else "red" if value < 0 else ""
+    return signed(value), tone(value)
 
 
 def _finish(value: Any) -> Shown:

@@ -64,8 +64,8 @@ class Grid(ScrollView, can_focus=True):
             super().__init__()
             self.start, self.count = start, count
 
-    def __init__(self, *, id: str | None = None) -> None:  # noqa: A002 - what textual calls it
-        super().__init__(id=id)
+    def __init__(self) -> None:
+        super().__init__()
         self.columns: list[Column] = []
         self.count = 0
         self.cursor = 0

@@ -12,11 +12,10 @@ from rich.style import Style
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.geometry import Size
-from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from rollout_plugins.show.blocks import Block, Row, lay_out
+from rollout_plugins.show.blocks import Block, Row, fold, lay_out
 
 MARKER = "▌"
 
@@ -48,11 +47,8 @@ class Pager(ScrollView, can_focus=True):
         Binding("z", "fold_all", "Fold all", show=False),
     ]
 
-    class Moved(Message):
-        """The line is in another block."""
-
-    def __init__(self, *, id: str | None = None) -> None:  # noqa: A002 - what textual calls it
-        super().__init__(id=id)
+    def __init__(self) -> None:
+        super().__init__()
         self.blocks: Sequence[Block] = ()
         self.rows: list[Row] = []
         self.line = 0
@@ -102,12 +98,9 @@ class Pager(ScrollView, can_focus=True):
 
     def move_to(self, line: int) -> None:
         """Put the line there, on the screen."""
-        before = self.block
         self.line = max(0, min(line, len(self.rows) - 1))
         self._show_line()
         self.refresh()
-        if self.block is not before:
-            self.post_message(self.Moved())
 
     def _show_line(self) -> None:
         top, height = self.scroll_offset.y, self.size.height
@@ -159,15 +152,12 @@ class Pager(ScrollView, can_focus=True):
             self._lay_out_again()
 
     def fold(self, *kinds: str) -> None:
-        """Fold all blocks of these kinds, or unfold them where all are folded already."""
-        chosen = [block for block in self.blocks if block.kind in kinds]
-        folded = any(not block.folded for block in chosen)
-        for block in chosen:
-            block.folded = folded
+        """Fold all blocks of these kinds, or of all, or unfold them where all are folded already."""
+        fold(self.blocks, kinds)
         self._lay_out_again()
 
     def action_fold_all(self) -> None:
-        self.fold(*{block.kind for block in self.blocks})
+        self.fold()
 
     def find(self, needle: str) -> int:
         """Look for a text, unfold what has it, and go to the first place from here on. Says how many rows have it."""
@@ -216,19 +206,12 @@ class Pager(ScrollView, can_focus=True):
         row = self.rows[number]
         here = number == self.line
         marked = bool(row.cells) and row.block == self.rows[self.line].block
-        marker = (
-            Segment(MARKER, self.get_component_rich_style("pager--marker", partial=True)) if marked else Segment(" ")
-        )
-        segments = [marker, *(Segment(text, _style(style)) for text, style in row.cells)]
+        style = base + self.get_component_rich_style("pager--line", partial=True) if here else base
+        marker = self.get_component_rich_style("pager--marker", partial=True)
+        segments = [Segment(MARKER, marker) if marked else Segment(" ")]
+        segments += [Segment(text, Style.parse(how) if isinstance(how, str) else how) for text, how in row.cells]
         strip = Strip(_highlighted(segments, self.needle, self.get_component_rich_style("pager--match", partial=True)))
-        strip = strip.apply_style(base + self.get_component_rich_style("pager--line", partial=True) if here else base)
-        return strip.adjust_cell_length(
-            width, base + self.get_component_rich_style("pager--line", partial=True) if here else base
-        )
-
-
-def _style(style: str | Style) -> Style:
-    return Style.parse(style) if isinstance(style, str) else style
+        return strip.apply_style(style).adjust_cell_length(width, style)
 
 
 def _highlighted(segments: list[Segment], needle: str, style: Style) -> list[Segment]:

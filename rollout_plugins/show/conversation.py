@@ -1,10 +1,10 @@
-"""What the eyes show of a rollout, whether it comes as a `Rollout` or, in a sink, as a `Trace`. Never raises."""
+"""What is shown of a rollout, whether it comes as a `Rollout` or, in a sink, as a `Trace`. Never raises."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 from rollout_hookspecs import Rollout, ToolCall, Trace
 from rollout_hookspecs._records import ToolStatus
@@ -12,8 +12,10 @@ from rollout_hookspecs._records import ToolStatus
 from rollout_plugins.content.messages import calls_of, field_of, reasoning_of, role_of
 from rollout_plugins.content.tool_calls import ANSWERING, paired
 
-T = TypeVar("T")
 _STATUSES = get_args(ToolStatus)
+_PLACE, _SCORE = ("split", "step", "group", "index"), ("reward", "advantage", "finish", "error")
+_IN_TRACES = (*_PLACE, *_SCORE, "prompt_tokens", "completion_tokens")
+_IN_ROLLOUTS = ("policy_step", "time", "rank", "attempt", "generation", "group_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +29,7 @@ class Turn:
     reasoning: str = ""
     """Reasoning from a key of its own."""
     calls: tuple[ToolCall, ...] = ()
-    """Calls joined with their outcomes; the messages that answered them are no turns of their own."""
+    """Calls joined with their outcomes; the messages that answered them are not turns of their own."""
     place: int | None = field(default=None, compare=False)
     """Index of the message in the rollout's completion; None for one of the prompt, and in a trace."""
 
@@ -76,23 +78,8 @@ def from_rollout(rollout: Rollout) -> Conversation:
     said = _turns(completion, _recorded(completion, _items(rollout.tool_calls)), placed=True)
     return Conversation(
         id=rollout.id,
-        split=rollout.split,
-        step=rollout.step,
-        group=rollout.group,
-        index=rollout.index,
-        reward=rollout.reward,
-        advantage=rollout.advantage,
+        **{name: getattr(rollout, name) for name in (*_IN_TRACES, *_IN_ROLLOUTS)},
         rewards=_mapping(rollout.rewards),
-        finish=rollout.finish,
-        prompt_tokens=rollout.prompt_tokens,
-        completion_tokens=rollout.completion_tokens,
-        policy_step=rollout.policy_step,
-        time=rollout.time,
-        rank=rollout.rank,
-        attempt=rollout.attempt,
-        generation=rollout.generation,
-        group_size=rollout.group_size,
-        error=rollout.error,
         images=tuple(_items(rollout.images)),
         marks=_mapping(rollout.marks),
         columns=_mapping(rollout.columns),
@@ -109,11 +96,9 @@ def from_trace(trace: Trace) -> Conversation:
         ident = field_of(span, "id")
         if isinstance(ident, str):
             spans.setdefault(ident, span)
-    plain = ("split", "step", "group", "index", "reward", "advantage", "finish", "prompt_tokens", "completion_tokens")
     return Conversation(
         id=trace.rollout_id,
-        **dict[str, Any]({name: facts.get(name) for name in plain}),
-        error=facts.get("error"),
+        **dict[str, Any]({name: facts.get(name) for name in _IN_TRACES}),
         rewards=_under(facts, "reward/"),
         columns=_under(facts, "columns/"),
         extra=_under(facts, "extra/"),
@@ -122,7 +107,7 @@ def from_trace(trace: Trace) -> Conversation:
 
 
 def status_of(call: ToolCall) -> ToolStatus:
-    """The call's status; what is none of them counts as `ok`."""
+    """The call's status; anything unknown counts as `ok`."""
     return call.status if isinstance(call.status, str) and call.status in _STATUSES else "ok"
 
 
@@ -189,15 +174,7 @@ def _items(value: Any) -> Sequence[Any]:
 
 
 def _mapping(value: Any) -> dict[str, Any]:
-    return _attempt(_texted, value, {})
-
-
-def _texted(value: Any) -> dict[str, Any]:
-    return {key: item for key, item in value.items() if isinstance(key, str)}
-
-
-def _attempt(function: Callable[[Any], T], value: Any, default: T) -> T:
     try:
-        return function(value)
+        return {key: item for key, item in value.items() if isinstance(key, str)}
     except Exception:  # a value that breaks when it is read is shown as if it were not there
-        return default
+        return {}

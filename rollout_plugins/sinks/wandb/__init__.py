@@ -11,23 +11,21 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from rollout_hookspecs import Image, Run, Step, Trace, hookimpl
+from rollout_hookspecs import Image, Run, Scope, Step, Trace, hookimpl
 
+from rollout_plugins.content.imaging import file_of
+from rollout_plugins.content.options import check, named, one_of, whole
 from rollout_plugins.content.trace import shape_each
 from rollout_plugins.errors import SetupError, need
 from rollout_plugins.sinks._common import (
-    Scope,
+    SCOPES,
     SmallCache,
-    checked_count,
-    checked_name,
-    checked_scope,
-    image_file,
     image_words,
     meant_for,
     thumbnail,
 )
-from rollout_plugins.sinks._table import Columns
-from rollout_plugins.sinks._weave import Weave
+from rollout_plugins.sinks.wandb.columns import Columns
+from rollout_plugins.sinks.wandb.weave import Weave
 
 logger = logging.getLogger("rollout_plugins")
 
@@ -58,12 +56,17 @@ class WandbSink:
         weave: bool = False,
         scope: Scope = "global",
     ) -> None:
-        self.scope = checked_scope(scope)
-        self._project = checked_name("project", project)
-        self._name = checked_name("name", name)
-        self._most_rows = checked_count("max_rows", max_rows)
-        self._most_chars = checked_count("max_chars", max_chars, 100)
-        self._side = checked_count("image_side", image_side, 16)
+        check(
+            "wandb",
+            one_of("scope", scope, SCOPES),
+            named("project", project),
+            named("name", name),
+            whole("max_rows", max_rows, 1),
+            whole("max_chars", max_chars, 100),
+            whole("image_side", image_side, 16),
+        )
+        self.scope, self._project, self._name = scope, project, name
+        self._most_rows, self._most_chars, self._side = max_rows, max_chars, image_side
         self._wandb: Any = need("wandb", "wandb")
         self._weave = Weave() if weave else None
         self._theirs: Any = None
@@ -189,7 +192,7 @@ class WandbSink:
         return self._wandb.Image(sheet, file_type="jpg", caption=", ".join(words) or None)
 
     def _small(self, image: Image) -> bytes | None:
-        file = image_file(image, self._run.dir if self._run else "")
+        file = file_of(image, self._run.dir if self._run else "")
         return thumbnail(file, self._side) if file else None
 
     def _own(self) -> Any:

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.cells import cell_len
+from rich.style import Style
 from rollout_hookspecs import Image, Panel, ToolCall
 
-from rollout_plugins.content.conversation import Conversation, Turn, status_of
+from rollout_plugins.content.imaging import file_of
 from rollout_plugins.content.messages import arguments_of, call_text
-from rollout_plugins.show.blocks import Block, Spans, cells_of, said
-from rollout_plugins.show.images import file_of, picture
+from rollout_plugins.show.blocks import Block, Spans, cells_of, clean_spans
+from rollout_plugins.show.conversation import Conversation, Turn, status_of
+from rollout_plugins.show.images import picture
 from rollout_plugins.show.layout import content_text, image_of, outcome_of, split_thought
 from rollout_plugins.show.render import header
-from rollout_plugins.show.text import clean, duration, number, one_line, readable
-
-if TYPE_CHECKING:
-    from rich.style import Style
+from rollout_plugins.show.text import clean, duration, local_time, number, one_line, readable
 
 #: Rows that a block has while it is folded, by what it is; what is not named here is shown whole.
 LEAST = {"system": 2, "developer": 2, "user": 20, "tool": 8, "reasoning": 6, "call": 8}
@@ -41,7 +39,7 @@ def rollout_blocks(
     blocks = [Block("head", drawn=lambda width: [cells_of(row) for row in header(view, "", width)])]
     blocks += _beside(view, producers)
     if rendered:
-        blocks.append(Block(_FACTS, said(rendered), label="rendered", least=1, short=one_line(rendered, 300)))
+        blocks.append(Block(_FACTS, clean_spans(rendered), label="rendered", least=1, short=one_line(rendered, 300)))
     for panel in panels:
         if panel.turn is None:
             blocks += _panel(panel, folder)
@@ -80,7 +78,7 @@ def _beside(view: Conversation, producers: Sequence[str]) -> Iterator[Block]:
     """What stands beside the conversation, each on one row until it is unfolded."""
     error = readable(view.error)
     if error:
-        yield Block(_FACTS, said(error, "red"), label="error", least=3)
+        yield Block(_FACTS, clean_spans(error, "red"), label="error", least=3)
     groups: list[tuple[str, Mapping[str, Any]]] = [("columns", view.columns)]
     extra = dict(view.extra)
     for producer in producers:
@@ -103,10 +101,7 @@ def _pair(key: str, value: Any) -> Spans:
 def _made(view: Conversation) -> Iterator[tuple[str, Any]]:
     """How the rollout came about."""
     if isinstance(view.time, (int, float)) and view.time > 0:
-        try:
-            yield "at", datetime.fromtimestamp(view.time).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-        except (OverflowError, OSError, ValueError):
-            yield "at", view.time
+        yield "at", local_time(view.time) or view.time
     for name in ("policy_step", "generation", "group_size", "rank", "attempt"):
         value = getattr(view, name)
         if value is not None:
@@ -116,11 +111,11 @@ def _made(view: Conversation) -> Iterator[tuple[str, Any]]:
 def _turn(place: int, turn: Turn, folder: Path, replaced: set[int | None]) -> Iterator[Block]:
     thought, text = split_thought(turn.content)
     for reasoning in filter(None, (turn.reasoning.strip("\n"), thought)):
-        spans = said(reasoning, "dim italic")
+        spans = clean_spans(reasoning, "dim italic")
         yield Block("reasoning", spans, label=turn.role, turn=place, least=LEAST["reasoning"])
     text = text.strip("\n")
     if text.strip():
-        block = Block(turn.role, said(text), label=turn.role, turn=place, least=LEAST.get(turn.role))
+        block = Block(turn.role, clean_spans(text), label=turn.role, turn=place, least=LEAST.get(turn.role))
         if turn.place is not None and turn.place in replaced:
             block.least, block.short = 1, "shown below by a plugin; unfold to see it as it was"
         yield block

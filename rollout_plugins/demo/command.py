@@ -4,40 +4,42 @@ from __future__ import annotations
 
 import shlex
 import time
+from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console, Group
 from rich.padding import Padding
 from rich.text import Text
+from rollout_hookspecs import Rollout
 
 from rollout_plugins.demo.train import STEPS, OnStep, train
+from rollout_plugins.errors import need
 from rollout_plugins.show import render_rollouts, render_steps
-
-if TYPE_CHECKING:
-    from rollout_hookspecs import Rollout
-
-    from rollout_plugins.store.read import StoredRun
+from rollout_plugins.store.read import StoredRun, open_run
 
 OUT = "outputs/demo"
 STATUSES = {"ok": "green", "error": "red", "unknown": "yellow", "not_run": "bright_black"}
 
 
-def run(out: str | Path = OUT, steps: int = STEPS) -> Path:
-    """Train in `out` and show the run; returns the run's folder."""
-    from rollout_plugins import open_run
+def configure(parser: ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, default=Path(OUT), help=f"where to train (default: {OUT})")
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"how many steps to train (default: {STEPS})")
 
+
+def run(options: Namespace) -> None:
+    """Train, and show the run."""
+    need("torch", "demo")
+    need("trl", "demo")
     console = Console(highlight=False)
-    out = Path(out)
     started = time.monotonic()
-    with _progress(console, steps) as on_step:
-        train(out, steps, on_step=on_step)
-    stored = open_run(out)
-    console.print(report(stored, out, time.monotonic() - started, console.width))
-    return stored.dir
+    with _progress(console, options.steps) as on_step:
+        train(options.out, options.steps, on_step=on_step)
+    stored = open_run(options.out)
+    console.print(report(stored, options.out, time.monotonic() - started, console.width))
 
 
 def report(stored: StoredRun, out: Path, seconds: float, width: int) -> Group:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from rollout_plugins.errors import need
 from rollout_plugins.show.text import one_line
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _TURN = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
 _ADVICE = {

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from rollout_hookspecs import Rollout
 from textual.binding import Binding, BindingType
 
 from rollout_plugins.view.pages.page import Page
 from rollout_plugins.view.saving import as_markdown, save
-
-if TYPE_CHECKING:
-    from rollout_hookspecs import Rollout
 
 #: Characters that every terminal takes into the clipboard at once.
 _CLIPBOARD = 74_000
@@ -57,17 +54,10 @@ class RolloutActions(Page):
         self.job(self.current, acted, group="current")
 
     def action_siblings(self) -> None:
-        from rollout_plugins.view.pages.group import GroupPage
-
-        self.with_rollout(lambda rollout: self._go(GroupPage(rollout)))
+        self.with_rollout(self.viewer.show_siblings)
 
     def action_through_time(self) -> None:
-        from rollout_plugins.view.pages.through_time import TimePage
-
-        self.with_rollout(lambda rollout: self._go(TimePage(rollout)))
-
-    def _go(self, page: Page) -> None:
-        self.app.push_screen(page)
+        self.with_rollout(self.viewer.show_over_time)
 
     def action_copy_rollout(self) -> None:
         self.with_rollout(lambda rollout: self.copy(as_markdown(rollout), "the rollout"))
@@ -92,8 +82,8 @@ class RolloutActions(Page):
             whole = rollout if markdown else self.viewer.stored.get(rollout.id)  # with its tokens
             return save(whole, Path.cwd(), markdown=markdown)
 
-        self.job(written, partial(self._said, "wrote "), group="export")
+        def tell(path: Path | None) -> None:
+            if path is not None:
+                self.say(f"wrote {path}")
 
-    def _said(self, before: str, path: Path | None) -> None:
-        if path is not None:
-            self.say(f"{before}{path}")
+        self.job(written, tell, group="export")

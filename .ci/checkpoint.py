@@ -1,6 +1,6 @@
 """Make the demo's checkpoint: supervised training on shopping dialogues that often go wrong.
 
-    python -m rollout_plugins.demo.warmup [folder]
+    python .ci/checkpoint.py [folder]
 
 The demonstrations mix right calls with wrong arguments, tools that don't exist, broken JSON and plain guesses,
 so that GRPO has something to improve. Prices are drawn anew for each dialogue: the model has to read what the
@@ -238,14 +238,14 @@ def warm_up(model: Any, texts: Sequence[str], tokenizer: Any) -> None:
         schedule.step()
         optimizer.zero_grad()
         if step % 100 == 0:
-            print(f"step {step}/{STEPS}: loss {loss.item():.3f}", flush=True)  # noqa: T201
+            print(f"step {step}/{STEPS}: loss {loss.item():.3f}", flush=True)
 
 
 def main(folder: Path = CHECKPOINT) -> None:
     import torch
 
     torch.set_num_threads(1)  # sums in one order: the same checkpoint each time
-    rng = random.Random(0)  # noqa: S311
+    rng = random.Random(0)
     talks = [dialogue(rng, flawless=place < FLAWLESS * BATCH) for place in range(STEPS * BATCH)]
     short = SHORT * BATCH
     texts = rendered(talks[:short], tools=None) + rendered(talks[short:], tools=[shop.price, shop.multiply])

@@ -9,25 +9,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rollout_hookspecs import Image, Run, Step, Trace, hookimpl
+from rollout_hookspecs import Image, Run, Scope, Step, Trace, hookimpl
 
+from rollout_plugins.content.imaging import file_of
 from rollout_plugins.content.messages import arguments_of, calls_of, reasoning_of, role_of, text_of
+from rollout_plugins.content.options import check, one_of, whole
 from rollout_plugins.content.plain import json_text
 from rollout_plugins.content.trace import images_in, shape_each
 from rollout_plugins.errors import SetupError
 from rollout_plugins.sinks._common import (
-    Scope,
+    SCOPES,
     SmallCache,
-    checked_count,
-    checked_scope,
-    image_file,
     image_words,
+    integer,
     meant_for,
     number,
     thumbnail,
-    whole,
 )
-from rollout_plugins.sinks._parts import Parts, column_of
+from rollout_plugins.sinks.scout.parts import Parts, column_of
 
 # All of Scout's own columns, used or not: its viewer asks for some of them without looking whether they are there.
 _TEXT = (
@@ -64,9 +63,10 @@ class ScoutSink:
     ) -> None:
         if path is not None and not isinstance(path, (str, Path)):
             raise SetupError(f"path={path!r}: use a folder that holds nothing but transcripts")
-        self.scope = checked_scope(scope)
+        check("scout", one_of("scope", scope, SCOPES), whole("image_side", image_side, 1))
+        self.scope = scope
         self._trusted = bool(trust_content)
-        self._side = checked_count("image_side", image_side)
+        self._side = image_side
         self._path = Path(path).absolute() if path else None
         self._run = Run(id="rollouts")
         self._parts: Parts | None = None
@@ -108,12 +108,12 @@ class ScoutSink:
     def _row(self, trace: Trace) -> dict[str, Any]:
         facts = trace.metadata
         errors = {span.get("id"): span.get("error") for span in trace.spans}
-        counts = [whole(facts.get("prompt_tokens")), whole(facts.get("completion_tokens"))]
+        counts = [integer(facts.get("prompt_tokens")), integer(facts.get("completion_tokens"))]
         scores = {"reward": facts.get("reward"), **_named(facts, "reward/")}
         finish = facts.get("finish")
         return {
             **{name: _text(facts.get(name)) for name in _TEXT},
-            **{name: whole(facts.get(name)) for name in _WHOLE},
+            **{name: integer(facts.get(name)) for name in _WHOLE},
             **{name: number(facts.get(name)) for name in _NUMBER},
             "transcript_id": trace.rollout_id,
             "source_type": "rollout_plugins",
@@ -122,7 +122,7 @@ class ScoutSink:
             "date": _text(facts.get("time")),
             "task_set": _text(facts.get("split")),
             "task_id": f"{facts.get('generation')}.{facts.get('group')}",
-            "task_repeat": whole(facts.get("place")),
+            "task_repeat": integer(facts.get("place")),
             "agent": self._run.trainer or None,
             "model": self._run.model or None,
             "score": json_text(scores),
@@ -171,7 +171,7 @@ class ScoutSink:
             yield {"type": "text", "text": text_of([block] if isinstance(block, Mapping) else block)}
 
     def _data_url(self, image: Image) -> str | None:
-        file = image_file(image, self._run.dir)
+        file = file_of(image, self._run.dir)
         pixels = thumbnail(file, self._side) if file else None
         return f"data:image/jpeg;base64,{base64.b64encode(pixels).decode()}" if pixels else None
 

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.text import Text
 from textual.widget import Widget
 
 from rollout_plugins.show.blocks import Block
-from rollout_plugins.show.text import clean, duration, number, one_line, readable
+from rollout_plugins.show.text import clean, duration, local_time, number, one_line, readable
+from rollout_plugins.store.read import StoredRun
 from rollout_plugins.view.pages.page import Page
 from rollout_plugins.view.widgets.pager import Pager
 
-if TYPE_CHECKING:
-    from rollout_plugins.store.read import StoredRun
 
-
-class FactsPage(Page):
+class AboutPage(Page):
     """About the run."""
 
     def body(self) -> Iterable[Widget]:
@@ -68,20 +65,13 @@ def _attempt(attempt: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     started, ended = attempt.get("started"), attempt.get("ended")
     yield "rank", attempt.get("rank")
     yield "from step", attempt.get("resumed_from")
-    yield "started", _time(started)
-    yield "ended", _time(ended) or "not yet, or it was killed"
+    yield "started", local_time(started)
+    yield "ended", local_time(ended) or "not yet, or it was killed"
     if isinstance(started, (int, float)) and isinstance(ended, (int, float)):
         yield "took", duration(ended - started)
     rollouts = attempt.get("rollouts")
     if isinstance(rollouts, dict):
         yield "rollouts", ", ".join(f"{number(count)} {split}" for split, count in rollouts.items())
-
-
-def _time(value: Any) -> str:
-    try:
-        return datetime.fromtimestamp(value).astimezone().strftime("%Y-%m-%d %H:%M:%S") if value else ""
-    except (TypeError, ValueError, OverflowError, OSError):
-        return ""
 
 
 def _tool_name(tool: Any) -> str:

@@ -1,4 +1,4 @@
-"""Where conversations part, and what changed between two texts. For the group and time views of both eyes."""
+"""Where conversations part, and what changed between two texts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from difflib import SequenceMatcher
 from itertools import takewhile, zip_longest
 from typing import Literal
 
-from rollout_plugins.content.conversation import Conversation, Turn
+from rollout_plugins.show.conversation import Conversation, Turn
 
 Kind = Literal["same", "added", "removed"]
 Change = tuple[Kind, str]

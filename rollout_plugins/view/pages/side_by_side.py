@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
+from rollout_hookspecs import Rollout
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.widget import Widget
 
-from rollout_plugins.show.blocks import Block, Cells, cells_of, lay_out
-from rollout_plugins.view.pages.actions import FOLDS, RolloutActions
+from rollout_plugins.show.blocks import Block, Cells, cells_of, fold, lay_out
+from rollout_plugins.view.pages.rollout import RolloutPage
+from rollout_plugins.view.pages.rollout_actions import FOLDS, RolloutActions
 from rollout_plugins.view.widgets.pager import Pager
-
-if TYPE_CHECKING:
-    from rollout_hookspecs import Rollout
 
 LEAST = 34
 """Cells below which a column says too little."""
@@ -79,18 +78,13 @@ class BesidePage(RolloutActions):
 
     def action_fold_kind(self, *kinds: str) -> None:
         """Fold these in all columns, or unfold them where all are folded already."""
-        chosen = [block for side in self.sides for block in side.blocks if not kinds or block.kind in kinds]
-        folded = any(not block.folded for block in chosen)
-        for block in chosen:
-            block.folded = folded
+        fold((block for side in self.sides for block in side.blocks), kinds)
         self.draw(keep=True)
 
     def action_fold_all(self) -> None:
         self.action_fold_kind()
 
     def action_open(self) -> None:
-        from rollout_plugins.view.pages.rollout import RolloutPage
-
         rollout = self.current()
         if rollout is not None:
             self.app.push_screen(RolloutPage.of(rollout.id))
@@ -100,6 +94,20 @@ class BesidePage(RolloutActions):
 
     def on_resize(self, _: events.Resize) -> None:
         self.call_after_refresh(self.fill)
+
+
+def ruler(labels: Sequence[str], chosen: int, *, marked: Container[int], others: str = "") -> Block:
+    """Labels in one row, as many around the chosen one as fit."""
+
+    def drawn(width: int) -> list[Cells]:
+        size = max(map(len, labels)) + 2
+        room = max(width // size, 1)
+        first = max(0, min(chosen - room // 2, len(labels) - room))
+        places = range(first, min(first + room, len(labels)))
+        styles = ("reverse bold" if at == chosen else "bold green" if at in marked else others for at in places)
+        return [[(f" {labels[at]} ", style) for at, style in zip(places, styles, strict=True)]]
+
+    return Block("head", drawn=drawn)
 
 
 def beside(sides: Sequence[Side], width: int, chosen: int) -> list[Cells]:
