@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from rollout_plugins.cli.common import RUN, add_filters, busy, filters_of, say
-from rollout_plugins.engine.discover import discover, known_sinks
+from rollout_plugins.engine.discover import known_sinks, options_of
 from rollout_plugins.engine.export import Sent
-from rollout_plugins.engine.load import options_of
 from rollout_plugins.engine.telling import shown
 from rollout_plugins.errors import RolloutPluginsError, RunError, SetupError
 from rollout_plugins.store.read import StoredRun, open_run
@@ -59,7 +58,7 @@ def _parquet(stored: StoredRun, options: Namespace) -> None:
 def _sink(stored: StoredRun, options: Namespace) -> None:
     """Send to a sink what it does not have yet. Nothing but lines goes to standard output when that is the target."""
     given = {"path": str(options.out) if options.out else None, "project": options.project, "name": options.name}
-    takes = options_of(discover()[options.to].entry)
+    takes = options_of(options.to)
     for name, value in given.items():
         if value is not None and name not in takes:
             flags = ", ".join(flag for option, flag in FLAGS.items() if option in takes) or "none of these"

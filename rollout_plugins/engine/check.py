@@ -1,10 +1,11 @@
-"""Whether a plugin's hooks can work: pluggy itself would ignore most mistakes."""
+"""One plugin: made from what was given, and checked. Errors say what was wrong, where, and what to write instead."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
 from contextlib import suppress
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,76 @@ from rollout_hookspecs import PROJECT, hooks
 from rollout_plugins.errors import SetupError, suggest
 
 HOOKS = tuple(name for name, value in vars(hooks).items() if hasattr(value, f"{PROJECT}_spec"))
+
+
+def load(name: str, given: Any, entry: EntryPoint | None, options: Mapping[str, Any]) -> Any:
+    """The plugin itself: what was given or its entry point names, instantiated if that is a class."""
+    loaded = _imported(entry) if entry is not None and given is None else given
+    if isinstance(loaded, type):
+        return _instantiate(loaded, name, options)
+    if options:
+        raise SetupError(f"config has options for plugin {name!r}, which is not a class and takes none")
+    return loaded
+
+
+def _imported(entry: EntryPoint) -> Any:
+    try:
+        return entry.load()
+    except (Exception, SystemExit) as error:
+        where = f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
+        raise SetupError(
+            f"plugin {entry.name!r} of {where} does not import: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _instantiate(kind: type, name: str, options: Mapping[str, Any]) -> Any:
+    """Call a plugin class with its configuration; say what is wrong with either."""
+    _check_options(kind, name, options)
+    try:
+        return kind(**options)
+    except SetupError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise SetupError(
+            f"plugin {name!r} could not be made: {kind.__name__} raised {type(error).__name__}: {error}"
+        ) from error
+
+
+def _check_options(kind: type, name: str, options: Mapping[str, Any]) -> None:
+    parameters = _parameters(kind)
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    accepted = [p.name for p in parameters if p.kind in {p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY}]
+    for key in options:
+        if key not in accepted and not open_ended:
+            raise SetupError(f"config of plugin {name!r} has no option {key!r}; {suggest(key, accepted)}")
+    missing = [
+        p.name
+        for p in parameters
+        if p.default is p.empty and p.kind not in {p.VAR_POSITIONAL, p.VAR_KEYWORD} and p.name not in options
+    ]
+    if missing:
+        raise SetupError(
+            f"plugin {name!r} is the class {kind.__name__}, which needs {', '.join(missing)}: pass an instance, "
+            f"{kind.__name__}({', '.join(f'{m}=…' for m in missing)}), or config={{{name!r}: {{…}}}}"
+        )
+
+
+def _parameters(kind: type) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(kind).parameters.values())
+    except ValueError:  # some classes written in C have none to show
+        return []
+
+
+def accepted_options(entry: EntryPoint) -> list[str]:
+    """What a plugin's class takes; nothing if it is not a class or does not import."""
+    with suppress(SetupError):
+        loaded = _imported(entry)
+        return [parameter.name for parameter in _parameters(loaded)] if isinstance(loaded, type) else []
+    return []
+
+
+# --- hooks --------------------------------------------------------------------------------------------------------
 
 
 def check(name: str, plugin: Any) -> None:
@@ -56,10 +127,14 @@ def _faults_of(function: Any, hook: str, options: Mapping[str, Any]) -> list[str
     place = _place(function)
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         return [f"{place} is async; hooks are plain functions: write def {hook}(…)"]
-    if inspect.isgeneratorfunction(function) and not (options.get("wrapper") or options.get("hookwrapper")):
-        return [f"{place} is a generator; return a value instead of yielding"]
     if options.get("wrapper") or options.get("hookwrapper"):
         return [f"{place} is a wrapper; return a value or raise Drop instead"]
+    if inspect.isgeneratorfunction(function):
+        return [f"{place} is a generator; return a value instead of yielding"]
+    return _argument_faults(function, hook, place)
+
+
+def _argument_faults(function: Any, hook: str, place: str) -> list[str]:
     faults = []
     accepted = list(inspect.signature(getattr(hooks, hook)).parameters)
     for p in inspect.signature(function).parameters.values():

@@ -1,4 +1,4 @@
-"""What was lost or left out, by reason; and what recording cost. Thread-safe, and honest."""
+"""What was lost or left out, by reason; and what recording cost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _all: WeakSet[Counters] = WeakSet()
 
 
 class Counters:
-    """Adds up drops by reason and seconds by kind."""
+    """Adds up drops by reason and seconds by kind, from any thread."""
 
     def __init__(self) -> None:
         self._renew_lock()

@@ -12,8 +12,7 @@ import pluggy
 from rollout_hookspecs import PROJECT, hooks
 
 from rollout_plugins.engine import environment
-from rollout_plugins.engine.check import HOOKS, check, implements, is_property
-from rollout_plugins.engine.load import load
+from rollout_plugins.engine.check import HOOKS, accepted_options, check, implements, is_property, load
 from rollout_plugins.engine.telling import is_required, shown
 from rollout_plugins.errors import SetupError, suggest
 
@@ -65,6 +64,12 @@ def known_sinks() -> list[str]:
     """Names one may export to: our sinks, and whatever others have installed. Nothing is imported to find out more."""
     entries = [(found, found.entry.module) for found in discover().values() if found.entry is not None]
     return [f.name for f, at in entries if f.distribution != DISTRIBUTION or at.startswith("rollout_plugins.sinks.")]
+
+
+def options_of(name: str) -> list[str]:
+    """What the class of an installed plugin takes; nothing if it is not a class or does not import."""
+    entry = discover()[name].entry
+    return accepted_options(entry) if entry else []
 
 
 class _Manager(pluggy.PluginManager):
@@ -164,7 +169,7 @@ class Plugins:
         if fault is None:
             return True
         if found.name in self._config:
-            raise fault  # whoever configures a plugin counts on it
+            raise fault  # a plugin that is configured is counted on
         found.status, found.reason = "failed", f"{type(fault).__name__}: {fault}"
         is_discreet = any(is_required(other.plugin) for other in self.found.values())
         why = shown(fault, discreetly=is_discreet)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,8 @@ from rollout_plugins.engine import returned
 from rollout_plugins.engine.isolation import PluginCalls
 from rollout_plugins.engine.leaving import cleaned_trace
 
+logger = logging.getLogger("rollout_plugins")
+
 
 class Dispatcher(PluginCalls):
     """Typed calls to every hook."""
@@ -22,34 +25,33 @@ class Dispatcher(PluginCalls):
         if self.lacking:
             self.counters.drop(f"dropped_by:{self.lacking}")
             return None
-        return self._fold_rollout(self._fold_tool_calls(rollout, step), step)
+        rollout = self._fold_tool_calls(rollout, step)
+        arguments = {"rollout": rollout, "step": step}
+        kept: Rollout | None = self._fold("on_rollout", arguments, returned.replacement(rollout.id), "dropped_by")
+        return kept
 
     def _fold_tool_calls(self, rollout: Rollout, step: Step) -> Rollout:
         if not rollout.tool_calls or not self.implementations("on_tool_call"):
             return rollout
-        calls = [self._fold_tool_call(call, rollout, step) for call in rollout.tool_calls]
+        given = {"rollout": rollout, "step": step}
+        read = returned.one(ToolCall)
+        calls = [
+            self._fold("on_tool_call", {"tool_call": call, **given}, read, "tool_calls_dropped_by")
+            for call in rollout.tool_calls
+        ]
         return replace(rollout, tool_calls=tuple(call for call in calls if call is not None))
 
-    def _fold_tool_call(self, call: ToolCall, rollout: Rollout, step: Step) -> ToolCall | None:
-        arguments = {"tool_call": call, "rollout": rollout, "step": step}
+    def _fold(self, hook: str, arguments: dict[str, Any], read: Callable[[Any], Any], counted: str) -> Any:
+        """What the plugins make of the first argument, one after the other; None when one of them drops it."""
+        first = next(iter(arguments))
         try:
-            for _, result in self.results("on_tool_call", arguments, returned.one(ToolCall)):
-                arguments["tool_call"] = call = result
+            for _, result in self.results(hook, arguments, read):
+                arguments[first] = result
         except Drop as drop:
-            self.count_drop("tool_calls_dropped_by", drop)
+            self.counters.drop(f"{counted}:{self.dropped_by}")
+            logger.debug("dropped by %s: %s", self.dropped_by, drop)
             return None
-        return call
-
-    def _fold_rollout(self, rollout: Rollout, step: Step) -> Rollout | None:
-        arguments = {"rollout": rollout, "step": step}
-        kept = rollout
-        try:
-            for _, result in self.results("on_rollout", arguments, returned.replacement(rollout.id)):
-                arguments["rollout"] = kept = result
-        except Drop as drop:
-            self.count_drop("dropped_by", drop)
-            return None
-        return kept
+        return arguments[first]
 
     def select(self, rollouts: Sequence[Rollout], step: Step) -> tuple[list[Rollout], dict[str, str]]:
         """Fold `select_rollouts`. Also who left each of the others out, and why."""

@@ -24,13 +24,13 @@ class Ending:
         self.goes_on()
 
     def goes_on(self) -> None:
-        """It was not the end."""
+        """Training goes on: that was not the end, and the next one may take as long."""
         self.has_begun = False
         self._waited = 0.0
 
     @contextmanager
     def waiting(self) -> Iterator[Callable[[float], float]]:
-        """Gives a function: until which `time.monotonic()` to wait, for some share of the limit to be used up."""
+        """Gives a function: at which `time.monotonic()` so large a share of the limit is used up."""
         self.has_begun = True
         began = time.monotonic() - self._waited
         if not threading.main_thread().is_alive():  # the interpreter exits, and every run that is open waits in turn

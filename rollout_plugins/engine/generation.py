@@ -11,7 +11,7 @@ from rollout_hookspecs import Batch, Rollout, Run, Step, Trace
 from rollout_plugins.content.fit import fitted
 from rollout_plugins.engine.counters import Counters
 from rollout_plugins.engine.dispatch import Dispatcher
-from rollout_plugins.engine.leaving import cleaned_changes, cleaned_names, cleaned_texts
+from rollout_plugins.engine.leaving import cleaned_changes, cleaned_names, cleaned_reasons
 
 
 def build(run: Run, batch: Batch, number: int, counters: Counters) -> list[Rollout]:
@@ -91,7 +91,7 @@ class Generation:
             self._chosen, self._skipped = dispatcher.select(kept, self.step)
         if self._chosen is not None and not self._is_clean:
             self._chosen = cleaned_changes(dispatcher, kept, self._chosen, self.step)
-            self._skipped = _cleaned_reasons(dispatcher, self._skipped)
+            self._skipped = cleaned_reasons(dispatcher, self._skipped)
             self._is_clean = True
         if self.metrics is None:
             self.metrics = cleaned_names(dispatcher, dispatcher.metrics(own, self.step))
@@ -131,13 +131,6 @@ class Generation:
         before = {r.id: r.marks for r in self._raw}
         others = [r for r in self._chosen or () if r.rank != self.step.rank]
         return [{"id": r.id, "why": _new_marks(before.get(r.id, {}), r.marks)} for r in others]
-
-
-def _cleaned_reasons(dispatcher: Dispatcher, reasons: dict[str, str]) -> dict[str, str]:
-    if not dispatcher.has_required:
-        return reasons
-    clean = cleaned_texts(dispatcher, reasons.values(), "not selected")
-    return {ident: clean[why] for ident, why in reasons.items()}
 
 
 def _new_marks(before: Mapping[str, str], after: Mapping[str, str]) -> str:

@@ -49,7 +49,8 @@ class PluginCalls:
         """Plugins that were taken out, and why."""
         self.lacking = ""
         """A `required` plugin among them."""
-        self._dropped_by = ""
+        self.dropped_by = ""
+        """The plugin that raised the last `Drop`."""
         self._now: Running | None = None
         self._turn = threading.RLock()
         self._required: dict[str, bool] = {}
@@ -97,21 +98,18 @@ class PluginCalls:
     ) -> tuple[bool, Any]:
         """Run one implementation; whether it worked, and its result. `read` checks and converts what it returned."""
         running = self._now = Running(impl.plugin_name, hook, time.monotonic())
-        failure: BaseException | None = None
-        result = None
         try:
             result = read(impl.function(**asked_for(impl, arguments)))
         except BaseException as error:  # plugins, and what they depend on, raise more than Exception
-            failure = error
+            self._leave(running)
+            if not isinstance(error, Drop) or hook not in _MAY_DROP:
+                self.failed(impl.plugin, hook, error)
+                return False, None
+            self._failures.pop(impl.plugin_name, None)
+            self.dropped_by = impl.plugin_name
+            raise
         self._leave(running)
-        is_drop = isinstance(failure, Drop) and hook in _MAY_DROP
-        if failure is not None and not is_drop:
-            self.failed(impl.plugin, hook, failure)
-            return False, None
         self._failures.pop(impl.plugin_name, None)
-        if failure is not None:
-            self._dropped_by = impl.plugin_name
-            raise failure
         return True, result
 
     def results(
@@ -127,12 +125,8 @@ class PluginCalls:
                 if worked and result is not None:
                     yield impl, result
                 if not worked and hook == "on_rollout" and self.is_of_required(impl):
-                    self._dropped_by = impl.plugin_name
+                    self.dropped_by = impl.plugin_name
                     raise Drop("the plugin failed, and is required")
-
-    def count_drop(self, what: str, drop: Drop) -> None:
-        self.counters.drop(f"{what}:{self._dropped_by}")
-        logger.debug("dropped by %s: %s", self._dropped_by, drop)
 
     # --- hanging ------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import TypeVar
@@ -37,10 +37,13 @@ def clean(calls: PluginCalls, value: T, instead: T) -> T:
     return value
 
 
-def cleaned_texts(calls: PluginCalls, texts: Iterable[str], instead: str) -> dict[str, str]:
-    """Each text as it may leave."""
-    given = list(dict.fromkeys(texts))
-    return dict(zip(given, clean(calls, given, [instead] * len(given)), strict=True)) if given else {}
+def cleaned_reasons(calls: PluginCalls, reasons: Mapping[str, str]) -> dict[str, str]:
+    """Why rollouts were left out, by id, as it may be said."""
+    texts = list(dict.fromkeys(reasons.values()))
+    if not texts or not calls.has_required:
+        return dict(reasons)
+    said = dict(zip(texts, clean(calls, texts, ["not selected"] * len(texts)), strict=True))
+    return {ident: said[why] for ident, why in reasons.items()}
 
 
 def cleaned_names(calls: PluginCalls, numbers: Mapping[str, float]) -> dict[str, float]:

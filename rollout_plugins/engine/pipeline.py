@@ -245,9 +245,7 @@ class Pipeline:
         logger.warning("recording did not finish in time; %d rollouts are not in the store", left)
 
     def _forget_run(self) -> None:
-        if any(outbox.missed for outbox in self._outboxes):
-            self._storage.count_again()
-        self._storage.forget()
+        self._storage.forget(count_again=any(outbox.missed for outbox in self._outboxes))
         self._outboxes = []
 
     # --- the worker thread's side -------------------------------------------------------------------------------

@@ -41,12 +41,11 @@ def new_id() -> str:
 def identify(root: Path, key: str, checkpoint: Path | None, step: int, restarted: str | None) -> Identity:
     """A fresh run, or the next attempt of the run that wrote the checkpoint or is starting over."""
     mine = Identity(new_id(), resumed_from=step or None)
-    marker = _read_marker(checkpoint) if checkpoint is not None else {}
+    marker = _read_marker(checkpoint)
     name = restarted or run_of(checkpoint)
     if name and (root / name).is_dir():
         mine = Identity(name, max(1, _last_attempt(root / name)) + 1, int(marker.get("generation", 0)), step)
-    agreed = agree(key, json.dumps(vars(mine)))
-    return Identity(**json.loads(agreed))
+    return _agreed(key, mine)
 
 
 def identify_loop(root: Path, opened: int, name: str | None, resumed_from: int | None, file: str) -> Identity:
@@ -62,7 +61,7 @@ def identify_loop(root: Path, opened: int, name: str | None, resumed_from: int |
         return identify(root, key, None, 0, None)
     before = _last_attempt(root / name, "run*.json" if can_agree else file)
     mine = Identity(name, before + 1, _generations(root / name, before), resumed_from)
-    return Identity(**json.loads(agree(key, json.dumps(vars(mine)))))
+    return _agreed(key, mine)
 
 
 def place_in_launch() -> tuple[int, int]:
@@ -79,8 +78,8 @@ def ranks_can_agree() -> bool:
     return "MASTER_PORT" in os.environ and (is_ready or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True")
 
 
-def agree(key: str, mine: str) -> str:
-    """The first writer's value, on every rank that asks. Waits for nobody, so any rank may be absent."""
+def _agreed(key: str, mine: Identity) -> Identity:
+    """The first writer's identity, on every rank that asks. Waits for nobody, so any rank may be absent."""
     if place_in_launch()[1] == 1 or not ranks_can_agree():
         return mine
     try:
@@ -90,7 +89,8 @@ def agree(key: str, mine: str) -> str:
         store = distributed.TCPStore(
             address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=5)
         )
-        return bytes(distributed.PrefixStore("rollout_plugins", store).compare_set(key, "", mine)).decode()
+        first = distributed.PrefixStore("rollout_plugins", store).compare_set(key, "", json.dumps(vars(mine)))
+        return Identity(**json.loads(bytes(first)))
     except Exception as error:  # every rank then has a run of its own, which is said, and loses nothing
         logger.warning("ranks could not agree on a run id (%r); each records a run of its own", error)
         return mine
@@ -105,11 +105,13 @@ def write_marker(checkpoint: Path, run: str, generation: int) -> None:
 
 def run_of(checkpoint: Path | None) -> str:
     """The name of the run that wrote the checkpoint; empty when it does not say."""
-    name = str(_read_marker(checkpoint).get("run", "")) if checkpoint is not None else ""
+    name = str(_read_marker(checkpoint).get("run", ""))
     return name if Path(name).name == name else ""
 
 
-def _read_marker(checkpoint: Path) -> dict[str, Any]:
+def _read_marker(checkpoint: Path | None) -> dict[str, Any]:
+    if checkpoint is None:
+        return {}
     try:
         marker = json.loads((checkpoint / MARKER).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -63,11 +63,10 @@ class Storage:
             if self._chosen:
                 self._write_chosen()
 
-    def count_again(self) -> None:
-        """Note in a closed run what was lost since."""
-        self._try(lambda writer: writer.write_run(self._counters.summary(), ended=True))
-
-    def forget(self) -> None:
+    def forget(self, *, count_again: bool) -> None:
+        """Let go of a closed run, and note in it what was lost since."""
+        if count_again:
+            self._try(lambda writer: writer.write_run(self._counters.summary(), ended=True))
         self._writer = None
 
     def _try(self, write: Callable[[RunWriter], object], count: int = 0) -> bool:

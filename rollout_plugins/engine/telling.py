@@ -1,4 +1,4 @@
-"""How errors are told. Where a `required` plugin runs, their own text is not: it may hold what must not leave."""
+"""How errors are shown. Where a `required` plugin runs, without their text: it may hold what must not leave."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _discreet: WeakSet[Any] = WeakSet()
 
 
 def be_discreet(owner: object) -> None:
-    """Tell no exception's text, until `be_open` or the owner is gone."""
+    """Show exceptions without their text, until `be_open` or the owner is gone."""
     _discreet.add(owner)
 
 
 def be_open(owner: object) -> None:
-    """Tell exceptions in full again."""
+    """Show exceptions in full again."""
     _discreet.discard(owner)
 
 
@@ -48,7 +48,7 @@ def _kind_and_place(error: BaseException) -> str:
 
 
 def _without_texts(record: logging.LogRecord) -> bool:
-    """Exceptions in a log line, whoever writes it, are told like all others."""
+    """A filter: exceptions in any log line of ours are shown like all others."""
     if _discreet:
         record.exc_info = record.exc_text = None
         if isinstance(record.args, tuple):

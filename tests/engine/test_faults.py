@@ -69,7 +69,7 @@ def test_an_outage_of_the_disk_costs_its_records_and_says_so_once_at_each_end(sm
     if outage == "full":
         fill(ballast)
     else:
-        for shard in line._writer._shards.values():
+        for shard in line._storage._writer._shards.values():
             shard.close()
             shard._fd = os.open(
                 os.devnull, os.O_RDONLY
