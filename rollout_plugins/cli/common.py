@@ -55,19 +55,19 @@ def add_json(parser: ArgumentParser) -> None:
 
 
 def console() -> Console:
-    """Standard output; into a pipe without colours, and wide enough not to depend on a window."""
+    """Standard output; without colours and in a fixed width when it is a pipe."""
     if sys.stdout.isatty():
         return Console(highlight=False)
     return Console(highlight=False, width=int(os.environ.get("COLUMNS") or PIPE_WIDTH), color_system=None)
 
 
 def say(text: str) -> None:
-    """A line for a person. Nothing in it is obeyed by the terminal."""
+    """A line for a person, with control characters written out."""
     sys.stdout.write(clean(text) + "\n")
 
 
 def note(text: str) -> None:
-    """A line beside the output, for a person."""
+    """A line for a person, on standard error."""
     sys.stderr.write(clean(text) + "\n")
 
 
@@ -134,7 +134,7 @@ def show(renderable: RenderableType, lines: int) -> None:
 
 @contextmanager
 def busy(what: str) -> Iterator[None]:
-    """A spinner beside work that takes a while; nothing when nobody is looking."""
+    """A spinner during long work; nothing unless standard error is a terminal."""
     screen = Console(stderr=True)
     if not screen.is_terminal:
         yield

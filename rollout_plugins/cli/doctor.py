@@ -177,7 +177,7 @@ def folder_checks(path: Path) -> Iterator[Check]:
 
 
 def run_checks(path: Path) -> Iterator[Check]:
-    """What is to be said of the runs that are there already."""
+    """Whether the runs that are there already can be read."""
     from rollout_plugins.store.read import runs
 
     try:

@@ -19,7 +19,7 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", type=Path, default=Path("report.html"), help="the file (default: report.html)"
     )
-    parser.add_argument("--force", action="store_true", help="replace the file even if it is no report")
+    parser.add_argument("--force", action="store_true", help="replace the file even if it is not a report")
     parser.add_argument(
         "--plugin",
         action="append",
@@ -56,7 +56,7 @@ def _size(count: int) -> str:
 
 @contextmanager
 def _progress() -> Iterator[Progress]:
-    """A bar on a terminal; nothing when nobody is looking."""
+    """A progress bar; nothing unless standard error is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 

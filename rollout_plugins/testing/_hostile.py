@@ -1,4 +1,4 @@
-"""What models, tools and datasets have handed over, and what they could: a plugin should bear all of it."""
+"""What models, tools and datasets have produced or might produce; a plugin should survive all of it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _CALLS: dict[str, Any] = {
 
 
 def hostile_rollouts() -> list[Rollout]:
-    """Rollouts that break code which trusts them. Each one's id says what is wrong with it.
+    """Rollouts that break code that trusts them. The id of each says what is wrong with it.
 
         @pytest.mark.parametrize("rollout", hostile_rollouts(), ids=lambda rollout: rollout.id)
         def test_bears_anything(rollout):
@@ -78,7 +78,7 @@ def _asked(function: Any) -> dict[str, Any]:
 
 
 def _shapes() -> Iterator[Rollout]:
-    """Conversations of a form nobody expects."""
+    """Conversations of unexpected form."""
     yield make_rollout(id="nothing-said", prompt=(), completion=())
     yield make_rollout(id="messages-are-no-dicts", completion=(None, "text", 7, ["role", "user"]))
     yield make_rollout(id="message-without-role", completion=({"content": "who said it?"},))
@@ -92,7 +92,7 @@ def _shapes() -> Iterator[Rollout]:
 
 
 def _numbers() -> Iterator[Rollout]:
-    """Scores that arithmetic does not survive."""
+    """Scores that break arithmetic."""
     yield make_rollout(id="no-rewards", rewards={}, reward=None, advantage=None)
     yield make_rollout(id="reward-is-none", rewards={"correct": None, "brief": 0.0}, reward=None)
     yield make_rollout(id="reward-is-nan", reward=float("nan"), advantage=float("nan"))
@@ -122,7 +122,7 @@ def _values() -> Iterator[Rollout]:
 
 
 class _Hostile:
-    """Objects to being looked at."""
+    """Raises when it is printed or compared."""
 
     def __repr__(self) -> str:
         raise RuntimeError("has no repr")

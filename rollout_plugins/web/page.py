@@ -103,4 +103,4 @@ def _check_ours(path: Path) -> None:
         return
     with path.open("rb") as file:
         if _OURS not in file.read(_HEAD):
-            raise RunError(f"{path} exists and is no report; name another file with -o, or replace it with --force")
+            raise RunError(f"{path} exists and is not a report; name another file with -o, or replace it with --force")

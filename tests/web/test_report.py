@@ -318,7 +318,7 @@ def test_the_same_run_gives_the_same_page(shop, monkeypatch):
 def test_another_file_is_not_replaced_without_saying_so(shop, tmp_path):
     mine = tmp_path / "report.html"
     mine.write_text("<!doctype html><p>my own notes")
-    with pytest.raises(RunError, match=r"is no report.*--force"):
+    with pytest.raises(RunError, match=r"is not a report.*--force"):
         write_report(open_run(shop), mine)
     assert "my own notes" in mine.read_text()
     write_report(open_run(shop), mine, force=True)
