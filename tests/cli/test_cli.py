@@ -323,7 +323,7 @@ def test_diff_shows_what_changed_on_the_same_prompts(rollouts, tmp_path):
     assert code == 0
     assert "2 prompts in both (2 and 3); reward 0.5 → 1.0; 1 better, 0 worse" in out
     assert "0.0 → 1.0  +1.0  question 0" in out
-    assert "Answer [-0-]{+9+} of step 1." in out
+    assert "Answer[- 0-]{+ 9+} of step 1." in out
     facts = json.loads(rollouts("diff", a, b, "--json", "--limit", "1")[1])
     assert (facts["shared"], [pair["change"] for pair in facts["prompts"]]) == (2, [1.0])
     assert "no prompt in both" in rollouts("diff", a, b, "--step", "7")[1]
@@ -362,7 +362,7 @@ def test_doctor_of_a_folder_that_is_not_there_yet(rollouts, tmp_path):
 def test_doctor_reports_damage_and_newer_runs(rollouts, run):
     run.files[0].write_bytes(b"torn")
     _, out, _ = rollouts("doctor", run.dir, "--offline")
-    assert "r1\twarn\t001-00000-000000.parquet cannot be read" in out
+    assert "r1\twarn\tdata/train/001-00000-000000.parquet cannot be read" in out
     (run.dir / "run.json").write_text('{"schema": 99}')
     code, out, _ = rollouts("doctor", run.dir, "--offline")
     assert code == 1
