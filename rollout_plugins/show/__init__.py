@@ -1,4 +1,4 @@
-"""What a rollout, its group and its run look like in a terminal; the app and the page draw with it too."""
+"""Drawing for the terminal and the page: what a rollout, its group and its run look like."""
 
 from rollout_plugins.show.chart import render_steps, sparkline
 from rollout_plugins.show.render import render_group, render_rollout, render_rollouts

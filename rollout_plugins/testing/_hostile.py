@@ -61,20 +61,20 @@ def hostile_rollouts() -> list[Rollout]:
     """
     return [
         *(make_rollout(id=name, completion=text) for name, text in _TEXTS.items()),
-        *(make_rollout(id=name, completion=[_said(deepcopy(content))]) for name, content in _CONTENTS.items()),
-        *(make_rollout(id=name, completion=[_asked(deepcopy(function))]) for name, function in _CALLS.items()),
+        *(make_rollout(id=name, completion=[_message(deepcopy(content))]) for name, content in _CONTENTS.items()),
+        *(make_rollout(id=name, completion=[_calling(deepcopy(function))]) for name, function in _CALLS.items()),
         *_shapes(),
         *_numbers(),
         *_values(),
     ]
 
 
-def _said(content: Any) -> dict[str, Any]:
+def _message(content: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": content}
 
 
-def _asked(function: Any) -> dict[str, Any]:
-    return {**_said(None), "tool_calls": [{"id": "1", "type": "function", "function": function}]}
+def _calling(function: Any) -> dict[str, Any]:
+    return {**_message(None), "tool_calls": [{"id": "1", "type": "function", "function": function}]}
 
 
 def _shapes() -> Iterator[Rollout]:
@@ -84,8 +84,8 @@ def _shapes() -> Iterator[Rollout]:
     yield make_rollout(id="message-without-role", completion=({"content": "who said it?"},))
     yield make_rollout(id="role-is-no-text", completion=({"role": 3, "content": "x"},))
     yield make_rollout(id="result-without-call", completion=({"role": "tool", "content": "42"},))
-    yield make_rollout(id="calls-are-no-list", completion=({**_said("x"), "tool_calls": {"name": "multiply"}},))
-    yield make_rollout(id="many-turns", completion=[_said(str(turn)) for turn in range(500)])
+    yield make_rollout(id="calls-are-no-list", completion=({**_message("x"), "tool_calls": {"name": "multiply"}},))
+    yield make_rollout(id="many-turns", completion=[_message(str(turn)) for turn in range(500)])
     yield make_rollout(id="bare-call", tool_calls=(ToolCall(name=None, arguments=None),))
     yield make_rollout(id="call-points-nowhere", tool_calls=(ToolCall(name="f", arguments={}, turn=99, reply=-5),))
     yield make_rollout(id="failed", completion=(), error="RuntimeError: out of memory", finish="error")

@@ -218,7 +218,7 @@ class RolloutsPage(RolloutActions):
                 self.query_one(Grid).put(event.start, texts)
 
         self.job(partial(page.rows, names), put, group=f"rows {event.start}")
-        self.job(partial(_said, page), say, group=f"texts {event.start}")
+        self.job(partial(_answers, page), say, group=f"texts {event.start}")
 
     # The one under the cursor
 
@@ -333,7 +333,7 @@ class RolloutsPage(RolloutActions):
             super().action_back()
 
 
-def _said(page: Matches) -> list[Mapping[str, Any] | None]:
+def _answers(page: Matches) -> list[Mapping[str, Any] | None]:
     """Each rollout's answer, in one line."""
     texts = {rollout.id: one_line(completion_text(rollout), 200) for rollout in page.rollouts()}
     ids = [row["id"] if row else None for row in page.rows(["id"])]
