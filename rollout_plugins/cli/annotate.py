@@ -56,9 +56,9 @@ def _parquet(path: Path) -> Iterator[dict[str, Any]]:
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(path, partitioning=None)  # `key=value` in its path is no column
+        table = pq.read_table(path, partitioning=None)  # `key=value` in its path is not a column
     except pa.ArrowException as error:
-        raise RunError(f"{path} is no Parquet file: {error}") from error
+        raise RunError(f"{path} is not a Parquet file: {error}") from error
     yield from table.to_pylist()
 
 
@@ -69,7 +69,7 @@ def _csv(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _typed(text: str | None) -> Any:
-    """CSV holds text; numbers and true or false are meant as such, and nothing as nothing."""
+    """CSV holds text: read numbers, true and false as such, and an empty cell as None."""
     if not text:
         return None
     try:
@@ -89,4 +89,4 @@ def _json_lines(file: TextIO, name: str) -> Iterator[dict[str, Any]]:
             try:
                 yield json.loads(line)
             except ValueError as error:
-                raise RunError(f"line {number} of {name} is no JSON: {error}; nothing was written") from error
+                raise RunError(f"line {number} of {name} is not JSON: {error}; nothing was written") from error

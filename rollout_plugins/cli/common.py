@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import orjson
+from rich import box
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.table import Table
@@ -55,19 +56,19 @@ def add_json(parser: ArgumentParser) -> None:
 
 
 def console() -> Console:
-    """Standard output; into a pipe without colours, and wide enough not to depend on a window."""
+    """Standard output; without colours and in a fixed width when it is a pipe."""
     if sys.stdout.isatty():
         return Console(highlight=False)
     return Console(highlight=False, width=int(os.environ.get("COLUMNS") or PIPE_WIDTH), color_system=None)
 
 
 def say(text: str) -> None:
-    """A line for a person. Nothing in it is obeyed by the terminal."""
+    """A line for a person, with control characters written out."""
     sys.stdout.write(clean(text) + "\n")
 
 
 def note(text: str) -> None:
-    """A line beside the output, for a person."""
+    """A line for a person, on standard error."""
     sys.stderr.write(clean(text) + "\n")
 
 
@@ -80,27 +81,26 @@ def print_json(value: Any) -> None:
     write_json(sys.stdout, text.decode() + "\n")
 
 
-def print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None) -> None:
-    """A table for a person; tab-separated lines with a header for a pipe."""
+def print_table(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None, *, spare: Sequence[str] = ()
+) -> None:
+    """A table for a person, see `table_of`; tab-separated lines with a header for a pipe."""
     names = list(columns if columns is not None else rows[0] if rows else ())
     if sys.stdout.isatty():
-        show(table_of(rows, names), len(rows) + 3)
+        show(table_of(rows, names, width=console().width, spare=spare), len(rows) + 3)
         return
     lines = [names, *([cell(row.get(name), None) for name in names] for row in rows)]
     sys.stdout.write("".join("\t".join(one_line(text, 10_000_000) for text in line) + "\n" for line in lines))
 
 
 def table_of(
-    rows: Sequence[Mapping[str, Any]], names: Sequence[str], *, width: int = 0, spare: Sequence[str] = ()
+    rows: Sequence[Mapping[str, Any]], names: Sequence[str], *, width: int, spare: Sequence[str] = ()
 ) -> Table:
-    """A table for a person. `spare`: columns to leave out, first ones first, as long as `width` does not hold all."""
-    from rich import box
-    from rich.table import Table
-
+    """A table for a person. `spare`: columns to leave out, one after the other, until the rest fits the width."""
     cells = {name: [cell(row.get(name), 200) for row in rows] for name in names}
     needs = {name: max(map(cell_len, (name, *texts)), default=0) + 3 for name, texts in cells.items()}
     for name in spare:
-        if width and sum(needs[name] for name in cells) > width:
+        if sum(needs[name] for name in cells) > width:
             cells.pop(name, None)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in cells:
@@ -134,7 +134,7 @@ def show(renderable: RenderableType, lines: int) -> None:
 
 @contextmanager
 def busy(what: str) -> Iterator[None]:
-    """A spinner beside work that takes a while; nothing when nobody is looking."""
+    """A spinner during long work; nothing unless standard error is a terminal."""
     screen = Console(stderr=True)
     if not screen.is_terminal:
         yield

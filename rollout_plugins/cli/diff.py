@@ -90,10 +90,10 @@ def _summary(a: dict[str, Any], b: dict[str, Any], shared: list[dict[str, Any]])
 
 def _with_texts(pair: dict[str, Any], first: StoredRun, second: StoredRun) -> dict[str, Any]:
     a, b = first.get(pair["id_a"]), second.get(pair["id_b"])
-    return {**pair, "prompt": prompt_text(a), "text_a": _said(a), "text_b": _said(b)}
+    return {**pair, "prompt": prompt_text(a), "text_a": _written(a), "text_b": _written(b)}
 
 
-def _said(rollout: Rollout) -> str:
+def _written(rollout: Rollout) -> str:
     """What the model wrote, calls included."""
     calls = [f"→ {call_text(call)}" for call in rollout.tool_calls]
     return "\n".join(part for part in (*calls, completion_text(rollout).strip()) if part)

@@ -14,7 +14,10 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from rollout_plugins.cli.common import add_json, busy, console, print_json, print_table, show, table_of
+from rich.table import Table
+from rich.text import Text
+
+from rollout_plugins.cli.common import add_json, busy, console, print_json, print_table
 from rollout_plugins.errors import RolloutPluginsError
 
 DISTRIBUTION = "rollout-plugins"
@@ -73,9 +76,6 @@ def _print(found: list[Check]) -> None:
     if not sys.stdout.isatty():
         print_table([vars(check) for check in found])
         return
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table.grid(padding=(0, 2))
     for check in found:
         said = Text(check.found)
@@ -86,10 +86,7 @@ def _print(found: list[Check]) -> None:
 
 
 def _print_templates(templates: list[dict[str, object]]) -> None:
-    if sys.stdout.isatty():
-        show(table_of(templates, COLUMNS), len(templates) + 3)
-    else:
-        print_table(templates, COLUMNS)
+    print_table(templates, COLUMNS)
     for row in templates:
         todo = row["do"]
         for advice in todo if isinstance(todo, list) else []:
@@ -177,7 +174,7 @@ def folder_checks(path: Path) -> Iterator[Check]:
 
 
 def run_checks(path: Path) -> Iterator[Check]:
-    """What is to be said of the runs that are there already."""
+    """Whether the runs that are there already can be read."""
     from rollout_plugins.store.read import runs
 
     try:

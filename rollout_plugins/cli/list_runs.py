@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from rollout_plugins.cli.common import add_json, busy, console, note, print_json, print_table, show, table_of
+from rollout_plugins.cli.common import add_json, busy, note, print_json, print_table
 from rollout_plugins.show import sparkline
 from rollout_plugins.show.text import evenly, local_time
 from rollout_plugins.store.read import StoredRun, runs
@@ -29,10 +28,7 @@ def run(options: Namespace) -> None:
     shown = [{name: value for name, value in facts.items() if name not in {"damaged", "attempts"}} for facts in found]
     if not any(facts["drops"] for facts in found):
         shown = [{name: value for name, value in facts.items() if name != "drops"} for facts in shown]
-    if sys.stdout.isatty():
-        show(table_of(shown, list(shown[0]), width=console().width, spare=SPARE), len(shown) + 3)
-    else:
-        print_table(shown)
+    print_table(shown, spare=SPARE)
     for facts in found:
         for name, reason in facts["damaged"].items():
             note(f"{facts['folder']}: {name} cannot be read: {reason}")

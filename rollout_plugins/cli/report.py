@@ -56,7 +56,7 @@ def _size(count: int) -> str:
 
 @contextmanager
 def _progress() -> Iterator[Progress]:
-    """A bar on a terminal; nothing when nobody is looking."""
+    """A progress bar; nothing unless standard error is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
-from dataclasses import fields
 from typing import Any
 
 from rich.console import Group
@@ -15,8 +14,8 @@ from rollout_plugins.cli.common import RUN, add_filters, add_json, busy, console
 from rollout_plugins.content.plain import write_json
 from rollout_plugins.errors import RunError
 from rollout_plugins.show import render_group, render_rollouts
-from rollout_plugins.store.codec import encode
 from rollout_plugins.store.read import StoredRun, open_run
+from rollout_plugins.view.saving import as_json
 
 LIMIT = 10
 LINES = 40
@@ -49,9 +48,7 @@ def run(options: Namespace) -> None:
         note(f"{name} cannot be read and is left out: {reason}")
     if options.json:
         for _, rollout in found:
-            write_json(
-                sys.stdout, encode({field.name: getattr(rollout, field.name) for field in fields(rollout)}) + "\n"
-            )
+            write_json(sys.stdout, as_json(rollout))
     elif not found:
         note("no rollouts match" if len(stored) else f"{stored.dir} has no rollouts yet")
     else:

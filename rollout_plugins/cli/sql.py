@@ -44,7 +44,7 @@ def run(options: Namespace) -> None:
 
 
 def _shown(value: Any) -> Any:
-    """On a terminal nothing in it is obeyed either."""
+    """On a terminal, also with control characters written out."""
     return clean(str(_harmless(value))) if value is not None else None
 
 

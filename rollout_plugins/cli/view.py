@@ -42,7 +42,7 @@ def run(options: Namespace) -> None:
         if options.id is not None:
             stored.get(options.id)
         elif filters:
-            stored.find(**{**filters, "search": None, "limit": 0})  # what is wrong with them is said here
+            stored.find(**{**filters, "search": None, "limit": 0})  # raises if they are wrong, before the screen opens
         view(
             stored,
             filters=filters,

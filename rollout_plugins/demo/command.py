@@ -113,7 +113,7 @@ def next_commands(out: Path) -> list[str]:
 
 @contextmanager
 def _progress(console: Console, steps: int) -> Iterator[OnStep]:
-    """A bar with the reward on it, or a line now and then when nobody is watching."""
+    """A bar with the reward on it; into a pipe, a line now and then."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

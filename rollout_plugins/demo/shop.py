@@ -26,7 +26,7 @@ PRICES = {
 }
 AMOUNTS = range(2, 13)
 WORDINGS = ("How much are {n} {item}?", "What is the price of {n} {item}?", "I buy {n} {item}. What is the total?")
-MALFORMED = "<tool_call>"  # left in the text of a message when what followed was no call
+MALFORMED = "<tool_call>"  # stays in a message's text if no valid call follows
 
 
 def price(item: str) -> int:

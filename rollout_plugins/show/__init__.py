@@ -1,4 +1,4 @@
-"""Eyes for the terminal: what a rollout, its group and its run look like; `app` is the viewer."""
+"""Drawing for the terminal and the page: what a rollout, its group and its run look like."""
 
 from rollout_plugins.show.chart import render_steps, sparkline
 from rollout_plugins.show.render import render_group, render_rollout, render_rollouts

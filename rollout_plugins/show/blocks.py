@@ -17,7 +17,7 @@ from rollout_plugins.show.text import clean, omitted
 
 Cells = list[tuple[str, str | Style]]
 Spans = Sequence[tuple[str, str | Style]]
-#: Characters of which a block shows the beginning alone until it is unfolded, whatever it is.
+#: A block longer than this many characters shows only its beginning until it is unfolded.
 HUGE = 20_000
 _HUGE_ROWS = 40
 
@@ -35,7 +35,7 @@ class Row(NamedTuple):
 
 @dataclass(slots=True)
 class Block:
-    """A part of what is shown: a message, a call, a table, a picture. Its text is clean."""
+    """A message, a call, a table, a picture. Its text is clean."""
 
     kind: str
     """What it is folded with: `system`, `user`, `assistant`, `tool`, `reasoning`, `facts`, …"""
@@ -43,18 +43,18 @@ class Block:
     label: str = ""
     """Who speaks; written beside the first row."""
     turn: int = -1
-    """Number of the turn it belongs to; -1 for what stands beside the conversation."""
+    """The turn it belongs to; -1 if it belongs to none."""
     least: int | None = None
-    """Rows it has while it is folded; None for one that does not fold."""
+    """Rows it has while it is folded; None if it does not fold."""
     short: str = ""
-    """What stands for it while it is folded, where its beginning would say little."""
+    """Shown instead of its beginning while it is folded."""
     gap: bool = False
     """An empty row above it."""
     folded: bool = True
     image: Any = None
     """The image it shows."""
     drawn: Callable[[int], list[Cells]] | None = None
-    """Makes the rows for a width, for what is no text."""
+    """Draws the rows for a width; for pictures and other blocks without text."""
     _rows: tuple[Any, list[Cells]] = field(default=((), []), repr=False)
 
     @property

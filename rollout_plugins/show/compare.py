@@ -13,7 +13,7 @@ from rollout_plugins.show.conversation import Conversation, Turn
 
 Kind = Literal["same", "added", "removed"]
 Change = tuple[Kind, str]
-#: Pieces of which a difference is worked out; it costs their square.
+#: The most words or lines to compare: the cost grows with their square.
 _MOST = 2000
 _WORD = re.compile(r"\s*\S+|\s+\Z")
 _LINE = re.compile(r"[^\n]*\n|[^\n]+\Z")
@@ -52,7 +52,7 @@ def _untimed(turn: Turn | None) -> Turn | None:
 
 
 def words(before: str, after: str) -> list[Change]:
-    """What was kept, added and removed, word by word; line by line, and then as a whole, for what is very long."""
+    """What was kept, added and removed: by words, by lines if that is too many, else as a whole."""
     for pattern in (_WORD, _LINE):
         old, new = pattern.findall(before), pattern.findall(after)
         head = _alike(old, new)

@@ -36,7 +36,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """The facts and the turns that are shown. Values are as they came: the renderer distrusts them."""
+    """The facts and the turns that are shown. Values are unchecked: the renderer does not trust them."""
 
     id: Any = ""
     split: Any = None
@@ -127,7 +127,7 @@ def _turns(messages: Sequence[Any], calls: Mapping[int, list[ToolCall]], *, plac
 
 
 def _recorded(messages: Sequence[Any], records: Iterable[Any]) -> dict[int, list[ToolCall]]:
-    """Calls by message, with the outcomes the rollout recorded; what it recorded nowhere comes last."""
+    """Calls by message, with the outcomes the rollout recorded; calls that match no message come last."""
     known = [record for record in records if isinstance(record, ToolCall)]
     places = {(call.turn, call.position): call for call in known if _place(call, len(messages))}
     calls: dict[int, list[ToolCall]] = {}

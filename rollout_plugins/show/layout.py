@@ -19,10 +19,10 @@ STYLES = {"system": "magenta", "developer": "magenta", "user": "blue", "assistan
 _SHORT = {"system": "sys", "developer": "dev", "user": "user", "assistant": "asst", "tool": "tool", "columns": "row"}
 _OUTCOMES = {"ok": "", "error": "red", "unknown": "red", "not_run": "yellow"}
 _BARE = {"error": "failed", "unknown": "no such tool", "not_run": "not run"}
-#: Rows that a piece gets before another one is left out, by what it is.
+#: Rows that each kind of piece gets before another piece is left out.
 _FAIR = {"said": 3, "call": 2, "thought": 2, "system": 1, "given": 1}
 _SYSTEM = frozenset({"system", "developer"})
-#: Lines below which the dataset row goes where not all fits, so that the answer has room.
+#: With fewer lines than this the dataset row is left out, so that the answer has room.
 _ROOMY = 12
 # Text.wrap asks for a console, though it only justifies with it.
 CONSOLE = Console(file=io.StringIO(), width=80, color_system=None)
@@ -116,7 +116,7 @@ def body_rows(view: Conversation, layout: Layout) -> list[Text]:
         return _labelled(pieces, [piece.need for piece in pieces], layout)
     if not skipped and sum(piece.fair for piece in pieces) <= layout.lines:
         return _labelled(pieces, _shares(pieces, layout.lines), layout)
-    # The system prompt is the same everywhere: the first thing to do without, and next the dataset row.
+    # The system prompt is the same everywhere, so it goes first; next goes the dataset row.
     spared = {"system"} if layout.lines >= _ROOMY else {"system", "given"}
     pieces, lines = [piece for piece in pieces if piece.kind not in spared] or pieces, layout.lines - 1
     first, last = _kept(pieces, lines)
@@ -140,7 +140,7 @@ def _kept(pieces: Sequence[Piece], lines: int) -> tuple[int, int]:
 
 
 def _shares(pieces: Sequence[Piece], lines: int) -> list[int]:
-    """Rows for each piece. The system prompt is the same everywhere, so that it gets what the others leave."""
+    """Rows for each piece. The system prompt, the same everywhere, gets what the others leave."""
     shares = fill([piece.fair if piece.kind == "system" else piece.need for piece in pieces], lines)
     left = lines - sum(shares)
     for place, piece in enumerate(pieces):

@@ -58,7 +58,7 @@ def render_rollouts(sources: Sequence[tuple[str, Source]], *, width: int = 80, m
 def _rollout_rows(source: Source, title: str, width: int, max_lines: int | None) -> list[Text]:
     try:
         rows = _rows(conversation(source), title, width, max_lines)
-    except Exception as error:  # the net under everything a model or a plugin can come up with
+    except Exception as error:  # last resort, whatever a model or a plugin came up with
         rows = [Text(f"{title} this rollout could not be shown: {type(error).__name__}".strip(), style="red")]
     return rows if max_lines is None else rows[: max(max_lines, 0)]
 
@@ -66,7 +66,7 @@ def _rollout_rows(source: Source, title: str, width: int, max_lines: int | None)
 def render_group(sources: Sequence[Source], *, width: int = 80, max_lines: int | None = 24) -> Group:
     """Answers to one prompt side by side, best first, under the prompt they share.
 
-    Where the width has no room for all, the best, the worst and some between are shown, and the rest is counted.
+    If they do not all fit, the best, the worst and some in between are shown, and the summary says how many there are.
     """
     try:
         rows = _group_rows([conversation(source) for source in sources], max(width, 1), max_lines)

@@ -19,7 +19,7 @@ from rollout_plugins.show.layout import content_text, image_of, outcome_of, spli
 from rollout_plugins.show.render import header
 from rollout_plugins.show.text import clean, duration, local_time, number, one_line, readable
 
-#: Rows that a block has while it is folded, by what it is; what is not named here is shown whole.
+#: Rows of a folded block by kind; kinds that are not listed do not fold.
 LEAST = {"system": 2, "developer": 2, "user": 20, "tool": 8, "reasoning": 6, "call": 8}
 _FACTS = "facts"
 

@@ -1,7 +1,7 @@
 """Hostile text and odd numbers, made safe and short for a terminal. Nothing here raises, whatever it is given.
 
 Model output may hold escape sequences that repaint the screen, marks that reverse the reading order and half
-characters that no encoder takes. They are shown, not obeyed: `clean` is the one door to the screen.
+characters that no encoder takes. `clean` spells them out; everything that reaches a screen goes through it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def readable(value: Any) -> str:
     """Any value as raw text, content blocks included; its type's name when it cannot be read."""
     try:
         return text_of(value)
-    except Exception:  # hostile __str__, __iter__, cycles: the name of the type is what is left to show
+    except Exception:  # a hostile __str__ or __iter__, or a cycle
         return f"<{type(value).__name__}>"
 
 
@@ -84,7 +84,7 @@ def evenly(values: Sequence[T], count: int) -> list[T]:
     """At most `count` of the values: the first, the last, and evenly between them."""
     if len(values) <= count or count < 2:
         return list(values[:count])
-    return [values[place * (len(values) - 1) // (count - 1)] for place in range(count)]
+    return [values[round(place * (len(values) - 1) / (count - 1))] for place in range(count)]
 
 
 def number(value: Any) -> str:
@@ -110,7 +110,7 @@ def count(things: int, noun: str) -> str:
 
 
 def signed(value: Any) -> str:
-    """An advantage: like `number`, with a plus in front of what is above zero."""
+    """An advantage: like `number`, with a plus sign if it is positive."""
     text = number(value)
     real = finite(value)
     return f"+{text}" if real is not None and real > 0 else text

@@ -1,4 +1,4 @@
-"""Whether plugins begin anew with each run, as a script that trains twice in one process needs it."""
+"""Whether plugins start afresh with each run, as a script that trains twice in one process needs."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def run_again(
 
 
 def _kept(run: Run, folder: str) -> Run:
-    """In a folder of its own: what a plugin finds there again it may know."""
+    """In a folder of its own, so that what plugins keep there is not shared."""
     return replace(run, dir=str(Path(folder, f"{run.id}-{run.attempt}")))
 
 

@@ -1,4 +1,4 @@
-"""What models, tools and datasets have handed over, and what they could: a plugin should bear all of it."""
+"""What models, tools and datasets have produced or might produce; a plugin should survive all of it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _CALLS: dict[str, Any] = {
 
 
 def hostile_rollouts() -> list[Rollout]:
-    """Rollouts that break code which trusts them. Each one's id says what is wrong with it.
+    """Rollouts that break code that trusts them. The id of each says what is wrong with it.
 
         @pytest.mark.parametrize("rollout", hostile_rollouts(), ids=lambda rollout: rollout.id)
         def test_bears_anything(rollout):
@@ -61,38 +61,38 @@ def hostile_rollouts() -> list[Rollout]:
     """
     return [
         *(make_rollout(id=name, completion=text) for name, text in _TEXTS.items()),
-        *(make_rollout(id=name, completion=[_said(deepcopy(content))]) for name, content in _CONTENTS.items()),
-        *(make_rollout(id=name, completion=[_asked(deepcopy(function))]) for name, function in _CALLS.items()),
+        *(make_rollout(id=name, completion=[_message(deepcopy(content))]) for name, content in _CONTENTS.items()),
+        *(make_rollout(id=name, completion=[_calling(deepcopy(function))]) for name, function in _CALLS.items()),
         *_shapes(),
         *_numbers(),
         *_values(),
     ]
 
 
-def _said(content: Any) -> dict[str, Any]:
+def _message(content: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": content}
 
 
-def _asked(function: Any) -> dict[str, Any]:
-    return {**_said(None), "tool_calls": [{"id": "1", "type": "function", "function": function}]}
+def _calling(function: Any) -> dict[str, Any]:
+    return {**_message(None), "tool_calls": [{"id": "1", "type": "function", "function": function}]}
 
 
 def _shapes() -> Iterator[Rollout]:
-    """Conversations of a form nobody expects."""
+    """Conversations of unexpected form."""
     yield make_rollout(id="nothing-said", prompt=(), completion=())
     yield make_rollout(id="messages-are-no-dicts", completion=(None, "text", 7, ["role", "user"]))
     yield make_rollout(id="message-without-role", completion=({"content": "who said it?"},))
     yield make_rollout(id="role-is-no-text", completion=({"role": 3, "content": "x"},))
     yield make_rollout(id="result-without-call", completion=({"role": "tool", "content": "42"},))
-    yield make_rollout(id="calls-are-no-list", completion=({**_said("x"), "tool_calls": {"name": "multiply"}},))
-    yield make_rollout(id="many-turns", completion=[_said(str(turn)) for turn in range(500)])
+    yield make_rollout(id="calls-are-no-list", completion=({**_message("x"), "tool_calls": {"name": "multiply"}},))
+    yield make_rollout(id="many-turns", completion=[_message(str(turn)) for turn in range(500)])
     yield make_rollout(id="bare-call", tool_calls=(ToolCall(name=None, arguments=None),))
     yield make_rollout(id="call-points-nowhere", tool_calls=(ToolCall(name="f", arguments={}, turn=99, reply=-5),))
     yield make_rollout(id="failed", completion=(), error="RuntimeError: out of memory", finish="error")
 
 
 def _numbers() -> Iterator[Rollout]:
-    """Scores that arithmetic does not survive."""
+    """Scores that break arithmetic."""
     yield make_rollout(id="no-rewards", rewards={}, reward=None, advantage=None)
     yield make_rollout(id="reward-is-none", rewards={"correct": None, "brief": 0.0}, reward=None)
     yield make_rollout(id="reward-is-nan", reward=float("nan"), advantage=float("nan"))
@@ -122,7 +122,7 @@ def _values() -> Iterator[Rollout]:
 
 
 class _Hostile:
-    """Objects to being looked at."""
+    """Raises when it is printed or compared."""
 
     def __repr__(self) -> str:
         raise RuntimeError("has no repr")

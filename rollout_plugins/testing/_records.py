@@ -69,7 +69,7 @@ def _rewards(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def make_step(**fields: Any) -> Step:
-    """The first training step of one process, unless told otherwise."""
+    """By default, the first training step of one process."""
     return Step(**{"step": 1, **fields})
 
 

@@ -33,7 +33,7 @@ class PluginError:
     hook: str
     """Where."""
     error: BaseException
-    """What it raised, or what is wrong with what it returned."""
+    """What it raised, or what is wrong with its result."""
 
     def __str__(self) -> str:
         return f"in {self.hook} of plugin {self.plugin!r}"

@@ -47,8 +47,8 @@ def scripted_grpo(
         script: texts the model writes. With tools, those of all completions' first turns come first, then the next
             turns of the ones that called a tool; `call("multiply", a=6, b=7)` writes a call.
         tools: functions with docstrings in Google's style, as TRL wants them.
-        rewards: reward functions; 0 and 1 in turn unless told.
-        dataset: training rows; eight short questions unless told.
+        rewards: reward functions; by default 0 and 1 in turn.
+        dataset: training rows; by default eight short questions.
         config: options of `GRPOConfig`, for example `max_steps=3`.
     """
     need("torch", "demo")

@@ -58,7 +58,7 @@ class Viewer(App[None]):
     ) -> None:
         """`panels`: what plugins show of a rollout; asked on a worker's thread.
 
-        `stats`: gives the run's numbers the first time, for a caller who asked for them early.
+        `stats`: returns the run's numbers the first time, if the caller has started to read them.
         """
         super().__init__()
         self.animation_level = "none"  # nothing moves by itself: over ssh each frame costs
@@ -93,7 +93,7 @@ class Viewer(App[None]):
         return bool(attempts) and all(one.get("ended") for one in attempts if one["attempt"] == last)
 
     def state(self) -> list[tuple[str, str]]:
-        """A word on whether the run is still going, and on what is wrong with it."""
+        """Whether the run is still going, and how much of it was dropped or is damaged."""
         facts = []
         if not self.ended:
             fresh = time.time() - max((changed for _, changed, _ in self._seen), default=0.0) < _FRESH
@@ -146,7 +146,7 @@ class Viewer(App[None]):
         self.call_later(partial(self.notify, one_line(text, 400), severity="error", markup=False))
 
     def look_again(self) -> None:
-        """Read the run again, whatever it is."""
+        """Read the run again, even if nothing seems to have changed."""
         self.stored.refresh()
         self._renew()
 

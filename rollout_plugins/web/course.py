@@ -1,4 +1,4 @@
-"""What the run was, and its course: from all of its rollouts, not only from those in the page."""
+"""The run's facts and its numbers by step, from all of its rollouts, not only those in the page."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LEAST, _MOST = ("reward_min",), ("reward_max", "completion_tokens_max")
 
 
 def about(run: StoredRun, texts: Texts) -> dict[str, Any]:
-    """The run's facts; the folder it lies in stays behind when the page is sent on."""
+    """The run's facts, without its folder: the page may be sent to others."""
     info = run.info
     return {
         "id": clean(str(info.id)),

@@ -21,13 +21,13 @@ from rollout_plugins.web.records import Records
 PanelsOf = Callable[[Rollout, Run], Sequence[Panel]]
 """What plugins show of a rollout."""
 Progress = Callable[[str, int, int], object]
-"""What is being done, how much of it is, and of how much."""
+"""Called with what is being done, how much of it is done, and the total."""
 
 
 def page_data(run: StoredRun, *, limit: int, panels: PanelsOf, progress: Progress, **filters: Any) -> dict[str, Any]:
     """The page's data; its texts and images stand once and are named by number."""
     if limit < 0:
-        raise RunError(f"limit={limit} is no number of rollouts; give 0 or more")
+        raise RunError(f"limit={limit} is not a number of rollouts; give 0 or more")
     texts, pictures = Texts(), Pictures(run.dir)
     progress("steps", 0, 0)
     steps = run.stats()

@@ -24,7 +24,7 @@ SHORT = 200
 ROOM, AS_IT_IS = 4 * 2**20, 96 * 2**10
 SIDES = (1024, 640, 400, 256, 128, 64)
 _KINDS = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp", "GIF": "image/gif"}
-_SMALLEST = 700  # below this a picture is a smudge
+_SMALLEST = 700  # fewer bytes show nothing
 
 Encoded = tuple[str, bytes]
 """A media type and the file."""
@@ -42,7 +42,7 @@ class Texts:
 
     @property
     def is_full(self) -> bool:
-        """More would only cut what is there already ever shorter."""
+        """Any more text would only cut the others shorter."""
         return self.size > 4 * self._most
 
     def add(self, value: Any) -> int:
@@ -54,7 +54,7 @@ class Texts:
         return number
 
     def scalar(self, value: Any) -> Any:
-        """A number or a short text as it is; else the number of a text. Spelled out where JSON has no word for it."""
+        """A number or a short text as it is; else the number of a text. NaN and infinities are spelled out."""
         if value is None or isinstance(value, bool):
             return value
         if isinstance(value, int) and abs(value) < 2**53:

@@ -146,7 +146,7 @@ def _image_parts(turn: Mapping[str, Any]) -> list[int]:
 
 
 def _written(arguments: Any) -> str:
-    """`name=value` a line, as a person reads arguments; JSON for what has no names."""
+    """Arguments as lines of `name = value`; JSON if they have no names."""
     if isinstance(arguments, Mapping) and arguments:
         return "\n".join(f"{key} = {_value(value)}" for key, value in arguments.items())
     return "" if arguments == {} else compact(arguments)

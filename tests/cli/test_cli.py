@@ -323,7 +323,7 @@ def test_diff_shows_what_changed_on_the_same_prompts(rollouts, tmp_path):
     assert code == 0
     assert "2 prompts in both (2 and 3); reward 0.5 → 1.0; 1 better, 0 worse" in out
     assert "0.0 → 1.0  +1.0  question 0" in out
-    assert "Answer [-0-]{+9+} of step 1." in out
+    assert "Answer[- 0-]{+ 9+} of step 1." in out
     facts = json.loads(rollouts("diff", a, b, "--json", "--limit", "1")[1])
     assert (facts["shared"], [pair["change"] for pair in facts["prompts"]]) == (2, [1.0])
     assert "no prompt in both" in rollouts("diff", a, b, "--step", "7")[1]

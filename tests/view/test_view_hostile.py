@@ -178,7 +178,7 @@ def test_panels_of_plugins_stand_at_their_place_and_inject_nothing(tmp_path):
         path,
         scenario,
         rollout="r1.1.t1.0.0",
-        panels=lambda: Panels([Board(), Broken()], autoload=False),
+        panels=Panels([Board(), Broken()], autoload=False).of,
         size=(100, 50),
     )
 

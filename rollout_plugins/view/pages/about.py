@@ -1,4 +1,4 @@
-"""What is known of the run itself: who made it, what was lost or left out, what cannot be read."""
+"""About the run itself: what made it, what was dropped or left out, what cannot be read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The answers to one prompt side by side: the best one always, the others beside it, and where they part from it."""
+"""The answers to one prompt side by side: always the best one, the others beside it, and where they part from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all screens of the viewer share: a title, a footer, a line to ask on, and work off the screen's thread."""
+"""What all screens share: a title, a footer, a line to type on, and work on other threads."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Page(Screen[None]):
     ]
 
     class Done(Message):
-        """Work is done, and this is to happen on the screen."""
+        """Work is done; `answer` shows it on the screen."""
 
         def __init__(self, worker: Worker[Any], answer: Callable[[], None]) -> None:
             super().__init__()
@@ -84,7 +84,7 @@ class Page(Screen[None]):
         return self.query_one(Ask)
 
     def title_is(self, left: Text, right: Text | str = "") -> None:
-        """Put up the first line: where we are, and at its end how things stand."""
+        """Set the first line: where we are, and at its right end the state of things."""
         end = right if isinstance(right, Text) else Text(right, style="dim")
         room = max(self.app.size.width - 2 - end.cell_len, 10)
         left.truncate(room, overflow="ellipsis", pad=True)
@@ -98,7 +98,7 @@ class Page(Screen[None]):
         group: str,
         failed: Callable[[Exception], None] | None = None,
     ) -> None:
-        """Do work on a thread, and then `done` on the screen's; the same group's work before is given up."""
+        """Do `work` on a thread, then call `done` on the screen's thread. Cancels earlier work of the same group."""
 
         def run() -> None:
             worker = get_current_worker()
@@ -111,7 +111,7 @@ class Page(Screen[None]):
         self.run_worker(run, thread=True, group=group, exclusive=True, exit_on_error=False)
 
     def tell(self, worker: Worker[Any], answer: Callable[[], None]) -> None:
-        """From a worker's thread: let this happen on the screen, unless the work was given up."""
+        """From a worker's thread: call `answer` on the screen's thread, unless the work was cancelled."""
         if not worker.is_cancelled:
             self.post_message(self.Done(worker, answer))
 

@@ -12,7 +12,7 @@ from textual.binding import Binding, BindingType
 from rollout_plugins.view.pages.page import Page
 from rollout_plugins.view.saving import as_markdown, save
 
-#: Characters that every terminal takes into the clipboard at once.
+#: Every terminal accepts this many characters for the clipboard.
 _CLIPBOARD = 74_000
 
 FOLDS: list[BindingType] = [

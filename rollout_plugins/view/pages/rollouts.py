@@ -1,4 +1,4 @@
-"""Rollouts of a step or of the whole run: sorted, filtered and searched; beside them, where there is room, the one."""
+"""Rollouts of a step or of the whole run, to sort, filter and search; on a wide screen one of them beside the list."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class RolloutsPage(RolloutActions):
         self._where: str = self._asked.pop("where", None) or ""
         self._text: str = self._asked.pop("search", None) or ""
         self._given: str | None = self._asked.pop("order", None)
-        """An order of several columns, or of SQL, which the table has no mark for."""
+        """An order by several columns or in SQL, which no column heading can show."""
         self._limit: int | None = self._asked.pop("limit", None)
         self._then = then
         self._found: Matches | None = None
@@ -107,8 +107,8 @@ class RolloutsPage(RolloutActions):
     ) -> None:
         """Find the rollouts, with another filter if one is given, which is kept when the run understands it.
 
-        The cursor stays on its rollout, unless it is to be at the `start`. `again`: the list is the same as before,
-        if longer, and what is on the screen stays until it is read again.
+        The cursor stays on its rollout, unless `start` moves it to the top. `again`: the list is the same as before,
+        or longer, and its rows stay on the screen until they are read again.
         """
         where = self._where if where is None else where
         text, hits = (self._text, self._hits) if text is None else (text, hits)
@@ -133,7 +133,7 @@ class RolloutsPage(RolloutActions):
         self.job(find, arrived, group="find", failed=self._refused)
 
     def _refused(self, error: Exception) -> None:
-        """A filter that is not understood stays where it is typed."""
+        """Show why; a filter that is being typed stays, so that it can be corrected."""
         if self.ask.is_open:
             self.ask.refuse(str(error))
         else:
@@ -182,7 +182,7 @@ class RolloutsPage(RolloutActions):
 
     @on(Ask.Left)
     def _left(self) -> None:
-        """What came while a person typed is shown now."""
+        """Show what arrived in the meantime."""
         self.renew()
 
     def action_reload(self) -> None:
@@ -218,7 +218,7 @@ class RolloutsPage(RolloutActions):
                 self.query_one(Grid).put(event.start, texts)
 
         self.job(partial(page.rows, names), put, group=f"rows {event.start}")
-        self.job(partial(_said, page), say, group=f"texts {event.start}")
+        self.job(partial(_answers, page), say, group=f"texts {event.start}")
 
     # The one under the cursor
 
@@ -314,7 +314,7 @@ class RolloutsPage(RolloutActions):
         self.job(search, searched, group="search", failed=failed)
 
     def _pieces(self) -> list[dict[str, Any]]:
-        """Steps of the run in parts of about the same size, and what has no step."""
+        """The run's steps in parts of about the same size, and the rollouts without a step."""
         stats = self.viewer.stats or self.viewer.stored.stats()
         steps = sorted({row["step"] for row in stats if row["step"] is not None})
         size = max(len(steps) * _PIECE // max(sum(row["rollouts"] for row in stats), 1), 1)
@@ -333,8 +333,8 @@ class RolloutsPage(RolloutActions):
             super().action_back()
 
 
-def _said(page: Matches) -> list[Mapping[str, Any] | None]:
-    """What each rollout answered, in a line."""
+def _answers(page: Matches) -> list[Mapping[str, Any] | None]:
+    """Each rollout's answer, in one line."""
     texts = {rollout.id: one_line(completion_text(rollout), 200) for rollout in page.rollouts()}
     ids = [row["id"] if row else None for row in page.rows(["id"])]
     return [None if one is None else {ANSWER: texts.get(one, "")} for one in ids]

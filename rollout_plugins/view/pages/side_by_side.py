@@ -1,4 +1,4 @@
-"""Rollouts side by side: what the group view and the view through time have in common."""
+"""Rollouts in columns: what the group view and the view over time share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rollout_plugins.view.pages.rollout_actions import FOLDS, RolloutActions
 from rollout_plugins.view.widgets.pager import Pager
 
 LEAST = 34
-"""Cells below which a column says too little."""
+"""The narrowest column that is worth showing."""
 _RULE = " │ "
 
 

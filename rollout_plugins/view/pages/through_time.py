@@ -72,7 +72,7 @@ class TimePage(BesidePage):
         return found, [moments[step] for step in sorted(moments)]
 
     def _answers(self, found: Matches) -> Iterator[tuple[int, int, Any]]:
-        """Place, step and reward of each answer to the prompt; all else is read of those that are shown."""
+        """Place, step and reward of each answer to the prompt; the rest is read only for those that are shown."""
         if all(map(_is_text, self._of.prompt)):
             rows = enumerate(found.rows(["step", "reward"]))
             yield from ((place, row["step"], row["reward"]) for place, row in rows if row)
@@ -177,7 +177,7 @@ class TimePage(BesidePage):
 
 
 def _is_text(message: Any) -> bool:
-    """Whether its text is all there is to a message."""
+    """Whether the message is nothing but text."""
     return isinstance(message, Mapping) and set(message) == {"role", "content"} and isinstance(message["content"], str)
 
 

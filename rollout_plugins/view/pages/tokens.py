@@ -1,4 +1,4 @@
-"""The tokens of a rollout, coloured by what the sampler thought of them or by what is trained."""
+"""The tokens of a rollout, coloured by probability or by whether they are trained on."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def token_blocks(tokens: Tokens, colouring: str, decode: Decode | None) -> Itera
     text = decode or _id
     yield Block("head", list(_legend(tokens, colouring)))
     if decode is None:
-        yield Block("head", [("token ids: the run's model is no folder with a tokenizer.json here", "dim")])
+        yield Block(
+            "head", [("token ids: the run's model is not a folder with a tokenizer.json on this machine", "dim")]
+        )
     styles = _styles(tokens, colouring)
     spans = [(clean(text(one)), style) for one, style in zip(tokens.completion or (), styles, strict=False)]
     yield Block("tokens", spans or [("(none)", "dim")], label="completion", turn=0, gap=True)
@@ -71,7 +73,7 @@ def _summary(logprobs: Sequence[Any]) -> str:
 
 
 def _styles(tokens: Tokens, colouring: str) -> Iterator[str]:
-    """One for each completion token; what is not known is dim."""
+    """One for each completion token; dim where the value is unknown."""
     count = len(tokens.completion or ())
     sampler, trainer, mask = (_filled(one, count) for one in (tokens.logprobs, tokens.trainer_logprobs, tokens.mask))
     for one, other, trained in zip(sampler, trainer, mask, strict=True):

@@ -1,4 +1,4 @@
-"""One line at the foot of the screen where a person types a filter or a text; what is wrong with it stands above."""
+"""A line at the bottom of the screen to type a filter or a text into; errors are shown above it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WORD = re.compile(r"[\w./]+\Z")
 
 
 class Ask(Vertical):
-    """Hidden until it is opened; keeps what was typed when that is refused."""
+    """Hidden until it is opened. Keeps the text that was typed if it is refused."""
 
     DEFAULT_CSS = """
     Ask { display: none; height: auto; background: $panel; }
@@ -39,7 +39,7 @@ class Ask(Vertical):
     ]
 
     class Left(Message):
-        """The person thought better of it."""
+        """The person left without submitting."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Ask(Vertical):
         return self.has_class("-open")
 
     def refuse(self, why: str) -> None:
-        """Say what is wrong with what was typed, and let it be changed."""
+        """Say what is wrong, and leave the text to be corrected."""
         self._say(why, wrong=True)
 
     def close(self) -> None:
@@ -96,7 +96,7 @@ class Ask(Vertical):
 
     @on(Input.Changed)
     def _hinted(self, event: Input.Changed) -> None:
-        """Names that go on from the word before the cursor."""
+        """Show the names that contain the word before the cursor."""
         event.stop()
         word = _WORD.search(event.value)
         near = [name for name in self._completions if word and word[0].casefold() in name.casefold()]

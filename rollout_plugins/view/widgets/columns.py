@@ -9,7 +9,7 @@ from typing import Any
 from rollout_plugins.show.text import MISSING, finite, number, one_line, signed, tone
 
 ANSWER = " said"
-"""The column of what was answered; no column of the run, so that nothing is sorted by it."""
+"""The column with the answer. It is not a column of the run, so nothing can be sorted by it."""
 _BAR = 12
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 Shown = tuple[str, str]

@@ -73,14 +73,14 @@ class Grid(ScrollView, can_focus=True):
         self.order: tuple[str, bool] | None = None
         """Column and whether it goes down; None for the order in which the rows come."""
         self.empty = ""
-        """What stands where there are no rows."""
+        """Shown when there are no rows."""
         self._rows: dict[int, Mapping[str, Any] | None] = {}
         self._cells: dict[int, list[Shown]] = {}
         self._widths: list[int] = []
         self._asked: set[int] = set()
 
     def set_columns(self, columns: Sequence[Column]) -> None:
-        """Show these columns; the one that is chosen stays it, and their widths stay, where they are as before."""
+        """Show these columns. If they are the same as before, their widths and the chosen one stay."""
         before = [(column.name, column.label) for column in self.columns]
         self.columns = list(columns)
         self._cells.clear()
@@ -91,7 +91,7 @@ class Grid(ScrollView, can_focus=True):
             self._measure()
 
     def set_rows(self, count: int, cursor: int = 0, *, keep: bool = False) -> None:
-        """There are so many rows now, none of them here yet; `keep`: show those that were here until they come."""
+        """There are `count` rows now, to be read. `keep`: show the old rows until the new ones come."""
         on_screen = self.cursor - self.scroll_offset.y
         self.count = count
         self._forget(rows=not keep)
@@ -124,7 +124,7 @@ class Grid(ScrollView, can_focus=True):
             self._cells.clear()
 
     def _fit(self) -> None:
-        """Make columns as wide as what is in them; never narrower, so that nothing jumps."""
+        """Widen columns to fit their content; never narrow them, so that nothing jumps."""
         for place in range(self.scroll_offset.y, self.scroll_offset.y + max(self.size.height, 1)):
             for number_, (text, _) in enumerate(self._shown(place) or ()):
                 if not self.columns[number_].left:
@@ -140,7 +140,7 @@ class Grid(ScrollView, can_focus=True):
         self.virtual_size = Size(sum(self._all_widths()) + 1, self.count + 1)
 
     def _all_widths(self) -> list[int]:
-        """The width of each column with the space after it; text takes what is left."""
+        """The width of each column with the space after it; columns of text share what is left."""
         sorted_by = self.order[0] if self.order else None
         pairs = zip(self.columns, self._widths, strict=True)
         widths = [width + 2 + (column.name == sorted_by) for column, width in pairs]
