@@ -9,7 +9,7 @@ from rollout_plugins.cli.filters import RUN, add_filters, filters_of
 from rollout_plugins.cli.output import busy, say
 from rollout_plugins.errors import SetupError
 from rollout_plugins.store.read import open_run
-from rollout_plugins.store.to_parquet import to_parquet
+from rollout_plugins.store.write import write_parquet
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -42,7 +42,7 @@ def _parquet(stored: StoredRun, options: Namespace) -> None:
     out = options.out or Path(f"{stored.dir.name}.parquet")
     columns = options.columns.split(",") if options.columns else None
     with busy(f"writing {out}"):
-        written = to_parquet(stored, out, columns=columns, **filters_of(options))
+        written = write_parquet(out, stored.tables(columns, **filters_of(options)))
     say(f"{written:,} rollouts in {out}")
 
 
