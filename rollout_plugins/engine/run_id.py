@@ -42,7 +42,7 @@ def identify(root: Path, key: str, checkpoint: Path | None, step: int, restarted
     marker = _read_marker(checkpoint) if checkpoint is not None else {}
     name = restarted or run_of(checkpoint)
     if name and (root / name).is_dir():
-        mine = Identity(name, max(1, _last_attempt(root / name)) + 1, int(marker.get("generation", 0)), step)
+        mine = Identity(name, max(1, _last_attempt(root / name)) + 1, _whole(marker.get("generation")), step)
     agreed = agree(key, json.dumps(vars(mine)))
     return Identity(**json.loads(agreed))
 
@@ -120,6 +120,11 @@ def _read_marker(checkpoint: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return marker if isinstance(marker, dict) else {}
+
+
+def _whole(value: Any) -> int:
+    """The number that a marker holds; 0 when somebody put something else there."""
+    return value if type(value) is int and value >= 0 else 0
 
 
 def _last_attempt(folder: Path, files: str = "run*.json") -> int:

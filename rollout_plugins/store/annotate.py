@@ -23,9 +23,9 @@ import pyarrow.parquet as pq
 
 from rollout_plugins.errors import RunError
 from rollout_plugins.store.codec import cleaned, encode
-from rollout_plugins.store.filters import literal, name_of
 from rollout_plugins.store.parts import TYPES, file_name, gist, wrong_columns
 from rollout_plugins.store.schema import REWARD_PREFIX
+from rollout_plugins.store.sql import literal, name_of
 from rollout_plugins.store.write import replace_file
 
 if TYPE_CHECKING:

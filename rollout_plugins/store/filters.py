@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollout_plugins.errors import RunError
-from rollout_plugins.store.codec import cleaned
 from rollout_plugins.store.schema import REWARD_PREFIX
+from rollout_plugins.store.sql import literal, name_of
 
 ORDER = ("generation", "attempt", "split", "index", "rank")
 _FLOATS = {"DOUBLE", "FLOAT"}
@@ -74,19 +74,6 @@ class Filters:
         """What the caller wrote in SQL, to see which columns it may mention."""
         order = self.order if isinstance(self.order, str) else " ".join(self.order or ())
         return f"{self.where or ''} {order}"
-
-
-def literal(value: Any) -> str:
-    """A value as SQL."""
-    if isinstance(value, str):
-        pieces = ["'" + piece.replace("'", "''") + "'" for piece in cleaned(value).split("\0")]
-        return "(" + " || chr(0) || ".join(pieces) + ")" if len(pieces) > 1 else pieces[0]
-    return str(value)
-
-
-def name_of(column: str) -> str:
-    """A column, table or field name as SQL."""
-    return '"' + column.replace('"', '""') + '"'
 
 
 def condition(filters: Filters, table: str) -> str:

@@ -18,14 +18,12 @@ import duckdb
 import pyarrow as pa
 
 from rollout_plugins.errors import RunError
-from rollout_plugins.store import annotate
+from rollout_plugins.store import annotate, sql
 from rollout_plugins.store.codec import is_clean
 from rollout_plugins.store.filters import (
     Column,
     Filters,
     condition,
-    literal,
-    name_of,
     no_column,
     order_by,
     respelled,
@@ -34,9 +32,10 @@ from rollout_plugins.store.filters import (
 from rollout_plugins.store.parts import Part, UnreadableError, gist, small_files
 from rollout_plugins.store.rows import integers
 from rollout_plugins.store.schema import HEAVY, LIGHT, REWARD_PREFIX, SCHEMA
+from rollout_plugins.store.sql import listed, literal, name_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from rollout_plugins.store.annotate import Producer
 
@@ -48,21 +47,6 @@ _PRAGMA = re.compile(r"\s*pragma\b", re.IGNORECASE)  # DuckDB 1.5 calls it a SEL
 _AT_ONCE = 4
 #: Reward functions that get a column; of names that differ from rollout to rollout there is no end.
 MOST_REWARDS = 500
-_FACTS = 'id, run_id, split, step, "group", rank, reward'
-_MESSAGES = f"""
-select {_FACTS}, part, position, m.role as role, m.content as content, m.name as name, m.reasoning as reasoning,
-  m.tool_calls as tool_calls
-from (
-  select {_FACTS}, 'prompt' as part, generate_subscripts(prompt, 1) - 1 as position, unnest(prompt) as m from TABLE
-  union all
-  select {_FACTS}, 'completion' as part, generate_subscripts(completion, 1) - 1 as position, unnest(completion) as m
-  from TABLE
-)"""
-_TOOL_CALLS = f"""
-select {_FACTS}, c.turn as turn, c.position as position, c.name as name, c.arguments as arguments,
-  coalesce(c.result, completion[c.reply + 1].content) as result, c.error as error, c.status as status,
-  c.seconds as seconds
-from (select {_FACTS}, completion, unnest(tool_calls) as c from TABLE)"""
 _OURS = (duckdb.IOException, duckdb.InternalException, duckdb.FatalException, duckdb.SerializationException)
 
 
@@ -161,7 +145,7 @@ class Database:
     def read(self, files: Sequence[Path]) -> pa.Table:
         """All rows of these files, one file after the other, with the `filename` of each."""
         with self._asking():
-            query = f"select {_listed(SCHEMA.names)}, filename from {_read(files)}"
+            query = f"select {listed(SCHEMA.names)}, filename from {sql.parquet(files)}"
             found = self._connection.sql(query).to_arrow_table()
             return found.select(SCHEMA.names).cast(SCHEMA).append_column("filename", found["filename"])
 
@@ -187,7 +171,7 @@ class Database:
             with suppress(duckdb.CatalogException):  # a DuckDB that calls it something else
                 connection.execute(f"set {wish}")
         connection.execute(f"set temp_directory = {literal(str(Path(tempfile.gettempdir()) / 'rollouts-duckdb'))}")
-        folders = [spelled for source in self.sources for spelled in (str(source.folder), _pattern(source.folder))]
+        folders = [spelled for source in self.sources for spelled in (str(source.folder), sql.pattern(source.folder))]
         try:
             connection.execute(f"set allowed_directories = [{', '.join(map(literal, folders))}]")
         except duckdb.CatalogException:  # DuckDB 1.1 can only be locked out of all files, ours too
@@ -223,7 +207,7 @@ class Database:
 
     def _union(self, names: Sequence[str], small: Mapping[int, Sequence[Path]]) -> str:
         """SQL for these columns of every file; the small ones are read now, and once."""
-        pieces = [f"select {_listed(names)}, null::int as _run, null::int as _file, null::bigint as _row from empty"]
+        pieces = [f"select {listed(names)}, null::int as _run, null::int as _file, null::bigint as _row from empty"]
         for run, source in enumerate(self.sources):
             in_memory = small.get(run, ())
             for query in self._parquet(run, in_memory, names):
@@ -232,7 +216,7 @@ class Database:
             others = frozenset(in_memory)
             pieces += self._parquet(run, [path for path in source.parquet_files if path not in others], names)
             pieces += [
-                f"select {_listed(names)}, {run} as _run, _file, _row from {name}" for name in self._journals[run]
+                f"select {listed(names)}, {run} as _run, _file, _row from {name}" for name in self._journals[run]
             ]
         return " union all by name ".join(pieces)
 
@@ -240,8 +224,8 @@ class Database:
         if not files:
             return
         where = f"{run} as _run, enum_code(filename::file_)::int as _file, file_row_number as _row"
-        columns = "* exclude (filename, file_row_number)" if self.uneven else _listed(names)
-        query = f"select {columns}, {where} from {_read(files, uneven=self.uneven)}"
+        columns = "* exclude (filename, file_row_number)" if self.uneven else listed(names)
+        query = f"select {columns}, {where} from {sql.parquet(files, uneven=self.uneven)}"
         kinds, expected = self._kinds(query), self._kinds("from empty")
         for name in names:
             found = kinds.get(name, expected[name])
@@ -319,7 +303,7 @@ class Database:
         for producer in annotate.find_producers([(source.folder, source.damaged) for source in self.sources]):
             if producer.name.casefold() not in {name.casefold() for name in (*self.stored, *annotated)}:
                 said = _said(len(annotated))
-                self._view(said, annotate.select(producer, partial(_read, uneven=True)))
+                self._view(said, annotate.select(producer, partial(sql.parquet, uneven=True)))
                 view = f"annotations.{name_of(producer.name)}"
                 self._connection.execute(f"create view {view} as select * exclude (_run) from {said}")
                 annotated[producer.name] = producer
@@ -341,8 +325,8 @@ class Database:
         if wanted != self._shown:
             self._view("rollouts", f"select * exclude (_run, _file, _row) from {wanted}")
             base = _view(superseded, annotated=False, whole=True)
-            self._view("messages", _MESSAGES.replace("TABLE", base))
-            self._view("tool_calls", _TOOL_CALLS.replace("TABLE", base))
+            self._view("messages", sql.messages(base))
+            self._view("tool_calls", sql.tool_calls(base))
             self._shown = wanted
 
     def _mentions(self, text: str) -> bool:
@@ -381,10 +365,6 @@ def _is_about_content(filters: Filters) -> bool:
     return any(value is not None for value in inside) or any(name in text for name in HEAVY)
 
 
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(map(name_of, names))
-
-
 def _free(name: str, taken: Collection[str]) -> str:
     """The name, or one like it: DuckDB does not tell apart names that differ only in case."""
     numbered = (f"{name}_{number}" for number in count(1))
@@ -418,18 +398,6 @@ def _refused(kinds: Sequence[str]) -> str:
     if len(kinds) == 1:
         return f"runs are read-only, and the SQL is {kinds[0]}; write one SELECT over {TABLES}"
     return f"the SQL has {len(kinds) or 'no'} statements; write one SELECT over {TABLES}"
-
-
-def _read(paths: Sequence[Path], *, uneven: bool = False) -> str:
-    """SQL for a table of Parquet files. The path above a run may hold `key=value`, which is nothing of the run's."""
-    names = ", ".join(literal(_pattern(path)) for path in paths)
-    options = "filename = true, file_row_number = true, hive_partitioning = false"
-    return f"read_parquet([{names}], {options}, union_by_name = {'true' if uneven else 'false'})"
-
-
-def _pattern(path: Path) -> str:
-    """The path as DuckDB's file patterns write it."""
-    return re.sub(r"[\[*?]", r"[\g<0>]", str(path))
 
 
 def _gist(error: Exception) -> str:

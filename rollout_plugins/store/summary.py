@@ -6,7 +6,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from rollout_plugins.store.filters import name_of
+from rollout_plugins.store.sql import name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

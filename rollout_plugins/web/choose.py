@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rollout_plugins.store.filters import literal
+from rollout_plugins.store.sql import literal
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
