@@ -261,7 +261,7 @@ def untagged(value: Any) -> Any:
     if len(value) == 1:
         ((key, inner),) = value.items()
         if key in _UNTAG:
-            with suppress(Exception):  # somebody else wrote this
+            with suppress(Exception):  # another program wrote this
                 return _UNTAG[key](inner)
     return {key: untagged(item) for key, item in value.items()}
 

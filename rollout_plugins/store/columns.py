@@ -72,6 +72,9 @@ def _tool_calls(rows: Sequence[Row]) -> tuple[pa.ListArray, pa.Array, pa.Array]:
     return list_of(TOOL_CALL, counts, out), pa.array(counts, pa.int64()), pa.array(failed, pa.int64())
 
 
+_CALL_SCALARS = {name: TOOL_CALL.field(name).type for name in ("turn", "position", "reply", "status", "seconds")}
+
+
 def _tool_call_row(call: ToolCall, out: dict[str, list[Any]], row: Row, where: str) -> None:
     rest: dict[str, Any] = {}
     result = call.result
@@ -85,9 +88,8 @@ def _tool_call_row(call: ToolCall, out: dict[str, list[Any]], row: Row, where: s
         else:
             out[name].append(readable(value))
             rest[name] = value
-    for name in ("turn", "position", "reply", "status", "seconds"):
-        value = row.fit(getattr(call, name), TOOL_CALL.field(name).type, f"{where}.{name}", CALL_DEFAULTS[name])
-        out[name].append(value)
+    for name, kind in _CALL_SCALARS.items():
+        out[name].append(row.fit(getattr(call, name), kind, f"{where}.{name}", CALL_DEFAULTS[name]))
     out["arguments"].append(encode(call.arguments, row.lost))
     out["rest"].append(json_of(rest, row.lost))
 

@@ -45,7 +45,7 @@ _JOINS_ARROW = int(duckdb.__version__.partition(".")[0]) >= 2
 _PRAGMA = re.compile(r"\s*pragma\b", re.IGNORECASE)  # DuckDB 1.5 calls it a SELECT
 #: Generations in which the first rollouts with a text are looked for, before twice as many are.
 _AT_ONCE = 4
-#: Reward functions that get a column; of names that differ from rollout to rollout there is no end.
+#: Reward functions that get a column; names that differ from rollout to rollout would never end.
 MOST_REWARDS = 500
 _OURS = (duckdb.IOException, duckdb.InternalException, duckdb.FatalException, duckdb.SerializationException)
 

@@ -177,7 +177,7 @@ _VAST = "[too much to show]"
 
 
 def _is_bounded(value: Any) -> bool:
-    """Whether a value ends soon: lists that hold each other many times over are endless for whoever reads them out."""
+    """Whether a value ends soon: lists that hold each other many times over take forever to read out."""
     left, unread = 100_000, [value]
     while unread and left > 0:
         item = unread.pop()

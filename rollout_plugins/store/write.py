@@ -69,7 +69,7 @@ class RunWriter:
             self._seal(split)
 
     def _new_shard(self, split: str) -> _Shard:
-        """Start a journal; also when the directory vanished under us, so that recording goes on."""
+        """Start a journal; also if the folder was removed meanwhile, so that recording goes on."""
         old = self._shards.pop(split, None)
         if old is not None:
             old.close()
@@ -82,7 +82,7 @@ class RunWriter:
         while True:
             try:
                 shard = _Shard(folder / f"{stem}-{number:06d}.arrows")
-            except FileExistsError:  # somebody else writes the same run, and was faster
+            except FileExistsError:  # another process writes the same run, and was faster
                 number += 1
             else:
                 self._shards[split] = shard
@@ -253,7 +253,7 @@ def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 def read_journal(path: Path) -> pa.Table:
     """Every whole batch of a journal; a torn end, or one that is being written, is left out.
 
-    The file is read, not mapped: it may be cut or removed while somebody looks at it.
+    The file is read, not mapped: its writer may cut or remove it meanwhile.
     """
     batches: list[pa.RecordBatch] = []
     with pa.OSFile(str(path)) as source:
