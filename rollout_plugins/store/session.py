@@ -126,7 +126,7 @@ def _journal(part: Part, damaged: dict[str, str]) -> pa.Table | None:
 
 
 def _integers(column: pa.ChunkedArray, code: Literal["i", "q"]) -> Sequence[int]:
-    """The numbers of a column without nulls, as they lie in memory: a million of them do not become a million objects."""
+    """The numbers of a column without nulls, as they lie in memory: without a Python object for each."""
     whole = column.combine_chunks()
     array = whole.combine_chunks() if isinstance(whole, pa.ChunkedArray) else whole
     view: memoryview[int] = memoryview(array.buffers()[1] or b"").cast("B").cast(code)
