@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import pytest
 from reading import called, ids, one, steps, write, writer
 
 from rollout_plugins import open_run
-from rollout_plugins.errors import RunError
+from rollout_plugins.errors import MissingExtraError, RunError
 from rollout_plugins.store import parts, session
 from rollout_plugins.store import write as writing
 from rollout_plugins.store.read import Runs, StoredRun, find_runs, runs
@@ -570,6 +571,13 @@ def test_pandas_polars_and_datasets(run):
     assert run.to_polars(columns, step=1)["reward"].to_list() == [1.0, 2.0, 3.0, 4.0]
     assert run.to_dataset(columns, step=1)["reward"][:] == [1.0, 2.0, 3.0, 4.0]
     assert run.to_dataset()[0]["completion"][0]["content"] == "Answer 0 of step 1."
+
+
+@pytest.mark.parametrize("name", ["pandas", "polars", "datasets"])
+def test_a_missing_library_is_named_by_its_own_package(run, monkeypatch, name):
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(MissingExtraError, match=rf"{name} is not installed: pip install {name}$"):
+        getattr(run, f"to_{name.removesuffix('s') if name == 'datasets' else name}")()
 
 
 def test_stats_count_what_matters(tmp_path):
