@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from rollout_hookspecs import Rollout, Run, ToolCall
 
-from rollout_plugins.store.to_columns import to_batch
+from rollout_plugins.store.columns import to_batch
 from rollout_plugins.store.write import ROW_GROUP, RunWriter
 
 BATCH, GROUP = 1024, 8

@@ -24,15 +24,16 @@ class RunError(RolloutPluginsError):
     """A run could not be opened or read."""
 
 
-def need(module: str, extra: str) -> ModuleType:
-    """Import an optional dependency, or raise one line that names the pip command."""
+def need(module: str, extra: str = "") -> ModuleType:
+    """Import an optional dependency, or raise one line that names the pip command; `extra`: ours that brings it."""
     try:
         return import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
         if (error.name or "").partition(".")[0] not in {package, ""}:
             raise MissingExtraError(f"{package} is installed but does not import: {error}") from error
-        raise MissingExtraError(f"{package} is not installed: pip install 'rollout-plugins[{extra}]'") from None
+        wanted = f"'rollout-plugins[{extra}]'" if extra else package
+        raise MissingExtraError(f"{package} is not installed: pip install {wanted}") from None
 
 
 def suggest(name: str, known: Iterable[str]) -> str:

@@ -12,7 +12,7 @@ from rollout_plugins.engine.export import Sent
 from rollout_plugins.engine.telling import shown
 from rollout_plugins.errors import RolloutPluginsError, RunError, SetupError
 from rollout_plugins.store.read import StoredRun, open_run
-from rollout_plugins.store.to_parquet import to_parquet
+from rollout_plugins.store.write import write_parquet
 
 FLAGS = {"path": "--out", "project": "--project", "name": "--name"}
 """By option of a sink, how it is given here."""
@@ -51,7 +51,7 @@ def _parquet(stored: StoredRun, options: Namespace) -> None:
     out = options.out or Path(f"{stored.dir.name}.parquet")
     columns = options.columns.split(",") if options.columns else None
     with busy(f"writing {out}"):
-        written = to_parquet(stored, out, columns=columns, **filters_of(options))
+        written = write_parquet(out, stored.tables(columns, **filters_of(options)))
     say(f"{written:,} rollouts in {out}")
 
 

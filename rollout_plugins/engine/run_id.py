@@ -44,7 +44,7 @@ def identify(root: Path, key: str, checkpoint: Path | None, step: int, restarted
     marker = _read_marker(checkpoint)
     name = restarted or run_of(checkpoint)
     if name and (root / name).is_dir():
-        mine = Identity(name, max(1, _last_attempt(root / name)) + 1, int(marker.get("generation", 0)), step)
+        mine = Identity(name, max(1, _last_attempt(root / name)) + 1, _whole(marker.get("generation")), step)
     return _agreed(key, mine)
 
 
@@ -117,6 +117,11 @@ def _read_marker(checkpoint: Path | None) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return marker if isinstance(marker, dict) else {}
+
+
+def _whole(value: Any) -> int:
+    """The number that a marker holds; 0 when somebody put something else there."""
+    return value if type(value) is int and value >= 0 else 0
 
 
 def _last_attempt(folder: Path, files: str = "run*.json") -> int:

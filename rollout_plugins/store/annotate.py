@@ -22,9 +22,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rollout_plugins.errors import RunError
-from rollout_plugins.store.codec import encode
-from rollout_plugins.store.filters import literal, name_of
-from rollout_plugins.store.parts import TYPES
+from rollout_plugins.store.codec import cleaned, encode
+from rollout_plugins.store.parts import TYPES, file_name, gist, wrong_columns
+from rollout_plugins.store.schema import REWARD_PREFIX
+from rollout_plugins.store.sql import literal, name_of
 from rollout_plugins.store.write import replace_file
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def some_of(names: Sequence[str]) -> str:
 def _check_producer(producer: Any) -> None:
     if not isinstance(producer, str) or not producer.strip():
         raise RunError(f"a producer needs a name, not {producer!r}")
-    if producer.casefold() in TYPES or producer.casefold().startswith("reward/"):
+    if producer.casefold() in TYPES or producer.casefold().startswith(REWARD_PREFIX):
         raise RunError(f"{producer!r} is a column of every run; give the producer another name")
 
 
@@ -113,7 +114,7 @@ def _columns_of(row: Any, number: int) -> tuple[str, ...]:
 
 
 def _table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    made = {"id": pa.array([_text(row["id"]) for row in rows], pa.large_string())}
+    made = {"id": pa.array([cleaned(row["id"]) for row in rows], pa.large_string())}
     for name in columns:
         values = [_scalar(row[name]) for row in rows]
         kind = _common({_kind(value) for value in values})
@@ -148,17 +149,13 @@ def _fit(value: Any, kind: str) -> Any:
     if value is None:
         return None
     if kind == "text":
-        return _text(value) if isinstance(value, str) else encode(value)
+        return cleaned(value) if isinstance(value, str) else encode(value)
     return float(value) if kind == "float" else value
-
-
-def _text(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()
 
 
 def _name(text: str) -> str:
     """A name that SQL can write."""
-    return _text(text).replace("\0", "\u2400")
+    return cleaned(text).replace("\0", "\u2400")
 
 
 def _new_file(folder: Path, schema: pa.Schema) -> Path:
@@ -202,30 +199,15 @@ def files(folder: Path) -> list[Path]:
     return [path for path in found if not path.name.startswith(".")]
 
 
-def file_name(path: Path) -> str:
-    """Which file of the run it is."""
-    return "/".join(path.parts[-3:])
-
-
 def _schema(path: Path, damaged: dict[str, str]) -> pa.Schema | None:
     try:
         schema = pq.read_schema(path)
+        why = wrong_columns(schema, {})
     except Exception as error:
-        damaged[file_name(path)] = str(error).partition("\n")[0]
-        return None
-    if "id" not in schema.names:
-        damaged[file_name(path)] = "an annotation file without a column id"
-        return None
-    return schema
-
-
-def fault(path: Path) -> str:
-    """What is wrong with a file of annotations; empty when nothing is."""
-    try:
-        pq.read_table(path, partitioning=None)
-    except Exception as error:
-        return str(error).partition("\n")[0] or type(error).__name__
-    return ""
+        why = gist(error)
+    if why:
+        damaged[file_name(path)] = why
+    return None if why else schema
 
 
 def _producer(name: str, given: Sequence[_File]) -> Producer:

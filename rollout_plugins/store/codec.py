@@ -2,7 +2,7 @@
 
 Ordinary values are ordinary JSON. What JSON cannot say is an object with one key that starts with `$`:
 `$float` (NaN, infinities), `$int` (beyond 64 bits), `$str` (lone surrogates), `$bytes`, `$tuple`, `$dict` (keys that
-are no strings, or that could be taken for one of these), `$datetime`, `$date`, `$time`, `$timedelta`, `$decimal`,
+are not text, or that could be taken for one of these), `$datetime`, `$date`, `$time`, `$timedelta`, `$decimal`,
 `$image` and, for what could not be kept at all, `$lost`. `decode(encode(x)) == x` with types; a subclass comes back as
 the type it extends.
 """
@@ -27,7 +27,8 @@ from rollout_plugins.content.limits import AGAIN, KEPT_DEPTH, STORED_ITEMS, Endl
 
 _MIN_INT, _MAX_INT = -(2**63), 2**64
 _EXACT = frozenset({str, int, bool, type(None)})
-_TROUBLE = (Exception, SystemExit)
+#: What an object may raise for being looked at.
+TROUBLE = (Exception, SystemExit)
 
 
 def encode(value: Any, lost: list[Placeholder] | None = None) -> str:
@@ -37,8 +38,8 @@ def encode(value: Any, lost: list[Placeholder] | None = None) -> str:
             text = orjson.dumps(value)
             if b'"$' not in text or not _TAG.search(text):
                 return text.decode()
-    except _TROUBLE:
-        pass  # a lone surrogate, an integer beyond 64 bits, a key that is no string, or too deep: the careful way
+    except TROUBLE:
+        pass  # a lone surrogate, an integer beyond 64 bits, a key that is not text, or too deep: the careful way
     structure, losses = _tagged(value)
     if lost is not None:
         lost += losses
@@ -66,7 +67,7 @@ def decode(text: str | bytes) -> Any:
     return untagged(value) if b'"$' in data and _TAG.search(data) else value
 
 
-def clean(text: str) -> bool:
+def is_clean(text: str) -> bool:
     """Whether the text is valid Unicode, as files need it."""
     if text.isascii():
         return True
@@ -75,6 +76,11 @@ def clean(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def cleaned(text: str) -> str:
+    """The text, with a question mark for each half character."""
+    return str.encode(text, "utf-8", "replace").decode()
 
 
 def _is_plain(value: Any) -> bool:
@@ -113,7 +119,7 @@ class _Tagger:
     def tag(self, value: Any, where: str, depth: int) -> Any:
         try:
             return self._tag(value, where, depth)
-        except _TROUBLE as error:
+        except TROUBLE as error:
             return self._lose(value, where, f"raised {type(error).__name__}")
 
     def _tag(self, value: Any, where: str, depth: int) -> Any:
@@ -121,7 +127,7 @@ class _Tagger:
             return value
         if isinstance(value, str):
             text = str.__str__(value)
-            return text if clean(text) else {"$str": text.encode("unicode_escape").decode()}
+            return text if is_clean(text) else {"$str": text.encode("unicode_escape").decode()}
         if isinstance(value, int):
             number = int.__pos__(value)
             return number if _MIN_INT <= number < _MAX_INT else {"$int": hex(number)}
@@ -176,7 +182,7 @@ class _Tagger:
 
     def _pairs(self, items: Any, where: str, depth: int) -> Any:
         items = [(key, value) for key, value in items]  # what gives no pairs fails here, as a whole
-        if all(type(key) is str and clean(key) for key, _ in items) and not (
+        if all(type(key) is str and is_clean(key) for key, _ in items) and not (
             len(items) == 1 and items[0][0] in _UNTAG
         ):
             out = {}
@@ -206,7 +212,7 @@ def _type_name(value: Any) -> str:
     kind = type(value)
     try:
         return _safe(f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins."))
-    except _TROUBLE:  # a metaclass may object too
+    except TROUBLE:  # a metaclass may object too
         return "object"
 
 
@@ -219,7 +225,7 @@ def _preview(value: Any) -> str:
         if isinstance(value, (list, tuple, Mapping, AbstractSet)):
             return f"{len(value)} items"
         return _safe(repr(value)[:200])
-    except _TROUBLE:
+    except TROUBLE:
         return ""
 
 
@@ -234,8 +240,8 @@ def _scalar(value: Any) -> Any:
     return number if type(number) in {int, float, bool, str} else None
 
 
-def _safe(text: Any) -> str:
-    return str(text).encode("utf-8", "replace").decode()
+def _safe(value: Any) -> str:
+    return cleaned(str(value))
 
 
 def untagged(value: Any) -> Any:
@@ -247,7 +253,7 @@ def untagged(value: Any) -> Any:
     if len(value) == 1:
         ((key, inner),) = value.items()
         if key in _UNTAG:
-            with suppress(Exception):  # somebody else wrote this
+            with suppress(Exception):  # another program wrote this
                 return _UNTAG[key](inner)
     return {key: untagged(item) for key, item in value.items()}
 
@@ -259,7 +265,7 @@ def _untagged_dict(pairs: list[Any]) -> dict[Any, Any]:
         try:
             hash(name)
         except TypeError:  # a subclass that could be hashed came back as the plain type that can't
-            name = placeholder_for(name, f"{{key {len(out)}}}", "no key without its class")
+            name = placeholder_for(name, f"{{key {len(out)}}}", "not a key without its class")
         out[name] = untagged(value)
     return out
 

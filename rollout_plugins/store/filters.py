@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollout_plugins.errors import RunError
+from rollout_plugins.store.schema import REWARD_PREFIX
+from rollout_plugins.store.sql import literal, name_of
 
 ORDER = ("generation", "attempt", "split", "index", "rank")
 _FLOATS = {"DOUBLE", "FLOAT"}
@@ -58,24 +60,20 @@ class Filters:
     """The first and the last to look at."""
 
     @property
+    def most(self) -> int | None:
+        """`limit` as a number."""
+        if self.limit is None:
+            return None
+        number = _whole(self.limit)
+        if number is None:
+            raise RunError(f"limit={self.limit!r} is not a number of rollouts; give a whole number")
+        return number
+
+    @property
     def texts(self) -> str:
         """What the caller wrote in SQL, to see which columns it may mention."""
         order = self.order if isinstance(self.order, str) else " ".join(self.order or ())
         return f"{self.where or ''} {order}"
-
-
-def literal(value: Any) -> str:
-    """A value as SQL."""
-    if isinstance(value, str):
-        text = value.encode("utf-8", "replace").decode()
-        pieces = ["'" + piece.replace("'", "''") + "'" for piece in text.split("\0")]
-        return "(" + " || chr(0) || ".join(pieces) + ")" if len(pieces) > 1 else pieces[0]
-    return str(value)
-
-
-def name_of(column: str) -> str:
-    """A column, table or field name as SQL."""
-    return '"' + column.replace('"', '""') + '"'
 
 
 def condition(filters: Filters, table: str) -> str:
@@ -124,21 +122,24 @@ def _any_of(alternatives: list[tuple[str, str]]) -> str:
 
 
 def _steps(step: Any, split: str | None, table: str) -> str:
-    if isinstance(step, str) and step.strip().lower() == "last":
-        preferred = literal(split or "train")
-        return f"step = (select coalesce(max(step) filter (where split = {preferred}), max(step)) from {table}" + (
-            f" where split = {preferred})" if split else ")"
-        )
     if isinstance(step, str):
-        return _written_steps(step)
-    if isinstance(step, range):
-        if step.step == 1:
-            return f"(step >= {step.start} and step < {step.stop})"
-        step = list(step)
-    if isinstance(step, Collection):
-        numbers = [_whole(number) for number in step]
-        return f"step in ({', '.join(map(str, numbers))})" if numbers else "false"
-    return f"step = {_whole(step)}"
+        return _last_step(split, table) if step.strip().lower() == "last" else _written_steps(step)
+    if isinstance(step, range) and step.step == 1:
+        return f"(step >= {step.start} and step < {step.stop})"
+    numbers = []
+    for given in step if isinstance(step, Collection) else (step,):
+        number = _whole(given)
+        if number is None:
+            raise _not_a_step(given)
+        numbers.append(str(number))
+    return f"step in ({', '.join(numbers)})" if numbers else "false"
+
+
+def _last_step(split: str | None, table: str) -> str:
+    """The last step of the split; unless one is asked for, that of training, if there was any."""
+    preferred = literal(split or "train")
+    last = f"select coalesce(max(step) filter (where split = {preferred}), max(step)) from {table}"
+    return f"step = ({last} where split = {preferred})" if split else f"step = ({last})"
 
 
 def _written_steps(text: str) -> str:
@@ -147,23 +148,18 @@ def _written_steps(text: str) -> str:
     for piece in text.split(","):
         match = re.fullmatch(r"\s*(\d*)\s*(-|\.\.|:)?\s*(\d*)\s*", piece)
         if match is None or not (match[1] or match[3]):
-            raise RunError(
-                f"step={text!r} is no step; give a number, 'last', a range such as '10-20', or a Python range"
-            )
+            raise _not_a_step(text)
         low, dash, high = match.groups()
         bounds = [f"step >= {low}"] * bool(low) + [f"step <= {high}"] * bool(high)
         found.append(" and ".join(bounds) if dash else f"step = {low}")
     return f"({' or '.join(found)})"
 
 
-def _whole(value: Any) -> int:
-    number = whole(value)
-    if number is None:
-        raise RunError(f"step={value!r} is no step; give a number, 'last', a range such as '10-20', or a Python range")
-    return number
+def _not_a_step(value: Any) -> RunError:
+    return RunError(f"step={value!r} is not a step; give a number, 'last', a range such as '10-20', or a Python range")
 
 
-def whole(value: Any) -> int | None:
+def _whole(value: Any) -> int | None:
     """A whole number of any kind, or in text; None for everything else."""
     with suppress(TypeError, ValueError, OverflowError):
         number = int(value)
@@ -176,13 +172,14 @@ def order_by(order: str | Sequence[str] | None, columns: Mapping[str, Column]) -
     """`-reward`, `step,-reward`, several names, or SQL. Missing values and NaN come last in either direction."""
     text = order if isinstance(order, str) else ",".join(order or ())
     pieces = [piece.strip() for piece in text.split(",") if piece.strip()]
-    unknown = [name for piece in pieces if (name := piece.removeprefix("-").strip()) not in columns]
-    made = [
-        _ordered(columns[piece.removeprefix("-").strip()], down=piece[0] == "-") for piece in pieces if not unknown
-    ]
+    names = [piece.removeprefix("-").strip() for piece in pieces]
+    unknown = [name for name in names if name not in columns]
     if unknown and all(re.fullmatch(r"-?[\w./-]+", piece) for piece in pieces):
         raise RunError(no_column(unknown[0], columns))
-    return ", ".join([rewritten(text, columns)] if unknown else [*made, *map(name_of, ORDER)])
+    if unknown:
+        return rewritten(text, columns)
+    made = [_ordered(columns[name], down=piece[0] == "-") for name, piece in zip(names, pieces, strict=True)]
+    return ", ".join([*made, *map(name_of, ORDER)])
 
 
 def _ordered(column: Column, *, down: bool) -> str:
@@ -202,7 +199,7 @@ def _respelled(quoted: str, columns: Mapping[str, Column]) -> str:
 
 def rewritten(text: str, columns: Mapping[str, Column]) -> str:
     """The caller's SQL with the columns that SQL can't read bare put in quotes: `group`, `reward/<name>`."""
-    rewards = sorted((name for name in columns if name.startswith("reward/")), key=len, reverse=True)
+    rewards = sorted((name for name in columns if name.startswith(REWARD_PREFIX)), key=len, reverse=True)
     bare = "|".join([*(rf"(?<![\w/]){re.escape(name)}(?![\w/])" for name in rewards), r"\bgroup\b(?!\s+by\b)"])
 
     def quote(match: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""Where a trainer's runs are kept: beside its output_dir, for that is uploaded whole, by the Hub and by trackers."""
+"""Where a trainer's runs are kept: beside its output_dir, because the Hub and trackers upload that folder whole."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def home_of(output_dir: str | os.PathLike[str]) -> Path:
-    """`<output_dir>-rollouts`; inside, where only what is inside lasts, under a name that `push_to_hub` leaves out."""
+    """`<output_dir>-rollouts`; or, where only the inside lasts, a folder inside that `push_to_hub` leaves out."""
     beside, inside, _ = homes_of(output_dir)
     return beside if _lasts_beside(Path(os.path.realpath(output_dir))) else inside
 

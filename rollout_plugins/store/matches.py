@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rollout_plugins.errors import RunError
+from rollout_plugins.store.columns import from_rows
 from rollout_plugins.store.filters import no_column
-from rollout_plugins.store.from_columns import from_rows
 from rollout_plugins.store.parts import TYPES
 
 if TYPE_CHECKING:

@@ -16,12 +16,12 @@ from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 from rollout_hookspecs import Image
 
 from rollout_plugins.content.hashing import bytes_hash, is_loaded, pixel_hash
 from rollout_plugins.content.imaging import for_screen, is_wide, on_white
+from rollout_plugins.store.write import replace_file
 
 MEMORY = 4096
 FULL_SHARE = 0.9
@@ -51,8 +51,8 @@ class Unreadable(Exception):  # noqa: N818 - says what the image is
 class MediaStore:
     """Writes images into `<run_dir>/media/`.
 
-    `mode`: `keep` (lossless: the encoded file as it was, or PNG), `thumbnail` (at most `max_side` pixels, 256 unless
-    told, as `format` at `quality`) or `strip` (nothing on disk). `max_side` makes larger images smaller in `keep`
+    `mode`: `keep` (lossless: the encoded file as it was, or PNG), `thumbnail` (at most `max_side` pixels, 256 by
+    default, as `format` at `quality`) or `strip` (nothing on disk). `max_side` makes larger images smaller in `keep`
     too. `budget`: bytes that `media/` may take, shared by `ranks` processes: full images up to nine tenths of it,
     then thumbnails, then references without pixels.
     """
@@ -178,13 +178,7 @@ class MediaStore:
         target = self.dir / name
         if not _has_content(target):  # another rank may have been first
             self.dir.mkdir(parents=True, exist_ok=True)
-            temporary = self.dir / f".{uuid4().hex}.tmp"
-            try:
-                temporary.write_bytes(content)
-                os.replace(temporary, target)  # noqa: PTH105 - says what it does: atomic, over whatever is there
-            except OSError:
-                temporary.unlink(missing_ok=True)
-                raise
+            replace_file(target, lambda path: path.write_bytes(content), sync=False)
             self.bytes += len(content)
         self._files[name] = len(content)
 
@@ -257,7 +251,7 @@ def _load(image: Any) -> Any:
 
 def _why(error: Exception) -> str:
     names: Mapping[str, str] = {
-        "UnidentifiedImageError": "no image format that Pillow knows",
+        "UnidentifiedImageError": "not an image format that Pillow knows",
         "DecompressionBombError": "larger than Pillow's limit (PIL.Image.MAX_IMAGE_PIXELS)",
         "DecompressionBombWarning": "larger than Pillow's limit (PIL.Image.MAX_IMAGE_PIXELS)",
     }

@@ -7,7 +7,7 @@ import os
 import re
 import tempfile
 import threading
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, count
@@ -18,28 +18,24 @@ import duckdb
 import pyarrow as pa
 
 from rollout_plugins.errors import RunError
-from rollout_plugins.store import annotate
-from rollout_plugins.store.codec import clean
+from rollout_plugins.store import annotate, sql
+from rollout_plugins.store.codec import is_clean
 from rollout_plugins.store.filters import (
     Column,
     Filters,
     condition,
-    literal,
-    name_of,
     no_column,
     order_by,
     respelled,
     rewritten,
 )
-from rollout_plugins.store.filters import (
-    whole as whole_number,
-)
-from rollout_plugins.store.parts import Part, UnreadableError, integers
-from rollout_plugins.store.schema import FIELDS, SCHEMA, reward_column
-from rollout_plugins.store.small import HEAVY, LIGHT, small_parts
+from rollout_plugins.store.parts import Part, UnreadableError, gist, small_files
+from rollout_plugins.store.rows import integers
+from rollout_plugins.store.schema import HEAVY, LIGHT, REWARD_PREFIX, SCHEMA
+from rollout_plugins.store.sql import listed, literal, name_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from rollout_plugins.store.annotate import Producer
 
@@ -49,23 +45,8 @@ _JOINS_ARROW = int(duckdb.__version__.partition(".")[0]) >= 2
 _PRAGMA = re.compile(r"\s*pragma\b", re.IGNORECASE)  # DuckDB 1.5 calls it a SELECT
 #: Generations in which the first rollouts with a text are looked for, before twice as many are.
 _AT_ONCE = 4
-#: Reward functions that get a column; of names that differ from rollout to rollout there is no end.
+#: Reward functions that get a column; names that differ from rollout to rollout would never end.
 MOST_REWARDS = 500
-_FACTS = 'id, run_id, split, step, "group", rank, reward'
-_MESSAGES = f"""
-select {_FACTS}, part, position, m.role as role, m.content as content, m.name as name, m.reasoning as reasoning,
-  m.tool_calls as tool_calls
-from (
-  select {_FACTS}, 'prompt' as part, generate_subscripts(prompt, 1) - 1 as position, unnest(prompt) as m from TABLE
-  union all
-  select {_FACTS}, 'completion' as part, generate_subscripts(completion, 1) - 1 as position, unnest(completion) as m
-  from TABLE
-)"""
-_TOOL_CALLS = f"""
-select {_FACTS}, c.turn as turn, c.position as position, c.name as name, c.arguments as arguments,
-  coalesce(c.result, completion[c.reply + 1].content) as result, c.error as error, c.status as status,
-  c.seconds as seconds
-from (select {_FACTS}, completion, unnest(tool_calls) as c from TABLE)"""
 _OURS = (duckdb.IOException, duckdb.InternalException, duckdb.FatalException, duckdb.SerializationException)
 
 
@@ -82,6 +63,10 @@ class Source:
     reward_names: Sequence[str]
     damaged: dict[str, str]
 
+    @property
+    def parquet_files(self) -> list[Path]:
+        return [part.path for part in self.parts if not part.is_journal]
+
 
 @dataclass
 class Database:
@@ -95,13 +80,11 @@ class Database:
         self._lock = threading.RLock()
         self._shown = ""
         self._connection = self._connect()
-        try:
+        with self._asking():
             self._files()
             self.stored = self._stored()
             self._views()
             self.annotated = self._annotated_views()
-        except duckdb.Error as error:
-            raise UnreadableError(first_line(error)) from error
         self.columns: dict[str, Column] = {
             **self.stored,
             **{
@@ -113,10 +96,8 @@ class Database:
 
     def places(self, filters: Filters, *, whole: bool = False) -> pa.Table:
         """Where the rollouts are, in order: `_file`, `_row`; with `whole`, also `id` and what producers said."""
-        if filters.limit is not None and whole_number(filters.limit) is None:
-            raise RunError(f"limit={filters.limit!r} is not a number of rollouts; give a whole number")
-        if filters.search and filters.limit is not None and not filters.order:
-            return self._first_places(filters, filters.limit, whole=whole)
+        if filters.search and filters.most is not None and not filters.order:
+            return self._first_places(filters, filters.most, whole=whole)
         return self._places(filters, whole=whole)
 
     def _first_places(self, filters: Filters, limit: int, *, whole: bool) -> pa.Table:
@@ -135,55 +116,52 @@ class Database:
     def _places(self, filters: Filters, *, whole: bool) -> pa.Table:
         annotated = self._mentions(filters.texts)
         view = _view(filters.superseded, annotated=annotated, whole=_is_about_content(filters))
-        with self._lock:
-            try:
-                if filters.where is not None:
-                    self._show(filters.superseded, annotated=annotated)  # it may hold a question of its own
-                relation = self._connection.sql(f"select * from {view} where {condition(filters, view)}")
-                if filters.where is not None:
-                    relation = relation.filter(rewritten(filters.where, self.stored))
-                relation = relation.order(order_by(filters.order, self.columns))
-                if filters.limit is not None:
-                    relation = relation.limit(max(int(filters.limit), 0))
-                if whole and self.annotated:
-                    return self._with_annotations(relation.project("_file, _row, id, _run"))
-                return relation.project("_file, _row, id" if whole else "_file, _row").to_arrow_table()
-            except duckdb.Error as error:
-                raise self._error(error, f"where={filters.where!r}") from error
+        with self._asking(f"where={filters.where!r}"):
+            if filters.where is not None:
+                self._show(filters.superseded, annotated=annotated)  # it may hold a question of its own
+            relation = self._connection.sql(f"select * from {view} where {condition(filters, view)}")
+            if filters.where is not None:
+                relation = relation.filter(rewritten(filters.where, self.stored))
+            relation = relation.order(order_by(filters.order, self.columns))
+            if filters.most is not None:
+                relation = relation.limit(max(filters.most, 0))
+            if whole and self.annotated:
+                return self._with_annotations(relation.project("_file, _row, id, _run"))
+            return relation.project("_file, _row, id" if whole else "_file, _row").to_arrow_table()
 
     def sql(self, query: str, *, superseded: bool = False) -> pa.Table:
         """One SELECT over the views."""
-        with self._lock:
-            try:
-                found = self._connection.extract_statements(query)
-                kinds = [str(statement.type).rpartition(".")[2] for statement in found]
-                if kinds != ["SELECT"] or _PRAGMA.match(query):
-                    raise RunError(_refused(kinds))
-                counted = re.sub(r"count\s*\(\s*\*\s*\)", "", query, flags=re.IGNORECASE)
-                self._show(superseded, annotated="*" in counted or self._mentions(query))
-                table = self._connection.sql(respelled(query, self.stored)).to_arrow_table()
-                names = {column.spelled: name for name, column in self.stored.items() if column.spelled}
-                return table.rename_columns([names.get(name, name) for name in table.column_names])
-            except duckdb.Error as error:
-                raise self._error(error, "the SQL") from error
+        with self._asking("the SQL"):
+            found = self._connection.extract_statements(query)
+            kinds = [str(statement.type).rpartition(".")[2] for statement in found]
+            if kinds != ["SELECT"] or _PRAGMA.match(query):
+                raise RunError(_refused(kinds))
+            counted = re.sub(r"count\s*\(\s*\*\s*\)", "", query, flags=re.IGNORECASE)
+            self._show(superseded, annotated="*" in counted or self._mentions(query))
+            table = self._connection.sql(respelled(query, self.stored)).to_arrow_table()
+            names = {column.spelled: name for name, column in self.stored.items() if column.spelled}
+            return table.rename_columns([names.get(name, name) for name in table.column_names])
 
     def read(self, files: Sequence[Path]) -> pa.Table:
         """All rows of these files, one file after the other, with the `filename` of each."""
-        with self._lock:
-            try:
-                query = f"select {_listed(SCHEMA.names)}, filename from {_read(files)}"
-                found = self._connection.sql(query).to_arrow_table()
-                return found.select(SCHEMA.names).cast(SCHEMA).append_column("filename", found["filename"])
-            except duckdb.Error as error:
-                raise UnreadableError(first_line(error)) from error
+        with self._asking():
+            query = f"select {listed(SCHEMA.names)}, filename from {sql.parquet(files)}"
+            found = self._connection.sql(query).to_arrow_table()
+            return found.select(SCHEMA.names).cast(SCHEMA).append_column("filename", found["filename"])
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         """What a query of our own gives, over `current_rollouts`: without what was said in them."""
+        with self._asking():
+            return list(self._connection.sql(query).fetchall())
+
+    @contextmanager
+    def _asking(self, what: str = "") -> Iterator[None]:
+        """One question at a time. `what` the caller wrote may be why DuckDB objects; else the files are."""
         with self._lock:
             try:
-                return list(self._connection.sql(query).fetchall())
+                yield
             except duckdb.Error as error:
-                raise UnreadableError(first_line(error)) from error
+                raise (self._error(error, what) if what else UnreadableError(_gist(error))) from error
 
     def _connect(self) -> Any:
         connection = duckdb.connect(":memory:")
@@ -193,7 +171,7 @@ class Database:
             with suppress(duckdb.CatalogException):  # a DuckDB that calls it something else
                 connection.execute(f"set {wish}")
         connection.execute(f"set temp_directory = {literal(str(Path(tempfile.gettempdir()) / 'rollouts-duckdb'))}")
-        folders = [spelled for source in self.sources for spelled in (str(source.folder), _pattern(source.folder))]
+        folders = [spelled for source in self.sources for spelled in (str(source.folder), sql.pattern(source.folder))]
         try:
             connection.execute(f"set allowed_directories = [{', '.join(map(literal, folders))}]")
         except duckdb.CatalogException:  # DuckDB 1.1 can only be locked out of all files, ours too
@@ -205,45 +183,49 @@ class Database:
 
     def _files(self) -> None:
         """`all_files` holds every row there is; `light_files` the same without what was said."""
-        self.files = [str(part.path) for source in self.sources for part in source.parts]
-        self._numbers = {path: number for number, path in enumerate(self.files)}
-        self._connection.execute(f"create type file_ as enum ({', '.join(map(literal, self.files or ['']))})")
+        numbers = {part.path: n for n, part in enumerate(part for source in self.sources for part in source.parts)}
+        names = ", ".join(literal(str(path)) for path in numbers) or "''"
+        self._connection.execute(f"create type file_ as enum ({names})")
         self._table("empty", SCHEMA.empty_table())
-        self.small = {} if self.uneven else {run: _small(source) for run, source in enumerate(self.sources)}
-        pieces = ["select *, null::int as _run, null::int as _file, null::bigint as _row from empty"]
-        light = [f"select {_listed(LIGHT)}, _run, _file, _row from ({pieces[0]})"]
+        self._journals: dict[int, list[str]] = {}
         for run, source in enumerate(self.sources):
-            pieces += self._pieces(run, source)
-            light += self._light_pieces(run, source)
-        self._view("all_files", " union all by name ".join(pieces))
-        self._view("light_files", " union all by name ".join(light) if any(self.small.values()) else "from all_files")
+            self._journals[run] = [self._journal(numbers[path], table) for path, table in source.tables.items()]
+        self.small = {
+            run: [] if self.uneven else small_files(source.parquet_files) for run, source in enumerate(self.sources)
+        }
+        self._view("all_files", self._union(SCHEMA.names, {}))
+        self._view("light_files", self._union(LIGHT, self.small) if any(self.small.values()) else "from all_files")
 
-    def _pieces(self, run: int, source: Source) -> Iterator[str]:
-        """SQL for each kind of file."""
-        yield from self._parquet(run, _parquet_files(source), [name for name, _ in FIELDS])
-        for part in (part for part in source.parts if part.is_journal):
-            table, number = source.tables[part.path], self._numbers[str(part.path)]
-            self._table(f"journal_{number}", table.append_column("_row", integers(range(table.num_rows))))
-            yield f"select *, {run} as _run, {number} as _file from journal_{number}"
+    def _journal(self, number: int, journal: pa.Table) -> str:
+        """A table for a journal's rows, and where they are."""
+        rows = journal.num_rows
+        file = pa.repeat(pa.scalar(number, pa.int32()), rows)
+        self._table(
+            f"journal_{number}", journal.append_column("_file", file).append_column("_row", integers(range(rows)))
+        )
+        return f"journal_{number}"
 
-    def _light_pieces(self, run: int, source: Source) -> Iterator[str]:
-        """The same; small files are read now, and once."""
-        small = set(self.small.get(run, ()))
-        files = _parquet_files(source)
-        for query in self._parquet(run, [path for path in files if path in small], LIGHT):
-            self._connection.execute(f"create temp table small_{run} as {query}")
-            yield f"from small_{run}"
-        yield from self._parquet(run, [path for path in files if path not in small], LIGHT)
-        for part in (part for part in source.parts if part.is_journal):
-            number = self._numbers[str(part.path)]
-            yield f"select {_listed(LIGHT)}, _row, {run} as _run, {number} as _file from journal_{number}"
+    def _union(self, names: Sequence[str], small: Mapping[int, Sequence[Path]]) -> str:
+        """SQL for these columns of every file; the small ones are read now, and once."""
+        pieces = [f"select {listed(names)}, null::int as _run, null::int as _file, null::bigint as _row from empty"]
+        for run, source in enumerate(self.sources):
+            in_memory = small.get(run, ())
+            for query in self._parquet(run, in_memory, names):
+                self._connection.execute(f"create temp table small_{run} as {query}")
+                pieces.append(f"from small_{run}")
+            others = frozenset(in_memory)
+            pieces += self._parquet(run, [path for path in source.parquet_files if path not in others], names)
+            pieces += [
+                f"select {listed(names)}, {run} as _run, _file, _row from {name}" for name in self._journals[run]
+            ]
+        return " union all by name ".join(pieces)
 
     def _parquet(self, run: int, files: Sequence[Path], names: Sequence[str]) -> Iterator[str]:
         if not files:
             return
         where = f"{run} as _run, enum_code(filename::file_)::int as _file, file_row_number as _row"
-        columns = "* exclude (filename, file_row_number)" if self.uneven else _listed(names)
-        query = f"select {columns}, {where} from {_read(files, uneven=self.uneven)}"
+        columns = "* exclude (filename, file_row_number)" if self.uneven else listed(names)
+        query = f"select {columns}, {where} from {sql.parquet(files, uneven=self.uneven)}"
         kinds, expected = self._kinds(query), self._kinds("from empty")
         for name in names:
             found = kinds.get(name, expected[name])
@@ -254,13 +236,14 @@ class Database:
     def _stored(self) -> dict[str, Column]:
         """The columns of a rollout: those of the files, and one for each reward function that gave something."""
         kinds = self._kinds("from all_files")
-        columns = [Column(name, kinds[name]) for name, _ in FIELDS]
+        columns = [Column(name, kinds[name]) for name in SCHEMA.names]
         taken = {column.name.casefold() for column in columns}
         rewards = []
         for name in self._reward_names():
-            spelled = _free(reward_column(name).replace("\0", "\u2400"), taken)
+            column = REWARD_PREFIX + name
+            spelled = _free(column.replace("\0", "\u2400"), taken)
             taken.add(spelled.casefold())
-            rewards.append(Column(reward_column(name), "DOUBLE", spelled=spelled))
+            rewards.append(Column(column, "DOUBLE", spelled=spelled))
         at = [column.name for column in columns].index("prompt_tokens")
         return {column.name: column for column in (*columns[:at], *rewards, *columns[at:])}
 
@@ -269,7 +252,7 @@ class Database:
         told = [name for source in self.sources for name in source.reward_names]
         query = "select distinct r.name from (select unnest(rewards) as r from light_files) where r.name is not null"
         found = sorted(name for (name,) in self._connection.sql(query).fetchall())
-        names = dict.fromkeys(name for name in (*told, *found) if isinstance(name, str) and clean(name))
+        names = dict.fromkeys(name for name in (*told, *found) if isinstance(name, str) and is_clean(name))
         return list(names)[:MOST_REWARDS]
 
     def _views(self) -> None:
@@ -278,7 +261,7 @@ class Database:
         ]
         for whole, files in (("whole_", "all_files"), ("", "light_files")):
             columns = [
-                _reward(column) if name.startswith("reward/") else column.sql
+                _reward(column) if name.startswith(REWARD_PREFIX) else column.sql
                 for name, column in self.stored.items()
                 if whole or name not in HEAVY
             ]
@@ -320,7 +303,7 @@ class Database:
         for producer in annotate.find_producers([(source.folder, source.damaged) for source in self.sources]):
             if producer.name.casefold() not in {name.casefold() for name in (*self.stored, *annotated)}:
                 said = _said(len(annotated))
-                self._view(said, annotate.select(producer, partial(_read, uneven=True)))
+                self._view(said, annotate.select(producer, partial(sql.parquet, uneven=True)))
                 view = f"annotations.{name_of(producer.name)}"
                 self._connection.execute(f"create view {view} as select * exclude (_run) from {said}")
                 annotated[producer.name] = producer
@@ -342,8 +325,8 @@ class Database:
         if wanted != self._shown:
             self._view("rollouts", f"select * exclude (_run, _file, _row) from {wanted}")
             base = _view(superseded, annotated=False, whole=True)
-            self._view("messages", _MESSAGES.replace("TABLE", base))
-            self._view("tool_calls", _TOOL_CALLS.replace("TABLE", base))
+            self._view("messages", sql.messages(base))
+            self._view("tool_calls", sql.tool_calls(base))
             self._shown = wanted
 
     def _mentions(self, text: str) -> bool:
@@ -352,7 +335,7 @@ class Database:
 
     def _error(self, error: Exception, what: str) -> Exception:
         """One sentence for a mistake of the caller; everything else is about the files."""
-        text = first_line(error)
+        text = _gist(error)
         if isinstance(error, _OURS):
             return UnreadableError(text)
         missing = re.search(r'column "([^"]+)" not found', text)
@@ -382,18 +365,6 @@ def _is_about_content(filters: Filters) -> bool:
     return any(value is not None for value in inside) or any(name in text for name in HEAVY)
 
 
-def _parquet_files(source: Source) -> list[Path]:
-    return [part.path for part in source.parts if not part.is_journal]
-
-
-def _small(source: Source) -> list[Path]:
-    return [part.path for part in small_parts(source.parts)]
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(map(name_of, names))
-
-
 def _free(name: str, taken: Collection[str]) -> str:
     """The name, or one like it: DuckDB does not tell apart names that differ only in case."""
     numbered = (f"{name}_{number}" for number in count(1))
@@ -402,7 +373,7 @@ def _free(name: str, taken: Collection[str]) -> str:
 
 def _reward(column: Column) -> str:
     """SQL for what one reward function gave."""
-    name = literal(column.name.removeprefix("reward/"))
+    name = literal(column.name.removeprefix(REWARD_PREFIX))
     return f"rewards[list_position(list_transform(rewards, lambda r: r.name), {name})].value as {column.sql}"
 
 
@@ -429,18 +400,6 @@ def _refused(kinds: Sequence[str]) -> str:
     return f"the SQL has {len(kinds) or 'no'} statements; write one SELECT over {TABLES}"
 
 
-def _read(paths: Sequence[Path], *, uneven: bool = False) -> str:
-    """SQL for a table of Parquet files. The path above a run may hold `key=value`, which is nothing of the run's."""
-    names = ", ".join(literal(_pattern(path)) for path in paths)
-    options = "filename = true, file_row_number = true, hive_partitioning = false"
-    return f"read_parquet([{names}], {options}, union_by_name = {'true' if uneven else 'false'})"
-
-
-def _pattern(path: Path) -> str:
-    """The path as DuckDB's file patterns write it."""
-    return re.sub(r"[\[*?]", r"[\g<0>]", str(path))
-
-
-def first_line(error: Exception) -> str:
+def _gist(error: Exception) -> str:
     """The gist of an error message of DuckDB's."""
-    return re.sub(r"^\w+( \w+)? Error: ", "", str(error).strip().partition("\n")[0])
+    return re.sub(r"^\w+( \w+)? Error: ", "", gist(error))

@@ -256,16 +256,16 @@ class StoredRun:
 
     def to_pandas(self, columns: Sequence[str] | None = None, **filters: Any) -> Any:
         """The same as a pandas DataFrame."""
-        need("pandas", "dev")
+        need("pandas")
         return self.table(columns, **filters).to_pandas()
 
     def to_polars(self, columns: Sequence[str] | None = None, **filters: Any) -> Any:
         """The same as a polars DataFrame."""
-        return need("polars", "dev").from_arrow(self.table(columns, **filters))
+        return need("polars").from_arrow(self.table(columns, **filters))
 
     def to_dataset(self, columns: Sequence[str] | None = None, **filters: Any) -> Any:
         """The same as a Hugging Face dataset."""
-        return need("datasets", "trl").Dataset(self.table(columns, **filters))
+        return need("datasets").Dataset(self.table(columns, **filters))
 
     def sql(self, query: str, *, superseded: bool = False) -> pa.Table:
         """One SELECT over `rollouts`, `messages`, `tool_calls` and `annotations.<producer>`; DuckDB's SQL."""
@@ -298,7 +298,15 @@ class StoredRun:
         return f"<StoredRun {self.info.id!r} in {self.dir}: {len(self):,} rollouts>"
 
     def _repr_html_(self) -> str:
-        return summary.html(self)
+        return summary.html(
+            self.info,
+            self.stats(),
+            **{
+                "annotated by": ", ".join(self.annotations),
+                "dropped": ", ".join(f"{count:,} {reason}" for reason, count in self.drops.items()),
+                "damaged": ", ".join(self.damaged),
+            },
+        )
 
 
 class Runs(Sequence[StoredRun]):

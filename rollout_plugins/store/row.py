@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from rollout_hookspecs import Placeholder, Rollout
 
 from rollout_plugins.content.messages import text_of
-from rollout_plugins.store.codec import clean, encode, placeholder_for
+from rollout_plugins.store.codec import TROUBLE, cleaned, encode, is_clean, placeholder_for
 from rollout_plugins.store.schema import DEFAULTS, SCALARS, TEXT
-
-TROUBLE = (Exception, SystemExit)  # what an object may raise for being looked at
 
 
 class Row:
@@ -44,48 +44,48 @@ class Row:
                 return dict(value)
         except TROUBLE:
             pass
-        self.lose(value, name, "no mapping")
+        self.lose(value, name, "not a mapping")
         return {}
 
     def sequence(self, name: str, kind: type) -> list[Any]:
         """A field that must hold records of one kind."""
         value = getattr(self.rollout, name)
-        if not isinstance_(value, (list, tuple)):
-            self.lose(value, name, "no list")
+        if not is_a(value, (list, tuple)):
+            self.lose(value, name, "not a list")
             return []
         kept = []
         for index, item in enumerate(value):
-            if isinstance_(item, kind):
+            if is_a(item, kind):
                 kept.append(item)
             else:
-                self.lose(item, f"{name}[{index}]", f"no {kind.__name__}")
+                self.lose(item, f"{name}[{index}]", f"not of class {kind.__name__}")
         return kept
 
     def messages(self, name: str) -> Sequence[Any]:
-        """Prompt or completion; one that is no list is taken for its only message."""
+        """Prompt or completion; one that is not a list is taken for its only message."""
         value = getattr(self.rollout, name)
-        if isinstance_(value, (list, tuple)):
+        if is_a(value, (list, tuple)):
             return value  # type: ignore[no-any-return]
         if value is None:
-            self.lose(value, name, "no list")
+            self.lose(value, name, "not a list")
             return ()
         return (value,)
 
     def fit(self, value: Any, kind: Any, where: str, default: Any = None) -> Any:
-        """The value as its column takes it. Text no file takes stands in `rest`; another kind of value is lost."""
+        """The value as its column takes it. Text that no file takes stands in `rest`; another kind is lost."""
         if value is None and default is None:
             return None
         try:
-            return _FIT[kind](value)
+            return _COLUMNS[kind].fit(value)
         except TROUBLE:
             if kind == TEXT and where in SCALARS and type(value) is str:
                 self.rest[where] = value
                 return readable(value)
-            found = self.lose(value, where, _WANTED[kind])
+            found = self.lose(value, where, _COLUMNS[kind].otherwise)
             return found.preview or None if kind == TEXT and default is None else default
 
 
-def isinstance_(value: Any, kind: Any) -> bool:
+def is_a(value: Any, kind: Any) -> bool:
     """`isinstance` for objects that object to it."""
     try:
         return isinstance(value, kind)
@@ -95,6 +95,16 @@ def isinstance_(value: Any, kind: Any) -> bool:
 
 def json_of(value: dict[Any, Any], lost: list[Placeholder]) -> str | None:
     return encode(value, lost) if value else None
+
+
+def list_of(kind: Any, lengths: Iterable[int], columns: Mapping[str, Any]) -> pa.ListArray:
+    """A list column from flat child columns and the length of each row's list."""
+    arrays = [
+        columns[field.name] if isinstance(columns[field.name], pa.Array) else pa.array(columns[field.name], field.type)
+        for field in kind
+    ]
+    offsets = pa.array(list(accumulate(lengths, initial=0)), pa.int32())
+    return pa.ListArray.from_arrays(offsets, pa.StructArray.from_arrays(arrays, fields=list(kind)))
 
 
 def _number(value: Any) -> float:
@@ -123,27 +133,28 @@ def _flag(value: Any) -> bool:
     return bool(value)
 
 
-_FIT: dict[Any, Callable[[Any], Any]] = {
-    pa.int64(): _whole,
-    pa.int32(): lambda value: _whole(value, 32),
-    pa.float64(): _number,
-    TEXT: _string,
-    pa.bool_(): _flag,
+class _Column(NamedTuple):
+    """How values get into a column of one type."""
+
+    exact: type
+    fit: Callable[[Any], Any]
+    otherwise: str
+    """What is said of a value that does not fit."""
+
+
+_COLUMNS: dict[Any, _Column] = {
+    pa.int64(): _Column(int, _whole, "not a whole number of 64 bits"),
+    pa.int32(): _Column(int, partial(_whole, bits=32), "not a whole number of 32 bits"),
+    pa.float64(): _Column(float, _number, "not a number"),
+    TEXT: _Column(str, _string, "not text"),
+    pa.bool_(): _Column(bool, _flag, "neither True nor False"),
 }
-_WANTED = {
-    pa.int64(): "no whole number of 64 bits",
-    pa.int32(): "no whole number of 32 bits",
-    pa.float64(): "no number",
-    TEXT: "no text",
-    pa.bool_(): "neither True nor False",
-}
-_EXACT: dict[Any, set[type]] = {pa.int64(): {int}, pa.float64(): {float}, TEXT: {str}, pa.bool_(): {bool}}
 
 
 def scalars(name: str, kind: Any, rows: Sequence[Row]) -> pa.Array:
     values = [getattr(row.rollout, name) for row in rows]
     default = DEFAULTS[name]
-    if set(map(type, values)) <= _EXACT[kind] | ({type(None)} if default is None else set()):
+    if set(map(type, values)) <= {_COLUMNS[kind].exact, *([type(None)] if default is None else [])}:
         try:
             return pa.array(values, kind)
         except (pa.ArrowInvalid, OverflowError, UnicodeEncodeError):
@@ -157,7 +168,7 @@ def readable(value: Any) -> str | None:
         return None
     try:
         text = value if type(value) is str else text_of(value) if _is_bounded(value) else _VAST
-        return text if clean(text) else text.encode("utf-8", "replace").decode()
+        return text if is_clean(text) else cleaned(text)
     except TROUBLE:  # an object that objects to being looked at
         return None
 
@@ -166,7 +177,7 @@ _VAST = "[too much to show]"
 
 
 def _is_bounded(value: Any) -> bool:
-    """Whether a value ends soon: lists that hold each other many times over are endless for whoever reads them out."""
+    """Whether a value ends soon: lists that hold each other many times over take forever to read out."""
     left, unread = 100_000, [value]
     while unread and left > 0:
         item = unread.pop()
@@ -178,13 +189,4 @@ def _is_bounded(value: Any) -> bool:
 
 def is_exact(value: Any) -> bool:
     """Whether a column of text takes the value as it is."""
-    return type(value) is str and (value.isascii() or clean(value))
-
-
-def answer(completion: Any, reply: Any) -> str | None:
-    """The text of the message that answered a call; None when that is anything but plain text."""
-    if type(reply) is not int or type(completion) not in {tuple, list} or not 0 <= reply < len(completion):
-        return None
-    message = completion[reply]
-    content = message.get("content") if type(message) is dict else None
-    return content if is_exact(content) else None
+    return type(value) is str and (value.isascii() or is_clean(value))

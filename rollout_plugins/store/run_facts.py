@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from rollout_hookspecs import Run
@@ -15,10 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-_TEXTS = ("id", "trainer", "host", "model", "chat_template")
 _WHOLE = ("attempt", "rank", "world_size", "num_generations", "resumed_from")
+_KINDS: dict[str, type] = {
+    **dict.fromkeys(("id", "trainer", "host", "model", "chat_template"), str),
+    **dict.fromkeys(("versions", "settings"), dict),
+}
 _TUPLES: dict[str, type | tuple[type, ...]] = {"reward_names": str, "reward_weights": (int, float), "tools": dict}
-_MAPPINGS = ("versions", "settings")
 _COUNTS = ("rollouts", "generations", "drops", "plugin_errors")
 _YEAR_9000 = 2.2e11
 
@@ -28,6 +31,11 @@ def run_files(folder: Path) -> list[Path]:
     return sorted(
         [*folder.glob("run.json"), *folder.glob("run-*.json")], key=lambda path: (path.name != "run.json", path)
     )
+
+
+def earlier_attempts(path: Path) -> list[dict[str, Any]]:
+    """The attempts that a run file tells of, as it has them; none when it cannot be read."""
+    return [attempt for attempt in _listed(_read(path, {}).get("attempts")) if isinstance(attempt, dict)]
 
 
 class Facts:
@@ -53,11 +61,10 @@ class Facts:
 
     @property
     def attempts(self) -> list[dict[str, Any]]:
-        given = [(facts.get("attempts"), _whole(facts.get("rank")) or 0) for facts in self._read]
         return [
-            _attempt(attempt, rank)
-            for attempts, rank in given
-            for attempt in _listed(attempts)
+            _attempt(attempt, _whole(facts.get("rank")) or 0)
+            for facts in self._read
+            for attempt in _listed(facts.get("attempts"))
             if isinstance(attempt, dict)
         ]
 
@@ -68,11 +75,10 @@ class Facts:
 
     @property
     def drops(self) -> dict[str, int]:
-        total: dict[str, int] = {}
+        total: Counter[str] = Counter()
         for attempt in self.attempts:
-            for reason, count in attempt.get("drops", {}).items():
-                total[reason] = total.get(reason, 0) + count
-        return total
+            total.update(attempt.get("drops", {}))
+        return dict(total)
 
     @property
     def restarts(self) -> list[tuple[int, int]]:
@@ -83,11 +89,7 @@ class Facts:
 
 def _is_fact(name: str, value: Any) -> bool:
     """Whether a run file says something of the kind that a `Run` holds; somebody may have edited it."""
-    if name in _TEXTS:
-        return isinstance(value, str)
-    if name in _WHOLE:
-        return _whole(value) is not None
-    return name in _MAPPINGS and isinstance(value, dict)
+    return _whole(value) is not None if name in _WHOLE else isinstance(value, _KINDS.get(name, ()))
 
 
 def _listed(value: Any) -> Sequence[Any]:
@@ -127,13 +129,11 @@ def _whole(value: Any) -> int | None:
 def _read(path: Path, damaged: dict[str, str]) -> Mapping[str, Any]:
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
-        facts = {name: untagged(value) for name, value in facts.items()} if isinstance(facts, dict) else facts
+        if isinstance(facts, dict):
+            return {name: untagged(value) for name, value in facts.items()}
+        damaged[path.name] = f"expected a JSON object, found {type(facts).__name__}"
     except FileNotFoundError:
-        return {}
+        pass
     except (OSError, ValueError, RecursionError) as error:
         damaged[path.name] = str(error)
-        return {}
-    if not isinstance(facts, dict):
-        damaged[path.name] = f"expected a JSON object, found {type(facts).__name__}"
-        return {}
-    return facts
+    return {}

@@ -97,8 +97,16 @@ FIELDS: tuple[tuple[str, Any], ...] = (
     ("tokens", TOKENS),
     ("rest", TEXT),
 )
+# What readers call the column of one reward function's values, for filters and charts: this and its name.
 REWARD_PREFIX = "reward/"
 JSON = ("columns", "extra", "marks")
+# What people filter, sort and count by; the others are read when the first whole rollout is wanted.
+LIGHT = tuple(
+    name
+    for name, kind in FIELDS
+    if name == "rewards" or not (name in {*JSON, "rendered", "rest"} or pa.types.is_nested(kind))
+)
+HEAVY = tuple(name for name, _ in FIELDS if name not in LIGHT)
 # Counted from the rollout, so that charts and filters over a million rollouts need not open the nested columns.
 COUNTS = ("turns", "calls", "failed_calls")
 SCALARS = {
@@ -111,10 +119,4 @@ TYPED = {"role": "role", "content": "content", "name": "name", "reasoning_conten
 DEFAULTS = {f.name: f.default for f in fields(Rollout) if f.default is not MISSING} | {"id": ""}
 CALL_DEFAULTS = {f.name: f.default for f in fields(ToolCall) if f.default is not MISSING}
 
-
 SCHEMA = pa.schema(FIELDS, metadata={"rollout_plugins.schema": str(VERSION)})
-
-
-def reward_column(name: str) -> str:
-    """What readers call the column of one reward function's values, for filters and charts."""
-    return REWARD_PREFIX + name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections import deque
+from itertools import chain
 from typing import TYPE_CHECKING, Literal, TypeVar
 from weakref import WeakSet, ref
 
@@ -12,10 +13,10 @@ import pyarrow as pa
 
 from rollout_plugins.errors import RunError
 from rollout_plugins.store import annotate
-from rollout_plugins.store.parts import TYPES, Part, Rows, UnreadableError, fault, find_parts, wrong_columns
+from rollout_plugins.store.parts import TYPES, Part, UnreadableError, fault, file_name, find_parts, gist, wrong_columns
 from rollout_plugins.store.query import Database, Source
+from rollout_plugins.store.rows import FilesInMemory, Rows, with_columns
 from rollout_plugins.store.run_facts import Facts
-from rollout_plugins.store.small import Held
 from rollout_plugins.store.write import read_journal
 
 if TYPE_CHECKING:
@@ -57,13 +58,13 @@ class Session:
 
     def take(self, found: pa.Table, names: Sequence[str]) -> Iterator[tuple[pa.Array, pa.Table]]:
         """These columns of the places found, a few rows at a time, with each row's place among them."""
-        rows = Rows(self._parts, self._held, self.damaged)
+        rows = Rows(self._parts, self._in_memory, self.damaged)
         return rows.take(_integers(found["_file"], "i"), _integers(found["_row"], "q"), names)
 
     def note(self, what: str, error: Exception) -> None:
         """Something in the only run cannot be read."""
         (damaged,) = self.damaged.values()
-        damaged[what] = str(error).partition("\n")[0]
+        damaged[what] = gist(error)
 
     def _open(self, *, uneven: bool) -> Database:
         database = self._database
@@ -73,7 +74,7 @@ class Session:
             database = Database(sources, uneven)
             self._parts = [part for source in sources for part in source.parts]
             journals = {path: table for source in sources for path, table in source.tables.items()}
-            self._held = Held(journals, [path for paths in database.small.values() for path in paths], database.read)
+            self._in_memory = FilesInMemory(journals, chain.from_iterable(database.small.values()), database.read)
             self._database = database
             _close_the_first(self)
         return database
@@ -98,35 +99,34 @@ class Session:
         return Source(folder, parts, tables, facts.restarts, facts.info.reward_names, damaged)
 
     def _find_damage(self, *, whole: bool) -> bool:
-        """Look for unreadable files; with `whole`, at every page of them. Says whether there were any."""
+        """Look for unreadable Parquet files; with `whole`, at every page of them. Says whether there were any."""
         before = sum(map(len, self.damaged.values()))
         for folder, damaged in self.damaged.items():
             for part in find_parts(folder):
-                if part.name not in damaged and (wrong := fault(part, whole=whole)):
-                    damaged[part.name] = wrong
+                if not part.is_journal and part.name not in damaged and (why := fault(part.path, TYPES, whole=whole)):
+                    damaged[part.name] = why
             for path in annotate.files(folder):
-                if wrong := annotate.fault(path):
-                    damaged[annotate.file_name(path)] = wrong
+                if why := fault(path, {}, whole=True):
+                    damaged[file_name(path)] = why
         return sum(map(len, self.damaged.values())) > before
 
 
 def _journal(part: Part, damaged: dict[str, str]) -> pa.Table | None:
-    """What is in a journal; None when that is nothing, because it is empty or damaged."""
+    """What is in a journal, in the columns of today; None when that is nothing, because it is empty or damaged."""
     try:
         table = read_journal(part.path) if part.path.stat().st_size else None
+        why = "" if table is None else wrong_columns(table.schema, TYPES)
     except FileNotFoundError:
         raise UnreadableError(f"{part.name} was just turned into Parquet") from None
     except Exception as error:
-        damaged[part.name] = str(error).partition("\n")[0] or type(error).__name__
-        return None
-    wrong = "" if table is None else wrong_columns(table.schema)
-    if wrong:
-        damaged[part.name] = wrong
-    return None if table is None or wrong else table.select([name for name in table.column_names if name in TYPES])
+        table, why = None, gist(error)
+    if why:
+        damaged[part.name] = why
+    return None if table is None or why else with_columns(table, list(TYPES))
 
 
 def _integers(column: pa.ChunkedArray, code: Literal["i", "q"]) -> Sequence[int]:
-    """The numbers of a column without nulls, as they lie in memory: a million of them are no million objects."""
+    """The numbers of a column without nulls, as they lie in memory: without a Python object for each."""
     whole = column.combine_chunks()
     array = whole.combine_chunks() if isinstance(whole, pa.ChunkedArray) else whole
     view: memoryview[int] = memoryview(array.buffers()[1] or b"").cast("B").cast(code)

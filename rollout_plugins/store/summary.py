@@ -6,13 +6,14 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from rollout_plugins.store.filters import name_of
+from rollout_plugins.store.sql import name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from rollout_hookspecs import Run
+
     from rollout_plugins.store.filters import Column
-    from rollout_plugins.store.read import StoredRun
 
 _REAL = "reward is not null and not isnan(reward)"
 _COLUMNS = (
@@ -53,25 +54,22 @@ def query(columns: Iterable[Column]) -> tuple[list[str], str]:
     )
 
 
-def html(run: StoredRun) -> str:
-    """What a notebook shows of a run."""
-    info, rows = run.info, run.stats()
+def html(run: Run, rows: Sequence[Mapping[str, Any]], **facts: str) -> str:
+    """What a notebook shows of a run: who made it, its numbers, and whatever else is to be said."""
     train = [row for row in rows if row["split"] == "train"] or rows
-    facts: dict[str, Any] = {
-        "run": info.id,
-        "trainer": info.trainer,
-        "model": info.model,
+    shown = {
+        "run": run.id,
+        "trainer": run.trainer,
+        "model": run.model,
         "rollouts": f"{sum(row['rollouts'] for row in rows):,}",
         "steps": f"{train[0]['step']} to {train[-1]['step']}" if train else "none yet",
         "reward": _change(train),
-        "annotated by": ", ".join(run.annotations),
-        "dropped": ", ".join(f"{count:,} {reason}" for reason, count in run.drops.items()),
-        "damaged": ", ".join(run.damaged),
-        "folder": str(run.dir),
+        **facts,
+        "folder": run.dir,
     }
     cells = "".join(
-        f"<tr style='text-align:left'><th>{escape(name)}</th><td>{escape(str(value))}</td></tr>"
-        for name, value in facts.items()
+        f"<tr style='text-align:left'><th>{escape(name)}</th><td>{escape(value)}</td></tr>"
+        for name, value in shown.items()
         if value
     )
     return f"<table>{cells}</table>"

@@ -10,21 +10,23 @@ from __future__ import annotations
 import json
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from rollout_hookspecs import Placeholder, Rollout, Run
 
+from rollout_plugins.errors import RunError
 from rollout_plugins.store.codec import tagged
+from rollout_plugins.store.columns import to_batch
+from rollout_plugins.store.run_facts import earlier_attempts
 from rollout_plugins.store.schema import SCHEMA, VERSION
-from rollout_plugins.store.to_columns import to_batch
 
 logger = logging.getLogger("rollout_plugins")
 
@@ -48,7 +50,9 @@ class RunWriter:
         self.lost: list[Placeholder] = []
         self.bytes = 0
         self._shards: dict[str, _Shard] = {}
-        self._attempts = [a for a in _earlier(self.dir / run_file(run.rank)) if a.get("attempt") != run.attempt]
+        self._attempts = [
+            a for a in earlier_attempts(self.dir / run_file(run.rank)) if a.get("attempt") != run.attempt
+        ]
         self._started = time.time()
 
     def write(self, split: str, rollouts: Sequence[Rollout]) -> None:
@@ -65,7 +69,7 @@ class RunWriter:
             self._seal(split)
 
     def _new_shard(self, split: str) -> _Shard:
-        """Start a journal; also when the directory vanished under us, so that recording goes on."""
+        """Start a journal; also if the folder was removed meanwhile, so that recording goes on."""
         old = self._shards.pop(split, None)
         if old is not None:
             old.close()
@@ -78,7 +82,7 @@ class RunWriter:
         while True:
             try:
                 shard = _Shard(folder / f"{stem}-{number:06d}.arrows")
-            except FileExistsError:  # somebody else writes the same run, and was faster
+            except FileExistsError:  # another process writes the same run, and was faster
                 number += 1
             else:
                 self._shards[split] = shard
@@ -249,7 +253,7 @@ def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 def read_journal(path: Path) -> pa.Table:
     """Every whole batch of a journal; a torn end, or one that is being written, is left out.
 
-    The file is read, not mapped: it may be cut or removed while somebody looks at it.
+    The file is read, not mapped: its writer may cut or remove it meanwhile.
     """
     batches: list[pa.RecordBatch] = []
     with pa.OSFile(str(path)) as source:
@@ -272,22 +276,33 @@ def _has_header(path: Path) -> bool:
     return len(start) == 8 and path.stat().st_size >= 8 + int.from_bytes(start[4:], "little")
 
 
-def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file so that it is either the old one or the new one, whole, whenever the power goes."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
+def replace_file(path: Path, write: Callable[[Path], object], *, sync: bool = True) -> None:
+    """Write a file so that it is either the old one or the new one, whole; with `sync`, whenever the power goes."""
+    temporary = path.with_name(f".{uuid4().hex}.tmp")
     try:
         write(temporary)
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
+        if sync:
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def _earlier(path: Path) -> list[dict[str, Any]]:
-    """Attempts that an earlier process noted in its run file."""
-    try:
-        attempts = json.loads(path.read_text(encoding="utf-8"))["attempts"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return []
-    return [a for a in attempts if isinstance(a, dict)] if isinstance(attempts, list) else []
+def write_parquet(path: Path, tables: Iterable[pa.Table]) -> int:
+    """Write tables to one Parquet file, one after the other; returns how many rows they have."""
+    written = 0
+
+    def write(target: Path) -> None:
+        nonlocal written
+        writer = None
+        for table in tables:
+            writer = writer or pq.ParquetWriter(target, table.schema, compression="zstd")
+            writer.write_table(table.cast(writer.schema))
+            written += table.num_rows
+        if writer is None:
+            raise RunError("no rollouts match, so there is nothing to write")
+        writer.close()
+
+    replace_file(path, write)
+    return written

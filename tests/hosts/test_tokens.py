@@ -10,7 +10,7 @@ import torch
 from store_rig import RunWriter, open_run, rollouts, run_in, written
 
 from rollout_plugins import Tokens
-from rollout_plugins.store import parts
+from rollout_plugins.store.rows import Rows
 
 
 def made(count=64, prompt=400, answer=1600):
@@ -99,8 +99,8 @@ def test_what_is_no_list_of_ids_costs_only_itself(tmp_path, bad):
 def test_reading_rollouts_does_not_touch_them_unasked(tmp_path, monkeypatch):
     write(tmp_path, list(made(8)))
     asked = set()
-    take = parts.Rows.take
-    monkeypatch.setattr(parts.Rows, "take", lambda self, p, r, names: asked.update(names) or take(self, p, r, names))
+    take = Rows.take
+    monkeypatch.setattr(Rows, "take", lambda self, p, r, names: asked.update(names) or take(self, p, r, names))
     run = open_run(tmp_path)
     assert len(list(run.rollouts())) == len(run.group("1")) == len(list(run.rollouts(where="reward >= 0"))) == 8
     assert "tokens" in asked  # group() reads the one it was asked for

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +17,8 @@ import pytest
 from reading import called, ids, one, steps, write, writer
 
 from rollout_plugins import open_run
-from rollout_plugins.errors import RunError
-from rollout_plugins.store import session, small
+from rollout_plugins.errors import MissingExtraError, RunError
+from rollout_plugins.store import parts, session
 from rollout_plugins.store import write as writing
 from rollout_plugins.store.read import Runs, StoredRun, find_runs, runs
 from rollout_plugins.store.schema import FIELDS
@@ -400,7 +401,7 @@ def test_a_run_of_the_first_version_of_the_files_is_read(tmp_path):
 
 def test_of_thousands_of_small_files_each_is_opened_once(tmp_path, monkeypatch):
     monkeypatch.setattr(writing, "SEAL_BYTES", 1)
-    monkeypatch.setattr(small, "MANY", 5)
+    monkeypatch.setattr(parts, "MANY", 5)
     made = [one(step, n, tool_calls=(called("a"),) if step == 3 else ()) for step in range(1, 9) for n in range(4)]
     folder = write(tmp_path, made)
     stored = open_run(folder)
@@ -423,7 +424,7 @@ def test_of_thousands_of_small_files_each_is_opened_once(tmp_path, monkeypatch):
 
 
 def test_one_damaged_file_of_many_small_ones_costs_itself(tmp_path, monkeypatch):
-    monkeypatch.setattr(small, "MANY", 2)
+    monkeypatch.setattr(parts, "MANY", 2)
     folder = several_parts(tmp_path, monkeypatch)
     (folder / "data" / "train" / "001-00000-000001.parquet").write_bytes(b"PAR1")
     stored = open_run(folder)
@@ -572,6 +573,13 @@ def test_pandas_polars_and_datasets(run):
     assert run.to_dataset()[0]["completion"][0]["content"] == "Answer 0 of step 1."
 
 
+@pytest.mark.parametrize("name", ["pandas", "polars", "datasets"])
+def test_a_missing_library_is_named_by_its_own_package(run, monkeypatch, name):
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(MissingExtraError, match=rf"{name} is not installed: pip install {name}$"):
+        getattr(run, f"to_{name.removesuffix('s') if name == 'datasets' else name}")()
+
+
 def test_stats_count_what_matters(tmp_path):
     made = [
         one(1, 0, reward=0.0, finish="length", completion_tokens=10),
@@ -651,11 +659,11 @@ def test_an_empty_run_answers_every_question(tmp_path):
         (lambda run: list(run.rollouts(where="reward >")), "is not understood: syntax error"),
         (lambda run: list(run.rollouts(where="step = 'x'")), "is not understood: "),
         (lambda run: list(run.rollouts(order="-rewrd")), "there is no column 'rewrd'; the columns are"),
-        (lambda run: list(run.rollouts(step="first")), "step='first' is no step; give a number, 'last'"),
-        (lambda run: list(run.rollouts(step=[None])), "step=None is no step"),
-        (lambda run: list(run.rollouts(step=1.5)), "step=1.5 is no step"),
-        (lambda run: list(run.rollouts(step=[1, True])), "step=True is no step"),
-        (lambda run: list(run.rollouts(step=math.inf)), "step=inf is no step"),
+        (lambda run: list(run.rollouts(step="first")), "step='first' is not a step; give a number, 'last'"),
+        (lambda run: list(run.rollouts(step=[None])), "step=None is not a step"),
+        (lambda run: list(run.rollouts(step=1.5)), "step=1.5 is not a step"),
+        (lambda run: list(run.rollouts(step=[1, True])), "step=True is not a step"),
+        (lambda run: list(run.rollouts(step=math.inf)), "step=inf is not a step"),
         (lambda run: run.get("nope"), "no rollout 'nope' in "),
         (lambda run: run.get(None), "a rollout's id is text, not None"),
         (lambda run: run.group(None), "a rollout's id is text, not None"),

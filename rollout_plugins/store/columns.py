@@ -1,0 +1,186 @@
+"""Rollouts and the columns that hold them, in both directions; `schema` says which columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from rollout_hookspecs import Image, Placeholder, Rollout, Tokens, ToolCall
+
+from rollout_plugins.store.codec import TROUBLE, decode, encode, is_clean
+from rollout_plugins.store.message_columns import messages, read_message
+from rollout_plugins.store.row import Row, is_a, is_exact, json_of, list_of, readable, scalars
+from rollout_plugins.store.schema import CALL_DEFAULTS, IMAGE, JSON, REWARD, SCALARS, SCHEMA, TEXT, TOKENS, TOOL_CALL
+
+
+def to_batch(rollouts: Sequence[Rollout], lost: list[Placeholder]) -> pa.RecordBatch:
+    """Rows for the rollouts. Never fails on content.
+
+    What can't be kept is a `Placeholder` where it was, or, in a column that takes only numbers or text, a mark
+    `lost:<path>` beside it. Both are appended to `lost`.
+    """
+    rows = [Row(rollout, lost) for rollout in rollouts]
+    made = {name: scalars(name, kind, rows) for name, kind in SCALARS.items()}
+    made["rewards"] = _rewards(rows)
+    made["tool_calls"], made["calls"], made["failed_calls"] = _tool_calls(rows)
+    made["prompt"], _ = messages("prompt", rows)
+    made["completion"], made["turns"] = messages("completion", rows)
+    made["images"] = _images(rows)
+    made["tokens"] = _tokens(rows)
+    for name in ("columns", "extra"):
+        made[name] = pa.array([json_of(row.mapping(name), lost) for row in rows], TEXT)
+    marks = [{**row.mapping("marks"), **row.marks} for row in rows]
+    made["marks"] = pa.array([json_of(value, lost) for value in marks], TEXT)
+    made["rest"] = pa.array([json_of(row.rest, lost) for row in rows], TEXT)
+    return pa.RecordBatch.from_arrays([made[name] for name in SCHEMA.names], schema=SCHEMA)
+
+
+def _columns(kind: Any) -> dict[str, list[Any]]:
+    return {field.name: [] for field in kind}
+
+
+def _rewards(rows: Sequence[Row]) -> pa.ListArray:
+    for row in rows:
+        row.rewards = _rewards_of(row)
+        if not all(type(name) is str and is_clean(name) for name in row.rewards):
+            row.rest["rewards"] = row.rewards
+    flat = [(readable(name), value) for row in rows for name, value in row.rewards.items()]
+    columns = {"name": [name for name, _ in flat], "value": [value for _, value in flat]}
+    return list_of(REWARD, (len(row.rewards) for row in rows), columns)
+
+
+def _rewards_of(row: Row) -> dict[Any, float | None]:
+    rewards = row.mapping("rewards")
+    if all(type(value) is float or value is None for value in rewards.values()):
+        return rewards
+    return {name: row.fit(value, pa.float64(), f"rewards.{readable(name)}") for name, value in rewards.items()}
+
+
+def _tool_calls(rows: Sequence[Row]) -> tuple[pa.ListArray, pa.Array, pa.Array]:
+    """The calls, how many there were, and how many of those failed."""
+    out = _columns(TOOL_CALL)
+    counts, failed = [], []
+    for row in rows:
+        calls = row.sequence("tool_calls", ToolCall)
+        for index, call in enumerate(calls):
+            _tool_call_row(call, out, row, f"tool_calls[{index}]")
+        counts.append(len(calls))
+        failed.append(
+            sum(status in ("error", "unknown") for status in out["status"][len(out["status"]) - len(calls) :])
+        )
+    return list_of(TOOL_CALL, counts, out), pa.array(counts, pa.int64()), pa.array(failed, pa.int64())
+
+
+_CALL_SCALARS = {name: TOOL_CALL.field(name).type for name in ("turn", "position", "reply", "status", "seconds")}
+
+
+def _tool_call_row(call: ToolCall, out: dict[str, list[Any]], row: Row, where: str) -> None:
+    rest: dict[str, Any] = {}
+    result = call.result
+    if result is None and call.reply is not None:
+        rest["result"] = None
+    elif type(result) is str and result == _answer(row.rollout.completion, call.reply):
+        result = None
+    for name, value in (("name", call.name), ("result", result), ("error", call.error)):
+        if value is None or is_exact(value):
+            out[name].append(value)
+        else:
+            out[name].append(readable(value))
+            rest[name] = value
+    for name, kind in _CALL_SCALARS.items():
+        out[name].append(row.fit(getattr(call, name), kind, f"{where}.{name}", CALL_DEFAULTS[name]))
+    out["arguments"].append(encode(call.arguments, row.lost))
+    out["rest"].append(json_of(rest, row.lost))
+
+
+def _images(rows: Sequence[Row]) -> pa.ListArray:
+    out = _columns(IMAGE)
+    counts = []
+    for row in rows:
+        images = row.sequence("images", Image)
+        for index, image in enumerate(images):
+            for field in IMAGE:
+                default = "" if field.name == "hash" else None
+                value = row.fit(getattr(image, field.name), field.type, f"images[{index}].{field.name}", default)
+                out[field.name].append(value)
+        counts.append(len(images))
+    return list_of(IMAGE, counts, out)
+
+
+def _tokens(rows: Sequence[Row]) -> pa.StructArray:
+    """All null, and free, unless the run keeps tokens."""
+    kept = [_tokens_of(row) for row in rows]
+    try:
+        return pa.array(kept, TOKENS)
+    except TROUBLE:
+        return pa.array([_tokens_that_fit(row, values) for row, values in zip(rows, kept, strict=True)], TOKENS)
+
+
+def _tokens_of(row: Row) -> dict[str, Any] | None:
+    tokens = row.rollout.tokens
+    if tokens is None:
+        return None
+    if not is_a(tokens, Tokens):
+        row.lose(tokens, "tokens", "not of class Tokens")
+        return None
+    return {field.name: _listed(getattr(tokens, field.name)) for field in TOKENS}
+
+
+def _listed(values: Any) -> Any:
+    """A list for arrays and tensors; everything else as it is."""
+    return values.tolist() if hasattr(values, "tolist") else values
+
+
+def _tokens_that_fit(row: Row, values: dict[str, Any] | None) -> dict[str, Any] | None:
+    if values is None:
+        return None
+    fitting = {}
+    for field in TOKENS:
+        try:
+            fitting[field.name] = pa.array([values[field.name]], field.type).to_pylist()[0]
+        except TROUBLE:
+            row.lose(values[field.name], f"tokens.{field.name}", "not a list of such numbers")
+            fitting[field.name] = None
+    return fitting
+
+
+def from_rows(rows: Iterable[Mapping[str, Any]]) -> Iterator[Rollout]:
+    """Rollouts from rows as `to_pylist` gives them."""
+    return map(_rollout, rows)
+
+
+def _rollout(row: Mapping[str, Any]) -> Rollout:
+    values = {name: row[name] for name in SCALARS}
+    values["rewards"] = {pair["name"]: pair["value"] for pair in row["rewards"]}
+    if row.get("rest"):
+        values.update((name, value) for name, value in decode(row["rest"]).items() if name in values)
+    completion = tuple(map(read_message, row["completion"]))
+    return Rollout(
+        **values,
+        **{name: decode(row[name]) if row[name] else {} for name in JSON},
+        tool_calls=tuple(_tool_call(call, completion) for call in row["tool_calls"]),
+        prompt=tuple(map(read_message, row["prompt"])),
+        completion=completion,
+        images=tuple(Image(**image) for image in row["images"]),
+        tokens=Tokens(**row["tokens"]) if row.get("tokens") else None,
+    )
+
+
+def _tool_call(row: Mapping[str, Any], completion: Sequence[Any]) -> ToolCall:
+    values = {key: value for key, value in row.items() if key != "rest"}
+    values["arguments"] = decode(values["arguments"])
+    if values["result"] is None:
+        values["result"] = _answer(completion, values["reply"])
+    if row["rest"]:
+        values.update(decode(row["rest"]))
+    return ToolCall(**values)
+
+
+def _answer(completion: Any, reply: Any) -> str | None:
+    """The text of the message that answered a call; None when that is anything but plain text."""
+    if type(reply) is not int or type(completion) not in {tuple, list} or not 0 <= reply < len(completion):
+        return None
+    message = completion[reply]
+    content = message.get("content") if type(message) is dict else None
+    return content if is_exact(content) else None

@@ -1,0 +1,191 @@
+"""Rows out of the files of a run, a few at a time: from those in memory, and from the rest without loading them."""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import accumulate, groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from rollout_plugins.store.parts import TYPES, Part, UnreadableError, gist
+from rollout_plugins.store.schema import REWARD_PREFIX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+OPEN_FILES = 64
+
+
+class FilesInMemory:
+    """Journals, from the beginning; small Parquet files, once one of them is asked for: each is opened once."""
+
+    def __init__(
+        self, journals: Mapping[Path, pa.Table], small: Iterable[Path], read: Callable[[Sequence[Path]], pa.Table]
+    ) -> None:
+        self._tables = dict(journals)
+        self._waiting = frozenset(small)
+        self._read = read
+
+    def get(self, path: Path) -> pa.Table | None:
+        if path in self._waiting:
+            waiting, self._waiting = sorted(self._waiting), frozenset()
+            with suppress(UnreadableError):  # one of them is damaged: each is read from its file, and that one named
+                self._tables.update(_by_file(self._read(waiting)))
+        return self._tables.get(path)
+
+
+def _by_file(table: pa.Table) -> dict[Path, pa.Table]:
+    """A table of whole files, one after the other, as a table for each."""
+    start, found = 0, {}
+    for name, rows in groupby(table["filename"].to_pylist()):
+        count = sum(1 for _ in rows)
+        found[Path(name)] = table.slice(start, count)
+        start += count
+    return found
+
+
+class Rows:
+    """Takes rows out of parts, a few at a time, decoding each file once as long as rows are asked for in its order."""
+
+    def __init__(
+        self, parts: Sequence[Part], in_memory: FilesInMemory, damaged: Mapping[Path, dict[str, str]]
+    ) -> None:
+        self._parts = parts
+        self._in_memory = in_memory
+        self._damaged = damaged
+        self._open: OrderedDict[tuple[int, tuple[str, ...]], _Cursor] = OrderedDict()
+
+    def take(
+        self, parts: Sequence[int], rows: Sequence[int], names: Sequence[str]
+    ) -> Iterator[tuple[pa.Array, pa.Table]]:
+        """Tables of the rows, in the order asked for, with the places they stand for. Unreadable rows are left out."""
+        chunk = _chunk(names)
+        for start in range(0, len(parts), chunk):
+            end = min(start + chunk, len(parts))
+            found, places = [], []
+            for number in dict.fromkeys(parts[start:end]):
+                here = [place for place in range(start, end) if parts[place] == number]
+                here.sort(key=rows.__getitem__)
+                table = self._read(number, [rows[place] for place in here], tuple(names))
+                if table is not None:
+                    found.append(table)
+                    places += here
+            if found:
+                table = pa.concat_tables(found, promote_options="permissive")
+                order = pc.sort_indices(integers(places))
+                yield integers(sorted(places)), table.take(order)
+
+    def _read(self, number: int, rows: list[int], names: tuple[str, ...]) -> pa.Table | None:
+        part = self._parts[number]
+        try:
+            held = self._in_memory.get(part.path)
+            if held is None:
+                table = self._cursor(number, names).take(rows)
+            else:
+                table = _rows_of(held.select(_stored(names, held.column_names)), rows)
+            return with_columns(table, names)
+        except Exception as error:
+            self._open.pop((number, names), None)
+            self._damaged[part.folder][part.name] = gist(error)
+            return None
+
+    def _cursor(self, number: int, names: tuple[str, ...]) -> _Cursor:
+        key = (number, names)
+        cursor = self._open.pop(key, None) or _Cursor(self._parts[number].path, names)
+        self._open[key] = cursor
+        if len(self._open) > OPEN_FILES:
+            self._open.popitem(last=False)[1].close()
+        return cursor
+
+
+def _rows_of(table: pa.Table, rows: Sequence[int]) -> pa.Table:
+    """These rows; without copying where they stand one after the other, as those of small files do."""
+    if rows and list(rows) == list(range(rows[0], rows[0] + len(rows))):
+        return table.slice(rows[0], len(rows))
+    return table.take(integers(rows))
+
+
+def _chunk(names: Sequence[str]) -> int:
+    """Rows to have in memory at once: few of whole rollouts, many of mere numbers."""
+    return 512 if any(pa.types.is_nested(TYPES.get(name, pa.float64())) for name in names) else 16384
+
+
+class _Cursor:
+    """Reads forward through one Parquet file; going back starts again at a row group."""
+
+    def __init__(self, path: Path, names: Sequence[str]) -> None:
+        self._file = pq.ParquetFile(path, memory_map=True)
+        self._names = _stored(names, self._file.schema_arrow.names)
+        groups = map(self._file.metadata.row_group, range(self._file.num_row_groups))
+        self._starts = list(accumulate((group.num_rows for group in groups), initial=0))
+        self._batches: Iterator[Any] = iter(())
+        self._start = self._end = 0
+        self._batch: Any = None
+
+    def take(self, rows: Sequence[int]) -> pa.Table:
+        slices, wanted = [], list(rows)
+        while wanted:
+            self._go_to(wanted[0])
+            here = [row for row in wanted if row < self._end]
+            slices.append(self._batch.take(integers([row - self._start for row in here])))
+            wanted = wanted[len(here) :]
+        return pa.Table.from_batches(slices)
+
+    def _go_to(self, row: int) -> None:
+        group = max(number for number, start in enumerate(self._starts[:-1]) if start <= row)
+        if self._batch is None or row < self._start or self._starts[group] > self._end:
+            groups = list(range(group, len(self._starts) - 1))
+            self._batches = self._file.iter_batches(
+                _chunk(self._names) // 2, row_groups=groups, columns=self._names, use_threads=False
+            )
+            self._end = self._starts[group]
+            self._batch = None
+        while self._batch is None or row >= self._end:
+            self._batch = next(self._batches)
+            self._start, self._end = self._end, self._end + self._batch.num_rows
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _stored(names: Sequence[str], present: Iterable[str]) -> list[str]:
+    """The columns of a file that these are read from."""
+    wanted = dict.fromkeys("rewards" if name.startswith(REWARD_PREFIX) else name for name in names)
+    known = set(present)
+    return [name for name in wanted if name in known]
+
+
+def with_columns(table: pa.Table, names: Sequence[str]) -> pa.Table:
+    """Exactly these columns; nulls for those that the file of another version does not have."""
+    return pa.Table.from_arrays([_column(table, name) for name in names], names=list(names))
+
+
+def _column(table: pa.Table, name: str) -> Any:
+    if name.startswith(REWARD_PREFIX) and "rewards" in table.column_names:
+        return _reward(table["rewards"].combine_chunks(), name.removeprefix(REWARD_PREFIX))
+    kind = TYPES.get(name, pa.float64())
+    if name not in table.column_names:
+        return pa.nulls(table.num_rows, kind)
+    found = table[name]
+    return found if pa.types.is_nested(kind) or found.type == kind else found.cast(kind)
+
+
+def _reward(rewards: Any, name: str) -> Any:
+    """What one function gave each rollout."""
+    pairs, rows = rewards.flatten(), pc.list_parent_indices(rewards)
+    named = pc.equal(pc.struct_field(pairs, "name"), name)
+    places = pc.index_in(integers(range(len(rewards))), value_set=rows.filter(named).cast(pa.int64()))
+    return pc.struct_field(pairs, "value").filter(named).take(places)
+
+
+def integers(numbers: Iterable[int]) -> pa.Array:
+    """Whole numbers as Arrow has them; `pa.array` would import pandas, which takes longer than most questions."""
+    values = array("q", numbers)
+    return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])
