@@ -576,6 +576,7 @@ def mangled(folder: Path, value: Any) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.slow  # 250 commands, half of which write a report
 @pytest.mark.parametrize("value", MANGLED, ids=repr)
 def test_a_mangled_run_file_breaks_no_command(run, rollouts, value, tmp_path):
     for facts in mangled(run.dir, value):

@@ -166,6 +166,7 @@ def test_a_resumed_run_leaves_out_what_was_done_again(tmp_path):
     assert run.count(step=3, superseded=True) == 8
 
 
+@pytest.mark.slow
 def test_two_ranks_read_as_one_run(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE), "RIG_MODEL": tiny_model(tmp_path)}
