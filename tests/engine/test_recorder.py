@@ -164,6 +164,7 @@ def test_tokens_are_kept_only_when_asked_for(tmp_path):
 # --- plugins, sinks, metrics ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.needs(part="redact")
 def test_plugins_work_as_in_a_training(tmp_path):
     class Words:
         @hookimpl
@@ -612,6 +613,7 @@ def test_recording_costs_the_loop_no_more_than_a_copy(tmp_path):
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.needs(part="shapes")
 def test_the_examples_run_and_what_they_say_to_type_next_works(tmp_path, monkeypatch, capsys, path):
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(path), run_name="__main__")

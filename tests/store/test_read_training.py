@@ -15,7 +15,6 @@ from transformers import TrainerCallback
 from rollout_plugins import RolloutPluginCallback, open_run
 from rollout_plugins.cli import templates
 from rollout_plugins.cli.main import main
-from rollout_plugins.shapes.importing import import_rollouts
 
 HERE = Path(__file__).parents[1] / "support"
 SCRIPT = [
@@ -106,7 +105,10 @@ def test_the_commands_on_a_grpo_run(trained, capsys):
     assert "better, 0 worse" in capsys.readouterr().out
 
 
+@pytest.mark.needs(part="shapes")
 def test_trls_own_completions_of_the_same_training_import_as_the_same_rollouts(trained, tmp_path):
+    from rollout_plugins.shapes.importing import import_rollouts
+
     _, out = trained
     ours = {str(r.completion[-1]["content"]) for r in open_run(out).rollouts()}
     report = import_rollouts("trl", out, tmp_path)
