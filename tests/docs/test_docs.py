@@ -91,7 +91,7 @@ def test_every_hook_says_when_where_with_what_and_how_it_fails(hook):
 @pytest.mark.parametrize("hook", HOOKS)
 def test_every_hook_has_an_example_in_its_docstring_and_a_test(hook):
     assert "Example:" in inspect.getdoc(getattr(hooks, hook))
-    assert f"def test_hook_{hook}(" in (ROOT / "tests" / "test_hooks.py").read_text(encoding="utf-8")
+    assert f"def test_hook_{hook}(" in (ROOT / "tests" / "engine" / "test_hooks.py").read_text(encoding="utf-8")
 
 
 def test_every_record_is_documented():

@@ -408,7 +408,7 @@ def test_log_called_by_name_leaves_the_callers_own_values_alone(tmp_path):
 def test_metrics_of_an_evaluation_with_another_prefix_are_its_own(tmp_path):
     trainer = logging_trainer(tmp_path, on=True)
     trainer.evaluate(metric_key_prefix="test")
-    assert trainer.state.log_history[-1]["eval_rollouts/count"] == 4.0
+    assert trainer.state.log_history[-1]["test_rollouts/count"] == 4.0
 
 
 @pytest.mark.needs(part="scout")
