@@ -223,6 +223,7 @@ def test_show_says_when_nothing_matches(rollouts, run, tmp_path):
 HOSTILE = "\x1b[31mred\x1b[0m \x1b]0;title\x07 [bold]x[/bold] [/] \u202eevil\u202c \x00 \ud800 end"
 
 
+@pytest.mark.slow
 def test_nothing_a_model_wrote_is_obeyed(rollouts, tmp_path):
     made = one(1, 0, completion=({"role": "assistant", "content": HOSTILE},), tool_calls=(called(HOSTILE),))
     write(tmp_path, [made], trainer=HOSTILE, model=HOSTILE)
@@ -454,6 +455,7 @@ def test_a_pipe_that_closes_early_is_no_error(tmp_path):
 
 
 @pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.slow
 def test_on_a_terminal_nothing_is_wider_than_the_window(run, columns):
     for words in (
         ["stats", run.dir],

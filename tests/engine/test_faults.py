@@ -334,6 +334,7 @@ for number in range(20):
 """
 
 
+@pytest.mark.slow
 def test_many_runs_that_hang_when_the_interpreter_exits_share_one_limit(tmp_path):
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", EXIT, str(tmp_path)], env=env, check=True, timeout=15)

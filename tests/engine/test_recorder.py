@@ -506,6 +506,7 @@ def test_processes_of_torchrun_share_a_run_without_a_process_group(tmp_path):
     assert_one_run_of_two_ranks(tmp_path)
 
 
+@pytest.mark.slow
 def test_processes_of_anything_else_share_a_run_by_its_name_also_when_they_go_on(tmp_path):
     for _ in range(2):
         children = [work("ranks", tmp_path, RANK=str(n), WORLD_SIZE="2", RUN_NAME="exp") for n in range(2)]

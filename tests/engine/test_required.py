@@ -248,6 +248,6 @@ def test_a_required_plugin_that_was_taken_out_of_a_run_is_there_in_the_next(tmp_
     trainer.train()
     broken[0] = False
     trainer.train()
-    first, second = (open_run(path) for path in find_runs(tmp_path / "out" / "rollouts"))
+    first, second = (open_run(path) for path in find_runs(tmp_path / "out-rollouts"))
     assert (len(first), len(second)) == (0, 4)
     assert {rollout.completion[0]["content"] for rollout in second.rollouts()} == {"my key is [GONE]"}

@@ -556,6 +556,7 @@ def test_a_subclass_of_the_callback_is_copied_with_what_it_has(tmp_path, monkeyp
 @pytest.mark.parametrize("way", ["deepcopy", "pickle"])
 @pytest.mark.needs(part="redact")
 @pytest.mark.needs(part="scout")
+@pytest.mark.slow
 def test_every_plugin_of_ours_can_be_copied_while_it_works(tmp_path, monkeypatch, way):
     from rollout_plugins.plugins.redact import Redact
     from rollout_plugins.sinks.scout import ScoutSink

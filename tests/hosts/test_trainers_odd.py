@@ -25,6 +25,8 @@ from transformers import AutoModelForImageTextToText
 
 from rollout_plugins import RolloutPluginCallback, open_run
 
+pytestmark = pytest.mark.slow
+
 
 def needs(name):
     return pytest.mark.skipif(name not in RUNNABLE, reason=str(KINDS[name].skip()))
@@ -315,7 +317,6 @@ def test_images_are_kept_of_the_trainers_that_are_said_to_have_them(tmp_path, na
         assert kept.getpixel((0, 0)) == pictures[number].getpixel((0, 0))
 
 
-@pytest.mark.slow
 def test_two_ranks_keep_their_rollouts_under_places_of_the_whole_batch(tmp_path):
     names = [name for name in ("online dpo", "a2po", "gold") if name in RUNNABLE]
     here = Path(__file__).parents[1] / "support"

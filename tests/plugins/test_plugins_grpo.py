@@ -231,7 +231,7 @@ def trained_twice(tmp_path):
         first(trainer)
         again(trainer)
         sent = [trace["metadata"]["id"] for trace in SQLiteStorage.get_traces(name, "run", sort="step_asc")]
-        return alarm, lines(tmp_path / "out" / "rollouts"), sent
+        return alarm, lines(tmp_path / "out-rollouts"), sent
 
     return run
 
@@ -250,7 +250,7 @@ class Fails:
 
 def test_every_plugin_begins_anew_when_a_script_trains_twice(tmp_path, trained_twice):
     alarm, written, sent = trained_twice(lambda trainer: trainer.train(), lambda trainer: trainer.train())
-    runs = [open_run(path) for path in find_runs(tmp_path / "out" / "rollouts")]
+    runs = [open_run(path) for path in find_runs(tmp_path / "out-rollouts")]
     assert [len(run) for run in runs] == [12, 12]
     shown = Counter(ident.rsplit(".", 4)[0] for ident in alarm.got)
     assert shown == {run.info.id: 6 for run in runs}
