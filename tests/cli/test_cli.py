@@ -363,7 +363,7 @@ def test_doctor_of_a_folder_that_is_not_there_yet(rollouts, tmp_path):
 def test_doctor_reports_damage_and_newer_runs(rollouts, run):
     run.files[0].write_bytes(b"torn")
     _, out, _ = rollouts("doctor", run.dir, "--offline")
-    assert "r1\twarn\t001-00000-000000.parquet cannot be read" in out
+    assert "r1\twarn\tdata/train/001-00000-000000.parquet cannot be read" in out
     (run.dir / "run.json").write_text('{"schema": 99}')
     code, out, _ = rollouts("doctor", run.dir, "--offline")
     assert code == 1

@@ -458,10 +458,12 @@ def test_what_was_disabled_or_taken_out_does_not_come_back_with_a_late_plugin():
     from rollout_plugins.engine.dispatch import Dispatcher
 
     plugins = Plugins([Fine(), Named("mine", [])], disable=["console"])
-    Dispatcher(plugins.manager, Counters()).remove("mine", "was told to")
+    dispatcher = Dispatcher(plugins.manager, Counters())
+    dispatcher.remove("mine", "was told to")
     assert not plugins.add("console")
     assert plugins.add("cap")
-    assert order(plugins) == ["fine", "images", "metrics", "cap"]
+    assert order(plugins) == ["fine", "mine", "images", "metrics", "cap"]
+    assert "mine" not in [impl.plugin_name for impl in dispatcher.implementations("on_rollout")]
 
 
 # --- the listing ----------------------------------------------------------------------------------------------------

@@ -387,12 +387,12 @@ def test_the_cap_holds_for_each_evaluation(tmp_path):
     assert kept == {(0, "maths"): 3, (1, "code"): 3, (2, "maths"): 3, (3, "code"): 3}
 
 
-def test_the_cap_of_an_export_holds_for_each_dataset(tmp_path):
+def test_the_cap_of_an_export_holds_for_each_generation_of_each_dataset(tmp_path):
     rows = {"maths": dataset(4), "code": dataset(4)}
     trainer = make(tmp_path, callbacks=[RolloutPluginCallback()], eval_rows=rows)
     trainer.evaluate()
     done = export(open_run(tmp_path / "out"), JsonlSink(tmp_path / "lines"), cap=3)
-    assert (done.sent, done.capped) == (6, 10)
+    assert (done.sent, done.capped) == (12, 4)
 
 
 # --- forks -----------------------------------------------------------------------------------------------------------

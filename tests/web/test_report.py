@@ -253,7 +253,7 @@ def test_run_files_that_somebody_mangled(tmp_path):
     path.write_text(json.dumps(json.loads(path.read_text()) | odd))
     run = report(tmp_path)["run"]
     assert (run["id"], run["rewards"][0][1], run["attempts"]) == (
-        "7",
+        "r1",
         "nan",
         [{"attempt": 1, "rank": 0, "rollouts": 0}],
     )
