@@ -15,8 +15,9 @@ os.environ.setdefault("TRACKIO_DIR", tempfile.mkdtemp(prefix="trackio-"))
 import pytest
 from trackio.sqlite_storage import SQLiteStorage
 
-from rollout_plugins import Image, Rollout, Run, ToolCall, exporting, hookimpl, open_run
+from rollout_plugins import Image, Rollout, Run, ToolCall, hookimpl, open_run
 from rollout_plugins.cli.main import main
+from rollout_plugins.engine import export as exporting
 from rollout_plugins.engine.export import export
 from rollout_plugins.errors import RunError, SetupError
 from rollout_plugins.plugins.cap import Cap
