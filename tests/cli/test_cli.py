@@ -518,6 +518,7 @@ def on_ascii(*words: object) -> tuple[int, str, str]:
     ],
     ids=" ".join,
 )  # fmt: skip
+@pytest.mark.slow
 def test_every_command_writes_to_an_output_that_takes_ascii_alone(odd: Path, words: list[str]) -> None:
     takes_run = words[0] not in {"--help", "plugins", "completion"}
     code, out, err = on_ascii(words[0], *([odd] if takes_run else []), *words[1:])
