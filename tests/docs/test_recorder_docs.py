@@ -8,7 +8,8 @@ import pytest
 from shape_rig import Completion, Episode, Trajectory, TrajectoryGroup, Transition
 
 from rollout_plugins import RolloutRecorder, open_run
-from rollout_plugins.shapes import areal, rows, torchforge, verl
+from rollout_plugins.engine import rows
+from rollout_plugins.shapes import areal, torchforge, verl
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "recorder.md").read_text(encoding="utf-8")
