@@ -482,7 +482,7 @@ def real_training(how: str, status: int) -> Callable[[Path, random.Random], Outc
 
     def fault(folder: Path, dice: random.Random) -> Outcome:
         folder.mkdir()
-        env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/hookspecs:{ROOT}/tests", "OMP_NUM_THREADS": "1"}
+        env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/hookspecs", "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "benchmarks.faults", "--worker", how, str(folder)]
         done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
         ended = done.returncode in {status, 130 if how == "interrupt" else status}

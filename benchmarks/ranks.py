@@ -24,7 +24,7 @@ EACH = 8
 
 def worker(folder: Path, steps: int) -> None:
     """Run by torchrun: trainings with and without, twice each, in one process group."""
-    from tests.rig import dataset, make
+    from rig import dataset, make
     from trl import GRPOTrainer
 
     for name in ("warm", "off 1", "on 1", "on 2", "off 2"):
@@ -48,7 +48,7 @@ def worker(folder: Path, steps: int) -> None:
 
 
 def launch(folder: Path, world: int, steps: int) -> list[Any]:
-    from tests.rig import tiny_model
+    from rig import tiny_model
 
     folder.mkdir()
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={world}"]

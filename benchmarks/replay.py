@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict, deque
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import torch
 from rig import make

@@ -31,7 +31,7 @@ SLACK = 5e6
 
 
 def trained(folder: Path, kind: str, steps: int, *, on: bool) -> dict[str, Any]:
-    from tests.rig import GRPO, RLOO, dataset, make
+    from rig import GRPO, RLOO, dataset, make
 
     trainer = make(
         folder,

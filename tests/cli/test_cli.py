@@ -223,6 +223,7 @@ def test_show_says_when_nothing_matches(rollouts, run, tmp_path):
 HOSTILE = "\x1b[31mred\x1b[0m \x1b]0;title\x07 [bold]x[/bold] [/] \u202eevil\u202c \x00 \ud800 end"
 
 
+@pytest.mark.slow
 def test_nothing_a_model_wrote_is_obeyed(rollouts, tmp_path):
     made = one(1, 0, completion=({"role": "assistant", "content": HOSTILE},), tool_calls=(called(HOSTILE),))
     write(tmp_path, [made], trainer=HOSTILE, model=HOSTILE)
@@ -471,6 +472,7 @@ def test_a_pipe_that_closes_early_is_no_error(tmp_path):
 
 
 @pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.slow
 def test_on_a_terminal_nothing_is_wider_than_the_window(run, columns):
     for words in (
         ["stats", run.dir],
@@ -533,6 +535,7 @@ def on_ascii(*words: object) -> tuple[int, str, str]:
     ],
     ids=" ".join,
 )  # fmt: skip
+@pytest.mark.slow
 def test_every_command_writes_to_an_output_that_takes_ascii_alone(odd: Path, words: list[str]) -> None:
     takes_run = words[0] not in {"--help", "plugins", "completion"}
     code, out, err = on_ascii(words[0], *([odd] if takes_run else []), *words[1:])
@@ -593,6 +596,7 @@ def mangled(folder: Path, value: Any) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.slow  # 250 commands, half of which write a report
 @pytest.mark.parametrize("value", MANGLED, ids=repr)
 def test_a_mangled_run_file_breaks_no_command(run, rollouts, value, tmp_path):
     for facts in mangled(run.dir, value):

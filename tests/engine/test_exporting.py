@@ -23,7 +23,6 @@ from rollout_plugins.engine.export import export
 from rollout_plugins.errors import RunError, SetupError
 from rollout_plugins.plugins.cap import Cap
 from rollout_plugins.sinks.jsonl import JsonlSink
-from rollout_plugins.sinks.scout import ScoutSink
 from rollout_plugins.sinks.trackio import TrackioSink
 from rollout_plugins.store.write import RunWriter
 from rollout_plugins.testing import make_rollout, run_plugins
@@ -171,7 +170,10 @@ def test_a_sender_that_was_killed_keeps_nobody_waiting(run, tmp_path):
     assert in_file(tmp_path / "lines") == ids(run)
 
 
+@pytest.mark.needs(part="scout")
 def test_what_was_removed_from_the_target_is_sent_again(run, tmp_path):
+    from rollout_plugins.sinks.scout import ScoutSink
+
     for sink in (JsonlSink, ScoutSink):
         folder = tmp_path / sink.__name__
         assert export(run, sink(folder)).sent == 12
@@ -287,11 +289,13 @@ def test_an_export_beside_a_training_sends_each_rollout_once(tmp_path):
     assert in_file(tmp_path / "lines") == ids(run)
 
 
+@pytest.mark.needs(part="scout")
 def test_an_unknown_target_names_the_known_ones(run):
     with pytest.raises(SetupError, match="cannot export to 'mlflow'; accepted: console, jsonl, scout, trackio, wandb"):
         export(run, "mlflow")
 
 
+@pytest.mark.needs(part="scout")
 def test_the_command_sends_and_says_what_it_did(run, tmp_path, capsys):
     words = ["export", str(run.dir), "--to", "jsonl", "-o", str(tmp_path / "lines")]
     assert main(words) == 0

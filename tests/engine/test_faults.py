@@ -224,12 +224,10 @@ class Gate:
 def test_a_full_queue_drops_the_newest_batch_whole_and_counts_it(tmp_path, caplog):
     gate = Gate()
     line = started(tmp_path, queue_bytes=2500)
-    before = time.perf_counter()
     line.submit(batch(build=gate.build, made=rollouts(), step=1))
     for step in range(2, 6):
         line.submit(batch(rollouts(), step=step))
-    assert time.perf_counter() - before < 1
-    gate.open.set()
+    gate.open.set()  # only now: had a submit waited for room, the gate would have given up and lost step 1
     assert line.drain(10)
     send(line, rollouts(), 6)
     line.close()
@@ -336,6 +334,7 @@ for number in range(20):
 """
 
 
+@pytest.mark.slow
 def test_many_runs_that_hang_when_the_interpreter_exits_share_one_limit(tmp_path):
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", EXIT, str(tmp_path)], env=env, check=True, timeout=15)
@@ -385,18 +384,16 @@ def test_a_sink_that_hangs_delays_nothing_and_what_it_misses_is_counted(tmp_path
     for_good = threading.Event()
     good, bad = Sink(name="good"), Sink(for_good.wait, name="bad")
     line = started(tmp_path, bad, good, end_seconds=0.5)
-    began = time.perf_counter()
     for step in range(10):
         line.submit(batch(rollouts(), step=step))
         assert line.drain(10, sinks=False)
     until(lambda: len(good.ids) == 40)
     assert len(open_run(tmp_path)) == 40
     line.close()
-    assert time.perf_counter() - began < 10
     run = open_run(tmp_path)
     assert len(run) == 40
     assert run.drops == {"sink_failed:bad": 40}
-    for_good.set()
+    for_good.set()  # only now: nothing above waited until the bad sink was done
 
 
 def test_a_slow_sink_gets_everything_that_its_queue_holds(tmp_path):

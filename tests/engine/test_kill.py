@@ -9,9 +9,12 @@ import time
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import pytest
 from store_rig import batch, pipeline, rollouts, run_in
 
 from rollout_plugins import open_run
+
+pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parents[1] / "support"
 KILLS = 20

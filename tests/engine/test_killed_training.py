@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from rig import make, tiny_model
 
 from rollout_plugins import RolloutPluginCallback, open_run
+
+pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parents[1] / "support"
 TIMES = 8

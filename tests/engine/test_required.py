@@ -9,7 +9,6 @@ import pytest
 from rig import make
 
 from rollout_plugins import RolloutPluginCallback, Trace, hookimpl, open_run
-from rollout_plugins.plugins.redact import Redact
 from rollout_plugins.store.read import find_runs
 
 
@@ -22,7 +21,10 @@ class Sink:
         self.got += traces
 
 
+@pytest.mark.needs(part="redact")
 def test_nothing_passes_a_redact_whose_own_function_hangs(tmp_path, monkeypatch):
+    from rollout_plugins.plugins.redact import Redact
+
     monkeypatch.setenv("ROLLOUT_PLUGINS_HANG_SECONDS", "0.3")
     sink = Sink()
     trainer = make(tmp_path, ["my key is secret"], max_steps=3)
@@ -139,6 +141,7 @@ def scored(completions, **kwargs):
     return [1.0] * len(completions)
 
 
+@pytest.mark.needs(part="redact")
 def test_whatever_path_it_takes_a_secret_does_not_leave(tmp_path, caplog):
     caplog.set_level("DEBUG", logger="rollout_plugins")
 
@@ -205,7 +208,10 @@ def test_what_a_required_plugin_fails_to_clean_stays_here(tmp_path, caplog):
     assert [each for each in told if "broken by" in str(each)] == []
 
 
+@pytest.mark.needs(part="redact")
 def test_a_function_that_hangs_over_the_runs_facts_ends_nothing(tmp_path, monkeypatch):
+    from rollout_plugins.plugins.redact import Redact
+
     monkeypatch.setenv("ROLLOUT_PLUGINS_HANG_SECONDS", "0.3")
     released = threading.Event()
 
@@ -224,8 +230,12 @@ def test_a_function_that_hangs_over_the_runs_facts_ends_nothing(tmp_path, monkey
     assert [told.model for told in sink.told] == ["", ""]
 
 
+@pytest.mark.needs(part="redact")
 def test_a_required_plugin_that_was_taken_out_of_a_run_is_there_in_the_next(tmp_path):
     """Otherwise the next run would store what nobody searched for secrets."""
+
+    from rollout_plugins.plugins.redact import Redact
+
     broken = [True]
 
     def careful(text):

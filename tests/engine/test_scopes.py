@@ -1,6 +1,6 @@
 """Which rollouts a sink gets, and how long anybody waits for it."""
 
-import time
+import threading
 
 from rig import make
 
@@ -8,15 +8,16 @@ from rollout_plugins import RolloutPluginCallback, hookimpl, open_run
 
 
 class Sink:
-    def __init__(self, scope="global", hang=0.0):
+    def __init__(self, scope="global", until=None):
         self.name = f"sink-{scope}"
         self.scope = scope
-        self.hang = hang
+        self.until = until
         self.got = []
 
     @hookimpl
     def export_traces(self, traces, step):
-        time.sleep(self.hang)
+        if self.until:
+            self.until.wait(60)
         self.got += [trace.rollout_id for trace in traces]
 
 
@@ -34,15 +35,16 @@ def test_a_streaming_sink_gets_everything_and_the_others_what_was_selected(tmp_p
 
 def test_a_hanging_sink_is_waited_for_once_and_what_it_missed_is_counted(tmp_path, monkeypatch):
     monkeypatch.setattr("rollout_plugins.engine.pipeline.SINK_SECONDS", 1.0)
-    hanging, healthy = Sink(hang=60), Sink("rank")
+    for_good = threading.Event()
+    hanging, healthy = Sink(until=for_good), Sink("rank")
     trainer = make(tmp_path, max_steps=3)
     trainer.add_callback(RolloutPluginCallback([hanging, healthy]))
-    started = time.monotonic()
     trainer.train()
-    assert time.monotonic() - started < 20
+    assert hanging.got == []  # training ended before the sink was done
     run = open_run(tmp_path / "out")
     assert len(run) == len(healthy.got) == 12
     assert run.drops["sink_failed:sink-global"] == 12
+    for_good.set()
 
 
 def test_reasons_for_other_ranks_rollouts_do_not_pile_up_in_memory(tmp_path, monkeypatch):

@@ -26,6 +26,8 @@ from vllm_stand_in import StandIn
 
 from rollout_plugins import RolloutPluginCallback, open_run
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parents[1] / "support"
 
 

@@ -25,10 +25,8 @@ from rollout_plugins.plugins.cap import Cap
 from rollout_plugins.plugins.dedup import Dedup
 from rollout_plugins.plugins.images import Images
 from rollout_plugins.plugins.metrics import Metrics
-from rollout_plugins.plugins.redact import Redact
 from rollout_plugins.sinks.console import ConsoleSink
 from rollout_plugins.sinks.jsonl import JsonlSink
-from rollout_plugins.sinks.scout import ScoutSink
 from rollout_plugins.sinks.trackio import TrackioSink
 from rollout_plugins.sinks.wandb import WandbSink
 from rollout_plugins.store import write as writing
@@ -407,7 +405,10 @@ def test_log_called_by_name_leaves_the_callers_own_values_alone(tmp_path):
     assert logged == [-1.0, 4.0] * 2
 
 
+@pytest.mark.needs(part="scout")
 def test_a_reward_that_changes_the_working_directory_costs_nothing(tmp_path, monkeypatch):
+    from rollout_plugins.sinks.scout import ScoutSink
+
     away = tmp_path / "away"
     away.mkdir()
     monkeypatch.chdir(tmp_path)
@@ -455,6 +456,7 @@ def wrapped(trainer):
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.needs(part="redact")
 def test_a_copied_trainer_records_its_own_run(tmp_path, way):
     callback = RolloutPluginCallback([Count(), "redact", JsonlSink(), Cap(2)], sync=True)
     trainer = picklable(tmp_path, callbacks=[callback])
@@ -546,7 +548,13 @@ def test_a_subclass_of_the_callback_is_copied_with_what_it_has(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("way", ["deepcopy", "pickle"])
+@pytest.mark.needs(part="redact")
+@pytest.mark.needs(part="scout")
+@pytest.mark.slow
 def test_every_plugin_of_ours_can_be_copied_while_it_works(tmp_path, monkeypatch, way):
+    from rollout_plugins.plugins.redact import Redact
+    from rollout_plugins.sinks.scout import ScoutSink
+
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     monkeypatch.chdir(tmp_path)

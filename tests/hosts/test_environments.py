@@ -17,6 +17,8 @@ from rig import call, make
 
 from rollout_plugins import RolloutPluginCallback, open_run
 
+pytestmark = pytest.mark.slow
+
 harbor = pytest.importorskip("trl.experimental.harbor", reason="this TRL has no Harbor")
 openreward = pytest.importorskip("trl.experimental.openreward", reason="this TRL has no OpenReward")
 

@@ -524,6 +524,7 @@ SHAPES = {
 @pytest.mark.parametrize(
     ("shape", "tokens"), [*[(shape, False) for shape in SHAPES], ("short", True), ("tools", True)]
 )
+@pytest.mark.slow
 def test_what_waits_for_the_worker_is_counted_as_it_is_held(tmp_path, shape, tokens):
     trainer = make(tmp_path, cls=GRPOTrainer, max_steps=4, steps_per_generation=1, num_iterations=2, **SHAPES[shape])
     emitted = Emitted()

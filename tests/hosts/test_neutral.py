@@ -37,6 +37,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.needs(part="redact")
 def test_training_is_bit_identical_with_and_without(tmp_path, name, capsys):
     cls, options = CASES[name]
     without = outcome(tmp_path / "a", cls, dict(options), on=False)

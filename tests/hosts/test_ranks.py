@@ -13,6 +13,8 @@ from rig import tiny_model
 from rollout_plugins import open_run
 from rollout_plugins.store.read import find_runs
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parents[1] / "support"
 
 

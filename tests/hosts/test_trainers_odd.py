@@ -25,6 +25,8 @@ from transformers import AutoModelForImageTextToText
 
 from rollout_plugins import RolloutPluginCallback, open_run
 
+pytestmark = pytest.mark.slow
+
 
 def needs(name):
     return pytest.mark.skipif(name not in RUNNABLE, reason=str(KINDS[name].skip()))

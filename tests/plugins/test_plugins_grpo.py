@@ -164,6 +164,7 @@ def test_default_on_and_removable(tmp_path):
     assert not any("rollouts/truncated" in entry for entry in trainer.state.log_history)
 
 
+@pytest.mark.slow
 def test_two_ranks_share_files_and_the_cap(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}

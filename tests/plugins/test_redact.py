@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from dataclasses import fields
 
 import pytest
@@ -223,20 +222,21 @@ def test_own_patterns_by_name_and_as_compiled_ones():
 
 @pytest.mark.parametrize("pattern", [r"(a+)+b", r"(a|aa)+b", r"(.*)*b", r"([a-z]+)*\d", r"a*a*a*a*a*b"])
 def test_own_patterns_take_linear_time(pattern):
-    started = time.perf_counter()
+    # Backtracking over this many letters would not end before the test's time limit.
     assert text("a" * 200_000, Redact(rules=(), patterns=[pattern])) == "a" * 200_000
-    assert time.perf_counter() - started < 5
 
 
 @pytest.mark.parametrize(
     "attack",
-    ["eyJ" * 100_000, "eyJaaaaaaaaaaa." * 20_000, "-----BEGIN PRIVATE KEY-----" * 10_000, "http://a:" * 30_000,
-     "password" * 30_000, "sk-" * 100_000, "Authorization: " * 20_000, "a://" * 50_000 + ":" * 50_000],
+    ["eyJ", "eyJaaaaaaaaaaa.", "-----BEGIN PRIVATE KEY-----", "http://a:", "password", "sk-", "Authorization: "],
 )  # fmt: skip
 def test_built_in_rules_take_linear_time(attack):
-    started = time.perf_counter()
-    text(attack)
-    assert time.perf_counter() - started < 5
+    # A tenth of a second for a million characters. Quadratic work would not end before the test's time limit.
+    text(attack * (1_000_000 // len(attack)))
+
+
+def test_built_in_rules_take_linear_time_where_an_address_never_ends():
+    text("a://" * 200_000 + ":" * 200_000)
 
 
 def test_own_function_sees_every_text_after_the_rules():

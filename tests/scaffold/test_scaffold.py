@@ -164,6 +164,7 @@ def plugins(installed, **more):
     return {row["name"]: row for row in json.loads(told)}
 
 
+@pytest.mark.slow
 def test_installed_plugins_are_found(installed):
     found = plugins(installed)
     sample = found["sample"]
@@ -173,6 +174,7 @@ def test_installed_plugins_are_found(installed):
 
 
 @pytest.mark.parametrize("by", ["sample", "rollout-sample"])
+@pytest.mark.slow
 def test_the_environment_disables_a_plugin_before_it_is_imported(installed, by):
     _, python, env = installed
     disabled = {"ROLLOUT_PLUGINS_DISABLE": by}
@@ -184,6 +186,7 @@ def test_the_environment_disables_a_plugin_before_it_is_imported(installed, by):
     checked(python, "-c", code, env=env | disabled)
 
 
+@pytest.mark.slow
 def test_installed_projects_pass_their_tests_and_work_in_a_training_run_unasked(installed):
     folder, python, env = installed
     (folder / "test_discovered.py").write_text(DISCOVERED)

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given
-from test_render import rollout, thorough, traces
+from shown_rollouts import rollout, thorough, traces
 
 from rollout_plugins import Image, Step, Trace
 from rollout_plugins.content.trace import default_trace
@@ -253,9 +253,9 @@ def test_a_terminal_that_was_held_shows_rollouts_again(unread):
 
 def test_an_export_waits_for_a_terminal_that_was_held(unread):
     termios.tcflow(unread, termios.TCOOFF)
-    code = "import sys; sys.path[:0] = ['tests', 'hookspecs', '.']; from test_console import *\n"
-    code += "ConsoleSink().export_traces(batch(2), Step(step=2))"
-    child = subprocess.Popen([sys.executable, "-c", code], stdout=unread, stderr=subprocess.DEVNULL)
+    code = "from test_console import *; ConsoleSink().export_traces(batch(2), Step(step=2))"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=unread, stderr=subprocess.DEVNULL, env=env)
     with pytest.raises(subprocess.TimeoutExpired):
         child.wait(5)
     termios.tcflow(unread, termios.TCOON)

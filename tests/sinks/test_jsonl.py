@@ -135,18 +135,15 @@ def test_a_full_file_from_before_is_not_written_to(tmp_path):
 
 
 def test_standard_output_is_for_pipes(tmp_path):
-    code = (
-        "import sys; sys.path[:0] = ['tests', 'hookspecs', '.']\n"
-        "from test_jsonl import *\n"
-        "sink = JsonlSink('-'); sink.export_traces(TRACES, Step()); sink.on_run_end(None)"
-    )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    code = "sink = JsonlSink('-'); sink.export_traces(TRACES, Step()); sink.on_run_end(None)"
+    out = run_python(code, stdout=subprocess.PIPE, text=True).stdout
     assert [json.loads(line)["id"] for line in out.splitlines()] == [trace.rollout_id for trace in TRACES]
 
 
-def run_python(code, arguments=(), **options):
-    code = "import sys; sys.path[:0] = ['tests', 'hookspecs', '.']\nfrom test_jsonl import *\n" + code
-    return subprocess.run([sys.executable, "-c", code, *arguments], check=True, timeout=60, **options)
+def run_python(code, arguments=(), env=os.environ, **options):
+    env = {**env, "PYTHONPATH": os.pathsep.join(sys.path)}
+    code = "from test_jsonl import *\n" + code
+    return subprocess.run([sys.executable, "-c", code, *arguments], check=True, timeout=60, env=env, **options)
 
 
 def test_standard_output_in_ascii_gets_every_rollout():

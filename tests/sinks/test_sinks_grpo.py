@@ -193,6 +193,7 @@ def test_a_sink_that_raises_or_hangs_costs_no_step_no_rollout_and_no_other_sink(
     assert len(sent_again(stored, tmp_path / "again")) == 12
 
 
+@pytest.mark.slow
 def test_a_terminal_nobody_reads_does_not_stop_the_training(tmp_path):
     here = Path(__file__).parents[1] / "support"
     reader, terminal = pty.openpty()
@@ -214,6 +215,7 @@ def test_nothing_of_ours_is_left_in_the_databases_metrics_but_one_row_a_batch(tm
         assert [row[0] for row in db.execute("select metrics from metrics")] == [b"{}"] * 3
 
 
+@pytest.mark.slow
 def test_two_ranks_share_a_sink_or_have_one_each(tmp_path, project):
     here = Path(__file__).parents[1] / "support"
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(here), "RIG_MODEL": tiny_model(tmp_path)}

@@ -96,6 +96,7 @@ def test_tools_and_errors_are_found(tmp_path):
     assert ids(stored.rollouts(where="calls > 1 or failed_calls > 0")) == ["1.0", "1.1"]
 
 
+@pytest.mark.slow
 def test_the_first_with_a_text_are_the_first_of_all_with_it(tmp_path):
     """Looking at a few generations at a time finds the same, wherever they are, and with other filters too."""
     says = {0: "a", 3: "b", 4: "ab", 5: "b", 11: "ab", 12: "b", 40: "ab"}
@@ -709,6 +710,7 @@ def threads():
     return sum(1 for _ in Path("/proc/self/task").iterdir())
 
 
+@pytest.mark.slow
 def test_runs_that_are_only_held_open_take_no_threads(tmp_path):
     write(tmp_path, steps(1))
     before = threads()

@@ -15,7 +15,6 @@ from transformers import TrainerCallback
 from rollout_plugins import RolloutPluginCallback, open_run
 from rollout_plugins.cli import chat_templates
 from rollout_plugins.cli.main import main
-from rollout_plugins.shapes.importing import import_rollouts
 
 HERE = Path(__file__).parents[1] / "support"
 SCRIPT = [
@@ -106,7 +105,10 @@ def test_the_commands_on_a_grpo_run(trained, capsys):
     assert "better, 0 worse" in capsys.readouterr().out
 
 
+@pytest.mark.needs(part="shapes")
 def test_trls_own_completions_of_the_same_training_import_as_the_same_rollouts(trained, tmp_path):
+    from rollout_plugins.shapes.importing import import_rollouts
+
     _, out = trained
     ours = {str(r.completion[-1]["content"]) for r in open_run(out).rollouts()}
     report = import_rollouts("trl", out, tmp_path)
@@ -166,6 +168,7 @@ def test_a_resumed_run_leaves_out_what_was_done_again(tmp_path):
     assert run.count(step=3, superseded=True) == 8
 
 
+@pytest.mark.slow
 def test_two_ranks_read_as_one_run(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE), "RIG_MODEL": tiny_model(tmp_path)}

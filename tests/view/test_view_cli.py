@@ -14,6 +14,8 @@ import time
 import pytest
 from reading import steps, write
 
+pytestmark = pytest.mark.slow
+
 MAIN = "from rollout_plugins.cli.main import main; import sys; sys.exit(main())"
 
 

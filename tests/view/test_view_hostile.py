@@ -88,6 +88,7 @@ def test_it_shows_as_text_on_every_screen(hostile, tmp_path, monkeypatch):
     look(hostile, scenario, size=(180, 50))
 
 
+@pytest.mark.slow
 def test_every_hostile_value_has_a_screen(tmp_path):
     made = [
         replace(rollout, id=f"h{n}", index=n, step=1, generation=1) for n, rollout in enumerate(hostile_rollouts())
@@ -117,6 +118,7 @@ LONG = {
 
 
 @pytest.mark.parametrize("name", LONG)
+@pytest.mark.slow
 def test_it_opens_at_once_however_long_it_is(tmp_path, name):
     deep = value = {}
     for _ in range(200):

@@ -14,11 +14,13 @@ import pytest
 from chromium import browser, needs_chromium
 from report_rig import fill, seen
 
-import rollout_plugins.report
+import rollout_plugins.web
 from rollout_plugins import open_run
 from rollout_plugins.report import write_report
 
-HERE = Path(rollout_plugins.report.__file__).parent
+pytestmark = pytest.mark.slow
+
+HERE = Path(rollout_plugins.web.__file__).parent
 SOURCES, BUILT = HERE / "page", HERE / "static"
 needs_node = pytest.mark.skipif(
     not (shutil.which("node") and shutil.which("npm")), reason="no node and npm on this machine"
@@ -91,8 +93,8 @@ def test_the_wheel_holds_the_page_and_not_what_it_was_built_with(tmp_path):
     )
     (wheel,) = tmp_path.glob("*.whl")
     names = ZipFile(wheel).namelist()
-    assert {f"rollout_plugins/report/static/{path.name}" for path in BUILT.iterdir()} <= set(names)
-    assert not [name for name in names if "node_modules" in name or "report/page/" in name]
+    assert {f"rollout_plugins/web/static/{path.name}" for path in BUILT.iterdir()} <= set(names)
+    assert not [name for name in names if "node_modules" in name or "web/page/" in name]
 
 
 @needs_node

@@ -14,7 +14,7 @@ from rollout_plugins.report import write_report
 from rollout_plugins.store.write import RunWriter
 from rollout_plugins.testing import make_rollout
 
-pytestmark = needs_chromium
+pytestmark = [needs_chromium, pytest.mark.slow]
 MARK = "hacked"
 ATTACKS = [
     f"<script>window.{MARK} = 1; alert(1)</script>",

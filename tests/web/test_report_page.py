@@ -12,7 +12,7 @@ from test_report import Boards
 from rollout_plugins import open_run
 from rollout_plugins.report import write_report
 
-pytestmark = needs_chromium
+pytestmark = [needs_chromium, pytest.mark.slow]
 ROWS = "tr[data-place]"
 
 
