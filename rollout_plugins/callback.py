@@ -197,7 +197,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         """Stay with the trainer until the callback is removed: no event comes before an evaluation's first batch."""
         if trainer is None:
             return
-        if trainer not in self._trainers:
+        if self._known(trainer) is None:  # a trainer that is being made may not have all its parts yet
             self._get_to_know(trainer)
         attached = self._known(trainer)
         if attached is None or attached.is_on:
@@ -213,12 +213,15 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         attached.put_on(trainer, Wrappers(self, attached), options)
 
     def _get_to_know(self, trainer: Any) -> None:
-        pipeline = self._new_pipeline()
+        before = self._trainers.get(trainer)
+        pipeline = before.pipeline if before is not None else self._new_pipeline()
         if self._pipeline.run is None:
             self._pipeline = pipeline
         host = host_for(trainer, pipeline.dispatcher.hosts())
         self._trainers[trainer] = Attached(host, pipeline, Path(trainer.args.output_dir).absolute())
-        if host is None:
+
+    def _say_unknown(self, trainer: Any) -> None:
+        if trainer is not None and self._known(trainer) is None:
             kind = type(trainer).__name__
             self._say(f"{kind} makes no rollouts that are known here; the callback does nothing{_why(trainer)}")
 
@@ -244,6 +247,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
     def _attach_in_evaluation(self, trainer: Any) -> None:
         """`evaluate()` alone after `add_callback(instance)`: no event came before the first batch was generated."""
         is_new, attached = self._attach_unless_settled(trainer), self._known(trainer)
+        self._say_unknown(trainer)
         if not is_new or attached is None or not may_evaluate(attached.host, trainer):
             return
         count, prefix = evaluation_under_way(trainer)
@@ -288,6 +292,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         """A new run; a new attempt when training resumes or starts over; the same one after an evaluate() before."""
         attached = self._known(trainer)
         if attached is None:
+            self._say_unknown(trainer)
             return
         attached.output_dir = Path(trainer.args.output_dir).absolute()
         self._use(attached)

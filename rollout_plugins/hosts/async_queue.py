@@ -33,7 +33,7 @@ from rollout_hookspecs import Batch, Emit
 from rollout_plugins.hosts.async_building import Builder, describe_async
 from rollout_plugins.hosts.async_samples import UNKNOWN, Conversation, Stream
 from rollout_plugins.hosts.kit.stand_ins import itself
-from rollout_plugins.hosts.kit.support import Support
+from rollout_plugins.hosts.kit.support import Support, named_support
 from rollout_plugins.hosts.kit.wrapping import Call, Wraps
 
 _PARTS = ("rollout_queue", "rollout_worker", "model_version")
@@ -60,7 +60,7 @@ class AsyncHost:
     )
 
     def matches(self, trainer: Any) -> bool:
-        return not self.missing(trainer)
+        return named_support(self, trainer) is not None or not self.missing(trainer)
 
     def missing(self, trainer: Any) -> list[str]:
         """What keeps the trainer from being one of these, in words."""

@@ -84,7 +84,7 @@ def evenly(values: Sequence[T], count: int) -> list[T]:
     """At most `count` of the values: the first, the last, and evenly between them."""
     if len(values) <= count or count < 2:
         return list(values[:count])
-    return [values[round(place * (len(values) - 1) / (count - 1))] for place in range(count)]
+    return [values[place * (len(values) - 1) // (count - 1)] for place in range(count)]
 
 
 def number(value: Any) -> str:

@@ -209,10 +209,9 @@ def test_every_plugin_and_sink_of_ours_has_its_options_on_the_page():
 
 def test_every_environment_variable_is_on_the_page():
     sources = [path.read_text(encoding="utf-8") for path in (ROOT / "rollout_plugins").rglob("*.py")]
-    named = {name for text in sources for name in re.findall(r'"ROLLOUT_PLUGINS_([A-Z_]+)"', text)}
-    asked = {name for text in sources for name in re.findall(r'(?:flag|names_in)\("([A-Z_]+)"', text)}
-    assert {"DISABLE", "STRICT", "HANG_SECONDS"} <= named | asked
-    for name in named | asked:
+    asked = {name for text in sources for name in re.findall(r'\b(?:flag|names|seconds)\("([A-Z_]+)"', text)}
+    assert {"DISABLE", "STRICT", "HANG_SECONDS", "END_SECONDS"} <= asked
+    for name in asked:
         assert f"| `ROLLOUT_PLUGINS_{name}` |" in PAGES["reference/options"]
 
 

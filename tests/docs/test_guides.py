@@ -3,6 +3,7 @@
 import re
 import runpy
 import shlex
+from argparse import Namespace
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from rig import make
 
 from rollout_plugins import open_run
 from rollout_plugins.cli.main import main
-from rollout_plugins.demo import show
+from rollout_plugins.demo.command import run as run_demo
 
 ROOT = Path(__file__).parents[2]
 GUIDES = ["index", "tutorial", "beside", *(f"how-to/{page}" for page in ("look", "trackio", "wandb", "images", "secrets", "ranks"))]  # fmt: skip
@@ -39,7 +40,7 @@ def commands():
 def place(tmp_path_factory):
     """A folder in which the demo and the tutorial ran, briefly."""
     folder = tmp_path_factory.mktemp("guides")
-    show.run(folder / "outputs" / "demo", steps=2)
+    run_demo(Namespace(out=folder / "outputs" / "demo", steps=2))
     runpy.run_path(str(ROOT / "examples" / "tutorial.py"))["main"](str(folder / "outputs" / "tutorial"), steps=2)
     return folder
 
