@@ -12,7 +12,7 @@ from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 from rollout_plugins import RolloutPluginCallback
-from rollout_plugins.demo import model
+from rollout_plugins.testing import model
 
 PRICES = {"books": 9, "chairs": 19, "cups": 4, "hats": 11, "lamps": 17, "plates": 7}
 
