@@ -21,6 +21,8 @@ class Callback(Protocol):
 
     def _submit(self, trainer: Any, attached: Attached, batch: Batch) -> None: ...
 
+    def _lose(self, trainer: Any, attached: Attached, reason: str, count: int) -> None: ...
+
     def _log(self, attached: Attached, call: Call) -> Any: ...
 
 
@@ -153,7 +155,9 @@ class Wrappers:
             if callback is not None and (is_held or not self._was_held):
                 self._was_held = is_held
                 return callback
+            self._was_held = False  # what the host still has was made before
             self.take_off()
+            self._was_held = True
             self._attached.has_ended_training = True
             self._attached.pipeline.request_sync()
         return None
@@ -164,8 +168,10 @@ class Wrappers:
             callback._submit(self._trainer(), self._attached, batch)  # noqa: SLF001 - one class in two files
 
     def lost(self, reason: str, count: int) -> None:
-        if self._held() is not None:
-            self._attached.pipeline.counters.drop(reason, count)
+        callback = self._held()
+        if callback is not None:
+            with self._own.guarded("count what was lost"):
+                callback._lose(self._trainer(), self._attached, reason, count)  # noqa: SLF001 - one class in two files
 
     def _log(self, call: Call) -> Any:
         callback = self._held()

@@ -126,39 +126,41 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
     # --- events -------------------------------------------------------------------------------------------------
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._safely("attach", lambda: self._attach(self._caller(control)))
+        self._safely("attach", lambda: self._attach(self._caller(state, control)))
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._safely("attach", lambda: self._attach(self._caller(control)))
-        self._safely("begin a run", lambda: self._begin_training(self._caller(control), int(state.global_step)))
+        self._safely("attach", lambda: self._attach(self._caller(state, control)))
+        self._safely("begin a run", lambda: self._begin_training(self._caller(state, control), int(state.global_step)))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._safely("attach", lambda: self._attach_late(self._caller(control)))
+        self._safely("attach", lambda: self._attach_late(self._caller(state, control)))
 
     on_substep_end = on_step_end = on_step_begin
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._safely("attach", lambda: self._attach_in_evaluation(self._caller(control)))
+        self._safely("attach", lambda: self._attach_in_evaluation(self._caller(state, control)))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        self._safely("attach", lambda: self._attach_late(self._caller(control)))
+        self._safely("attach", lambda: self._attach_late(self._caller(state, control)))
         if logs and "train_runtime" in logs:  # the last moment at which the trainer's own reporters still listen
             self._safely("flush", self._pipeline.drain_at_end)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._safely("flush", lambda: self._end_evaluation(self._caller(control)))
+        self._safely("flush", lambda: self._end_evaluation(self._caller(state, control)))
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._safely("attach", lambda: self._attach_late(self._caller(control)))
+        self._safely("attach", lambda: self._attach_late(self._caller(state, control)))
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        self._safely("note the run in the checkpoint", lambda: self._mark_checkpoint(self._caller(control), folder))
+        self._safely(
+            "note the run in the checkpoint", lambda: self._mark_checkpoint(self._caller(state, control), folder)
+        )
         self._safely("flush", self._pipeline.request_sync)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._safely("flush", self._pipeline.request_sync)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._safely("close the run", lambda: self._end_training(self._caller(control)))
+        self._safely("close the run", lambda: self._end_training(self._caller(state, control)))
 
     def _safely(self, what: str, action: Callable[[], object]) -> None:
         """Keep our own mistakes from the trainer. Mistakes in the setup are raised at once."""
@@ -178,12 +180,15 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
 
     # --- attaching ----------------------------------------------------------------------------------------------
 
-    def _caller(self, control: Any) -> Any | None:
-        """The trainer whose event this is: one callback may serve several, one after the other or in turns."""
-        for trainer in list(self._trainers):
-            if control is not None and getattr(trainer, "control", None) is control:
-                return trainer
-        trainer = trainer_of(self)
+    def _caller(self, state: Any, control: Any) -> Any | None:
+        """The trainer whose event this is: one callback may serve several, one after the other or in turns.
+
+        A shallow copy of a trainer has the control of the original, and a state of its own once it trains.
+        """
+        alike = [one for one in list(self._trainers) if control is not None and one.control is control]
+        trainer = next((one for one in alike if one.state is state), None)
+        if trainer is None:
+            trainer = trainer_of(self) or next(iter(alike), None)
         if trainer is None:
             self._say("found no trainer for RolloutPluginCallback, so nothing is recorded; pass trainer=…")
         return trainer
@@ -257,7 +262,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         if batch is not None:
             self._submit(trainer, attached, batch)
         else:
-            attached.pipeline.counters.drop("before_attach", count)
+            self._lose(trainer, attached, "before_attach", count)
             self._say(
                 f"{count or 'some'} rollouts were made before the callback could attach; pass it in callbacks=[…]"
             )
@@ -365,6 +370,13 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
     def _submit(self, trainer: Any, attached: Attached, batch: Batch) -> None:
         self._ensure_run(trainer, attached)
         attached.submit(batch)
+
+    def _lose(self, trainer: Any, attached: Attached, reason: str, count: int) -> None:
+        """Count rollouts that could not be observed, where they are looked for: in the run they would be in."""
+        try:
+            self._ensure_run(trainer, attached)
+        finally:
+            attached.pipeline.counters.drop(reason, count)
 
     def _ensure_run(self, trainer: Any, attached: Attached) -> None:
         """`evaluate()` outside of training: the run that is open, else the last one again, else a new one."""

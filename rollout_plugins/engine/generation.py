@@ -107,7 +107,9 @@ class Generation:
         return [trace for r in rollouts if (trace := self._traces.get(r.id)) is not None]
 
     def forget_unseen(self, counters: Counters) -> None:
-        """Drop the rollouts that plugins did not get to: a required one must have seen whatever is stored."""
+        """Drop what plugins did not get to: a required one must have seen whatever is stored."""
+        if not self._is_clean:
+            self._chosen, self._skipped = None, {}
         unseen = len(self._raw) - len(self._done)
         if unseen:
             counters.drop("not_seen_by_required_plugin", unseen)

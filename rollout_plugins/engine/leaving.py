@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from types import SimpleNamespace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rollout_hookspecs import Drop, Rollout, Run, Step, Trace
 
@@ -23,18 +23,28 @@ def clean(calls: PluginCalls, value: T, instead: T) -> T:
     """The value as it may leave; `instead` where a `required` plugin cannot say."""
     if calls.lacking:
         return instead
-    kind = type(value)
     for name, plugin in calls.manager.list_name_plugin():
         method = getattr(plugin, "clean", None) if is_required(plugin) else None
         if callable(method):
             impl = SimpleNamespace(
                 plugin=plugin, plugin_name=name, function=method, argnames=("value",), kwargnames=()
             )
-            worked, result = calls.call(impl, "clean", {"value": value}, one(kind))
+            worked, result = calls.call(impl, "clean", {"value": value}, _alike(value))
             if not worked:
                 return instead
             value = value if result is None else result
     return value
+
+
+def _alike(value: object) -> Callable[[Any], Any]:
+    """Accepts None or a value of this one's kind; of a list, as long a one, since each item has its own place."""
+
+    def read(result: Any) -> Any:
+        if isinstance(value, list) and isinstance(result, list) and len(result) != len(value):
+            raise ValueError(f"returned {len(result)} values for {len(value)}")
+        return one(type(value))(result)
+
+    return read
 
 
 def cleaned_reasons(calls: PluginCalls, reasons: Mapping[str, str]) -> dict[str, str]:

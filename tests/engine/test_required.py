@@ -2,6 +2,7 @@
 
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -206,6 +207,26 @@ def test_what_a_required_plugin_fails_to_clean_stays_here(tmp_path, caplog):
     told = [*run.rollouts(), *sink.told, caplog.text]
     assert [rollout.marks.get("why") for rollout in run.rollouts()] == [None] * 4
     assert [each for each in told if "broken by" in str(each)] == []
+
+
+class Shortening(Guard):
+    name = "shortening"
+
+    def clean(self, value):
+        return value[:-1] if isinstance(value, list) else None
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_what_was_not_cleaned_to_the_end_is_not_stored(tmp_path, strict):
+    trainer = make(tmp_path, rewards=[scored])
+    callback = RolloutPluginCallback([Shortening(), Leaky(), Curious()], strict=strict)
+    trainer.add_callback(callback)
+    with suppress(Exception):
+        trainer.train()
+    callback.flush()
+    stored = list(open_run(tmp_path / "out").rollouts())
+    assert len(stored) == 4
+    assert [rollout.id for rollout in stored if KEY in str(rollout.marks)] == []
 
 
 @pytest.mark.needs(part="redact")

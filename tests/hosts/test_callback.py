@@ -474,6 +474,20 @@ def test_a_copied_trainer_records_its_own_run(tmp_path, way):
     assert clone.state.log_history[0]["rollouts/count"] == 4.0
 
 
+def test_a_shallow_copy_of_a_trainer_has_the_callback_too_and_its_own_run(tmp_path):
+    callback = RolloutPluginCallback()
+    trainer = make(tmp_path, callbacks=[callback])
+    trainer.train()
+    copied = copy.copy(trainer)
+    copied.truth = []
+    copied.train()
+    trainer.truth = []
+    trainer.train()
+    assert callback.flush()
+    assert sorted(len(run) for run in runs(tmp_path)) == [4, 4, 4]
+    assert len(copied.truth) == len(trainer.truth) == 4
+
+
 def test_a_trainer_can_be_copied_while_it_trains_and_calls_its_own_methods(tmp_path):
     made = []
 

@@ -3,8 +3,9 @@
 import gc
 import os
 import weakref
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from contextlib import suppress
+from functools import partial
 
 import pytest
 from rig import dataset, half, make
@@ -220,6 +221,24 @@ def test_evaluation_after_training_is_kept_whole(tmp_path, way, caplog):
     assert all(r.completion_tokens and r.finish != "unknown" for r in stored)
     assert run.drops == {}
     assert warnings(caplog) == []
+
+
+def test_what_cannot_be_observed_after_training_is_counted_in_its_run(tmp_path):
+    trainer = make(tmp_path, eval_rows=dataset(4))
+    callback = RolloutPluginCallback()
+    trainer.add_callback(callback)
+    trainer.train()
+    for name in ("_calculate_rewards", "_generate"):  # as whoever puts a method of the class back
+        del vars(trainer)[name]
+    nothing = partial(deque, maxlen=0)
+    trainer._logs = defaultdict(nothing, rewards=defaultdict(nothing), extra=defaultdict(nothing))
+    trainer.evaluate()
+    made = len(trainer.truth) - 4
+    del callback, trainer
+    gc.collect()
+    (run,) = runs(tmp_path)
+    assert len(run) == 4
+    assert run.drops == {"not_observed": made}
 
 
 def test_a_training_after_an_evaluation_after_a_training_is_a_run_of_its_own(tmp_path):

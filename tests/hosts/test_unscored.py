@@ -180,6 +180,27 @@ class Peeks(TrainerCallback):
         self.trainer._generate([[{"role": "user", "content": "look"}]] * 2)
 
 
+class LetsGo(TrainerCallback):
+    """Takes our callback off after the first step."""
+
+    def __init__(self, trainer):
+        self.trainer = trainer
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.trainer.remove_callback(RolloutPluginCallback)
+
+
+def test_what_waits_to_be_scored_when_the_callback_is_removed_is_stored(tmp_path):
+    trainer = make(tmp_path, ANSWERS, rewards=numbers, max_steps=2)
+    callback = RolloutPluginCallback()
+    for one in (callback, Peeks(trainer), LetsGo(trainer)):
+        trainer.add_callback(one)
+    trainer.train()
+    assert callback.flush()
+    run = open_run(tmp_path / "out")
+    assert sorted(number_of(rollout.completion) for rollout in run.rollouts()) == list(range(6))
+
+
 @pytest.mark.parametrize("is_known", [True, False])
 def test_what_nobody_scores_is_stored_and_marked_or_else_counted(tmp_path, caplog, is_known):
     trainer = make(tmp_path, ANSWERS, rewards=numbers, max_steps=2)
