@@ -714,7 +714,7 @@ def threads():
 def test_runs_that_are_only_held_open_take_no_threads(tmp_path):
     write(tmp_path, steps(1))
     before = threads()
-    runs = [open_run(tmp_path) for _ in range(30)]
-    assert [len(run) for run in runs] == [4] * 30
-    assert threads() - before < 30
-    assert [run.count(step=1) for run in runs] == [4] * 30
+    runs = [open_run(tmp_path) for _ in range(80)]
+    assert [len(run) for run in runs] == [4] * 80
+    assert threads() - before < 80  # a few for each of the eight that stay connected
+    assert [run.count(step=1) for run in runs] == [4] * 80
