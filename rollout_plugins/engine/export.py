@@ -209,15 +209,20 @@ def _chooser(cap: int | None) -> Callable[[Sequence[Rollout], Step], Sequence[Ro
     return choose
 
 
+def _generation(rollout: Rollout) -> tuple[str, int, int]:
+    """A rank that evaluates alone counts further than the others, so one number may be that of several steps."""
+    return rollout.split, rollout.step, rollout.generation
+
+
 def _generations(run: StoredRun, filters: Mapping[str, Any]) -> Iterator[tuple[Step, Sequence[Rollout]]]:
     """The rollouts as they were made, one generation batch after the other."""
     world = run.info.world_size
-    for (split, number), group in groupby(run.rollouts(**filters), key=lambda r: (r.split, r.generation)):
+    for (split, made, number), group in groupby(run.rollouts(**filters), key=_generation):
         rollouts = list(group)
         yield (
             Step(
                 split=split,
-                step=rollouts[0].step,
+                step=made,
                 generation=number,
                 rank=run.info.rank,
                 world_size=world,

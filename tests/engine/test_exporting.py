@@ -16,7 +16,7 @@ os.environ.setdefault("TRACKIO_DIR", tempfile.mkdtemp(prefix="trackio-"))
 import pytest
 from trackio.sqlite_storage import SQLiteStorage
 
-from rollout_plugins import Drop, Image, Rollout, Run, Sink, ToolCall, Trace, hookimpl, open_run
+from rollout_plugins import Drop, Image, Rollout, RolloutRecorder, Run, Sink, ToolCall, Trace, hookimpl, open_run
 from rollout_plugins.cli.main import main
 from rollout_plugins.engine import export as exporting
 from rollout_plugins.engine.export import export
@@ -63,6 +63,25 @@ def test_everything_is_sent_once_however_often_it_is_exported(run, tmp_path):
     assert [line["id"] for line in lines(folder)] == [r.id for r in run.rollouts()]
     elsewhere = export(run, JsonlSink(tmp_path / "other"))
     assert elsewhere.sent == 12
+
+
+def test_each_step_is_sent_as_itself_where_one_rank_evaluates_alone(tmp_path):
+    recorders = [RolloutRecorder(dir=tmp_path, run_id="r", rank=rank, world_size=3) for rank in range(3)]
+    recorders[0].record(0, [{"prompt": "p", "completion": "c"}], split="eval")
+    for step in (1, 2, 3):
+        for recorder in recorders:
+            recorder.record(step, [{"prompt": "p", "completion": "c"}])
+    for recorder in recorders:
+        recorder.close()
+    sent = []
+
+    class Notes:
+        @hookimpl
+        def export_traces(self, traces, step):
+            sent.extend((trace.metadata["step"], step.step) for trace in traces)
+
+    export(open_run(tmp_path), Notes())
+    assert sorted(sent) == [(0, 0)] + [(step, step) for step in (1, 2, 3) for _ in range(3)]
 
 
 class Fragile(JsonlSink):
