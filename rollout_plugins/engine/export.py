@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rollout_hookspecs import Rollout, Run, Step
 
@@ -209,25 +209,25 @@ def _chooser(cap: int | None) -> Callable[[Sequence[Rollout], Step], Sequence[Ro
     return choose
 
 
-def _generation(rollout: Rollout) -> tuple[str, int, int]:
-    """A rank that evaluates alone counts further than the others, so one number may be that of several steps."""
-    return rollout.split, rollout.step, rollout.generation
-
-
 def _generations(run: StoredRun, filters: Mapping[str, Any]) -> Iterator[tuple[Step, Sequence[Rollout]]]:
-    """The rollouts as they were made, one generation batch after the other."""
-    world = run.info.world_size
-    for (split, made, number), group in groupby(run.rollouts(**filters), key=_generation):
-        rollouts = list(group)
-        yield (
-            Step(
-                split=split,
-                step=made,
-                generation=number,
-                rank=run.info.rank,
-                world_size=world,
-                seen=len(rollouts),
-                dataset=rollouts[0].marks.get("dataset", ""),
-            ),
-            rollouts,
-        )
+    """The rollouts as they were made, one generation batch after the other.
+
+    A rank that evaluates alone counts further than the others, so one number may be that of several steps.
+    """
+    made = groupby(run.rollouts(**filters), key=lambda r: (r.split, r.attempt, r.generation))
+    for (split, _, number), group in made:
+        for step, of_step in groupby(sorted(group, key=lambda r: r.step), key=lambda r: r.step):
+            rollouts = list(of_step)
+            yield _step(run.info, split, step, number, rollouts), rollouts
+
+
+def _step(run: Run, split: Literal["train", "eval"], step: int, number: int, rollouts: Sequence[Rollout]) -> Step:
+    return Step(
+        split=split,
+        step=step,
+        generation=number,
+        rank=run.rank,
+        world_size=run.world_size,
+        seen=len(rollouts),
+        dataset=rollouts[0].marks.get("dataset", ""),
+    )

@@ -70,7 +70,7 @@ def test_each_step_is_sent_as_itself_where_one_rank_evaluates_alone(tmp_path):
     recorders[0].record(0, [{"prompt": "p", "completion": "c"}], split="eval")
     for step in (1, 2, 3):
         for recorder in recorders:
-            recorder.record(step, [{"prompt": "p", "completion": "c"}])
+            recorder.record(step, [{"prompt": "p", "completion": "c"}] * 2)
     for recorder in recorders:
         recorder.close()
     sent = []
@@ -78,10 +78,12 @@ def test_each_step_is_sent_as_itself_where_one_rank_evaluates_alone(tmp_path):
     class Notes:
         @hookimpl
         def export_traces(self, traces, step):
-            sent.extend((trace.metadata["step"], step.step) for trace in traces)
+            sent.append((step.step, sorted((trace.metadata["step"], trace.metadata["rank"]) for trace in traces)))
 
     export(open_run(tmp_path), Notes())
-    assert sorted(sent) == [(0, 0)] + [(step, step) for step in (1, 2, 3) for _ in range(3)]
+    alone = [(step, [(step, 0)] * 2) for step in (1, 2, 3)]
+    others = [(step, [(step, 1)] * 2 + [(step, 2)] * 2) for step in (1, 2, 3)]
+    assert sorted(sent) == sorted([(0, [(0, 0)]), *alone, *others])
 
 
 class Fragile(JsonlSink):
