@@ -115,7 +115,8 @@ class _Sending:
 
     @property
     def target(self) -> str:
-        return as_sink(self._sink).target or type(self._sink).__name__
+        found = as_sink(self._sink).target
+        return found if found and isinstance(found, str) else type(self._sink).__name__
 
     def start(self) -> None:
         if self._dispatcher.has_required:

@@ -86,6 +86,23 @@ def test_each_step_is_sent_as_itself_where_one_rank_evaluates_alone(tmp_path):
     assert sorted(sent) == sorted([(0, [(0, 0)]), *alone, *others])
 
 
+class Odd:
+    """Somebody's sink, which names its target as it likes."""
+
+    def __init__(self, target):
+        self.target = target
+
+    @hookimpl
+    def export_traces(self, traces, step):
+        pass
+
+
+@pytest.mark.parametrize(("target", "sent"), [(5, 12), (None, 12), ("", 12), ("long" * 999, 0), ("a:\n# b\n", 0)])
+def test_a_target_may_be_named_in_any_way_and_is_sent_everything_once_if_it_has_a_name(run, target, sent):
+    assert export(run, Odd(target)).sent == 12
+    assert export(run, Odd(target)).sent == sent
+
+
 class Fragile(JsonlSink):
     """Breaks at its second generation, once."""
 
