@@ -76,14 +76,19 @@ def place_in_launch() -> tuple[int, int]:
 
 
 def claimed(run: Run) -> Run:
-    """The run, as an attempt that nobody else writes at this rank: processes that begin at once find the same one."""
+    """The run, as an attempt that nobody else writes: processes without a number that begin at once find the same one.
+
+    The first of them says where it goes on from. Said again, that would hide what the first one records.
+    """
+    if run.world_size > 1:
+        return run
     folder = Path(run.dir) / ATTEMPTS
     with suppress(OSError):  # a folder that cannot be written to is the store's to tell of
         folder.mkdir(parents=True, exist_ok=True)
         for attempt in itertools.count(run.attempt):
             with suppress(FileExistsError):
                 (folder / f"{attempt:03d}-{run.rank:05d}").touch(exist_ok=False)
-                return replace(run, attempt=attempt)
+                return run if attempt == run.attempt else replace(run, attempt=attempt, resumed_from=None)
     return run
 
 

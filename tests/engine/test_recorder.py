@@ -542,6 +542,20 @@ def test_processes_that_nobody_numbered_never_share_an_id(tmp_path):
     ]
 
 
+def test_writers_that_go_on_together_do_not_hide_each_others_rollouts(tmp_path):
+    with recorder_in(tmp_path, run_id="exp") as recorder:
+        recorder.record(1, [row("before")])
+        recorder.record(2, [row("done again")])
+    both = [recorder_in(tmp_path, run_id="exp", resumed_from=1) for _ in range(2)]
+    for number, recorder in enumerate(both):
+        recorder.record(2, [row(f"from {number}")])
+    for recorder in both:
+        recorder.close()
+    run = open_run(tmp_path / "runs")
+    assert [r.completion[0]["content"] for r in run.rollouts()] == ["before", "from 0", "from 1"]
+    assert len({r.id for r in run.rollouts(superseded=True)}) == 4
+
+
 def test_processes_may_be_numbered_by_whoever_starts_them(tmp_path):
     open_and_record_together(tmp_path, {"GIVEN": "0"}, {"GIVEN": "1"})
     assert {(r.attempt, r.rank) for r in assert_one_run_of_two_ranks(tmp_path).rollouts()} == {(1, 0), (1, 1)}
