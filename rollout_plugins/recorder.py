@@ -20,7 +20,7 @@ from rollout_plugins.engine.discover import Plugins
 from rollout_plugins.engine.environment import flag
 from rollout_plugins.engine.placing import Placing, RecordArguments, record_arguments
 from rollout_plugins.engine.rows import rows
-from rollout_plugins.engine.run_id import identify_loop, place_in_launch
+from rollout_plugins.engine.run_id import claimed, identify_loop, place_in_launch
 from rollout_plugins.engine.setup import (
     bind_sinks,
     cap_dashboards,
@@ -66,6 +66,9 @@ class RolloutRecorder:
             counted. By default 30, or what `ROLLOUT_PLUGINS_END_SECONDS` says.
         run_id: a name for the run. If it exists already, this is its next attempt. Several processes that torchrun
             did not start need the same one.
+        rank: this process's number among those that record the run, from 0; by default what `RANK` says. Processes
+            that have no number of their own are attempts of their own.
+        world_size: how many processes record the run; by default what `WORLD_SIZE` says.
         resumed_from: the step of the checkpoint that this attempt goes on from: what earlier attempts recorded after
             it counts as done again. Left out, everything counts.
         trainer: what the loop calls itself.
@@ -91,6 +94,8 @@ class RolloutRecorder:
         on_full: str = "drop",
         end_seconds: float | None = None,
         run_id: str | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
         resumed_from: int | None = None,
         trainer: str = "",
         model: str = "",
@@ -109,8 +114,8 @@ class RolloutRecorder:
         self._pipeline = open_pipeline(
             self, self._plugins, strict=self._strict, sync=sync, on_full=on_full, end_seconds=end_seconds
         )
-        rank, world_size = place_in_launch()
-        found = identify_loop(root, next(_opened), run_id, resumed_from, run_file(rank))
+        rank, world_size = _place(rank, world_size)
+        found = identify_loop(root, next(_opened), run_id, resumed_from, file=run_file(rank), world_size=world_size)
         self._run = Run(
             id=found.id,
             attempt=found.attempt,
@@ -228,7 +233,8 @@ class RolloutRecorder:
 
     def _start(self, held: Held) -> None:
         """Begin the run. Rewards are named as in the first batch, unless they were named before."""
-        self._run = run = replace(self._run, reward_names=self._run.reward_names or held.reward_names)
+        named = replace(self._run, reward_names=self._run.reward_names or held.reward_names)
+        self._run = run = claimed(named)
         bind_sinks(self._plugins, None, self._safely)
         self._pipeline.start(run, self._generation)
         if run.rank == 0:
@@ -305,6 +311,18 @@ def _check(run_id: Any, resumed_from: Any, names: Sequence[str], weights: Sequen
         raise SetupError(
             f"{len(weights)} reward_weights for reward_names {names!r}; give a list of names, a weight each"
         )
+
+
+def _place(rank: Any, world_size: Any) -> tuple[int, int]:
+    """This process's number and how many there are: as given, else as the launcher tells."""
+    if rank is None and world_size is None:
+        return place_in_launch()
+    if type(rank) is not int or type(world_size) is not int or not 0 <= rank < world_size:
+        raise SetupError(
+            f"rank is {rank!r} and world_size {world_size!r}; give both, as whole numbers, with a rank from 0 to "
+            "world_size - 1"
+        )
+    return rank, world_size
 
 
 def _check_groups(rollouts: Any, group_size: int | None) -> None:

@@ -61,7 +61,7 @@ class Delivery:
     def target(self) -> str | None:
         """Where the rollouts go; None when they are not kept there, as on standard output."""
         found = self._sink.target
-        return found if isinstance(found, str) and not found.endswith(":-") else None
+        return found if found and isinstance(found, str) and not found.endswith(":-") else None
 
     def ask(self) -> None:
         """Find out what the target has: from itself where it can say, else from what was noted when it was sent."""

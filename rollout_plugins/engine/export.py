@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rollout_hookspecs import Rollout, Run, Step
 
@@ -115,7 +115,8 @@ class _Sending:
 
     @property
     def target(self) -> str:
-        return as_sink(self._sink).target or type(self._sink).__name__
+        found = as_sink(self._sink).target
+        return found if found and isinstance(found, str) else type(self._sink).__name__
 
     def start(self) -> None:
         if self._dispatcher.has_required:
@@ -210,19 +211,24 @@ def _chooser(cap: int | None) -> Callable[[Sequence[Rollout], Step], Sequence[Ro
 
 
 def _generations(run: StoredRun, filters: Mapping[str, Any]) -> Iterator[tuple[Step, Sequence[Rollout]]]:
-    """The rollouts as they were made, one generation batch after the other."""
-    world = run.info.world_size
-    for (split, number), group in groupby(run.rollouts(**filters), key=lambda r: (r.split, r.generation)):
-        rollouts = list(group)
-        yield (
-            Step(
-                split=split,
-                step=rollouts[0].step,
-                generation=number,
-                rank=run.info.rank,
-                world_size=world,
-                seen=len(rollouts),
-                dataset=rollouts[0].marks.get("dataset", ""),
-            ),
-            rollouts,
-        )
+    """The rollouts as they were made, one generation batch after the other.
+
+    A rank that evaluates alone counts further than the others, so one number may be that of several steps.
+    """
+    made = groupby(run.rollouts(**filters), key=lambda r: (r.split, r.attempt, r.generation))
+    for (split, _, number), group in made:
+        for step, of_step in groupby(sorted(group, key=lambda r: r.step), key=lambda r: r.step):
+            rollouts = list(of_step)
+            yield _step(run.info, split, step, number, rollouts), rollouts
+
+
+def _step(run: Run, split: Literal["train", "eval"], step: int, number: int, rollouts: Sequence[Rollout]) -> Step:
+    return Step(
+        split=split,
+        step=step,
+        generation=number,
+        rank=run.rank,
+        world_size=run.world_size,
+        seen=len(rollouts),
+        dataset=rollouts[0].marks.get("dataset", ""),
+    )

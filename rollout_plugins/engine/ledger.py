@@ -22,7 +22,7 @@ class Ledger:
 
     def __init__(self, folder: Path, target: str) -> None:
         kind = re.sub(r"[^a-z0-9]+", "-", target.partition(":")[0].lower()) or "sink"
-        self.path = folder / "exports" / f"{kind}-{hashlib.sha256(target.encode()).hexdigest()[:12]}.txt"
+        self.path = folder / "exports" / f"{kind[:64]}-{hashlib.sha256(target.encode()).hexdigest()[:12]}.txt"
         self.target = target
         self._seen = 0
         self._presence: IO[Any] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -9,14 +10,17 @@ import secrets
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from rollout_hookspecs import Run
+
 from rollout_plugins.engine import environment
 from rollout_plugins.errors import RunError
 from rollout_plugins.store.read import open_run
+from rollout_plugins.store.write import ATTEMPTS
 
 logger = logging.getLogger("rollout_plugins")
 
@@ -45,23 +49,25 @@ def identify(root: Path, key: str, checkpoint: Path | None, step: int, restarted
     name = restarted or run_of(checkpoint)
     if name and (root / name).is_dir():
         mine = Identity(name, max(1, _last_attempt(root / name)) + 1, _whole(marker.get("generation")), step)
-    return _agreed(key, mine)
+    return _agreed(key, mine, place_in_launch()[1])
 
 
-def identify_loop(root: Path, opened: int, name: str | None, resumed_from: int | None, file: str) -> Identity:
+def identify_loop(
+    root: Path, opened: int, name: str | None, resumed_from: int | None, *, file: str, world_size: int
+) -> Identity:
     """For a loop that opened so many runs before: a fresh run, or by its name the next attempt of one.
 
     `file` is where this rank notes its attempts; it counts those when it cannot agree with the others.
     """
     key = f"{root}|loop|{opened}|{os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}"
-    can_agree = ranks_can_agree()
+    can_agree = ranks_can_agree(world_size)
     if name is None:
         if not can_agree:
             logger.warning("each process records a run of its own: give all of them the same run_id to make it one")
-        return identify(root, key, None, 0, None)
+        return _agreed(key, Identity(new_id()), world_size)
     before = _last_attempt(root / name, "run*.json" if can_agree else file)
     mine = Identity(name, before + 1, _generations(root / name, before), resumed_from)
-    return _agreed(key, mine)
+    return _agreed(key, mine, world_size)
 
 
 def place_in_launch() -> tuple[int, int]:
@@ -69,18 +75,35 @@ def place_in_launch() -> tuple[int, int]:
     return environment.number("RANK", "0"), environment.number("WORLD_SIZE", "1")
 
 
-def ranks_can_agree() -> bool:
+def claimed(run: Run) -> Run:
+    """The run, as an attempt that nobody else writes: processes without a number that begin at once find the same one.
+
+    The first of them says where it goes on from. Said again, that would hide what the first one records.
+    """
+    if run.world_size > 1:
+        return run
+    folder = Path(run.dir) / ATTEMPTS
+    with suppress(OSError):  # a folder that cannot be written to is the store's to tell of
+        folder.mkdir(parents=True, exist_ok=True)
+        for attempt in itertools.count(run.attempt):
+            with suppress(FileExistsError):
+                (folder / f"{attempt:03d}-{run.rank:05d}").touch(exist_ok=False)
+                return run if attempt == run.attempt else replace(run, attempt=attempt, resumed_from=None)
+    return run
+
+
+def ranks_can_agree(world_size: int) -> bool:
     """Whether there is one process, or a store that all of them reach: torchrun's, or the process group's."""
-    if place_in_launch()[1] == 1:
+    if world_size == 1:
         return True
     distributed = sys.modules.get("torch.distributed")
     is_ready = distributed is not None and distributed.is_available() and distributed.is_initialized()
     return "MASTER_PORT" in os.environ and (is_ready or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True")
 
 
-def _agreed(key: str, mine: Identity) -> Identity:
+def _agreed(key: str, mine: Identity, world_size: int) -> Identity:
     """The first writer's identity, on every rank that asks. Waits for nobody, so any rank may be absent."""
-    if place_in_launch()[1] == 1 or not ranks_can_agree():
+    if world_size == 1 or not ranks_can_agree(world_size):
         return mine
     try:
         from torch import distributed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -57,6 +58,11 @@ def named_metrics(pipeline: Pipeline, split: str, prefix: str = "eval", dataset:
 def checked_dir(path: str | os.PathLike[str] | None) -> Path | None:
     if path is None:
         return None
+    if re.match(r"([\w+.-]+::)*[A-Za-z][\w+.-]+:/", os.fspath(path)):  # a Path has only one of a URL's two slashes
+        raise SetupError(
+            f"dir={os.fspath(path)!r} is a URL; runs are written to a folder of this machine: "
+            "give one, and copy the run from there"
+        )
     folder = Path(path).absolute()  # a reward may change the working directory
     if folder.exists() and not folder.is_dir():
         raise SetupError(f"dir={str(folder)!r} is a file; give a folder, or leave it out")

@@ -12,7 +12,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from rollout_hookspecs import Placeholder, Rollout, Run
 
+from rollout_plugins.content.locks import locked
 from rollout_plugins.errors import RunError
 from rollout_plugins.store.codec import tagged
 from rollout_plugins.store.columns import to_batch
@@ -34,6 +35,8 @@ SEAL_BYTES = 64 * 2**20
 SYNC_SECONDS = 1.0
 ROW_GROUP = 4096
 BATCHES_AT_ONCE = 64
+#: Where processes that may begin the same run at once take their attempts.
+ATTEMPTS = ".attempts"
 
 
 def run_file(rank: int) -> str:
@@ -50,9 +53,6 @@ class RunWriter:
         self.lost: list[Placeholder] = []
         self.bytes = 0
         self._shards: dict[str, _Shard] = {}
-        self._attempts = [
-            a for a in earlier_attempts(self.dir / run_file(run.rank)) if a.get("attempt") != run.attempt
-        ]
         self._started = time.time()
 
     def write(self, split: str, rollouts: Sequence[Rollout]) -> None:
@@ -112,9 +112,17 @@ class RunWriter:
             "ended": time.time() if ended else None,
             **(counts or {}),
         }
-        text = json.dumps(tagged({"schema": VERSION, **run, "attempts": [*self._attempts, attempt]}), indent=1)
+        file = self.dir / run_file(self.run.rank)
         self.dir.mkdir(parents=True, exist_ok=True)
-        replace_file(self.dir / run_file(self.run.rank), lambda path: path.write_text(text, encoding="utf-8"))
+        with self._in_turn():
+            others = [a for a in earlier_attempts(file) if a.get("attempt") != self.run.attempt]
+            text = json.dumps(tagged({"schema": VERSION, **run, "attempts": [*others, attempt]}), indent=1)
+            replace_file(file, lambda path: path.write_text(text, encoding="utf-8"))
+
+    def _in_turn(self) -> AbstractContextManager[None]:
+        """Alone with the run file, where other processes may write attempts of theirs to it."""
+        shared = self.dir / ATTEMPTS
+        return locked((shared / "lock").open("ab")) if shared.is_dir() else nullcontext()
 
     def close(self, counts: Mapping[str, Any] | None = None) -> None:
         """Seal every journal and note the end."""

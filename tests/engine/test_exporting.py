@@ -16,7 +16,7 @@ os.environ.setdefault("TRACKIO_DIR", tempfile.mkdtemp(prefix="trackio-"))
 import pytest
 from trackio.sqlite_storage import SQLiteStorage
 
-from rollout_plugins import Drop, Image, Rollout, Run, Sink, ToolCall, Trace, hookimpl, open_run
+from rollout_plugins import Drop, Image, Rollout, RolloutRecorder, Run, Sink, ToolCall, Trace, hookimpl, open_run
 from rollout_plugins.cli.main import main
 from rollout_plugins.engine import export as exporting
 from rollout_plugins.engine.export import export
@@ -63,6 +63,44 @@ def test_everything_is_sent_once_however_often_it_is_exported(run, tmp_path):
     assert [line["id"] for line in lines(folder)] == [r.id for r in run.rollouts()]
     elsewhere = export(run, JsonlSink(tmp_path / "other"))
     assert elsewhere.sent == 12
+
+
+def test_each_step_is_sent_as_itself_where_one_rank_evaluates_alone(tmp_path):
+    recorders = [RolloutRecorder(dir=tmp_path, run_id="r", rank=rank, world_size=3) for rank in range(3)]
+    recorders[0].record(0, [{"prompt": "p", "completion": "c"}], split="eval")
+    for step in (1, 2, 3):
+        for recorder in recorders:
+            recorder.record(step, [{"prompt": "p", "completion": "c"}] * 2)
+    for recorder in recorders:
+        recorder.close()
+    sent = []
+
+    class Notes:
+        @hookimpl
+        def export_traces(self, traces, step):
+            sent.append((step.step, sorted((trace.metadata["step"], trace.metadata["rank"]) for trace in traces)))
+
+    export(open_run(tmp_path), Notes())
+    alone = [(step, [(step, 0)] * 2) for step in (1, 2, 3)]
+    others = [(step, [(step, 1)] * 2 + [(step, 2)] * 2) for step in (1, 2, 3)]
+    assert sorted(sent) == sorted([(0, [(0, 0)]), *alone, *others])
+
+
+class Odd:
+    """Somebody's sink, which names its target as it likes."""
+
+    def __init__(self, target):
+        self.target = target
+
+    @hookimpl
+    def export_traces(self, traces, step):
+        pass
+
+
+@pytest.mark.parametrize(("target", "sent"), [(5, 12), (None, 12), ("", 12), ("long" * 999, 0), ("a:\n# b\n", 0)])
+def test_a_target_may_be_named_in_any_way_and_is_sent_everything_once_if_it_has_a_name(run, target, sent):
+    assert export(run, Odd(target)).sent == 12
+    assert export(run, Odd(target)).sent == sent
 
 
 class Fragile(JsonlSink):

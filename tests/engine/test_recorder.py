@@ -277,6 +277,12 @@ def test_where_a_batch_belongs_is_checked_at_first_and_marked_later(tmp_path, sa
         ({"plugins": "trackio"}, "plugins takes a list"),
         ({"on_full": "wait"}, "on_full is 'wait'"),
         ({"dir": __file__}, "is a file; give a folder"),
+        ({"dir": "s3://bucket/runs"}, "dir='s3://bucket/runs' is a URL; runs are written to a folder of this machine"),
+        ({"dir": Path("hf://datasets/runs")}, "is a URL"),
+        ({"dir": "simplecache::gs://bucket"}, "is a URL"),
+        ({"rank": 1}, "rank is 1 and world_size None; give both"),
+        ({"rank": 2, "world_size": 2}, "a rank from 0 to world_size - 1"),
+        ({"rank": "1", "world_size": 2}, "rank is '1' and world_size 2; give both, as whole numbers"),
         ({"run_id": "a/b"}, "run_id is 'a/b'; give a name that a folder can have"),
         ({"resumed_from": 3}, "give its run_id too"),
         ({"reward_names": "right"}, "give a list of names"),
@@ -389,6 +395,7 @@ def work(scenario, folder, **environment):
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]), **environment}
     return subprocess.Popen(
         [sys.executable, str(HERE / "recorder_worker.py"), scenario, str(folder)],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -515,6 +522,43 @@ def test_processes_of_anything_else_share_a_run_by_its_name_also_when_they_go_on
     run = open_run(tmp_path)
     assert {(r.attempt, r.rank) for r in run.rollouts()} == {(1, 0), (1, 1), (2, 0), (2, 1)}
     assert len({r.id for r in run.rollouts()}) == len(run) == 32
+
+
+def open_and_record_together(folder, *environments):
+    children = [work("shared", folder, **environment) for environment in environments]
+    assert [child.stdout.readline() for child in children] == ["open\n"] * len(children)
+    for child in children:
+        child.communicate("\n", timeout=60)
+    assert [child.returncode for child in children] == [0] * len(children)
+
+
+def test_processes_that_nobody_numbered_never_share_an_id(tmp_path):
+    open_and_record_together(tmp_path, {}, {})
+    run = open_run(tmp_path)
+    assert len({r.id for r in run.rollouts()}) == len(run) == 16
+    assert {r.attempt for r in run.rollouts()} == {1, 2}
+    assert [(a["attempt"], a["rollouts"], a["ended"] is None) for a in run.attempts] == [
+        (n, {"train": 8}, False) for n in (1, 2)
+    ]
+
+
+def test_writers_that_go_on_together_do_not_hide_each_others_rollouts(tmp_path):
+    with recorder_in(tmp_path, run_id="exp") as recorder:
+        recorder.record(1, [row("before")])
+        recorder.record(2, [row("done again")])
+    both = [recorder_in(tmp_path, run_id="exp", resumed_from=1) for _ in range(2)]
+    for number, recorder in enumerate(both):
+        recorder.record(2, [row(f"from {number}")])
+    for recorder in both:
+        recorder.close()
+    run = open_run(tmp_path / "runs")
+    assert [r.completion[0]["content"] for r in run.rollouts()] == ["before", "from 0", "from 1"]
+    assert len({r.id for r in run.rollouts(superseded=True)}) == 4
+
+
+def test_processes_may_be_numbered_by_whoever_starts_them(tmp_path):
+    open_and_record_together(tmp_path, {"GIVEN": "0"}, {"GIVEN": "1"})
+    assert {(r.attempt, r.rank) for r in assert_one_run_of_two_ranks(tmp_path).rollouts()} == {(1, 0), (1, 1)}
 
 
 def test_processes_that_cannot_agree_say_how_they_could(tmp_path, monkeypatch, caplog):

@@ -147,6 +147,17 @@ def ranks(out):
         sys.stdout.write(f"{recorder.run.id} {recorder.run.rank} {recorder.run.world_size}\n")
 
 
+def shared(out):
+    """One of several processes that no launcher numbered; all of them begin before one of them records."""
+    place = {"rank": int(os.environ["GIVEN"]), "world_size": 2} if "GIVEN" in os.environ else {}
+    with RolloutRecorder(dir=out, run_id="exp", **place) as recorder:
+        sys.stdout.write("open\n")
+        sys.stdout.flush()
+        sys.stdin.readline()
+        for step in (1, 2):
+            recorder.record(step, batch(step), group_size=2)
+
+
 def light(out):
     for name in ("torch", "transformers", "trl", "accelerate"):
         sys.modules[name] = None
