@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import multiprocessing
 import os
 import random
 import shutil
@@ -30,7 +31,7 @@ from unittest import mock
 from rollout_hookspecs import Batch, Rollout, Run, ToolCall, hookimpl
 
 from benchmarks.measure import main, show, table
-from rollout_plugins import open_run
+from rollout_plugins import RolloutRecorder, open_run
 from rollout_plugins.engine.discover import Plugins
 from rollout_plugins.engine.pipeline import Pipeline
 from rollout_plugins.errors import RunError
@@ -469,7 +470,58 @@ def one_run_twice(folder: Path, dice: random.Random) -> Outcome:
     return looked(folder, 800, note="one run for both")
 
 
+def hung_disk(folder: Path, dice: random.Random) -> Outcome:
+    """A disk that stops answering before the end: the end of training waits two seconds, and counts what is left."""
+
+    def work() -> list[Any]:
+        pipeline = Pipeline(Plugins([], autoload=True), end_seconds=2)
+        pipeline.start(Run(id="run", dir=str(folder / "run"), reward_names=("r",)))
+        generated = train(pipeline, range(1, 21))
+        pipeline.drain(30)
+        with mock.patch.object(write.RunWriter, "write", side_effect=lambda *_: time.sleep(600)):
+            generated += train(pipeline, range(21, 31))
+            began = time.monotonic()
+            pipeline.close()
+            assert time.monotonic() - began < 10, "the end took longer than its limit"
+        return [generated, dict(pipeline.counters.drops)]
+
+    generated, dropped = apart(work)
+    return looked(folder, generated, note="10 generations hang", **dropped)
+
+
+def scored_in_a_forked_pool(folder: Path, dice: random.Random) -> Outcome:
+    """A loop whose rewards are computed in forked processes from its first moment on."""
+
+    def work() -> int:
+        generated = 0
+        with RolloutRecorder(dir=folder) as loop:
+            for step in range(1, 11):
+                loop.record(step, [{"prompt": "?", "completion": str(step)} for _ in range(4)])
+                generated += 4
+                with multiprocessing.get_context("fork").Pool(2) as pool:
+                    pool.map_async(abs, range(8)).get(60)
+        return generated
+
+    return looked(folder, apart(work), note="10 pools")
+
+
+def folders_that_look_like_columns(folder: Path, dice: random.Random) -> Outcome:
+    """Hydra's names above a run, which some readers take for columns of theirs."""
+    inside = folder / "step=2000" / "group=ablation" / "rank=16"
+
+    def work() -> int:
+        pipeline = recorder(inside)
+        generated = train(pipeline, range(1, 21))
+        pipeline.close()
+        assert open_run(inside).steps == list(range(1, 21)), "the folders' names changed what is in the run"
+        return generated
+
+    return looked(inside, apart(work))
+
+
 TRAININGS = {
+    "chdir in a reward function": ("wander", 0),
+    "evaluation after training": ("evaluate", 0),
     "exception in a reward function": ("raise", 1),
     "Ctrl-C": ("interrupt", -signal.SIGINT),
     "exit without on_train_end": ("exit", 0),
@@ -482,7 +534,7 @@ def real_training(how: str, status: int) -> Callable[[Path, random.Random], Outc
 
     def fault(folder: Path, dice: random.Random) -> Outcome:
         folder.mkdir()
-        env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/hookspecs", "OMP_NUM_THREADS": "1"}
+        env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/hookspecs:{ROOT}/tests/support", "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "benchmarks.faults", "--worker", how, str(folder)]
         done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
         ended = done.returncode in {status, 130 if how == "interrupt" else status}
@@ -496,24 +548,30 @@ def real_training(how: str, status: int) -> Callable[[Path, random.Random], Outc
 
 def worker(how: str, folder: Path) -> None:
     """A training that ends in its tenth generation. What was generated before its end is noted."""
-    from rig import half, make
+    from rig import dataset, half, make
 
     from rollout_plugins import RolloutPluginCallback
 
     def reward(completions: list[Any], **kwargs: Any) -> list[float]:
         with (folder / TRUTH).open("a") as file:
-            file.write("generated\n")
+            file.write("generated\n" * (len(completions) // 4))
             last = file.tell() == 10 * len("generated\n")
-        if not last:
+        if how == "wander":
+            os.chdir(tempfile.mkdtemp(dir=folder))
+        if not last or how in {"wander", "evaluate"}:
             return list(half(completions))
         if how == "terminate":
             time.sleep(1)
             (folder / TRUTH).write_text("generated\n" * 9)
         return list({"raise": raises, "interrupt": _interrupt, "exit": sys.exit, "terminate": _terminate}[how]())
 
-    trainer = make(folder, rewards=reward, max_steps=100)
+    os.chdir(folder)
+    steps = 10 if how in {"wander", "evaluate"} else 100
+    trainer = make(folder, rewards=reward, max_steps=steps, eval_rows=dataset(4), output_dir="out")
     trainer.add_callback(RolloutPluginCallback())
     trainer.train()
+    if how == "evaluate":
+        trainer.evaluate()
 
 
 def _interrupt() -> Any:
@@ -536,6 +594,9 @@ FAULTS: dict[str, Callable[[Path, random.Random], Outcome]] = {
     **{f"sink {name}": with_plugin(Sink, bad) for name, bad in BAD.items()},
     **{f"plugin {name}": with_plugin(Plugin, bad) for name, bad in BAD.items()},
     "forked copies": forked_midway,
+    "rewards in a forked pool": scored_in_a_forked_pool,
+    "disk that hangs at the end": hung_disk,
+    "folders named key=value": folders_that_look_like_columns,
     "queue full": full_queue,
     "10,000 hostile rollouts": hostile_content,
     "SIGTERM": terminated,
