@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PARTS = {
     "redact": ["plugins/redact"],
-    "scout": ["sinks/scout.py"],
+    "scout": ["sinks/scout"],
     "view": ["view"],
     "web": ["web", "report.py"],
     "shapes": ["shapes"],

@@ -148,6 +148,8 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._safely("flush", lambda: self._end_evaluation(self._caller(state, control)))
 
+    on_predict = on_evaluate
+
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._safely("attach", lambda: self._attach_late(self._caller(state, control)))
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"

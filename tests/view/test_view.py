@@ -260,11 +260,11 @@ def test_the_same_prompt_over_time_with_what_changed(run):
     async def scenario(eye):
         await eye.sees("0.1")
         await eye.press("t")
-        await eye.sees("one prompt at 12 steps", "step 1 reward", "step 7 reward", "step 12 reward", "best of 4")
+        await eye.sees("one prompt at 12 steps", "step 1 reward", "step 6 reward", "step 12 reward", "best of 4")
         await eye.press("p")
         await eye.sees("step 11 reward")
         await eye.press("h", "n")
-        await eye.sees("step 8 reward")
+        await eye.sees("step 7 reward")
         await eye.press("m", "m")
         await eye.sees("worst of 4", "0.1", "1.1")
 
