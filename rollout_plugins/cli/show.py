@@ -14,8 +14,8 @@ from rollout_plugins.cli.common import RUN, add_filters, add_json, busy, console
 from rollout_plugins.content.plain import write_json
 from rollout_plugins.errors import RunError
 from rollout_plugins.show import render_group, render_rollouts
+from rollout_plugins.store.codec import as_json
 from rollout_plugins.store.read import StoredRun, open_run
-from rollout_plugins.view.saving import as_json
 
 LIMIT = 10
 LINES = 40

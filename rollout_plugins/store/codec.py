@@ -21,7 +21,7 @@ from decimal import Decimal
 from typing import Any
 
 import orjson
-from rollout_hookspecs import Image, Placeholder
+from rollout_hookspecs import Image, Placeholder, Rollout
 
 from rollout_plugins.content.limits import AGAIN, KEPT_DEPTH, STORED_ITEMS, EndlessError, Nesting
 
@@ -289,3 +289,8 @@ _UNTAG: dict[str, Callable[[Any], Any]] = {
     **{key: read for key, _, read in _SPOKEN.values()},
 }
 _TAG = re.compile(b'"(?:%s)":' % b"|".join(re.escape(key.encode()) for key in _UNTAG))
+
+
+def as_json(rollout: Rollout) -> str:
+    """The whole record, as `rollouts show --json` prints it."""
+    return encode({field.name: getattr(rollout, field.name) for field in fields(rollout)}) + "\n"

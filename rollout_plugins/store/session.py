@@ -74,10 +74,14 @@ class Session:
             database = Database(sources, uneven)
             self._parts = [part for source in sources for part in source.parts]
             journals = {path: table for source in sources for path, table in source.tables.items()}
-            self._in_memory = FilesInMemory(journals, chain.from_iterable(database.small.values()), database.read)
+            self._in_memory = FilesInMemory(journals, chain.from_iterable(database.small.values()), self._read)
             self._database = database
             _close_the_first(self)
         return database
+
+    def _read(self, files: Sequence[Path]) -> pa.Table:
+        """By the database of the moment: holding one would keep its threads after `close`."""
+        return self._open(uneven=False).read(files)
 
     def close(self) -> None:
         """Let go of DuckDB until the next question, which is answered from the same files."""

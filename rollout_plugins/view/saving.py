@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 
 from rollout_hookspecs import Rollout, ToolCall
@@ -12,12 +11,7 @@ from rollout_hookspecs import Rollout, ToolCall
 from rollout_plugins.show.conversation import Turn, conversation
 from rollout_plugins.show.layout import content_text, outcome_of
 from rollout_plugins.show.text import clean, duration, number, one_line, readable, signed
-from rollout_plugins.store.codec import encode
-
-
-def as_json(rollout: Rollout) -> str:
-    """The whole record, as `rollouts show --json` prints it."""
-    return encode({field.name: getattr(rollout, field.name) for field in fields(rollout)}) + "\n"
+from rollout_plugins.store.codec import as_json
 
 
 def as_markdown(rollout: Rollout) -> str:

@@ -484,6 +484,7 @@ class Leaks:
         return Trace(rollout_id=rollout.id, messages=(*rollout.completion,), metadata={"key": SECRET})
 
 
+@pytest.mark.needs(part="redact")
 @pytest.mark.parametrize("plugins", [["redact"], ["redact", Leaks()]])
 def test_nothing_leaves_in_an_export_that_a_required_plugin_has_not_seen(tmp_path, plugins):
     writer = RunWriter(Run(id="r1", dir=str(tmp_path / "r1"), settings={"key": SECRET}))
