@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from rollout_plugins.content.names import run_name
 from rollout_plugins.errors import RunError, need
 from rollout_plugins.store import annotate, summary
 from rollout_plugins.store.filters import Filters
@@ -107,6 +108,11 @@ class StoredRun:
     def info(self) -> Run:
         """The run's facts."""
         return self._facts.info
+
+    @property
+    def name(self) -> str:
+        """What a person calls the run: its model and the trainer's output folder."""
+        return run_name(self.info)
 
     @property
     def attempts(self) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from rollout_plugins.content.names import run_name
 from rollout_plugins.store.sql import name_of
 
 if TYPE_CHECKING:
@@ -58,9 +59,8 @@ def html(run: Run, rows: Sequence[Mapping[str, Any]], **facts: str) -> str:
     """What a notebook shows of a run: who made it, its numbers, and whatever else is to be said."""
     train = [row for row in rows if row["split"] == "train"] or rows
     shown = {
-        "run": run.id,
+        "run": run_name(run),
         "trainer": run.trainer,
-        "model": run.model,
         "rollouts": f"{sum(row['rollouts'] for row in rows):,}",
         "steps": f"{train[0]['step']} to {train[-1]['step']}" if train else "none yet",
         "reward": _change(train),
