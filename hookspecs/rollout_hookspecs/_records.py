@@ -326,6 +326,11 @@ class Plugin(Protocol):
     alerts: Sequence[str] = ()
     """A list of warnings; after each `rollout_metrics` they are taken out of it and given to the sinks' `alert`."""
 
+    headlines: Collection[str] | None = None
+    """Names of its numbers that the log has by default, and only while they are not 0; None: all, zeros too."""
+    verbose: bool = False
+    """True: the log has every number of every plugin, and what recording costs."""
+
     def clean(self, value: Any) -> Any:
         """For `required` plugins: what may leave of a value that is not a rollout, of the same type; None keeps it."""
         return None

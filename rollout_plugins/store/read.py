@@ -121,8 +121,18 @@ class StoredRun:
 
     @property
     def drops(self) -> dict[str, int]:
-        """Rollouts that were lost or left out, by reason, over all ranks and attempts."""
+        """What was lost, by reason, over all ranks and attempts."""
         return self._facts.drops
+
+    @property
+    def skipped(self) -> dict[str, int]:
+        """Rollouts that plugins did not select for the sinks, by plugin; they are all here."""
+        return self._facts.skipped
+
+    @property
+    def costs(self) -> dict[str, float]:
+        """What recording took: seconds on the training thread and beside it, bytes written, and most in the queue."""
+        return self._facts.costs
 
     @property
     def annotations(self) -> dict[str, list[str]]:
