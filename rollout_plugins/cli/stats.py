@@ -32,7 +32,13 @@ def run(options: Namespace) -> None:
     with busy("counting"):
         rows = [row for row in stored.stats() if options.split in {None, row["split"]}]
     if options.json:
-        facts = {"run": stored.info.id, "folder": str(stored.dir), "steps": rows, "drops": stored.drops}
+        facts = {
+            "run": stored.info.id,
+            "name": stored.name,
+            "folder": str(stored.dir),
+            "steps": rows,
+            "drops": stored.drops,
+        }
         print_json({**facts, "annotations": stored.annotations, "damaged": stored.damaged})
         return
     if not rows:
@@ -104,9 +110,8 @@ def _percent(part: float | None, whole: float | None) -> str | None:
 
 def _charts(stored: StoredRun, rows: Sequence[Mapping[str, Any]], width: int, lines: int) -> list[Any]:
     train = [row for row in rows if row["split"] == "train"] or rows
-    model = str(stored.info.model).rstrip("/").rpartition("/")[2]
     count = sum(row["rollouts"] for row in rows)
-    facts = [stored.info.id, stored.info.trainer, model, f"{count:,} rollouts"]
+    facts = [stored.name, stored.info.trainer, f"{count:,} rollouts"]
     title = Text(" · ".join(one_line(fact, 60) for fact in facts if fact), style="bold")
     parts = [title, Text(), render_steps(train, width=width, max_lines=lines), Text()]
     shown = (

@@ -20,6 +20,7 @@ from typing import Any
 import pyarrow as pa
 from rollout_hookspecs import Batch, Run
 
+from rollout_plugins.content.names import BatchNames
 from rollout_plugins.content.trace import DefaultTrace
 from rollout_plugins.engine import environment
 from rollout_plugins.engine.counters import Counters
@@ -67,6 +68,7 @@ class Pipeline:
         self.run: Run | None = None
         self.generation = 0
         self.submitted: Counter[str] = Counter()
+        self._names = BatchNames()
         self._sync = sync
         self._strict = strict
         self._hang_seconds = environment.seconds("HANG_SECONDS", HANG_SECONDS)
@@ -115,12 +117,12 @@ class Pipeline:
         if run is None or self.is_elsewhere:
             return
         with self._lock:  # a trainer may generate on several threads
-            generation = self.generation
+            generation, name = self.generation, self._names.name(run, batch.split, batch.step)
             self.generation += 1
         self._ending.goes_on()
         self.submitted[batch.split] += batch.count
         self.counters.spent("training_thread", batch.seconds)
-        self._put(lambda: self._process(run, batch, generation), batch.bytes, batch.count)
+        self._put(lambda: self._process(run, batch, generation, name), batch.bytes, batch.count)
 
     def _put(self, work: Callable[[], None], size: int = 0, rollouts: int = 0) -> None:
         if self._sync:
@@ -339,9 +341,9 @@ class Pipeline:
 
         self._with_hooks(tell)
 
-    def _process(self, run: Run, batch: Batch, number: int) -> None:
+    def _process(self, run: Run, batch: Batch, number: int, name: str) -> None:
         try:
-            raw = build(run, batch, number, self.counters)
+            raw = build(run, batch, number, name, self.counters)
         except (Exception, SystemExit) as error:
             self.counters.drop("build_failed", batch.count)
             raise RuntimeError(f"{batch.count} rollouts of step {batch.step} could not be built") from error

@@ -9,6 +9,7 @@ from typing import Any
 from rollout_hookspecs import Rollout, Run, ToolCall
 
 from rollout_plugins.content.messages import call_text, completion_text, prompt_text
+from rollout_plugins.content.names import run_name
 from rollout_plugins.show.chart import sparkline
 from rollout_plugins.show.conversation import Turn, conversation
 from rollout_plugins.show.layout import content_text, outcome_of, split_thought
@@ -90,7 +91,7 @@ def training(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
 def run_line(run: Run, rows: Sequence[Mapping[str, Any]]) -> str:
     """The run on one line of a Python prompt."""
     said = [count(sum(row["rollouts"] for row in rows), "rollout"), _steps(rows), f"reward {course(rows)}"]
-    return f"<StoredRun {run.id!r}: {', '.join(said) if rows else 'no rollouts yet'}; in {run.dir}>"
+    return f"<StoredRun {run_name(run)!r}: {', '.join(said) if rows else 'no rollouts yet'}; in {run.dir}>"
 
 
 def _steps(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -102,9 +103,8 @@ def run_html(run: Run, rows: Sequence[Mapping[str, Any]], **more: str) -> str:
     """Who made the run, its numbers, and whatever else is to be said."""
     calls, failed, cut = (sum(row[name] for row in rows) for name in ("tool_calls", "tool_errors", "truncated"))
     shown = {
-        "run": run.id,
+        "run": run_name(run),
         "trainer": run.trainer,
-        "model": run.model,
         "rollouts": f"{sum(row['rollouts'] for row in rows):,}",
         "steps": _steps(rows).removeprefix("steps "),
         "reward": course(rows),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from rollout_plugins.content.names import run_name
 from rollout_plugins.errors import RunError, need
 from rollout_plugins.store import annotate, summary
 from rollout_plugins.store.filters import Filters
@@ -108,6 +109,11 @@ class StoredRun:
     def info(self) -> Run:
         """The run's facts."""
         return self._facts.info
+
+    @property
+    def name(self) -> str:
+        """What a person calls the run: its model and the trainer's output folder."""
+        return run_name(self.info)
 
     @property
     def attempts(self) -> list[dict[str, Any]]:
@@ -319,7 +325,7 @@ class StoredRun:
         try:
             return run_line(self.info, self.stats())
         except RunError as error:
-            return f"<StoredRun {self.info.id!r} in {self.dir}: {error}>"
+            return f"<StoredRun {self.name!r} in {self.dir}: {error}>"
 
     def _repr_html_(self) -> str:
         from rollout_plugins.show.notebook import run_html

@@ -169,7 +169,7 @@ def test_list_finds_runs_below_a_folder(rollouts, tmp_path):
     assert [(run["run"], run["rollouts"], run["steps"], run["state"]) for run in runs] == [
         ("one", 8, 2, "ended"), ("two", 0, 0, "open")
     ]  # fmt: skip
-    assert rollouts("list", tmp_path)[1].splitlines()[0].startswith("run\tstarted")
+    assert rollouts("list", tmp_path)[1].splitlines()[0].startswith("name\trun\tstarted")
 
 
 def test_show_gives_the_last_steps_best_and_worst(rollouts, run):

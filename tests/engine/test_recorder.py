@@ -353,6 +353,16 @@ def test_groups_that_do_not_come_out_even_are_a_mistake(tmp_path):
     assert [r.group_size for r in open_run(tmp_path / "runs").rollouts(step=2)] == [2, 2, 1]
 
 
+def test_an_id_says_the_step_that_its_rollout_trained_and_is_nobody_elses(tmp_path):
+    with recorder_in(tmp_path, run_id="exp") as recorder:
+        recorder.record(20, [row(), row()])
+        recorder.record(20, [row()], split="eval")
+        recorder.record(20, [row()])
+        recorder.record(21, [row()])
+    found = [rollout.id for rollout in open_run(tmp_path / "runs").rollouts()]
+    assert found == ["exp.1.t20.0.0", "exp.1.t20.0.1", "exp.1.e20.0.0", "exp.1.t20-2.0.0", "exp.1.t21.0.0"]
+
+
 # --- beginning and ending ------------------------------------------------------------------------------------------
 
 

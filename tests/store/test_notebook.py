@@ -119,7 +119,7 @@ def test_a_run_that_cannot_be_read_still_has_a_line(tmp_path):
     gone = record(tmp_path, rollouts())
     for path in sorted(gone.dir.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
-    assert repr(gone).startswith("<StoredRun 'r1'")
+    assert repr(gone).startswith("<StoredRun 'r1")
 
 
 def test_a_run_is_its_rollouts_in_order(run):
