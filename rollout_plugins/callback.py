@@ -140,7 +140,8 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
     on_substep_end = on_step_end = on_step_begin
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._safely("attach", lambda: self._attach_in_evaluation(self._caller(state, control)))
+        evaluating = trainer_of(self)  # a shallow copy that has not trained has the original's state, too
+        self._safely("attach", lambda: self._attach_in_evaluation(evaluating or self._caller(state, control)))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         self._safely("attach", lambda: self._attach_late(self._caller(state, control)))
@@ -190,9 +191,8 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         A shallow copy of a trainer has the control of the original, and a state of its own once it trains.
         """
         alike = [one for one in list(self._trainers) if control is not None and one.control is control]
-        trainer = next((one for one in alike if one.state is state), None)
-        if trainer is None:
-            trainer = trainer_of(self) or next(iter(alike), None)
+        same = [one for one in alike if one.state is state]
+        trainer = same[0] if len(same) == 1 else trainer_of(self) or next(iter(alike), None)
         if trainer is None:
             self._say("found no trainer for RolloutPluginCallback, so nothing is recorded; pass trainer=…")
         return trainer
@@ -381,7 +381,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         try:
             self._ensure_run(trainer, attached)
         finally:
-            attached.pipeline.counters.drop(reason, count)
+            attached.pipeline.lose(reason, count)
 
     def _ensure_run(self, trainer: Any, attached: Attached) -> None:
         """`evaluate()` outside of training: the run that is open, else the last one again, else a new one."""
