@@ -23,11 +23,13 @@ from rollout_plugins.engine.setup import (
     bind_sinks,
     cap_dashboards,
     checked_dir,
+    end_run,
     named_metrics,
     open_pipeline,
     tell_of_unfinished,
 )
 from rollout_plugins.engine.telling import shown
+from rollout_plugins.engine.where import say_start
 from rollout_plugins.errors import SetupError, need
 from rollout_plugins.hosts import host_for, nearest_to
 from rollout_plugins.hosts.kit.finding import (
@@ -74,7 +76,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
 
     def __init__(
         self,
-        plugins: Sequence[Any] = (),
+        plugins: Sequence[Any] | None = (),
         *,
         dir: str | os.PathLike[str] | None = None,  # noqa: A002 - the name people expect
         disable: Iterable[str] = (),
@@ -93,7 +95,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         disable = disable if isinstance(disable, str) else tuple(disable)
         self._plugins = Plugins(plugins, disable=disable, config=config, autoload=autoload)
         self._options: dict[str, Any] = {
-            "plugins": list(plugins), "dir": checked_dir(dir), "disable": disable, "config": config,
+            "plugins": list(plugins or ()), "dir": checked_dir(dir), "disable": disable, "config": config,
             "autoload": autoload, "strict": strict, "sync": sync, "tokens": tokens, "rendered": rendered,
             "on_full": on_full, "end_seconds": end_seconds,
         }  # fmt: skip
@@ -318,7 +320,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         attached = self._known(trainer)
         if attached is not None:
             attached.has_ended_training = True
-            attached.pipeline.close()
+            end_run(attached.pipeline)
 
     def _use(self, attached: Attached) -> None:
         """Plugins see one run at a time: one that another trainer left open ends here."""
@@ -363,6 +365,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
     def _start(self, trainer: Any, attached: Attached, run: Run, generation: int) -> None:
         bind_sinks(self._plugins, trainer, self._safely)
         attached.pipeline.start(run, generation)
+        say_start(run)
 
     def _position(self, trainer: Any) -> int:
         """Which of several rollout callbacks this is; the same on every rank."""
