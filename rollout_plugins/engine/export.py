@@ -182,7 +182,7 @@ def _loaded(to: str | Any, plugins: Sequence[Any], options: Mapping[str, Any]) -
         raise SetupError(f"cannot export to {to!r}; {suggest(to, known_sinks())}")
     if options and not isinstance(to, str):
         raise SetupError("options are for a sink that is given by name; give them to the instance")
-    loaded = Plugins([to, *plugins], config={to: options} if options else {})
+    loaded = Plugins([to, *(plugins or ())], config={to: options} if options else {})
     name = to if isinstance(to, str) else name_of(to, loaded.found)
     sink = loaded.manager.get_plugin(name)
     if sink is None:

@@ -51,7 +51,9 @@ class Observer:
     def now(self, generation: Generation | None) -> None:
         self._threads.now = generation
 
-    def watch(self, name: str, around: AroundOne, parameters: tuple[str, ...] = (), *, optional: bool = False) -> None:
+    def watch(
+        self, name: str, around: AroundOne, parameters: tuple[str, ...] | None = None, *, optional: bool = False
+    ) -> None:
         """Wrap a method of the trainer with `around(generation, call)`, which runs the call.
 
         Whichever watched method is entered first begins the generation, and it is handed over when that one is left.
@@ -64,7 +66,8 @@ class Observer:
 
         if optional and not hasattr(self.trainer, name):
             return
-        if not self.wraps.wrap(self.trainer, name, inside, parameters or self.needs.get(name, ())):
+        taken = self.needs.get(name, ()) if parameters is None else parameters
+        if not self.wraps.wrap(self.trainer, name, inside, taken):
             self.refused.append(name)
 
     @contextmanager
