@@ -55,7 +55,6 @@ class SwiftObserver(Observer):
         self.watch("_postprocess_batch", self._postprocess)
         self.watch("compute_std", self._looked_at, optional=True)
         self.watch("_preprocess_inputs", self._ahead, optional=True)
-        self.wraps.wrap(trainer.callback_handler, "on_train_end", self._training_ended)
 
     def begin(self) -> Sampled:
         now = Sampled(self.trainer, self.options)
@@ -72,13 +71,18 @@ class SwiftObserver(Observer):
         if getattr(self.trainer, "async_generate", False):
             with self.guarded("see what is generated ahead"):
                 self._asked |= {sample.request_id: int(self.trainer.state.global_step) for sample in out}
+                self.emit.waits(len(self._asked), self._give_up)
         return out
 
-    def _training_ended(self, call: Call) -> Any:
+    def _give_up(self) -> None:
+        """What was generated ahead stays with the trainer's thread, and is scored no more."""
         if self._asked:
             self.lose(len(self._asked))
             self._asked.clear()
-        return call.run()
+
+    def detach(self) -> None:
+        super().detach()
+        self._give_up()
 
     def _rewards(self, now: Sampled, call: Call) -> Any:
         sampling = Sampling(self.trainer, self.options, training=now.split == "train")
@@ -86,13 +90,18 @@ class SwiftObserver(Observer):
         with self.guarded("take a snapshot of a generation"):
             sampling.see(call.arguments["samples"], self._asked)
             now.samplings.append(sampling)
-            for one in sampling.taken:
-                self._asked.pop(one.request, None)
+            self._scored(sampling)
         gathered = self.scored(sampling, call)
         here = slice(sampling.starts_at, sampling.starts_at + sampling.count)
         if len(gathered) == sampling.count * sampling.world and not (sampling.counts_vary and sampling.world > 1):
             sampling.rewards.numbers = lambda index: gathered[here, index].tolist()
         return gathered
+
+    def _scored(self, sampling: Sampling) -> None:
+        if self._asked:
+            for one in sampling.taken:
+                self._asked.pop(one.request, None)
+            self.emit.waits(len(self._asked), self._give_up)
 
     def _looked_at(self, now: Sampled, call: Call) -> Any:
         spread = call.run()
@@ -186,7 +195,7 @@ HOST = SwiftHost(
     SwiftObserver,
     (
         Support(
-            trainer="swift.GRPOTrainer", advantage=True, groups=True, evaluation=True, images=True, tools=True,
+            trainer="swift.GRPOTrainer", advantage=True, groups=True, evaluation=True, tools=True,
             logprobs="sampler", since="ms-swift 4.6",
             note="what dynamic sampling throws away is marked; earlier turns are decoded from token ids",
         ),
