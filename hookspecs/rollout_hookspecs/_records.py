@@ -315,6 +315,13 @@ class Emit(Protocol):
     def lost(self, reason: str, count: int) -> None:
         """Say that rollouts existed which could not be recorded, or which the trainer left out."""
 
+    def waits(self, count: int, hand_over: Callable[[], object]) -> None:
+        """Say how many rollouts the host keeps back by now, for example until they are scored.
+
+        When the run ends before, however it ends, `hand_over` is called, which emits them. What went with the trainer
+        by then is counted.
+        """
+
 
 class Host(Protocol):
     """Knows one family of trainers: where its rollouts exist, and how to observe them.
@@ -350,6 +357,11 @@ class Plugin(Protocol):
     """By rollout id, why its last `select_rollouts` left that rollout out."""
     alerts: Sequence[str] = ()
     """A list of warnings; after each `rollout_metrics` they are taken out of it and given to the sinks' `alert`."""
+
+    headlines: Collection[str] | None = None
+    """Names of its numbers that the log has by default, and only while they are not 0; None: all, zeros too."""
+    verbose: bool = False
+    """True: the log has every number of every plugin, and what recording costs."""
 
     def clean(self, value: Any) -> Any:
         """For `required` plugins: what may leave of a value that is not a rollout, of the same type; None keeps it."""

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -28,6 +28,7 @@ from rollout_plugins.engine.delivery import as_sink
 from rollout_plugins.engine.discover import Plugins
 from rollout_plugins.engine.dispatch import Dispatcher
 from rollout_plugins.engine.ending import Ending
+from rollout_plugins.engine.figures import Figures, lost
 from rollout_plugins.engine.generation import Generation, build, step_of
 from rollout_plugins.engine.leaving import clean, cleaned_run
 from rollout_plugins.engine.outbox import Outbox, is_more_than_sink
@@ -68,6 +69,8 @@ class Pipeline:
         self.run: Run | None = None
         self.generation = 0
         self.submitted: Counter[str] = Counter()
+        self.hand_over_rest: Callable[[], object] = lambda: None
+        """Asks the host for what it keeps back; called when nothing more will happen to that in this run."""
         self._names = BatchNames()
         self._sync = sync
         self._strict = strict
@@ -85,7 +88,7 @@ class Pipeline:
         )
         self._hooks: ReplaceableThread | None = None
         self._error: BaseException | None = None
-        self._metrics: dict[tuple[str, str], dict[str, tuple[float, int]]] = {}
+        self._figures = Figures()
         self._lock = threading.RLock()
         self._pid = os.getpid()
 
@@ -99,6 +102,8 @@ class Pipeline:
                 self._worker.start()
         if self.is_elsewhere:
             return
+        if self.run is not None:  # an attempt that broke off
+            self.hand_over_rest()
         self.run = run
         self.generation = generation
         if self.dispatcher.has_required:
@@ -127,7 +132,9 @@ class Pipeline:
     def _put(self, work: Callable[[], None], size: int = 0, rollouts: int = 0) -> None:
         if self._sync:
             self._attempt(work)
-        elif not self._worker.put(Job(partial(self._attempt, work), size, rollouts)):
+        elif self._worker.put(Job(partial(self._attempt, work), size, rollouts)):
+            self.counters.queued(self._worker.size)
+        else:
             self._drop_full(rollouts)
 
     def _drop_full(self, count: int) -> None:
@@ -135,6 +142,11 @@ class Pipeline:
             behind = self._worker.size >> 20
             logger.warning("recording is %d MB behind; the newest rollouts are left out until it catches up", behind)
         self.counters.drop("queue_full", count)
+
+    def lose(self, reason: str, count: int) -> None:
+        """Count rollouts that a host could not hand over: in turn with those it did, so each attempt has its own."""
+        if not self.is_elsewhere:
+            self._put(partial(self._count_lost, str(reason), int(count)), rollouts=int(count))
 
     def later(self, work: Callable[[], None]) -> None:
         """Do something on the worker thread, after what is queued; nothing before the run starts or after it ends."""
@@ -151,6 +163,7 @@ class Pipeline:
 
     def drain_at_end(self, *, sinks: bool = True) -> bool:
         """The same where a training ends; this and `close` wait no longer than the limit, together."""
+        self.hand_over_rest()
         with self._ending.waiting() as until:
             return self._drain(until(QUEUE_SHARE), sinks=sinks)
 
@@ -172,19 +185,11 @@ class Pipeline:
 
     def pop_metrics(self, split: str, dataset: str = "") -> dict[str, float]:
         """What `rollout_metrics` said since the last call, averaged over the generations."""
-        if self.is_elsewhere:
-            return {}
-        with self._lock:
-            sums = self._metrics.pop((split, dataset), {})
-        return {name: total / count for name, (total, count) in sums.items()}
+        return {} if self.is_elsewhere else self._figures.pop((split, dataset), self.dispatcher.headlines)
 
-    def _add_metrics(self, batch: Batch, numbers: Mapping[str, float]) -> None:
-        """Sums, not rows: a trainer that never logs asks for none of them."""
-        with self._lock:
-            sums = self._metrics.setdefault((batch.split, batch.dataset), {})
-            for name, number in numbers.items():
-                total, count = sums.get(name, (0.0, 0))
-                sums[name] = total + number, count + 1
+    def said_metrics(self) -> dict[str, float]:
+        """What the log has of recording itself: what was lost, and where a plugin wants every number, the rest too."""
+        return self.own_metrics() if self.dispatcher.is_verbose else lost(dict(self.counters.drops))
 
     def own_metrics(self) -> dict[str, float]:
         """What recording itself costs and loses, so far."""
@@ -193,6 +198,7 @@ class Pipeline:
         figures["queue_bytes"] = float(self._worker.size)
         if self._storage.bytes is not None:
             figures["bytes_written"] = float(self._storage.bytes)
+        figures |= {f"skipped/{name}": float(count) for name, count in list(self.counters.skipped.items())}
         return figures | {f"drops/{reason}": float(count) for reason, count in list(self.counters.drops.items())}
 
     @property
@@ -218,13 +224,11 @@ class Pipeline:
         if threading.current_thread().name.startswith("rollouts-"):  # the garbage collector chose one of our threads
             threading.Thread(target=self.close, name="closing-rollouts").start()
             return
+        self.hand_over_rest()
         run, self.run = self.run, None
         with self._ending.waiting() as until:
             self._close(run, until)
         self._worker.stop()
-        if self._hooks is not None:
-            self._hooks.stop()
-            self._hooks = None
 
     def _close(self, run: Run, until: Callable[[float], float]) -> None:
         self._put(lambda: self._tell_others("on_run_end", self._shown_run or run))
@@ -249,6 +253,9 @@ class Pipeline:
     def _forget_run(self) -> None:
         self._storage.forget(count_again=any(outbox.missed for outbox in self._outboxes))
         self._outboxes = []
+        if self._hooks is not None:  # not sooner: the worker may still be at work with it
+            self._hooks.stop()
+            self._hooks = None
 
     # --- the worker thread's side -------------------------------------------------------------------------------
 
@@ -274,7 +281,7 @@ class Pipeline:
 
     def _with_hooks(self, function: Callable[[], None]) -> None:
         """Run plugin code where it can be given up on. A plugin that hangs is taken out, and the work resumed."""
-        if not self._worker.is_running or not self._has_plugins:
+        if self._sync or not self._has_plugins:
             function()
             return
         self._hooks = self._hooks or ReplaceableThread("hooks")
@@ -327,7 +334,7 @@ class Pipeline:
     def _tell_others(self, hook: str, run: Run) -> None:
         """Tell plugins of a run, without those that hear of it on their own threads, or heard of it already."""
         if hook == "on_run_end":
-            told = self.dispatcher.plugins_with("export_traces")
+            told = [box.plugin for box in self._outboxes]
         else:
             told = [plugin for plugin in self.dispatcher.plugins_with(hook) if is_required(plugin)]
             told += [box.plugin for box in self._outboxes if not is_more_than_sink(box.plugin, self.dispatcher)]
@@ -340,6 +347,16 @@ class Pipeline:
                 self.dispatcher.call(waiting.pop(0), hook, {"run": run})
 
         self._with_hooks(tell)
+
+    def _count_lost(self, reason: str, count: int) -> None:
+        """The reason is a text like any other: it goes where `required` plugins let it."""
+        said = [reason]
+        try:
+            if self.dispatcher.has_required:
+                said = ["not_observed"]
+                self._with_hooks(lambda: said.append(clean(self.dispatcher, reason, said[0])))
+        finally:
+            self.counters.drop(said[-1], count)
 
     def _process(self, run: Run, batch: Batch, number: int, name: str) -> None:
         try:
@@ -357,7 +374,7 @@ class Pipeline:
             self._storage.note_chosen(generation.chosen_elsewhere())
         for outbox in self._outboxes:
             outbox.send(generation.traces_for(outbox.scope), generation.step)
-        self._add_metrics(batch, generation.metrics or {})
+        self._figures.add((batch.split, batch.dataset), generation.metrics or {})
 
     def _through_plugins(self, generation: Generation) -> None:
         generation.go_through(self.dispatcher, {outbox.scope for outbox in self._outboxes})
