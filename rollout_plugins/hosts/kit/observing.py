@@ -41,6 +41,8 @@ class Observer:
         self._has_lost = False
         self.wraps = Wraps()
         self.decoder = Decoder(trainer, options) if self.decodes else None
+        if hasattr(trainer, "evaluation_loop"):
+            self.wraps.wrap(trainer, "evaluation_loop", self._evaluating)
 
     @property
     def now(self) -> Generation | None:
@@ -87,6 +89,18 @@ class Observer:
             if self.now is not None:
                 self.hand_over(self.now)
             self.now = None
+
+    def _evaluating(self, call: Call) -> Any:
+        """A reward function may evaluate: those generations are not the one that is being scored."""
+        outer, self.now = self.now, None
+        if outer is not None:
+            outer.rewards.is_paused = True
+        try:
+            return call.run()
+        finally:
+            self.now = outer
+            if outer is not None:
+                outer.rewards.is_paused = False
 
     @contextmanager
     def guarded(self, what: str) -> Iterator[None]:
