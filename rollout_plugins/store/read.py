@@ -17,6 +17,7 @@ import pyarrow as pa
 from rollout_plugins.content.names import run_name
 from rollout_plugins.errors import RunError, need
 from rollout_plugins.store import annotate, summary
+from rollout_plugins.store.elsewhere import elsewhere
 from rollout_plugins.store.filters import Filters
 from rollout_plugins.store.home import homes_of
 from rollout_plugins.store.matches import Matches, Rollouts
@@ -104,6 +105,9 @@ class StoredRun:
         """Look again at what is on disk."""
         self.damaged.clear()
         self._all: Matches | None = None
+        for name, url in elsewhere(self.dir).items():
+            if not (self.dir / name).exists():
+                self.damaged[name] = f"removed here, it is in {url}: rollouts pull {url} {self.dir.parent}"
         self._facts = Facts(self.dir, self.damaged)
         self._session = Session({self.dir: self.damaged}, self._small)
 
