@@ -20,7 +20,8 @@ from rollout_plugins import open_run
 from rollout_plugins.errors import MissingExtraError, RunError
 from rollout_plugins.store import parts, session
 from rollout_plugins.store import write as writing
-from rollout_plugins.store.read import Runs, StoredRun, find_runs, runs
+from rollout_plugins.store.finding import find_runs
+from rollout_plugins.store.read import Runs, StoredRun, runs
 from rollout_plugins.store.schema import FIELDS
 from rollout_plugins.testing import hostile_rollouts
 
