@@ -168,8 +168,8 @@ def _print_help() -> None:
         "",
         *(f"  {name:<12}{about(entry)}" for name, entry in commands().items()),
         "",
-        "`rollouts help COMMAND` says more. A run is its folder, or a folder of runs or the trainer's output_dir, for the",
-        "newest run in them; without one it is the newest run in or below this folder.",
+        "`rollouts help COMMAND` says more. A run is its folder, or a folder of runs or the trainer's output_dir, of",
+        "which the newest run is taken; without one it is the newest run in or below this folder.",
         "Exit codes: 0 done, 1 could not, 2 not understood, 3 done without files that cannot be read.",
     ]
     sys.stdout.write("\n".join(lines) + "\n")

@@ -41,6 +41,8 @@ def run(options: Namespace) -> int:
             "folder": str(stored.dir),
             "steps": rows,
             "drops": stored.drops,
+            "skipped": stored.skipped,
+            "costs": stored.costs,
         }
         print_json({**facts, "annotations": stored.annotations, "damaged": stored.damaged})
         return note_damage(stored, allowed=options.allow_damaged)
@@ -51,8 +53,19 @@ def run(options: Namespace) -> int:
     else:
         print_table(_readable(rows, {"split"}))
     for reason, count in stored.drops.items():
-        note(f"left out: {count:,} {reason}")
+        note(f"lost: {count:,} {reason}")
+    for name, count in stored.skipped.items():
+        note(f"not sent to the sinks: {count:,} skipped by {name}")
+    if stored.costs:
+        note(_recording(**stored.costs))
     return note_damage(stored, allowed=options.allow_damaged)
+
+
+def _recording(bytes_written: float, queue_bytes: float, **seconds: float) -> str:
+    """What recording took."""
+    waited, beside = seconds["seconds/training_thread"], seconds["seconds/worker"]
+    sizes = f"{bytes_written / 2**20:,.1f} MB written, at most {queue_bytes / 2**20:,.1f} MB waiting"
+    return f"recording took {waited:,.2f} s of training and {beside:,.2f} s beside it; {sizes}"
 
 
 def _print(stored: StoredRun, rows: Sequence[Mapping[str, Any]], *, whole: bool) -> None:

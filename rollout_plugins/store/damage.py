@@ -33,10 +33,14 @@ class Damaged(dict[str, str]):
             return ""
         rows, size = _rows_and_bytes(path)
         if rows:
-            return f", {rows:,} rollouts"
+            return f", {_rollouts(rows)}"
         others = [_rows_and_bytes(other) for other in path.parent.glob("*.parquet")]
         rows, taken = sum(rows for rows, _ in others), sum(bytes_ for rows, bytes_ in others if rows)
-        return f", perhaps {max(size * rows // taken, 1):,} rollouts" if rows else f", {size:,} bytes of rollouts"
+        return f", perhaps {_rollouts(max(size * rows // taken, 1))}" if rows else f", {size:,} bytes"
+
+
+def _rollouts(count: int) -> str:
+    return f"{count:,} rollout{'s' * (count != 1)}"
 
 
 def _rows_and_bytes(path: Path) -> tuple[int, int]:

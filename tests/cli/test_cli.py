@@ -152,7 +152,7 @@ def test_stats_say_what_was_dropped_and_what_is_damaged(rollouts, tmp_path):
     live.close({"drops": {"queue_full": 3}})
     (tmp_path / "r1" / "data" / "train" / "001-00000-000007.parquet").write_bytes(b"torn")
     _, _, err = rollouts("stats", tmp_path)
-    assert "left out: 3 queue_full" in err
+    assert "lost: 3 queue_full" in err
     assert "001-00000-000007.parquet cannot be read and is not counted" in err
 
 

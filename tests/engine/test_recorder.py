@@ -28,6 +28,7 @@ from store_rig import Sink
 from rollout_plugins import Rollout, RolloutRecorder, Tokens, ToolCall, hookimpl, open_run
 from rollout_plugins.cli.main import main
 from rollout_plugins.errors import SetupError
+from rollout_plugins.plugins.metrics import Metrics
 from rollout_plugins.sinks.trackio import TrackioSink
 from rollout_plugins.store.finding import find_runs
 from rollout_plugins.testing import hostile_rollouts
@@ -770,7 +771,7 @@ def test_the_queue_counts_what_it_holds(tmp_path, shape):
             entered.set()
             done.wait(60)
 
-    with RolloutRecorder([Waits()], dir=tmp_path, tokens=True) as recorder:
+    with RolloutRecorder([Waits(), Metrics("all")], dir=tmp_path, tokens=True) as recorder:
         recorder.record(0, WAITING[shape]())
         assert entered.wait(30)
         counted = recorder.metrics()["rollouts/queue_bytes"]
