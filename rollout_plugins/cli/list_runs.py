@@ -25,7 +25,7 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> None:
     with busy("reading the runs"):
-        opened = [run for folder in found_in(options.dir) if (run := _opened(folder))]
+        opened = [run for folder in found_in(options.dir) if (run := _opened(folder)) is not None]
         found = [_facts(run) for run in opened]
     if options.json:
         print_json(found)

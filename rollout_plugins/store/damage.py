@@ -36,7 +36,7 @@ class Damaged(dict[str, str]):
             return f", {_rollouts(rows)}"
         others = [_rows_and_bytes(other) for other in path.parent.glob("*.parquet")]
         rows, taken = sum(rows for rows, _ in others), sum(bytes_ for rows, bytes_ in others if rows)
-        return f", perhaps {_rollouts(max(size * rows // taken, 1))}" if rows else f", {size:,} bytes"
+        return f", perhaps {_rollouts(max(round(size * rows / taken), 1))}" if rows else f", {size:,} bytes"
 
 
 def _rollouts(count: int) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollout_plugins.errors import RunError
+from rollout_plugins.store.codec import cleaned
 from rollout_plugins.store.sql import literal, name_of
 
 ORDER = ("generation", "attempt", "split", "index", "rank")
@@ -206,7 +207,7 @@ def rewritten(text: str, columns: Mapping[str, Column]) -> str:
         column = columns.get(found[1:-1].replace('""', '"') if found[0] == '"' else found)
         return found if match["kept"] or column is None else column.sql
 
-    return re.sub("|".join([_KEPT, _QUOTED, *bare, _GROUP]), spelled, text)
+    return re.sub("|".join([_KEPT, _QUOTED, *bare, _GROUP]), spelled, cleaned(text))
 
 
 def no_column(name: str, columns: Collection[str]) -> str:

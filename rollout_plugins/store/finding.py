@@ -21,14 +21,14 @@ _INSTALLED = {"pyvenv.cfg", "conda-meta"}
 def found_in(path: str | Path) -> list[Path]:
     """The folders of the runs in a folder, below it, and beside it when it is an output_dir; oldest first."""
     root = Path(path)
-    if not root.exists():
+    if not (root.exists() or any(home.is_dir() for home in homes_of(root))):
         raise RunError(f"{root} does not exist; give a run's folder, a folder of runs or the trainer's output_dir")
     if _is_run(root):
         return [root]
     beside = [run for home in homes_of(root) for run in find_runs(home)]
     found = {folder.resolve(): folder for folder in (*beside, *find_runs(root), *_below(root, DEPTH, set()))}
     if not found:
-        raise RunError(f"no run found in {root} or below it, nor in {root.resolve()}-rollouts; expected a run.json")
+        raise RunError(f"no run found in {root}, below it, or in {root.resolve()}-rollouts; expected run.json")
     return sorted(found.values(), key=_started)
 
 
