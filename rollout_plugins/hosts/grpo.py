@@ -9,6 +9,7 @@ function runs), and around `_generate_and_score_completions`, at whose end the a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any, ClassVar, Final
 
 from rollout_hookspecs import Batch, Emit
@@ -19,6 +20,7 @@ from rollout_plugins.hosts.grpo_unscored import NEVER_SCORED, NO_ADVANTAGE, Made
 from rollout_plugins.hosts.kit.decoding import Decoder
 from rollout_plugins.hosts.kit.observing import Needs, Observer
 from rollout_plugins.hosts.kit.support import Support, TRLHost
+from rollout_plugins.hosts.kit.turns import Turns
 from rollout_plugins.hosts.kit.wrapping import Call
 
 _LOGPROBS: Final = "sampler, trainer and reference"
@@ -34,13 +36,11 @@ class GRPOObserver(Observer):
 
     def __init__(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> None:
         super().__init__(trainer, emit, options)
-        self.unscored = Unscored(self._keep)
-        self._has_ended = False
+        self.unscored = Unscored(self._keep, self._tell_waiting)
         self.watch(self.whole, self._whole)
         self.watch("_calculate_rewards", self._rewards)
         self.watch("_generate", self._tokens, optional=True)
         self.watch("_tool_call_loop", self.tool_loop, optional=True)
-        self.wraps.wrap(trainer.callback_handler, "on_train_end", self._training_ended)
 
     def begin(self) -> Sampled:
         return Sampled(self.trainer, self.options)
@@ -82,7 +82,7 @@ class GRPOObserver(Observer):
         """What is scored was generated before, perhaps on another thread."""
         found = [one for one in self.unscored.claim(ids) if one is not None]
         if not found and not now.generated:
-            self.unscored.unknown = max(0, self.unscored.unknown - len(ids))
+            self.unscored.wait_unknown(-len(ids))
         if not found or len(found) != len(ids):
             return
         steps = {made.policy_step for made, _ in found}
@@ -117,34 +117,39 @@ class GRPOObserver(Observer):
                 self._complete(now, now.made)
                 if not now.expected:
                     self.unscored.wait(now, now.made.ids)
-                    if self._has_ended and not self.trainer.is_in_train:  # late, from another thread
-                        self.unscored.end()
                     return
         if not now.count and not now.expected:
-            self.unscored.unknown += now.generated
+            self.unscored.wait_unknown(now.generated)
         self._keep(now)
 
     def _keep(self, now: Sampled) -> None:
         if not now.advantages:
             now.unknown["advantage"] = NO_ADVANTAGE
+        if now.is_played:
+            now.later.append(partial(self._turns.tell_apart, now))
         super().hand_over(now)
         now.forget_trainers_lists()
 
-    def _training_ended(self, call: Call) -> Any:
-        self._has_ended = True
-        self._stop_waiting()
-        return call.run()
+    @cached_property
+    def _turns(self) -> Turns:
+        templating = dict(getattr(self.trainer, "chat_template_kwargs", None) or {})
+        if getattr(self.trainer, "chat_template", None):
+            templating["chat_template"] = self.trainer.chat_template
+        return Turns(Decoder(self.trainer, self.options), templating)
 
     def detach(self) -> None:
         super().detach()
         self._stop_waiting()
 
+    def _tell_waiting(self, count: int) -> None:
+        with self.guarded("say how many rollouts wait to be scored"):
+            self.emit.waits(count, self._stop_waiting)
+
     def _stop_waiting(self) -> None:
         with self.guarded("hand over what was never scored"):
-            self.unscored.end()
-        if self.unscored.unknown > 0:
-            self.lose(self.unscored.unknown)
-            self.unscored.unknown = 0
+            unknown = self.unscored.end()
+            if unknown:
+                self.lose(unknown)
 
     def _read_rewards(self, now: Sampled, gathered: Any) -> None:
         """Rewards exist now, and so does what reward functions gave to log_extra."""
@@ -152,7 +157,8 @@ class GRPOObserver(Observer):
         now.rewards.numbers = lambda index: gathered[here, index].tolist()
         copier = Snapshot()
         pending = getattr(self.trainer, "_pending_extra_logs", None) or {}
-        now.extra = {str(name): copier.copy(list(values)) for name, values in pending.items()}
+        fields = {f"rollout_func.{name}" if name in pending else name: some for name, some in now.extra.items()}
+        now.extra = {**fields, **{str(name): copier.copy(list(values)) for name, values in pending.items()}}
         now.bytes += copier.bytes
 
     def _read_advantages(self, now: Sampled, out: Mapping[str, Any]) -> None:
@@ -195,11 +201,14 @@ class GRPOObserver(Observer):
         if now.count or now.made is not None:
             with self.guarded("keep what was generated"):
                 self._set_apart(now)
+        with self.guarded("see the rows of a generation"):
+            now.keep_columns()
         out = call.run()
         with self.guarded("see what was generated"):
             prompts = next(iter((*call.args, *call.kwargs.values())), ())
             now.generated += len(prompts)
             now.made = Made.of(prompts, out)
+            now.see_fields(out)
         if isinstance(out, tuple) and out:
             now.prompt_ids = out[0]
             if len(out) > 3 and now.tool_mask is None:

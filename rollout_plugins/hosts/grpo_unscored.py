@@ -9,10 +9,12 @@ from __future__ import annotations
 import copy
 import logging
 import threading
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from rollout_plugins.content.snapshot import Snapshot
 from rollout_plugins.hosts.kit.generation import Generation
 from rollout_plugins.hosts.kit.rewards import Rewards
 
@@ -55,6 +57,41 @@ class Sampled(Generation):
         self.logged: Sequence[Any] | None = None
         """What was in the trainer's log before."""
         self.is_one_of_several = False
+        self.is_played = getattr(trainer, "rollout_func", None) is not None
+        """Whether the user's own function makes the rollouts."""
+        self.fields: Mapping[str, Any] = {}
+        """What that function gave besides: the trainer puts it into the dataset's rows."""
+        self.before: list[dict[str, Any]] = []
+        """The rows as they were until then."""
+
+    def keep_columns(self) -> None:
+        if self.is_played:
+            self.before = [dict(row) for row in self.rows]
+
+    def see_fields(self, out: Any) -> None:
+        """Fields are the one dictionary among what `_generate` returns."""
+        if self.is_played and isinstance(out, tuple):
+            self.fields = next((one for one in out if isinstance(one, dict)), {})
+
+    def snapshot(self, rows: Any, prompts: Any, completions: Any, ids: Any = None) -> None:
+        """The function's fields are kept apart from the columns of the dataset."""
+        before = self.before if len(self.before) == len(rows) else [{}] * len(rows)
+        own = [self._without_fields(row, old) for row, old in zip(rows, before, strict=True)]
+        super().snapshot(own if self.fields else rows, prompts, completions, ids)
+        copier = Snapshot()
+        for name, value in self.fields.items():
+            self.extra[str(name)] = copier.copy(value if isinstance(value, list) else [value] * self.count)
+        self.bytes += copier.bytes
+
+    def _without_fields(self, row: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+        own = {name: value for name, value in row.items() if name not in self.fields}
+        return own | {name: value for name, value in before.items() if name in self.fields}
+
+    def answer(self, ids: Sequence[Sequence[int]]) -> None:
+        """Turns are told apart by their ids."""
+        super().answer(ids)
+        if self.is_played:
+            self.ids = [array("q", row) for row in ids]
 
     def split_off(self) -> Sampled:
         """What was seen so far, as a generation of its own: the trainer goes on with another one."""
@@ -68,7 +105,7 @@ class Sampled(Generation):
 
     def forget_trainers_lists(self) -> None:
         """They need not wait for the worker thread."""
-        self.made, self.logged, self.scored_ids = None, None, ()
+        self.made, self.logged, self.scored_ids, self.fields, self.before = None, None, (), {}, []
 
 
 def _are_rows(value: Any, kind: type) -> bool:
@@ -101,13 +138,19 @@ class _Waiting:
 class Unscored:
     """Generations that wait; those that are never claimed are handed over as they are, oldest first."""
 
-    def __init__(self, hand_over: Callable[[Sampled], None]) -> None:
+    def __init__(self, hand_over: Callable[[Sampled], None], changed: Callable[[int], None]) -> None:
+        """`changed` hears how many rollouts wait."""
         self._hand_over = hand_over
+        self._changed = changed
         self._lock = threading.Lock()
         self._waiting: list[_Waiting] = []
         self._is_told = False
-        self.unknown = 0
-        """Rollouts that were generated in a form that is not known, and are not scored yet."""
+        self._unknown = 0
+
+    def _tell(self) -> None:
+        with self._lock:
+            count = sum(len(one.left) for one in self._waiting) + self._unknown
+        self._changed(count)
 
     def wait(self, now: Sampled, ids: Sequence[Sequence[int]]) -> None:
         with self._lock:
@@ -115,12 +158,21 @@ class Unscored:
             late = self._waiting[:-_MOST]
             del self._waiting[:-_MOST]
         self._give_up(late)
+        self._tell()
+
+    def wait_unknown(self, count: int) -> None:
+        """Rollouts that were generated in a form that is not known: they can be scored, but not be recognised."""
+        before, self._unknown = self._unknown, max(0, self._unknown + count)
+        if self._unknown != before:
+            self._tell()
 
     def claim(self, ids: Sequence[Sequence[int]]) -> list[tuple[Sampled, int] | None]:
         """For each row, the generation it was made in and its place there, if it waits here."""
         with self._lock:
             found = [self._claim(tuple(row)) if self._waiting else None for row in ids]
             self._waiting = [one for one in self._waiting if one.left]
+        if any(found):
+            self._tell()
         return found
 
     def _claim(self, ids: tuple[int, ...]) -> tuple[Sampled, int] | None:
@@ -129,11 +181,14 @@ class Unscored:
                 return one.now, i
         return None
 
-    def end(self) -> None:
-        """Nothing will be scored any more."""
+    def end(self) -> int:
+        """Nothing will be scored any more. How many there were whose form is not known."""
         with self._lock:
             late, self._waiting = self._waiting, []
+            unknown, self._unknown = self._unknown, 0
         self._give_up(late)
+        self._tell()
+        return unknown
 
     def _give_up(self, late: Sequence[_Waiting]) -> None:
         for one in late:
