@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from rollout_plugins.cli.common import busy, note
 from rollout_plugins.errors import RunError
 from rollout_plugins.store.finding import found_in
 from rollout_plugins.store.read import StoredRun
-from rollout_plugins.store.sql import literal
 
 RUN = "a run's folder, a folder of runs, or the trainer's output_dir (the newest run in it)"
 DAMAGED = 3
 """The exit code of a command whose answer lacks what cannot be read."""
 MOST_VALUES = 12
-_VALUES = {
-    "split": ("split", "rollouts"),
-    "group": ('"group"', "rollouts"),
-    "rank": ("rank", "rollouts"),
-    "finish": ("finish", "rollouts"),
-    "tool": ("name", "tool_calls"),
-}
-"""By filter, where the values are that it can have."""
 _NAMES = ("split", "step", "group", "rank", "finish", "tool", "where", "search", "order", "limit")
 
 
@@ -93,25 +85,28 @@ def filters_of(options: Namespace, *asked: StoredRun) -> dict[str, Any]:
 
 def check_filters(run: StoredRun, given: Mapping[str, Any]) -> None:
     """Raise where no rollout of the run has such a value, which is then a slip of the pen."""
-    for name, (column, table) in _VALUES.items():
-        value = given.get(name)
-        if value is not None and not (name == "group" and not str(value).isdigit()):
-            found = run.sql(f"select distinct {column} as v from {table} order by 1", superseded=True)  # noqa: S608 - ours
-            _check_value(name, value, [one for one in found["v"].to_pylist() if one is not None])
-    _check_step(run, given.get("step"), given.get("split"))
+    for name in ("split", "group", "rank", "finish"):
+        is_a_value = name != "group" or str(given.get(name, 0)).isdigit()  # or the id of one of its rollouts
+        _check_value(name, given.get(name) if is_a_value else None, partial(run.values, name))
+    _check_value("tool", given.get("tool"), lambda: _tools(run))
+    step, split = given.get("step"), given.get("split")
+    if step is not None and len(run) and not run.count(step=step, split=split, superseded=True):
+        of = f" with split {split!r}" if split else ""
+        raise RunError(f"no rollout{of} has step {step}; there is {_listed(_steps(run, split))}")
 
 
-def _check_value(name: str, value: Any, known: Sequence[Any]) -> None:
-    if known and str(value) not in map(str, known):
-        raise RunError(f"no rollout has {name} {str(value)!r}; there is {_listed(known)}")
+def _check_value(name: str, value: Any, known: Callable[[], Sequence[Any]]) -> None:
+    if value is not None and (there := known()) and str(value) not in map(str, there):
+        raise RunError(f"no rollout has {name} {str(value)!r}; there is {_listed(there)}")
 
 
-def _check_step(run: StoredRun, step: Any, split: str | None) -> None:
-    if step is None or not len(run) or run.count(step=step, split=split, superseded=True):
-        return
-    of = f" where split = {literal(split)}" if split else ""
-    steps = run.sql(f"select distinct step from rollouts{of} order by 1", superseded=True)["step"].to_pylist()  # noqa: S608 - quoted
-    raise RunError(f"no {split or ''} rollout has step {step}; there is {_listed(steps)}".replace("  ", " "))
+def _tools(run: StoredRun) -> list[str]:
+    found = run.sql("select distinct name from tool_calls where name is not null order by 1", superseded=True)
+    return list(found["name"].to_pylist())
+
+
+def _steps(run: StoredRun, split: str | None) -> list[int]:
+    return sorted(set(run.table(["step"], split=split, superseded=True)["step"].drop_null().to_pylist()))
 
 
 def _listed(values: Sequence[Any]) -> str:

@@ -41,19 +41,13 @@ def run(options: Namespace) -> None:
     with busy("comparing"):
         a, b = (_by_prompt(stored, options) for stored in (first, second))
         shared = [_pair(a[key], b[key]) for key in a if key in b]
-<<<<<<< HEAD
-        shared.sort(key=lambda pair: -abs(pair["change"] or 0.0))
-        summary = _summary(a, b, shared)
-        shown = [_with_texts(pair, first, second) for pair in shared[: options.limit or None]]
-    note_damage(first, second)
-    if len(shown) < len(shared):
-        note(f"{len(shown):,} of {len(shared):,} prompts; --limit 0 for all")
-=======
         changed = [pair for pair in shared if pair["change"] or not pair["_same"]]
         changed.sort(key=lambda pair: -abs(pair["change"] or 0.0))
         summary = {**_summary(a, b, shared), "unchanged": len(shared) - len(changed)}
-        shown = [_with_texts(pair, first, second) for pair in changed[: max(options.limit, 0)]]
->>>>>>> main
+        shown = [_with_texts(pair, first, second) for pair in changed[: options.limit or None]]
+    note_damage(first, second)
+    if len(shown) < len(changed):
+        note(f"{len(shown):,} of {len(changed):,} prompts that changed; --limit 0 for all")
     if options.json:
         print_json(
             {**summary, "prompts": [{k: v for k, v in pair.items() if not k.startswith("_")} for pair in shown]}

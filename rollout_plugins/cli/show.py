@@ -72,7 +72,7 @@ def _chosen(stored: StoredRun, options: Namespace, filters: dict[str, Any]) -> F
     if group is not None:
         filters = {"step": "last", **filters, "group": int(group)}
     if options.history is not None:
-        return _first(_history(stored, options.history, filters), limit)
+        return _first(_history(stored, options.history, filters), HISTORY if options.limit is None else limit)
     if options.best is None and options.worst is None and not filters and limit is not None:
         last = {"step": "last"}
         of = f"best and worst of the {stored.count(**last):,} rollouts of the last step; --step last for more"
@@ -114,15 +114,7 @@ def _history(stored: StoredRun, prompt: str, filters: dict[str, Any]) -> Iterato
         asked: Any = stored.get(prompt)
     except RunError:
         asked = prompt
-<<<<<<< HEAD
     return ((f"step {rollout.step}", rollout) for rollout in stored.history(asked, **filters))
-=======
-    limit = filters.pop("limit", HISTORY)
-    for number, rollout in enumerate(stored.history(asked, **filters)):
-        if number == limit:
-            return
-        yield f"step {rollout.step}", rollout
->>>>>>> main
 
 
 def _print(found: list[tuple[str, Rollout]], options: Namespace) -> None:

@@ -141,21 +141,7 @@ class Database:
         if filters.where is not None or filters.order:
             relation = self._connection.sql(f"select * {found}")
             if filters.where is not None:
-<<<<<<< HEAD
                 relation = relation.filter(rewritten(filters.where, self.columns))
-            relation = relation.order(order_by(filters.order, self.columns))
-            if filters.most is not None:
-                relation = relation.limit(max(filters.most, 0))
-            if whole and self.annotated:
-                return self._with_annotations(relation.project("_file, _row, id, _run"))
-            return relation.project("_file, _row, id" if whole else "_file, _row").to_arrow_table()
-
-    def sql(self, query: str, *, superseded: bool = False) -> pa.Table:
-        """One SELECT over the views."""
-        if _SHOW_TABLES.fullmatch(query):
-            return pa.table({"name": [*_PEOPLES, *(f"annotations.{name_of(name)}" for name in self.annotated)]})
-=======
-                relation = relation.filter(rewritten(filters.where, self.stored))
             relation = relation.order(order)
             relation = (relation if most is None else relation.limit(most)).project(names)
         else:
@@ -165,8 +151,9 @@ class Database:
 
     def sql(self, query: str, *, superseded: bool = False) -> pa.Table:
         """One SELECT over the views."""
+        if _SHOW_TABLES.fullmatch(query):
+            return pa.table({"name": [*_PEOPLES, *(f"annotations.{name_of(name)}" for name in self.annotated)]})
         self._add_whole()
->>>>>>> main
         with self._asking("the SQL"):
             written = rewritten(query, self.columns)
             found = self._connection.extract_statements(written)

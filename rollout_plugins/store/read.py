@@ -17,13 +17,14 @@ from rollout_plugins.content.names import run_name
 from rollout_plugins.errors import RunError, need
 from rollout_plugins.store import annotate, summary
 from rollout_plugins.store.damage import Damaged
-from rollout_plugins.store.filters import Filters
+from rollout_plugins.store.filters import Filters, no_column
 from rollout_plugins.store.finding import found_in
 from rollout_plugins.store.matches import Matches, Rollouts
 from rollout_plugins.store.parts import TYPES, find_parts
 from rollout_plugins.store.run_facts import Facts
 from rollout_plugins.store.session import Session
 from rollout_plugins.store.small import SmallFiles
+from rollout_plugins.store.sql import name_of
 
 if TYPE_CHECKING:
     from rollout_hookspecs import Rollout, Run
@@ -127,6 +128,13 @@ class StoredRun:
     def steps(self) -> list[int]:
         """Training steps that have rollouts."""
         query = "select distinct step from current_rollouts where split = 'train' and step is not null order by step"
+        return [row[0] for row in self._session.ask(lambda known: known.rows(query))]
+
+    def values(self, column: str) -> list[Any]:
+        """The values that a column of numbers or short texts has anywhere in the run, in order."""
+        if column not in self.columns:
+            raise RunError(no_column(column, self.columns))
+        query = f"select distinct {name_of(column)} as v from every_rollouts where v is not null order by v"  # noqa: S608 - quoted
         return [row[0] for row in self._session.ask(lambda known: known.rows(query))]
 
     def rollouts(

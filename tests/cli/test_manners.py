@@ -103,7 +103,7 @@ def test_a_run_that_a_newer_version_wrote_hides_no_other(rollouts, run, tmp_path
         (["--finish", "bad"], "no rollout has finish 'bad'; there is length, stop"),
         (["--tool", "prize"], "no rollout has tool 'prize'; there is price"),
         (["--step", "99"], "no rollout has step 99; there is 1 to 20"),
-        (["--step", "5", "--split", "eval"], "no eval rollout has step 5; there is 20"),
+        (["--step", "5", "--split", "eval"], "no rollout with split 'eval' has step 5; there is 20"),
         (["--step", "10-5"], "step='10-5' ends before it begins; write 5-10"),
         (["--step", "-30"], "no rollout has step -30; there is 1 to 20"),
         (["--rank", "3"], "no rollout has rank 3; there is 0"),
@@ -198,8 +198,8 @@ def test_a_group_is_shown_whole(rollouts, tmp_path):
 
 
 def test_diff_says_of_how_many(rollouts, tmp_path):
-    a, b = (write(tmp_path, [one(1, 2 * index) for index in range(7)], run=name) for name in "ab")
-    assert rollouts("diff", a, b)[2] == "5 of 7 prompts; --limit 0 for all\n"
+    a, b = (write(tmp_path, [one(step, 2 * index) for index in range(7)], run=f"r{step}") for step in (1, 2))
+    assert rollouts("diff", a, b)[2] == "5 of 7 prompts that changed; --limit 0 for all\n"
     assert rollouts("diff", a, b, "--limit", "0")[2] == ""
 
 
