@@ -55,6 +55,8 @@ class Sampled(Generation):
         self.logged: Sequence[Any] | None = None
         """What was in the trainer's log before."""
         self.is_one_of_several = False
+        self.claimed: Sequence[tuple[Sampled, int]] = ()
+        """For each row, the generation it was made in and its place there, if it was made before it was scored."""
 
     def split_off(self) -> Sampled:
         """What was seen so far, as a generation of its own: the trainer goes on with another one."""
@@ -68,7 +70,7 @@ class Sampled(Generation):
 
     def forget_trainers_lists(self) -> None:
         """They need not wait for the worker thread."""
-        self.made, self.logged, self.scored_ids = None, None, ()
+        self.made, self.logged, self.scored_ids, self.claimed = None, None, (), ()
 
 
 def _are_rows(value: Any, kind: type) -> bool:
@@ -106,14 +108,15 @@ class Unscored:
         self._lock = threading.Lock()
         self._waiting: list[_Waiting] = []
         self._is_told = False
+        self.most = _MOST
         self.unknown = 0
         """Rollouts that were generated in a form that is not known, and are not scored yet."""
 
     def wait(self, now: Sampled, ids: Sequence[Sequence[int]]) -> None:
         with self._lock:
             self._waiting.append(_Waiting(now, ids))
-            late = self._waiting[:-_MOST]
-            del self._waiting[:-_MOST]
+            late = self._waiting[: -self.most]
+            del self._waiting[: -self.most]
         self._give_up(late)
 
     def claim(self, ids: Sequence[Sequence[int]]) -> list[tuple[Sampled, int] | None]:
@@ -138,9 +141,8 @@ class Unscored:
     def _give_up(self, late: Sequence[_Waiting]) -> None:
         for one in late:
             one.now.keep_rows(one.left)
-            one.now.unknown.setdefault("rewards", NEVER_SCORED)
             self._hand_over(one.now)
-        if late and not self._is_told:
+        if not self._is_told and any(one.now.unknown.get("rewards") == NEVER_SCORED for one in late):
             self._is_told = True
             logger.warning(
                 "the trainer generates rollouts that it does not score where that can be seen; they are stored "
