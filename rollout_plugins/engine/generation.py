@@ -14,9 +14,9 @@ from rollout_plugins.engine.dispatch import Dispatcher
 from rollout_plugins.engine.leaving import cleaned_changes, cleaned_names, cleaned_reasons
 
 
-def build(run: Run, batch: Batch, number: int, counters: Counters) -> list[Rollout]:
-    """A batch's rollouts, each with its place in the run and an id of its own."""
-    return _distinct([_stamped(run, batch, number, _fitted(rollout, counters)) for rollout in batch.build()])
+def build(run: Run, batch: Batch, number: int, name: str, counters: Counters) -> list[Rollout]:
+    """A batch's rollouts, each with its place in the run and an id of its own, which begins with `name`."""
+    return _distinct([_stamped(run, batch, number, name, _fitted(rollout, counters)) for rollout in batch.build()])
 
 
 def _fitted(rollout: Rollout, counters: Counters) -> Rollout:
@@ -26,11 +26,11 @@ def _fitted(rollout: Rollout, counters: Counters) -> Rollout:
     return made
 
 
-def _stamped(run: Run, batch: Batch, number: int, rollout: Rollout) -> Rollout:
+def _stamped(run: Run, batch: Batch, number: int, name: str, rollout: Rollout) -> Rollout:
     rank = rollout.rank if batch.gathered else run.rank
     return replace(
         rollout,
-        id=f"{run.id}.{run.attempt}.{batch.split[0]}{number}.{rank}.{rollout.index}",  # the same on every rank
+        id=f"{name}.{rank}.{rollout.index}",
         run_id=run.id,
         attempt=run.attempt,
         split=batch.split,

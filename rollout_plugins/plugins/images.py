@@ -59,6 +59,8 @@ class Images:
         Images(budget=10 * 2**30)
     """
 
+    headlines = ("images/unreadable",)
+
     def __init__(
         self,
         mode: str = "keep",

@@ -11,7 +11,7 @@ from typing import Any
 from rollout_hookspecs import Rollout, Run, Step, ToolCall, hookimpl
 
 from rollout_plugins.content.hashing import content_hash
-from rollout_plugins.content.options import check, share, whole
+from rollout_plugins.content.options import check, one_of, share, whole
 from rollout_plugins.plugins.alerts import Alerts
 from rollout_plugins.plugins.numbers import correlation, mean, number, numbers, quantile, spread
 
@@ -20,21 +20,32 @@ _WORDS = 1000
 _TOOLS = 50
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}\Z")
 
+HEADLINES = ("truncated", "duplicated", "groups/no_spread", "groups/reward_spread", "tools/failed")
+
 Alert = Callable[[str, str], object]
 
 
 class Metrics:
-    """Adds numbers about each step's rollouts to the trainer's log, under `rollouts/`. On by default.
+    """Adds what a person acts on to the trainer's log, under `rollouts/`, and warns. On by default.
 
-    Of this process's rollouts, train and eval apart: `truncated`, `empty`, `duplicated` (shares); `turns`;
-    `groups/no_spread` (share of groups where all rewards are equal, which teach nothing), `groups/reward_spread` and
-    `groups/length_spread` (mean standard deviation inside a group); `correlation/length_reward` and
-    `correlation/<reward function>` (with the total); `text/distinct_1`, `text/distinct_2` (share of different words
-    and word pairs) and `text/repetition` (share of four-word runs seen before in the same answer); `tools/calls` (per
-    rollout), `tools/failed`, `tools/unknown`, `tools/not_run` (shares of calls), `tools/seconds_p50`,
-    `tools/seconds_p95`, and for each tool the same under `tools/<name>/`. Numbers that do not apply (no
-    tools, no groups) are left out. Words are split at spaces; at most 64 answers a step are read, and the first
-    1,000 words of each. No tokenizer runs, and nothing waits for a device.
+    Of this process's rollouts, train and eval apart:
+
+    - `truncated`, `duplicated`: shares of the rollouts cut off at the length limit, and of those that repeat others.
+    - `groups/no_spread`: share of groups in which all rewards are equal, which teach nothing.
+    - `groups/reward_spread`: mean standard deviation of the rewards in a group.
+    - `tools/failed`: share of the tool calls that failed, those of tools that do not exist among them.
+    - `drops/<reason>`: rollouts lost so far; from the third reason on, `drops/others` has all but the first.
+
+    What does not apply (no tools, no groups) is left out, and so is a 0, except the first one after another number.
+
+    log: `few`, or `all` for every number, zeros too: `empty` (share), `turns`; `groups/length_spread`;
+        `correlation/length_reward` and `correlation/<reward function>` (with the total); `text/distinct_1`,
+        `text/distinct_2` (share of different words and word pairs) and `text/repetition` (share of four-word runs
+        seen before in the same answer); `tools/calls` (per rollout), `tools/unknown`, `tools/not_run` (shares of
+        calls), `tools/seconds_p50`, `tools/seconds_p95`, and for each tool the same under `tools/<name>/`; what other
+        plugins leave out by default; and what recording costs. Words are split at spaces; at most 64 answers a step
+        are read, and the first 1,000 words of each. No tokenizer runs, and nothing waits for a device.
+        Metrics("all")
 
     Warns, once each, through the logger `rollout_plugins`, the sinks that have alerts (trackio, wandb) and `alert`:
 
@@ -50,6 +61,7 @@ class Metrics:
 
     def __init__(
         self,
+        log: str = "few",
         *,
         alert: Alert | Sequence[Alert] | None = None,
         collapse: float = 0.9,
@@ -60,6 +72,7 @@ class Metrics:
         usable = callables is None or (isinstance(callables, list) and all(callable(each) for each in callables))
         check(
             "metrics",
+            one_of("log", log, ("few", "all")),
             None if usable else f"alert={alert!r} is neither a function nor a list of functions",
             share("collapse", collapse),
             share("tool_failure", tool_failure),
@@ -68,6 +81,8 @@ class Metrics:
         self._rules = Alerts(callables or [], collapse=collapse, tool_failure=tool_failure, patience=patience)
         self._tools: frozenset[str] = frozenset()
         self.alerts: list[str] = []
+        self.verbose = log == "all"
+        self.headlines = HEADLINES
 
     @hookimpl
     def on_run_start(self, run: Run) -> None:
@@ -83,13 +98,11 @@ class Metrics:
             return {}
         texts = [_written(rollout) for rollout in rollouts]
         calls = [call for rollout in rollouts for call in rollout.tool_calls]
-        figures: dict[str, float | None] = {
-            **_shares(rollouts, texts),
-            **_groups(rollouts),
-            **_correlations(rollouts),
-            **_variety(texts),
-            **(self._tool_figures(calls, len(rollouts)) if calls or self._tools else {}),
-        }
+        figures: dict[str, float | None] = {**_shares(rollouts, texts), **_groups(rollouts)}
+        if self.verbose:
+            figures |= {**_correlations(rollouts), **_variety(texts)}
+        if calls or self._tools:
+            figures |= self._tool_figures(calls, len(rollouts))
         found = {name: value for name, value in figures.items() if value is not None}
         self.alerts = self._rules.look(found, self._by_tool(calls), step) if step.split == "train" else []
         return found
@@ -212,6 +225,6 @@ def _of_calls(name: str, calls: Sequence[ToolCall], rollouts: int) -> dict[str, 
     seconds = numbers(call.seconds for call in calls)
     figures: dict[str, float | None] = {f"{name}/calls": len(calls) / rollouts}
     if calls:
-        for figure, status in (("failed", "error"), ("unknown", "unknown"), ("not_run", "not_run")):
-            figures[f"{name}/{figure}"] = states[status] / len(calls)
+        states["failed"] = states["error"] + states["unknown"]
+        figures |= {f"{name}/{state}": states[state] / len(calls) for state in ("failed", "unknown", "not_run")}
     return figures | {f"{name}/seconds_p50": quantile(seconds, 0.5), f"{name}/seconds_p95": quantile(seconds, 0.95)}
