@@ -11,8 +11,8 @@ from rollout_plugins.hosts import a2po, async_queue, axolotl, distillation, gkd,
 
 #: The hosts of this library, most specific first.
 HOSTS = (
-    axolotl.HOST, grpo.HOST, async_queue.AsyncHost(), self_distillation.SDPO, self_distillation.SDFT, distillation.HOST,
-    online_dpo.HOST, a2po.HOST, gkd.GKD, gkd.GOLD, gkd.IWOPD,
+    axolotl.HOST, grpo.HOST, async_queue.AsyncHost(), self_distillation.SDPO, self_distillation.SDFT,
+    distillation.HOST, online_dpo.HOST, a2po.HOST, gkd.GKD, gkd.GOLD, gkd.IWOPD,
 )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Final
 
 from rollout_hookspecs import Emit
@@ -27,10 +28,8 @@ from rollout_plugins.hosts.kit.rewards import Rewards
 from rollout_plugins.hosts.kit.support import Support, TRLHost
 from rollout_plugins.hosts.kit.wrapping import Call
 
-TRAINED: Final = "yes"
-REPLACED: Final = "replaced"
-LEFT_OVER: Final = "left_over"
-UNKNOWN: Final = "unknown"
+TRAINED, UNKNOWN, REPLACED, LEFT_OVER, BROKE_OFF = "trained", "unknown", "replaced", "left_over", "broke_off"
+_WORDS: Final = {TRAINED: "yes", UNKNOWN: "unknown"}
 _NOT_SCORED: Final = "training ended before it was scored"
 
 
@@ -43,15 +42,15 @@ class RewardsInParts(Rewards):
 
     def begin(self, count: int) -> Rewards:
         self._parts.append((Rewards(self._trainer), count))
-        return self.part
-
-    @property
-    def part(self) -> Rewards:
         return self._parts[-1][0]
 
+    def watched(self) -> AbstractContextManager[None]:
+        return self._parts[-1][0].watched() if self._parts else nullcontext()
+
     def read(self, count: int) -> list[str]:
-        unseen = {name for part, size in self._parts for name in part.read(size)}
-        rows = [row for part, _ in self._parts for row in part.rows]
+        parts, self._parts = self._parts, []
+        unseen = {name for part, size in parts for name in part.read(size)}
+        rows = [row for part, _ in parts for row in part.rows]
         self.rows = rows if len(rows) == count else [[None] * len(self.names) for _ in range(count)]
         return [name for name in self.names if name in unseen or len(rows) != count]
 
@@ -99,8 +98,9 @@ class AheadObserver(GRPOObserver):
         return int(self.trainer.state.global_step) if synced is None else max(0, int(synced))
 
     def _deferred(self, now: Sampled, call: Call) -> Any:
-        rollout = call.arguments["rollout"]
+        rollout: Mapping[str, Any] = {}
         with self.guarded("take a snapshot of a generation"):
+            rollout = call.arguments["rollout"]
             self._see_deferred(now, rollout)
             now.rewards = RewardsInParts(self.trainer)
             now.logged = LogTail.before(self.trainer)
@@ -123,26 +123,30 @@ class AheadObserver(GRPOObserver):
             now.prompt_ids = unpadded(rollout["prompt_ids"], rollout["prompt_mask"])
             if (mask := rollout.get("tool_mask")) is not None:
                 now.tool_mask = [row[: len(own)] for row, own in zip(mask.tolist(), ids, strict=True)]
-        now.extra = {
+        now.extra |= {
             "staleness": [None if step is None else now.step - 1 - step for step in _steps(now)],
-            "seconds_in_queue": [now.time - one.time for one, _ in now.claimed] or [None] * now.count,
         }
+        if now.claimed:
+            now.extra["seconds_in_queue"] = [now.time - one.time for one, _ in now.claimed]
 
     def _collected(self, now: Sampled, call: Call) -> Any:
         """The rewards of one part, in 32 bits; reward functions that run in this process are seen themselves."""
-        if not isinstance(now.rewards, RewardsInParts):
-            return call.run()
-        count = len(call.arguments["prompts"])
-        part = now.rewards.begin(count)
+        part, count = None, 0
+        with self.guarded("watch the rewards"):
+            if isinstance(now.rewards, RewardsInParts):
+                count = len(call.arguments["prompts"])
+                part = now.rewards.begin(count)
         gathered = call.run()
-        with self.guarded("read the rewards"):
+        if part is not None:
             part.numbers = lambda index: [shortest(value) for value in gathered[:count, index].tolist()]
         return gathered
 
     def _rewards(self, now: Sampled, call: Call) -> Any:
         if not isinstance(now.rewards, RewardsInParts):
             return super()._rewards(now, call)
-        before = {name: len(values) for name, values in self._pending().items()}
+        before: dict[Any, int] = {}
+        with self.guarded("see what reward functions logged before"):
+            before = {name: len(values) for name, values in self._pending().items()}
         gathered = self.scored(now, call)
         with self.guarded("read what reward functions logged"):
             for name, values in self._pending().items():
@@ -158,27 +162,27 @@ class AheadObserver(GRPOObserver):
 
     def _prepare(self, now: Sampled, call: Call) -> Any:
         out = call.run()
+        if not self._held:
+            self._given.clear()
         self._given.add(id(out))
         self._settle_unless_left()
         return out
 
     def _left(self) -> list[Any]:
         """The micro-batches that were not given out yet. Later iterations give out the same ones again."""
-        waiting = getattr(self.trainer, "_buffered_inputs", None) or ()
-        return [one for one in waiting if id(one) not in self._given]
+        waiting = getattr(self.trainer, "_buffered_inputs", None)
+        return [one for one in waiting if id(one) not in self._given] if isinstance(waiting, list) else []
 
     def _keep(self, now: Sampled) -> None:
-        if now.split != "train" or now.error:
-            super()._keep(now)
-        elif now.advantages:
+        if now.split == "train" and now.advantages and not now.error:
             with self.guarded("read the rewards"):
                 now.read_rewards()
             self._held.append(now)
             self._settle_unless_left()
-        else:
-            if now.unknown.get("rewards") == _NOT_SCORED:
-                self._mark(now, LEFT_OVER, set(range(now.count)))
-            super()._keep(now)
+            return
+        if (now.error and now.count) or now.unknown.get("rewards") == _NOT_SCORED:
+            self._mark(now, BROKE_OFF if now.error else LEFT_OVER, set(range(now.count)))
+        super()._keep(now)
 
     def _settle_unless_left(self) -> None:
         if self._held and not self._left():
@@ -192,14 +196,15 @@ class AheadObserver(GRPOObserver):
                 self._mark(now, rest, _rows_of(now, self._left()) if rest else set())
                 now.extra.setdefault("staleness", [0] * now.count)
             super()._keep(now)
-        self._given.clear()
 
     def _mark(self, now: Sampled, rest: str, rows: set[int]) -> None:
         fates = [REPLACED if i in now.replaced else rest if i in rows else TRAINED for i in range(now.count)]
-        words = {TRAINED: TRAINED, UNKNOWN: UNKNOWN}
-        now.marks = [{"trained": words.get(fate, f"no: {fate}")} for fate in fates]
+        known = now.marks or [{} for _ in fates]
+        now.marks = [
+            {**marks, "trained": _WORDS.get(fate, f"no: {fate}")} for marks, fate in zip(known, fates, strict=True)
+        ]
         for fate, count in Counter(fates).items():
-            if fate not in words:
+            if fate not in _WORDS:
                 self.emit.lost(f"not_trained:{fate}", count)
 
     def _stop_waiting(self) -> None:

@@ -118,7 +118,8 @@ class GRPOObserver(Observer):
                 self._complete(now, now.made)
                 if not now.expected:
                     self.unscored.wait(now, now.made.ids)
-                    if self._has_ended and not self.trainer.is_in_train:  # late, from another thread
+                    is_over = self._has_ended and not self.trainer.is_in_train
+                    if is_over or not self.wraps.active:  # late, from another thread
                         self.unscored.end()
                     return
         if not now.count and not now.expected:

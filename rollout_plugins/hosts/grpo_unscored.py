@@ -65,7 +65,7 @@ class Sampled(Generation):
         self.count = self.bytes = 0
         self.made, self.seconds, self.prompt_ids, self.tool_mask, self.said = None, 0.0, None, None, None
         self.watches, self.later, self.marks, self.extra, self.unknown = [], [], [], {}, {}
-        self.scored_ids, self.rewards = (), Rewards(self.trainer)
+        self.scored_ids, self.claimed, self.rewards = (), (), Rewards(self.trainer)
         return earlier
 
     def forget_trainers_lists(self) -> None:

@@ -7,6 +7,8 @@ in each of the ways its settings allow.
 from __future__ import annotations
 
 import os
+from collections import Counter
+from types import SimpleNamespace
 
 os.environ.update(AXOLOTL_DO_NOT_TRACK="1", DO_NOT_TRACK="1")
 
@@ -15,10 +17,11 @@ from ahead import Spied, assert_all_is_kept
 from axolotl.core.trainers.grpo.args import AxolotlAsyncGRPOConfig, AxolotlGRPOConfig
 from axolotl.core.trainers.grpo.trainer import (
     AxolotlAsyncGRPOTrainer,
-    AxolotlGRPOSequenceParallelTrainer,
     AxolotlGRPOTrainer,
 )
+from PIL import Image
 from rig import call, dataset, scripted, tiny_model
+from test_every_trl import seeing
 from tools import multiply
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -45,7 +48,7 @@ def picky(completions, **kwargs):
     return [None if completion[-1]["content"][-1] in "05" else 0.5 for completion in completions]
 
 
-def made(folder, cls, config, script=ANSWERS, rewards=(number, picky), **more):
+def made(folder, cls, config, script=ANSWERS, rewards=(number, picky), rows=None, path=None, **more):
     """A trainer of axolotl's that takes four steps, unless told otherwise."""
     args = {
         "output_dir": str(folder / "out"), "use_cpu": True, "bf16": False, "per_device_train_batch_size": 4, "seed": 7,
@@ -53,17 +56,15 @@ def made(folder, cls, config, script=ANSWERS, rewards=(number, picky), **more):
         "report_to": [], "gradient_checkpointing": False, "disable_tqdm": True,
     }  # fmt: skip
     config_class = AxolotlAsyncGRPOConfig if issubclass(cls, AxolotlAsyncGRPOTrainer) else AxolotlGRPOConfig
-    model = AutoModelForCausalLM.from_pretrained(tiny_model(folder))
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model(folder))
-
-    class Tokens:
-        processing_class = tokenizer
-
-    model.generate = scripted(Tokens, script)
-    return cls(
-        model=model, processing_class=tokenizer, reward_funcs=list(rewards), args=config_class(**args | config),
-        train_dataset=dataset(32, level=list(range(32))), **more,
-    )  # fmt: skip
+    arguments = {
+        "model": path or AutoModelForCausalLM.from_pretrained(tiny_model(folder)),
+        "processing_class": AutoTokenizer.from_pretrained(tiny_model(folder)),
+        "train_dataset": rows or dataset(32, level=list(range(32))),
+    } | more
+    if script:
+        tokens = SimpleNamespace(processing_class=arguments["processing_class"])
+        arguments["model"].generate = scripted(tokens, script)
+    return cls(reward_funcs=list(rewards), args=config_class(**args | config), **arguments)
 
 
 class SpiedAsync(Spied, AxolotlAsyncGRPOTrainer):
@@ -103,7 +104,9 @@ def test_the_synchronous_trainer_is_recorded_as_trls_own(tmp_path):
 
 def test_groups_that_a_replay_buffer_put_others_in_place_of_say_so(tmp_path):
     """The first half of the groups has no spread, so those that came before are trained on again."""
-    script = [f"answer number {n}" for n in (10, 11, 12, 13, 20, 20, 30, 31, 40, 40, 50, 51, 60, 60, 70, 71, 80, 81, 90, 91)]
+    script = [
+        f"answer number {n}" for n in (10, 11, 12, 13, 20, 20, 30, 31, 40, 40, 50, 51, 60, 60, 70, 71, 80, 81, 90, 91)
+    ]
     trainer = made(tmp_path, AxolotlAsyncGRPOTrainer, PRODUCER | {"replay_buffer_size": 8}, script, [number])
     run = trained(tmp_path, trainer)
     fates = {(number([rollout.completion])[0]): rollout.marks["trained"] for rollout in run.rollouts()}
@@ -111,3 +114,42 @@ def test_groups_that_a_replay_buffer_put_others_in_place_of_say_so(tmp_path):
         0.1: "yes", 0.2: "no: replaced", 0.3: "yes", 0.31: "yes", 0.4: "no: replaced", 0.5: "yes", 0.51: "yes",
     }  # fmt: skip
     assert run.drops["not_trained:replaced"] == sum(fate == "no: replaced" for fate in fates.values()) * 2
+
+
+def test_tools_that_are_called_on_the_thread_are_seen(tmp_path):
+    asked = [call("multiply", {"a": n, "b": 2}) for n in (3, 4)]
+    script = [asked[0], "plain", asked[1], "plain", "it is 6", "it is 8"]
+    config = ASYNC | {"max_completion_length": 200}
+    trainer = made(tmp_path, AxolotlAsyncGRPOTrainer, config, script, [talkative], tools=[multiply])
+    run = trained(tmp_path, trainer)
+    called = [rollout for rollout in run.rollouts(tokens=True) if rollout.tool_calls]
+    assert len(called) == 10
+    for rollout in called[2:]:
+        (one,) = rollout.tool_calls
+        _, answer, said = rollout.completion
+        assert one.result == answer["content"] == str(one.arguments["a"] * 2)
+        assert one.seconds is not None
+        assert said["content"].startswith("it is")
+        assert 0 < sum(rollout.tokens.mask) == rollout.completion_tokens < len(rollout.tokens.completion)
+
+
+def talkative(completions, **kwargs):
+    return [float(len(completion)) for completion in completions]
+
+
+def test_images_and_evaluation(tmp_path):
+    path, processor = seeing(tmp_path)
+    pictures = [Image.new("RGB", (32, 28), (60 * i, 90, 160)) for i in range(4)]
+    config = {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4, "max_completion_length": 4}
+    trainer = made(
+        tmp_path, AxolotlAsyncGRPOTrainer, PRODUCER | config, None, [talkative], rows=dataset(4, image=pictures),
+        path=path, processing_class=processor, eval_dataset=dataset(2, image=pictures[:2]),
+    )  # fmt: skip
+    run = trained(tmp_path, trainer)
+    stored = list(run.rollouts())
+    assert Counter(rollout.split for rollout in stored) == {"train": 20, "eval": 8}
+    for rollout in stored:
+        (image,) = rollout.images
+        number = int(str(rollout.prompt).split("hello ")[1][0])
+        assert Image.open(run.dir / image.path).convert("RGB").getpixel((0, 0)) == pictures[number].getpixel((0, 0))
+    assert all(rollout.advantage is not None for rollout in stored if rollout.split == "eval")

@@ -1,9 +1,9 @@
 """A trainer that generates ahead as axolotl's does. `.ci/patched axolotl` runs the real one: patched_axolotl.py."""
 
+import numpy as np
 import pytest
 from ahead import Ahead, Spied, assert_all_is_kept
-from rig import call, dataset, make, scripted
-from tools import multiply
+from rig import dataset, make
 
 from rollout_plugins import RolloutPluginCallback, open_run
 
@@ -11,7 +11,7 @@ ANSWERS = [f"answer number {n}" for n in range(64)]
 
 
 def number(completions, **kwargs):
-    return [int(completion[-1]["content"].split()[-1]) / 100 for completion in completions]
+    return [int(completion[-1]["content"].split()[-1]) / 3 for completion in completions]
 
 
 def picky(completions, **kwargs):
@@ -43,7 +43,9 @@ def test_what_is_trained_on_is_stored_with_its_own_advantage_and_the_rest_says_s
     assert (len(trained), len(rest)) == ((8, 4) if kind == "in parts" else (16, 4))
     for rollout in trained:
         (said,) = rollout.completion
-        assert rollout.rewards == {"number": int(said["content"].split()[-1]) / 100, "picky": [0.5, None][rollout.index % 2]}
+        (exact,) = number([[said]])
+        assert rollout.rewards["number"] == (float(str(np.float32(exact))) if kind == "past the method" else exact)
+        assert rollout.rewards["picky"] == [0.5, None][rollout.index % 2]
         assert rollout.extra["seconds_in_queue"] >= 0
 
 
@@ -59,11 +61,11 @@ def test_a_generation_is_handed_over_once_all_of_it_was_given_out(tmp_path, step
     """With two iterations, each micro-batch is given out twice; evaluation in between writes into the same log."""
     more = {"num_iterations": 2, "steps_per_generation": 2, "gradient_accumulation_steps": 1}
     evaluates = {"eval_rows": dataset(4, level=[0] * 4), "eval_strategy": "steps", "eval_steps": 1}
-    trainer, run = recorded(tmp_path, max_steps=steps, per_device_train_batch_size=2, **more, **evaluates)
+    _, run = recorded(tmp_path, max_steps=steps, per_device_train_batch_size=2, **more, **evaluates)
     train = [rollout for rollout in run.rollouts() if rollout.split == "train"]
     assert len(train) == 4 + 4
     assert [rollout.marks["trained"] for rollout in train] == ["yes"] * 4 + ["no: left_over"] * 4
-    assert [rollout.rewards["number"] for rollout in train] == [0.0, 0.01, 0.02, 0.03] + [None] * 4
+    assert [rollout.rewards["number"] for rollout in train] == [0.0, 1 / 3, 2 / 3, 1.0] + [None] * 4
     assert [rollout.rewards["picky"] for rollout in train] == [0.5, None] * 2 + [None] * 4
 
 
