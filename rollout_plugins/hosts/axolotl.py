@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Final
 
 from rollout_hookspecs import Emit
@@ -38,21 +37,22 @@ class RewardsInParts(Rewards):
 
     def __init__(self, trainer: Any) -> None:
         super().__init__(trainer)
-        self._parts: list[tuple[Rewards, int]] = []
+        self._unseen: set[str] = set()
+        self._known: list[list[float | None]] = []
 
-    def begin(self, count: int) -> Rewards:
-        self._parts.append((Rewards(self._trainer), count))
-        return self._parts[-1][0]
-
-    def watched(self) -> AbstractContextManager[None]:
-        return self._parts[-1][0].watched() if self._parts else nullcontext()
+    def end_part(self, count: int, gathered: Any) -> None:
+        """Read the rewards of so many rollouts; those of other processes are in the trainer's 32 bits."""
+        self.numbers = lambda index: [shortest(value) for value in gathered[:count, index].tolist()]
+        self._unseen.update(super().read(count))
+        self._known += self.rows
+        self.rows, self._raw = [], {}
 
     def read(self, count: int) -> list[str]:
-        parts, self._parts = self._parts, []
-        unseen = {name for part, size in parts for name in part.read(size)}
-        rows = [row for part, _ in parts for row in part.rows]
-        self.rows = rows if len(rows) == count else [[None] * len(self.names) for _ in range(count)]
-        return [name for name in self.names if name in unseen or len(rows) != count]
+        if len(self._known) != count:
+            self._unseen.update(self.names)
+            self._known = [[None] * len(self.names) for _ in range(count)]
+        self.rows = self._known
+        return [name for name in self.names if name in self._unseen]
 
 
 class AheadObserver(GRPOObserver):
@@ -123,22 +123,15 @@ class AheadObserver(GRPOObserver):
             now.prompt_ids = unpadded(rollout["prompt_ids"], rollout["prompt_mask"])
             if (mask := rollout.get("tool_mask")) is not None:
                 now.tool_mask = [row[: len(own)] for row, own in zip(mask.tolist(), ids, strict=True)]
-        now.extra |= {
-            "staleness": [None if step is None else now.step - 1 - step for step in _steps(now)],
-        }
+        now.extra["staleness"] = [None if step is None else now.step - 1 - step for step in _steps(now)]
         if now.claimed:
             now.extra["seconds_in_queue"] = [now.time - one.time for one, _ in now.claimed]
 
     def _collected(self, now: Sampled, call: Call) -> Any:
-        """The rewards of one part, in 32 bits; reward functions that run in this process are seen themselves."""
-        part, count = None, 0
-        with self.guarded("watch the rewards"):
-            if isinstance(now.rewards, RewardsInParts):
-                count = len(call.arguments["prompts"])
-                part = now.rewards.begin(count)
         gathered = call.run()
-        if part is not None:
-            part.numbers = lambda index: [shortest(value) for value in gathered[:count, index].tolist()]
+        with self.guarded("read the rewards"):
+            if isinstance(now.rewards, RewardsInParts):
+                now.rewards.end_part(len(call.arguments["prompts"]), gathered)
         return gathered
 
     def _rewards(self, now: Sampled, call: Call) -> Any:
@@ -178,15 +171,17 @@ class AheadObserver(GRPOObserver):
             with self.guarded("read the rewards"):
                 now.read_rewards()
             self._held.append(now)
+            self._tell_waiting(self.unscored.count)
             self._settle_unless_left()
             return
         if (now.error and now.count) or now.unknown.get("rewards") == _NOT_SCORED:
-            self._mark(now, BROKE_OFF if now.error else LEFT_OVER, set(range(now.count)))
+            self._mark(now, BROKE_OFF if now.error else self._rest(), set(range(now.count)))
         super()._keep(now)
 
     def _settle_unless_left(self) -> None:
         if self._held and not self._left():
             self._settle()
+            self._tell_waiting(self.unscored.count)
 
     def _settle(self, rest: str = "") -> None:
         """Hand over what was scored; what was not given out got no further than `rest` says."""
@@ -200,15 +195,27 @@ class AheadObserver(GRPOObserver):
     def _mark(self, now: Sampled, rest: str, rows: set[int]) -> None:
         fates = [REPLACED if i in now.replaced else rest if i in rows else TRAINED for i in range(now.count)]
         known = now.marks or [{} for _ in fates]
-        now.marks = [
-            {**marks, "trained": _WORDS.get(fate, f"no: {fate}")} for marks, fate in zip(known, fates, strict=True)
-        ]
+        words = [_WORDS.get(fate, f"no: {fate}") for fate in fates]
+        now.marks = [{**marks, "trained": word} for marks, word in zip(known, words, strict=True)]
         for fate, count in Counter(fates).items():
             if fate not in _WORDS:
                 self.emit.lost(f"not_trained:{fate}", count)
 
+    def _rest(self) -> str:
+        """What becomes of rollouts whose turn did not come."""
+        if not self.wraps.active:
+            return UNKNOWN
+        state, control = self.trainer.state, self.trainer.control
+        is_over = control.should_training_stop or state.global_step >= state.max_steps
+        return LEFT_OVER if is_over else BROKE_OFF
+
+    def _tell_waiting(self, count: int) -> None:
+        """Those that were scored wait, too, until they are given out."""
+        super()._tell_waiting(count + sum(now.count for now in self._held))
+
     def _stop_waiting(self) -> None:
-        self._settle(LEFT_OVER if self._has_ended else UNKNOWN)
+        with self.guarded("hand over what was not given out"):
+            self._settle(self._rest())
         super()._stop_waiting()
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from ahead import Ahead, Spied, assert_all_is_kept
 from rig import dataset, make
+from transformers import TrainerCallback
 
 from rollout_plugins import RolloutPluginCallback, open_run
 
@@ -67,6 +68,24 @@ def test_a_generation_is_handed_over_once_all_of_it_was_given_out(tmp_path, step
     assert [rollout.marks["trained"] for rollout in train] == ["yes"] * 4 + ["no: left_over"] * 4
     assert [rollout.rewards["number"] for rollout in train] == [0.0, 1 / 3, 2 / 3, 1.0] + [None] * 4
     assert [rollout.rewards["picky"] for rollout in train] == [0.5, None] * 2 + [None] * 4
+
+
+class BreaksOff(TrainerCallback):
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == 2:
+            raise KeyboardInterrupt
+
+
+def test_what_was_not_trained_on_when_training_breaks_off_says_so(tmp_path):
+    callback = RolloutPluginCallback(tokens=True)
+    trainer = spied(tmp_path, kind={"in_parts": True}, callbacks=[callback, BreaksOff()])
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    trainer.finish()
+    make(tmp_path / "other", callbacks=[callback]).train()
+    run = open_run(tmp_path / "out")
+    assert [rollout.marks["trained"] for rollout in run.rollouts()] == ["yes"] * 4 + ["no: broke_off"] * 4
+    assert run.drops == {"not_trained:broke_off": 4}
 
 
 def test_what_was_generated_before_the_callback_came_is_whole_too(tmp_path):
