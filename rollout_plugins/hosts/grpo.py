@@ -9,6 +9,7 @@ function runs), and around `_generate_and_score_completions`, at whose end the a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any, ClassVar, Final
 
 from rollout_hookspecs import Batch, Emit
@@ -19,6 +20,7 @@ from rollout_plugins.hosts.grpo_unscored import NEVER_SCORED, NO_ADVANTAGE, Made
 from rollout_plugins.hosts.kit.decoding import Decoder
 from rollout_plugins.hosts.kit.observing import Needs, Observer
 from rollout_plugins.hosts.kit.support import Support, TRLHost
+from rollout_plugins.hosts.kit.turns import Turns
 from rollout_plugins.hosts.kit.wrapping import Call
 
 LOGPROBS: Final = "sampler, trainer and reference"
@@ -124,8 +126,17 @@ class GRPOObserver(Observer):
     def _keep(self, now: Sampled) -> None:
         if not now.advantages:
             now.unknown.setdefault("advantage", NO_ADVANTAGE)
+        if now.is_played:
+            now.later.append(partial(self._turns.tell_apart, now))
         super().hand_over(now)
         now.forget_trainers_lists()
+
+    @cached_property
+    def _turns(self) -> Turns:
+        templating = dict(getattr(self.trainer, "chat_template_kwargs", None) or {})
+        if getattr(self.trainer, "chat_template", None):
+            templating["chat_template"] = self.trainer.chat_template
+        return Turns(Decoder(self.trainer, self.options), templating)
 
     def detach(self) -> None:
         super().detach()
@@ -147,7 +158,8 @@ class GRPOObserver(Observer):
         now.rewards.numbers = lambda index: gathered[here, index].tolist()
         copier = Snapshot()
         pending = getattr(self.trainer, "_pending_extra_logs", None) or {}
-        now.extra = {str(name): copier.copy(list(values)) for name, values in pending.items()}
+        fields = {f"rollout_func.{name}" if name in pending else name: some for name, some in now.extra.items()}
+        now.extra = {**fields, **{str(name): copier.copy(list(values)) for name, values in pending.items()}}
         now.bytes += copier.bytes
 
     def _read_advantages(self, now: Sampled, out: Mapping[str, Any]) -> None:
@@ -191,11 +203,14 @@ class GRPOObserver(Observer):
         if now.count or now.made is not None:
             with self.guarded("keep what was generated"):
                 self._set_apart(now)
+        with self.guarded("see the rows of a generation"):
+            now.keep_columns()
         out = call.run()
         with self.guarded("see what was generated"):
             prompts = next(iter((*call.args, *call.kwargs.values())), ())
             now.generated += len(prompts)
             now.made = Made.of(prompts, out)
+            now.see_fields(out)
         if isinstance(out, tuple) and out:
             now.prompt_ids = out[0]
             if len(out) > 3 and now.tool_mask is None:

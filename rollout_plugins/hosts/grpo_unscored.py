@@ -9,10 +9,12 @@ from __future__ import annotations
 import copy
 import logging
 import threading
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from rollout_plugins.content.snapshot import Snapshot
 from rollout_plugins.hosts.kit.generation import Generation
 from rollout_plugins.hosts.kit.rewards import Rewards
 
@@ -57,6 +59,41 @@ class Sampled(Generation):
         self.is_one_of_several = False
         self.claimed: Sequence[tuple[Sampled, int]] = ()
         """For each row, the generation it was made in and its place there, if it was made before it was scored."""
+        self.is_played = getattr(trainer, "rollout_func", None) is not None
+        """Whether the user's own function makes the rollouts."""
+        self.fields: Mapping[str, Any] = {}
+        """What that function gave besides: the trainer puts it into the dataset's rows."""
+        self.before: list[dict[str, Any]] = []
+        """The rows as they were until then."""
+
+    def keep_columns(self) -> None:
+        if self.is_played:
+            self.before = [dict(row) for row in self.rows]
+
+    def see_fields(self, out: Any) -> None:
+        """Fields are the one dictionary among what `_generate` returns."""
+        if self.is_played and isinstance(out, tuple):
+            self.fields = next((one for one in out if isinstance(one, dict)), {})
+
+    def snapshot(self, rows: Any, prompts: Any, completions: Any, ids: Any = None) -> None:
+        """The function's fields are kept apart from the columns of the dataset."""
+        before = self.before if len(self.before) == len(rows) else [{}] * len(rows)
+        own = [self._without_fields(row, old) for row, old in zip(rows, before, strict=True)]
+        super().snapshot(own if self.fields else rows, prompts, completions, ids)
+        copier = Snapshot()
+        for name, value in self.fields.items():
+            self.extra[str(name)] = copier.copy(value if isinstance(value, list) else [value] * self.count)
+        self.bytes += copier.bytes
+
+    def _without_fields(self, row: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+        own = {name: value for name, value in row.items() if name not in self.fields}
+        return own | {name: value for name, value in before.items() if name in self.fields}
+
+    def answer(self, ids: Sequence[Sequence[int]]) -> None:
+        """Turns are told apart by their ids."""
+        super().answer(ids)
+        if self.is_played:
+            self.ids = [array("q", row) for row in ids]
 
     def split_off(self) -> Sampled:
         """What was seen so far, as a generation of its own: the trainer goes on with another one."""
@@ -71,6 +108,7 @@ class Sampled(Generation):
     def forget_trainers_lists(self) -> None:
         """They need not wait for the worker thread."""
         self.made, self.logged, self.scored_ids, self.claimed = None, None, (), ()
+        self.fields, self.before = {}, []
 
 
 def _are_rows(value: Any, kind: type) -> bool:

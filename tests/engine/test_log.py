@@ -154,10 +154,11 @@ def said(capfd):
 def test_a_training_says_where_its_rollouts_are_when_it_begins_and_when_it_ends(tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)
     trainer = make(tmp_path, ["a", "b"], eval_rows=dataset(4), disable_tqdm=False, max_steps=2)
-    trainer.add_callback(RolloutPluginCallback(None))
+    callback = RolloutPluginCallback(None)
+    trainer.add_callback(callback)
     trainer.train()
     trainer.evaluate()
-    trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
+    callback.on_train_end(trainer.args, trainer.state, trainer.control)
     run = open_run(tmp_path / "out")
     command = f"rollouts view out-rollouts/{run.info.id}"
     assert said(capfd) == [
