@@ -390,7 +390,7 @@ def test_words_that_were_searched_are_marked_where_they_stand(page):
 
 
 @pytest.mark.parametrize(
-    "fragment", ["", "#rollout=r1.1.t1.0.16", "#rollout=r1.1.t0.0.16&view=group", "#rollout=r1.1.t0.0.16&view=time"]
+    "fragment", ["", "#rollout=r1.1.t1.0.16", "#rollout=r1.1.t1.0.16&view=group", "#rollout=r1.1.t1.0.16&view=time"]
 )
 def test_a_phone_scrolls_in_one_direction(page, pages, fragment):
     page.size(360, 740)
