@@ -28,7 +28,7 @@ OUT = "outputs/demo"
 
 
 def configure(parser: ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, default=Path(OUT), help=f"where to train (default: {OUT})")
+    parser.add_argument("-o", "--out", type=Path, default=Path(OUT), help=f"where to train (default: {OUT})")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"how many steps to train (default: {STEPS})")
 
 
