@@ -195,7 +195,7 @@ HOST = SwiftHost(
     SwiftObserver,
     (
         Support(
-            trainer="swift.GRPOTrainer", advantage=True, groups=True, evaluation=True, tools=True,
+            trainer="swift.GRPOTrainer", advantage=True, groups=True, evaluation=True, images=True, tools=True,
             logprobs="sampler", since="ms-swift 4.6",
             note="what dynamic sampling throws away is marked; earlier turns are decoded from token ids",
         ),
