@@ -23,7 +23,7 @@ from rollout_plugins.hosts.kit.support import Support, TRLHost
 from rollout_plugins.hosts.kit.turns import Turns
 from rollout_plugins.hosts.kit.wrapping import Call, logger
 
-_LOGPROBS: Final = "sampler, trainer and reference"
+LOGPROBS: Final = "sampler, trainer and reference"
 SCORED: Final = ("inputs", "prompts", "completions", "completion_ids_list")
 _PER_TOKEN = ("sampling_per_token_logps", "old_per_token_logps", "ref_per_token_logps")
 
@@ -104,6 +104,7 @@ class GRPOObserver(Observer):
             self.unscored.wait_unknown(-len(ids))
         if not found or len(found) != len(ids):
             return
+        now.claimed = found
         steps = {made.policy_step for made, _ in found}
         now.policy_step = steps.pop() if len(steps) == 1 else None
         spoken = [made.completions[i] for made, i in found if made.completions is not None]
@@ -125,7 +126,7 @@ class GRPOObserver(Observer):
     def _complete(self, now: Sampled, made: Made) -> None:
         """How it was scored was not seen: keep what was generated."""
         now.snapshot(now.rows if len(now.rows) == len(made.ids) else (), made.prompts, made.completions, made.ids)
-        now.unknown["rewards"] = NEVER_SCORED
+        now.unknown.setdefault("rewards", NEVER_SCORED)
         if made.completions is None or None in made.prompts:
             now.decoder = now.decoder or Decoder(self.trainer, self.options)
 
@@ -143,7 +144,7 @@ class GRPOObserver(Observer):
 
     def _keep(self, now: Sampled) -> None:
         if not now.advantages:
-            now.unknown["advantage"] = NO_ADVANTAGE
+            now.unknown.setdefault("advantage", NO_ADVANTAGE)
         if now.is_played:
             now.later.append(partial(self._turns.tell_apart, now))
         super().hand_over(now)
@@ -196,7 +197,8 @@ class GRPOObserver(Observer):
 
         It reads the device, so only where something of the trainer's tensors is kept or there is a doubt.
         """
-        if not (self.options.get("tokens") or now.is_one_of_several) or "completion_ids" not in out:
+        is_in_doubt = now.is_one_of_several or _replays(self.trainer)
+        if not (self.options.get("tokens") or is_in_doubt) or "completion_ids" not in out:
             return frozenset()
         rows = out["completion_ids"].tolist()
         ids = now.scored_ids or (now.made.ids if now.made else ())
@@ -260,6 +262,11 @@ class GRPOObserver(Observer):
             )  # fmt: skip
 
 
+def _replays(trainer: Any) -> bool:
+    names = ("replay_buffer", "_replay_buffer")
+    return any(getattr(trainer, name, None) is not None for name in names)
+
+
 def _structured(made: Made | None, prompts: Any, completions: Any) -> tuple[Any, Any]:
     """Messages as they were generated, where the trainer scores rendered text instead (Unsloth, with images)."""
     if made is None or not _is_text(prompts):
@@ -289,10 +296,10 @@ HOST = GRPOHost(
     (
         Support(
             trainer="GRPOTrainer", advantage=True, groups=True, evaluation=True, images=True, tools=True,
-            logprobs=_LOGPROBS, since="0.22", note="prompt lengths since 0.24, tools since 0.26, log_extra since 1.0",
+            logprobs=LOGPROBS, since="0.22", note="prompt lengths since 0.24, tools since 0.26, log_extra since 1.0",
         ),
         Support(
-            trainer="GMPOTrainer", advantage=True, groups=True, evaluation=True, images=True, logprobs=_LOGPROBS,
+            trainer="GMPOTrainer", advantage=True, groups=True, evaluation=True, images=True, logprobs=LOGPROBS,
             since="1.10",
         ),
         Support(

@@ -62,6 +62,8 @@ class Sampled(Generation):
         self.returned: Any = None
         """What the whole method gave back, where nothing else was seen."""
         self.is_one_of_several = False
+        self.claimed: Sequence[tuple[Sampled, int]] = ()
+        """For each row, the generation it was made in and its place there, if it was made before it was scored."""
         self.is_played = getattr(trainer, "rollout_func", None) is not None
         """Whether the user's own function makes the rollouts."""
         self.fields: Mapping[str, Any] = {}
@@ -124,12 +126,13 @@ class Sampled(Generation):
         self.count = self.bytes = 0
         self.made, self.seconds, self.prompt_ids, self.tool_mask, self.said = None, 0.0, None, None, None
         self.watches, self.later, self.marks, self.extra, self.unknown = [], [], [], {}, {}
-        self.scored_ids, self.rewards = (), Rewards(self.trainer)
+        self.scored_ids, self.claimed, self.rewards = (), (), Rewards(self.trainer)
         return earlier
 
     def forget_trainers_lists(self) -> None:
         """They need not wait for the worker thread."""
-        self.made, self.logged, self.scored_ids, self.fields, self.before = None, None, (), {}, []
+        self.made, self.logged, self.scored_ids, self.claimed = None, None, (), ()
+        self.fields, self.before = {}, []
         self.returned = None
 
 
@@ -170,18 +173,22 @@ class Unscored:
         self._lock = threading.Lock()
         self._waiting: list[_Waiting] = []
         self._is_told = False
+        self.most = _MOST
         self._unknown = 0
 
-    def _tell(self) -> None:
+    @property
+    def count(self) -> int:
         with self._lock:
-            count = sum(len(one.left) for one in self._waiting) + self._unknown
-        self._changed(count)
+            return sum(len(one.left) for one in self._waiting) + self._unknown
+
+    def _tell(self) -> None:
+        self._changed(self.count)
 
     def wait(self, now: Sampled, ids: Sequence[Sequence[int]]) -> None:
         with self._lock:
             self._waiting.append(_Waiting(now, ids))
-            late = self._waiting[:-_MOST]
-            del self._waiting[:-_MOST]
+            late = self._waiting[: -self.most]
+            del self._waiting[: -self.most]
         self._give_up(late)
         self._tell()
 
@@ -218,9 +225,8 @@ class Unscored:
     def _give_up(self, late: Sequence[_Waiting]) -> None:
         for one in late:
             one.now.keep_rows(one.left)
-            one.now.unknown.setdefault("rewards", NEVER_SCORED)
             self._hand_over(one.now)
-        if late and not self._is_told:
+        if not self._is_told and any(one.now.unknown.get("rewards") == NEVER_SCORED for one in late):
             self._is_told = True
             logger.warning(
                 "the trainer generates rollouts that it does not score where that can be seen; they are stored "

@@ -75,7 +75,7 @@ class Builder:
         rewards = dict(zip(names, seen.rewards.rows[i], strict=True)) if seen.rewards.rows else dict.fromkeys(names)
         extra, marks = self._extra(i)
         return Rollout(
-            **self._common(seen.rank * (seen.width or seen.count) + self._place(i)),
+            **self._common(seen.share * (seen.width or seen.count) + self._place(i)),
             rank=seen.rank,
             prompt=prompt,
             prompt_is_text=prompt_is_text,

@@ -30,6 +30,7 @@ class Generation:
         self.step = self.policy_step + training
         self.rank = int(trainer.accelerator.process_index)
         self.world = int(trainer.accelerator.num_processes)
+        self.share = self.rank  # which part of the generation's rows is this rank's
         self.group_size = _group_size(trainer, training=training)
         # How many rollouts the trainer is about to make, how many were seen, and what keeping them costs.
         self.expected = self.count = self.bytes = 0
@@ -132,6 +133,8 @@ class Generation:
 
     def read_rewards(self) -> None:
         """What the reward functions gave; a mark says why, where that is not known."""
+        if self.rewards.rows:
+            return
         unseen = self.rewards.read(self.count)
         why = self.unknown.pop("rewards", "") or ("the trainer broke off before they were known" if self.error else "")
         if unseen:
