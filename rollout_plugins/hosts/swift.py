@@ -76,9 +76,11 @@ class SwiftObserver(Observer):
 
     def _give_up(self) -> None:
         """What was generated ahead stays with the trainer's thread, and is scored no more."""
-        if self._asked:
-            self.lose(len(self._asked))
-            self._asked.clear()
+        count = len(self._asked)
+        self._asked.clear()
+        if count:
+            self.lose(count)
+            self.emit.waits(0, self._give_up)
 
     def detach(self) -> None:
         super().detach()

@@ -19,6 +19,7 @@ from swift.callbacks import callbacks_map
 from swift.infer_engine.protocol import RequestConfig, RolloutInferRequest, RolloutOutput
 from swift.pipelines.train.rlhf import SwiftRLHF
 from swift.rewards import ORM, orms
+from swift.rlhf_trainers.rollout_mixin import AsyncGenerateCallback
 from swift.rollout import MultiTurnScheduler, multi_turns
 from transformers import (
     CLIPImageProcessorPil,
@@ -317,6 +318,23 @@ def test_several_samples_of_one_trajectory_are_rollouts_with_one_request_id(tmp_
         assert rollout.extra["round"] == len(row["messages"])
         assert len(rollout.completion) == 1
         assert rollout.advantage == 0
+
+
+def test_what_is_generated_ahead_has_the_step_it_was_asked_for_at_and_the_rest_is_counted(tmp_path):
+    """As with vLLM, whose place ms-swift's own engine takes here."""
+
+    def before(trainer):
+        trainer.async_generate = trainer.args.async_generate = trainer.use_fast_infer = True
+        trainer._move_model_to_vllm = lambda **kwargs: None
+        trainer.add_callback(RolloutPluginCallback())
+        trainer.add_callback(AsyncGenerateCallback(trainer))
+
+    stored, given, trained_on, run = trained(tmp_path, before, max_steps=3)
+    assert len(stored) == len(given) == len(trained_on) == 12
+    assert_scored(stored, given)
+    assert [one.policy_step for one in stored] == [0] * 8 + [1] * 4
+    assert [one.step for one in stored] == [1] * 4 + [2] * 4 + [3] * 4
+    assert run.drops == {"not_observed": 4}
 
 
 def tiny_vlm(folder):
