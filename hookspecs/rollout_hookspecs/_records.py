@@ -321,6 +321,8 @@ class Plugin(Protocol):
     """Its name in logs, counts and marks, if it was passed as an object; by default its class's, in lower case."""
     required: bool = False
     """True: whatever its `on_rollout` has not seen is neither stored nor sent."""
+    skips_text: bool = False
+    """True: its `on_rollout` need not see rollouts that hold nothing but text and numbers, which is most of them."""
     skip_reasons: Mapping[str, str] = {}
     """By rollout id, why its last `select_rollouts` left that rollout out."""
     alerts: Sequence[str] = ()

@@ -8,6 +8,10 @@ from typing import Any, Final, overload
 
 from rollout_hookspecs import Rollout
 
+from rollout_plugins.content.imaging import is_beyond_text
+from rollout_plugins.content.outcomes import Outcomes
+from rollout_plugins.content.talk import Talk
+
 _FIELDS: Final = tuple(field.name for field in fields(Rollout))
 _DEFAULTS: Final = {
     field.name: (lambda value=field.default: value) if field.default_factory is MISSING else field.default_factory
@@ -37,6 +41,14 @@ class Drafts(Sequence[Rollout]):
         """Set fields of all; before anybody has asked for a rollout."""
         self._columns |= columns
 
+    def take(self, order: Sequence[int]) -> Drafts:
+        """Some of the rollouts, in an order."""
+        taken = {
+            name: column.take(order) if hasattr(column, "take") else [column[i] for i in order]
+            for name, column in self._columns.items()
+        }
+        return Drafts(len(order), taken)
+
     def __len__(self) -> int:
         return self._count
 
@@ -60,3 +72,23 @@ class Drafts(Sequence[Rollout]):
         if name not in self._columns:
             self._columns[name] = [_DEFAULTS[name]() for _ in range(self._count)]
         return self._columns[name]
+
+    def beyond_text(self) -> list[int]:
+        """The places of those that may hold more than text and numbers: an image, bytes, an object of any kind."""
+        found = {place for name in ("columns", "extra") for place in _beyond_text(self[name])}
+        for name in ("prompt", "completion"):
+            talk = self[name]
+            if not isinstance(talk, Talk):
+                return list(range(self._count))
+            odd = {talk.place_of(at) for at, message in talk.odd.items() if is_beyond_text((message,))}
+            found |= odd | {talk.place_of(talk.message_of(at)) for at in _beyond_text(talk.arguments)}
+        calls = self["tool_calls"]
+        if isinstance(calls, Outcomes) and not calls.is_as_said:
+            parts = zip(calls.columns["arguments"], calls.columns["result"], strict=True)
+            found |= {calls.place_of(at) for at, part in enumerate(parts) if is_beyond_text(part)}
+        return sorted(found)
+
+
+def _beyond_text(values: Sequence[Any]) -> list[int]:
+    """The places of values that may hold more; one look at all of them where none does."""
+    return [at for at, value in enumerate(values) if is_beyond_text((value,))] if is_beyond_text(values) else []

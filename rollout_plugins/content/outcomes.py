@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import fields
 from typing import Any, Final, overload
@@ -45,6 +46,14 @@ class Outcomes(Sequence[tuple[ToolCall, ...]]):
         here = range(self.starts[index], self.starts[index + 1])
         return tuple(ToolCall(**{name: column[at] for name, column in self.columns.items()}) for at in here)
 
+    def place_of(self, call: int) -> int:
+        """The rollout that a call is of."""
+        return bisect_right(self.starts, call) - 1
+
+    def take(self, order: Sequence[int]) -> Outcomes:
+        """The calls of some of the rollouts."""
+        return Outcomes(self[i] for i in order)
+
     def of(self, index: int, name: str) -> list[Any]:
         """One field of the calls of one rollout."""
         return self.columns[name][self.starts[index] : self.starts[index + 1]]
@@ -56,10 +65,11 @@ Read = Callable[[int], Sequence[ToolCall]]
 class Reader:
     """Finds out what became of the calls in completions; those that are out of the ordinary by `read`, one by one."""
 
-    def __init__(self, talk: Talk, *, known: Collection[str] = (), read: Read | None = None) -> None:
+    def __init__(self, talk: Talk, *, known: Sequence[Collection[str]] = (), read: Read | None = None) -> None:
+        """`known` are the names of each rollout's tools, where they are known."""
         self._talk = talk
-        self._known = known
-        self._read = read or (lambda i: tool_calls(talk[i], known=known))
+        self._known = known or [()] * len(talk)
+        self._read = read or (lambda i: tool_calls(talk[i], known=self._known[i]))
         self._odd = talk.odd_ones()
         self._roles, self._texts, self._answers = map(talk.column, ("role", "content", "tool_call_id"))
 
@@ -91,7 +101,7 @@ class Reader:
         results = [None if reply is None else self._texts[begin + reply] for reply in replies]
         names, columns = talk.call_names[calls], out.columns
         told = [
-            fate(*each, known=self._known, is_watched=ran is not None)
+            fate(*each, known=self._known[i], is_watched=ran is not None)
             for each in zip(names, results, replies, seen, strict=True)
         ]
         for asking in range(first, last):

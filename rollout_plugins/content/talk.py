@@ -146,13 +146,29 @@ class Talk(Sequence[tuple[Any, ...]]):
         """Each message that calls tools, and which of all calls are its own."""
         return zip(self.asking, map(slice, self.call_starts, self.call_starts[1:]), strict=False)
 
+    def put_arguments(self, index: int, messages: Sequence[Any]) -> None:
+        """What the calls of one conversation were given, from messages that `talk[index]` made."""
+        start, end = self.starts[index : index + 2]
+        for number in range(bisect_left(self.asking, start), bisect_left(self.asking, end)):
+            here = slice(*self.call_starts[number : number + 2])
+            calls = messages[self.asking[number] - start]["tool_calls"]
+            self.arguments[here] = [call["function"]["arguments"] for call in calls]
+
     def column(self, key: str) -> list[Any]:
         """The texts of all messages under a key."""
         return self.columns.get(key) or [None] * len(self.shapes)
 
     def odd_ones(self) -> set[int]:
         """The conversations with messages that the columns cannot hold."""
-        return {bisect_right(self.starts, at) - 1 for at in self.odd}
+        return set(map(self.place_of, self.odd))
+
+    def place_of(self, at: int) -> int:
+        """The conversation that a message is of."""
+        return bisect_right(self.starts, at) - 1
+
+    def message_of(self, call: int) -> int:
+        """The message that a call stands in."""
+        return self.asking[bisect_right(self.call_starts, call) - 1]
 
     def take(self, rows: Sequence[int]) -> Talk:
         """Some of the conversations."""

@@ -12,7 +12,9 @@ from typing import Any
 from rollout_hookspecs import ToolCall
 
 from rollout_plugins.content.messages import Call, calls_of
+from rollout_plugins.content.outcomes import Outcomes, Reader
 from rollout_plugins.content.snapshot import Snapshot
+from rollout_plugins.content.talk import Talk
 from rollout_plugins.content.tool_calls import Place, Ran, paired, tool_calls
 from rollout_plugins.hosts.kit.stand_ins import StandIn
 
@@ -125,6 +127,36 @@ def watched_calls(completion: Sequence[Any], watch: Watch) -> tuple[ToolCall, ..
             if reply is not None and place in ran:
                 _put_back_result(completion[reply], ran[place])
     return tool_calls(completion, ran, known=watch.tools, is_watched=True)
+
+
+def watched_outcomes(talk: Talk, watches: Sequence[Watch]) -> Outcomes:
+    """The calls of all completions with what became of them."""
+
+    def ran(i: int, calls: slice) -> Sequence[Ran | None] | None:
+        """What was watched, where it is just what the messages ask for."""
+        seen, asked = watches[i].seen, talk.arguments[calls]
+        now = slice(calls.start, calls.start + len(seen))
+        if len(seen) > len(asked) or any(one.deferred or one.blocks is not None for one in seen):
+            return None
+        if [one.name for one in seen] != talk.call_names[now] or not _are_equal(seen, asked[: len(seen)]):
+            return None
+        talk.arguments[now] = [one.arguments for one in seen]
+        return [*seen, *[None] * (len(asked) - len(seen))]
+
+    def read(i: int) -> tuple[ToolCall, ...]:
+        messages = talk[i]
+        calls = watched_calls(messages, watches[i])
+        talk.put_arguments(i, messages)
+        return calls
+
+    return Reader(talk, known=[watch.tools for watch in watches], read=read).outcomes(ran)
+
+
+def _are_equal(seen: Sequence[Seen], asked: Sequence[Any]) -> bool:
+    try:
+        return [one.arguments for one in seen] == asked
+    except Exception:  # values that object to being compared
+        return False
 
 
 def shared_out(together: Watch, completions: Sequence[Any]) -> list[Watch]:
