@@ -159,7 +159,7 @@ def looked(folder: Path, generated: int, *, at_least: bool = False, note: str = 
             return [0, {}, 0]  # it was killed before the run had begun
         rollouts = list(run.rollouts(superseded=True))
         assert len({r.id for r in rollouts}) == len(rollouts), "a rollout is there twice"
-        others = ("skipped_by", "sink_failed", "unserialisable")  # stored all the same
+        others = ("sink_failed", "unserialisable")  # stored all the same
         counted = {reason: count for reason, count in run.drops.items() if not reason.startswith(others)}
         return [len(rollouts), counted, len(run.damaged)]
 

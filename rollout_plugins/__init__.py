@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rollout_hookspecs import (
     Batch,
+    Columns,
     Drop,
     Emit,
     Finish,
@@ -32,6 +33,7 @@ from rollout_hookspecs import (
     ToolCall,
     ToolStatus,
     Trace,
+    _records,
     hookimpl,
 )
 
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from rollout_plugins.recorder import RolloutRecorder as RolloutRecorder
     from rollout_plugins.store.read import StoredRun as StoredRun
     from rollout_plugins.store.read import open_run as open_run
+    from rollout_plugins.store.read import runs as runs
 
 __version__ = "0.1.0"
 
@@ -48,10 +51,12 @@ _LAZY = {
     "RolloutRecorder": "rollout_plugins.recorder",
     "StoredRun": "rollout_plugins.store.read",
     "open_run": "rollout_plugins.store.read",
+    "runs": "rollout_plugins.store.read",
 }
 
 __all__ = [
     "Batch",
+    "Columns",
     "Drop",
     "Emit",
     "Finish",
@@ -76,7 +81,15 @@ __all__ = [
     "Trace",
     "hookimpl",
     "open_run",
+    "runs",
 ]
+
+
+def _drawn(rollout: Rollout) -> str:
+    return str(import_module("rollout_plugins.show.notebook").rollout_html(rollout))
+
+
+_records.draw_rollout = _drawn
 
 
 def __getattr__(name: str) -> Any:

@@ -15,6 +15,8 @@ Split = Literal["train", "eval"]
 Finish = Literal["stop", "length", "tool_limit", "error", "unknown"]
 ToolStatus = Literal["ok", "error", "unknown", "not_run"]
 Scope = Literal["global", "rank", "stream"]
+#: Of a rollout's one line: how long it may be, how much of the answer is in it, and numbers that are too long for it.
+_LINE, _WORDS, _HUGE = 300, 60, 1e300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +163,39 @@ class Rollout:
     """What went wrong with this rollout, if anything did."""
     marks: Mapping[str, str] = field(default_factory=dict)
     """Notes by plugins and the library: why it was kept or skipped for the sinks, and the like."""
+
+    def __repr__(self) -> str:
+        facts = [f"{self.split} step {self.step}", f"group {self.group}", f"#{self.index}"]
+        if isinstance(self.reward, (int, float)) and not abs(self.reward) >= _HUGE:
+            facts.append(f"reward {round(float(self.reward), 3) or f'{self.reward:.3g}'}")
+        if self.tool_calls:
+            facts.append(f"{len(self.tool_calls)} tool call{'s' * (len(self.tool_calls) > 1)}")
+        line = f"<Rollout {self.id}: {', '.join([*facts, self.finish, *_last_words(self.completion)])}"[:_LINE] + ">"
+        return line if line.isprintable() else ascii(line)[1:-1]
+
+    def _repr_html_(self) -> str | None:
+        return draw_rollout(self) if draw_rollout else None
+
+
+draw_rollout: Callable[[Rollout], str] | None = None
+"""What a notebook shows of a rollout; rollout_plugins sets it, as the contract itself draws nothing."""
+
+
+def _last_words(completion: Sequence[Any]) -> Sequence[str]:
+    """The beginning of the last text the model wrote, quoted."""
+    said = [one.get("content") for one in completion if type(one) is dict and one.get("role") == "assistant"]
+    texts = [text for text in said if isinstance(text, str) and text]
+    return [repr(texts[-1] if len(texts[-1]) <= _WORDS else texts[-1][:_WORDS] + "…")] if texts else []
+
+
+class Columns(Protocol):
+    """The rollouts of one generation batch, field by field."""
+
+    def __len__(self) -> int:
+        """How many rollouts there are."""
+
+    def __getitem__(self, name: str, /) -> Sequence[Any]:
+        """What a field of `Rollout` holds in each of them, in their order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,6 +362,11 @@ class Plugin(Protocol):
     """By rollout id, why its last `select_rollouts` left that rollout out."""
     alerts: Sequence[str] = ()
     """A list of warnings; after each `rollout_metrics` they are taken out of it and given to the sinks' `alert`."""
+
+    headlines: Collection[str] | None = None
+    """Names of its numbers that the log has by default, and only while they are not 0; None: all, zeros too."""
+    verbose: bool = False
+    """True: the log has every number of every plugin, and what recording costs."""
 
     def clean(self, value: Any) -> Any:
         """For `required` plugins: what may leave of a value that is not a rollout, of the same type; None keeps it."""

@@ -11,7 +11,7 @@ from rollout_plugins.show.text import evenly, local_time
 from rollout_plugins.store.read import StoredRun, runs
 
 SPARKS = 12
-SPARE = ("folder", "trainer", "started", "over time", "drops")
+SPARE = ("folder", "trainer", "run", "started", "over time", "drops")
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -40,6 +40,7 @@ def _facts(stored: StoredRun) -> dict[str, Any]:
     attempts = stored.attempts
     started = min((a["started"] for a in attempts if a["started"] is not None), default=None)
     return {
+        "name": stored.name,
         "run": stored.info.id,
         "started": local_time(started)[:16] or None,
         "trainer": stored.info.trainer,

@@ -32,7 +32,15 @@ def run(options: Namespace) -> None:
     with busy("counting"):
         rows = [row for row in stored.stats() if options.split in {None, row["split"]}]
     if options.json:
-        facts = {"run": stored.info.id, "folder": str(stored.dir), "steps": rows, "drops": stored.drops}
+        facts = {
+            "run": stored.info.id,
+            "name": stored.name,
+            "folder": str(stored.dir),
+            "steps": rows,
+            "drops": stored.drops,
+            "skipped": stored.skipped,
+            "costs": stored.costs,
+        }
         print_json({**facts, "annotations": stored.annotations, "damaged": stored.damaged})
         return
     if not rows:
@@ -42,9 +50,20 @@ def run(options: Namespace) -> None:
     else:
         print_table(_readable(rows, {"split"}))
     for reason, count in stored.drops.items():
-        note(f"left out: {count:,} {reason}")
+        note(f"lost: {count:,} {reason}")
+    for name, count in stored.skipped.items():
+        note(f"not sent to the sinks: {count:,} skipped by {name}")
+    if stored.costs:
+        note(_recording(**stored.costs))
     for name, reason in stored.damaged.items():
         note(f"{name} cannot be read and is not counted: {reason}")
+
+
+def _recording(bytes_written: float, queue_bytes: float, **seconds: float) -> str:
+    """What recording took."""
+    waited, beside = seconds["seconds/training_thread"], seconds["seconds/worker"]
+    sizes = f"{bytes_written / 2**20:,.1f} MB written, at most {queue_bytes / 2**20:,.1f} MB waiting"
+    return f"recording took {waited:,.2f} s of training and {beside:,.2f} s beside it; {sizes}"
 
 
 def _print(stored: StoredRun, rows: Sequence[Mapping[str, Any]], *, whole: bool) -> None:
@@ -104,9 +123,8 @@ def _percent(part: float | None, whole: float | None) -> str | None:
 
 def _charts(stored: StoredRun, rows: Sequence[Mapping[str, Any]], width: int, lines: int) -> list[Any]:
     train = [row for row in rows if row["split"] == "train"] or rows
-    model = str(stored.info.model).rstrip("/").rpartition("/")[2]
     count = sum(row["rollouts"] for row in rows)
-    facts = [stored.info.id, stored.info.trainer, model, f"{count:,} rollouts"]
+    facts = [stored.name, stored.info.trainer, f"{count:,} rollouts"]
     title = Text(" · ".join(one_line(fact, 60) for fact in facts if fact), style="bold")
     parts = [title, Text(), render_steps(train, width=width, max_lines=lines), Text()]
     shown = (

@@ -29,7 +29,7 @@ class Drafts(Sequence[Rollout]):
         self._made: dict[int, Rollout] = {}
 
     @classmethod
-    def of(cls, rollouts: Sequence[Rollout]) -> Drafts:
+    def of(cls, rollouts: Any) -> Drafts:
         """The columns of records that there are already."""
         if isinstance(rollouts, Drafts):
             return rollouts
@@ -72,6 +72,16 @@ class Drafts(Sequence[Rollout]):
         if name not in self._columns:
             self._columns[name] = [_DEFAULTS[name]() for _ in range(self._count)]
         return self._columns[name]
+
+    def talk(self, name: str) -> Talk:
+        """Prompts or completions, message by message."""
+        found = self[name]
+        return found if isinstance(found, Talk) else Talk(found, "")
+
+    def outcomes(self) -> Outcomes:
+        """The tool calls of all, one after the other."""
+        calls = self["tool_calls"]
+        return calls if isinstance(calls, Outcomes) else Outcomes(calls)
 
     def beyond_text(self) -> list[int]:
         """The places of those that may hold more than text and numbers: an image, bytes, an object of any kind."""

@@ -106,8 +106,12 @@ class Talk(Sequence[tuple[Any, ...]]):
     def bytes(self) -> int:
         """Rough size in memory; a text that several messages share counts once. What `copy` copied is not in it."""
         columns = [column for key, column in self.columns.items() if key not in {"role", "name"}]
-        texts = {id(text): text for column in columns for text in column}
-        return sum(map(getsizeof, texts.values())) + _EACH * len(self.shapes) + _size_of(self.arguments)
+        texts = list(chain.from_iterable(columns))
+        return (
+            sum(map(getsizeof, dict(zip(map(id, texts), texts, strict=True)).values()))
+            + _EACH * len(self.shapes)
+            + _size_of(self.arguments)
+        )
 
     # --- reading -----------------------------------------------------------------------------------------------------
 

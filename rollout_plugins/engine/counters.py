@@ -1,4 +1,4 @@
-"""What was lost or left out, by reason; and what recording cost."""
+"""What was lost, by reason; what sinks were not sent; and what recording cost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _all: WeakSet[Counters] = WeakSet()
 
 
 class Counters:
-    """Adds up drops by reason and seconds by kind, from any thread."""
+    """Adds up what was lost by reason and seconds by kind, from any thread."""
 
     def __init__(self) -> None:
         self._renew_lock()
@@ -23,10 +23,12 @@ class Counters:
         """Before a run or an attempt."""
         with self._lock:
             self.drops: Counter[str] = Counter()
+            self.skipped: Counter[str] = Counter()
             self.rollouts: Counter[str] = Counter()
             self.generations: Counter[str] = Counter()
             self.seconds: Counter[str] = Counter()
             self.errors: Counter[str] = Counter()
+            self.queue_bytes = 0
 
     def _renew_lock(self) -> None:
         self._lock = threading.RLock()  # the garbage collector may close a pipeline while this one counts
@@ -36,6 +38,16 @@ class Counters:
             self.drops[reason] += count
             if not self.drops[reason]:
                 del self.drops[reason]
+
+    def skip(self, who: str) -> None:
+        """Count a rollout that a plugin did not select for the sinks; the store has it."""
+        with self._lock:
+            self.skipped[who] += 1
+
+    def queued(self, size: int) -> None:
+        """Note how much waits in the queue; the most is kept."""
+        with self._lock:
+            self.queue_bytes = max(self.queue_bytes, size)
 
     def error(self, who: str) -> None:
         with self._lock:
@@ -57,8 +69,10 @@ class Counters:
                 "rollouts": dict(self.rollouts),
                 "generations": dict(self.generations),
                 "drops": dict(self.drops),
+                "skipped": dict(self.skipped),
                 "plugin_errors": dict(self.errors),
                 "seconds": {kind: round(value, 6) for kind, value in self.seconds.items()},
+                "queue_bytes": self.queue_bytes,
             }
 
 

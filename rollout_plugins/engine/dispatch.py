@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -79,18 +79,37 @@ class Dispatcher(PluginCalls):
             skipped.update((ident, (impl.plugin_name, reasons.get(ident, "not selected"))) for ident in gone)
             arguments["rollouts"], chosen = tuple(kept), kept
         for name, _ in skipped.values():
-            self.counters.drop(f"skipped_by:{name}")
+            self.counters.skip(name)
         return chosen, {ident: f"skipped by {name}: {why}" for ident, (name, why) in skipped.items()}
 
     def metrics(self, rollouts: Sequence[Rollout], step: Step) -> dict[str, float]:
-        """Numbers of all plugins. What is not a number is left out, as that plugin's failure."""
+        """Numbers of all plugins, for the log. What is not a number is left out, as that plugin's failure."""
         numbers: dict[str, float] = {}
-        arguments = {"rollouts": tuple(rollouts), "step": step}
+        is_verbose = self.is_verbose
+        wanted = {
+            name for impl in self.implementations("rollout_metrics") for name in (*impl.argnames, *impl.kwargnames)
+        }
+        arguments: dict[str, Any] = {"columns": Drafts.of(rollouts), "step": step}
+        if "rollouts" in wanted:
+            arguments["rollouts"] = tuple(rollouts)
         for impl, (found, odd) in self.results("rollout_metrics", arguments, returned.numbers):
-            numbers |= found
+            headlines = None if is_verbose else returned.headlines(impl.plugin)
+            numbers |= found if headlines is None else _some(found, headlines)
             if odd:
                 self.failed(impl.plugin, "rollout_metrics", TypeError(f"not numbers: {', '.join(odd)}"))
         return numbers
+
+    @property
+    def is_verbose(self) -> bool:
+        """Whether a plugin wants every number in the log."""
+        return any(getattr(plugin, "verbose", False) is True for plugin in self.plugins_with("rollout_metrics"))
+
+    @property
+    def headlines(self) -> set[str]:
+        """Numbers that the log has only where they are not 0."""
+        if self.is_verbose:
+            return set()
+        return set[str]().union(*(returned.headlines(plugin) or () for plugin in self.plugins_with("rollout_metrics")))
 
     def trace(self, rollout: Rollout) -> Trace | None:
         """The first `Trace` that a plugin makes of it, as it may leave the process."""
@@ -101,3 +120,7 @@ class Dispatcher(PluginCalls):
     def hosts(self) -> list[Host]:
         """Adapters of all plugins that have some."""
         return [host for _, hosts in self.results("register_hosts", {}, returned.hosts) for host in hosts]
+
+
+def _some(numbers: dict[str, float], names: Collection[str]) -> dict[str, float]:
+    return {name: number for name, number in numbers.items() if name in names}

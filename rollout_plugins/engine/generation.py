@@ -16,24 +16,23 @@ from rollout_plugins.engine.dispatch import Dispatcher
 from rollout_plugins.engine.leaving import cleaned_changes, cleaned_names, cleaned_reasons
 
 
-def build(run: Run, batch: Batch, number: int, counters: Counters) -> Sequence[Rollout]:
-    """A batch's rollouts, each with its place in the run and an id of its own."""
+def build(run: Run, batch: Batch, number: int, name: str, counters: Counters) -> Sequence[Rollout]:
+    """A batch's rollouts, each with its place in the run and an id of its own, which begins with `name`."""
     made = batch.build()
-    if isinstance(made, Drafts) and all_fit(made) and _put_places(run, batch, number, made):
+    if isinstance(made, Drafts) and all_fit(made) and _put_places(run, batch, number, name, made):
         return made
-    return _distinct([_stamped(run, batch, number, _fitted(rollout, counters)) for rollout in made])
+    return _distinct([_stamped(run, batch, number, name, _fitted(rollout, counters)) for rollout in made])
 
 
-def _put_places(run: Run, batch: Batch, number: int, drafts: Drafts) -> bool:
+def _put_places(run: Run, batch: Batch, number: int, name: str, drafts: Drafts) -> bool:
     """The same for columns; False where ids would not differ."""
     count = len(drafts)
     ranks = list(drafts["rank"]) if batch.gathered else [run.rank] * count
-    before = f"{run.id}.{run.attempt}.{batch.split[0]}{number}"
-    ids = [f"{before}.{rank}.{index}" for rank, index in zip(ranks, drafts["index"], strict=True)]
+    ids = [f"{name}.{rank}.{index}" for rank, index in zip(ranks, drafts["index"], strict=True)]
     if len(set(ids)) < count:
         return False
     same = {"run_id": run.id, "attempt": run.attempt, "split": batch.split, "step": batch.step, "generation": number}
-    drafts.put(id=ids, rank=ranks, **{name: [value] * count for name, value in same.items()})
+    drafts.put(id=ids, rank=ranks, **{field: [value] * count for field, value in same.items()})
     if batch.dataset:
         drafts.put(marks=[{**marks, "dataset": batch.dataset} for marks in drafts["marks"]])
     return True
@@ -46,11 +45,11 @@ def _fitted(rollout: Rollout, counters: Counters) -> Rollout:
     return made
 
 
-def _stamped(run: Run, batch: Batch, number: int, rollout: Rollout) -> Rollout:
+def _stamped(run: Run, batch: Batch, number: int, name: str, rollout: Rollout) -> Rollout:
     rank = rollout.rank if batch.gathered else run.rank
     return replace(
         rollout,
-        id=f"{run.id}.{run.attempt}.{batch.split[0]}{number}.{rank}.{rollout.index}",  # the same on every rank
+        id=f"{name}.{rank}.{rollout.index}",
         run_id=run.id,
         attempt=run.attempt,
         split=batch.split,

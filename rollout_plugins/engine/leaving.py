@@ -81,7 +81,7 @@ def cleaned_trace(calls: PluginCalls, trace: Trace, made_by: str) -> Trace | Non
     found = clean(calls, parts, {})
     if found and all(isinstance(found[part], type(value)) for part, value in parts.items()):
         return Trace(**found)
-    calls.counters.drop(f"skipped_by:{made_by}")
+    calls.counters.drop(f"trace_not_cleaned:{made_by}")
     return None
 
 

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 import pyarrow as pa
 from rollout_hookspecs import Batch, Run
 
+from rollout_plugins.content.names import BatchNames
 from rollout_plugins.content.trace import DefaultTrace
 from rollout_plugins.engine import environment
 from rollout_plugins.engine.counters import Counters
@@ -27,6 +28,7 @@ from rollout_plugins.engine.delivery import as_sink
 from rollout_plugins.engine.discover import Plugins
 from rollout_plugins.engine.dispatch import Dispatcher
 from rollout_plugins.engine.ending import Ending
+from rollout_plugins.engine.figures import Figures, lost
 from rollout_plugins.engine.generation import Generation, build, step_of
 from rollout_plugins.engine.leaving import clean, cleaned_run
 from rollout_plugins.engine.outbox import Outbox, is_more_than_sink
@@ -67,6 +69,7 @@ class Pipeline:
         self.run: Run | None = None
         self.generation = 0
         self.submitted: Counter[str] = Counter()
+        self._names = BatchNames()
         self._sync = sync
         self._strict = strict
         self._hang_seconds = environment.seconds("HANG_SECONDS", HANG_SECONDS)
@@ -83,7 +86,7 @@ class Pipeline:
         )
         self._hooks: ReplaceableThread | None = None
         self._error: BaseException | None = None
-        self._metrics: dict[tuple[str, str], dict[str, tuple[float, int]]] = {}
+        self._figures = Figures()
         self._lock = threading.RLock()
         self._pid = os.getpid()
 
@@ -115,17 +118,19 @@ class Pipeline:
         if run is None or self.is_elsewhere:
             return
         with self._lock:  # a trainer may generate on several threads
-            generation = self.generation
+            generation, name = self.generation, self._names.name(run, batch.split, batch.step)
             self.generation += 1
         self._ending.goes_on()
         self.submitted[batch.split] += batch.count
         self.counters.spent("training_thread", batch.seconds)
-        self._put(lambda: self._process(run, batch, generation), batch.bytes, batch.count)
+        self._put(lambda: self._process(run, batch, generation, name), batch.bytes, batch.count)
 
     def _put(self, work: Callable[[], None], size: int = 0, rollouts: int = 0) -> None:
         if self._sync:
             self._attempt(work)
-        elif not self._worker.put(Job(partial(self._attempt, work), size, rollouts)):
+        elif self._worker.put(Job(partial(self._attempt, work), size, rollouts)):
+            self.counters.queued(self._worker.size)
+        else:
             self._drop_full(rollouts)
 
     def _drop_full(self, count: int) -> None:
@@ -170,19 +175,11 @@ class Pipeline:
 
     def pop_metrics(self, split: str, dataset: str = "") -> dict[str, float]:
         """What `rollout_metrics` said since the last call, averaged over the generations."""
-        if self.is_elsewhere:
-            return {}
-        with self._lock:
-            sums = self._metrics.pop((split, dataset), {})
-        return {name: total / count for name, (total, count) in sums.items()}
+        return {} if self.is_elsewhere else self._figures.pop((split, dataset), self.dispatcher.headlines)
 
-    def _add_metrics(self, batch: Batch, numbers: Mapping[str, float]) -> None:
-        """Sums, not rows: a trainer that never logs asks for none of them."""
-        with self._lock:
-            sums = self._metrics.setdefault((batch.split, batch.dataset), {})
-            for name, number in numbers.items():
-                total, count = sums.get(name, (0.0, 0))
-                sums[name] = total + number, count + 1
+    def said_metrics(self) -> dict[str, float]:
+        """What the log has of recording itself: what was lost, and where a plugin wants every number, the rest too."""
+        return self.own_metrics() if self.dispatcher.is_verbose else lost(dict(self.counters.drops))
 
     def own_metrics(self) -> dict[str, float]:
         """What recording itself costs and loses, so far."""
@@ -191,6 +188,7 @@ class Pipeline:
         figures["queue_bytes"] = float(self._worker.size)
         if self._storage.bytes is not None:
             figures["bytes_written"] = float(self._storage.bytes)
+        figures |= {f"skipped/{name}": float(count) for name, count in list(self.counters.skipped.items())}
         return figures | {f"drops/{reason}": float(count) for reason, count in list(self.counters.drops.items())}
 
     @property
@@ -339,9 +337,9 @@ class Pipeline:
 
         self._with_hooks(tell)
 
-    def _process(self, run: Run, batch: Batch, number: int) -> None:
+    def _process(self, run: Run, batch: Batch, number: int, name: str) -> None:
         try:
-            raw = build(run, batch, number, self.counters)
+            raw = build(run, batch, number, name, self.counters)
         except (Exception, SystemExit) as error:
             self.counters.drop("build_failed", batch.count)
             raise RuntimeError(f"{batch.count} rollouts of step {batch.step} could not be built") from error
@@ -355,7 +353,7 @@ class Pipeline:
             self._storage.note_chosen(generation.chosen_elsewhere())
         for outbox in self._outboxes:
             outbox.send(generation.traces_for(outbox.scope), generation.step)
-        self._add_metrics(batch, generation.metrics or {})
+        self._figures.add((batch.split, batch.dataset), generation.metrics or {})
 
     def _through_plugins(self, generation: Generation) -> None:
         generation.go_through(self.dispatcher, {outbox.scope for outbox in self._outboxes})

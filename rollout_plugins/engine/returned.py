@@ -78,6 +78,14 @@ def numbers(result: Any) -> tuple[dict[str, float], list[str]] | None:
     return found, odd
 
 
+def headlines(plugin: Any) -> frozenset[str] | None:
+    """Which of a plugin's numbers the log has by default; None for all of them."""
+    try:
+        return None if plugin.headlines is None else frozenset(plugin.headlines)
+    except Exception:  # it does not have to say
+        return None
+
+
 def hosts(result: Any) -> list[Any] | None:
     """From `register_hosts`: adapters."""
     found = None if result is None else list(result)

@@ -47,10 +47,10 @@ def bind_sinks(plugins: Plugins, trainer: Any, safely: Callable[[str, Callable[[
 
 
 def named_metrics(pipeline: Pipeline, split: str, prefix: str = "eval", dataset: str = "") -> dict[str, float]:
-    """What plugins measured since the last call, and what recording costs, as the trainer's log shows it."""
+    """What plugins measured since the last call, and what was lost so far, as the trainer's log shows it."""
     numbers = pipeline.pop_metrics(split, dataset)
     if split == "train" and pipeline.has_metrics and pipeline.run is not None:
-        numbers |= pipeline.own_metrics()
+        numbers |= pipeline.said_metrics()
     prefix = f"{prefix}_rollouts" if split == "eval" else "rollouts"
     return {f"{prefix}/{name}": value for name, value in numbers.items()}
 

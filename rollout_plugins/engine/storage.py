@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from rollout_hookspecs import Rollout, Run
 
@@ -54,20 +55,24 @@ class Storage:
     def sync(self) -> None:
         """Have the disk keep what there is."""
         self._try(lambda writer: writer.sync())
-        self._try(lambda writer: writer.write_run(self._counters.summary()))
+        self._try(lambda writer: writer.write_run(self._summary(writer)))
 
     def close(self) -> None:
         """End the run, if one is open."""
         if self._writer is not None:
-            self._try(lambda writer: writer.close(self._counters.summary()))
+            self._try(lambda writer: writer.close(self._summary(writer)))
             if self._chosen:
                 self._write_chosen()
 
     def forget(self, *, count_again: bool) -> None:
         """Let go of a closed run, and note in it what was lost since."""
         if count_again:
-            self._try(lambda writer: writer.write_run(self._counters.summary(), ended=True))
+            self._try(lambda writer: writer.write_run(self._summary(writer), ended=True))
         self._writer = None
+
+    def _summary(self, writer: RunWriter) -> dict[str, Any]:
+        """What run.json says of the attempt."""
+        return {**self._counters.summary(), "bytes_written": writer.bytes}
 
     def _try(self, write: Callable[[RunWriter], object], count: int = 0) -> bool:
         """Write so many rollouts; whether it worked."""

@@ -62,6 +62,8 @@ class Cap:
         Cap(strategy="random", seed=7)
     """
 
+    headlines = ()
+
     def __init__(
         self,
         max_per_step: int = 16,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from enum import IntEnum
 from typing import Any
 
-from rollout_hookspecs import Image, Rollout, Run, Step, ToolCall, hookimpl
+from rollout_hookspecs import Columns, Image, Rollout, Run, Step, ToolCall, hookimpl
 
 from rollout_plugins.content.hashing import is_array, is_pil, is_tensor
 from rollout_plugins.content.imaging import IMAGE_NAMES, is_beyond_text, is_image_block
@@ -58,6 +58,7 @@ class Images:
         Images(budget=10 * 2**30)
     """
 
+    headlines = ("images/unreadable",)
     skips_text = True
 
     def __init__(
@@ -124,13 +125,16 @@ class Images:
         )
 
     @hookimpl
-    def rollout_metrics(self, rollouts: Sequence[Rollout], step: Step) -> Mapping[str, float] | None:
-        images = [image for rollout in rollouts for image in rollout.images]
+    def rollout_metrics(self, columns: Columns, step: Step) -> Mapping[str, float] | None:
+        images = [image for some in columns["images"] for image in some]
         unreadable = self._unreadable.pop(step.split, 0)
         if not images and not unreadable:
             return None
         written, self._written = self._media.bytes - self._written, self._media.bytes
-        figures = {"images/count": len(images) / max(1, len(rollouts)), "images/bytes_written": float(written)}
+        figures = {
+            "images/count": len(images) / max(1, len(columns["images"])),
+            "images/bytes_written": float(written),
+        }
         losses = {
             "images/unreadable": unreadable,
             "images/without_pixels": sum(image.path is None for image in images),

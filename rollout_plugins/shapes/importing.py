@@ -22,6 +22,7 @@ from typing import Any
 from rollout_hookspecs import Run
 
 from rollout_plugins.content.incoming import Lost, Unplaced, placed
+from rollout_plugins.content.names import BatchNames
 from rollout_plugins.errors import RunError
 from rollout_plugins.store.write import RunWriter
 
@@ -129,15 +130,14 @@ def _generations(found: Iterator[Unplaced], sizes: Counter[Any]) -> Iterator[lis
 def _write(generations: Iterator[list[Unplaced]], run: Run, report: Report) -> None:
     writer: RunWriter | None = None
     numbers: Counter[str] = Counter()
+    names = BatchNames()
     for batch in generations:
         writer = writer or RunWriter(run)
-        split, _ = _generation(batch[0])
+        split, step = _generation(batch[0])
         number = numbers[split]
         numbers[split] += 1
-        rows = [
-            replace(r, id=f"{run.id}.1.{split[0]}{number}.0.{r.index}", run_id=run.id, generation=number)
-            for r in placed(batch)
-        ]
+        name = names.name(run, split, step)
+        rows = [replace(r, id=f"{name}.0.{r.index}", run_id=run.id, generation=number) for r in placed(batch)]
         writer.write(split, rows)
         report.rollouts += len(rows)
     if writer is None:

@@ -93,12 +93,12 @@ def _rows(view: Conversation, title: str, width: int, max_lines: int | None) -> 
 
 def header(view: Conversation, title: str, width: int, lines: int | None = None) -> list[Text]:
     """Where the rollout stands and what it earned; under it its facts, in at most `lines` lines."""
-    return [_headline(view, title, width), *_flow(_facts(view), width, lines)]
+    return [_headline(view, title, width), *_flow(facts(view), width, lines)]
 
 
 def _headline(view: Conversation, title: str, width: int) -> Text:
     left = Text.assemble((one_line(title, 30), "bold"))
-    for fact in _place(view):
+    for fact in place(view):
         left.append("  " if left else "").append(fact)
     return _ruled(left, _scores(view, "advantage" if width >= 60 else "adv"), width)
 
@@ -110,7 +110,8 @@ def _ruled(left: Text, right: Text, width: int) -> Text:
     return Text.assemble(left, (f" {'─' * room} ", "dim") if room > 0 else " ", right)
 
 
-def _place(view: Conversation) -> Iterator[str]:
+def place(view: Conversation) -> Iterator[str]:
+    """Where in the run it stands."""
     if view.step is not None:
         evaluated = isinstance(view.split, str) and view.split == "eval"
         yield f"{'eval step' if evaluated else 'step'} {number(view.step)}"
@@ -129,7 +130,8 @@ def _scores(view: Conversation, advantage: str) -> Text:
     )
 
 
-def _facts(view: Conversation) -> Iterator[Text]:
+def facts(view: Conversation) -> Iterator[Text]:
+    """What else is known of it."""
     ident = one_line(view.id, 60)
     if ident:
         yield Text(ident, style="dim")
@@ -192,7 +194,7 @@ def _rest(view: Conversation, common: int) -> Conversation:
 
 def _summary(views: Sequence[Conversation], shown: int, width: int) -> Text:
     first = views[0]
-    left = Text("  ".join(_place(replace(first, index=None))), style="bold")
+    left = Text("  ".join(place(replace(first, index=None))), style="bold")
     left = Text.assemble(
         left, f"  {shown} of {len(views)} answers" if shown < len(views) else f"  {len(views)} answers"
     )

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _COUNTS = ("turns", "calls", "failed_calls")
 _RECORD = tuple(name for name in TYPES if name not in {*_COUNTS, "tokens"})
 _OWN = ("_file", "_row", "id")
+#: Rollouts that a prompt or a notebook shows of many.
+_SHOWN = 5
 
 
 class Matches:
@@ -37,6 +39,10 @@ class Matches:
     def page(self, start: int, count: int) -> Matches:
         """Those from `start` on, at most `count`."""
         return Matches(self._session, self._places.slice(start, count))
+
+    def at(self, places: Sequence[int]) -> Matches:
+        """Those that stand in these places."""
+        return Matches(self._session, self._places.take(pa.array(places, pa.int64())))
 
     def position(self, rollout_id: str) -> int | None:
         """Where a rollout stands; None when it is not among them."""
@@ -110,3 +116,25 @@ class Matches:
             yield number, next(from_rows(table.to_pylist()))
         except Exception as error:
             self._session.note(f"rollout {table['id'][0]}", error)
+
+
+class Rollouts(Iterator["Rollout"]):
+    """The answer to a question: rollouts that are read a few at a time, once, as from any iterator."""
+
+    def __init__(self, found: Matches, *, tokens: bool = False) -> None:
+        self._found = found
+        self._left = found.rollouts(tokens=tokens)
+
+    def __next__(self) -> Rollout:
+        return next(self._left)
+
+    def __repr__(self) -> str:
+        lines = [repr(rollout) for rollout in self._found.page(0, _SHOWN).rollouts()]
+        more = [f"… {len(self._found) - _SHOWN:,} more"] * (len(self._found) > _SHOWN)
+        head = f"{len(self._found):,} rollout{'s' * (len(self._found) != 1)}" + ", to be read once:" * bool(lines)
+        return "\n  ".join([head, *lines, *more])
+
+    def _repr_html_(self) -> str:
+        from rollout_plugins.show.notebook import rollouts_html
+
+        return rollouts_html(list(self._found.page(0, _SHOWN).rollouts()), len(self._found))

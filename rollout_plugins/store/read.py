@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from rollout_plugins.content.names import run_name
 from rollout_plugins.errors import RunError, need
 from rollout_plugins.store import annotate, summary
 from rollout_plugins.store.filters import Filters
 from rollout_plugins.store.home import homes_of
-from rollout_plugins.store.matches import Matches
+from rollout_plugins.store.matches import Matches, Rollouts
 from rollout_plugins.store.parts import TYPES, find_parts
 from rollout_plugins.store.run_facts import Facts, run_files
 from rollout_plugins.store.session import Session
@@ -100,6 +101,7 @@ class StoredRun:
     def refresh(self) -> None:
         """Look again at what is on disk."""
         self.damaged.clear()
+        self._all: Matches | None = None
         self._facts = Facts(self.dir, self.damaged)
         self._session = Session({self.dir: self.damaged})
 
@@ -109,14 +111,29 @@ class StoredRun:
         return self._facts.info
 
     @property
+    def name(self) -> str:
+        """What a person calls the run: its model and the trainer's output folder."""
+        return run_name(self.info)
+
+    @property
     def attempts(self) -> list[dict[str, Any]]:
         """What each start of the run noted: when, from which step, how many rollouts, what was dropped and why."""
         return self._facts.attempts
 
     @property
     def drops(self) -> dict[str, int]:
-        """Rollouts that were lost or left out, by reason, over all ranks and attempts."""
+        """What was lost, by reason, over all ranks and attempts."""
         return self._facts.drops
+
+    @property
+    def skipped(self) -> dict[str, int]:
+        """Rollouts that plugins did not select for the sinks, by plugin; they are all here."""
+        return self._facts.skipped
+
+    @property
+    def costs(self) -> dict[str, float]:
+        """What recording took: seconds on the training thread and beside it, bytes written, and most in the queue."""
+        return self._facts.costs
 
     @property
     def annotations(self) -> dict[str, list[str]]:
@@ -160,7 +177,7 @@ class StoredRun:
         limit: int | None = None,
         superseded: bool = False,
         tokens: bool = False,
-    ) -> Iterator[Rollout]:
+    ) -> Rollouts:
         """Rollouts in the order they were made, or in the order asked for; a few at a time.
 
         `step`: a number, `"last"`, a range (`range(10, 20)`, `"10-20"`) or several numbers. `tool`: called this tool.
@@ -228,7 +245,7 @@ class StoredRun:
         texts = [content if isinstance(content, str) else None for content in contents]
         return self._find(Filters(messages=texts, **filters))
 
-    def search(self, text: str, **filters: Any) -> Iterator[Rollout]:
+    def search(self, text: str, **filters: Any) -> Rollouts:
         """Rollouts with this text, in any case, in a message, its reasoning or a tool call's arguments."""
         return self._rollouts(Filters(search=text, **filters))
 
@@ -287,18 +304,43 @@ class StoredRun:
         self.refresh()
         return written
 
-    def _rollouts(self, filters: Filters, *, tokens: bool = False) -> Iterator[Rollout]:
-        yield from self._find(filters).rollouts(tokens=tokens)
+    def _rollouts(self, filters: Filters, *, tokens: bool = False) -> Rollouts:
+        return Rollouts(self._find(filters), tokens=tokens)
 
     def _find(self, filters: Filters, *, whole: bool = True) -> Matches:
         session = self._session
         return Matches(session, session.ask(lambda known: known.places(filters, whole=whole)))
 
+    def __iter__(self) -> Iterator[Rollout]:
+        return self.rollouts()
+
+    def __getitem__(self, place: Any) -> Any:
+        """A rollout by its place in the run or by its id; a list of them for a slice."""
+        if isinstance(place, str):
+            return self.get(place)
+        self._all = self._all or self.find()
+        try:
+            places = range(len(self._all))[place]
+        except IndexError:
+            raise IndexError(f"the run has {len(self._all):,} rollouts, and none at {place}") from None
+        if isinstance(places, range):
+            return list(self._all.at(places).rollouts())
+        for rollout in self._all.page(places, 1).rollouts():
+            return rollout
+        raise RunError(f"rollout {place} of {self.dir} cannot be read: {'; '.join(self.damaged.values())}")
+
     def __repr__(self) -> str:
-        return f"<StoredRun {self.info.id!r} in {self.dir}: {len(self):,} rollouts>"
+        from rollout_plugins.show.notebook import run_line
+
+        try:
+            return run_line(self.info, self.stats())
+        except RunError as error:
+            return f"<StoredRun {self.name!r} in {self.dir}: {error}>"
 
     def _repr_html_(self) -> str:
-        return summary.html(
+        from rollout_plugins.show.notebook import run_html
+
+        return run_html(
             self.info,
             self.stats(),
             **{
@@ -325,6 +367,9 @@ class Runs(Sequence[StoredRun]):
     def sql(self, query: str, *, superseded: bool = False) -> pa.Table:
         """One SELECT over the rollouts of all the runs."""
         return self._session.ask(lambda known: known.sql(query, superseded=superseded))
+
+    def __repr__(self) -> str:
+        return "\n  ".join([f"{len(self):,} run{'s' * (len(self) != 1)}:", *map(repr, self)])
 
     def _repr_html_(self) -> str:
         return "".join(run._repr_html_() for run in self)

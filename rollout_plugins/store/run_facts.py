@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,8 @@ _KINDS: dict[str, type] = {
     **dict.fromkeys(("versions", "settings"), dict),
 }
 _TUPLES: dict[str, type | tuple[type, ...]] = {"reward_names": str, "reward_weights": (int, float), "tools": dict}
-_COUNTS = ("rollouts", "generations", "drops", "plugin_errors")
+_COUNTS = ("rollouts", "generations", "drops", "skipped", "plugin_errors")
+_SKIPPED = "skipped_by:"
 _YEAR_9000 = 2.2e11
 
 
@@ -75,10 +77,32 @@ class Facts:
 
     @property
     def drops(self) -> dict[str, int]:
+        return self._total("drops")
+
+    @property
+    def skipped(self) -> dict[str, int]:
+        return self._total("skipped")
+
+    def _total(self, what: str) -> dict[str, int]:
         total: Counter[str] = Counter()
         for attempt in self.attempts:
-            total.update(attempt.get("drops", {}))
+            total.update(attempt.get(what, {}))
         return dict(total)
+
+    @property
+    def costs(self) -> dict[str, float]:
+        noted = [attempt for attempt in self.attempts if isinstance(attempt.get("seconds"), dict)]
+        spent = {
+            name: [_number(each["seconds"].get(name)) for each in noted] for name in ("training_thread", "worker")
+        }
+        sizes = {name: [_number(each.get(name)) for each in noted] for name in ("bytes_written", "queue_bytes")}
+        if not noted:
+            return {}
+        return {
+            **{f"seconds/{name}": sum(seconds) for name, seconds in spent.items()},
+            "bytes_written": sum(sizes["bytes_written"]),
+            "queue_bytes": max(sizes["queue_bytes"]),
+        }
 
     @property
     def restarts(self) -> list[tuple[int, int]]:
@@ -99,6 +123,8 @@ def _listed(value: Any) -> Sequence[Any]:
 def _attempt(given: dict[str, Any], rank: int) -> dict[str, Any]:
     """An attempt with numbers where numbers belong."""
     counts = {name: _counts(given[name]) for name in _COUNTS if name in given}
+    for reason in [reason for reason in counts.get("drops", ()) if reason.startswith(_SKIPPED)]:  # of older versions
+        counts.setdefault("skipped", {})[reason.removeprefix(_SKIPPED)] = counts["drops"].pop(reason)
     times = {name: _time(given.get(name)) for name in ("started", "ended")}
     step = _whole(given.get("resumed_from"))
     return {
@@ -114,6 +140,10 @@ def _attempt(given: dict[str, Any], rank: int) -> dict[str, Any]:
 def _counts(value: Any) -> dict[str, int]:
     items = value.items() if isinstance(value, dict) else ()
     return {str(name): number for name, count in items if (number := _whole(count)) is not None}
+
+
+def _number(value: Any) -> float:
+    return value if type(value) in {int, float} and 0 <= value < math.inf else 0.0
 
 
 def _time(value: Any) -> float | None:

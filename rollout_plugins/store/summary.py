@@ -3,15 +3,12 @@
 # ruff: noqa: S608 - SQL is put together from quoted names and literals
 from __future__ import annotations
 
-from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rollout_plugins.store.sql import name_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from rollout_hookspecs import Run
+    from collections.abc import Iterable
 
     from rollout_plugins.store.filters import Column
 
@@ -52,29 +49,3 @@ def query(columns: Iterable[Column]) -> tuple[list[str], str]:
         f"left join ({_GROUPS}) g on g.split = s.split and g.step is not distinct from s.step "
         "order by s.split = 'eval', s.split, s.step"
     )
-
-
-def html(run: Run, rows: Sequence[Mapping[str, Any]], **facts: str) -> str:
-    """What a notebook shows of a run: who made it, its numbers, and whatever else is to be said."""
-    train = [row for row in rows if row["split"] == "train"] or rows
-    shown = {
-        "run": run.id,
-        "trainer": run.trainer,
-        "model": run.model,
-        "rollouts": f"{sum(row['rollouts'] for row in rows):,}",
-        "steps": f"{train[0]['step']} to {train[-1]['step']}" if train else "none yet",
-        "reward": _change(train),
-        **facts,
-        "folder": run.dir,
-    }
-    cells = "".join(
-        f"<tr style='text-align:left'><th>{escape(name)}</th><td>{escape(value)}</td></tr>"
-        for name, value in shown.items()
-        if value
-    )
-    return f"<table>{cells}</table>"
-
-
-def _change(rows: Sequence[Mapping[str, Any]]) -> str:
-    known = [row["reward"] for row in rows if row["reward"] is not None]
-    return f"{known[0]:.3g} → {known[-1]:.3g}" if known else ""

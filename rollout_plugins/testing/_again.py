@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -73,5 +73,5 @@ def _outcomes(result: Result, run: Run, ignore: Collection[str]) -> dict[str, st
     return {what: repr(value).replace(f"{run.id}.{run.attempt}.", "") for what, value in found.items()}
 
 
-def _anonymous(rollout: Rollout) -> Rollout:
-    return replace(rollout, run_id="", attempt=0)
+def _anonymous(rollout: Rollout) -> dict[str, Any]:
+    return {one.name: getattr(rollout, one.name) for one in fields(rollout)} | {"run_id": "", "attempt": 0}

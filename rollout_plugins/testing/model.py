@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-CHECKPOINT = Path(__file__).parent / "checkpoint"
+CHECKPOINT = Path(__file__).parent / "tiny-shop"
 
 
 def load() -> tuple[Any, Any]:

@@ -152,7 +152,7 @@ def test_stats_say_what_was_dropped_and_what_is_damaged(rollouts, tmp_path):
     live.close({"drops": {"queue_full": 3}})
     (tmp_path / "r1" / "data" / "train" / "001-00000-000007.parquet").write_bytes(b"torn")
     _, _, err = rollouts("stats", tmp_path)
-    assert "left out: 3 queue_full" in err
+    assert "lost: 3 queue_full" in err
     assert "001-00000-000007.parquet cannot be read and is not counted" in err
 
 
@@ -169,7 +169,7 @@ def test_list_finds_runs_below_a_folder(rollouts, tmp_path):
     assert [(run["run"], run["rollouts"], run["steps"], run["state"]) for run in runs] == [
         ("one", 8, 2, "ended"), ("two", 0, 0, "open")
     ]  # fmt: skip
-    assert rollouts("list", tmp_path)[1].splitlines()[0].startswith("run\tstarted")
+    assert rollouts("list", tmp_path)[1].splitlines()[0].startswith("name\trun\tstarted")
 
 
 def test_show_gives_the_last_steps_best_and_worst(rollouts, run):

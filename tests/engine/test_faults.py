@@ -680,7 +680,8 @@ def test_dropped_rollouts_are_counted_by_plugin_and_skipped_ones_stored_with_the
         {"picky": "best"},
     ]
     assert sink.ids == [list(run.rollouts())[2].id]
-    assert run.drops == {"tool_calls_dropped_by:picky": 4, "dropped_by:picky": 1, "skipped_by:picky": 2}
+    assert run.drops == {"tool_calls_dropped_by:picky": 4, "dropped_by:picky": 1}
+    assert run.skipped == {"picky": 2}
     assert [c.name for c in next(run.rollouts()).tool_calls] == ["open"]
 
 

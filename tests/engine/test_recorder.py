@@ -28,6 +28,7 @@ from store_rig import Sink
 from rollout_plugins import Rollout, RolloutRecorder, Tokens, ToolCall, hookimpl, open_run
 from rollout_plugins.cli.main import main
 from rollout_plugins.errors import SetupError
+from rollout_plugins.plugins.metrics import Metrics
 from rollout_plugins.sinks.trackio import TrackioSink
 from rollout_plugins.store.read import find_runs
 from rollout_plugins.testing import hostile_rollouts
@@ -351,6 +352,16 @@ def test_groups_that_do_not_come_out_even_are_a_mistake(tmp_path):
         recorder.record(1, [row()] * 2, group_size=2)
         recorder.record(2, [row()] * 3, group_size=2)
     assert [r.group_size for r in open_run(tmp_path / "runs").rollouts(step=2)] == [2, 2, 1]
+
+
+def test_an_id_says_the_step_that_its_rollout_trained_and_is_nobody_elses(tmp_path):
+    with recorder_in(tmp_path, run_id="exp") as recorder:
+        recorder.record(20, [row(), row()])
+        recorder.record(20, [row()], split="eval")
+        recorder.record(20, [row()])
+        recorder.record(21, [row()])
+    found = [rollout.id for rollout in open_run(tmp_path / "runs").rollouts()]
+    assert found == ["exp.1.t20.0.0", "exp.1.t20.0.1", "exp.1.e20.0.0", "exp.1.t20-2.0.0", "exp.1.t21.0.0"]
 
 
 # --- beginning and ending ------------------------------------------------------------------------------------------
@@ -760,7 +771,7 @@ def test_the_queue_counts_what_it_holds(tmp_path, shape):
             entered.set()
             done.wait(60)
 
-    with RolloutRecorder([Waits()], dir=tmp_path, tokens=True) as recorder:
+    with RolloutRecorder([Waits(), Metrics("all")], dir=tmp_path, tokens=True) as recorder:
         recorder.record(0, WAITING[shape]())
         assert entered.wait(30)
         counted = recorder.metrics()["rollouts/queue_bytes"]

@@ -30,7 +30,7 @@ MAKE = {
     "dedup": lambda: Dedup("completion", window=2),
     "cap": lambda: Cap(6),
     "redact": lambda: Redact(keep_equal=True),
-    "metrics": Metrics,
+    "metrics": lambda: Metrics("all"),
 }
 
 
@@ -112,12 +112,20 @@ def test_any_order_gives_the_same_store_and_the_same_traces(tmp_path):
         sink, metrics, pipeline = run_pipeline(folder, [MAKE[name]() for name in order], strict=True)
         stored = [encode(_plain(r)) for r in open_run(folder).rollouts()]
         timeless = {name: value for name, value in metrics.items() if "seconds" not in name}
-        results.append((stored, [encode(t.messages) for t in sink.traces], timeless, dict(pipeline.counters.drops)))
+        results.append(
+            (
+                stored,
+                [encode(t.messages) for t in sink.traces],
+                timeless,
+                dict(pipeline.counters.drops),
+                dict(pipeline.counters.skipped),
+            )
+        )
     assert all(result == results[0] for result in results)
-    stored, traces, metrics, drops = results[0]
+    stored, traces, metrics, drops, skipped = results[0]
     assert len(stored) == 32
     assert len(traces) == 6
-    assert drops == {"skipped_by:dedup": 6 + 16, "skipped_by:cap": 4}
+    assert (drops, skipped) == ({}, {"dedup": 6 + 16, "cap": 4})
     assert not any("a1B2" in text for text in [*stored, *traces])
     assert metrics["redacted/openai"] == pytest.approx(2 * 16)
     assert metrics["images/count"] == 2

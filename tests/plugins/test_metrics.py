@@ -20,7 +20,7 @@ def said(text, i=0, **fields):
 
 
 def look(rollouts, plugin=None, step=None):
-    return (plugin or Metrics()).rollout_metrics(rollouts, step or Step(seen=len(rollouts)))
+    return (plugin or Metrics("all")).rollout_metrics(rollouts, step or Step(seen=len(rollouts)))
 
 
 def test_shares_of_truncated_empty_and_repeated_rollouts_and_turns():
@@ -100,7 +100,7 @@ def calls(**states):
 
 
 def test_tools_overall_and_each():
-    plugin = Metrics()
+    plugin = Metrics("all")
     plugin.on_run_start(Run(id="r", tools=({"type": "function", "function": {"name": "search"}}, {"name": "idle"})))
     made = calls(
         search=[("ok", 0.1), ("error", 0.2), ("not_run", None), ("ok", 0.3)],
@@ -109,7 +109,7 @@ def test_tools_overall_and_each():
     )
     figures = look([said("a", tool_calls=made), said("b")], plugin)
     assert figures["tools/calls"] == 3
-    assert figures["tools/failed"] == pytest.approx(1 / 6)
+    assert figures["tools/failed"] == pytest.approx(2 / 6)
     assert figures["tools/unknown"] == pytest.approx(1 / 6)
     assert figures["tools/not_run"] == pytest.approx(1 / 6)
     assert figures["tools/search/calls"] == 2
@@ -229,6 +229,7 @@ def test_numbers_are_finite_or_not_there():
 @pytest.mark.parametrize(
     ("options", "named"),
     [
+        ({"log": "most"}, ["log='most' is not one of few, all"]),
         ({"alert": 3}, ["alert=3"]),
         ({"alert": ["x"]}, ["alert=['x']"]),
         ({"collapse": 0, "tool_failure": 2, "patience": 0}, ["collapse=0", "tool_failure=2", "patience=0"]),

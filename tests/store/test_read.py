@@ -699,7 +699,7 @@ def test_a_path_that_is_no_run_is_one_sentence(tmp_path, name):
 
 
 def test_a_notebook_gets_escaped_html(tmp_path):
-    folder = write(tmp_path, steps(2), model="<script>alert(1)</script>")
+    folder = write(tmp_path, steps(2), model="<script>alert(1)")
     html = open_run(folder)._repr_html_()
     assert "&lt;script&gt;" in html
     assert "<script>" not in html

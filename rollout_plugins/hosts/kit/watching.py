@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import UserDict
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from sys import getsizeof
+from typing import Any, Final
 
 from rollout_hookspecs import ToolCall
 
@@ -17,6 +17,8 @@ from rollout_plugins.content.snapshot import Snapshot
 from rollout_plugins.content.talk import Talk
 from rollout_plugins.content.tool_calls import Place, Ran, paired, tool_calls
 from rollout_plugins.hosts.kit.stand_ins import StandIn
+
+_ATOMS: Final = frozenset({str, int, float, bool, type(None)})
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,10 +44,16 @@ class Watch:
         """The tool, noting each call. Same result, same exception."""
 
         def call(tool: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            seen = Seen(name=name, arguments=self._kept(kwargs))
+            seen = Seen(name=name, arguments=self._arguments(kwargs))
             self.seen.append(seen)
-            with _timed(seen):
+            started = time.perf_counter()
+            try:
                 result = tool(*args, **kwargs)
+            except BaseException as error:
+                seen.error = described(error)
+                raise
+            finally:
+                seen.seconds = time.perf_counter() - started
             if is_async:
                 seen.deferred = True
                 return self._awaited(result, seen)
@@ -55,14 +63,27 @@ class Watch:
         return StandIn(tool, call)
 
     async def _awaited(self, coroutine: Any, seen: Seen) -> Any:
-        with _timed(seen):
+        started = time.perf_counter()
+        try:
             result = await coroutine
+        except BaseException as error:
+            seen.error = described(error)
+            raise
+        finally:
+            seen.seconds = time.perf_counter() - started
         self._answered(seen, result)
         return result
 
     def _answered(self, seen: Seen, result: Any) -> None:
         if isinstance(result, list):
             seen.blocks = self._kept(result)
+
+    def _arguments(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Ours alone already, apart from what is inside them."""
+        if not _ATOMS.issuperset(map(type, kwargs.values())):
+            return self._kept(kwargs)  # type: ignore[no-any-return]
+        self.bytes += getsizeof(kwargs) + sum(map(getsizeof, kwargs.values()))
+        return kwargs
 
     def _kept(self, value: Any) -> Any:
         copier = Snapshot()
@@ -86,18 +107,6 @@ class WatchedTools(UserDict[str, Any]):
 
     def __reduce__(self) -> Any:
         return dict, (self.data,)
-
-
-@contextmanager
-def _timed(seen: Seen) -> Iterator[None]:
-    started = time.perf_counter()
-    try:
-        yield
-    except BaseException as error:
-        seen.error = described(error)
-        raise
-    finally:
-        seen.seconds = time.perf_counter() - started
 
 
 def described(error: BaseException) -> str:

@@ -1,0 +1,132 @@
+"""What a notebook and a Python prompt show of a run, of some of its rollouts, and of one. All text is escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from rollout_hookspecs import Rollout, Run, ToolCall
+
+from rollout_plugins.content.messages import call_text, completion_text, prompt_text
+from rollout_plugins.content.names import run_name
+from rollout_plugins.show.chart import sparkline
+from rollout_plugins.show.conversation import Turn, conversation
+from rollout_plugins.show.layout import content_text, outcome_of, split_thought
+from rollout_plugins.show.render import facts, place
+from rollout_plugins.show.text import clean, count, evenly, number, one_line, readable, shorten
+
+#: Characters of one text, turns at either end, and points of a course.
+_CHARS, _ENDS, _POINTS = 4000, 30, 40
+_LEFT = {"user": "#0072b2", "assistant": "#009e73", "tool": "#b98500"}
+_DIM, _FIXED = "opacity:.65;", "font-family:monospace;"
+_OUTCOME = {"red": "color:#d1382c;", "yellow": "color:#a87b00;"}
+
+
+def rollout_html(rollout: Rollout) -> str:
+    """The conversation, under what it earned."""
+    view = conversation(rollout)
+    scores = [f"reward {number(view.reward)}", *(fact.plain for fact in facts(view))]
+    head = f"<b>{escape(' · '.join(place(view)))}</b>{_text(' · '.join(scores), _DIM)}"
+    hidden = len(view.turns) - 2 * _ENDS
+    rows = list(map(_turn, view.turns if hidden <= 0 else (*view.turns[:_ENDS], *view.turns[-_ENDS:])))
+    if hidden > 0:
+        rows.insert(_ENDS, _text(f"… {count(hidden, 'message')} …", _DIM))
+    error = [_text(readable(view.error), _OUTCOME["red"])] if view.error is not None else []
+    return f'<div style="max-width:60em">{head}{"".join([*rows, *error])}</div>'
+
+
+def _turn(turn: Turn) -> str:
+    thought, said = split_thought(turn.content)
+    parts = [_text(text, _DIM) for text in (turn.reasoning, thought) if text.strip()]
+    parts += [_text(said)] if said.strip() else []
+    parts += [part for call in turn.calls for part in _call(call)]
+    style = f"border-left:3px solid {_LEFT.get(turn.role, '#888')};padding-left:12px;margin:10px 0"
+    return f'<div style="{style}"><b>{escape(one_line(turn.role, 40))}</b>{"".join(parts)}</div>'
+
+
+def _call(call: ToolCall) -> Iterable[str]:
+    try:
+        asked = call_text(call)
+    except Exception:  # arguments that break when they are read
+        asked = f"{readable(call.name)}(…)"
+    outcome, style = outcome_of(call)
+    yield _text(asked, _FIXED)
+    if outcome:
+        yield _text(f"→ {outcome}", _FIXED + _OUTCOME.get(style, _DIM))
+
+
+def _text(text: str, style: str = "") -> str:
+    shown = escape(clean(shorten(text.strip("\n"), _CHARS)))
+    return f'<div style="white-space:pre-wrap;overflow-wrap:anywhere;{style}">{shown}</div>'
+
+
+def rollouts_html(first: Sequence[Rollout], total: int) -> str:
+    """The first of some rollouts, a row for each."""
+    head = ("step", "group", "#", "reward", "finish", "asked", "answered")
+    rows = [
+        (
+            *map(number, (one.step, one.group, one.index, one.reward)),
+            one_line(one.finish, 20),
+            one_line(content_text(prompt_text(one)), 80),
+            one_line(completion_text(one), 80),
+        )
+        for one in first
+    ]
+    more = f"<div>{count(total, 'rollout')}{f', the first {len(rows)} of them' * (total > len(rows))}</div>"
+    return more + _table([_row("th", head), *(_row("td", row) for row in rows)])
+
+
+def course(rows: Sequence[Mapping[str, Any]]) -> str:
+    """How the reward went over the steps, as in ▁▃▅█ 0.125 → 1.0; empty when there was none."""
+    known = [row["reward"] for row in training(rows) if row["reward"] is not None]
+    return f"{sparkline(evenly(known, _POINTS))} {number(known[0])} → {number(known[-1])}" if known else ""
+
+
+def training(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """The steps of training; of a run that was only evaluated, all there are."""
+    return [row for row in rows if row["split"] == "train"] or rows
+
+
+def run_line(run: Run, rows: Sequence[Mapping[str, Any]]) -> str:
+    """The run on one line of a Python prompt."""
+    said = [count(sum(row["rollouts"] for row in rows), "rollout"), _steps(rows), f"reward {course(rows)}"]
+    return f"<StoredRun {run_name(run)!r}: {', '.join(said) if rows else 'no rollouts yet'}; in {run.dir}>"
+
+
+def _steps(rows: Sequence[Mapping[str, Any]]) -> str:
+    train = training(rows)
+    return f"steps {number(train[0]['step'])} to {number(train[-1]['step'])}" if train else "none yet"
+
+
+def run_html(run: Run, rows: Sequence[Mapping[str, Any]], **more: str) -> str:
+    """Who made the run, its numbers, and whatever else is to be said."""
+    calls, failed, cut = (sum(row[name] for row in rows) for name in ("tool_calls", "tool_errors", "truncated"))
+    shown = {
+        "run": run_name(run),
+        "trainer": run.trainer,
+        "rollouts": f"{sum(row['rollouts'] for row in rows):,}",
+        "steps": _steps(rows).removeprefix("steps "),
+        "reward": course(rows),
+        "tool calls": f"{calls:,}, {failed:,} failed" if calls else "",
+        "cut off": f"{cut:,}" if cut else "",
+        **more,
+        "folder": run.dir,
+    }
+    return _table(
+        f'<tr><th style="text-align:left">{escape(name)}</th><td style="text-align:left">{_cell(value)}</td></tr>'
+        for name, value in shown.items()
+        if value
+    )
+
+
+def _table(rows: Iterable[str]) -> str:
+    return f"<table>{''.join(rows)}</table>"
+
+
+def _row(tag: str, cells: Iterable[str]) -> str:
+    return f"<tr>{''.join(f'<{tag}>{_cell(cell)}</{tag}>' for cell in cells)}</tr>"
+
+
+def _cell(text: str) -> str:
+    return escape(clean(text))

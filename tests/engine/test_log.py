@@ -1,0 +1,139 @@
+"""What a person who only trains gets to read: few numbers in the log, and a line that says where the rollouts are."""
+
+from __future__ import annotations
+
+import pytest
+from rig import call, dataset, make
+from store_rig import Sink, batch, record, rollouts, started
+from tools import multiply
+
+from rollout_plugins import RolloutPluginCallback, hookimpl, open_run
+from rollout_plugins.plugins.cap import Cap
+from rollout_plugins.plugins.metrics import Metrics
+
+FEW = {"truncated", "duplicated", "groups/no_spread", "groups/reward_spread", "tools/failed"}
+INTERNALS = {"seconds/training_thread", "seconds/worker", "queue_bytes", "bytes_written"}
+REWARDS = iter([0.0, 1.0, 2.0, 4.0] * 1000)
+
+
+def uneven(completions, **kwargs):
+    return [next(REWARDS) for _ in completions]
+
+
+def logged(trainer, *plugins):
+    """Names and numbers of ours in each entry of a real training's log."""
+    trainer.add_callback(RolloutPluginCallback([*plugins], strict=True, sync=True))
+    trainer.train()
+    found = [
+        {k.partition("rollouts/")[2]: v for k, v in each.items() if "rollouts/" in k}
+        for each in trainer.state.log_history
+    ]
+    return [each for each in found if each]
+
+
+def with_everything(folder):
+    """Tools that fail and tools that do not exist, repeated answers, cut-off answers, groups without spread."""
+    script = [call("multiply", {"a": 2}), call("nothing", {}), "same", "x" * 300, *["same"] * 4]
+    return make(
+        folder, script, tools=[multiply], rewards=uneven, max_steps=2, rows=dataset(4), eval_rows=dataset(4),
+        eval_strategy="steps", eval_steps=2, max_completion_length=200,
+    )  # fmt: skip
+
+
+def test_the_log_has_few_numbers_of_ours_and_no_zeros(tmp_path):
+    log = logged(with_everything(tmp_path), Cap(2), Sink())
+    assert len(log) == 3
+    for before, numbers in zip([{}, *log], log, strict=False):
+        assert numbers.keys() <= FEW
+        assert all(number or before[name] for name, number in numbers.items())
+    assert set().union(*log) >= {"truncated", "duplicated", "groups/reward_spread", "tools/failed"}
+    run = open_run(tmp_path / "out")
+    assert (run.drops, set(run.skipped)) == ({}, {"cap"})
+    assert run.costs.keys() == INTERNALS
+    assert run.costs["bytes_written"] > 0
+
+
+def test_all_brings_everything_back(tmp_path):
+    log = logged(with_everything(tmp_path), Metrics("all"), Cap(2), Sink())
+    everything = set().union(*log)
+    assert everything >= FEW | INTERNALS | {"turns", "empty", "tools/multiply/calls", "text/distinct_1", "cap/kept"}
+    assert {"skipped/cap", "correlation/length_reward", "groups/length_spread", "tools/unknown"} <= everything
+    assert any(not number for numbers in log for number in numbers.values())
+
+
+class Says:
+    """A plugin whose author did not think of the log."""
+
+    @hookimpl
+    def rollout_metrics(self):
+        return {"mine": 0}
+
+
+class Headlines:
+    """One that did."""
+
+    headlines = ("shown", "absent")
+
+    def __init__(self, *numbers):
+        self._numbers = iter(numbers)
+
+    @hookimpl
+    def rollout_metrics(self):
+        return {"shown": next(self._numbers), "hidden": 1}
+
+
+def test_the_first_zero_after_another_number_is_told(tmp_path):
+    """A chart would otherwise end at the last number, as if that still held."""
+    line = started(tmp_path, Headlines(0, 2, 4, 0, 0, 3), sync=True)
+    logs = []
+    for step, generations in enumerate([1, 2, 0, 1, 1, 1], 1):
+        for _ in range(generations):
+            line.submit(batch(step=step))
+        logs.append(line.pop_metrics("train"))
+    line.close()
+    assert logs == [{}, {"shown": 3.0}, {}, {"shown": 0.0}, {}, {"shown": 3.0}]
+
+
+def test_zeros_of_a_plugin_without_headlines_stay(tmp_path):
+    line = started(tmp_path, Says(), Headlines(0), sync=True)
+    line.submit(batch())
+    assert line.pop_metrics("train") == {"mine": 0.0}
+    line.close()
+
+
+@pytest.mark.parametrize("headlines", [7, [[]], property(lambda self: 1 / 0)])
+def test_headlines_that_are_none_leave_the_numbers_as_they_are(tmp_path, headlines):
+    plugin = type("Odd", (Says,), {"headlines": headlines})()
+    line = started(tmp_path, plugin, sync=True)
+    line.submit(batch())
+    assert line.pop_metrics("train") == {"mine": 0.0}
+    line.close()
+
+
+def test_what_was_lost_is_in_the_log_under_two_names_and_whole_in_the_run(tmp_path):
+    line = started(tmp_path, Headlines(), sync=True)
+    lost = []
+    for reason in ("first", "second", "third"):
+        line.counters.drop(reason, 3)
+        lost.append(line.said_metrics())
+    line.close()
+    assert lost == [
+        {"drops/first": 3},
+        {"drops/first": 3, "drops/second": 3},
+        {"drops/first": 3, "drops/others": 6},
+    ]
+    assert open_run(tmp_path).drops == {"first": 3, "second": 3, "third": 3}
+
+
+def test_what_recording_took_is_in_the_run_over_its_attempts(tmp_path):
+    first = record(tmp_path, rollouts(4), rollouts(4)).costs
+    assert first.keys() == INTERNALS
+    assert first["queue_bytes"] >= 1000
+    assert first["seconds/worker"] > 0
+
+
+def test_runs_of_older_versions_lost_nothing_that_sinks_were_not_sent(tmp_path):
+    path = record(tmp_path, rollouts(4)).dir / "run.json"
+    path.write_text(path.read_text().replace('"drops": {}', '"drops": {"skipped_by:cap": 3, "queue_full": 1}'))
+    run = open_run(tmp_path)
+    assert (run.drops, run.skipped) == ({"queue_full": 1}, {"cap": 3})
