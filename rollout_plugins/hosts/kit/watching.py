@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections import UserDict
 from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from sys import getsizeof
+from time import perf_counter
 from typing import Any, Final
 
 from rollout_hookspecs import ToolCall
@@ -42,48 +41,41 @@ class Watch:
 
     def watched(self, name: str, tool: Callable[..., Any], *, is_async: bool) -> Callable[..., Any]:
         """The tool, noting each call. Same result, same exception."""
+        note = self.seen.append
 
         def call(tool: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            seen = Seen(name=name, arguments=self._arguments(kwargs))
-            self.seen.append(seen)
-            started = time.perf_counter()
+            given = kwargs if _ATOMS.issuperset(map(type, kwargs.values())) else self._kept(kwargs)
+            seen = Seen(name=name, arguments=given)
+            note(seen)
+            started = perf_counter()
             try:
                 result = tool(*args, **kwargs)
             except BaseException as error:
                 seen.error = described(error)
                 raise
             finally:
-                seen.seconds = time.perf_counter() - started
+                seen.seconds = perf_counter() - started
             if is_async:
                 seen.deferred = True
                 return self._awaited(result, seen)
-            self._answered(seen, result)
+            if isinstance(result, list):
+                seen.blocks = self._kept(result)
             return result
 
         return StandIn(tool, call)
 
     async def _awaited(self, coroutine: Any, seen: Seen) -> Any:
-        started = time.perf_counter()
+        started = perf_counter()
         try:
             result = await coroutine
         except BaseException as error:
             seen.error = described(error)
             raise
         finally:
-            seen.seconds = time.perf_counter() - started
-        self._answered(seen, result)
-        return result
-
-    def _answered(self, seen: Seen, result: Any) -> None:
+            seen.seconds = perf_counter() - started
         if isinstance(result, list):
             seen.blocks = self._kept(result)
-
-    def _arguments(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Ours alone already, apart from what is inside them."""
-        if not _ATOMS.issuperset(map(type, kwargs.values())):
-            return self._kept(kwargs)  # type: ignore[no-any-return]
-        self.bytes += getsizeof(kwargs) + sum(map(getsizeof, kwargs.values()))
-        return kwargs
+        return result
 
     def _kept(self, value: Any) -> Any:
         copier = Snapshot()
@@ -101,9 +93,15 @@ class WatchedTools(UserDict[str, Any]):
     def __init__(self, tools: MutableMapping[str, Any], watch: Watch, *, is_async: bool) -> None:
         self.data = tools  # type: ignore[assignment]  # the trainer's own: what is added here is added there
         self._watch, self._is_async = watch, is_async
+        self._watched: dict[str, tuple[Any, Any]] = {}
 
     def __getitem__(self, name: str) -> Any:
-        return self._watch.watched(name, super().__getitem__(name), is_async=self._is_async)
+        tool = self.data[name]
+        known = self._watched.get(name)
+        if known is None or known[0] is not tool:
+            known = tool, self._watch.watched(name, tool, is_async=self._is_async)
+            self._watched[name] = known
+        return known[1]
 
     def __reduce__(self) -> Any:
         return dict, (self.data,)
