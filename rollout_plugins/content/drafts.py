@@ -13,7 +13,7 @@ from rollout_plugins.content.outcomes import Outcomes
 from rollout_plugins.content.talk import Talk
 
 _FIELDS: Final = tuple(field.name for field in fields(Rollout))
-_DEFAULTS: Final = {
+DEFAULTS: Final = {
     field.name: (lambda value=field.default: value) if field.default_factory is MISSING else field.default_factory
     for field in fields(Rollout)
     if field.name != "id"
@@ -70,7 +70,7 @@ class Drafts(Sequence[Rollout]):
 
     def _column(self, name: str) -> Sequence[Any]:
         if name not in self._columns:
-            self._columns[name] = [_DEFAULTS[name]() for _ in range(self._count)]
+            self._columns[name] = [DEFAULTS[name]() for _ in range(self._count)]
         return self._columns[name]
 
     def talk(self, name: str) -> Talk:

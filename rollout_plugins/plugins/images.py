@@ -10,6 +10,7 @@ from typing import Any
 
 from rollout_hookspecs import Columns, Image, Rollout, Run, Step, ToolCall, hookimpl
 
+from rollout_plugins.content.drafts import Drafts
 from rollout_plugins.content.hashing import is_array, is_pil, is_tensor
 from rollout_plugins.content.imaging import IMAGE_NAMES, is_beyond_text, is_image_block
 from rollout_plugins.content.options import check, one_of, whole
@@ -126,13 +127,14 @@ class Images:
 
     @hookimpl
     def rollout_metrics(self, columns: Columns, step: Step) -> Mapping[str, float] | None:
-        images = [image for some in columns["images"] for image in some]
+        held = Drafts.of(columns)["images"]
+        images = [image for some in held for image in some]
         unreadable = self._unreadable.pop(step.split, 0)
         if not images and not unreadable:
             return None
         written, self._written = self._media.bytes - self._written, self._media.bytes
         figures = {
-            "images/count": len(images) / max(1, len(columns["images"])),
+            "images/count": len(images) / max(1, len(held)),
             "images/bytes_written": float(written),
         }
         losses = {
