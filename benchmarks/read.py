@@ -73,7 +73,7 @@ from heapq import nlargest
 from itertools import chain, islice
 from pathlib import Path
 place, ID, STEPS = sys.argv[1], sys.argv[2], int(sys.argv[3])
-started = time.perf_counter()
+started, busy = time.perf_counter(), time.process_time()
 """
 OPEN = "from rollout_plugins import open_run\nrun = open_run(place)\n"
 FILES = """
@@ -112,13 +112,13 @@ ASK = """
 def ask():
     {question}
 ask()
-first = time.perf_counter() - started
+first, cpu = time.perf_counter() - started, time.process_time() - busy
 started = time.perf_counter()
 ask()
 again = time.perf_counter() - started
 peak = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
-print({label!r}, first, again, peak * 1024, sep="\t")
-started = time.perf_counter()
+print({label!r}, first, again, peak * 1024, cpu, sep="\t")
+started, busy = time.perf_counter(), time.process_time()
 """
 COLUMNS = """id, step, "group", reward as score, "reward/correct" as correct, "reward/format" as format, calls,
     completion_tokens as tokens, columns as gts,
@@ -155,7 +155,7 @@ def compared(run: Path, lines: Path, ident: str, steps: int) -> list[list[Any]]:
     loaded = asked(lines, ident, steps, FILES + LOADED + everything)
     rows = []
     for label in OURS:
-        first, again, peak = asked(run, ident, steps, OPEN + question(OURS, label))[label]
+        first, again, peak, _ = asked(run, ident, steps, OPEN + question(OURS, label))[label]
         through = asked(lines, ident, steps, FILES + THROUGH + question(THEIRS, label))[label]
         show(f"asked {label}")
         shown = [seconds(first), seconds(again), size(peak), seconds(through[0]), size(through[2])]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +15,8 @@ from rollout_hookspecs import Batch, Host, Run
 from rollout_plugins.engine.pipeline import Pipeline
 from rollout_plugins.hosts.kit.finding import holds
 from rollout_plugins.hosts.kit.wrapping import Call, Wraps
+
+logger = logging.getLogger("rollout_plugins")
 
 
 class Callback(Protocol):
@@ -50,6 +53,8 @@ class Attached:
     def begin_run(self, pipeline: Pipeline) -> None:
         """The next rollouts are those of a new run."""
         self.pipeline = pipeline
+        pipeline.hand_over_rest = self.hand_over_rest
+        self._waiting = 0
         self.run: Run | None = None
         self.has_begun_training = self.has_ended_training = False
 
@@ -112,6 +117,23 @@ class Attached:
             batch = replace(batch, dataset=dataset, evaluation=number)
         self.pipeline.submit(batch)
 
+    # --- what the host keeps back -------------------------------------------------------------------------------
+
+    def waits(self, count: int) -> bool:
+        """Note how many rollouts the host keeps back; False when the run they would be in has ended."""
+        self._waiting = count
+        return self.run is None or self.pipeline.run is not None
+
+    def hand_over_rest(self) -> None:
+        """Have the host hand over what it keeps back. What it kept is lost when its trainer is gone, and counted."""
+        wrappers = self._wrappers()
+        if self._waiting and wrappers is not None:
+            wrappers.hand_over_rest()
+        lost, self._waiting = self._waiting, 0
+        if lost:
+            self.pipeline.lose("kept_back", lost)
+            logger.warning("%d rollouts that were not complete yet went with their trainer (kept_back)", lost)
+
 
 def dataset_of(prefix: str) -> str:
     """The name of the dataset in a prefix of metrics; empty for the only one."""
@@ -130,6 +152,7 @@ class Wrappers:
         self._trainer: Callable[[], Any] = lambda: None
         self._detach_host: Callable[[], None] = lambda: None
         self._was_held = False
+        self._hand_over: Callable[[], object] = lambda: None
         self.are_on = False
 
     def put_on(self, trainer: Any, host: Host, options: Mapping[str, Any]) -> None:
@@ -172,6 +195,18 @@ class Wrappers:
         if callback is not None:
             with self._own.guarded("count what was lost"):
                 callback._lose(self._trainer(), self._attached, reason, count)  # noqa: SLF001 - one class in two files
+
+    def waits(self, count: int, hand_over: Callable[[], object]) -> None:
+        self._hand_over = hand_over
+        if not self._attached.waits(count) and count:
+            self.hand_over_rest()
+
+    def hand_over_rest(self) -> None:
+        """What the host keeps back was made while the callback was there, even if it was removed since."""
+        was_held, self._was_held = self._was_held, False
+        with self._own.guarded("hand over what the host keeps back"):
+            self._hand_over()
+        self._was_held = was_held
 
     def _log(self, call: Call) -> Any:
         callback = self._held()

@@ -23,11 +23,13 @@ from rollout_plugins.engine.setup import (
     bind_sinks,
     cap_dashboards,
     checked_dir,
+    end_run,
     named_metrics,
     open_pipeline,
     tell_of_unfinished,
 )
 from rollout_plugins.engine.telling import shown
+from rollout_plugins.engine.where import say_start
 from rollout_plugins.errors import SetupError, need
 from rollout_plugins.hosts import host_for, nearest_to
 from rollout_plugins.hosts.kit.finding import (
@@ -74,7 +76,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
 
     def __init__(
         self,
-        plugins: Sequence[Any] = (),
+        plugins: Sequence[Any] | None = (),
         *,
         dir: str | os.PathLike[str] | None = None,  # noqa: A002 - the name people expect
         disable: Iterable[str] = (),
@@ -93,7 +95,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         disable = disable if isinstance(disable, str) else tuple(disable)
         self._plugins = Plugins(plugins, disable=disable, config=config, autoload=autoload)
         self._options: dict[str, Any] = {
-            "plugins": list(plugins), "dir": checked_dir(dir), "disable": disable, "config": config,
+            "plugins": list(plugins or ()), "dir": checked_dir(dir), "disable": disable, "config": config,
             "autoload": autoload, "strict": strict, "sync": sync, "tokens": tokens, "rendered": rendered,
             "on_full": on_full, "end_seconds": end_seconds,
         }  # fmt: skip
@@ -138,7 +140,8 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
     on_substep_end = on_step_end = on_step_begin
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._safely("attach", lambda: self._attach_in_evaluation(self._caller(state, control)))
+        evaluating = trainer_of(self)  # a shallow copy that has not trained has the original's state, too
+        self._safely("attach", lambda: self._attach_in_evaluation(evaluating or self._caller(state, control)))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         self._safely("attach", lambda: self._attach_late(self._caller(state, control)))
@@ -188,9 +191,8 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         A shallow copy of a trainer has the control of the original, and a state of its own once it trains.
         """
         alike = [one for one in list(self._trainers) if control is not None and one.control is control]
-        trainer = next((one for one in alike if one.state is state), None)
-        if trainer is None:
-            trainer = trainer_of(self) or next(iter(alike), None)
+        same = [one for one in alike if one.state is state]
+        trainer = same[0] if len(same) == 1 else trainer_of(self) or next(iter(alike), None)
         if trainer is None:
             self._say("found no trainer for RolloutPluginCallback, so nothing is recorded; pass trainer=…")
         return trainer
@@ -318,7 +320,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         attached = self._known(trainer)
         if attached is not None:
             attached.has_ended_training = True
-            attached.pipeline.close()
+            end_run(attached.pipeline)
 
     def _use(self, attached: Attached) -> None:
         """Plugins see one run at a time: one that another trainer left open ends here."""
@@ -363,6 +365,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
     def _start(self, trainer: Any, attached: Attached, run: Run, generation: int) -> None:
         bind_sinks(self._plugins, trainer, self._safely)
         attached.pipeline.start(run, generation)
+        say_start(run)
 
     def _position(self, trainer: Any) -> int:
         """Which of several rollout callbacks this is; the same on every rank."""
@@ -378,7 +381,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         try:
             self._ensure_run(trainer, attached)
         finally:
-            attached.pipeline.counters.drop(reason, count)
+            attached.pipeline.lose(reason, count)
 
     def _ensure_run(self, trainer: Any, attached: Attached) -> None:
         """`evaluate()` outside of training: the run that is open, else the last one again, else a new one."""

@@ -25,11 +25,13 @@ from rollout_plugins.engine.setup import (
     bind_sinks,
     cap_dashboards,
     checked_dir,
+    end_run,
     named_metrics,
     open_pipeline,
     tell_of_unfinished,
 )
 from rollout_plugins.engine.telling import shown
+from rollout_plugins.engine.where import say_start
 from rollout_plugins.errors import SetupError
 from rollout_plugins.hosts.kit.trainer_facts import installed
 from rollout_plugins.store.write import run_file
@@ -82,7 +84,7 @@ class RolloutRecorder:
 
     def __init__(
         self,
-        plugins: Sequence[Any] = (),
+        plugins: Sequence[Any] | None = (),
         *,
         dir: str | os.PathLike[str] = "runs",  # noqa: A002 - the name people expect
         disable: Iterable[str] = (),
@@ -237,6 +239,7 @@ class RolloutRecorder:
         self._run = run = claimed(named)
         bind_sinks(self._plugins, None, self._safely)
         self._pipeline.start(run, self._generation)
+        say_start(run)
         if run.rank == 0:
             root, name = Path(run.dir).parent, run.id
             self._pipeline.later(lambda: tell_of_unfinished(root, name))
@@ -284,7 +287,7 @@ class RolloutRecorder:
         """End the run: everything is stored and sent. Done by `with`, and at the latest when the process ends."""
         if self._pid == os.getpid():
             self._is_closed = True
-        self._pipeline.close()
+        end_run(self._pipeline)
         self._pipeline.raise_strict()
 
     def __enter__(self) -> Self:

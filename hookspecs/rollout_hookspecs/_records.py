@@ -325,6 +325,13 @@ class Emit(Protocol):
     def lost(self, reason: str, count: int) -> None:
         """Say that rollouts existed which could not be recorded, or which the trainer left out."""
 
+    def waits(self, count: int, hand_over: Callable[[], object]) -> None:
+        """Say how many rollouts the host keeps back by now, for example until they are scored.
+
+        When the run ends before, however it ends, `hand_over` is called, which emits them. What went with the trainer
+        by then is counted.
+        """
+
 
 class Host(Protocol):
     """Knows one family of trainers: where its rollouts exist, and how to observe them.

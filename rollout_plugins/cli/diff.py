@@ -18,8 +18,8 @@ from rollout_plugins.store.filters import Filters, condition
 from rollout_plugins.store.read import StoredRun, open_run
 
 LIMIT = 5
-CHARS = 2000
-_STYLES = {"removed": "red strike", "added": "green", "same": ""}
+CHARS, AROUND = 2000, 160
+_STYLES = {"removed": "red strike", "added": "green"}
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -38,9 +38,10 @@ def run(options: Namespace) -> None:
     with busy("comparing"):
         a, b = (_by_prompt(stored, options) for stored in (first, second))
         shared = [_pair(a[key], b[key]) for key in a if key in b]
-        shared.sort(key=lambda pair: -abs(pair["change"] or 0.0))
-        summary = _summary(a, b, shared)
-        shown = [_with_texts(pair, first, second) for pair in shared[: max(options.limit, 0)]]
+        changed = [pair for pair in shared if pair["change"] or not pair["_same"]]
+        changed.sort(key=lambda pair: -abs(pair["change"] or 0.0))
+        summary = {**_summary(a, b, shared), "unchanged": len(shared) - len(changed)}
+        shown = [_with_texts(pair, first, second) for pair in changed[: max(options.limit, 0)]]
     if options.json:
         print_json(
             {**summary, "prompts": [{k: v for k, v in pair.items() if not k.startswith("_")} for pair in shown]}
@@ -55,7 +56,8 @@ def _by_prompt(stored: StoredRun, options: Namespace) -> dict[str, dict[str, Any
     query = (
         "select md5(prompt::varchar) as key, count(*) as n, "  # noqa: S608 - put together from quoted literals
         "avg(reward) filter (where not isnan(reward)) as reward, "
-        "arg_max(id, (step, coalesce(reward, '-inf'::double))) as id "
+        "arg_max(id, (step, coalesce(reward, '-inf'::double))) as id, "
+        "arg_max(md5(completion::varchar), (step, coalesce(reward, '-inf'::double))) as said "
         f"from rollouts where {where} group by 1"
     )
     return {row["key"]: row for row in stored.sql(query).to_pylist()}
@@ -71,6 +73,7 @@ def _pair(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
         "rollouts_b": b["n"],
         "id_a": a["id"],
         "id_b": b["id"],
+        "_same": a["said"] == b["said"],
     }
 
 
@@ -107,7 +110,7 @@ def _print(summary: dict[str, Any], pairs: list[dict[str, Any]]) -> None:
         Text(
             f"{summary['shared']:,} prompts in both ({summary['prompts_a']:,} and {summary['prompts_b']:,}); reward "
             f"{number(summary['reward_a'])} → {number(summary['reward_b'])}; "
-            f"{summary['better']:,} better, {summary['worse']:,} worse",
+            f"{summary['better']:,} better, {summary['worse']:,} worse, {summary['unchanged']:,} unchanged",
             style="bold",
         )
     ]
@@ -121,10 +124,14 @@ def _print(summary: dict[str, Any], pairs: list[dict[str, Any]]) -> None:
 
 
 def _changes(a: str, b: str) -> Text:
-    """A word diff: colours for a person, `[-…-]{+…+}` in a pipe."""
+    """What changed, word by word: colours for a person, `[-…-]{+…+}` in a pipe; of the rest as much as to find it."""
+    if a == b:
+        return Text("the same answer", style="dim")
     text = Text()
     for kind, part in words(shorten(a, CHARS), shorten(b, CHARS)):
-        if sys.stdout.isatty() or kind == "same":
+        if kind == "same":
+            text.append(clean(shorten(part, AROUND)))
+        elif sys.stdout.isatty():
             text.append(clean(part), _STYLES[kind])
         else:
             text.append(f"[-{clean(part)}-]" if kind == "removed" else f"{{+{clean(part)}+}}")

@@ -13,11 +13,11 @@ from rollout_hookspecs import Rollout
 from rollout_plugins.cli.common import RUN, add_filters, add_json, busy, console, filters_of, note, show
 from rollout_plugins.content.plain import write_json
 from rollout_plugins.errors import RunError
-from rollout_plugins.show import render_group, render_rollouts
+from rollout_plugins.show import render_group, render_history, render_rollouts
 from rollout_plugins.store.codec import as_json
 from rollout_plugins.store.read import StoredRun, open_run
 
-LIMIT = 10
+LIMIT, HISTORY = 10, 1000
 LINES = 40
 
 
@@ -95,7 +95,7 @@ def _history(stored: StoredRun, prompt: str, filters: dict[str, Any]) -> Iterato
         asked: Any = stored.get(prompt)
     except RunError:
         asked = prompt
-    limit = filters.pop("limit", LIMIT)
+    limit = filters.pop("limit", HISTORY)
     for number, rollout in enumerate(stored.history(asked, **filters)):
         if number == limit:
             return
@@ -107,6 +107,8 @@ def _print(found: list[tuple[str, Rollout]], options: Namespace) -> None:
     whole = options.full or not screen.is_terminal
     if options.group is not None:
         shown = render_group([rollout for _, rollout in found], width=screen.width, max_lines=None)
+    elif options.history is not None:
+        shown = render_history([rollout for _, rollout in found], width=screen.width)
     else:
         lines = None if whole else max(options.lines, 1)
         blocks = [render_rollouts([one], width=screen.width, max_lines=lines) for one in found]

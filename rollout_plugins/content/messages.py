@@ -125,6 +125,12 @@ def prompt_text(rollout: Rollout) -> str:
     return "\n".join(map(_said, rollout.prompt))
 
 
+def question_text(rollout: Rollout) -> str:
+    """What the user asked last; the last message of a prompt in which no user speaks."""
+    asked = [message for message in rollout.prompt if role_of(message) == "user"] or rollout.prompt
+    return _said(asked[-1]) if asked else ""
+
+
 def completion_text(rollout: Rollout) -> str:
     """What the model itself wrote, without tool results."""
     return "\n".join(_said(m) for m in rollout.completion if role_of(m) in {"assistant", "unknown"})

@@ -185,7 +185,8 @@ def _metadata(rollout: Rollout) -> dict[str, Any]:
         **_flat("extra", rollout.extra),
         **_flat("marks", rollout.marks),
     }
-    return {**plain(facts), "tags": plain_text(" ".join(_tags(rollout, errored)))}
+    tags = plain_text(" ".join(_tags(rollout)))
+    return {**plain(facts), **({"tags": tags} if tags else {})}
 
 
 def _flat(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -197,14 +198,8 @@ def _one(value: Any) -> Any:
     return json_text(shown) if isinstance(shown, (dict, list)) else shown
 
 
-def _tags(rollout: Rollout, errored: bool) -> Iterator[str]:
-    """Words to find it by, where a viewer searches the values of facts but not their names."""
-    yield f"mode:{rollout.split}"
-    yield f"status:{'error' if errored else 'ok'}"
-    yield f"finish:{rollout.finish}"
-    yield f"step:{rollout.step}"
-    yield f"group:{rollout.generation}.{rollout.group}"
-    yield f"reward:{'none' if rollout.reward is None else rollout.reward}"
+def _tags(rollout: Rollout) -> Iterator[str]:
+    """Words to find it by that no other fact says: which tools it called, and how that went."""
     for name in dict.fromkeys(_name(call.name) for call in rollout.tool_calls):
         yield f"tool:{name}"
     for status in dict.fromkeys(call.status for call in rollout.tool_calls):

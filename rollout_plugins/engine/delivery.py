@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeGuard, cast
 
 from rollout_hookspecs import Sink
 
@@ -22,6 +22,8 @@ class Delivered(NamedTuple):
 
     sent: int
     had: int
+    foreign: str = ""
+    """An id that the sink returned and was not given."""
 
 
 class _Defaults(Sink):
@@ -78,13 +80,15 @@ class Delivery:
         """Have those sent that the target does not have."""
         ledger = self._opened()
         if ledger is None:
-            return Delivered(len(_arrived(ids, export(ids))), 0)
+            said = export(ids)
+            return Delivered(len(_arrived(ids, said)), 0, _foreign(ids, said))
         with ledger.turn(self._patience):
             self._had |= ledger.news()
             new = [ident for ident in ids if ident not in self._had]
-            arrived = _arrived(new, export(new)) if new else []
+            said = export(new) if new else ()
+            arrived = _arrived(new, said)
             self._note(ledger, arrived)
-        return Delivered(len(arrived), len(ids) - len(new))
+        return Delivered(len(arrived), len(ids) - len(new), _foreign(ids, said))
 
     def close(self) -> None:
         if self._ledger is not None:
@@ -111,7 +115,16 @@ class Delivery:
 
 def _arrived(ids: Sequence[str], said: object) -> list[str]:
     """What the target has now: all, unless the sink says which."""
-    if not isinstance(said, (list, tuple, set, frozenset)) or not all(isinstance(ident, str) for ident in said):
+    if not _are_ids(said):
         return list(ids)
     arrived = set(said)
     return [ident for ident in ids if ident in arrived]
+
+
+def _foreign(ids: Sequence[str], said: object) -> str:
+    """The first id that is not one of these; empty when there is none."""
+    return next(iter(set(said).difference(ids)), "") if _are_ids(said) else ""
+
+
+def _are_ids(said: object) -> TypeGuard[Collection[str]]:
+    return isinstance(said, (list, tuple, set, frozenset)) and all(isinstance(ident, str) for ident in said)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -84,7 +84,7 @@ class Plugins:
 
     def __init__(
         self,
-        wanted: Sequence[Any] = (),
+        wanted: Sequence[Any] | None = (),
         *,
         disable: Iterable[str] = (),
         config: Mapping[str, Mapping[str, Any]] | None = None,
@@ -97,17 +97,27 @@ class Plugins:
         self._disabled = {disable} if isinstance(disable, str) else set(disable)
         self._switched_off = environment.names("DISABLE")
         self._order: list[Installed] = []
-        chosen = self._choose(wanted)
+        chosen = self._choose(() if wanted is None else wanted)
         self._check_names(self._disabled, "disable")
         self._check_names(self._config, "config")
+        self._warn_of_unknown()
         discovered = self._discovered(chosen) if autoload and environment.flag("AUTOLOAD", default=True) else []
         self._register_all([*chosen, *discovered])
 
     def _check_names(self, names: Iterable[str], what: str) -> None:
+        for fault in self._unknown(names, what):
+            raise SetupError(fault)
+
+    def _warn_of_unknown(self) -> None:
+        """An operator's list serves many machines, and not each has all plugins: no reason not to train."""
+        for fault in self._unknown(self._switched_off, "ROLLOUT_PLUGINS_DISABLE"):
+            logger.warning("%s", fault)
+
+    def _unknown(self, names: Iterable[str], what: str) -> Iterator[str]:
         known = {f.name for f in self.found.values()} | {f.distribution for f in self.found.values()}
         for name in sorted(map(str, names)):
             if name not in known:
-                raise SetupError(f"{what} names {name!r}, which is not a plugin; {suggest(name, known - {''})}")
+                yield f"{what} names {name!r}, which is not a plugin; {suggest(name, known - {''})}"
 
     def _is_blocked(self, found: Installed) -> bool:
         """Whether somebody said that it must not run; notes who."""

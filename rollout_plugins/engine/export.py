@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -67,25 +67,45 @@ def export(
 ) -> Sent:
     """Send a run's rollouts to a sink, by name or as an instance; an interrupted export goes on where it stopped.
 
+    A sink with `scope="rank"` is sent each rank's rollouts as while training: as a run of that rank.
+
     cap: at most so many of each generation, whole groups first.
     plugins: those that format or search what is sent, beside the installed ones: `["redact"]`.
     options: those of a sink that is given by name.
     filters: those of `StoredRun.rollouts`.
     """
-    choose = _chooser(cap)
-    done = 0
-    with _sending(to, plugins, options or {}, run.info) as sending:
-        for step, rollouts in _generations(run, filters):
-            sending.send(choose(rollouts, step), step)
-            done += len(rollouts)
-            progress(done)
-        sent, had = sending.outbox.delivered
-        return Sent(sending.target, sent, had, done - sent - had)
+    choose, is_split = _chooser(cap), cap is None and filters.get("limit") is None
+    sink, dispatcher = _loaded(to, plugins, options or {})
+    targets, sent, had, done = [], 0, 0, 0
+    for rank in _ranks(run, sink, filters):
+        facts = run.info if rank is None else replace(run.info, rank=rank)
+        own = {**filters, "rank": rank} if rank is not None and is_split else filters
+        with _sending(sink, dispatcher, facts) as sending:
+            for step, rollouts in _generations(run, facts, own):
+                chosen = choose(rollouts, step)
+                sending.send(_of(rank, chosen), step)
+                done += len(_of(rank, rollouts))
+                progress(done)
+            sent, had = sent + sending.outbox.delivered.sent, had + sending.outbox.delivered.had
+            targets.append(sending.target)
+    return Sent(", ".join(dict.fromkeys(targets)), sent, had, done - sent - had)
+
+
+def _ranks(run: StoredRun, sink: Any, filters: Mapping[str, Any]) -> Sequence[int | None]:
+    """None: all rollouts go to one place. A sink that has a place for each rank is given one after the other."""
+    if as_sink(sink).scope != "rank":
+        return [None]
+    found = {rank for table in run.tables(["rank"], **filters) for rank in table["rank"].unique().to_pylist()}
+    return sorted(found) or [run.info.rank]
+
+
+def _of(rank: int | None, rollouts: Sequence[Rollout]) -> Sequence[Rollout]:
+    return rollouts if rank is None else [rollout for rollout in rollouts if rollout.rank == rank]
 
 
 @contextmanager
-def _sending(to: str | Any, plugins: Sequence[Any], options: Mapping[str, Any], run: Run) -> Iterator[_Sending]:
-    sending = _Sending(to, plugins, options, run)
+def _sending(sink: Any, dispatcher: Dispatcher, run: Run) -> Iterator[_Sending]:
+    sending = _Sending(sink, dispatcher, run)
     try:
         sending.start()
         yield sending
@@ -99,9 +119,9 @@ def _sending(to: str | Any, plugins: Sequence[Any], options: Mapping[str, Any], 
 class _Sending:
     """One sink, and the plugins that see what it is sent."""
 
-    def __init__(self, to: str | Any, plugins: Sequence[Any], options: Mapping[str, Any], run: Run) -> None:
+    def __init__(self, sink: Any, dispatcher: Dispatcher, run: Run) -> None:
         self._run = run
-        self._sink, self._dispatcher = _loaded(to, plugins, options)
+        self._sink, self._dispatcher = sink, dispatcher
         limit = environment.seconds("HANG_SECONDS", HANG_SECONDS)
         self.seconds = threading.TIMEOUT_MAX if self.is_stream else limit  # a reader may take as long as it likes
         self._errors: list[BaseException] = []
@@ -182,7 +202,7 @@ def _loaded(to: str | Any, plugins: Sequence[Any], options: Mapping[str, Any]) -
         raise SetupError(f"cannot export to {to!r}; {suggest(to, known_sinks())}")
     if options and not isinstance(to, str):
         raise SetupError("options are for a sink that is given by name; give them to the instance")
-    loaded = Plugins([to, *plugins], config={to: options} if options else {})
+    loaded = Plugins([to, *(plugins or ())], config={to: options} if options else {})
     name = to if isinstance(to, str) else name_of(to, loaded.found)
     sink = loaded.manager.get_plugin(name)
     if sink is None:
@@ -210,7 +230,7 @@ def _chooser(cap: int | None) -> Callable[[Sequence[Rollout], Step], Sequence[Ro
     return choose
 
 
-def _generations(run: StoredRun, filters: Mapping[str, Any]) -> Iterator[tuple[Step, Sequence[Rollout]]]:
+def _generations(run: StoredRun, facts: Run, filters: Mapping[str, Any]) -> Iterator[tuple[Step, Sequence[Rollout]]]:
     """The rollouts as they were made, one generation batch after the other.
 
     A rank that evaluates alone counts further than the others, so one number may be that of several steps.
@@ -219,7 +239,7 @@ def _generations(run: StoredRun, filters: Mapping[str, Any]) -> Iterator[tuple[S
     for (split, _, number), group in made:
         for step, of_step in groupby(sorted(group, key=lambda r: r.step), key=lambda r: r.step):
             rollouts = list(of_step)
-            yield _step(run.info, split, step, number, rollouts), rollouts
+            yield _step(facts, split, step, number, rollouts), rollouts
 
 
 def _step(run: Run, split: Literal["train", "eval"], step: int, number: int, rollouts: Sequence[Rollout]) -> Step:

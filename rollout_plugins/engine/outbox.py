@@ -17,6 +17,7 @@ from rollout_plugins.engine.delivery import Delivered, Delivery, as_sink
 from rollout_plugins.engine.dispatch import Dispatcher
 from rollout_plugins.engine.telling import shown
 from rollout_plugins.engine.worker import Job, Worker
+from rollout_plugins.errors import RunError
 
 logger = logging.getLogger("rollout_plugins")
 
@@ -127,8 +128,18 @@ class Outbox:
             return self._call("export_traces", traces=new, step=step)
 
         assert self._delivery is not None
-        sent, had = self._delivery.send(list(dict.fromkeys(trace.rollout_id for trace in traces)), export)
+        ids = list(dict.fromkeys(trace.rollout_id for trace in traces))
+        sent, had, foreign = self._delivery.send(ids, export)
         self.delivered = Delivered(self.delivered.sent + sent, self.delivered.had + had)
+        if foreign:
+            self._blame(len(ids) - sent - had, foreign)
+
+    def _blame(self, lost: int, foreign: str) -> None:
+        """It cannot be known what arrived of the rollouts whose ids the sink did not return."""
+        self._counters.error(self.name)
+        why = f"it returned {foreign!r}, which is not the id of a rollout it was given"
+        self._miss(lost, f"{why}; export_traces returns the rollout_id of each trace that arrived, or None for all")
+        self._on_error(RunError(f"sink {self.name!r}: {why}"))
 
     def _call(self, hook: str, **arguments: Any) -> Any:
         result = None

@@ -69,6 +69,8 @@ class Pipeline:
         self.run: Run | None = None
         self.generation = 0
         self.submitted: Counter[str] = Counter()
+        self.hand_over_rest: Callable[[], object] = lambda: None
+        """Asks the host for what it keeps back; called when nothing more will happen to that in this run."""
         self._names = BatchNames()
         self._sync = sync
         self._strict = strict
@@ -100,6 +102,8 @@ class Pipeline:
                 self._worker.start()
         if self.is_elsewhere:
             return
+        if self.run is not None:  # an attempt that broke off
+            self.hand_over_rest()
         self.run = run
         self.generation = generation
         if self.dispatcher.has_required:
@@ -139,6 +143,11 @@ class Pipeline:
             logger.warning("recording is %d MB behind; the newest rollouts are left out until it catches up", behind)
         self.counters.drop("queue_full", count)
 
+    def lose(self, reason: str, count: int) -> None:
+        """Count rollouts that a host could not hand over: in turn with those it did, so each attempt has its own."""
+        if not self.is_elsewhere:
+            self._put(partial(self._count_lost, str(reason), int(count)), rollouts=int(count))
+
     def later(self, work: Callable[[], None]) -> None:
         """Do something on the worker thread, after what is queued; nothing before the run starts or after it ends."""
         if self.run is not None and not self.is_elsewhere:
@@ -154,6 +163,7 @@ class Pipeline:
 
     def drain_at_end(self, *, sinks: bool = True) -> bool:
         """The same where a training ends; this and `close` wait no longer than the limit, together."""
+        self.hand_over_rest()
         with self._ending.waiting() as until:
             return self._drain(until(QUEUE_SHARE), sinks=sinks)
 
@@ -214,13 +224,11 @@ class Pipeline:
         if threading.current_thread().name.startswith("rollouts-"):  # the garbage collector chose one of our threads
             threading.Thread(target=self.close, name="closing-rollouts").start()
             return
+        self.hand_over_rest()
         run, self.run = self.run, None
         with self._ending.waiting() as until:
             self._close(run, until)
         self._worker.stop()
-        if self._hooks is not None:
-            self._hooks.stop()
-            self._hooks = None
 
     def _close(self, run: Run, until: Callable[[float], float]) -> None:
         self._put(lambda: self._tell_others("on_run_end", self._shown_run or run))
@@ -245,6 +253,9 @@ class Pipeline:
     def _forget_run(self) -> None:
         self._storage.forget(count_again=any(outbox.missed for outbox in self._outboxes))
         self._outboxes = []
+        if self._hooks is not None:  # not sooner: the worker may still be at work with it
+            self._hooks.stop()
+            self._hooks = None
 
     # --- the worker thread's side -------------------------------------------------------------------------------
 
@@ -270,7 +281,7 @@ class Pipeline:
 
     def _with_hooks(self, function: Callable[[], None]) -> None:
         """Run plugin code where it can be given up on. A plugin that hangs is taken out, and the work resumed."""
-        if not self._worker.is_running or not self._has_plugins:
+        if self._sync or not self._has_plugins:
             function()
             return
         self._hooks = self._hooks or ReplaceableThread("hooks")
@@ -323,7 +334,7 @@ class Pipeline:
     def _tell_others(self, hook: str, run: Run) -> None:
         """Tell plugins of a run, without those that hear of it on their own threads, or heard of it already."""
         if hook == "on_run_end":
-            told = self.dispatcher.plugins_with("export_traces")
+            told = [box.plugin for box in self._outboxes]
         else:
             told = [plugin for plugin in self.dispatcher.plugins_with(hook) if is_required(plugin)]
             told += [box.plugin for box in self._outboxes if not is_more_than_sink(box.plugin, self.dispatcher)]
@@ -336,6 +347,16 @@ class Pipeline:
                 self.dispatcher.call(waiting.pop(0), hook, {"run": run})
 
         self._with_hooks(tell)
+
+    def _count_lost(self, reason: str, count: int) -> None:
+        """The reason is a text like any other: it goes where `required` plugins let it."""
+        said = [reason]
+        try:
+            if self.dispatcher.has_required:
+                said = ["not_observed"]
+                self._with_hooks(lambda: said.append(clean(self.dispatcher, reason, said[0])))
+        finally:
+            self.counters.drop(said[-1], count)
 
     def _process(self, run: Run, batch: Batch, number: int, name: str) -> None:
         try:

@@ -14,6 +14,7 @@ from typing import Any
 from rollout_plugins.engine.delivery import as_sink
 from rollout_plugins.engine.discover import Plugins
 from rollout_plugins.engine.pipeline import Pipeline
+from rollout_plugins.engine.where import say_end
 from rollout_plugins.errors import SetupError
 from rollout_plugins.store.read import find_runs, open_run
 
@@ -28,10 +29,18 @@ _DASHBOARDS = ("trackio", "wandb")
 def open_pipeline(
     owner: Any, plugins: Plugins, *, strict: bool, sync: bool, on_full: str, end_seconds: float | None
 ) -> Pipeline:
-    """A pipeline that is closed when its owner is gone, or the process ends."""
+    """A pipeline whose run ends when its owner is gone, or the process ends."""
     pipeline = Pipeline(plugins, strict=strict, sync=sync, on_full=on_full, end_seconds=end_seconds)
-    weakref.finalize(owner, pipeline.close)
+    weakref.finalize(owner, end_run, pipeline)
     return pipeline
+
+
+def end_run(pipeline: Pipeline) -> None:
+    """Close the run, and say where it is."""
+    run = pipeline.run
+    pipeline.close()
+    if run is not None and pipeline.run is None:
+        say_end(run, pipeline.counters)
 
 
 def cap_dashboards(plugins: Plugins) -> None:

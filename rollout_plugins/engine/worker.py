@@ -115,19 +115,21 @@ class Worker:
         with self._changed:
             if job.is_given_up:
                 self._came_back(job)
-            if self.current is job:  # else another thread has taken over while this one hung
-                self.current = None
+            self.current = None
             self.size -= job.size
             self._changed.notify_all()
         return True
 
     def _next(self) -> Job | None:
-        """The next job, once there is one; None when this thread was stopped or another one has taken over."""
+        """The next job, once there is one; None when this thread was stopped or another one has taken over.
+
+        A thread that took over waits for what the one before still does, however long that hangs.
+        """
         me = threading.current_thread()
         with self._changed:
-            while not self._jobs and self._thread is me:
+            while self._thread is me and (self.current is not None or not self._jobs):
                 self._changed.wait()
-            if not self._jobs or self._thread not in {me, None}:
+            if self._thread not in {me, None} or self.current is not None or not self._jobs:
                 return None
             self.current = self._jobs.popleft()
             return self.current

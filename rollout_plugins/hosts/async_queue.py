@@ -176,6 +176,7 @@ class _Watch:
             self.emit.lost("not_observed", 1)
         if self.stream.is_crowded:
             self._hand_over()
+        self._tell_waiting()
         self.seconds += time.perf_counter() - started
 
     def _note(self, sample: Any) -> None:
@@ -242,6 +243,13 @@ class _Watch:
             for reason, count in Counter(c.reason for c in settled).items():
                 if reason not in {"", UNKNOWN}:
                     self.emit.lost(f"not_trained:{reason}", count)
+
+            self._tell_waiting()
+
+    def _tell_waiting(self) -> None:
+        """For a training that breaks off in a way that does not stop its worker, or not where that can be seen."""
+        with self.guarded("say what waits"):
+            self.emit.waits(self.stream.waiting, partial(self._hand_over, "broke_off"))
 
     def _batch(self, step: int, conversations: list[Conversation]) -> Batch:
         if not self.builder.needs_ids:

@@ -183,6 +183,11 @@ class Stream:
         self._waiting.setdefault(id(row.ids), deque()).append(row)
 
     @property
+    def waiting(self) -> int:
+        """How many conversations are not settled."""
+        return len(self._open)
+
+    @property
     def is_crowded(self) -> bool:
         """Whether so much was refused that it cannot be kept waiting for something to overtake it."""
         return self._refused >= CROWD

@@ -144,12 +144,14 @@ class GKDObserver(TextObserver):
 
     def __init__(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> None:
         super().__init__(trainer, emit, options)
-        self.watch("generate_on_policy_outputs", self._generate)
+        self.watch("generate_on_policy_outputs", self._generate, ())  # whatever arguments it takes
 
     def _generate(self, now: Generation, call: Call) -> Any:
         out = call.run()
+        with self.guarded("count the rows of a generation"):
+            now.expected = len(out[0])
         with self.guarded("copy the tokens of a generation"):
-            taught = self._is_teacher(call.arguments["model"])
+            taught = any(map(self._is_teacher, (*call.args, *call.kwargs.values())))
             now.policy_step = None if taught else now.policy_step
             self.add(now, out[:3], marks=TEACHER if taught else {})
         return out
@@ -175,13 +177,17 @@ class BufferObserver(TextObserver):
     def __init__(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> None:
         super().__init__(trainer, emit, options)
         self.waiting: set[int] = set()
-        self.watch("_prepare_inputs", self._prepare)
-        self.watch("_fill_buffer", self._fill)
+        self.watch("_prepare_inputs", self._prepare, ())  # whatever arguments they take
+        self.watch("_fill_buffer", self._fill, ())
 
     def _fill(self, now: Generation, call: Call) -> Any:
-        with self.guarded("see how many slices there will be"):
-            self.waiting = set(range(call.arguments["buffer_steps"]))
-        return call.run()
+        before = id(vars(self.trainer).get("_buffered_inputs"))  # holding it would keep its tensors
+        try:
+            return call.run()
+        finally:
+            buffer = vars(self.trainer).get("_buffered_inputs")
+            if isinstance(buffer, list) and id(buffer) != before:
+                self.waiting = set(range(len(buffer)))
 
     def _prepare(self, now: Generation, call: Call) -> Any:
         try:
@@ -189,7 +195,7 @@ class BufferObserver(TextObserver):
         finally:
             if self.waiting:
                 with self.guarded("copy the tokens of a generation"):
-                    self._take(now, call.arguments["generation_batch"])
+                    self._take(now, next(iter((*call.args, *call.kwargs.values())), ()))
 
     def _take(self, now: Generation, batch: Any) -> None:
         """What the student has answered in the buffer by now, and was not taken yet."""

@@ -34,13 +34,11 @@ class GRPOObserver(Observer):
 
     def __init__(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> None:
         super().__init__(trainer, emit, options)
-        self.unscored = Unscored(self._keep)
-        self._has_ended = False
+        self.unscored = Unscored(self._keep, self._tell_waiting)
         self.watch(self.whole, self._whole)
         self.watch("_calculate_rewards", self._rewards)
         self.watch("_generate", self._tokens, optional=True)
         self.watch("_tool_call_loop", self.tool_loop, optional=True)
-        self.wraps.wrap(trainer.callback_handler, "on_train_end", self._training_ended)
 
     def begin(self) -> Sampled:
         return Sampled(self.trainer, self.options)
@@ -82,7 +80,7 @@ class GRPOObserver(Observer):
         """What is scored was generated before, perhaps on another thread."""
         found = [one for one in self.unscored.claim(ids) if one is not None]
         if not found and not now.generated:
-            self.unscored.unknown = max(0, self.unscored.unknown - len(ids))
+            self.unscored.wait_unknown(-len(ids))
         if not found or len(found) != len(ids):
             return
         steps = {made.policy_step for made, _ in found}
@@ -117,11 +115,9 @@ class GRPOObserver(Observer):
                 self._complete(now, now.made)
                 if not now.expected:
                     self.unscored.wait(now, now.made.ids)
-                    if self._has_ended and not self.trainer.is_in_train:  # late, from another thread
-                        self.unscored.end()
                     return
         if not now.count and not now.expected:
-            self.unscored.unknown += now.generated
+            self.unscored.wait_unknown(now.generated)
         self._keep(now)
 
     def _keep(self, now: Sampled) -> None:
@@ -130,21 +126,19 @@ class GRPOObserver(Observer):
         super().hand_over(now)
         now.forget_trainers_lists()
 
-    def _training_ended(self, call: Call) -> Any:
-        self._has_ended = True
-        self._stop_waiting()
-        return call.run()
-
     def detach(self) -> None:
         super().detach()
         self._stop_waiting()
 
+    def _tell_waiting(self, count: int) -> None:
+        with self.guarded("say how many rollouts wait to be scored"):
+            self.emit.waits(count, self._stop_waiting)
+
     def _stop_waiting(self) -> None:
         with self.guarded("hand over what was never scored"):
-            self.unscored.end()
-        if self.unscored.unknown > 0:
-            self.lose(self.unscored.unknown)
-            self.unscored.unknown = 0
+            unknown = self.unscored.end()
+            if unknown:
+                self.lose(unknown)
 
     def _read_rewards(self, now: Sampled, gathered: Any) -> None:
         """Rewards exist now, and so does what reward functions gave to log_extra."""

@@ -101,13 +101,19 @@ class _Waiting:
 class Unscored:
     """Generations that wait; those that are never claimed are handed over as they are, oldest first."""
 
-    def __init__(self, hand_over: Callable[[Sampled], None]) -> None:
+    def __init__(self, hand_over: Callable[[Sampled], None], changed: Callable[[int], None]) -> None:
+        """`changed` hears how many rollouts wait."""
         self._hand_over = hand_over
+        self._changed = changed
         self._lock = threading.Lock()
         self._waiting: list[_Waiting] = []
         self._is_told = False
-        self.unknown = 0
-        """Rollouts that were generated in a form that is not known, and are not scored yet."""
+        self._unknown = 0
+
+    def _tell(self) -> None:
+        with self._lock:
+            count = sum(len(one.left) for one in self._waiting) + self._unknown
+        self._changed(count)
 
     def wait(self, now: Sampled, ids: Sequence[Sequence[int]]) -> None:
         with self._lock:
@@ -115,12 +121,21 @@ class Unscored:
             late = self._waiting[:-_MOST]
             del self._waiting[:-_MOST]
         self._give_up(late)
+        self._tell()
+
+    def wait_unknown(self, count: int) -> None:
+        """Rollouts that were generated in a form that is not known: they can be scored, but not be recognised."""
+        before, self._unknown = self._unknown, max(0, self._unknown + count)
+        if self._unknown != before:
+            self._tell()
 
     def claim(self, ids: Sequence[Sequence[int]]) -> list[tuple[Sampled, int] | None]:
         """For each row, the generation it was made in and its place there, if it waits here."""
         with self._lock:
             found = [self._claim(tuple(row)) if self._waiting else None for row in ids]
             self._waiting = [one for one in self._waiting if one.left]
+        if any(found):
+            self._tell()
         return found
 
     def _claim(self, ids: tuple[int, ...]) -> tuple[Sampled, int] | None:
@@ -129,11 +144,14 @@ class Unscored:
                 return one.now, i
         return None
 
-    def end(self) -> None:
-        """Nothing will be scored any more."""
+    def end(self) -> int:
+        """Nothing will be scored any more. How many there were whose form is not known."""
         with self._lock:
             late, self._waiting = self._waiting, []
+            unknown, self._unknown = self._unknown, 0
         self._give_up(late)
+        self._tell()
+        return unknown
 
     def _give_up(self, late: Sequence[_Waiting]) -> None:
         for one in late:

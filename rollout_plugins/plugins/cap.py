@@ -43,8 +43,8 @@ class Cap:
     """Keeps at most `max_per_step` rollouts of each step, and of each evaluation, for the sinks; the store has all.
 
     The limit holds for the whole step: over all batches of it, where a host streams, and over all ranks, where each
-    sees its own rollouts (they share it). The `marks` of each rollout say why it was kept or skipped,
-    and of how many rollouts. No global random generator is used.
+    sees its own rollouts (they share it). Where it leaves some out, the `marks` of each say why it was kept or
+    skipped, and of how many. No global random generator is used.
 
     max_per_step: how many.
         Cap(32)
@@ -116,6 +116,8 @@ class Cap:
         total = self._counts.setdefault(step.split, Counter())
         total.update(seen=len(rollouts), kept=len(reasons))
         self.skip_reasons = {r.id: f"over {pool.places} a step; {counts}" for r in rollouts if r.id not in reasons}
+        if len(pool.kept) == len(pool.entries):
+            return list(rollouts)
         return [
             replace(r, marks={**r.marks, "cap": f"{reasons[r.id]}; {counts}"}) for r in rollouts if r.id in reasons
         ]

@@ -13,6 +13,8 @@ from rollout_plugins.content.messages import field_of
 from rollout_plugins.show.text import finite, number, one_line
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
+#: Columns of one step where there are few.
+_WIDEST = 20
 
 
 def sparkline(numbers: Iterable[Any]) -> str:
@@ -85,10 +87,10 @@ def _chart(
 
 
 def _bars(values: Sequence[float | None], room: int) -> list[float | None]:
-    """One value per column: each step repeated while there is room, steps averaged when there is none."""
+    """One value per column: each step as wide as there is room, steps averaged when there is none."""
     if len(values) <= room:
-        repeat = min(room // len(values), 6)
-        return [value for value in values for _ in range(repeat)]
+        wide = min(room, len(values) * _WIDEST)
+        return [values[column * len(values) // wide] for column in range(wide)]
     edges = [len(values) * column // room for column in range(room + 1)]
     return [_mean(values[start:end]) for start, end in pairwise(edges)]
 

@@ -28,6 +28,25 @@ def shared(conversations: Sequence[Conversation]) -> int:
     return len(same)
 
 
+def alike(conversations: Sequence[Conversation]) -> list[list[int]]:
+    """The places of those that say the same and got the same reward, together; in the order of the first of each."""
+    found: list[list[int]] = []
+    for place, one in enumerate(conversations):
+        for places in found:
+            first = conversations[places[0]]
+            if first.reward == one.reward and parting(first, one) is None:
+                places.append(place)
+                break
+        else:
+            found.append([place])
+    return found
+
+
+def times(count: int) -> str:
+    """How often something is there: ×4; nothing for once."""
+    return f"×{count}" if count > 1 else ""
+
+
 def parting(one: Conversation, other: Conversation) -> int | None:
     """The first turn in which two conversations differ; None when they are equal."""
     for place, turns in enumerate(zip_longest(one.turns, other.turns)):

@@ -8,11 +8,11 @@ from typing import Any
 
 from rollout_hookspecs import Rollout, Run, ToolCall
 
-from rollout_plugins.content.messages import call_text, completion_text, prompt_text
+from rollout_plugins.content.messages import call_text, completion_text, question_text
 from rollout_plugins.content.names import run_name
 from rollout_plugins.show.chart import sparkline
 from rollout_plugins.show.conversation import Turn, conversation
-from rollout_plugins.show.layout import content_text, outcome_of, split_thought
+from rollout_plugins.show.layout import outcome_of, split_thought
 from rollout_plugins.show.render import facts, place
 from rollout_plugins.show.text import clean, count, evenly, number, one_line, readable, shorten
 
@@ -68,7 +68,7 @@ def rollouts_html(first: Sequence[Rollout], total: int) -> str:
         (
             *map(number, (one.step, one.group, one.index, one.reward)),
             one_line(one.finish, 20),
-            one_line(content_text(prompt_text(one)), 80),
+            one_line(question_text(one), 80),
             one_line(completion_text(one), 80),
         )
         for one in first

@@ -10,16 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import zip_longest
+from typing import Any
 
 from rich.console import Group
 from rich.text import Text
 from rollout_hookspecs import Rollout, Trace
 
 from rollout_plugins.show.chart import sparkline
-from rollout_plugins.show.compare import shared
+from rollout_plugins.show.compare import alike, shared, times
 from rollout_plugins.show.conversation import Conversation, Turn, conversation, status_of
 from rollout_plugins.show.layout import Layout, body_rows, fill
-from rollout_plugins.show.text import evenly, finite, number, one_line, rank, signed, tone
+from rollout_plugins.show.text import count, evenly, finite, number, one_line, rank, signed, tone
 
 Source = Rollout | Trace | Conversation
 _COLUMN = 30
@@ -73,6 +74,32 @@ def render_group(sources: Sequence[Source], *, width: int = 80, max_lines: int |
     except Exception as error:  # as in `_rollout_rows`
         rows = [Text(f"this group could not be shown: {type(error).__name__}", style="red")]
     return _group(rows if max_lines is None else rows[: max(max_lines, 0)], width)
+
+
+def render_history(sources: Sequence[Source], *, width: int = 80) -> Group:
+    """Answers to one prompt, step by step: the prompt once, and each answer where it is given first."""
+    try:
+        rows = _history_rows([conversation(source) for source in sources], max(width, 1))
+    except Exception as error:  # as in `_rollout_rows`
+        rows = [Text(f"these answers could not be shown: {type(error).__name__}", style="red")]
+    return _group(rows, width)
+
+
+def _history_rows(views: Sequence[Conversation], width: int) -> list[Text]:
+    common = shared(views)
+    prompt = Conversation(turns=views[0].turns[:common], columns=views[0].columns)
+    rows = body_rows(prompt, Layout(width, None))
+    first = {place: views[places[0]] for places in alike(views) for place in places}
+    of_steps: dict[tuple[Any, Any, int], list[Conversation]] = {}
+    for place, view in enumerate(views):
+        of_steps.setdefault((view.split, view.step, id(first[place])), []).append(view)
+    for (split, step, kind), same in of_steps.items():
+        known = next(view for view in first.values() if id(view) == kind)
+        again = (known.split, known.step) != (split, step)
+        head = f"{times(len(same))}  as at step {number(known.step)}".strip() if again else times(len(same))
+        one = _rest(same[0], common, place=True)
+        rows += [_headline(one, head, width)] if again else [Text(), *_rows(one, head, width, None)]
+    return rows
 
 
 def _group(rows: Sequence[Text], width: int) -> Group:
@@ -168,15 +195,18 @@ def _group_rows(views: list[Conversation], width: int, max_lines: int | None) ->
     if len(views) < 2:
         return [row for view in views for row in _rows(view, "", width, max_lines)]
     views = sorted(views, key=lambda view: rank(view.reward), reverse=True)
-    shown = _spread(views, max((width + len(_RULE)) // (_COLUMN + len(_RULE)), 1))
+    kinds = {id(views[places[0]]): len(places) for places in alike(views)}
+    different = [view for view in views if id(view) in kinds]
+    shown = _spread(different, max((width + len(_RULE)) // (_COLUMN + len(_RULE)), 1))
     common = shared(views)
     prompt = Conversation(turns=views[0].turns[:common], columns=views[0].columns)
-    rows = [_summary(views, len(shown), width)]
+    rows = [_summary(views, len(shown), len(different), width)]
     rows += body_rows(prompt, Layout(width, None if max_lines is None else max(max_lines // 4, 1)))
     lines = None if max_lines is None else max_lines - len(rows)
     if lines is not None and lines <= 0:
         return rows
-    return [*rows, *_beside([_rest(view, common) for view in shown], width, lines)]
+    titled = [(times(kinds[id(view)]), _rest(view, common)) for view in shown]
+    return [*rows, *_beside(titled, width, lines)]
 
 
 def _spread(views: list[Conversation], room: int) -> list[Conversation]:
@@ -186,18 +216,19 @@ def _spread(views: list[Conversation], room: int) -> list[Conversation]:
     return evenly(views, room)
 
 
-def _rest(view: Conversation, common: int) -> Conversation:
-    """What is this answer's own."""
-    ident = view.id if view.index is None else ""
-    return replace(view, id=ident, turns=view.turns[common:], split=None, step=None, group=None, columns={})
+def _rest(view: Conversation, common: int, *, place: bool = False) -> Conversation:
+    """What is this answer's own; with `place`, also where in the run it was given."""
+    ident = view.id if view.index is None or place else ""
+    own = replace(view, id=ident, turns=view.turns[common:], columns={})
+    return own if place else replace(own, split=None, step=None, group=None)
 
 
-def _summary(views: Sequence[Conversation], shown: int, width: int) -> Text:
+def _summary(views: Sequence[Conversation], shown: int, different: int, width: int) -> Text:
     first = views[0]
     left = Text("  ".join(place(replace(first, index=None))), style="bold")
-    left = Text.assemble(
-        left, f"  {shown} of {len(views)} answers" if shown < len(views) else f"  {len(views)} answers"
-    )
+    some = f"{different} different" if different < len(views) else ""
+    some += f"{', ' * bool(some)}{shown} of them shown" if shown < different else ""
+    left = Text.assemble(left, f"  {count(len(views), 'answer')}{', ' * bool(some)}{some}")
     rewards = [view.reward for view in views]
     ends = [reward for reward in rewards if finite(reward) is not None] or rewards
     right = Text.assemble(
@@ -206,9 +237,9 @@ def _summary(views: Sequence[Conversation], shown: int, width: int) -> Text:
     return _ruled(left, right, width)
 
 
-def _beside(views: Sequence[Conversation], width: int, lines: int | None) -> list[Text]:
+def _beside(views: Sequence[tuple[str, Conversation]], width: int, lines: int | None) -> list[Text]:
     room = max((width - len(_RULE) * (len(views) - 1)) // len(views), 1)
-    columns = [_rows(view, "", room, lines) for view in views]
+    columns = [_rows(view, title, room, lines) for title, view in views]
     return [_joined(cells, room) for cells in zip_longest(*columns)]
 
 

@@ -38,6 +38,13 @@ def number(value: object) -> float | None:
     return float(value) if isinstance(value, str) and value in {"NaN", "Infinity", "-Infinity"} else None
 
 
+def reward_words(facts: Mapping[str, Any]) -> str:
+    """What one looks for in a list of rollouts: the reward, and how it ended unless it simply stopped."""
+    reward, finish = number(facts.get("reward")), facts.get("finish")
+    said = "no reward" if reward is None else f"reward {reward:.4g}"
+    return f"[{said}]" if finish in {"stop", "unknown", None} else f"[{said}, finish {finish}]"
+
+
 def integer(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 

@@ -25,6 +25,7 @@ from rollout_plugins.sinks._common import (
     SCOPES,
     image_words,
     meant_for,
+    reward_words,
 )
 
 logger = logging.getLogger("rollout_plugins")
@@ -150,8 +151,8 @@ class TrackioSink:
     def _trace(self, trace: Trace) -> Any:
         messages = [shown for message in trace.messages for shown in self._messages(message)]
         return self._trackio.Trace(
-            messages=messages,
-            metadata=dict(trace.metadata),
+            messages=_titled(messages, reward_words(trace.metadata)),
+            metadata={name: value for name, value in trace.metadata.items() if value is not None},
             spans=[self._span(span) for span in trace.spans],
         )
 
@@ -193,6 +194,17 @@ class TrackioSink:
 
     def _file(self, image: Image) -> Path | None:
         return file_of(image, self._run.dir if self._run else "")
+
+
+def _titled(messages: list[dict[str, Any]], words: str) -> list[dict[str, Any]]:
+    """With the words before the first user's: the dashboard's list shows of a trace what the user said first."""
+    place = next((i for i, message in enumerate(messages) if message.get("role") == "user"), None)
+    if place is None:
+        return messages
+    first = messages[place]
+    if isinstance(first["content"], list):  # images alone
+        return [*messages[:place], {"role": "user", "content": words}, *messages[place:]]
+    return [*messages[:place], {**first, "content": f"{words}\n{first['content'] or ''}"}, *messages[place + 1 :]]
 
 
 def _text(message: Mapping[str, Any]) -> str | None:

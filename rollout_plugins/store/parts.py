@@ -1,4 +1,4 @@
-"""The files of a run: which there are, which of them are small, and what is wrong with one."""
+"""The files of a run: which there are, and what is wrong with one."""
 
 from __future__ import annotations
 
@@ -11,17 +11,10 @@ import pyarrow.parquet as pq
 from rollout_plugins.store.schema import FIELDS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from pathlib import Path
 
 TYPES: dict[str, pa.DataType] = dict(FIELDS)
-#: With fewer files than this, opening them takes no noticeable time.
-MANY = 64
-#: Files up to this size are small; some 16 kB of each are the description of its columns.
-SMALL_BYTES = 256 * 2**10
-FOOTER_BYTES = 16 * 2**10
-#: What is kept in memory of a run's small files, as it is on disk; some ten times that in memory.
-MOST_BYTES = 32 * 2**20
 
 
 class UnreadableError(Exception):
@@ -59,18 +52,6 @@ def find_parts(folder: Path) -> list[Part]:
         if is_part and all(number.isascii() and number.isdigit() for number in numbers):
             found[path.with_suffix("")] = Part(folder, path)  # sorted: .parquet comes after .arrows and wins
     return list(found.values())
-
-
-def small_files(files: Sequence[Path]) -> list[Path]:
-    """The small ones of many Parquet files, which are read into memory once; none when there are few."""
-    if len(files) < MANY:
-        return []
-    chosen, left = [], MOST_BYTES
-    for path in files:
-        size = path.stat().st_size
-        if size <= SMALL_BYTES and (left := left - max(size - FOOTER_BYTES, 0)) >= 0:
-            chosen.append(path)
-    return chosen
 
 
 def file_name(path: Path) -> str:

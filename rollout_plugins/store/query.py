@@ -29,15 +29,17 @@ from rollout_plugins.store.filters import (
     respelled,
     rewritten,
 )
-from rollout_plugins.store.parts import Part, UnreadableError, gist, small_files
+from rollout_plugins.store.parts import Part, UnreadableError, gist
 from rollout_plugins.store.rows import integers
 from rollout_plugins.store.schema import HEAVY, LIGHT, REWARD_PREFIX, SCHEMA
+from rollout_plugins.store.small import MANY
 from rollout_plugins.store.sql import listed, literal, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from rollout_plugins.store.annotate import Producer
+    from rollout_plugins.store.small import SmallFiles
 
 TABLES = "rollouts, messages, tool_calls and annotations.<producer>"
 MAX_THREADS = 4  # each brings buffers of its own, and a run should be readable beside a training that needs the memory
@@ -45,6 +47,8 @@ _JOINS_ARROW = int(duckdb.__version__.partition(".")[0]) >= 2
 _PRAGMA = re.compile(r"\s*pragma\b", re.IGNORECASE)  # DuckDB 1.5 calls it a SELECT
 #: Generations in which the first rollouts with a text are looked for, before twice as many are.
 _AT_ONCE = 4
+_QUESTION = re.compile(r"\b(from|table)\b", re.IGNORECASE)
+_FILE = "enum_code(filename::file_)::int"
 #: Reward functions that get a column; names that differ from rollout to rollout would never end.
 MOST_REWARDS = 500
 _OURS = (duckdb.IOException, duckdb.InternalException, duckdb.FatalException, duckdb.SerializationException)
@@ -58,6 +62,7 @@ class Source:
     parts: Sequence[Part]
     tables: Mapping[Path, pa.Table]
     """What the journals hold."""
+    small: SmallFiles
     restarts: Sequence[tuple[int, int]]
     """(attempt, step it was resumed from)."""
     reward_names: Sequence[str]
@@ -78,13 +83,14 @@ class Database:
 
     def __post_init__(self) -> None:
         self._lock = threading.RLock()
-        self._shown = ""
+        self._shown, self._has_whole = "", False
         self._connection = self._connect()
         with self._asking():
             self._files()
             self.stored = self._stored()
             self._views()
             self.annotated = self._annotated_views()
+            self._add_annotated("")
         self.columns: dict[str, Column] = {
             **self.stored,
             **{
@@ -106,7 +112,7 @@ class Database:
             light = _view(filters.superseded, annotated=False, whole=False)
             ((start, last),) = self.rows(f"select min(generation), max(generation) from {light}")
             tables = [self._places(replace(filters, limit=0), whole=whole)]
-            width = _AT_ONCE
+            width = _AT_ONCE if len(self._numbers) < MANY else 2**32  # each look opens every file
             while start is not None and start <= last and limit > 0:
                 some = replace(filters, limit=limit, generations=(start, start + width - 1))
                 tables.append(self._places(some, whole=whole))
@@ -115,22 +121,36 @@ class Database:
 
     def _places(self, filters: Filters, *, whole: bool) -> pa.Table:
         annotated = self._mentions(filters.texts)
-        view = _view(filters.superseded, annotated=annotated, whole=_is_about_content(filters))
+        is_about_content = _is_about_content(filters)
+        view = _view(filters.superseded, annotated=annotated, whole=is_about_content)
+        holds_question = _QUESTION.search(filters.where or "") is not None
+        if is_about_content or holds_question:
+            self._add_whole()
         with self._asking(f"where={filters.where!r}"):
-            if filters.where is not None:
-                self._show(filters.superseded, annotated=annotated)  # it may hold a question of its own
-            relation = self._connection.sql(f"select * from {view} where {condition(filters, view)}")
+            if holds_question:
+                self._show(filters.superseded, annotated=annotated)
+            if whole and self.annotated:
+                return self._with_annotations(self._found(filters, view, "_file, _row, id, _run"))
+            return self._found(filters, view, "_file, _row, id" if whole else "_file, _row")
+
+    def _found(self, filters: Filters, view: str, names: str) -> pa.Table:
+        """In one question, unless it holds SQL of the caller's, which is to stay the expression that it is."""
+        found, order = f"from {view} where {condition(filters, view)}", order_by(filters.order, self.columns)
+        most = None if filters.most is None else max(filters.most, 0)
+        if filters.where is not None or filters.order:
+            relation = self._connection.sql(f"select * {found}")
             if filters.where is not None:
                 relation = relation.filter(rewritten(filters.where, self.stored))
-            relation = relation.order(order_by(filters.order, self.columns))
-            if filters.most is not None:
-                relation = relation.limit(max(filters.most, 0))
-            if whole and self.annotated:
-                return self._with_annotations(relation.project("_file, _row, id, _run"))
-            return relation.project("_file, _row, id" if whole else "_file, _row").to_arrow_table()
+            relation = relation.order(order)
+            relation = (relation if most is None else relation.limit(most)).project(names)
+        else:
+            limit = "" if most is None else f" limit {most}"
+            relation = self._connection.sql(f"select {names} {found} order by {order}{limit}")
+        return relation.to_arrow_table()
 
     def sql(self, query: str, *, superseded: bool = False) -> pa.Table:
         """One SELECT over the views."""
+        self._add_whole()
         with self._asking("the SQL"):
             found = self._connection.extract_statements(query)
             kinds = [str(statement.type).rpartition(".")[2] for statement in found]
@@ -167,7 +187,11 @@ class Database:
         connection = duckdb.connect(":memory:")
         connection.execute(f"set threads = {min(os.cpu_count() or 1, MAX_THREADS)}")
         connection.execute("set enable_progress_bar = false")
-        for wish in ("parquet_metadata_cache = true", "async_threads = 0"):  # its threads for files of the network
+        many = sum(len(source.parquet_files) for source in self.sources) >= MANY  # 100 kB each, for good
+        for wish in (
+            f"parquet_metadata_cache = {not many}",
+            "async_threads = 0",
+        ):  # its threads for the network's files
             with suppress(duckdb.CatalogException):  # a DuckDB that calls it something else
                 connection.execute(f"set {wish}")
         connection.execute(f"set temp_directory = {literal(str(Path(tempfile.gettempdir()) / 'rollouts-duckdb'))}")
@@ -182,48 +206,58 @@ class Database:
         return connection
 
     def _files(self) -> None:
-        """`all_files` holds every row there is; `light_files` the same without what was said."""
-        numbers = {part.path: n for n, part in enumerate(part for source in self.sources for part in source.parts)}
-        names = ", ".join(literal(str(path)) for path in numbers) or "''"
+        """`light_files` holds every row there is, without what was said."""
+        self._numbers = {
+            part.path: n for n, part in enumerate(part for source in self.sources for part in source.parts)
+        }
+        names = ", ".join(literal(str(path)) for path in self._numbers) or "''"
         self._connection.execute(f"create type file_ as enum ({names})")
         self._table("empty", SCHEMA.empty_table())
-        self._journals: dict[int, list[str]] = {}
         for run, source in enumerate(self.sources):
-            self._journals[run] = [self._journal(numbers[path], table) for path, table in source.tables.items()]
-        self.small = {
-            run: [] if self.uneven else small_files(source.parquet_files) for run, source in enumerate(self.sources)
-        }
-        self._view("all_files", self._union(SCHEMA.names, {}))
-        self._view("light_files", self._union(LIGHT, self.small) if any(self.small.values()) else "from all_files")
+            self._journal(run, source)
+        in_memory = {run: self._small(run, source) for run, source in enumerate(self.sources) if not self.uneven}
+        self._view("light_files", self._union(LIGHT, in_memory))
 
-    def _journal(self, number: int, journal: pa.Table) -> str:
-        """A table for a journal's rows, and where they are."""
-        rows = journal.num_rows
-        file = pa.repeat(pa.scalar(number, pa.int32()), rows)
-        self._table(
-            f"journal_{number}", journal.append_column("_file", file).append_column("_row", integers(range(rows)))
-        )
-        return f"journal_{number}"
+    def _journal(self, run: int, source: Source) -> None:
+        """A table for the rows of a run's journals, and where they are."""
+        tables = []
+        for path, table in source.tables.items():
+            file = pa.repeat(pa.scalar(self._numbers[path], pa.int32()), table.num_rows)
+            tables.append(table.append_column("_file", file).append_column("_row", integers(range(table.num_rows))))
+        if tables:
+            self._table(f"journals_{run}", pa.concat_tables(tables, promote_options="permissive"))
 
-    def _union(self, names: Sequence[str], small: Mapping[int, Sequence[Path]]) -> str:
-        """SQL for these columns of every file; the small ones are read now, and once."""
+    def _small(self, run: int, source: Source) -> frozenset[Path]:
+        """Those of the run's small files that are in a table in memory."""
+
+        def read(files: Sequence[Path]) -> pa.Table:
+            (query,) = self._parquet(files, LIGHT, "filename, file_row_number as _row")
+            return self._connection.sql(query).to_arrow_table()
+
+        tables, paths = [], set[Path]()
+        for files, table in source.small.light(source.parquet_files, read):
+            file = integers(map(self._numbers.__getitem__, files)).take(table["_file"]).cast(pa.int32())
+            tables.append(table.set_column(table.schema.get_field_index("_file"), "_file", file))
+            paths.update(files)
+        if tables:
+            self._copy(f"small_{run}", pa.concat_tables(tables))
+        return frozenset(paths)
+
+    def _union(self, names: Sequence[str], in_memory: Mapping[int, Collection[Path]]) -> str:
+        """SQL for these columns of every file."""
         pieces = [f"select {listed(names)}, null::int as _run, null::int as _file, null::bigint as _row from empty"]
         for run, source in enumerate(self.sources):
-            in_memory = small.get(run, ())
-            for query in self._parquet(run, in_memory, names):
-                self._connection.execute(f"create temp table small_{run} as {query}")
-                pieces.append(f"from small_{run}")
-            others = frozenset(in_memory)
-            pieces += self._parquet(run, [path for path in source.parquet_files if path not in others], names)
-            pieces += [
-                f"select {listed(names)}, {run} as _run, _file, _row from {name}" for name in self._journals[run]
-            ]
+            held = in_memory.get(run, ())
+            others = [path for path in source.parquet_files if path not in held]
+            pieces += self._parquet(others, names, f"{run} as _run, {_FILE} as _file, file_row_number as _row")
+            tables = [f"small_{run}"] * bool(held) + [f"journals_{run}"] * bool(source.tables)
+            pieces += [f"select {listed(names)}, {run} as _run, _file, _row from {table}" for table in tables]
         return " union all by name ".join(pieces)
 
-    def _parquet(self, run: int, files: Sequence[Path], names: Sequence[str]) -> Iterator[str]:
+    def _parquet(self, files: Sequence[Path], names: Sequence[str], where: str) -> Iterator[str]:
+        """SQL for these columns of the files, if there are any, and `where` the rows are."""
         if not files:
             return
-        where = f"{run} as _run, enum_code(filename::file_)::int as _file, file_row_number as _row"
         columns = "* exclude (filename, file_row_number)" if self.uneven else listed(names)
         query = f"select {columns}, {where} from {sql.parquet(files, uneven=self.uneven)}"
         kinds, expected = self._kinds(query), self._kinds("from empty")
@@ -235,7 +269,7 @@ class Database:
 
     def _stored(self) -> dict[str, Column]:
         """The columns of a rollout: those of the files, and one for each reward function that gave something."""
-        kinds = self._kinds("from all_files")
+        kinds = {**self._kinds("from empty"), **self._kinds("from light_files")}
         columns = [Column(name, kinds[name]) for name in SCHEMA.names]
         taken = {column.name.casefold() for column in columns}
         rewards = []
@@ -256,18 +290,31 @@ class Database:
         return list(names)[:MOST_REWARDS]
 
     def _views(self) -> None:
+        """The rollouts of `light_files`; those with what was said are made when they are asked for."""
         again = [
             f"(_run = {run} and attempt < {attempt} and step > {step})" for run, attempt, step in self._done_again()
         ]
-        for whole, files in (("whole_", "all_files"), ("", "light_files")):
-            columns = [
-                _reward(column) if name.startswith(REWARD_PREFIX) else column.sql
-                for name, column in self.stored.items()
-                if whole or name not in HEAVY
-            ]
-            self._view(f"{whole}every_rollouts", f"select {', '.join(columns)}, _run, _file, _row from {files}")
-            current = f"from {whole}every_rollouts where not ({' or '.join(again) or 'false'})"
-            self._view(f"{whole}current_rollouts", current)
+        self._again = " or ".join(again) or "false"
+        self._rollouts("", "light_files", [name for name in self.stored if name not in HEAVY])
+
+    def _rollouts(self, kind: str, files: str, names: Sequence[str]) -> None:
+        """Views of the rollouts in these files: all of them, and those that no later attempt did again."""
+        columns = [
+            _reward(column) if name.startswith(REWARD_PREFIX) else column.sql
+            for name, column in self.stored.items()
+            if name in names
+        ]
+        self._view(f"{kind}every_rollouts", f"select {', '.join(columns)}, _run, _file, _row from {files}")
+        self._view(f"{kind}current_rollouts", f"from {kind}every_rollouts where not ({self._again})")
+
+    def _add_whole(self) -> None:
+        """Views of whole rollouts. Not before they are asked for: with thousands of files each takes a moment."""
+        with self._asking():
+            if not self._has_whole:
+                self._view("all_files", self._union(SCHEMA.names, {}))
+                self._rollouts("whole_", "all_files", list(self.stored))
+                self._add_annotated("whole_")
+                self._has_whole = True
 
     def _done_again(self) -> Iterator[tuple[int, int, int]]:
         """(run, attempt, step) of the attempts that did steps again, after the one they were resumed from."""
@@ -285,9 +332,13 @@ class Database:
         if _JOINS_ARROW:
             self._connection.register(name, table)
         else:
-            self._connection.register("arrow_", table)
-            self._connection.execute(f"create or replace temp table {name} as from arrow_")
-            self._connection.unregister("arrow_")
+            self._copy(name, table)
+
+    def _copy(self, name: str, table: pa.Table) -> None:
+        """Arrow data as a table of DuckDB's own, which takes a moment and is quicker to ask."""
+        self._connection.register("arrow_", table.combine_chunks())  # each chunk would become a row group
+        self._connection.execute(f"create or replace temp table {name} as from arrow_")
+        self._connection.unregister("arrow_")
 
     def _kinds(self, query: str) -> dict[str, str]:
         relation = self._connection.sql(query)
@@ -297,7 +348,7 @@ class Database:
         self._connection.execute(f"create or replace temp view {name} as {query}")
 
     def _annotated_views(self) -> dict[str, Producer]:
-        """A table for each producer, and the rollouts with one column for each; names that are taken are left out."""
+        """A table for each producer; names that are taken are left out."""
         self._connection.execute("create schema annotations")
         annotated: dict[str, Producer] = {}
         for producer in annotate.find_producers([(source.folder, source.damaged) for source in self.sources]):
@@ -307,13 +358,14 @@ class Database:
                 view = f"annotations.{name_of(producer.name)}"
                 self._connection.execute(f"create view {view} as select * exclude (_run) from {said}")
                 annotated[producer.name] = producer
-        columns, joins = _joined(annotated.values())
-        for name in ("every", "current", "whole_every", "whole_current"):
-            self._view(f"annotated_{name}_rollouts", f"select r.*{columns} from {name}_rollouts r{joins}")
         return annotated
 
-    def _with_annotations(self, relation: Any) -> pa.Table:
-        found = relation.to_arrow_table()
+    def _add_annotated(self, kind: str) -> None:
+        columns, joins = _joined(self.annotated.values())
+        for name in (f"{kind}every_rollouts", f"{kind}current_rollouts"):
+            self._view(f"annotated_{name}", f"select r.*{columns} from {name} r{joins}")
+
+    def _with_annotations(self, found: pa.Table) -> pa.Table:
         self._table("found_", found.append_column("_at", integers(range(found.num_rows))))
         columns, joins = _joined(self.annotated.values())
         query = f"select _file, _row, r.id{columns} from found_ r{joins} order by _at"

@@ -23,6 +23,7 @@ from rollout_plugins.store.matches import Matches, Rollouts
 from rollout_plugins.store.parts import TYPES, find_parts
 from rollout_plugins.store.run_facts import Facts, run_files
 from rollout_plugins.store.session import Session
+from rollout_plugins.store.small import SmallFiles
 
 if TYPE_CHECKING:
     from rollout_hookspecs import Rollout, Run
@@ -96,6 +97,7 @@ class StoredRun:
         self.dir = folder
         self.damaged: dict[str, str] = {}
         """Files, or single rollouts, that could not be read, and why; the rest of the run is there."""
+        self._small = SmallFiles()
         self.refresh()
 
     def refresh(self) -> None:
@@ -103,7 +105,7 @@ class StoredRun:
         self.damaged.clear()
         self._all: Matches | None = None
         self._facts = Facts(self.dir, self.damaged)
-        self._session = Session({self.dir: self.damaged})
+        self._session = Session({self.dir: self.damaged}, self._small)
 
     @property
     def info(self) -> Run:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from itertools import accumulate, groupby
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from rollout_plugins.store.parts import TYPES, Part, UnreadableError, gist
+from rollout_plugins.store.parts import TYPES, Part, gist
 from rollout_plugins.store.schema import REWARD_PREFIX
 
 if TYPE_CHECKING:
@@ -23,40 +22,16 @@ if TYPE_CHECKING:
 OPEN_FILES = 64
 
 
-class FilesInMemory:
-    """Journals, from the beginning; small Parquet files, once one of them is asked for: each is opened once."""
-
-    def __init__(
-        self, journals: Mapping[Path, pa.Table], small: Iterable[Path], read: Callable[[Sequence[Path]], pa.Table]
-    ) -> None:
-        self._tables = dict(journals)
-        self._waiting = frozenset(small)
-        self._read = read
-
-    def get(self, path: Path) -> pa.Table | None:
-        if path in self._waiting:
-            waiting, self._waiting = sorted(self._waiting), frozenset()
-            with suppress(UnreadableError):  # one of them is damaged: each is read from its file, and that one named
-                self._tables.update(_by_file(self._read(waiting)))
-        return self._tables.get(path)
-
-
-def _by_file(table: pa.Table) -> dict[Path, pa.Table]:
-    """A table of whole files, one after the other, as a table for each."""
-    start, found = 0, {}
-    for name, rows in groupby(table["filename"].to_pylist()):
-        count = sum(1 for _ in rows)
-        found[Path(name)] = table.slice(start, count)
-        start += count
-    return found
-
-
 class Rows:
     """Takes rows out of parts, a few at a time, decoding each file once as long as rows are asked for in its order."""
 
     def __init__(
-        self, parts: Sequence[Part], in_memory: FilesInMemory, damaged: Mapping[Path, dict[str, str]]
+        self,
+        parts: Sequence[Part],
+        in_memory: Callable[[Sequence[Path]], Mapping[Path, pa.Table]],
+        damaged: Mapping[Path, dict[str, str]],
     ) -> None:
+        """`in_memory`: those of these files that are; the others are read here."""
         self._parts = parts
         self._in_memory = in_memory
         self._damaged = damaged
@@ -70,10 +45,13 @@ class Rows:
         for start in range(0, len(parts), chunk):
             end = min(start + chunk, len(parts))
             found, places = [], []
-            for number in dict.fromkeys(parts[start:end]):
+            numbers = dict.fromkeys(parts[start:end])
+            held = self._in_memory([self._parts[number].path for number in numbers])
+            for number in numbers:
                 here = [place for place in range(start, end) if parts[place] == number]
                 here.sort(key=rows.__getitem__)
-                table = self._read(number, [rows[place] for place in here], tuple(names))
+                whole = held.get(self._parts[number].path)
+                table = self._read(number, [rows[place] for place in here], tuple(names), whole)
                 if table is not None:
                     found.append(table)
                     places += here
@@ -82,14 +60,13 @@ class Rows:
                 order = pc.sort_indices(integers(places))
                 yield integers(sorted(places)), table.take(order)
 
-    def _read(self, number: int, rows: list[int], names: tuple[str, ...]) -> pa.Table | None:
+    def _read(self, number: int, rows: list[int], names: tuple[str, ...], whole: pa.Table | None) -> pa.Table | None:
         part = self._parts[number]
         try:
-            held = self._in_memory.get(part.path)
-            if held is None:
+            if whole is None:
                 table = self._cursor(number, names).take(rows)
             else:
-                table = _rows_of(held.select(_stored(names, held.column_names)), rows)
+                table = _rows_of(whole.select(_stored(names, whole.column_names)), rows)
             return with_columns(table, names)
         except Exception as error:
             self._open.pop((number, names), None)

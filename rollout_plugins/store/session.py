@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 from collections import deque
-from itertools import chain
 from typing import TYPE_CHECKING, Literal, TypeVar
 from weakref import WeakSet, ref
 
@@ -15,8 +14,9 @@ from rollout_plugins.errors import RunError
 from rollout_plugins.store import annotate
 from rollout_plugins.store.parts import TYPES, Part, UnreadableError, fault, file_name, find_parts, gist, wrong_columns
 from rollout_plugins.store.query import Database, Source
-from rollout_plugins.store.rows import FilesInMemory, Rows, with_columns
+from rollout_plugins.store.rows import Rows, with_columns
 from rollout_plugins.store.run_facts import Facts
+from rollout_plugins.store.small import SmallFiles
 from rollout_plugins.store.write import read_journal
 
 if TYPE_CHECKING:
@@ -35,9 +35,11 @@ _sessions: WeakSet[Session] = WeakSet()
 class Session:
     """The files of one run or several as they were when they were first asked."""
 
-    def __init__(self, runs: Mapping[Path, dict[str, str]]) -> None:
+    def __init__(self, runs: Mapping[Path, dict[str, str]], small: SmallFiles | None = None) -> None:
+        """`small`: what an earlier session of the only run has in memory."""
         self.damaged = {folder.resolve(): damaged for folder, damaged in runs.items()}
         """For each run's folder the files that could not be read, and why."""
+        self._small = {folder: small or SmallFiles() for folder in self.damaged}
         self._sources: list[Source] = []
         self._database: Database | None = None
         _sessions.add(self)
@@ -72,12 +74,19 @@ class Session:
             sources = self._sources or [self._source(folder, damaged) for folder, damaged in self.damaged.items()]
             self._sources = sources
             database = Database(sources, uneven)
+            self._opened = sources
             self._parts = [part for source in sources for part in source.parts]
-            journals = {path: table for source in sources for path, table in source.tables.items()}
-            self._in_memory = FilesInMemory(journals, chain.from_iterable(database.small.values()), self._read)
             self._database = database
             _close_the_first(self)
         return database
+
+    def _in_memory(self, files: Sequence[Path]) -> dict[Path, pa.Table]:
+        """Journals, and small files, which are read now if they are several."""
+        found: dict[Path, pa.Table] = {}
+        for source in self._opened:
+            found.update(source.small.whole(files, self._read))
+            found.update((path, source.tables[path]) for path in files if path in source.tables)
+        return found
 
     def _read(self, files: Sequence[Path]) -> pa.Table:
         """By the database of the moment: holding one would keep its threads after `close`."""
@@ -100,7 +109,7 @@ class Session:
                     continue
                 tables[part.path] = table
             parts.append(part)
-        return Source(folder, parts, tables, facts.restarts, facts.info.reward_names, damaged)
+        return Source(folder, parts, tables, self._small[folder], facts.restarts, facts.info.reward_names, damaged)
 
     def _find_damage(self, *, whole: bool) -> bool:
         """Look for unreadable Parquet files; with `whole`, at every page of them. Says whether there were any."""

@@ -19,7 +19,7 @@ _OUTCOMES = ("dropped", "skipped", "selected", "metrics", "drops", "traces", "ro
 
 
 def run_again(
-    plugins: Sequence[Any],
+    plugins: Sequence[Any] | None,
     rollouts: Iterable[Rollout],
     *,
     run: Run | None = None,

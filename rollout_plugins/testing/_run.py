@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -15,13 +16,14 @@ from typing import Any
 from rollout_hookspecs import Batch, Drop, Panel, Rollout, Run, Step, Trace, hookimpl
 
 from rollout_plugins.content.hashing import content_hash
-from rollout_plugins.engine.discover import Plugins
+from rollout_plugins.engine.discover import DISTRIBUTION, Plugins
 from rollout_plugins.engine.dispatch import Dispatcher
 from rollout_plugins.engine.panels import Panels
 from rollout_plugins.engine.pipeline import Pipeline
 from rollout_plugins.testing._records import make_run
 
 COLLECTOR = "testing-collector"
+_ANSWERING = ("on_tool_call", "on_rollout", "select_rollouts", "rollout_metrics", "format_trace")
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Result:
 
 
 def run_plugins(
-    plugins: Sequence[Any],
+    plugins: Sequence[Any] | None,
     rollouts: Iterable[Rollout],
     *,
     run: Run | None = None,
@@ -92,18 +94,22 @@ def run_plugins(
         return run_loaded(loaded, run, list(rollouts), seconds, strict=strict)
 
 
-def collecting(plugins: Sequence[Any]) -> list[Any]:
+def collecting(plugins: Sequence[Any] | None) -> list[Any]:
     """These plugins and a sink to look into."""
-    return [*plugins, _Collector()]
+    return [*(plugins or ()), _Collector()]
 
 
 def run_loaded(
     loaded: Plugins, run: Run, rollouts: Sequence[Rollout], seconds: float, *, strict: bool = True
 ) -> Result:
     """One run with plugins that are loaded, and may have been in others."""
-    result = _through(Pipeline(loaded, sync=True, strict=True, end_seconds=seconds), run, rollouts, seconds)
+    pipeline = Pipeline(loaded, sync=True, strict=True, end_seconds=seconds)
+    result = Result()
+    pipeline.dispatcher = watch = _Watch(pipeline, result)
+    _through(pipeline, result, run, rollouts, seconds)
     if strict and result.errors:
         _raise(result.errors[0])
+    _warn_of_forgotten(watch, loaded)
     return result
 
 
@@ -118,10 +124,20 @@ def _raise(found: PluginError) -> None:
     raise found.error
 
 
-def _through(pipeline: Pipeline, run: Run, rollouts: Sequence[Rollout], seconds: float) -> Result:
-    result = Result()
-    pipeline.dispatcher = watch = _Watch(pipeline, result)
-    collector = next(plugin for plugin in watch.plugins_with("export_traces") if isinstance(plugin, _Collector))
+def _warn_of_forgotten(watch: _Watch, loaded: Plugins) -> None:
+    """Say which hooks of the author's own plugins never returned anything: Python does so for a missing `return`."""
+    for (name, hook), answered in watch.answered.items():
+        if not answered and name in loaded.found and loaded.found[name].distribution != DISTRIBUTION:
+            warnings.warn(
+                f"{hook} of plugin {name!r} returned None every time, so nothing came of it: is a `return` missing? "
+                "Annotate it with `-> None` if it only looks on",
+                stacklevel=4,
+            )
+
+
+def _through(pipeline: Pipeline, result: Result, run: Run, rollouts: Sequence[Rollout], seconds: float) -> None:
+    sinks = pipeline.dispatcher.plugins_with("export_traces")
+    collector = next(plugin for plugin in sinks if isinstance(plugin, _Collector))
     pipeline.start(run)
     try:
         for batch in _batches(rollouts):
@@ -133,7 +149,6 @@ def _through(pipeline: Pipeline, run: Run, rollouts: Sequence[Rollout], seconds:
     result.traces.extend(collector.traces)
     result.drops.update(pipeline.counters.drops)
     result.errors.extend(_late_sinks(result, seconds))
-    return result
 
 
 def _batches(rollouts: Sequence[Rollout]) -> Iterator[Batch]:
@@ -193,14 +208,23 @@ class _Watch(Dispatcher):
         super().__init__(pipeline.dispatcher.manager, pipeline.counters)
         self._result = result
         self._why = ""
+        self.answered: dict[tuple[str, str], bool] = {}
+        """By plugin and hook, whether it ever did anything but return None."""
 
     def implementations(self, hook: str) -> list[Any]:
         return [self._watched(impl, hook) for impl in super().implementations(hook)]
 
     def _watched(self, impl: Any, hook: str) -> Any:
+        said = getattr(impl.function, "__annotations__", {}).get("return", "")
+        looks_on = hook not in _ANSWERING or said in (None, "None")
+        place = (impl.plugin_name, hook)
+
         def function(**arguments: Any) -> Any:
             with self._watching(impl.plugin_name, hook, arguments):
-                return impl.function(**arguments)
+                before, self.answered[place] = self.answered.get(place, False), True
+                result = impl.function(**arguments)
+                self.answered[place] = before or looks_on or result is not None
+                return result
 
         facts = {name: getattr(impl, name) for name in ("plugin", "plugin_name", "argnames", "kwargnames")}
         return SimpleNamespace(function=function, **facts)

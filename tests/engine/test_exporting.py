@@ -282,6 +282,60 @@ def test_a_cap_holds_for_each_generation_of_a_step(tmp_path):
     assert (done.sent, done.capped) == (6, 6)
 
 
+def test_a_sink_of_its_own_for_each_rank_is_sent_each_ranks_rollouts(tmp_path):
+    recorders = [RolloutRecorder(dir=tmp_path, run_id="r", rank=rank, world_size=3) for rank in range(3)]
+    for recorder in recorders:
+        recorder.record(1, [{"prompt": "p", "completion": "c"}] * 4)
+        recorder.close()
+    stored, folder = open_run(tmp_path / "r"), tmp_path / "lines"
+
+    def found():
+        return [[line["rank"] for line in lines(folder / f"rank-{rank}")] for rank in range(3)]
+
+    capped = export(stored, JsonlSink(folder, scope="rank"), cap=8)
+    assert (capped.sent, capped.had, capped.capped) == (8, 0, 4)
+    done = export(stored, JsonlSink(folder, scope="rank"))
+    assert (done.sent, done.had, done.capped) == (4, 8, 0)
+    assert found() == [[0] * 4, [1] * 4, [2] * 4]
+    assert done.target == ", ".join(f"jsonl:{folder.resolve()}/rank-{rank}" for rank in range(3))
+    again = stored.export("jsonl", options={"path": str(tmp_path / "few"), "scope": "rank"}, limit=5, order="rank")
+    assert (again.sent, again.capped) == (5, 0)
+    assert export(stored, JsonlSink(tmp_path / "one", scope="rank"), rank=2).sent == 4
+
+
+class Foreign:
+    """Returns the ids that its own database gave, and that of one trace."""
+
+    target = "foreign:place"
+
+    def __init__(self):
+        self.got = []
+
+    @hookimpl
+    def export_traces(self, traces):
+        self.got += [trace.rollout_id for trace in traces]
+        return [traces[0].rollout_id, "row 1", "row 2"]
+
+
+def test_an_export_ends_with_an_error_when_its_sink_returns_other_ids(run):
+    sink = Foreign()
+    with pytest.raises(RunError, match=r"'foreign'.*returned 'row \d', which is not the id of a rollout it was given"):
+        export(run, sink)
+    assert sink.got == [r.id for r in run.rollouts()][:4]
+    with pytest.raises(RunError):
+        export(run, sink)
+    assert sink.got[4:] == sink.got[1:4]  # it did say that the first one arrived
+
+
+def test_rollouts_of_a_sink_that_returns_other_ids_are_counted_while_training(tmp_path, caplog):
+    with RolloutRecorder([Foreign()], dir=tmp_path) as recorder:
+        recorder.record(1, [{"prompt": "p", "completion": "c"}] * 4)
+    stored = open_run(tmp_path)
+    assert stored.drops == {"sink_failed:foreign": 3}
+    assert stored.attempts[0]["plugin_errors"] == {"foreign": 1}
+    assert "returns the rollout_id of each trace that arrived, or None for all" in caplog.text
+
+
 def test_filters_and_a_cap_choose_what_is_sent(run, tmp_path):
     done = export(run, JsonlSink(tmp_path / "lines"), cap=2, split="train", where="reward > 0")
     assert (done.sent, done.capped) == (4, 2)

@@ -320,6 +320,63 @@ def test_a_plugin_that_hangs_at_the_end_does_not_take_the_store_with_it(tmp_path
     assert line.counters.drops == {}
 
 
+def test_several_plugins_that_hang_at_the_end_cost_sinks_nothing_that_is_not_counted(tmp_path, monkeypatch):
+    monkeypatch.setenv("ROLLOUT_PLUGINS_HANG_SECONDS", "0.2")
+    for_good, before = threading.Event(), set(threading.enumerate())
+
+    class Hangs:
+        @hookimpl
+        def on_rollout(self, rollout):
+            for_good.wait(60)
+
+    line = started(tmp_path, *(Hangs() for _ in range(4)), Sink(), end_seconds=0.3)
+    line.submit(batch(rollouts()))
+    line.close()
+    until(lambda: line.counters.drops == {"sink_failed:sink": 4})
+    for_good.set()
+    until(lambda: open_run(tmp_path).drops == {"sink_failed:sink": 4})
+    assert len(open_run(tmp_path)) == 4
+    until(lambda: not [one for one in {*threading.enumerate()} - before if one.name == "rollouts-hooks"])
+
+
+def test_a_run_that_begins_again_waits_for_what_the_worker_still_does(tmp_path):
+    gate = Gate()
+    line = started(tmp_path, end_seconds=0.1)
+    line.submit(batch(build=gate.build, made=rollouts(4)))
+    assert gate.entered.wait(5)
+    line.close()
+    line.start(run_in(tmp_path), line.generation)
+    line.submit(batch(rollouts(3)))
+    assert not line.drain(0.2)
+    gate.open.set()
+    assert line.drain(10)
+    line.close()
+    run = open_run(tmp_path)
+    assert [rollout.generation for rollout in run.rollouts()] == [0] * 4 + [1] * 3
+    assert run.drops == {}
+
+
+def test_what_a_resumed_attempt_loses_at_once_is_its_own(tmp_path):
+    gate = Gate()
+    line = started(tmp_path)
+    line.submit(batch(build=gate.build))
+    assert gate.entered.wait(5)
+    line.start(run_in(tmp_path, attempt=2, resumed_from=1), 1)
+    line.lose("before_attach", 3)
+    gate.open.set()
+    line.close()
+    assert [attempt["drops"] for attempt in open_run(tmp_path).attempts] == [{}, {"before_attach": 3}]
+
+
+def test_a_sink_without_rollouts_on_its_rank_hears_of_the_runs_end_as_of_its_start(tmp_path):
+    sink = Sink()
+    line = pipeline(sink)
+    line.start(run_in(tmp_path, rank=1, world_size=2))
+    line.submit(batch(rollouts(rank=1)))
+    line.close()
+    assert (sink.events, sink.ids) == (["start", "end"], [])
+
+
 EXIT = """
 import sys, threading, weakref
 from pathlib import Path

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+import re
+
 import pytest
 from rig import call, dataset, make
 from store_rig import Sink, batch, record, rollouts, started
 from tools import multiply
 
-from rollout_plugins import RolloutPluginCallback, hookimpl, open_run
+from rollout_plugins import RolloutPluginCallback, RolloutRecorder, hookimpl, open_run
+from rollout_plugins.engine.discover import Plugins
 from rollout_plugins.plugins.cap import Cap
 from rollout_plugins.plugins.metrics import Metrics
+from rollout_plugins.testing import make_rollout, run_plugins
 
 FEW = {"truncated", "duplicated", "groups/no_spread", "groups/reward_spread", "tools/failed"}
 INTERNALS = {"seconds/training_thread", "seconds/worker", "queue_bytes", "bytes_written"}
@@ -137,3 +142,65 @@ def test_runs_of_older_versions_lost_nothing_that_sinks_were_not_sent(tmp_path):
     path.write_text(path.read_text().replace('"drops": {}', '"drops": {"skipped_by:cap": 3, "queue_full": 1}'))
     run = open_run(tmp_path)
     assert (run.drops, run.skipped) == ({"queue_full": 1}, {"cap": 3})
+
+
+# --- where the rollouts are -----------------------------------------------------------------------------------------
+
+
+def said(capfd):
+    return [line for line in re.split(r"[\r\n]", capfd.readouterr().err) if line.startswith("rollout-plugins ")]
+
+
+def test_a_training_says_where_its_rollouts_are_when_it_begins_and_when_it_ends(tmp_path, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    trainer = make(tmp_path, ["a", "b"], eval_rows=dataset(4), disable_tqdm=False, max_steps=2)
+    callback = RolloutPluginCallback(None)
+    trainer.add_callback(callback)
+    trainer.train()
+    trainer.evaluate()
+    callback.on_train_end(trainer.args, trainer.state, trainer.control)
+    run = open_run(tmp_path / "out")
+    command = f"rollouts view out-rollouts/{run.info.id}"
+    assert said(capfd) == [
+        f"rollout-plugins records every rollout. To see them, now or later: {command}",
+        f"rollout-plugins recorded 8 rollouts, none lost. To see them: {command}",
+    ]
+
+
+def test_a_recorder_says_it_too_with_what_was_lost(tmp_path, capfd):
+    folder = tmp_path / "a folder"
+    with RolloutRecorder(dir=folder, run_id="r") as recorder:
+        recorder.record(1, [{"prompt": "2+2?", "completion": "4"}])
+        recorder.record(2, object())
+    begins, ends = said(capfd)
+    assert begins.endswith(f"rollouts view '{folder / 'r'}'")
+    assert "recorded 1 rollouts, lost: 1 unreadable. To see them: rollouts view" in ends
+
+
+def test_only_rank_0_says_it_and_only_if_it_may(tmp_path, capfd, monkeypatch):
+    with RolloutRecorder(dir=tmp_path, run_id="r", rank=1, world_size=2) as recorder:
+        recorder.record(1, [{"prompt": "2+2?", "completion": "4"}])
+    monkeypatch.setattr(logging.getLogger("rollout_plugins"), "level", logging.WARNING)
+    with RolloutRecorder(dir=tmp_path, run_id="s") as recorder:
+        recorder.record(1, [{"prompt": "2+2?", "completion": "4"}])
+    assert said(capfd) == []
+
+
+# --- small mercies --------------------------------------------------------------------------------------------------
+
+
+def test_no_plugins_may_be_written_as_none(tmp_path):
+    asked = [{"prompt": "2+2?", "completion": "4"}]
+    with RolloutRecorder(None, dir=tmp_path) as recorder:
+        recorder.record(1, asked)
+    assert len(open_run(tmp_path)) == 1
+    assert len(run_plugins(None, [make_rollout()]).rollouts) == 1
+
+
+def test_an_unknown_name_among_the_disabled_is_told_with_a_suggestion(monkeypatch, caplog):
+    monkeypatch.setenv("ROLLOUT_PLUGINS_DISABLE", "metrcs,images,says")
+    Plugins([Says()])
+    (record,) = caplog.records
+    assert record.getMessage().startswith(
+        "ROLLOUT_PLUGINS_DISABLE names 'metrcs', which is not a plugin; did you mean 'metrics'? Accepted: "
+    )

@@ -1,5 +1,6 @@
 """A plugin that must see everything: what it could not see is neither stored nor sent, and counted."""
 
+import gc
 import threading
 import time
 from contextlib import suppress
@@ -10,6 +11,7 @@ import pytest
 from rig import make
 
 from rollout_plugins import RolloutPluginCallback, Trace, hookimpl, open_run
+from rollout_plugins.hosts.grpo import HOST
 from rollout_plugins.store.read import find_runs
 
 
@@ -138,8 +140,90 @@ def search(query: str) -> str:
     return "nothing"
 
 
+class Chatty:
+    """Hands everything over, and says of each batch that something was lost, with the secret in the reason."""
+
+    def __init__(self, emit):
+        self.emit = emit
+
+    def __call__(self, batch):
+        self.emit(batch)
+        self.emit.lost(f"refused by {KEY}", 2)
+
+    def __getattr__(self, name):
+        return getattr(self.emit, name)
+
+
+class ChattyHost:
+    name = "chatty"
+
+    def matches(self, trainer):
+        return HOST.matches(trainer)
+
+    def attach(self, trainer, emit, options):
+        return HOST.attach(trainer, Chatty(emit), options)
+
+    def describe(self, trainer):
+        return HOST.describe(trainer)
+
+
+class BringsHost:
+    name = "brings"
+
+    @hookimpl
+    def register_hosts(self):
+        return [ChattyHost()]
+
+    @hookimpl
+    def rollout_metrics(self):
+        return {"fine": 1.0}
+
+
 def scored(completions, **kwargs):
     return [1.0] * len(completions)
+
+
+@pytest.mark.needs(part="redact")
+def test_the_reason_that_a_foreign_host_gives_for_a_loss_is_searched_too(tmp_path, caplog):
+    caplog.set_level("DEBUG", logger="rollout_plugins")
+    trainer = make(tmp_path, max_steps=3)
+    trainer.add_callback(RolloutPluginCallback(["redact", BringsHost()]))
+    trainer.train()
+    run = open_run(tmp_path / "out")
+    assert (len(run), run.drops) == (12, {"refused by [REDACTED:openai]": 6})
+    logged = {name for entry in trainer.state.log_history for name in entry}
+    assert "rollouts/drops/refused by [REDACTED:openai]" in logged
+    assert not any("a1B2" in name for name in logged)
+    assert "a1B2" not in caplog.text
+    assert all(b"a1B2" not in path.read_bytes() for path in Path(run.dir).rglob("*") if path.is_file())
+
+
+class Speechless:
+    """Required, and fails over each text it is asked about."""
+
+    name = "speechless"
+    required = True
+
+    @hookimpl
+    def on_rollout(self, rollout):
+        return None
+
+    def clean(self, value):
+        if isinstance(value, str):
+            raise TypeError("cannot say")
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_reason_that_cannot_be_searched_is_counted_without_its_text(tmp_path, strict):
+    trainer = make(tmp_path)
+    callback = RolloutPluginCallback([Speechless(), BringsHost()], strict=strict)
+    trainer.add_callback(callback)
+    with suppress(TypeError):
+        trainer.train()
+    callback.flush()
+    del trainer, callback
+    gc.collect()
+    assert open_run(tmp_path / "out").drops == {"not_observed": 2}
 
 
 @pytest.mark.needs(part="redact")

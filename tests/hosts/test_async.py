@@ -544,6 +544,23 @@ def test_whatever_ends_training_what_was_received_is_stored(tmp_path, tok, place
         assert stored[f"hello {number}"][1] == ("yes" if is_trained else "no: broke_off")
 
 
+def test_a_training_that_dies_without_its_worker_being_seen_to_stop_hands_over_when_the_run_ends(tmp_path, tok):
+    class Closed(Scripted):
+        def __setattr__(self, name, value):
+            if name == "stop":
+                raise AttributeError("no more attributes")
+            super().__setattr__(name, value)
+
+    trainer = make_async(tmp_path, samples(tok, 10), max_steps=5)
+    trainer.rollout_worker.__class__ = Closed
+    trainer.rollout_worker.death = RuntimeError("no more")
+    trainer.add_callback(callback := RolloutPluginCallback())
+    with pytest.raises(RuntimeError):
+        trainer.train()
+    make_async(tmp_path / "next", samples(tok, 12), callbacks=[callback]).train()
+    assert set(fates(open_run(tmp_path / "out"))) == {f"hello {n}" for n in range(10)}
+
+
 def test_after_a_training_that_died_the_next_one_is_recorded(tmp_path, tok):
     trainer = make_async(tmp_path, samples(tok, 6))
     trainer.add_callback(RolloutPluginCallback())

@@ -488,6 +488,21 @@ def test_a_shallow_copy_of_a_trainer_has_the_callback_too_and_its_own_run(tmp_pa
     assert len(copied.truth) == len(trainer.truth) == 4
 
 
+def test_a_shallow_copy_that_only_evaluates_has_its_own_run(tmp_path):
+    callback = RolloutPluginCallback()
+    trainer = make(tmp_path, callbacks=[callback], eval_rows=dataset(2))
+    trainer.evaluate()
+    copied = copy.copy(trainer)
+    copied.truth = []
+    copied.evaluate()
+    assert callback.flush()
+    assert sorted(len(run) for run in runs(tmp_path)) == [4, 4]
+    assert [run.drops for run in runs(tmp_path)] == [{}, {}]
+    trainer.evaluate()
+    assert callback.flush()
+    assert sorted(len(run) for run in runs(tmp_path)) == [4, 8]
+
+
 def test_a_trainer_can_be_copied_while_it_trains_and_calls_its_own_methods(tmp_path):
     made = []
 

@@ -147,6 +147,28 @@ def test_a_trainer_that_evaluates_inside_another_ones_training_has_its_own_run(t
     assert len(run) == 8
 
 
+def test_a_reward_function_that_evaluates_its_own_trainer_mixes_nothing(tmp_path):
+    scored = []
+
+    def plain(completions, **kwargs):
+        scored.append(len(scored))
+        return [float(scored[-1])] * len(completions)
+
+    def evaluates(completions, **kwargs):
+        if len(scored) == 1:
+            trainer.evaluate()
+        return half(completions)
+
+    callback = RolloutPluginCallback()
+    trainer = make(tmp_path, callbacks=[callback], rewards=[plain, evaluates], eval_rows=numbered(2), max_steps=2)
+    trainer.train()
+    (run,) = runs(tmp_path)
+    found = [(r.split, r.step, r.rewards["plain"], r.rewards["evaluates"]) for r in run.rollouts()]
+    expected = [("train", 1, 0.0), ("eval", 0, 1.0), ("train", 2, 2.0)]
+    assert sorted(found) == sorted((*one, i % 2) for one in expected for i in range(4))
+    assert run.drops == {}
+
+
 def test_a_retry_with_a_smaller_trainer_is_a_run_of_its_own(tmp_path):
     callback, calls = RolloutPluginCallback(), []
 

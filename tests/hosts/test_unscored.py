@@ -1,11 +1,16 @@
 """Whatever a trainer generates is stored or counted, also where it generates and scores in its own way."""
 
+import gc
+import os
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from copies import copy_of
-from rig import GRPO, dataset, make
+from rig import GRPO, dataset, make, tiny_model
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
@@ -199,6 +204,73 @@ def test_what_waits_to_be_scored_when_the_callback_is_removed_is_stored(tmp_path
     assert callback.flush()
     run = open_run(tmp_path / "out")
     assert sorted(number_of(rollout.completion) for rollout in run.rollouts()) == list(range(6))
+
+
+class BreaksOff(TrainerCallback):
+    """Ctrl-C in the second step."""
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == 1:
+            raise KeyboardInterrupt
+
+
+def broken_off(folder):
+    """A trainer whose training broke off while two rollouts waited to be scored, and the callback."""
+    trainer = make(folder, ANSWERS, rewards=numbers, max_steps=2)
+    callback = RolloutPluginCallback()
+    for one in (callback, Peeks(trainer), BreaksOff()):
+        trainer.add_callback(one)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    return trainer, callback
+
+
+def train_again(trainer, callback, folder):
+    trainer.remove_callback(BreaksOff)
+    trainer.train()
+
+
+def train_another(trainer, callback, folder):
+    make(folder / "other", callbacks=[callback]).train()
+
+
+def take_off(trainer, callback, folder):
+    trainer.remove_callback(callback)
+    train_another(trainer, callback, folder)
+
+
+@pytest.mark.parametrize("goes_on", [train_again, train_another, take_off])
+def test_what_waits_to_be_scored_when_training_breaks_off_is_stored_and_marked(tmp_path, goes_on):
+    goes_on(*broken_off(tmp_path), tmp_path)
+    run = open_run(tmp_path / "out")
+    first = [rollout for rollout in run.rollouts(superseded=True) if rollout.attempt == 1]
+    assert [number_of(rollout.completion) for rollout in first] == list(range(6))
+    assert [rollout.reward for rollout in first] == [0.0, 1.0, 2.0, 3.0, None, None]
+    assert ["rewards" in rollout.marks for rollout in first] == [False] * 4 + [True] * 2
+    assert run.drops == {}
+
+
+def test_what_waits_to_be_scored_in_a_trainer_that_is_deleted_is_counted(tmp_path, caplog):
+    broken_off(tmp_path)
+    gc.collect()
+    run = open_run(tmp_path / "out")
+    assert (len(run), run.drops) == (4, {"kept_back": 2})
+    assert "2 rollouts that were not complete yet went with their trainer" in caplog.text
+
+
+def leave(folder):
+    """For a process of its own, which ends then."""
+    globals()["kept"] = broken_off(Path(folder))
+
+
+@pytest.mark.slow
+def test_what_waits_to_be_scored_when_the_process_ends_is_stored(tmp_path):
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "RIG_MODEL": tiny_model(tmp_path)}
+    code = "import sys, test_unscored; test_unscored.leave(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=env, check=True, timeout=120)
+    run = open_run(tmp_path / "out")
+    assert sorted(number_of(rollout.completion) for rollout in run.rollouts()) == list(range(6))
+    assert run.drops == {}
 
 
 @pytest.mark.parametrize("is_known", [True, False])

@@ -58,6 +58,13 @@ def test_groups_stay_whole_and_hold_the_best_and_the_worst():
     assert set(plugin.skip_reasons.values()) == {"over 16 a step; 16 of 32 kept"}
 
 
+def test_where_nothing_is_cut_nothing_is_marked():
+    rollouts = batch([1.0, 0.0, 0.5, 0.5])
+    plugin = Cap(4)
+    assert plugin.select_rollouts(rollouts, STEP) == list(rollouts)
+    assert plugin.skip_reasons == {}
+
+
 def test_errored_ones_come_first():
     rollouts = errored(batch([float(i) for i in range(32)], size=4), 13)
     kept = Cap(12).select_rollouts(rollouts, STEP)

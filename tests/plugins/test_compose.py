@@ -142,7 +142,7 @@ def test_no_file_of_the_run_holds_a_secret_or_a_picture_twice(tmp_path):
 
 
 def test_why_each_was_kept_or_skipped_is_in_the_store(tmp_path):
-    run_pipeline(tmp_path, ["cap", "dedup"], steps=1)
+    run_pipeline(tmp_path, [Cap(3), "dedup"], steps=1)
     marks = [rollout.marks for rollout in open_run(tmp_path).rollouts()]
     said = [" ".join(f"{name}={text}" for name, text in each.items()) for each in marks]
     assert all("kept" in text or "skipped" in text for text in said)

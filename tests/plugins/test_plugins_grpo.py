@@ -21,6 +21,7 @@ from vlm import look, make_vlm, picture, rows
 from rollout_plugins import RolloutPluginCallback, hookimpl, open_run
 from rollout_plugins.content.hashing import pixel_hash
 from rollout_plugins.plugins.cap import Cap
+from rollout_plugins.plugins.metrics import Metrics
 from rollout_plugins.sinks.trackio import TrackioSink
 from rollout_plugins.store.read import find_runs
 
@@ -138,7 +139,7 @@ def test_all_concerns_in_one_run(tmp_path):
         num_generations=4, eval_strategy="steps", eval_steps=3, per_device_eval_batch_size=8,
     )  # fmt: skip
     sink = Sink()
-    run = recorded(trainer, plugins=[Cap(4), "redact", "dedup", sink])
+    run = recorded(trainer, plugins=[Cap(4), "redact", "dedup", Metrics("all"), sink])
     assert any(KEY in str(row) for row in trainer.truth), "the trainer itself sees the secret"
     assert len(list(run.rollouts())) == len(trainer.truth)
     assert not any(KEY in str(rollout) for rollout in run.rollouts())

@@ -188,7 +188,7 @@ def test_a_group_too_wide_for_the_screen_shows_its_best_and_its_worst():
         rollout(completion=({"role": "assistant", "content": f"n{n}"},), tool_calls=(), reward=n) for n in range(8)
     ]
     text = shown(render_group([*group, replace(group[0], reward=None)], width=80), 80)
-    assert "2 of 9 answers" in text
+    assert "9 answers, 2 of them shown" in text
     assert "asst n7" in text
     assert "asst n0" in text
 

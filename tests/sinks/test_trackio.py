@@ -62,7 +62,7 @@ def test_rollouts_become_traces_of_their_step_and_evaluation_has_its_own_key(tmp
     assert {(t["key"], t["step"]) for t in found} == {("rollouts", 3), ("eval_rollouts", 5)}
     assert len(found) == 8
     first = traces_in(project, step=3)["r-tools"]
-    assert first["metadata"] == TRACES[0].metadata
+    assert first["metadata"] == {name: value for name, value in TRACES[0].metadata.items() if value is not None}
 
 
 def test_a_batch_is_one_call_and_leaves_one_empty_metrics_row(tmp_path, project):
@@ -73,11 +73,10 @@ def test_a_batch_is_one_call_and_leaves_one_empty_metrics_row(tmp_path, project)
 @pytest.mark.parametrize(
     ("words", "ids"),
     [
-        ("mode:train", 4),
-        ("mode:eval", 0),
         ("tool:weather", 1),
-        ("status:error", 1),
-        ("finish:tool_limit", 1),
+        ("finish tool_limit", 1),
+        ("[reward 1]", 1),
+        ("[no reward", 1),
         ("best of its group", 4),
         ("zürich", 1),
         ("environment crashed", 1),
@@ -120,7 +119,7 @@ def test_images_show_after_their_text_and_are_stored_once(tmp_path, project):
     send(TrackioSink(project=project), run_in(tmp_path), Step(step=1), Step(step=2), Step(step=3, split="eval"))
     messages = traces_in(project, step=2)["r-pictured"]["messages"]
     assert [(m["role"], m["content"] if isinstance(m["content"], str) else "…") for m in messages] == [
-        ("user", "[IMAGE]\nWhat?"),
+        ("user", "[reward 0.5]\n[IMAGE]\nWhat?"),
         ("user", "…"),
         ("assistant", "→ crop(box=[0, 0, 9, 9])"),
         ("tool", "[IMAGE]\ncropped"),
@@ -140,7 +139,9 @@ def test_an_image_without_pixels_is_words_and_costs_nothing_else(tmp_path, proje
     (tmp_path / "media/square.webp").unlink()
     send(TrackioSink(project=project), run)
     found = traces_in(project)
-    assert found["r-rejected"]["messages"][0]["content"] == "[IMAGE: remote, not fetched, https://x.test/a.png]\nAnd?"
+    assert found["r-rejected"]["messages"][0]["content"] == (
+        "[no reward, finish error]\n[IMAGE: remote, not fetched, https://x.test/a.png]\nAnd?"
+    )
     assert found["r-pictured"]["spans"][0]["output"] == "[IMAGE: file is missing]\ncropped"
     assert len(found) == 4
 
@@ -148,7 +149,7 @@ def test_an_image_without_pixels_is_words_and_costs_nothing_else(tmp_path, proje
 def test_rejected_rollouts_and_missing_rewards_appear_as_such(tmp_path, project):
     send(TrackioSink(project=project), run_in(tmp_path))
     facts = traces_in(project)["r-rejected"]["metadata"]
-    assert (facts["status"], facts["error"], facts["reward"]) == ("error", "environment crashed", None)
+    assert (facts["status"], facts["error"], facts.get("reward")) == ("error", "environment crashed", None)
     assert traces_in(project)["r-failing"]["metadata"]["status"] == "ok"
 
 

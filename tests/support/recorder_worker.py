@@ -30,6 +30,7 @@ def exception(out):
 
 
 def interrupt(out):
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with it ignored
     with RolloutRecorder(dir=out) as recorder:
         for step in range(1, 6):
             recorder.record(step, batch(step))

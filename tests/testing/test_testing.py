@@ -102,6 +102,45 @@ def test_no_plugins_and_no_rollouts():
     assert (result.dropped, result.skipped, result.errors, result.drops, result.metrics) == ({}, {}, [], {}, {})
 
 
+def forgets(self, rollout):
+    replace(rollout, extra={"seen": True})
+
+
+def looks_on(self, rollout) -> None:
+    pass
+
+
+def sometimes(self, rollout):
+    return replace(rollout, extra={"seen": True}) if rollout.reward else None
+
+
+def drops(self, rollout):
+    raise Drop("for the test")
+
+
+def counts_nothing(self, rollouts):
+    {"mine": 1.0}.copy()
+
+
+@pytest.mark.parametrize(
+    ("hook", "function", "warned"),
+    [
+        ("on_rollout", forgets, "on_rollout of plugin 'forgetful' returned None every time"),
+        ("rollout_metrics", counts_nothing, "rollout_metrics of plugin 'forgetful' returned None every time"),
+        ("on_rollout", looks_on, None),
+        ("on_rollout", sometimes, None),
+        ("on_rollout", drops, None),
+        ("on_run_start", lambda self: None, None),
+    ],
+)
+def test_a_hook_that_never_returns_anything_is_warned_of(recwarn, hook, function, warned):
+    plugin = type("Forgetful", (), {hook: hookimpl(function)})()
+    run_plugins([plugin, "images", "redact"], [make_rollout(reward=0.0), make_rollout(reward=1.0)])
+    told = [each for each in recwarn if "returned None" in str(each.message)]
+    assert [str(each.message).startswith(warned or "-") for each in told] == [True] * bool(warned)
+    assert all(each.filename == __file__ for each in told)
+
+
 def test_plugins_by_name_and_with_options():
     rollouts = [make_rollout() for _ in range(5)]
     assert len(run_plugins(["cap"], rollouts, config={"cap": {"max_per_step": 2}}).selected) == 2

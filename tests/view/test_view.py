@@ -68,6 +68,61 @@ def test_steps_then_rollouts_then_one_rollout_and_back(run):
     look(run, scenario)
 
 
+def test_escape_takes_the_filter_away_first_and_never_leaves(run):
+    async def scenario(eye):
+        await eye.sees("where reward > 5", "with “sunny”")
+        await eye.press("escape")
+        await eye.sees("all rollouts", "96 rollouts")
+        await eye.press("escape")
+        await eye.sees("spread")
+        await eye.press("escape", "escape")
+        await eye.sees("q leaves", "spread")
+        assert eye.app.is_running
+        await eye.press("q")
+        await eye.until(lambda: not eye.app.is_running)
+
+    look(run, scenario, filters={"where": "reward > 5", "search": "sunny"})
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_the_list_says_what_was_asked_and_answered_at_any_width(run, width):
+    async def scenario(eye):
+        await eye.sees("asked", "question 1", "reward", *["It is rainy"] * (width > 80))
+
+    look(run, scenario, filters={"step": 3}, size=(width, 24))
+
+
+def test_a_wide_screen_has_all_columns_beside_the_rollout(run):
+    async def scenario(eye):
+        await eye.sees("question 1", "finish", "judge.score", "stop", "→ found 0")
+        grid = eye.app.screen.query_one(Grid)
+        await eye.until(lambda: grid.size.width >= grid.needs)
+        await eye.sees_not("→ ▏")
+
+    look(run, scenario, filters={"step": 3}, size=(200, 24))
+
+
+def test_equal_answers_of_a_group_stand_once_with_their_number(tmp_path):
+    said = ["yes", "no", "yes", "yes", "maybe", "no"]
+    made = [
+        one(
+            1, index, group=0, group_size=6, reward=float(text == "yes"), prompt=({"role": "user", "content": "Shall we?"},),
+            completion=({"role": "assistant", "content": text},),
+        )
+        for index, text in enumerate(said)
+    ]  # fmt: skip
+
+    async def scenario(eye):
+        await eye.sees("asked", "yes")
+        await eye.press("b")
+        await eye.sees("6 answers, 3 different", "1.0 ×3", "0.0 ×2", "#0 ×3", "#1 ×2", "#4 ")
+        assert eye.text.count("yes") == 1
+        await eye.press("l", "enter")
+        await eye.sees("maybe", "reward 0.0")
+
+    look(write(tmp_path, made), scenario, filters={"step": 1}, size=(130, 24))
+
+
 def test_a_rollout_shows_all_that_is_known_of_it(run):
     async def scenario(eye):
         await eye.sees("group 0", "#3", "reward 3.5", "advantage -0.5", "correct 8.0", "format —", "answer=42")
@@ -94,7 +149,7 @@ def test_columns_sort_as_numbers_in_both_directions_and_back(run):
         await eye.press("s")
         await eye.sees_not("▲", "▼")
 
-    look(run, scenario, filters={"step": 1})
+    look(run, scenario, filters={"step": 1}, size=(109, 24))
 
 
 def test_steps_sort_too(run):
@@ -130,7 +185,7 @@ def test_a_filter_keeps_what_was_typed_until_it_is_right(run):
         await eye.press("f", "ctrl+u", "enter")
         await eye.sees("8 rollouts")
 
-    look(run, scenario, filters={"step": 1})
+    look(run, scenario, filters={"step": 1}, size=(109, 24))
 
 
 def test_annotations_are_columns_to_see_and_to_filter_by(run):
@@ -141,7 +196,7 @@ def test_annotations_are_columns_to_see_and_to_filter_by(run):
         await eye.press("enter")
         await eye.sees("1 rollout")
 
-    look(run, scenario, filters={"step": 1}, size=(120, 30))
+    look(run, scenario, filters={"step": 1}, size=(160, 30))
 
 
 def test_a_text_is_searched_in_the_whole_run_and_gone_to(run):
@@ -166,7 +221,7 @@ def test_a_text_is_searched_in_the_whole_run_and_gone_to(run):
 def test_a_search_keeps_the_order_and_the_filter(run):
     async def scenario(eye):
         await eye.sees("4 rollouts")
-        assert eye.column("reward▼") == ["7.7", "5.7", "3.7", "1.7"]
+        assert eye.column("reward▼") == ["7.700", "5.700", "3.700", "1.700"]
 
     look(run, scenario, filters={"search": "sunny on day 7", "where": "reward < 8", "order": "-reward"})
 
@@ -174,7 +229,7 @@ def test_a_search_keeps_the_order_and_the_filter(run):
 def test_the_filters_of_the_command_are_where_it_starts(run):
     async def scenario(eye):
         await eye.sees("step 3", "where reward > 5", "2 rollouts")
-        assert eye.column("reward▼") == ["7.3", "6.3"]
+        assert eye.column("reward▼") == ["7.300", "6.300"]
         await eye.press("q")
         await eye.sees("96 rollouts")
 
@@ -338,7 +393,7 @@ def test_commands_are_in_the_palette(run):
         await eye.press("enter")
         await eye.sees("all rollouts", "96 rollouts", "tokens")
 
-    look(run, scenario)
+    look(run, scenario, size=(109, 24))
 
 
 def test_every_action_has_a_key(run):
@@ -403,7 +458,7 @@ def test_nothing_flickers_when_a_live_run_grows(tmp_path):
         return [re.sub("[▁▂▃▄▅▆▇█]", " ", line) for line in eye.lines[1:-1]]
 
     async def scenario(eye):
-        await eye.sees("40 rollouts", "grp", "Answer 0 of step 1.")
+        await eye.sees("40 rollouts", "grp", "Answer 0 of step 1.", "question 15")
         for _ in range(20):
             await eye.press("j")
         await eye.sees("Answer 20 of step 1.")
@@ -508,7 +563,7 @@ def test_numbers_that_are_none_come_last(tmp_path):
         await eye.sees("nan")
         await eye.press("s")
         await eye.sees("reward▼")
-        assert eye.column("reward▼") == ["10.0", "2.0", "nan", "—"]
+        assert eye.column("reward▼") == ["10.000", "2.000", "nan", "—"]
 
     look(write(tmp_path, [one(1, i, reward=v) for i, v in enumerate(values)]), scenario, filters={"step": 1})
 
@@ -678,4 +733,4 @@ def test_the_mouse_is_welcome(run):
         await eye.pilot.click("Grid", offset=(10, 2))
         await eye.sees("rollout 2 of 8")
 
-    look(run, scenario, filters={"step": 1})
+    look(run, scenario, filters={"step": 1}, size=(109, 24))

@@ -41,6 +41,8 @@ class Observer:
         self._has_lost = False
         self.wraps = Wraps()
         self.decoder = Decoder(trainer, options) if self.decodes else None
+        if hasattr(trainer, "evaluation_loop"):
+            self.wraps.wrap(trainer, "evaluation_loop", self._evaluating)
 
     @property
     def now(self) -> Generation | None:
@@ -51,7 +53,9 @@ class Observer:
     def now(self, generation: Generation | None) -> None:
         self._threads.now = generation
 
-    def watch(self, name: str, around: AroundOne, parameters: tuple[str, ...] = (), *, optional: bool = False) -> None:
+    def watch(
+        self, name: str, around: AroundOne, parameters: tuple[str, ...] | None = None, *, optional: bool = False
+    ) -> None:
         """Wrap a method of the trainer with `around(generation, call)`, which runs the call.
 
         Whichever watched method is entered first begins the generation, and it is handed over when that one is left.
@@ -64,7 +68,8 @@ class Observer:
 
         if optional and not hasattr(self.trainer, name):
             return
-        if not self.wraps.wrap(self.trainer, name, inside, parameters or self.needs.get(name, ())):
+        taken = self.needs.get(name, ()) if parameters is None else parameters
+        if not self.wraps.wrap(self.trainer, name, inside, taken):
             self.refused.append(name)
 
     @contextmanager
@@ -84,6 +89,18 @@ class Observer:
             if self.now is not None:
                 self.hand_over(self.now)
             self.now = None
+
+    def _evaluating(self, call: Call) -> Any:
+        """A reward function may evaluate: those generations are not the one that is being scored."""
+        outer, self.now = self.now, None
+        if outer is not None:
+            outer.rewards.is_paused = True
+        try:
+            return call.run()
+        finally:
+            self.now = outer
+            if outer is not None:
+                outer.rewards.is_paused = False
 
     @contextmanager
     def guarded(self, what: str) -> Iterator[None]:

@@ -18,6 +18,8 @@ class Rewards:
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._raw: dict[int, Sequence[Any]] = {}
+        self.is_paused = False
+        """Whether the functions score something else meanwhile."""
         self.names = reward_names(trainer)
         self.weights = reward_weights(trainer, len(self.names))
         self.numbers: Callable[[int], Sequence[float] | None] = lambda _: None
@@ -39,17 +41,21 @@ class Rewards:
 
             async def noted_async(function: Any, *args: Any, **kwargs: Any) -> Any:
                 result = await function(*args, **kwargs)
-                self._raw[index] = _as_given(result)
+                self._note(index, result)
                 return result
 
             return AsyncStandIn(function, noted_async)
 
         def noted(function: Any, *args: Any, **kwargs: Any) -> Any:
             result = function(*args, **kwargs)
-            self._raw[index] = _as_given(result)
+            self._note(index, result)
             return result
 
         return StandIn(function, noted)
+
+    def _note(self, index: int, result: Any) -> None:
+        if not self.is_paused:
+            self._raw[index] = _as_given(result)
 
     def read(self, count: int) -> list[str]:
         """Each function's rewards: as it gave them, else the trainer's numbers. Returns the names nobody saw."""

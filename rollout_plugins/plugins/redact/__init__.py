@@ -28,10 +28,11 @@ class Redact:
     """Replaces secrets in whatever is stored, sent or logged by `[REDACTED:<rule>]`.
 
     That is every text of a rollout: messages, tool calls and results, columns, extras, errors, marks, names; what
-    other plugins add, however late; their traces, alerts and metric names; the facts of the run. Our log says of an
-    error only its type and place. Matching takes linear time whatever the pattern. What can't be searched is
-    replaced rather than let through. Token ids of a rollout that had a secret in its texts are left out, as they
-    spell it. Each rollout says in `marks` what was replaced, and `redacted/<rule>` counts it.
+    other plugins add, however late; their traces, alerts and metric names; the facts of the run; the reasons that
+    hosts give for what was lost. Our log says of an error only its type and place. Names of plugins stay as they
+    are. Matching takes linear time whatever the pattern. What can't be searched is replaced rather than let through.
+    Token ids of a rollout that had a secret in its texts are left out, as they spell it. Each rollout says in
+    `marks` what was replaced, and `redacted/<rule>` counts it.
 
     Not found is what a person would not recognise as the secret: with a zero-width character inside it, in another
     encoding, or inside a picture.

@@ -11,6 +11,7 @@ from rollout_hookspecs import Trace
 from rollout_plugins.content.plain import plain
 from rollout_plugins.content.trace import prompt_and_completion
 from rollout_plugins.errors import MissingExtraError
+from rollout_plugins.sinks._common import reward_words
 
 
 class Weave:
@@ -32,7 +33,7 @@ class Weave:
                 "rollout",
                 {"messages": plain(prompt)},
                 attributes=dict(trace.metadata),
-                display_name=trace.rollout_id,
+                display_name=f"{reward_words(trace.metadata)} {trace.rollout_id}",
                 use_stack=False,
             )
             for span in trace.spans:

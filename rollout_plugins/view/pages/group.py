@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.text import Text
@@ -11,7 +11,7 @@ from rollout_hookspecs import Rollout
 
 from rollout_plugins.show.blocks import Block
 from rollout_plugins.show.chart import sparkline
-from rollout_plugins.show.compare import parting, shared, words
+from rollout_plugins.show.compare import alike, parting, shared, times, words
 from rollout_plugins.show.conversation import Conversation, conversation
 from rollout_plugins.show.rollout_blocks import turn_blocks
 from rollout_plugins.show.text import count, finite, number, one_line, rank, signed, tone
@@ -20,6 +20,8 @@ from rollout_plugins.view.pages.side_by_side import BesidePage, Side, ruler
 
 _OWN = "bold black on yellow"
 _MOST = 24
+#: Of a larger group not all are read at once, and so not compared.
+_READ = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,8 @@ class _Sibling:
     """Where it is among those found."""
     index: Any
     reward: Any
+    copies: int = 1
+    """How many there are that say the same and got the same reward."""
 
 
 class GroupPage(BesidePage):
@@ -49,7 +53,17 @@ class GroupPage(BesidePage):
         found = self.viewer.stored.siblings(self._of)
         rows = found.rows(["index", "reward"])
         siblings = [_Sibling(place, row["index"], row["reward"]) for place, row in enumerate(rows) if row]
+        if len(siblings) <= _READ:
+            siblings = self._different(found, siblings)
         return found, sorted(siblings, key=lambda sibling: rank(sibling.reward), reverse=True)
+
+    def _different(self, found: Matches, siblings: Sequence[_Sibling]) -> list[_Sibling]:
+        """One of each kind, with how many there are."""
+        self._read_ones = dict(found.numbered())
+        known = [one for one in siblings if one.place in self._read_ones]
+        same = alike([conversation(self._read_ones[one.place]) for one in known])
+        lost = [one for one in siblings if one.place not in self._read_ones]
+        return [replace(known[places[0]], copies=len(places)) for places in same] + lost
 
     def _arrived(self, answer: tuple[Matches, list[_Sibling]]) -> None:
         self._found, self._siblings = answer
@@ -65,11 +79,12 @@ class GroupPage(BesidePage):
 
         def load() -> dict[int, Rollout]:
             """The best one, whether there is room for it or not, and those that are shown."""
-            for one in {0, *shown}:
-                rollout = read.get(one) or next(found.page(self._siblings[one].place, 1).rollouts(), None)
+            places = {one: self._siblings[one].place for one in sorted({0, *shown})}
+            for place in places.values():
+                rollout = read.get(place) or next(found.page(place, 1).rollouts(), None)
                 if rollout is not None:
-                    read[one] = rollout
-            return {one: read[one] for one in sorted({0, *shown}) if one in read}
+                    read[place] = rollout
+            return {one: read[place] for one, place in places.items() if place in read}
 
         self.job(load, lambda rollouts: self._show(shown, rollouts), group="siblings")
 
@@ -89,13 +104,14 @@ class GroupPage(BesidePage):
         places = [one for one in shown if one in views]
         self.at = places.index(self._chosen) if self._chosen in places else 0
         self.above = [self._ruler(), *_common(list(turn_blocks(views[best], folder=folder)), common)]
-        self.sides = [Side(rollouts[one], _head(views[one]), blocks[one]) for one in places]
+        self.sides = [Side(rollouts[one], _head(views[one], self._siblings[one]), blocks[one]) for one in places]
         self._title()
         self.draw(keep=True)
 
     def _title(self) -> None:
-        rewards = [one.reward for one in self._siblings]
+        rewards = [one.reward for one in self._siblings for _ in range(one.copies)]
         name = f"step {number(self._of.step)}  group {number(self._of.group)}  {count(len(rewards), 'answer')}"
+        name += f", {len(self._siblings)} different" if len(rewards) > len(self._siblings) else ""
         ends = f"{number(rewards[0])} … {number(rewards[-1])}"
         self.title_is(
             Text(name, style="bold"),
@@ -104,7 +120,9 @@ class GroupPage(BesidePage):
 
     def _ruler(self) -> Block:
         """All siblings by reward, with the one that is chosen."""
-        return ruler([number(one.reward) for one in self._siblings], self._chosen, marked={0})
+        return ruler(
+            [f"{number(one.reward)} {times(one.copies)}".rstrip() for one in self._siblings], self._chosen, marked={0}
+        )
 
     def action_choose(self, columns: int) -> None:
         wanted = max(0, min(self._chosen + columns, len(self._siblings) - 1))
@@ -125,8 +143,9 @@ def _window(count: int, chosen: int, room: int) -> list[int]:
     return [0, *range(last - room + 2, last + 1)]
 
 
-def _head(view: Conversation) -> Text:
-    head = Text.assemble((f"#{number(view.index)} ", "bold"), ("reward ", "dim"), (number(view.reward), "bold"))
+def _head(view: Conversation, sibling: _Sibling) -> Text:
+    head = Text.assemble((f"#{number(view.index)} {times(sibling.copies)}".rstrip() + " ", "bold"), ("reward ", "dim"))
+    head.append(number(view.reward), "bold")
     if view.advantage is not None:
         head.append(" adv ", "dim").append(signed(view.advantage), tone(view.advantage))
     if view.completion_tokens is not None:

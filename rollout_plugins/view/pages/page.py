@@ -50,7 +50,8 @@ class Page(Screen[None]):
     """What its columns mean, for the help."""
     AUTO_FOCUS = "Grid, Pager"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("q,escape,backspace", "back", "Back", key_display="q"),
+        Binding("q,backspace", "back", "Back", key_display="q"),
+        Binding("escape", "escape", "Back, but never out", show=False),
         Binding("question_mark", "help", "Help", key_display="?"),
         Binding("i", "facts", "About the run", show=False),
     ]
@@ -135,6 +136,13 @@ class Page(Screen[None]):
             self.app.pop_screen()
         else:
             self.app.exit()
+
+    def action_escape(self) -> None:
+        """Back to where there is something to go back to; only `q` leaves."""
+        if len(self.app.screen_stack) > 2:
+            self.action_back()
+        else:
+            self.say("q leaves")
 
     def action_help(self) -> None:
         self.viewer.show_help(self)

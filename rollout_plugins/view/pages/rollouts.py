@@ -16,18 +16,18 @@ from textual.timer import Timer
 from textual.widget import Widget
 from textual.worker import get_current_worker
 
-from rollout_plugins.content.messages import completion_text
+from rollout_plugins.content.messages import completion_text, question_text
 from rollout_plugins.show.blocks import Block
 from rollout_plugins.show.text import count, one_line
 from rollout_plugins.store.matches import Matches
 from rollout_plugins.view.pages.rollout import RolloutPage, blocks_of
 from rollout_plugins.view.pages.rollout_actions import RolloutActions
 from rollout_plugins.view.widgets.ask import Ask
-from rollout_plugins.view.widgets.columns import ANSWER, rollout_columns
+from rollout_plugins.view.widgets.columns import ANSWER, QUESTION, rollout_columns
 from rollout_plugins.view.widgets.grid import Grid
 from rollout_plugins.view.widgets.pager import Pager
 
-_WIDE = 110
+_WIDE, _BESIDE = 110, 60
 _PIECE = 100_000
 """Rollouts that are searched at once; after each there is progress to show and a moment to stop."""
 
@@ -210,6 +210,7 @@ class RolloutsPage(RolloutActions):
         def put(rows: list[dict[str, Any] | None]) -> None:
             if self._found is found:
                 self.query_one(Grid).put(event.start, rows)
+                self._share()
                 if event.start <= self.query_one(Grid).cursor < event.start + len(rows):
                     self._look()
 
@@ -218,7 +219,7 @@ class RolloutsPage(RolloutActions):
                 self.query_one(Grid).put(event.start, texts)
 
         self.job(partial(page.rows, names), put, group=f"rows {event.start}")
-        self.job(partial(_answers, page), say, group=f"texts {event.start}")
+        self.job(partial(_texts, page), say, group=f"texts {event.start}")
 
     # The one under the cursor
 
@@ -269,6 +270,13 @@ class RolloutsPage(RolloutActions):
     def _choose_panes(self) -> None:
         wide = self.app.size.width >= _WIDE if self._preview is None else self._preview
         self.set_class(wide, "-wide")
+        self._share()
+
+    def _share(self) -> None:
+        """The list gets half of the screen, and more where its columns need it and the rollout still has room."""
+        width = self.app.size.width
+        needed = min(self.query_one(Grid).needs, width - _BESIDE)
+        self.query_one(Grid).styles.width = max(needed, width // 2) if self.has_class("-wide") else "1fr"
 
     # Filter and search
 
@@ -332,9 +340,18 @@ class RolloutsPage(RolloutActions):
         else:
             super().action_back()
 
+    def action_escape(self) -> None:
+        """Take the filter and the search away, if there are any, before going back."""
+        if not self._searching and (self._where or self._text):
+            self._read(where="", text="", hits=None)
+        else:
+            super().action_escape()
 
-def _answers(page: Matches) -> list[Mapping[str, Any] | None]:
-    """Each rollout's answer, in one line."""
-    texts = {rollout.id: one_line(completion_text(rollout), 200) for rollout in page.rollouts()}
-    ids = [row["id"] if row else None for row in page.rows(["id"])]
-    return [None if one is None else {ANSWER: texts.get(one, "")} for one in ids]
+
+def _texts(page: Matches) -> list[Mapping[str, Any] | None]:
+    """What each rollout was asked and answered, each in one line."""
+    texts: list[Mapping[str, Any] | None] = [None] * len(page)
+    for place, rollout in page.numbered():
+        said = {QUESTION: question_text(rollout), ANSWER: completion_text(rollout)}
+        texts[place] = {name: one_line(text, 200) for name, text in said.items()}
+    return texts

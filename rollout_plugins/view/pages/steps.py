@@ -82,11 +82,7 @@ class StepsPage(Page):
     def _draw(self) -> None:
         """The title and the chart, for the room there is."""
         run = self.viewer.stored
-        info = run.info
-        name = Text.assemble((one_line(info.id, 40) or "run", "bold"))
-        for fact in (info.trainer, info.model.rstrip("/").rpartition("/")[2]):
-            if fact:
-                name.append(f"  {one_line(fact, 40)}", "dim")
+        name = Text.assemble((one_line(run.name, 60), "bold"), (f"  {one_line(run.info.trainer, 40)}", "dim"))
         total = sum(row["rollouts"] for row in self._stats)
         self.title_is(name, Text.assemble(*self.viewer.state(), f"  {count(total, 'rollout')}"))
         chart, height = self.query_one("#chart", Static), self.app.size.height

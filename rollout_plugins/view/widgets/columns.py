@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rollout_plugins.show.text import MISSING, finite, number, one_line, signed, tone
+from rollout_plugins.show.text import MISSING, finite, number, one_line, tone
 
-ANSWER = " said"
-"""The column with the answer. It is not a column of the run, so nothing can be sorted by it."""
+QUESTION, ANSWER = " asked", " said"
+"""What was asked and answered. These are not columns of the run, so nothing can be sorted by them."""
 _BAR = 12
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 Shown = tuple[str, str]
@@ -22,6 +22,13 @@ def plain(value: Any) -> Shown:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return number(value), ""
     return one_line(value, 200), ""
+
+
+def real(value: Any) -> Shown:
+    """A reward and the like, with the same decimals in each row, so that they can be compared."""
+    known = finite(value)
+    even = isinstance(value, float) and known is not None and (not known or 1e-3 <= abs(known) < 1e6)
+    return (f"{known:,.3f}", "") if even else plain(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +56,17 @@ def step_columns(stats: Sequence[Mapping[str, Any]]) -> list[Column]:
         *([Column("split", "split")] if {row["split"] for row in stats} - {"train"} else []),
         Column("step", "step"),
         Column("rollouts", "rollouts"),
-        Column("reward", "reward"),
+        Column("reward", "reward", real),
         *([Column("reward", " ", bar)] if low < high else []),
-        Column("reward_std", "spread"),
+        Column("reward_std", "spread", real),
         Column("truncated", "trunc", _warned("yellow")),
         Column("tool_calls", "calls", _counted),
         Column("tool_errors", "failed", _warned("red")),
         Column("errors", "errors", _warned("red")),
         Column("flat_groups", "flat", _counted),
         Column("completion_tokens", "tokens", _rounded),
-        Column("group_std", "in groups"),
-        *(Column(name, one_line(name.removeprefix("reward/"), 20)) for name in _rewards(stats)),
+        Column("group_std", "in groups", real),
+        *(Column(name, one_line(name.removeprefix("reward/"), 20), real) for name in _rewards(stats)),
     ]
     always = {"split", "step", "rollouts", "reward", "truncated", "tool_calls", "tool_errors"}
     return [column for column in made if column.name in always or any(row.get(column.name) for row in stats)]
@@ -102,7 +109,8 @@ def rollout_columns(names: Sequence[str], *, leave_out: set[str]) -> list[Column
         Column("group", "grp"),
         Column("index", "#"),
         Column("reward", "reward", _bold),
-        *(Column(name, one_line(name.removeprefix("reward/"), 20)) for name in rewards),
+        Column(QUESTION, "asked", _said, left=True),
+        *(Column(name, one_line(name.removeprefix("reward/"), 20), real) for name in rewards),
         Column("advantage", "adv", _signed),
         *(Column(name, one_line(name, 20)) for name in annotations),
         Column("completion_tokens", "tokens"),
@@ -110,23 +118,25 @@ def rollout_columns(names: Sequence[str], *, leave_out: set[str]) -> list[Column
         Column("calls", "calls", _counted),
         Column("failed_calls", "failed", _warned("red")),
         Column("finish", "finish", _finish),
+        Column(ANSWER, "answered", _said, left=True),
     ]
-    return [*(column for column in made if column.name in there), Column(ANSWER, "answer", _answer, left=True)]
+    return [column for column in made if column.name in there or column.left]
 
 
-def _answer(value: Any) -> Shown:
+def _said(value: Any) -> Shown:
     return ("…", "dim") if value is None else (value, "")
 
 
 def _bold(value: Any) -> Shown:
-    text, style = plain(value)
+    text, style = real(value)
     return text, style or "bold"
 
 
 def _signed(value: Any) -> Shown:
     if not isinstance(value, (int, float)):
         return plain(value)
-    return signed(value), tone(value)
+    text, _ = real(value)
+    return f"{'+' * (value > 0)}{text}", tone(value)
 
 
 def _finish(value: Any) -> Shown:

@@ -19,7 +19,7 @@ from rollout_plugins.view.widgets.columns import Column, Shown
 
 PAGE = 64
 _KEPT = 40 * PAGE
-_WIDEST = 24
+_WIDEST, _WORDS = 24, 18
 
 
 class Grid(ScrollView, can_focus=True):
@@ -136,19 +136,29 @@ class Grid(ScrollView, can_focus=True):
         """Cells beside the scrollbar."""
         return max(self.scrollable_content_region.width, 1)
 
+    @property
+    def needs(self) -> int:
+        """Cells in which all columns have room, those of text for some words."""
+        texts = sum(column.left for column in self.columns)
+        return sum(self._fixed_widths()) + texts * _WORDS + 2
+
     def _measure(self) -> None:
         self.virtual_size = Size(sum(self._all_widths()) + 1, self.count + 1)
 
     def _all_widths(self) -> list[int]:
         """The width of each column with the space after it; columns of text share what is left."""
+        widths = self._fixed_widths()
+        texts = [place for place, column in enumerate(self.columns) if column.left]
+        room = self._room - 1 - sum(widths)
+        for place in texts:
+            widths[place] = max(room // len(texts), _WORDS)
+        return widths
+
+    def _fixed_widths(self) -> list[int]:
+        """The width of each column, 0 for one of text."""
         sorted_by = self.order[0] if self.order else None
         pairs = zip(self.columns, self._widths, strict=True)
-        widths = [width + 2 + (column.name == sorted_by) for column, width in pairs]
-        texts = [place for place, column in enumerate(self.columns) if column.left]
-        room = self._room - 1 - sum(width for place, width in enumerate(widths) if place not in texts)
-        for place in texts:
-            widths[place] = max(room // len(texts), widths[place], 20)
-        return widths
+        return [0 if column.left else width + 2 + (column.name == sorted_by) for column, width in pairs]
 
     def _shown(self, place: int) -> list[Shown] | None:
         if place in self._cells:
@@ -262,7 +272,10 @@ class Grid(ScrollView, can_focus=True):
 
     def action_choose(self, columns: int) -> None:
         """The column that `s` sorts by; it comes on the screen."""
-        self.chosen = max(0, min(self.chosen + columns, len(self.columns) - 1))
+        ahead = [n for n, column in enumerate(self.columns) if (n - self.chosen) * columns > 0 and not column.left]
+        if not ahead:
+            return
+        self.chosen = ahead[0] if columns > 0 else ahead[-1]
         widths = self._all_widths()
         start, width = 1 + sum(widths[: self.chosen]), widths[self.chosen] if widths else 0
         if start < self.scroll_offset.x + 1:

@@ -1,0 +1,55 @@
+"""Two lines for the person at the terminal: that a run is recorded, and where it is."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from rollout_hookspecs import Run
+
+from rollout_plugins.engine.counters import Counters
+
+logger = logging.getLogger("rollout_plugins")
+
+_said: set[str] = set()
+
+
+def say_start(run: Run) -> None:
+    """Once a run, on rank 0."""
+    _say(run, "records every rollout. To see them, now or later:")
+
+
+def say_end(run: Run, counters: Counters) -> None:
+    """Once a run, on rank 0: how many there are, and what was lost."""
+    count = f"{sum(counters.rollouts.values()):,} rollouts"
+    here = f" on rank 0 of {run.world_size}" if run.world_size > 1 else ""
+    lost = ", ".join(f"{number:,} {reason}" for reason, number in counters.drops.items())
+    _say(run, f"recorded {count}{here}, {f'lost: {lost}' if lost else 'none lost'}. To see them:")
+
+
+def _say(run: Run, text: str) -> None:
+    moment = f"{run.dir} {text.partition(' ')[0]}"
+    if run.rank or moment in _said or logger.level > logging.INFO:
+        return
+    _said.add(moment)
+    with suppress(Exception):  # nobody has to have a terminal
+        _write(f"rollout-plugins {text} rollouts view {shlex.quote(_short(run.dir))}")
+
+
+def _short(folder: str) -> str:
+    """As a person would type it from here."""
+    with suppress(OSError, ValueError):
+        return str(Path(folder).relative_to(Path.cwd()))
+    return folder
+
+
+def _write(line: str) -> None:
+    """On standard error, and not into the trainer's progress bar."""
+    tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)
+    if tqdm is None:
+        sys.stderr.write(f"{line}\n")
+    else:
+        tqdm.write(line, file=sys.stderr)
