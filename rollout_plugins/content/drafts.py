@@ -65,7 +65,8 @@ class Drafts(Sequence[Rollout]):
             return [self[i] for i in range(self._count)[index]]
         index = range(self._count)[index]
         if index not in self._made:
-            self._made[index] = Rollout(**{name: column[index] for name, column in self._columns.items()})
+            values = {name: column[index] for name, column in self._columns.items()}
+            self._made[index] = Rollout(**{"id": "", **values})
         return self._made[index]
 
     def _column(self, name: str) -> Sequence[Any]:
