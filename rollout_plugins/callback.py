@@ -425,4 +425,4 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
 def _why(trainer: Any) -> str:
     """How the trainer differs from the known one it is most like."""
     found = nearest_to(trainer)
-    return f": {found}; docs/plugins.md shows how to write a host for it" if found else ""
+    return f": {found}; docs/trainers.md says how to write a host for it" if found else ""

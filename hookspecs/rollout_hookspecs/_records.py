@@ -400,6 +400,10 @@ class Sink(Plugin, Protocol):
         """Ids of the rollouts that are in the place; None where it cannot be asked. Exports leave those out."""
         return None
 
+    def gone(self) -> int:
+        """How many rollouts that had arrived were removed from the place since this was last asked."""
+        return 0
+
     def alert(self, title: str, text: str) -> None:
         """Show a warning the way the destination does."""
         return

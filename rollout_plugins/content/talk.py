@@ -8,7 +8,7 @@ other message is kept as it is, beside the columns.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain
 from sys import getsizeof
 from typing import Any, Final, overload
@@ -173,6 +173,12 @@ class Talk(Sequence[tuple[Any, ...]]):
     def message_of(self, call: int) -> int:
         """The message that a call stands in."""
         return self.asking[bisect_right(self.call_starts, call) - 1]
+
+    def replaced(self, changes: Mapping[int, Any]) -> Talk:
+        """The same with other messages for some of the conversations."""
+        made = Talk([changes.get(i, messages) for i, messages in enumerate(self)], "")
+        made.is_text = [is_text and i not in changes for i, is_text in enumerate(self.is_text)]
+        return made
 
     def take(self, rows: Sequence[int]) -> Talk:
         """Some of the conversations."""

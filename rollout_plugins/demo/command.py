@@ -26,7 +26,7 @@ STATUSES = {"ok": "green", "error": "red", "unknown": "yellow", "not_run": "brig
 
 
 def configure(parser: ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, default=Path(OUT), help=f"where to train (default: {OUT})")
+    parser.add_argument("-o", "--out", type=Path, default=Path(OUT), help=f"where to train (default: {OUT})")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"how many steps to train (default: {STEPS})")
 
 

@@ -21,7 +21,8 @@ from rollout_plugins.errors import RunError
 
 logger = logging.getLogger("rollout_plugins")
 
-LIMIT = 64
+#: How many generations may wait for a sink, and how large all of them may be.
+LIMIT, LIMIT_BYTES = 64, 2**29
 
 
 def is_more_than_sink(plugin: Any, dispatcher: Dispatcher) -> bool:
@@ -61,7 +62,7 @@ class Outbox:
         self._stuck_on: Job | None = None
         self._told = patience is not None  # an export ends with the error, which tells enough
         self._closed = False
-        self._worker = Worker(self.name, LIMIT)
+        self._worker = Worker(self.name, LIMIT_BYTES)
         self._worker.start()
 
     def start_run(self, run: Run) -> None:
@@ -72,19 +73,20 @@ class Outbox:
         if self._patience is not None:
             self._put("received", self._ask)
 
-    def send(self, traces: Sequence[Trace], step: Step) -> None:
-        """Queue the traces; when the sink is too far behind they are counted as missed."""
+    def send(self, traces: Sequence[Trace], step: Step, size: int = 0) -> None:
+        """Queue the traces, of some `size` in bytes; when the sink is too far behind they are counted as missed."""
         if traces:
-            self._put("export_traces", partial(self._export, tuple(traces), step), len(traces))
+            self._put("export_traces", partial(self._export, tuple(traces), step), len(traces), size)
 
     def alert(self, title: str, text: str) -> None:
         self._put("alert", partial(as_sink(self.plugin).alert, title=title, text=text))
 
     def end_run(self, run: Run) -> None:
-        self._put("on_run_end", partial(self._call, "on_run_end", run=run))
+        self._put("on_run_end", partial(self._end, run))
 
-    def _put(self, what: str, work: Callable[[], object], traces: int = 0) -> None:
-        job = Job(partial(self._do, what, work, traces), size=min(traces, 1), rollouts=traces)
+    def _put(self, what: str, work: Callable[[], object], traces: int = 0, size: int = 0) -> None:
+        least = LIMIT_BYTES // LIMIT if traces else 0  # so that no more than LIMIT fit
+        job = Job(partial(self._do, what, work, traces), size=max(size, least), rollouts=traces)
         if traces and self._closed:
             self._miss(traces, "it was given up on")
         elif not self._worker.put(job):
@@ -131,8 +133,20 @@ class Outbox:
         ids = list(dict.fromkeys(trace.rollout_id for trace in traces))
         sent, had, foreign = self._delivery.send(ids, export)
         self.delivered = Delivered(self.delivered.sent + sent, self.delivered.had + had)
+        self._do("gone", self._look_for_losses, 0)
         if foreign:
             self._blame(len(ids) - sent - had, foreign)
+
+    def _end(self, run: Run) -> None:
+        self._call("on_run_end", run=run)
+        self._do("gone", self._look_for_losses, 0)
+
+    def _look_for_losses(self) -> None:
+        gone = as_sink(self.plugin).gone()
+        if gone:
+            place = as_sink(self.plugin).target or self.name
+            logger.warning("%d rollouts were removed from %s since they were sent there", gone, place)
+            self._miss(gone, "what it was sent is no longer there")
 
     def _blame(self, lost: int, foreign: str) -> None:
         """It cannot be known what arrived of the rollouts whose ids the sink did not return."""

@@ -373,7 +373,8 @@ class Pipeline:
             self._storage.write(batch.split, generation.to_store())
             self._storage.note_chosen(generation.chosen_elsewhere())
         for outbox in self._outboxes:
-            outbox.send(generation.traces_for(outbox.scope), generation.step)
+            traces = generation.traces_for(outbox.scope)
+            outbox.send(traces, generation.step, batch.bytes * len(traces) // max(batch.count, 1))
         self._figures.add((batch.split, batch.dataset), generation.metrics or {})
 
     def _through_plugins(self, generation: Generation) -> None:

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import secrets
+import shutil
 import sys
 import time
 from contextlib import suppress
@@ -18,7 +19,7 @@ from typing import Any
 from rollout_hookspecs import Run
 
 from rollout_plugins.engine import environment
-from rollout_plugins.errors import RunError
+from rollout_plugins.errors import DamageWarning, RunError
 from rollout_plugins.store.read import open_run
 from rollout_plugins.store.write import ATTEMPTS
 
@@ -35,6 +36,8 @@ class Identity:
     attempt: int = 1
     generation: int = 0
     resumed_from: int | None = None
+    launch: str = ""
+    """The same for all processes that begin it together; empty where they could not agree."""
 
 
 def new_id() -> str:
@@ -49,7 +52,8 @@ def identify(root: Path, key: str, checkpoint: Path | None, step: int, restarted
     name = restarted or run_of(checkpoint)
     if name and (root / name).is_dir():
         mine = Identity(name, max(1, _last_attempt(root / name)) + 1, _whole(marker.get("generation")), step)
-    return _agreed(key, mine, place_in_launch()[1])
+    found = _agreed(key, mine, place_in_launch()[1])
+    return found if found.attempt == 1 else _unshared(root / found.id, found)
 
 
 def identify_loop(
@@ -76,20 +80,37 @@ def place_in_launch() -> tuple[int, int]:
 
 
 def claimed(run: Run) -> Run:
-    """The run, as an attempt that nobody else writes: processes without a number that begin at once find the same one.
+    """The run, as an attempt of its own: processes without a number that begin at once find the same one."""
+    if run.world_size > 1:
+        return run
+    mine = Identity(run.id, run.attempt, resumed_from=run.resumed_from, launch=secrets.token_hex(4))
+    found = _unshared(Path(run.dir), mine)
+    return replace(run, attempt=found.attempt, resumed_from=found.resumed_from)
+
+
+def _unshared(folder: Path, found: Identity) -> Identity:
+    """With an attempt that no other launch has taken, such as one that resumes the same checkpoint at this moment.
 
     The first of them says where it goes on from. Said again, that would hide what the first one records.
     """
-    if run.world_size > 1:
-        return run
-    folder = Path(run.dir) / ATTEMPTS
     with suppress(OSError):  # a folder that cannot be written to is the store's to tell of
-        folder.mkdir(parents=True, exist_ok=True)
-        for attempt in itertools.count(run.attempt):
-            with suppress(FileExistsError):
-                (folder / f"{attempt:03d}-{run.rank:05d}").touch(exist_ok=False)
-                return run if attempt == run.attempt else replace(run, attempt=attempt, resumed_from=None)
-    return run
+        for attempt in itertools.count(found.attempt) if found.launch else ():
+            if _takes(folder / ATTEMPTS / f"{attempt:03d}", found.launch):
+                return found if attempt == found.attempt else replace(found, attempt=attempt, resumed_from=None)
+    return found
+
+
+def _takes(attempt: Path, launch: str) -> bool:
+    """Whether the attempt is this launch's, now or since one of its processes took it. Renaming takes it at once."""
+    own = attempt.with_name(f".{secrets.token_hex(8)}")
+    (own / launch).mkdir(parents=True)
+    try:
+        own.rename(attempt)
+    except OSError:
+        shutil.rmtree(own)
+        if not attempt.is_dir():
+            raise
+    return (attempt / launch).is_dir()
 
 
 def ranks_can_agree(world_size: int) -> bool:
@@ -103,7 +124,10 @@ def ranks_can_agree(world_size: int) -> bool:
 
 def _agreed(key: str, mine: Identity, world_size: int) -> Identity:
     """The first writer's identity, on every rank that asks. Waits for nobody, so any rank may be absent."""
-    if world_size == 1 or not ranks_can_agree(world_size):
+    with_launch = replace(mine, launch=secrets.token_hex(4))
+    if world_size == 1:
+        return with_launch
+    if not ranks_can_agree(world_size):
         return mine
     try:
         from torch import distributed
@@ -112,7 +136,7 @@ def _agreed(key: str, mine: Identity, world_size: int) -> Identity:
         store = distributed.TCPStore(
             address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=5)
         )
-        first = distributed.PrefixStore("rollout_plugins", store).compare_set(key, "", json.dumps(vars(mine)))
+        first = distributed.PrefixStore("rollout_plugins", store).compare_set(key, "", json.dumps(vars(with_launch)))
         return Identity(**json.loads(bytes(first)))
     except Exception as error:  # every rank then has a run of its own, which is said, and loses nothing
         logger.warning("ranks could not agree on a run id (%r); each records a run of its own", error)
@@ -161,7 +185,7 @@ def _generations(folder: Path, attempt: int) -> int:
     """How many generation batches a run had up to an attempt, so that the next ones are counted on."""
     if not attempt:
         return 0
-    with suppress(RunError, OSError):
+    with suppress(RunError, OSError, DamageWarning):  # a warning, where those are errors
         query = f"select max(generation) as last from rollouts where attempt <= {attempt}"  # noqa: S608 - a number
         last = open_run(folder).sql(query, superseded=True)["last"][0].as_py()
         return 0 if last is None else int(last) + 1

@@ -7,12 +7,22 @@ from typing import Any
 
 from rollout_hookspecs import Host
 
-from rollout_plugins.hosts import a2po, async_queue, distillation, gkd, grpo, online_dpo, self_distillation
+from rollout_plugins.hosts import (
+    a2po,
+    async_queue,
+    axolotl,
+    distillation,
+    gkd,
+    grpo,
+    online_dpo,
+    self_distillation,
+    swift,
+)  # fmt: skip
 
 #: The hosts of this library, most specific first.
 HOSTS = (
-    grpo.HOST, async_queue.AsyncHost(), self_distillation.SDPO, self_distillation.SDFT, distillation.HOST,
-    online_dpo.HOST, a2po.HOST, gkd.GKD, gkd.GOLD, gkd.IWOPD,
+    swift.HOST, axolotl.HOST, grpo.HOST, async_queue.AsyncHost(), self_distillation.SDPO, self_distillation.SDFT,
+    distillation.HOST, online_dpo.HOST, a2po.HOST, gkd.GKD, gkd.GOLD, gkd.IWOPD,
 )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ function runs), and around `_generate_and_score_completions`, at whose end the a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any, ClassVar, Final
 
 from rollout_hookspecs import Batch, Emit
@@ -19,9 +20,10 @@ from rollout_plugins.hosts.grpo_unscored import NEVER_SCORED, NO_ADVANTAGE, Made
 from rollout_plugins.hosts.kit.decoding import Decoder
 from rollout_plugins.hosts.kit.observing import Needs, Observer
 from rollout_plugins.hosts.kit.support import Support, TRLHost
+from rollout_plugins.hosts.kit.turns import Turns
 from rollout_plugins.hosts.kit.wrapping import Call
 
-_LOGPROBS: Final = "sampler, trainer and reference"
+LOGPROBS: Final = "sampler, trainer and reference"
 SCORED: Final = ("inputs", "prompts", "completions", "completion_ids_list")
 _PER_TOKEN = ("sampling_per_token_logps", "old_per_token_logps", "ref_per_token_logps")
 
@@ -83,6 +85,7 @@ class GRPOObserver(Observer):
             self.unscored.wait_unknown(-len(ids))
         if not found or len(found) != len(ids):
             return
+        now.claimed = found
         steps = {made.policy_step for made, _ in found}
         now.policy_step = steps.pop() if len(steps) == 1 else None
         spoken = [made.completions[i] for made, i in found if made.completions is not None]
@@ -104,7 +107,7 @@ class GRPOObserver(Observer):
     def _complete(self, now: Sampled, made: Made) -> None:
         """How it was scored was not seen: keep what was generated."""
         now.snapshot(now.rows if len(now.rows) == len(made.ids) else (), made.prompts, made.completions, made.ids)
-        now.unknown["rewards"] = NEVER_SCORED
+        now.unknown.setdefault("rewards", NEVER_SCORED)
         if made.completions is None or None in made.prompts:
             now.decoder = now.decoder or Decoder(self.trainer, self.options)
 
@@ -122,9 +125,18 @@ class GRPOObserver(Observer):
 
     def _keep(self, now: Sampled) -> None:
         if not now.advantages:
-            now.unknown["advantage"] = NO_ADVANTAGE
+            now.unknown.setdefault("advantage", NO_ADVANTAGE)
+        if now.is_played:
+            now.later.append(partial(self._turns.tell_apart, now))
         super().hand_over(now)
         now.forget_trainers_lists()
+
+    @cached_property
+    def _turns(self) -> Turns:
+        templating = dict(getattr(self.trainer, "chat_template_kwargs", None) or {})
+        if getattr(self.trainer, "chat_template", None):
+            templating["chat_template"] = self.trainer.chat_template
+        return Turns(Decoder(self.trainer, self.options), templating)
 
     def detach(self) -> None:
         super().detach()
@@ -146,7 +158,8 @@ class GRPOObserver(Observer):
         now.rewards.numbers = lambda index: gathered[here, index].tolist()
         copier = Snapshot()
         pending = getattr(self.trainer, "_pending_extra_logs", None) or {}
-        now.extra = {str(name): copier.copy(list(values)) for name, values in pending.items()}
+        fields = {f"rollout_func.{name}" if name in pending else name: some for name, some in now.extra.items()}
+        now.extra = {**fields, **{str(name): copier.copy(list(values)) for name, values in pending.items()}}
         now.bytes += copier.bytes
 
     def _read_advantages(self, now: Sampled, out: Mapping[str, Any]) -> None:
@@ -165,7 +178,8 @@ class GRPOObserver(Observer):
 
         It reads the device, so only where something of the trainer's tensors is kept or there is a doubt.
         """
-        if not (self.options.get("tokens") or now.is_one_of_several) or "completion_ids" not in out:
+        is_in_doubt = now.is_one_of_several or _replays(self.trainer)
+        if not (self.options.get("tokens") or is_in_doubt) or "completion_ids" not in out:
             return frozenset()
         rows = out["completion_ids"].tolist()
         ids = now.scored_ids or (now.made.ids if now.made else ())
@@ -189,11 +203,14 @@ class GRPOObserver(Observer):
         if now.count or now.made is not None:
             with self.guarded("keep what was generated"):
                 self._set_apart(now)
+        with self.guarded("see the rows of a generation"):
+            now.keep_columns()
         out = call.run()
         with self.guarded("see what was generated"):
             prompts = next(iter((*call.args, *call.kwargs.values())), ())
             now.generated += len(prompts)
             now.made = Made.of(prompts, out)
+            now.see_fields(out)
         if isinstance(out, tuple) and out:
             now.prompt_ids = out[0]
             if len(out) > 3 and now.tool_mask is None:
@@ -211,6 +228,11 @@ class GRPOObserver(Observer):
                     self.lose(now.generated - batch.count)
             else:
                 self.lose(max(now.expected, now.generated))
+
+
+def _replays(trainer: Any) -> bool:
+    names = ("replay_buffer", "_replay_buffer")
+    return any(getattr(trainer, name, None) is not None for name in names)
 
 
 def _structured(made: Made | None, prompts: Any, completions: Any) -> tuple[Any, Any]:
@@ -242,10 +264,10 @@ HOST = GRPOHost(
     (
         Support(
             trainer="GRPOTrainer", advantage=True, groups=True, evaluation=True, images=True, tools=True,
-            logprobs=_LOGPROBS, since="0.22", note="prompt lengths since 0.24, tools since 0.26, log_extra since 1.0",
+            logprobs=LOGPROBS, since="0.22", note="prompt lengths since 0.24, tools since 0.26, log_extra since 1.0",
         ),
         Support(
-            trainer="GMPOTrainer", advantage=True, groups=True, evaluation=True, images=True, logprobs=_LOGPROBS,
+            trainer="GMPOTrainer", advantage=True, groups=True, evaluation=True, images=True, logprobs=LOGPROBS,
             since="1.10",
         ),
         Support(

@@ -9,10 +9,12 @@ from __future__ import annotations
 import copy
 import logging
 import threading
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from rollout_plugins.content.snapshot import Snapshot
 from rollout_plugins.hosts.kit.generation import Generation
 from rollout_plugins.hosts.kit.rewards import Rewards
 
@@ -55,6 +57,43 @@ class Sampled(Generation):
         self.logged: Sequence[Any] | None = None
         """What was in the trainer's log before."""
         self.is_one_of_several = False
+        self.claimed: Sequence[tuple[Sampled, int]] = ()
+        """For each row, the generation it was made in and its place there, if it was made before it was scored."""
+        self.is_played = getattr(trainer, "rollout_func", None) is not None
+        """Whether the user's own function makes the rollouts."""
+        self.fields: Mapping[str, Any] = {}
+        """What that function gave besides: the trainer puts it into the dataset's rows."""
+        self.before: list[dict[str, Any]] = []
+        """The rows as they were until then."""
+
+    def keep_columns(self) -> None:
+        if self.is_played:
+            self.before = [dict(row) for row in self.rows]
+
+    def see_fields(self, out: Any) -> None:
+        """Fields are the one dictionary among what `_generate` returns."""
+        if self.is_played and isinstance(out, tuple):
+            self.fields = next((one for one in out if isinstance(one, dict)), {})
+
+    def snapshot(self, rows: Any, prompts: Any, completions: Any, ids: Any = None) -> None:
+        """The function's fields are kept apart from the columns of the dataset."""
+        before = self.before if len(self.before) == len(rows) else [{}] * len(rows)
+        own = [self._without_fields(row, old) for row, old in zip(rows, before, strict=True)]
+        super().snapshot(own if self.fields else rows, prompts, completions, ids)
+        copier = Snapshot()
+        for name, value in self.fields.items():
+            self.extra[str(name)] = copier.copy(value if isinstance(value, list) else [value] * self.count)
+        self.bytes += copier.bytes
+
+    def _without_fields(self, row: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+        own = {name: value for name, value in row.items() if name not in self.fields}
+        return own | {name: value for name, value in before.items() if name in self.fields}
+
+    def answer(self, ids: Sequence[Sequence[int]]) -> None:
+        """Turns are told apart by their ids."""
+        super().answer(ids)
+        if self.is_played:
+            self.ids = [array("q", row) for row in ids]
 
     def split_off(self) -> Sampled:
         """What was seen so far, as a generation of its own: the trainer goes on with another one."""
@@ -63,12 +102,13 @@ class Sampled(Generation):
         self.count = self.bytes = 0
         self.made, self.seconds, self.prompt_ids, self.tool_mask, self.said = None, 0.0, None, None, None
         self.watches, self.later, self.marks, self.extra, self.unknown = [], [], [], {}, {}
-        self.scored_ids, self.rewards = (), Rewards(self.trainer)
+        self.scored_ids, self.claimed, self.rewards = (), (), Rewards(self.trainer)
         return earlier
 
     def forget_trainers_lists(self) -> None:
         """They need not wait for the worker thread."""
-        self.made, self.logged, self.scored_ids = None, None, ()
+        self.made, self.logged, self.scored_ids, self.claimed = None, None, (), ()
+        self.fields, self.before = {}, []
 
 
 def _are_rows(value: Any, kind: type) -> bool:
@@ -108,18 +148,22 @@ class Unscored:
         self._lock = threading.Lock()
         self._waiting: list[_Waiting] = []
         self._is_told = False
+        self.most = _MOST
         self._unknown = 0
 
-    def _tell(self) -> None:
+    @property
+    def count(self) -> int:
         with self._lock:
-            count = sum(len(one.left) for one in self._waiting) + self._unknown
-        self._changed(count)
+            return sum(len(one.left) for one in self._waiting) + self._unknown
+
+    def _tell(self) -> None:
+        self._changed(self.count)
 
     def wait(self, now: Sampled, ids: Sequence[Sequence[int]]) -> None:
         with self._lock:
             self._waiting.append(_Waiting(now, ids))
-            late = self._waiting[:-_MOST]
-            del self._waiting[:-_MOST]
+            late = self._waiting[: -self.most]
+            del self._waiting[: -self.most]
         self._give_up(late)
         self._tell()
 
@@ -156,9 +200,8 @@ class Unscored:
     def _give_up(self, late: Sequence[_Waiting]) -> None:
         for one in late:
             one.now.keep_rows(one.left)
-            one.now.unknown.setdefault("rewards", NEVER_SCORED)
             self._hand_over(one.now)
-        if late and not self._is_told:
+        if not self._is_told and any(one.now.unknown.get("rewards") == NEVER_SCORED for one in late):
             self._is_told = True
             logger.warning(
                 "the trainer generates rollouts that it does not score where that can be seen; they are stored "

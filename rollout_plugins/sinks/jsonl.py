@@ -44,6 +44,8 @@ class JsonlSink:
         self._path = path if not path or path == "-" else Path(path).absolute()
         self._run = Run(id="rollouts")
         self._pipe: IO[bytes] | None = None
+        self._written: dict[tuple[Path, int, int], int] = {}
+        self._gone = 0
 
     def __reduce__(self) -> Any:
         """A copy is a new one with the same options, here and in the other sinks that hold what cannot be copied."""
@@ -58,10 +60,16 @@ class JsonlSink:
         """Ids of the rollouts that are in the files; None for a pipe."""
         return None if self._place().is_fifo() else set(_ids_in(self._place()))
 
+    def gone(self) -> int:
+        """How many lines of this run were in files that are no longer there."""
+        gone, self._gone = self._gone, 0
+        return gone
+
     @hookimpl
     def on_run_start(self, run: Run) -> None:
         self._close_pipe()
         self._run = run
+        self._written, self._gone = {}, 0
 
     @hookimpl
     def export_traces(self, traces: Sequence[Trace], step: Step) -> list[str]:
@@ -74,12 +82,20 @@ class JsonlSink:
         elif self._place().is_fifo():
             self._send(lines.encode())
         else:
-            _append(self._place(), lines.encode(), self._most)
+            self._look_for_files()
+            file = _append(self._place(), lines.encode(), self._most)
+            self._written[file] = self._written.get(file, 0) + len(traces)
         return [trace.rollout_id for trace in traces]
 
     @hookimpl
     def on_run_end(self, run: Run) -> None:
         self._close_pipe()
+        self._look_for_files()
+
+    def _look_for_files(self) -> None:
+        """Count the lines whose file was removed or moved: what is written next makes a new one without a word."""
+        for file in [file for file in self._written if not _is_there(*file)]:
+            self._gone += self._written.pop(file)
 
     def _place(self) -> Path:
         place = Path(self._path) if self._path else Path(self._run.dir or ".") / "jsonl"
@@ -100,18 +116,27 @@ class JsonlSink:
             pipe.close()
 
 
-def _append(folder: Path, data: bytes, most: int) -> None:
-    """All lines or none, in the last file or a new one, even while others write or remove files there."""
+def _append(folder: Path, data: bytes, most: int) -> tuple[Path, int, int]:
+    """All lines or none, in the last file or a new one, even while others write or remove files there. Which file."""
     folder.mkdir(parents=True, exist_ok=True)
     number = max((int(path.stem) for path in _files_in(folder)), default=0)
     while True:
-        file = (folder / f"{number}.jsonl").open("a+b", buffering=0)
+        path = folder / f"{number}.jsonl"
+        file = path.open("a+b", buffering=0)
         with locked(file):
             size = file.seek(0, os.SEEK_END)
             if size < most:
                 _add(file, data, size)
-                return
+                about = os.fstat(file.fileno())
+                return path, about.st_dev, about.st_ino
         number += 1
+
+
+def _is_there(path: Path, device: int, inode: int) -> bool:
+    with suppress(OSError):
+        about = path.stat()
+        return (about.st_dev, about.st_ino) == (device, inode)
+    return False
 
 
 def _add(file: IO[bytes], data: bytes, size: int) -> None:

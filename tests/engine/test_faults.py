@@ -10,12 +10,15 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 from store_rig import Sink, batch, pipeline, record, rollouts, run_in, started, until
 
-from rollout_plugins import Drop, Rollout, ToolCall, hookimpl, open_run
+from rollout_plugins import Drop, Rollout, RolloutRecorder, ToolCall, hookimpl, open_run
+from rollout_plugins.engine import outbox
 from rollout_plugins.errors import SetupError
+from rollout_plugins.sinks.jsonl import JsonlSink
 
 
 def told(caplog, text):
@@ -375,6 +378,49 @@ def test_a_sink_without_rollouts_on_its_rank_hears_of_the_runs_end_as_of_its_sta
     line.submit(batch(rollouts(rank=1)))
     line.close()
     assert (sink.events, sink.ids) == (["start", "end"], [])
+
+
+@pytest.mark.parametrize("removed_after", [2, 3])
+def test_lines_that_are_removed_in_mid_run_are_said_and_counted_then_and_sent_by_an_export(
+    tmp_path, caplog, removed_after
+):
+    with RolloutRecorder([JsonlSink()], dir=tmp_path) as recorder:
+        for step in range(3):
+            if step == removed_after:
+                shutil.rmtree(Path(recorder.run.dir) / "jsonl")
+            recorder.record(step, [{"prompt": "p", "completion": "c"}] * 4)
+            recorder.flush()
+        if removed_after == 3:
+            shutil.rmtree(Path(recorder.run.dir) / "jsonl")
+    stored = open_run(tmp_path)
+    lost = 4 * removed_after
+    assert stored.drops == {"sink_failed:jsonl": lost}
+    assert f"{lost} rollouts were removed from jsonl:{stored.dir}/jsonl since they were sent there" in caplog.text
+    done = stored.export("jsonl")
+    assert (done.sent, done.had) == (lost, 12 - lost)
+
+
+def test_a_sink_that_cannot_say_what_is_gone_was_sent_everything(tmp_path, caplog):
+    class Odd(Sink):
+        gone = "no method"
+
+    with RolloutRecorder([Odd()], dir=tmp_path) as recorder:
+        recorder.record(1, [{"prompt": "p", "completion": "c"}] * 4)
+    assert open_run(tmp_path).drops == {}
+    assert told(caplog, "in gone")
+
+
+def test_a_sink_that_falls_behind_holds_no_more_than_so_many_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(outbox, "LIMIT_BYTES", 10_000_000)
+    gate = threading.Event()
+    sink = Sink(gate.wait)
+    with RolloutRecorder([sink], dir=tmp_path, sync=True) as recorder:
+        for step in range(6):
+            recorder.record(step, [{"prompt": "p", "completion": f"{n}" * 1_000_000} for n in range(4)])
+        gate.set()
+    assert len(sink.ids) == 8
+    stored = open_run(tmp_path)
+    assert (len(stored), stored.drops) == (24, {"sink_failed:sink": 16})
 
 
 EXIT = """

@@ -353,25 +353,6 @@ def test_environments_observations_and_tools_are_recorded(tmp_path):
     assert_whole(trainer, run)
 
 
-def test_rollout_func_and_its_fields(tmp_path):
-    def play(prompts, trainer):
-        ids = trainer._tokenizer("hello world", add_special_tokens=False)["input_ids"] + [
-            trainer._tokenizer.eos_token_id
-        ]
-        n = len(prompts)
-        return {
-            "prompt_ids": [[5, 6, 7]] * n,
-            "completion_ids": [ids] * n,
-            "logprobs": [[0.0] * len(ids)] * n,
-            "moves": list(range(n)),
-        }
-
-    trainer, run = train(tmp_path, rollout_func=play)
-    assert [rollout.columns["moves"] for rollout in run.rollouts()] == [0, 1, 2, 3]
-    assert next(run.rollouts()).prompt_tokens == 3
-    assert_whole(trainer, run)
-
-
 def test_several_reward_functions_two_of_one_name_and_a_model(tmp_path):
     from transformers import AutoModelForSequenceClassification
 

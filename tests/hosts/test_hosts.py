@@ -143,7 +143,7 @@ def test_what_an_unknown_trainer_lacks_is_named(tmp_path, caplog):
     trainer.add_callback(RolloutPluginCallback())
     trainer.train()
     assert "most like TRL's GRPOTrainer, but it has no method _calculate_rewards" in caplog.text
-    assert "docs/plugins.md" in caplog.text
+    assert "docs/trainers.md" in caplog.text
 
 
 class Unspeakable(Exception):

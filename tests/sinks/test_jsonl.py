@@ -111,6 +111,7 @@ def test_a_folder_that_is_moved_away_in_mid_run_swallows_nothing(tmp_path):
     (tmp_path / "jsonl").rename(tmp_path / "moved")
     sink.export_traces(TRACES[1:], Step())
     assert [line["id"] for line in lines_in(tmp_path / "jsonl")] == [trace.rollout_id for trace in TRACES[1:]]
+    assert (sink.gone(), sink.gone()) == (1, 0)
 
 
 def test_two_runs_in_one_folder_keep_their_lines_apart(tmp_path):

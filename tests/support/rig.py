@@ -53,9 +53,20 @@ def tokenizer() -> PreTrainedTokenizerFast:
         padding_side="left",
         model_input_names=["input_ids", "attention_mask"],
     )
-    qwen = Path(inspect.getfile(GRPOTrainer)).parents[1] / "chat_templates" / "qwen3.jinja"
-    made.chat_template = qwen.read_text() if qwen.exists() else _SIMPLE_TEMPLATE
+    made.chat_template = _template()
     return made
+
+
+def _template() -> str:
+    """One that this TRL can find tool calls in, where it calls tools."""
+    qwen = Path(inspect.getfile(GRPOTrainer)).parents[1] / "chat_templates" / "qwen3.jinja"
+    if qwen.exists():
+        return qwen.read_text()
+    try:
+        from trl.chat_template_utils import qwen3_chat_template
+    except ImportError:
+        return _SIMPLE_TEMPLATE
+    return qwen3_chat_template
 
 
 def tiny_model(folder: Path) -> str:

@@ -94,7 +94,7 @@ class Builder:
         if places != sorted(places):
             order = sorted(range(seen.count), key=places.__getitem__)
             places, drafts = sorted(places), drafts.take(order)
-        first = seen.rank * (seen.width or seen.count)
+        first = seen.share * (seen.width or seen.count)
         common = [self._common(first + place) for place in places]
         drafts.put(**{name: [one[name] for one in common] for name in self._common(0) if name != "id"})
         return drafts
@@ -112,9 +112,9 @@ class Builder:
 
     def _rewards(self) -> list[dict[str, Any]]:
         names, rows = self._seen.rewards.names, self._seen.rewards.rows
-        return [
-            dict(zip(names, rows[i], strict=True)) if rows else dict.fromkeys(names) for i in range(self._seen.count)
-        ]
+        if not rows:
+            return [dict.fromkeys(names) for _ in range(self._seen.count)]
+        return [dict(zip(names, row, strict=True)) for row in rows[: self._seen.count]]
 
     def _finish(self, i: int, calls: Outcomes) -> Any:
         seen = self._seen
@@ -134,13 +134,8 @@ class Builder:
         seen = self._seen
         if isinstance(seen.prompts, Talk):
             return seen.prompts
-        return Talk(
-            [
-                seen.decoder.text(list(seen.prompt_ids[i])) if one is None else one
-                for i, one in enumerate(seen.prompts)
-            ],
-            "user",
-        )
+        ids = enumerate(seen.prompts)
+        return Talk([seen.decoder.text(list(seen.prompt_ids[i])) if one is None else one for i, one in ids], "user")
 
     def _completions(self) -> Talk:
         """Completions as the trainer had them; else their ids decoded."""
@@ -172,6 +167,12 @@ class Builder:
         ids = self._seen.prompt_ids
         return ids if isinstance(ids, list) and len(ids) == self._seen.count else None
 
+    @cached_property
+    def _masks(self) -> Any:
+        """1 for tokens the model wrote, 0 for tool results; None when all are the model's."""
+        masks = self._seen.tool_mask
+        return masks if isinstance(masks, list) and list(map(len, masks)) == self._seen.lengths else None
+
     def _rendered(self, i: int) -> str | None:
         seen = self._seen
         tokenizer = seen.options.get("rendered")
@@ -183,7 +184,7 @@ class Builder:
         seen = self._seen
         if not seen.options.get("tokens") or not seen.ids:
             return None
-        masks, length = seen.tool_mask, seen.lengths[i]
+        masks, length = self._masks, seen.lengths[i]
         return Tokens(
             prompt=list(self._prompt_ids[i]) if self._prompt_ids is not None else None,
             completion=list(seen.ids[i]),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from rollout_hookspecs import ToolCall
 
 from rollout_plugins.hosts.kit.trainer_facts import tokenizer_of
+
+logger = logging.getLogger("rollout_plugins")
 
 
 class Decoder:
@@ -24,6 +27,27 @@ class Decoder:
 
     def text(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def plain(self, ids: Sequence[int]) -> str:
+        """Text without special tokens, as TRL shows a completion."""
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+
+    def message(self, ids: list[int], before: list[int]) -> dict[str, Any]:
+        """One turn of the model: read as TRL reads it where the tokenizer says how, else its text."""
+        schema = getattr(self._tokenizer, "response_schema", None)
+        if schema is None and getattr(self._tokenizer, "response_template", None) is None:
+            return {"role": "assistant", "content": self.plain(ids)}
+        from trl.chat_template_utils import parse_response
+
+        return dict(parse_response(self._tokenizer, ids, **({} if schema else {"prefix": before})))
+
+    def rendered(self, messages: Sequence[Mapping[str, Any]], **how: Any) -> str | None:
+        """Messages in the chat template; None where it refuses them, or there is none."""
+        try:
+            return str(self._tokenizer.apply_chat_template(messages, tokenize=False, **how))
+        except Exception as error:  # templates raise what they like
+            logger.debug("the chat template refused %r: %r", messages, error)
+            return None
 
 
 def unpadded(ids: Any, mask: Any) -> list[list[int]]:

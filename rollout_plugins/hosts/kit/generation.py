@@ -32,6 +32,7 @@ class Generation:
         self.step = self.policy_step + training
         self.rank = int(trainer.accelerator.process_index)
         self.world = int(trainer.accelerator.num_processes)
+        self.share = self.rank  # which part of the generation's rows is this rank's
         self.group_size = _group_size(trainer, training=training)
         # How many rollouts the trainer is about to make, how many were seen, and what keeping them costs.
         self.expected = self.count = self.bytes = 0
@@ -143,6 +144,8 @@ class Generation:
 
     def read_rewards(self) -> None:
         """What the reward functions gave; a mark says why, where that is not known."""
+        if self.rewards.rows:
+            return
         unseen = self.rewards.read(self.count)
         why = self.unknown.pop("rewards", "") or ("the trainer broke off before they were known" if self.error else "")
         if unseen:
@@ -156,11 +159,11 @@ class Generation:
         self.rows, self.asked, self.said, self.rewards.numbers = (), [], None, lambda _: None
         self.prompt_lengths = _each(len, self.prompt_ids, self.count)
         self.written = self._written()
-        if self.options.get("tokens") or self.options.get("rendered") or not isinstance(self.prompts, Talk):
+        if self.ids or self.options.get("rendered") or not isinstance(self.prompts, Talk):
             self.prompt_ids = _packed(self.prompt_ids, lambda row: array("q", row))
+            self.tool_mask = _packed(self.tool_mask, bytes)
         else:
-            self.prompt_ids = None
-        self.tool_mask = _packed(self.tool_mask, bytes) if self.written and self.options.get("tokens") else None
+            self.prompt_ids = self.tool_mask = None
 
     def _written(self) -> list[int] | None:
         """How many tokens the model wrote of each completion, without tool results."""

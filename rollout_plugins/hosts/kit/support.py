@@ -41,7 +41,7 @@ class Support:
     logprobs: Literal["", "sampler", "trainer", "sampler, trainer and reference"] = ""
     """Log-probabilities that `tokens=True` keeps, where the trainer has them; the ids are kept for all."""
     since: str = "1.16"
-    """Oldest TRL on which the host's tests ran."""
+    """Oldest TRL, or other package with its name, on which the host's tests ran."""
     note: str = ""
     """What a person should know besides."""
 

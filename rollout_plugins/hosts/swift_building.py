@@ -1,0 +1,308 @@
+"""Rollouts out of ms-swift's samples: copied on the training thread, built on the worker's."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import accumulate, chain
+from typing import Any, Final
+
+from rollout_hookspecs import Rollout, Tokens, ToolCall
+
+from rollout_plugins.content.messages import role_of
+from rollout_plugins.content.rewards import weighted
+from rollout_plugins.content.snapshot import Snapshot
+from rollout_plugins.content.tool_calls import ANSWERING, tool_calls
+from rollout_plugins.hosts.kit.generation import Generation
+
+DECODED: Final = "earlier turns are decoded; the trainer, and its reward functions, have them as token ids"
+_BESIDE: Final = ("tools", "videos", "audios", "objects")
+_MEDIA: Final = {"images", "videos", "audios"}
+_TAG: Final = "<image>"
+
+
+@dataclass(slots=True, eq=False)
+class Taken:
+    """What is kept of one sample. Token ids are packed."""
+
+    messages: list[Any]
+    images: list[Any]
+    columns: dict[str, Any]
+    infos: dict[str, Any]
+    request: str
+    prompt_id: str
+    finish: Any
+    ids: list[Any]
+    """Of each turn of the model."""
+    masks: list[Any]
+    """1 for what the model wrote, 0 for what the template put in front of it."""
+    logprobs: list[Any]
+    policy_step: int | None = None
+    advantage: float | None = None
+    fate: str = ""
+    whole: Any = None
+    """The conversation as it is trained on, prompt and tools' answers included."""
+    written: Any = None
+    """1 for each token of it that is trained on."""
+
+    @classmethod
+    def of(cls, sample: Any, copier: Snapshot) -> Taken:
+        beside = {name: getattr(sample, name, None) for name in _BESIDE}
+        infos = {name: value for name, value in sample.rollout_infos.items() if name not in _MEDIA}
+        return cls(
+            messages=[_copied(message, copier) for message in sample.messages],
+            images=copier.copy(list(sample.images or ())),
+            columns=copier.copy({**sample.extra, **{name: value for name, value in beside.items() if value}}),
+            infos=copier.copy(infos),
+            request=sample.request_id,
+            prompt_id=sample.prompt_id,
+            finish=sample.finish_reason,
+            ids=[array("q", row) for row in _turns(sample.response_token_ids)],
+            masks=[bytes(row) for row in _turns(sample.response_loss_mask)],
+            logprobs=[array("d", row) for row in _turns(sample.rollout_logprobs)],
+        )
+
+    @property
+    def bytes(self) -> int:
+        packed = (*self.ids, *self.masks, *self.logprobs, self.whole or (), self.written or ())
+        return sum(memoryview(one).nbytes for one in packed if one)
+
+    def see_encoded(self, encoded: Mapping[str, Any] | None) -> None:
+        if encoded and encoded.get("input_ids") is not None and encoded.get("labels") is not None:
+            self.whole = array("q", encoded["input_ids"])
+            self.written = bytes(label != -100 for label in encoded["labels"])
+
+
+def _turns(rows: Any) -> Sequence[Any]:
+    """One list for each turn; a single turn's may stand alone."""
+    return [rows] if rows and not isinstance(rows[0], (list, tuple)) else rows or ()
+
+
+def _copied(message: Any, copier: Snapshot) -> Any:
+    """The message; content that is a list of token ids is packed."""
+    content = message.get("content")
+    if isinstance(content, Mapping):
+        content = content.get("token_ids", content.get("input_ids"))
+    if not isinstance(content, list) or not all(type(token) is int for token in content):
+        return copier.copy(message)
+    return {**copier.copy({**message, "content": None}), "content": array("q", content)}
+
+
+class Sampling(Generation):
+    """The samples of one call of the trainer's engine, which are scored together."""
+
+    def __init__(self, trainer: Any, options: Mapping[str, Any], *, training: bool) -> None:
+        super().__init__(trainer, options, training=training)
+        self.taken: list[Taken] = []
+        self.counts_vary = bool(getattr(trainer, "dynamic_num_samples", False))
+        """Whether one trajectory may have become several samples, so that ranks may have more or fewer of them."""
+
+    def see(self, samples: Sequence[Any], steps: Mapping[str, int]) -> None:
+        copier = Snapshot()
+        self.taken = [Taken.of(sample, copier) for sample in samples]
+        for one in self.taken:
+            one.policy_step = steps.get(one.request, self.policy_step)
+        self.count = len(self.taken)
+        self.bytes = copier.bytes + 512 * self.count
+
+    @property
+    def held(self) -> int:
+        return super().held + sum(one.bytes for one in self.taken)
+
+    @property
+    def starts_at(self) -> int:
+        """Place of this rank's first sample among those of all ranks."""
+        return self.rank * self.count
+
+
+def built(now: Sampling) -> list[Rollout]:
+    builder = _Builder(now)
+    return [builder.rollout(i, one) for i, one in enumerate(now.taken)]
+
+
+class _Builder:
+    def __init__(self, now: Sampling) -> None:
+        self._now = now
+        trainer = now.trainer
+        self._agent: Any = getattr(getattr(trainer, "template", None), "agent_template", None)
+        self._has_turns = getattr(trainer, "multi_turn_scheduler", None) is not None
+        self._may_discard = getattr(trainer, "dynamic_sample", False) and now.split == "train"
+
+    def rollout(self, i: int, one: Taken) -> Rollout:
+        now = self._now
+        prompt, completion = self._spoken(one)
+        calls = self._calls(one, completion)
+        rewards = dict(zip(now.rewards.names, now.rewards.rows[i], strict=True)) if now.rewards.rows else {}
+        index = now.rank * now.count + i
+        starts = _starts(one)
+        start = _start(one, starts)
+        return Rollout(
+            id="",
+            rank=now.rank,
+            policy_step=one.policy_step,
+            index=index,
+            group=_number(one.prompt_id, index) if now.counts_vary else index // now.group_size,
+            group_size=now.group_size,
+            time=now.time,
+            prompt=tuple(prompt),
+            completion=tuple(completion),
+            tool_calls=calls,
+            rewards=rewards,
+            reward=weighted(rewards, now.rewards.weights),
+            advantage=one.advantage,
+            prompt_tokens=start,
+            completion_tokens=_written(one),
+            finish=self._finish(one, calls),
+            columns=one.columns,
+            extra={**one.infos, "request_id": one.request},
+            marks=self._marks(one),
+            rendered=self._rendered(one, start),
+            tokens=_tokens(one, starts) if now.options.get("tokens") else None,
+            error=now.error,
+        )
+
+    def _spoken(self, one: Taken) -> tuple[list[Any], list[Any]]:
+        """Prompt and completion: as many of the assistant's last messages are new as there were turns."""
+        answers = [i for i, message in enumerate(one.messages) if role_of(message) == "assistant"]
+        turns = max(len(one.ids), 1)
+        first = answers[-min(turns, len(answers))] if answers else len(one.messages)
+        left = iter(one.images)
+        messages = [self._shown(message, left) for message in one.messages]
+        if rest := list(left):
+            one.columns["images"] = rest
+        return messages[:first], messages[first:]
+
+    def _shown(self, message: Any, images: Iterator[Any]) -> Any:
+        """Text in place of token ids, and images where the text says that they are."""
+        content = message.get("content")
+        if isinstance(content, array):
+            return {**message, "content": self._now.decoder.answer(list(content))}
+        if not isinstance(content, str) or _TAG not in content or role_of(message) == "assistant":
+            return message
+        return {**message, "content": list(_blocks(content, images))}
+
+    def _calls(self, one: Taken, completion: Sequence[Any]) -> tuple[ToolCall, ...]:
+        """The calls that the trainer's template finds in the answers; the messages have them as text."""
+        if not (one.columns.get("tools") or any(_answers(message) for message in completion)):
+            return ()
+        return tool_calls([self._with_calls(message) for message in completion])
+
+    def _with_calls(self, message: Any) -> Any:
+        if _answers(message):
+            return {**message, "role": "tool"}
+        if role_of(message) != "assistant" or message.get("tool_calls"):
+            return message
+        with suppress(Exception):  # what the template can't read is no call, as for the trainer
+            found = self._agent.get_toolcall(message["content"])
+            return {**message, "tool_calls": [{"name": one.name, "arguments": one.arguments} for one in found]}
+        return message
+
+    def _finish(self, one: Taken, calls: Sequence[ToolCall]) -> Any:
+        if self._now.error:
+            return "error"
+        if one.finish == "stop" and self._has_turns and any(call.status == "not_run" for call in calls):
+            return "tool_limit"
+        return one.finish if one.finish in {"stop", "length"} else "unknown"
+
+    def _marks(self, one: Taken) -> dict[str, str]:
+        marks = dict(self._now.unknown)
+        if any(isinstance(message.get("content"), array) for message in one.messages):
+            marks["turns"] = DECODED
+        if self._may_discard:
+            known = one.fate if one.fate in {"yes", ""} else f"no: {one.fate}"
+            marks["trained"] = known or ("no: broke_off" if self._now.error else "unknown")
+        return marks
+
+    def _rendered(self, one: Taken, start: int | None) -> str | None:
+        if not self._now.options.get("rendered") or start is None:
+            return None
+        return str(self._now.decoder.text(list(one.whole[:start])))
+
+
+def _answers(message: Any) -> bool:
+    return role_of(message) in ANSWERING or role_of(message) == "tool_response"
+
+
+def _blocks(text: str, images: Iterator[Any]) -> Iterator[dict[str, Any]]:
+    head, *parts = text.split(_TAG)
+    if head:
+        yield {"type": "text", "text": head}
+    for part in parts:
+        image = next(images, None)
+        if image is not None:
+            yield {"type": "image", "image": image}
+        if image is None or part:
+            yield {"type": "text", "text": part if image is not None else _TAG + part}
+
+
+def _number(prompt_id: str, otherwise: int) -> int:
+    """The trainer's number of the prompt, as in `prompt_3`."""
+    number = prompt_id.rpartition("_")[2]
+    return int(number) if number.isdigit() else otherwise
+
+
+def _written(one: Taken) -> int | None:
+    if not one.ids:
+        return None if one.written is None else sum(one.written)
+    return sum(map(sum, _masks(one)))
+
+
+def _masks(one: Taken) -> list[Any]:
+    """1 for each token of each turn that the model wrote."""
+    if [*map(len, one.masks)] == [*map(len, one.ids)]:
+        return one.masks
+    return [bytes([1]) * len(ids) for ids in one.ids]
+
+
+def _starts(one: Taken) -> list[int]:
+    """Where each turn of the model begins in the whole conversation; empty where that is not known."""
+    if one.whole is None:
+        return []
+    size: int = one.whole.itemsize
+    whole, found, at = one.whole.tobytes(), [], 0
+    for ids in one.ids:
+        at = whole.find(ids.tobytes(), at)
+        while at > 0 and at % size:
+            at = whole.find(ids.tobytes(), at + 1)
+        if at < 0:
+            return []
+        found.append(at // size)
+        at += size * len(ids)
+    return found
+
+
+def _start(one: Taken, starts: Sequence[int]) -> int | None:
+    """How many tokens stand before the first that the model wrote."""
+    return starts[0] + max(_masks(one)[0].find(1), 0) if starts else None
+
+
+def _tokens(one: Taken, starts: Sequence[int]) -> Tokens:
+    """What is trained on, from the model's first token on; of what never was, the model's turns alone."""
+    start = _start(one, starts)
+    if start is not None:
+        return Tokens(
+            prompt=list(one.whole[:start]),
+            completion=list(one.whole[start:]),
+            mask=list(one.written[start:]),
+            logprobs=_logprobs(one, starts, len(one.whole), start),
+        )
+    ends = [*accumulate(map(len, one.ids), initial=0)]
+    return Tokens(
+        completion=[*chain.from_iterable(one.ids)],
+        mask=[*chain.from_iterable(_masks(one))],
+        logprobs=_logprobs(one, ends[:-1], ends[-1], 0),
+    )
+
+
+def _logprobs(one: Taken, starts: Sequence[int], length: int, start: int) -> list[float] | None:
+    """The sampler's, at the tokens that the model wrote; 0 at the others."""
+    masks = _masks(one)
+    if not one.logprobs or [*map(len, one.logprobs)] != [*map(sum, masks)]:
+        return None
+    values = [0.0] * length
+    for at, mask, known in zip(starts, masks, one.logprobs, strict=True):
+        for place, value in zip((at + j for j, wrote in enumerate(mask) if wrote), known, strict=True):
+            values[place] = value
+    return values[start:]

@@ -1,0 +1,173 @@
+"""A place that a URL names: its filesystem, and what may be said of it.
+
+Credentials and endpoints come from where each service's own tools look for them; a URL that holds one is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from rollout_plugins.errors import MissingExtraError, SetupError, need
+
+#: By protocol, the package that fsspec needs for it and our extra that brings it.
+_PACKAGES = {
+    **dict.fromkeys(("s3", "s3a"), ("s3fs", "s3")),
+    **dict.fromkeys(("gs", "gcs"), ("gcsfs", "gcs")),
+    **dict.fromkeys(("az", "abfs", "abfss", "adl"), ("adlfs", "azure")),
+    "hf": ("huggingface_hub", "hf"),
+}
+_S3, _LOCAL = ("s3", "s3a"), ("file", "local")
+_WHERE = {
+    "s3": "AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    "gcs": "GOOGLE_APPLICATION_CREDENTIALS, or `gcloud auth application-default login`",
+    "azure": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or `az login`",
+    "hf": "HF_TOKEN, or `hf auth login`",
+}
+_DENIED = re.compile(
+    r"access.?denied|forbidden|unauthori[sz]ed|\b40[13]\b|invalidaccesskey|signaturedoesnotmatch|expiredtoken|credential",
+    re.IGNORECASE,
+)
+_MISSING = re.compile(r"no.?such.?bucket|repository ?not ?found|bucket does not exist", re.IGNORECASE)
+_AWAY = re.compile(r"connect|timed? ?out|resolve|unreachable|503|slow.?down|network", re.IGNORECASE)
+_SECRET_NAME = re.compile(r"SECRET|TOKEN|PASSWORD|CREDENTIAL|ACCESS_KEY|ACCOUNT_KEY|CONNECTION_STRING|SAS\b")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder or a file somewhere."""
+
+    protocol: str
+    """`file`, `s3`, `gs`, `hf`, …"""
+    path: str
+    """As the protocol's filesystem knows it."""
+
+    @property
+    def url(self) -> str:
+        """As it may be shown and opened again."""
+        return f"{self.protocol}://{self.path.lstrip('/') if not self.is_local else self.path}"
+
+    @property
+    def is_local(self) -> bool:
+        return self.protocol in _LOCAL
+
+    @property
+    def appears_whole(self) -> bool:
+        """Whether a file that is being written is not there before it is complete: so it is in object stores."""
+        return self.protocol in _PACKAGES
+
+    def inside(self, name: str) -> Place:
+        """What is in the folder under this name, which may have slashes."""
+        return Place(self.protocol, f"{self.path.rstrip('/')}/{name}")
+
+    @cached_property
+    def fsspec(self) -> Any:
+        """The filesystem for whoever takes fsspec's. Asks nothing of the network."""
+        package, extra = _PACKAGES.get(self.protocol, ("", ""))
+        fsspec = need("fsspec", extra or "remote")
+        if package:
+            need(package, extra)
+        try:
+            return fsspec.filesystem(self.protocol)
+        except ImportError as error:
+            raise MissingExtraError(f"{self.protocol}:// cannot be used: {error}") from None
+
+    @cached_property
+    def arrow(self) -> Any:
+        """The filesystem for PyArrow: its own where it has one, which works without Python's interpreter lock."""
+        from pyarrow import fs
+
+        if self.is_local:
+            return fs.LocalFileSystem()
+        if self.protocol in _S3 and hasattr(fs, "S3FileSystem"):
+            return fs.S3FileSystem(**_s3_options(fs, self.path.partition("/")[0]))
+        return fs.PyFileSystem(fs.FSSpecHandler(self.fsspec))
+
+    def why(self, error: BaseException) -> str:
+        """What went wrong here and what to do, in one line that holds no credentials."""
+        text = without_secrets(" ".join(str(error).split()) or type(error).__name__)
+        extra = _PACKAGES.get(self.protocol, ("", ""))[1]
+        if _MISSING.search(text):
+            return f"there is no such bucket or repository; create it, or correct the URL ({text})"
+        if isinstance(error, PermissionError) or _DENIED.search(text):
+            where = f": {_WHERE[extra]}" if extra in _WHERE else ""
+            return f"access is denied; check the credentials{where} ({text})"
+        if isinstance(error, (ConnectionError, TimeoutError)) or _AWAY.search(text):
+            also = " and AWS_ENDPOINT_URL" if self.protocol in _S3 else ""
+            return f"it cannot be reached; check the network{also} ({text})"
+        return text
+
+
+def is_url(path: object) -> bool:
+    """Whether this is a URL, and not a path; also one that a `Path` has taken a slash from."""
+    if not isinstance(path, (str, os.PathLike)):
+        return False
+    return re.match(r"([\w+.-]+::)*[A-Za-z][\w+.-]+:/", os.fspath(path)) is not None
+
+
+def place(url: str | os.PathLike[str], what: str = "the URL") -> Place:
+    """The place that a URL names, or a path of this machine; `what` it is called in errors. Nothing is opened."""
+    text = os.fspath(url)
+    if not is_url(text):
+        return Place("file", str(Path(text).absolute()))
+    protocol, _, rest = text.partition(":")
+    rest = rest.lstrip("/") if protocol not in _LOCAL else "/" + rest.lstrip("/")
+    parts = urlsplit(text)
+    if parts.password or parts.query:
+        raise SetupError(
+            f"{what} {without_secrets(text)!r} holds a password, a key or options; leave them out: they come from "
+            "the environment and the service's own settings"
+        )
+    if not rest.strip("/"):
+        raise SetupError(f"{what} {text!r} names no bucket or folder; give one, such as s3://bucket/runs")
+    _check_protocol(protocol, what, text)
+    return Place(protocol, rest.rstrip("/"))
+
+
+def _check_protocol(protocol: str, what: str, text: str) -> None:
+    if protocol in (*_LOCAL, *_S3):
+        return
+    known = need("fsspec", _PACKAGES.get(protocol, ("", "remote"))[1])
+    try:
+        known.get_filesystem_class(protocol)
+    except ValueError:
+        accepted = "s3://, gs://, az://, hf://, file:// and what fsspec knows"
+        raise SetupError(f"{what} {text!r}: there is no filesystem for {protocol}://; accepted: {accepted}") from None
+    except ImportError as error:
+        package, extra = _PACKAGES.get(protocol, ("", ""))
+        if package:
+            need(package, extra)
+        raise MissingExtraError(f"{what} {text!r} cannot be used: {error}") from None
+
+
+def _s3_options(fs: Any, bucket: str) -> dict[str, Any]:
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    if not region and not endpoint:
+        try:
+            region = fs.resolve_s3_region(bucket)
+        except OSError:  # no such bucket, or no network: the first use says so, with what to do
+            region = None
+    parts = urlsplit(endpoint)
+    where = {"scheme": parts.scheme, "endpoint_override": parts.netloc + parts.path.rstrip("/")} if endpoint else {}
+    patience = {
+        "connect_timeout": 10,
+        "request_timeout": 60,
+        "retry_strategy": fs.AwsStandardS3RetryStrategy(max_attempts=3),
+    }
+    return {**where, **patience, **({"region": region} if region else {})}
+
+
+def without_secrets(text: str) -> str:
+    """A text without what signs a URL, the password in one, or the value of a secret environment variable."""
+    text = re.sub(r"(\w://[^\s'\"/@:]*):[^\s'\"/@]*@", r"\1:…@", text)
+    text = re.sub(r"(\w://[^\s'\"?]*)\?[^\s'\"]*", r"\1?…", text)
+    for name, value in os.environ.items():
+        if len(value) >= 8 and _SECRET_NAME.search(name):
+            text = text.replace(value, f"[{name}]")
+    return text

@@ -1,0 +1,291 @@
+"""ms-swift's real GRPO trainer on a CPU: every rollout as swift had it. `.ci/patched` runs it where ms-swift is installed."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from itertools import count
+from typing import ClassVar
+
+os.environ.update(USE_HF="1", CUDA_VISIBLE_DEVICES="")
+
+import pytest
+import torch
+from rig import tiny_model
+from swift.arguments import RLHFArguments
+from swift.callbacks import callbacks_map
+from swift.pipelines.train.rlhf import SwiftRLHF
+from swift.rewards import ORM, orms
+from swift.rollout import MultiTurnScheduler, multi_turns
+
+from rollout_plugins import RolloutPluginCallback, open_run
+
+REQUIRED = {
+    "rlhf_type": "grpo", "model_type": "qwen3", "template": "qwen3", "tuner_type": "full", "add_version": False,
+    "torch_dtype": "float32", "attn_impl": "sdpa", "per_device_train_batch_size": 4, "per_device_eval_batch_size": 4,
+    "gradient_accumulation_steps": 1, "num_generations": 2, "max_completion_length": 12, "max_steps": 2,
+    "logging_steps": 1, "save_strategy": "no", "eval_strategy": "no", "split_dataset_ratio": 0, "report_to": ["none"],
+    "check_model": False, "gradient_checkpointing": False, "dataset_num_proc": 1, "dataloader_num_workers": 0,
+    "lr_scheduler_type": "constant", "reward_funcs": ["scored", "maybe"],
+}  # fmt: skip
+
+
+class Scored(ORM):
+    """Rewards as the test wants them; what it is given is what swift has of each rollout."""
+
+    given: ClassVar[list] = []
+    rewards = staticmethod(lambda number: float(number % 2))
+
+    def __call__(self, completions, **kwargs):
+        rows = [dict(zip(kwargs, row, strict=True)) for row in zip(*map(_per_row, kwargs.values()), strict=False)]
+        rewards = [self.rewards(len(Scored.given) + i) for i in range(len(completions))]
+        Scored.given += [copy.deepcopy({**row, "reward": one}) for row, one in zip(rows, rewards, strict=True)]
+        return rewards
+
+
+class Maybe(ORM):
+    def __call__(self, completions, **kwargs):
+        return [None if i % 2 else 0.25 for i in range(len(completions))]
+
+
+def _per_row(value):
+    return value if isinstance(value, list) else [value] * 1000
+
+
+class Looked(MultiTurnScheduler):
+    """A tool's answer after the first turn, then a second answer."""
+
+    def step(self, infer_request, response_choice, current_turn):
+        infer_request.messages.append({"role": "tool", "content": f"the tool says {current_turn}"})
+        return {"infer_request": infer_request, "rollout_infos": {"looked": True}}
+
+    def check_finished(self, infer_request, response_choice, current_turn):
+        return current_turn >= 2
+
+
+orms.update(scored=Scored, maybe=Maybe)
+multi_turns["looked"] = Looked
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    Scored.given = []
+    Scored.rewards = staticmethod(lambda number: float(number % 2))
+
+
+class Run(SwiftRLHF):
+    """swift's own pipeline; `before` gets the trainer, and `trained` what it trained on."""
+
+    def __init__(self, args, before):
+        super().__init__(args)
+        self.before = before
+        self.trained = []
+
+    def train(self, trainer):
+        self.trainer = trainer
+        log = trainer._log_rollout
+
+        def logged(samples):
+            self.trained += [
+                {"request_id": one.request_id, "advantage": float(one.advantages), "encoded": one.encoded,
+                 "ids": copy.deepcopy(one.response_token_ids), "logprobs": copy.deepcopy(one.rollout_logprobs),
+                 "mask": copy.deepcopy(one.response_loss_mask), "step": trainer.state.global_step}
+                for one in samples
+            ]  # fmt: skip
+            return log(samples)
+
+        trainer._log_rollout = logged
+        self.before(trainer)
+        return super().train(trainer)
+
+
+def trained(folder, before=None, rows=None, **more):
+    """A training of two steps; what was stored of it, what its reward function saw, and what it trained on."""
+    path = folder / "rows.jsonl"
+    asked = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello {}"}]
+    with path.open("w") as file:
+        for i in range(32):
+            row = {"messages": [{**one, "content": one["content"].format(i)} for one in asked], "level": i}
+            file.write(json.dumps({**row, **(rows or {})}) + "\n")
+    args = RLHFArguments(
+        model=tiny_model(folder), dataset=[str(path)], output_dir=str(folder / "out"), **REQUIRED | more
+    )
+    run = Run(args, before or add())
+    run.main()
+    stored = open_run(folder / "out")
+    return list(stored.rollouts(tokens=True)), Scored.given, run.trained, stored
+
+
+def add(**options):
+    return lambda trainer: trainer.add_callback(RolloutPluginCallback(**options))
+
+
+def told(messages):
+    return [(message["role"], message["content"]) for message in messages]
+
+
+def whole(rollout):
+    return told([*rollout.prompt, *rollout.completion])
+
+
+def of(trained):
+    return {one["request_id"]: one for one in trained}
+
+
+def assert_scored(stored, given):
+    """Each rollout that a reward function saw, with what it saw, in its order."""
+    assert [one.extra["request_id"] for one in stored] == [row["request_id"] for row in given]
+    assert [one.rewards["Scored"] for one in stored] == [row["reward"] for row in given]
+    if "Maybe" in stored[0].rewards:
+        assert [one.rewards["Maybe"] for one in stored] == [0.25, None] * (len(stored) // 2)
+    assert [one.columns["level"] for one in stored] == [row["level"] for row in given]
+    assert [one.prompt[-1]["content"] for one in stored] == [f"hello {row['level']}" for row in given]
+    assert [one.finish for one in stored] == [row["finish_reason"] for row in given]
+
+
+def assert_trained(stored, trained):
+    """Each rollout that was trained on, with its advantage, and the tokens it was trained with."""
+    known = of(trained)
+    for rollout in stored:
+        one = known.get(rollout.extra["request_id"])
+        assert rollout.advantage == (None if one is None else pytest.approx(one["advantage"]))
+        if one is None:
+            continue
+        tokens, ids, labels = rollout.tokens, list(one["encoded"]["input_ids"]), one["encoded"]["labels"]
+        assert [*tokens.prompt, *tokens.completion] == ids
+        assert [0] * len(tokens.prompt) + list(tokens.mask) == [int(label != -100) for label in labels]
+        assert tokens.mask[0] == 1
+        assert rollout.prompt_tokens == len(tokens.prompt)
+        assert rollout.completion_tokens == sum(map(sum, one["mask"] or [[1] * len(one["ids"])]))
+        if one["logprobs"]:
+            assert [value for value in tokens.logprobs if value] == pytest.approx(
+                [value for turn in one["logprobs"] for value in turn]
+            )
+        assert rollout.policy_step == one["step"] == rollout.step - 1
+
+
+def test_a_turn_is_kept_whole(tmp_path):
+    def before(trainer):
+        trainer.request_config.logprobs = True
+        trainer.add_callback(RolloutPluginCallback(tokens=True, rendered=True))
+
+    stored, given, trained_on, run = trained(tmp_path, before)
+    assert run.info.host == "ms-swift"
+    assert run.info.reward_names == ("Scored", "Maybe")
+    assert run.drops == {}
+    assert len(stored) == len(trained_on) == 8
+    assert [whole(one) for one in stored] == [told(row["messages"]) for row in given]
+    assert [len(one.completion) for one in stored] == [1] * 8
+    assert_scored(stored, given)
+    assert_trained(stored, trained_on)
+    assert [one.group for one in stored] == [0, 0, 1, 1] * 2
+    assert all(one.marks == {} for one in stored)
+    for rollout, one in zip(stored, trained_on, strict=True):
+        assert len(rollout.tokens.logprobs) == len(one["ids"])
+        assert rollout.rendered.endswith(f"<|im_start|>user\nhello {rollout.columns['level']}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n")  # fmt: skip
+
+
+def test_several_turns_are_kept_whole_with_the_calls_in_them(tmp_path):
+    asks = 'Let me see.\n<tool_call>\n{"name": "look", "arguments": {"at": "door"}}\n</tool_call>'
+
+    def before(trainer):
+        trainer.request_config.logprobs = True
+        trainer.engine.model.generate = scripted(trainer, [asks, asks, "no call", "none"] + ["It is open."] * 4)
+        trainer.add_callback(RolloutPluginCallback(tokens=True))
+
+    tools = {"tools": json.dumps([{"type": "function", "function": {"name": "look", "parameters": {}}}])}
+    stored, given, trained_on, run = trained(
+        tmp_path, before, rows=tools, multi_turn_scheduler="looked", max_turns=2, max_completion_length=100
+    )
+    assert run.drops == {}
+    assert len(stored) == len(trained_on) == 8
+    for rollout, row in zip(stored, given, strict=True):
+        shown = whole(rollout)
+        assert [role for role, _ in shown] == ["system", "user", "assistant", "tool", "assistant"]
+        assert len(rollout.completion) == 3
+        assert all(a == b for a, b in zip(shown, told(row["messages"]), strict=True) if isinstance(b[1], str))
+        assert rollout.extra["looked"] is True
+        assert "decoded" in rollout.marks["turns"]
+    assert [one.completion[0]["content"].removeprefix("<think>\n\n</think>\n\n") for one in stored] == [asks, asks, "no call", "none"] * 2  # fmt: skip
+    assert_scored(stored, given)
+    assert_trained(stored, trained_on)
+    assert [[(c.name, json.loads(c.arguments), c.result) for c in one.tool_calls] for one in stored] == [
+        [("look", {"at": "door"}, "the tool says 1")], [("look", {"at": "door"}, "the tool says 1")], [], []
+    ] * 2  # fmt: skip
+
+
+def scripted(trainer, script):
+    number, tok = count(), trainer.processing_class
+
+    def generate(*args, input_ids=None, **kwargs):
+        texts = [script[next(number) % len(script)] for _ in range(input_ids.shape[0])]
+        rows = [torch.tensor([*tok(text, add_special_tokens=False)["input_ids"], tok.eos_token_id]) for text in texts]
+        made = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=tok.pad_token_id)
+        scores = torch.randn(made.shape[1], len(made), len(tok), generator=torch.Generator().manual_seed(7))
+        return {"sequences": torch.cat([input_ids, made.to(input_ids)], 1), "logits": tuple(scores)}
+
+    return generate
+
+
+def test_what_dynamic_sampling_throws_away_is_stored_and_marked(tmp_path):
+    Scored.rewards = staticmethod(lambda number: 1.0 if (number // 2) % 2 else float(number % 2))
+    stored, given, trained_on, run = trained(
+        tmp_path, add(tokens=True), reward_funcs=["scored"], dynamic_sample=True, max_resample_times=3
+    )  # fmt: skip
+    assert len(stored) == len(given) == 16
+    assert [whole(one) for one in stored] == [told(row["messages"]) for row in given]
+    assert_scored(stored, given)
+    assert_trained(stored, trained_on)
+    assert [one.marks["trained"] for one in stored] == (["yes"] * 2 + ["no: no_spread"] * 2) * 4
+    assert {one.extra["request_id"] for one in stored if one.marks["trained"] == "yes"} == of(trained_on).keys()
+    assert run.drops == {"not_trained:no_spread": 8}
+    assert len({one.id for one in stored}) == 16
+    for rollout in stored:
+        alike = [one for one in stored if (one.step, one.generation, one.group) == (rollout.step, rollout.generation, rollout.group)]  # fmt: skip
+        assert {one.columns["level"] for one in alike} == {rollout.columns["level"]}
+        assert len(alike) == 2
+
+
+def test_groups_that_overflow_and_a_batch_that_never_fills(tmp_path):
+    flat = set(range(4)) | set(range(8, 24))  # the first sampling of step 1, and all of step 2
+    Scored.rewards = staticmethod(lambda number: 1.0 if number in flat or number in {4, 5} else float(number % 2))
+    stored, given, trained_on, run = trained(
+        tmp_path, add(tokens=True), reward_funcs=["scored"], dynamic_sample=True, max_resample_times=2
+    )  # fmt: skip
+    assert_scored(stored, given)
+    assert_trained(stored, trained_on)
+    assert {one.extra["request_id"] for one in stored if one.marks["trained"] == "yes"} == of(trained_on).keys()
+    assert sum(run.drops.values()) == len(stored) - len(trained_on) == len(given) - 8
+
+
+def test_evaluation_makes_rollouts_too(tmp_path):
+    stored, given, _, run = trained(
+        tmp_path, add(), eval_strategy="steps", eval_steps=2, split_dataset_ratio=0.25, num_generations_eval=1
+    )
+    assert {one.split for one in stored} == {"train", "eval"}
+    assert len(stored) == len(given)
+    assert run.drops == {}
+
+
+def test_registered_in_callbacks_map_it_finds_its_trainer(tmp_path):
+    callbacks_map["rollouts"] = lambda args, trainer: RolloutPluginCallback()
+    stored, given, _, run = trained(tmp_path, lambda trainer: None, callbacks=["rollouts"])
+    assert [whole(one) for one in stored] == [told(row["messages"]) for row in given]
+    assert run.drops == {}
+
+
+def test_a_reward_that_raises_costs_only_what_it_did_not_score(tmp_path):
+    def rewards(number):
+        if number == 5:
+            raise RuntimeError("no reward today")
+        return float(number % 2)
+
+    Scored.rewards = staticmethod(rewards)
+    callback = RolloutPluginCallback()
+    with pytest.raises(RuntimeError, match="no reward today"):
+        trained(tmp_path, lambda trainer: trainer.add_callback(callback))
+    assert callback.flush()
+    stored = list(open_run(tmp_path / "out").rollouts())
+    assert [one.error for one in stored] == [None] * 4 + ["RuntimeError: no reward today"] * 4
+    assert all(one.rewards == {"Scored": None, "Maybe": None} for one in stored[4:])

@@ -1,0 +1,70 @@
+"""A URL becomes a filesystem, and nothing secret becomes text."""
+
+import pytest
+
+from rollout_plugins.errors import MissingExtraError, SetupError
+from rollout_plugins.remote.places import is_url, place, without_secrets
+
+
+@pytest.mark.parametrize("kind", ["arrow", "fsspec"])
+def test_a_folder_of_this_machine_and_one_of_any_fsspec_filesystem_are_read_alike(tmp_path, kind):
+    (tmp_path / "a file").write_bytes(b"here")
+    for here in (place(tmp_path), place(tmp_path.as_uri()), place("memory://places/of mine")):
+        here.fsspec.pipe_file(here.inside("a file").path, b"here")
+        path = here.inside("a file").path
+        if kind == "fsspec":
+            assert here.fsspec.cat_file(path) == b"here"
+        else:
+            assert here.arrow.open_input_stream(path).readall() == b"here"
+
+
+def test_a_place_says_its_url_and_opens_again_by_it(tmp_path):
+    for url in ("s3://bucket/runs", "memory://runs/of mine", "hf://datasets/me/runs", tmp_path.as_uri()):
+        assert place(url).inside("data/train").url == f"{url}/data/train"
+        assert place(place(url).url) == place(url)
+
+
+def test_what_is_a_url_and_what_is_a_path():
+    assert all(map(is_url, ["s3://b/x", "s3:/b/x", "hf://datasets/a/b", "simplecache::s3://b/x"]))
+    assert not any(map(is_url, ["runs", "/runs", "C:/runs", "", None, 3]))
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("s3://", "names no bucket"),
+        ("nowhere://bucket/runs", "no filesystem for nowhere://; accepted: s3://, gs://"),
+        ("ftp://me:hunter22@host/runs", "holds a password"),
+        ("az://box/runs?sig=hunter22", "holds a password, a key or options"),
+    ],
+)
+def test_a_url_that_cannot_be_used_is_refused_with_what_to_do(url, said):
+    with pytest.raises(SetupError, match=said) as found:
+        place(url, "mirror")
+    assert "hunter22" not in str(found.value)
+    assert str(found.value).startswith("mirror ")
+
+
+def test_a_missing_extra_is_one_line_that_names_it(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "gcsfs", None)
+    with pytest.raises(MissingExtraError, match=r"gcsfs is not installed: pip install 'rollout-plugins\[gcs\]'"):
+        place("gs://bucket/runs")
+
+
+def test_no_credentials_are_shown(monkeypatch):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI")
+    text = without_secrets("PUT http://me:pass@host/k?X-Amz-Signature=abcdef with wJalrXUtnFEMI failed")
+    assert text == "PUT http://me:…@host/k?… with [AWS_SECRET_ACCESS_KEY] failed"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (PermissionError("Forbidden"), "check the credentials: AWS_PROFILE"),
+        (OSError("AWS Error UNKNOWN (HTTP status 403)"), "check the credentials"),
+        (OSError("AWS Error NO_SUCH_BUCKET: The specified bucket does not exist"), "create it"),
+        (OSError("curlCode: 7, Couldn't connect to server"), "check the network and AWS_ENDPOINT_URL"),
+    ],
+)
+def test_an_error_of_the_service_says_what_to_do(error, said):
+    assert said in place("s3://bucket/runs").why(error)
