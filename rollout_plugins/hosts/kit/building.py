@@ -71,8 +71,8 @@ class Builder:
             "tool_calls": calls,
             "rewards": rewards,
             "reward": seen.totals[: seen.count] or [weighted(given, weights) for given in rewards],
-            "prompt_tokens": seen.prompt_lengths or [None] * seen.count,
-            "completion_tokens": seen.written or [None] * seen.count,
+            "prompt_tokens": self._prompt_lengths() or [None] * seen.count,
+            "completion_tokens": seen.written or seen.lengths or [None] * seen.count,
             "finish": [self._finish(i, calls) for i in range(seen.count)],
             "columns": seen.columns,
             "extra": [extra for extra, _ in extras],
@@ -109,6 +109,10 @@ class Builder:
             "group_size": seen.group_size,
             "time": seen.time,
         }
+
+    def _prompt_lengths(self) -> list[int] | None:
+        """As they were counted at first, unless the ids were only found since."""
+        return self._seen.prompt_lengths or (None if self._prompt_ids is None else list(map(len, self._prompt_ids)))
 
     def _rewards(self) -> list[dict[str, Any]]:
         names, rows = self._seen.rewards.names, self._seen.rewards.rows

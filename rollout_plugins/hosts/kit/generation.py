@@ -168,7 +168,7 @@ class Generation:
     def _written(self) -> list[int] | None:
         """How many tokens the model wrote of each completion, without tool results."""
         known = _each(len, self.tool_mask, self.count) == self.lengths
-        return _each(lambda mask: mask.count(1), self.tool_mask, self.count) if known else self.lengths or None
+        return _each(lambda mask: mask.count(1), self.tool_mask, self.count) if known else None
 
     @property
     def held(self) -> int:
