@@ -10,6 +10,8 @@ from typing import Any
 
 from rollout_hookspecs import Image
 
+from rollout_plugins.content.elsewhere import is_elsewhere, reach
+
 _SEE_THROUGH = frozenset({"LA", "La", "PA", "RGBa"})
 
 
@@ -18,6 +20,8 @@ def file_of(image: Any, folder: str | Path) -> Path | None:
     if not isinstance(image, Image) or not isinstance(image.path, str) or not folder:
         return None
     try:
+        if is_elsewhere(Path(folder)):
+            reach().bring(Path(folder), image.path)
         path = Path(folder, image.path).resolve()
         return path if path.is_file() and path.is_relative_to(Path(folder).resolve()) else None
     except (OSError, ValueError):

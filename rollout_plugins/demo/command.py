@@ -94,7 +94,7 @@ def _summary(stored: StoredRun, rollouts: list[Rollout], out: Path, seconds: flo
     counts = Text(f"{len(rollouts)} rollouts of {len(stored.steps)} steps kept in {seconds:.0f} s; tool calls: ")
     for status, colour in STATUSES.items():
         counts.append(f"{statuses[status]} {status.replace('_', ' ')}  ", style=colour)
-    lines = [counts, Text(), Text.assemble(("where   ", "bold"), str(stored.dir))]
+    lines = [counts, Text(), Text.assemble(("where   ", "bold"), stored.place)]
     heads = ["next    ", *["        "] * 3]
     lines += [Text.assemble((head, "bold"), line) for head, line in zip(heads, next_commands(out), strict=True)]
     return Group(*lines)
