@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rollout_hookspecs._markers import hookspec
-from rollout_hookspecs._records import Host, Panel, Rollout, Run, Step, ToolCall, Trace
+from rollout_hookspecs._records import Columns, Host, Panel, Rollout, Run, Step, ToolCall, Trace
 
 
 @hookspec
@@ -97,8 +97,11 @@ def export_traces(traces: Sequence[Trace], step: Step) -> Sequence[str] | None:
 
 
 @hookspec
-def rollout_metrics(rollouts: Sequence[Rollout], step: Step) -> Mapping[str, float] | None:
+def rollout_metrics(rollouts: Sequence[Rollout], step: Step, columns: Columns) -> Mapping[str, float] | None:
     """Numbers about one generation batch of this process; they join the trainer's own log as `rollouts/<name>`.
+
+    `columns["reward"]` has the rewards of all, and so on for each field. Where no plugin asks for rollouts, none is
+    made of what was recorded, which saves most of the time.
 
     Example:
         @hookimpl
@@ -140,4 +143,18 @@ def on_run_end(run: Run) -> None:
         @hookimpl
         def on_run_end(self, run):
             self.client.close()
+    """
+
+
+@hookspec
+def on_run_stored(run: Run, seconds: float) -> None:
+    """Nothing more is written to the run's folder by this process: copy it, upload it, check it.
+
+    After `on_run_end`, and the last thing that happens to a run or an attempt of it. The process waits that many
+    seconds at most; whoever is not done by then says so and comes back.
+
+    Example:
+        @hookimpl
+        def on_run_stored(self, run, seconds):
+            shutil.make_archive(run.dir, "zip", run.dir)
     """

@@ -85,18 +85,20 @@ def filters_of(options: Namespace, *asked: StoredRun) -> dict[str, Any]:
 
 def check_filters(run: StoredRun, given: Mapping[str, Any]) -> None:
     """Raise where no rollout of the run has such a value, which is then a slip of the pen."""
+    if not len(run):
+        return
     for name in ("split", "group", "rank", "finish"):
         is_a_value = name != "group" or str(given.get(name, 0)).isdigit()  # or the id of one of its rollouts
         _check_value(name, given.get(name) if is_a_value else None, partial(run.values, name))
     _check_value("tool", given.get("tool"), lambda: _tools(run))
     step, split = given.get("step"), given.get("split")
-    if step is not None and len(run) and not run.count(step=step, split=split, superseded=True):
+    if step is not None and not run.count(step=step, split=split, superseded=True):
         of = f" with split {split!r}" if split else ""
         raise RunError(f"no rollout{of} has step {step}; there is {_listed(_steps(run, split))}")
 
 
 def _check_value(name: str, value: Any, known: Callable[[], Sequence[Any]]) -> None:
-    if value is not None and (there := known()) and str(value) not in map(str, there):
+    if value is not None and str(value) not in map(str, there := known()):
         raise RunError(f"no rollout has {name} {str(value)!r}; there is {_listed(there)}")
 
 
@@ -112,7 +114,7 @@ def _steps(run: StoredRun, split: str | None) -> list[int]:
 def _listed(values: Sequence[Any]) -> str:
     """All of a few values; of many numbers the first and the last, of many names some."""
     if len(values) <= MOST_VALUES:
-        return ", ".join(map(str, values))
+        return ", ".join(map(str, values)) or "none"
     if isinstance(values[0], int):
         return f"{values[0]} to {values[-1]}"
     return f"{', '.join(map(str, values[:MOST_VALUES]))} and {len(values) - MOST_VALUES:,} more"

@@ -15,7 +15,7 @@ from rollout_plugins.store.finding import found_in
 from rollout_plugins.store.read import StoredRun
 
 SPARKS = 12
-SPARE = ("folder", "trainer", "run", "started", "over time", "drops")
+SPARE = ("run", "trainer", "over time", "started", "drops")
 
 
 def configure(parser: ArgumentParser) -> None:

@@ -74,9 +74,9 @@ def _chosen(stored: StoredRun, options: Namespace, filters: dict[str, Any]) -> F
     if options.history is not None:
         return _first(_history(stored, options.history, filters), HISTORY if options.limit is None else limit)
     if options.best is None and options.worst is None and not filters and limit is not None:
-        last = {"step": "last"}
-        of = f"best and worst of the {stored.count(**last):,} rollouts of the last step; --step last for more"
-        return list(_extremes(stored, last, 1, 1)), of if len(stored) else ""
+        shown, there = list(_extremes(stored, {"step": "last"}, 1, 1)), stored.count(step="last")
+        said = f"best and worst of the {there:,} rollouts of the last step; --step last for more"
+        return shown, said if len(shown) < there else ""
     if options.best is None and options.worst is None:
         return _matching(stored, filters, limit)
     return list(_extremes(stored, filters, options.best or 0, options.worst or 0)), ""

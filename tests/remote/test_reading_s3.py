@@ -3,10 +3,10 @@
 import os
 import subprocess
 import sys
-from urllib.request import Request, urlopen
 
 import fsspec
 import pytest
+from s3_server import s3_server
 from store_rig import record, rollouts
 from values import same
 
@@ -18,26 +18,11 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    for name, value in {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-        "AWS_ACCESS_KEY_ID": "testing-key-id",
-        "AWS_SECRET_ACCESS_KEY": "testing-secret",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "ROLLOUTS_CACHE": str(tmp_path / "cache"),
-    }.items():
-        monkeypatch.setenv(name, value)
-    urlopen(Request(f"http://{host}:{port}/moto-api/reset", method="POST")).close()  # its memory is the process's
-    fsspec.filesystem("s3").clear_instance_cache()
-    files = fsspec.filesystem("s3")
-    files.mkdir("bucket")
-    yield server
-    server.stop()
-    files.clear_instance_cache()
+    monkeypatch.setenv("ROLLOUTS_CACHE", str(tmp_path / "cache"))
+    with s3_server(monkeypatch) as running:
+        running.make_bucket("bucket")
+        fsspec.filesystem("s3").clear_instance_cache()
+        yield running
 
 
 @pytest.fixture
