@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rollout_plugins.content.elsewhere import MARK, SCHEME
-from rollout_plugins.errors import RunError
+from rollout_plugins.errors import RunError, need
 from rollout_plugins.remote.places import Place, place
 from rollout_plugins.store.finding import DEPTH, found_in
 from rollout_plugins.store.write import replace_file
@@ -114,7 +114,7 @@ def bring(folder: Path, path: str) -> None:
         return
     run = place(name(folder))
     try:
-        content = _asked(run, lambda: run.fsspec.cat_file(run.inside(path).path))
+        content = _read(run, run.inside(path).path)
     except FileNotFoundError:
         return
     _write(folder / path, content)
@@ -126,7 +126,7 @@ def send(file: Path) -> None:
     run = place(name(folder))
     there = run.inside(file.relative_to(folder).as_posix()).path
     try:
-        _asked(run, lambda: run.fsspec.pipe_file(there, file.read_bytes()))
+        _asked(run, lambda: _files(run).pipe_file(there, file.read_bytes()))
     finally:
         file.unlink()  # from now on it stands for the one there
 
@@ -220,13 +220,41 @@ class Blocks(io.RawIOBase):
         run = place(name(folder))
         path = run.inside(self._file.relative_to(folder).as_posix()).path
         try:
-            data: bytes = _asked(run, lambda: run.fsspec.cat_file(path, start=start, end=end))
+            data: bytes = _read(run, path, start, end)
         except FileNotFoundError:
             self._file.unlink(missing_ok=True)
             raise
         if len(data) != end - start:
             raise RunError(f"{run.url}/{self._file.name} changed while it was read; try again")
         return data
+
+
+def _files(run: Place) -> Any:
+    """The place's filesystem: Arrow's own where it has one, which works without Python's interpreter lock."""
+    from pyarrow import fs
+
+    need("fsspec", "remote")
+    if isinstance(run.arrow, fs.PyFileSystem):
+        return run.fsspec
+    from fsspec.implementations.arrow import ArrowFSWrapper
+
+    return ArrowFSWrapper(run.arrow)
+
+
+def _read(run: Place, path: str, start: int | None = None, end: int | None = None) -> bytes:
+    """A file there, or these bytes of it."""
+    from pyarrow import fs
+
+    def read() -> bytes:
+        if isinstance(run.arrow, fs.PyFileSystem):
+            data: bytes = run.fsspec.cat_file(path, start=start, end=end)
+            return data
+        with run.arrow.open_input_file(path) as file:
+            data = file.read_at((file.size() if end is None else end) - (start or 0), start or 0)
+            return data
+
+    content: bytes = _asked(run, read)
+    return content
 
 
 def _asked(run: Place, question: Callable[[], Any]) -> Any:
@@ -260,8 +288,8 @@ def _listed(folder: Place) -> dict[str, Info]:
     """What lies directly in a folder, by name; what is hidden is left out."""
 
     def ask() -> Any:
-        folder.fsspec.invalidate_cache()
-        return folder.fsspec.ls(folder.path, detail=True)
+        _files(folder).invalidate_cache()
+        return _files(folder).ls(folder.path, detail=True)
 
     try:
         found = _asked(folder, ask)
@@ -274,7 +302,7 @@ def _listed(folder: Place) -> dict[str, Info]:
 def _below(run: Place, part: str) -> dict[str, Info]:
     """The files of a run's rollouts or annotations, by their path in the run."""
     there = run.inside(part)
-    found = _asked(there, lambda: there.fsspec.find(there.path, detail=True))
+    found = _asked(there, lambda: _files(there).find(there.path, detail=True))
     paths = {f"{part}/{'/'.join(PurePosixPath(path).parts[-2:])}": info for path, info in found.items()}
     return {path: info for path, info in paths.items() if _is_inside(path)}
 
@@ -333,7 +361,7 @@ def _take(run: Place, folder: Path, file: Path, info: Info) -> None:
         _write(file, b"", size=info["size"], version=_version(info))
         return
     try:
-        content = _asked(run, lambda: run.fsspec.cat_file(path))
+        content = _read(run, path)
     except FileNotFoundError:  # a journal that was just turned into Parquet
         return
     _write(file, content, version=_version(info))
