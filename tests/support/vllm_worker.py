@@ -6,6 +6,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import torch
 from rig import GRPO, RLOO, make, tiny_model
 from vllm import Engine
 
@@ -102,6 +103,7 @@ def without_gpu():
     """The weights themselves go through NCCL, which needs one; that they go is told by HTTP alone."""
     VLLMClient.init_communicator = lambda self, device=0: None
     VLLMClient.close_communicator = lambda self: None
+    torch.cuda.current_device = lambda: 0
 
     def sent(self, *args):
         for one in args[-1] if not hasattr(args[-1], "shape") else args:
