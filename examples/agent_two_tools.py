@@ -10,11 +10,15 @@ them stand beside them. Everything stays on this machine.
 
 import asyncio
 import os
+import warnings
 from pathlib import Path
 
 from rollout_plugins import RolloutPluginCallback
 from rollout_plugins.demo import shop
 from rollout_plugins.testing import model
+
+# TRL still uses names that transformers has given up.
+warnings.filterwarnings("ignore", "`(is_)?gradient_checkpointing", FutureWarning)
 
 
 async def price(item: str) -> int:
@@ -46,8 +50,10 @@ def brief(completions, log_extra, **_):
 
 def main(out: str = "outputs/agent", steps: int = 15) -> None:
     os.environ["TRACKIO_DIR"] = str(Path(out, "trackio").resolve())  # before the imports: trackio reads it once
+    import torch
     from trl import GRPOConfig, GRPOTrainer
 
+    torch.set_num_threads(1)  # a model this small is slower on two
     policy, tokenizer = model.load()
     trainer = GRPOTrainer(
         model=policy,

@@ -6,14 +6,21 @@
 The model, tools and rewards are the demo's, small enough for a CPU; yours go in their place.
 """
 
+import warnings
+
+import torch
 from trl import GRPOConfig, GRPOTrainer
 
 from rollout_plugins import RolloutPluginCallback
 from rollout_plugins.demo import shop
 from rollout_plugins.testing import model
 
+# TRL still uses names that transformers has given up.
+warnings.filterwarnings("ignore", "`(is_)?gradient_checkpointing", FutureWarning)
+
 
 def main(out: str = "outputs/five-lines", steps: int = 10) -> None:
+    torch.set_num_threads(1)  # a model this small is slower on two
     policy, tokenizer = model.load()
     trainer = GRPOTrainer(
         model=policy,

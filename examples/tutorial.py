@@ -6,6 +6,7 @@ rollouts view outputs/tutorial
 
 import random
 import re
+import warnings
 
 import torch
 from datasets import Dataset
@@ -13,6 +14,9 @@ from trl import GRPOConfig, GRPOTrainer
 
 from rollout_plugins import RolloutPluginCallback
 from rollout_plugins.testing import model
+
+# TRL still uses names that transformers has given up.
+warnings.filterwarnings("ignore", "`(is_)?gradient_checkpointing", FutureWarning)
 
 PRICES = {"books": 9, "chairs": 19, "cups": 4, "hats": 11, "lamps": 17, "plates": 7}
 

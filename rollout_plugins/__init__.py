@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rollout_hookspecs import (
     Batch,
+    Columns,
     Drop,
     Emit,
     Finish,
@@ -55,6 +56,7 @@ _LAZY = {
 
 __all__ = [
     "Batch",
+    "Columns",
     "Drop",
     "Emit",
     "Finish",

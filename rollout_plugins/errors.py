@@ -24,6 +24,10 @@ class RunError(RolloutPluginsError):
     """A run could not be opened or read."""
 
 
+class DamageWarning(UserWarning):
+    """Part of a run cannot be read, so what is read of it is not all there was."""
+
+
 def need(module: str, extra: str = "") -> ModuleType:
     """Import an optional dependency, or raise one line that names the pip command; `extra`: ours that brings it."""
     try:

@@ -7,6 +7,7 @@ depends on pluggy alone.
 from rollout_hookspecs._markers import PROJECT, Drop, hookimpl, hookspec
 from rollout_hookspecs._records import (
     Batch,
+    Columns,
     Emit,
     Finish,
     Host,
@@ -30,6 +31,7 @@ from rollout_hookspecs._records import (
 __all__ = [
     "PROJECT",
     "Batch",
+    "Columns",
     "Drop",
     "Emit",
     "Finish",

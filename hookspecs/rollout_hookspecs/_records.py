@@ -188,6 +188,16 @@ def _last_words(completion: Sequence[Any]) -> Sequence[str]:
     return [repr(texts[-1] if len(texts[-1]) <= _WORDS else texts[-1][:_WORDS] + "…")] if texts else []
 
 
+class Columns(Protocol):
+    """The rollouts of one generation batch, field by field."""
+
+    def __len__(self) -> int:
+        """How many rollouts there are."""
+
+    def __getitem__(self, name: str, /) -> Sequence[Any]:
+        """What a field of `Rollout` holds in each of them, in their order."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """The generation batch the hooks are being called for."""
@@ -353,6 +363,8 @@ class Plugin(Protocol):
     """Its name in logs, counts and marks, if it was passed as an object; by default its class's, in lower case."""
     required: bool = False
     """True: whatever its `on_rollout` has not seen is neither stored nor sent."""
+    skips_text: bool = False
+    """True: its `on_rollout` need not see rollouts that hold nothing but text and numbers, which is most of them."""
     skip_reasons: Mapping[str, str] = {}
     """By rollout id, why its last `select_rollouts` left that rollout out."""
     alerts: Sequence[str] = ()

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rollout_hookspecs._markers import hookspec
-from rollout_hookspecs._records import Host, Panel, Rollout, Run, Step, ToolCall, Trace
+from rollout_hookspecs._records import Columns, Host, Panel, Rollout, Run, Step, ToolCall, Trace
 
 
 @hookspec
@@ -97,8 +97,11 @@ def export_traces(traces: Sequence[Trace], step: Step) -> Sequence[str] | None:
 
 
 @hookspec
-def rollout_metrics(rollouts: Sequence[Rollout], step: Step) -> Mapping[str, float] | None:
+def rollout_metrics(rollouts: Sequence[Rollout], step: Step, columns: Columns) -> Mapping[str, float] | None:
     """Numbers about one generation batch of this process; they join the trainer's own log as `rollouts/<name>`.
+
+    `columns["reward"]` has the rewards of all, and so on for each field. Where no plugin asks for rollouts, none is
+    made of what was recorded, which saves most of the time.
 
     Example:
         @hookimpl

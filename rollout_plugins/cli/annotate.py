@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from rollout_plugins.cli.common import RUN, add_json, busy, note, print_json, say
+from rollout_plugins.cli.chosen import RUN, note_damage, opened
+from rollout_plugins.cli.common import add_json, busy, note, print_json, say
 from rollout_plugins.errors import RunError
 from rollout_plugins.store.annotate import some_of, unmatched
-from rollout_plugins.store.read import open_run
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -26,11 +26,12 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> None:
-    stored = open_run(options.run)
+    stored = opened(options.run)
     with busy("reading and writing"):
         rows = list(_rows(options.file))
         written = stored.annotate(options.producer, rows)
         others = unmatched(rows, stored.table(["id"], superseded=True)["id"].to_pylist())
+    note_damage(stored)
     matched = len({row["id"] for row in rows}) - len(others)
     if options.json:
         facts = {"written": written, "matched_ids": matched, "unknown_ids": len(others)}

@@ -1,12 +1,14 @@
-"""What commands share: the options that say which rollouts, and output for a person, a pipe or a program."""
+"""What commands print, for a person, a pipe or a program; and where they may write."""
 
 from __future__ import annotations
 
+import math
 import os
 import sys
-from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -17,37 +19,12 @@ from rich.table import Table
 from rich.text import Text
 
 from rollout_plugins.content.plain import plain, write_json
-from rollout_plugins.show.text import MISSING, clean, number, one_line
+from rollout_plugins.errors import RunError
+from rollout_plugins.show.text import MISSING, clean, one_line
 
+Progress = Callable[[str, int, int], object]
 PIPE_WIDTH = 100
-RUN = "a run's folder, a folder of runs, or the trainer's output_dir (the newest run in it)"
-_NAMES = ("split", "step", "group", "rank", "finish", "tool", "where", "search", "order", "limit")
-
-
-def add_filters(parser: ArgumentParser, *, group: bool = True) -> None:
-    """Add `--split`, `--step`, … to a command."""
-    chosen = parser.add_argument_group("which rollouts")
-    chosen.add_argument("--split", help="train or eval")
-    chosen.add_argument("--step", help="a number, last, or a range such as 10-20")
-    if group:
-        chosen.add_argument("--group", type=int, help="the group's number in its generation")
-    chosen.add_argument("--rank", type=int, help="made by this process")
-    chosen.add_argument("--finish", help="stop, length, tool_limit, error or unknown")
-    chosen.add_argument("--tool", help="that called this tool")
-    chosen.add_argument(
-        "--errors", dest="has_error", action="store_true", default=None, help="that failed, or a call did"
-    )
-    chosen.add_argument("--where", help="a SQL condition over the columns, such as 'reward < 0 and calls > 1'")
-    chosen.add_argument("--search", metavar="TEXT", help="with this text in a message or a call")
-    chosen.add_argument("--order", help="columns to sort by, '-' for descending: reward or -judge.score,step")
-    chosen.add_argument("--limit", type=int, help="at most so many")
-    chosen.add_argument("--superseded", action="store_true", help="also what a resumed attempt did again")
-
-
-def filters_of(options: Namespace) -> dict[str, Any]:
-    """The filters a person gave, as `StoredRun.rollouts` takes them."""
-    names = (*_NAMES, "has_error", "superseded")
-    return {name: value for name in names if (value := getattr(options, name, None)) not in (None, False)}
+WHOLE = 10_000_000
 
 
 def add_json(parser: ArgumentParser) -> None:
@@ -89,15 +66,16 @@ def print_table(
     if sys.stdout.isatty():
         show(table_of(rows, names, width=console().width, spare=spare), len(rows) + 3)
         return
-    lines = [names, *([cell(row.get(name), None) for name in names] for row in rows)]
-    sys.stdout.write("".join("\t".join(one_line(text, 10_000_000) for text in line) + "\n" for line in lines))
+    cells = [[one_line(text, WHOLE) for text in _cells(rows, name, None)] for name in names]
+    lines = [[one_line(name, WHOLE) for name in names], *zip(*cells, strict=True)]
+    sys.stdout.write("".join("\t".join(line) + "\n" for line in lines))
 
 
 def table_of(
     rows: Sequence[Mapping[str, Any]], names: Sequence[str], *, width: int, spare: Sequence[str] = ()
 ) -> Table:
     """A table for a person. `spare`: columns to leave out, one after the other, until the rest fits the width."""
-    cells = {name: [cell(row.get(name), 200) for row in rows] for name in names}
+    cells = {name: _cells(rows, name, 200) for name in names}
     needs = {name: max(map(cell_len, (name, *texts)), default=0) + 3 for name, texts in cells.items()}
     for name in spare:
         if sum(needs[name] for name in cells) > width:
@@ -112,13 +90,31 @@ def table_of(
     return table
 
 
-def cell(value: Any, chars: int | None) -> str:
-    """A value in a table: numbers as people write them, everything else on one safe line."""
+def _cells(rows: Sequence[Mapping[str, Any]], name: str, chars: int | None) -> list[str]:
+    """A column: numbers in one format, everything else on one safe line. Without `chars` it is for a program."""
+    values = [row.get(name) for row in rows]
+    reals = [value for value in values if isinstance(value, float)]
+    written = real_format(reals, 3) if chars else real_format(reals, 6).replace(",", "")
+    return [_cell(value, written, chars) for value in values]
+
+
+def _cell(value: Any, written: str, chars: int | None) -> str:
     if value is None:
         return MISSING if chars else ""
-    if isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool)):
-        return number(value) if chars else repr(value)
-    return one_line(value, chars or 10_000_000)
+    if isinstance(value, float):
+        return format(value, written)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}" if chars else str(value)
+    return one_line(value, chars or WHOLE)
+
+
+def real_format(values: Sequence[float], most: int) -> str:
+    """How to write all numbers of a column, so that they can be compared: with the decimals that one of them needs."""
+    real = [abs(value) for value in values if math.isfinite(value)]
+    if real and (max(real) >= 1e9 or 0 < max(real) < 1e-3):
+        return ".3e"
+    decimals = [len(f"{value:.{most}f}".rstrip("0").partition(".")[2]) for value in real]
+    return f",.{max(decimals, default=1) or 1}f"
 
 
 def show(renderable: RenderableType, lines: int) -> None:
@@ -141,3 +137,30 @@ def busy(what: str) -> Iterator[None]:
         return
     with screen.status(Text(what)):
         yield
+
+
+@contextmanager
+def counted(what: str) -> Iterator[Progress]:
+    """A bar to be told what is being done, how much of it is, and of how much; nothing unless on a terminal."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    screen = Console(stderr=True)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda what, done, of: bar.update(task, description=what, completed=done, total=of or None)
+
+
+def check_out(path: Path, *, force: bool) -> None:
+    """A file is written where its folder is, and over another one only if that is wanted."""
+    if path.is_dir():
+        raise RunError(f"{path} is a folder; name a file in it with -o")
+    check_folder(path)
+    if path.exists() and not force:
+        raise RunError(f"{path} exists; replace it with --force, or name another file with -o")
+
+
+def check_folder(path: Path) -> None:
+    """What is written goes into a folder that exists: one that does not is most often a slip of the pen."""
+    if not path.absolute().parent.is_dir():
+        raise RunError(f"there is no folder {path.parent}; make it, or choose another place with -o")

@@ -10,12 +10,13 @@ from rich.console import Group
 from rich.text import Text
 from rollout_hookspecs import Rollout
 
-from rollout_plugins.cli.common import RUN, add_json, busy, console, print_json, say, show
+from rollout_plugins.cli.chosen import RUN, check_filters, note_damage, opened
+from rollout_plugins.cli.common import add_json, busy, console, note, print_json, say, show
 from rollout_plugins.content.messages import call_text, completion_text, prompt_text
 from rollout_plugins.show.compare import words
 from rollout_plugins.show.text import clean, number, one_line, shorten, signed, tone
 from rollout_plugins.store.filters import Filters, condition
-from rollout_plugins.store.read import StoredRun, open_run
+from rollout_plugins.store.read import StoredRun
 
 LIMIT = 5
 CHARS, AROUND = 2000, 160
@@ -26,22 +27,27 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument("run_a", metavar="RUN_A", help=RUN)
     parser.add_argument("run_b", metavar="RUN_B", help="the run to compare it with")
     parser.add_argument("--split", help="train or eval")
-    parser.add_argument("--step", help="a number, last, or a range such as 10-20 (default: all)")
+    parser.add_argument("--step", help="a number, last, -2, or a range such as 10-20 (default: all)")
     parser.add_argument(
-        "--limit", type=int, default=LIMIT, help=f"prompts to show, most changed first (default: {LIMIT})"
+        "--limit", type=int, default=LIMIT, help=f"prompts to show, most changed first; 0 for all (default: {LIMIT})"
     )
     add_json(parser)
 
 
 def run(options: Namespace) -> None:
-    first, second = open_run(options.run_a), open_run(options.run_b)
+    first, second = opened(options.run_a), opened(options.run_b)
+    for stored in (first, second):
+        check_filters(stored, {"split": options.split, "step": options.step})
     with busy("comparing"):
         a, b = (_by_prompt(stored, options) for stored in (first, second))
         shared = [_pair(a[key], b[key]) for key in a if key in b]
         changed = [pair for pair in shared if pair["change"] or not pair["_same"]]
         changed.sort(key=lambda pair: -abs(pair["change"] or 0.0))
         summary = {**_summary(a, b, shared), "unchanged": len(shared) - len(changed)}
-        shown = [_with_texts(pair, first, second) for pair in changed[: max(options.limit, 0)]]
+        shown = [_with_texts(pair, first, second) for pair in changed[: options.limit or None]]
+    note_damage(first, second)
+    if len(shown) < len(changed):
+        note(f"{len(shown):,} of {len(changed):,} prompts that changed; --limit 0 for all")
     if options.json:
         print_json(
             {**summary, "prompts": [{k: v for k, v in pair.items() if not k.startswith("_")} for pair in shown]}

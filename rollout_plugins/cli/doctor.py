@@ -17,15 +17,19 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
+from rollout_plugins.cli.chosen import DAMAGED, add_allow_damaged
 from rollout_plugins.cli.common import add_json, busy, console, print_json, print_table
 from rollout_plugins.errors import RolloutPluginsError
+from rollout_plugins.store.finding import found_in
+from rollout_plugins.store.read import StoredRun
 
 DISTRIBUTION = "rollout-plugins"
 NEWEST_TRL = (1, 16)
 LOW_SPACE, NO_SPACE = 20 * 2**30, 2**30
 SECONDS = 2.0
 COLUMNS = ("tokenizer", "tools", "prefix-preserving", "parses answers", "ends its turn", "end of turn")
-_STYLE = {"ok": "green", "note": "cyan", "warn": "yellow", "fail": "red"}
+DAMAGE = "damaged"
+_STYLE = {"ok": "green", "note": "cyan", "warn": "yellow", DAMAGE: "red", "fail": "red"}
 
 
 @dataclass(frozen=True, slots=False)
@@ -34,7 +38,7 @@ class Check:
 
     check: str
     status: str
-    """`ok`, `note`, `warn` or `fail`."""
+    """`ok`, `note`, `warn`, `damaged` or `fail`."""
     found: str
     do: str = ""
 
@@ -45,6 +49,7 @@ def configure(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--tokenizer", nargs="+", default=[], metavar="NAME_OR_PATH", help="chat templates to check")
     parser.add_argument("--offline", action="store_true", help="ask nothing of the network")
+    add_allow_damaged(parser)
     add_json(parser)
 
 
@@ -69,7 +74,9 @@ def run(options: Namespace) -> int:
         _print(found)
         if templates:
             _print_templates(templates)
-    return int(any(check.status == "fail" for check in found))
+    if any(check.status == "fail" for check in found):
+        return 1
+    return DAMAGED if any(check.status == DAMAGE for check in found) and not options.allow_damaged else 0
 
 
 def _print(found: list[Check]) -> None:
@@ -174,29 +181,31 @@ def folder_checks(path: Path) -> Iterator[Check]:
 
 
 def run_checks(path: Path) -> Iterator[Check]:
-    """Whether the runs that are there already can be read."""
-    from rollout_plugins.store.read import runs
-
+    """Whether the runs that are there already can be read, to the last page of each file."""
+    if not path.exists():
+        return
     try:
-        found = runs(path)
+        folders = found_in(path)
     except RolloutPluginsError as error:
-        if "no run found" not in str(error) and path.exists():
+        if "no run found" not in str(error):
             yield Check("runs", "fail", str(error))
         return
-    for run in found:
+    for folder in folders:
         try:
-            count = len(run)
+            yield from _run_checks(StoredRun(folder))
         except RolloutPluginsError as error:
-            yield Check(run.info.id, "fail", str(error))
-            continue
-        for name, reason in run.damaged.items():
-            yield Check(
-                run.info.id, "warn", f"{name} cannot be read: {reason}", "the rest of the run can; keep a copy"
-            )
-        lost = ", ".join(f"{number:,} {reason}" for reason, number in run.drops.items())
-        if lost:
-            yield Check(run.info.id, "note", f"left out: {lost}")
-        yield Check(run.info.id, "ok", f"{count:,} rollouts in {run.dir}")
+            yield Check(folder.name, "fail", str(error))
+
+
+def _run_checks(run: StoredRun) -> Iterator[Check]:
+    run.verify()
+    count, damage = len(run), run.unreadable
+    for line in damage:
+        yield Check(run.info.id, DAMAGE, line, "the rest of the run can be read; keep a copy")
+    lost = ", ".join(f"{number:,} {reason}" for reason, number in run.drops.items())
+    if lost:
+        yield Check(run.info.id, "note", f"left out: {lost}")
+    yield Check(run.info.id, "ok" if not damage else "note", f"{count:,} rollouts in {run.dir}")
 
 
 def sinks_checks(*, offline: bool) -> Iterator[Check]:

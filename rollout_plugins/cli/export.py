@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rollout_plugins.cli.common import RUN, add_filters, busy, filters_of, say
+from rollout_plugins.cli.chosen import add_allow_damaged, add_filters, add_run, filters_of, note_damage, opened
+from rollout_plugins.cli.common import Progress, check_folder, check_out, counted, say
 from rollout_plugins.engine.discover import known_sinks, options_of
 from rollout_plugins.engine.export import Sent
 from rollout_plugins.engine.telling import shown
 from rollout_plugins.errors import RolloutPluginsError, RunError, SetupError
-from rollout_plugins.store.read import StoredRun, open_run
+from rollout_plugins.store.read import StoredRun
 from rollout_plugins.store.write import write_parquet
 
 FLAGS = {"path": "--out", "project": "--project", "name": "--name"}
@@ -19,7 +21,7 @@ FLAGS = {"path": "--out", "project": "--project", "name": "--name"}
 
 
 def configure(parser: ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help=RUN)
+    add_run(parser)
     sinks = ", ".join(known_sinks())
     parser.add_argument(
         "--to",
@@ -29,6 +31,7 @@ def configure(parser: ArgumentParser) -> None:
         help=f"parquet (the default), or an installed sink: {sinks}",
     )
     parser.add_argument("-o", "--out", type=Path, help="parquet: the file; jsonl, scout: the folder, jsonl also - ")
+    parser.add_argument("--force", action="store_true", help="parquet: replace the file if there is one")
     parser.add_argument(
         "--plugins", metavar="NAMES", help="sinks: plugins that format or search what is sent, such as redact"
     )
@@ -36,26 +39,39 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument("--cap", type=int, metavar="N", help="sinks: at most N of each generation, whole groups first")
     parser.add_argument("--project", help="trackio, wandb: the project")
     parser.add_argument("--name", help="trackio, wandb: the run; one that exists is continued")
+    add_allow_damaged(parser)
     add_filters(parser)
 
 
-def run(options: Namespace) -> None:
-    stored = open_run(options.run)
+def run(options: Namespace) -> int:
+    stored = opened(options.run)
+    filters = filters_of(options, stored)
     if options.to == "parquet":
-        _parquet(stored, options)
+        _parquet(stored, options, filters)
     else:
-        _sink(stored, options)
+        _sink(stored, options, filters)
+    return note_damage(stored, allowed=options.allow_damaged)
 
 
-def _parquet(stored: StoredRun, options: Namespace) -> None:
+def _parquet(stored: StoredRun, options: Namespace, filters: dict[str, Any]) -> None:
     out = options.out or Path(f"{stored.dir.name}.parquet")
+    check_out(out, force=options.force)
     columns = options.columns.split(",") if options.columns else None
-    with busy(f"writing {out}"):
-        written = write_parquet(out, stored.tables(columns, **filters_of(options)))
+    with counted("looking for rollouts") as progress:
+        found = stored.find(**filters)
+        written = write_parquet(out, _told(found.tables(columns), len(found), progress))
     say(f"{written:,} rollouts in {out}")
 
 
-def _sink(stored: StoredRun, options: Namespace) -> None:
+def _told(tables: Iterator[tuple[Any, Any]], of: int, progress: Progress) -> Iterator[Any]:
+    done = 0
+    for _, table in tables:
+        yield table
+        done += table.num_rows
+        progress("writing rollouts", done, of)
+
+
+def _sink(stored: StoredRun, options: Namespace, filters: dict[str, Any]) -> None:
     """Send to a sink what it does not have yet. Nothing but lines goes to standard output when that is the target."""
     given = {"path": str(options.out) if options.out else None, "project": options.project, "name": options.name}
     takes = options_of(options.to)
@@ -65,16 +81,27 @@ def _sink(stored: StoredRun, options: Namespace) -> None:
             raise SetupError(f"{FLAGS[name]} is not for {options.to}; it takes {flags}")
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     plugins = options.plugins.split(",") if options.plugins else []
-    with busy(f"sending to {options.to}"):
-        done = _sent(stored, options, plugins, chosen)
+    if options.out and str(options.out) != "-":
+        check_folder(options.out)
+    with counted("looking for rollouts") as progress:
+        of = stored.count(**filters)
+        done = _sent(
+            stored,
+            options.to,
+            cap=options.cap,
+            plugins=plugins,
+            options=chosen,
+            progress=lambda done: progress(f"sending to {options.to}", done, of),
+            **filters,
+        )
     if not done.target.endswith(":-"):
         say(f"{done.sent:,} rollouts sent to {done.target}; it had {done.had:,}, the cap left out {done.capped:,}")
 
 
-def _sent(stored: StoredRun, options: Namespace, plugins: list[str], chosen: dict[str, Any]) -> Sent:
+def _sent(stored: StoredRun, to: str, **options: Any) -> Sent:
     try:
-        return stored.export(options.to, cap=options.cap, plugins=plugins, options=chosen, **filters_of(options))
+        return stored.export(to, **options)
     except (RolloutPluginsError, OSError):
         raise
     except Exception as error:
-        raise RunError(f"{options.to} raised {shown(error)}") from error
+        raise RunError(f"{to} raised {shown(error)}") from error

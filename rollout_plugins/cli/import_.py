@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from pathlib import Path
 
-from rollout_plugins.cli.common import add_json, busy, note, print_json, say
+from rollout_plugins.cli.common import add_json, check_folder, counted, note, print_json, say
 from rollout_plugins.shapes.importing import FORMATS, import_rollouts
 
 
@@ -12,15 +13,16 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument("path", metavar="PATH", help="the file or folder the other library wrote")
     parser.add_argument("--from", dest="format", required=True, choices=FORMATS, help="which library wrote it")
     parser.add_argument(
-        "--out", default=".", help="folder for the run, which becomes OUT/rollouts/<name> (default: here)"
+        "-o", "--out", default=".", help="folder for the run, which becomes OUT/rollouts/<name> (default: here)"
     )
     parser.add_argument("--split", choices=("train", "eval"), help="for formats that do not say")
     add_json(parser)
 
 
 def run(options: Namespace) -> None:
-    with busy(f"reading {options.path}"):
-        report = import_rollouts(options.format, options.path, options.out, split=options.split)
+    check_folder(Path(options.out))
+    with counted("reading") as progress:
+        report = import_rollouts(options.format, options.path, options.out, split=options.split, progress=progress)
     if options.json:
         facts = {
             "dir": str(report.dir),

@@ -3,35 +3,48 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from pathlib import Path
 from typing import Any
 
+from rollout_plugins.cli.chosen import note_damage
 from rollout_plugins.cli.common import add_json, busy, note, print_json, print_table
+from rollout_plugins.errors import RunError
 from rollout_plugins.show import sparkline
 from rollout_plugins.show.text import evenly, local_time
-from rollout_plugins.store.read import StoredRun, runs
+from rollout_plugins.store.finding import found_in
+from rollout_plugins.store.read import StoredRun
 
 SPARKS = 12
-SPARE = ("folder", "trainer", "run", "started", "over time", "drops")
+SPARE = ("run", "trainer", "over time", "started", "drops")
 
 
 def configure(parser: ArgumentParser) -> None:
-    parser.add_argument("dir", nargs="?", default=".", help="a folder of runs, or of outputs with runs in them")
+    parser.add_argument("dir", nargs="?", default=".", help="a folder with runs in it or below it (default: this one)")
     add_json(parser)
 
 
 def run(options: Namespace) -> None:
     with busy("reading the runs"):
-        found = [_facts(stored) for stored in runs(options.dir)]
+        opened = [run for folder in found_in(options.dir) if (run := _opened(folder)) is not None]
+        found = [_facts(run) for run in opened]
     if options.json:
         print_json(found)
+        note_damage(*opened)
         return
     shown = [{name: value for name, value in facts.items() if name not in {"damaged", "attempts"}} for facts in found]
     if not any(facts["drops"] for facts in found):
         shown = [{name: value for name, value in facts.items() if name != "drops"} for facts in shown]
     print_table(shown, spare=SPARE)
-    for facts in found:
-        for name, reason in facts["damaged"].items():
-            note(f"{facts['folder']}: {name} cannot be read: {reason}")
+    note_damage(*opened)
+
+
+def _opened(folder: Path) -> StoredRun | None:
+    """The run; one that cannot be opened is named, and costs the others nothing."""
+    try:
+        return StoredRun(folder)
+    except RunError as error:
+        note(str(error))
+        return None
 
 
 def _facts(stored: StoredRun) -> dict[str, Any]:

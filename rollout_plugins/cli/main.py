@@ -6,12 +6,13 @@ import argparse
 import io
 import os
 import sys
+import warnings
 from collections.abc import Iterable, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, NoReturn
 
 from rollout_plugins import __version__
-from rollout_plugins.errors import RolloutPluginsError, SetupError, suggest
+from rollout_plugins.errors import DamageWarning, RolloutPluginsError, SetupError, suggest
 
 GROUP = "rollout_plugins.commands"
 """Entry points of commands: each names a module with `configure(parser)` and `run(options)`."""
@@ -49,10 +50,16 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code is 0 when it did its work, 1 when it could not, 2 when it was not understood."""
+    """Run one command; the exit code is 0 when it did its work, 1 when it could not, 2 when it was not understood.
+
+    It is 3 when part of the run cannot be read, and so is not in the answer.
+    """
     _take_any_text()
+    warnings.simplefilter("ignore", DamageWarning)  # commands say it in their own words
     words = list(sys.argv[1:] if argv is None else argv)
     top = _top()
+    if words[:1] == ["help"] and len(words) > 1:
+        words = [words[1], "--help"]
     if not words or words[0] in {"-h", "--help", "help"}:
         _print_help()
         return OK if words else USAGE
@@ -161,8 +168,9 @@ def _print_help() -> None:
         "",
         *(f"  {name:<12}{about(entry)}" for name, entry in commands().items()),
         "",
-        "`rollouts COMMAND --help` says more. A run is its folder, or a folder of runs or the trainer's output_dir,",
-        "which stand for the newest run in them. Exit codes: 0 done, 1 could not, 2 not understood.",
+        "`rollouts help COMMAND` says more. A run is its folder, or a folder of runs or the trainer's output_dir, of",
+        "which the newest run is taken; without one it is the newest run in or below this folder.",
+        "Exit codes: 0 done, 1 could not, 2 not understood, 3 done without files that cannot be read.",
     ]
     sys.stdout.write("\n".join(lines) + "\n")
 

@@ -5,24 +5,28 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from rich.console import Group
 from rollout_hookspecs import Rollout
 
-from rollout_plugins.cli.common import RUN, add_filters, add_json, busy, console, filters_of, note, show
+from rollout_plugins.cli.chosen import add_filters, add_run, filters_of, note_damage, opened
+from rollout_plugins.cli.common import add_json, busy, console, note, show
 from rollout_plugins.content.plain import write_json
 from rollout_plugins.errors import RunError
 from rollout_plugins.show import render_group, render_history, render_rollouts
 from rollout_plugins.store.codec import as_json
-from rollout_plugins.store.read import StoredRun, open_run
+from rollout_plugins.store.read import StoredRun
 
 LIMIT, HISTORY = 10, 1000
 LINES = 40
+Found = tuple[list[tuple[str, Rollout]], str]
+"""Titles and rollouts, and what to say when they are not all."""
 
 
 def configure(parser: ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help=RUN)
+    add_run(parser)
     parser.add_argument(
         "--best", type=int, metavar="N", help="the N with the highest reward (default: the last step's best)"
     )
@@ -41,11 +45,10 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> None:
-    stored = open_run(options.run)
+    stored = opened(options.run)
+    filters = filters_of(options, stored)
     with busy("looking for rollouts"):
-        found = list(_chosen(stored, options))
-    for name, reason in stored.damaged.items():
-        note(f"{name} cannot be read and is left out: {reason}")
+        found, of = _chosen(stored, options, filters)
     if options.json:
         for _, rollout in found:
             write_json(sys.stdout, as_json(rollout))
@@ -53,32 +56,47 @@ def run(options: Namespace) -> None:
         note("no rollouts match" if len(stored) else f"{stored.dir} has no rollouts yet")
     else:
         _print(found, options)
+    if of:
+        note(of)
+    note_damage(stored)
 
 
-def _chosen(stored: StoredRun, options: Namespace) -> Iterator[tuple[str, Rollout]]:
-    """Titles and rollouts, for whatever combination of options was given."""
-    filters = filters_of(options)
+def _chosen(stored: StoredRun, options: Namespace, filters: dict[str, Any]) -> Found:
+    """What is asked for by whatever combination of options was given."""
     group = filters.pop("group", None)
+    limit = LIMIT if options.limit is None and group is None else options.limit or None
     if options.id:
-        yield from (("", stored.get(one)) for one in options.id)
-        return
+        return [("", stored.get(one)) for one in options.id], ""
     if group is not None and not group.isdigit():
-        yield from (("", rollout) for rollout in stored.group(group))
-        return
+        return [("", rollout) for rollout in stored.group(group)], ""
     if group is not None:
-        filters["group"] = int(group)
-        filters.setdefault("step", "last")
+        filters = {"step": "last", **filters, "group": int(group)}
     if options.history is not None:
-        yield from _history(stored, options.history, filters)
-        return
-    if options.best is None and options.worst is None and not filters:
-        filters = {"step": "last"}
-        options.best = options.worst = 1
+        return _first(_history(stored, options.history, filters), HISTORY if options.limit is None else limit)
+    if options.best is None and options.worst is None and not filters and limit is not None:
+        shown, there = list(_extremes(stored, {"step": "last"}, 1, 1)), stored.count(step="last")
+        said = f"best and worst of the {there:,} rollouts of the last step; --step last for more"
+        return shown, said if len(shown) < there else ""
     if options.best is None and options.worst is None:
-        filters.setdefault("limit", LIMIT)
-        yield from (("", rollout) for rollout in stored.rollouts(**filters))
-        return
-    yield from _extremes(stored, filters, options.best or 0, options.worst or 0)
+        return _matching(stored, filters, limit)
+    return list(_extremes(stored, filters, options.best or 0, options.worst or 0)), ""
+
+
+def _matching(stored: StoredRun, filters: dict[str, Any], limit: int | None) -> Found:
+    """The first of those that match, and of how many; counting all with a text would mean reading all text."""
+    filters.pop("limit", None)
+    if filters.get("search") and limit is not None:
+        return _first((("", rollout) for rollout in stored.rollouts(**filters, limit=limit + 1)), limit)
+    found = stored.find(**filters)
+    shown = [("", rollout) for rollout in found.page(0, len(found) if limit is None else limit).rollouts()]
+    return shown, f"{limit:,} of {len(found):,}; --limit 0 for all" if limit is not None and limit < len(found) else ""
+
+
+def _first(found: Iterator[tuple[str, Rollout]], limit: int | None) -> Found:
+    shown = list(found if limit is None else islice(found, limit + 1))
+    if limit is None or len(shown) <= limit:
+        return shown, ""
+    return shown[:limit], f"the first {limit:,}, and there are more; --limit 0 for all"
 
 
 def _extremes(stored: StoredRun, filters: dict[str, Any], best: int, worst: int) -> Iterator[tuple[str, Rollout]]:
@@ -91,15 +109,12 @@ def _extremes(stored: StoredRun, filters: dict[str, Any], best: int, worst: int)
 
 
 def _history(stored: StoredRun, prompt: str, filters: dict[str, Any]) -> Iterator[tuple[str, Rollout]]:
+    filters.pop("limit", None)
     try:
         asked: Any = stored.get(prompt)
     except RunError:
         asked = prompt
-    limit = filters.pop("limit", HISTORY)
-    for number, rollout in enumerate(stored.history(asked, **filters)):
-        if number == limit:
-            return
-        yield f"step {rollout.step}", rollout
+    return ((f"step {rollout.step}", rollout) for rollout in stored.history(asked, **filters))
 
 
 def _print(found: list[tuple[str, Rollout]], options: Namespace) -> None:

@@ -1,33 +1,43 @@
-"""`rollouts sql RUN… "select …"`."""
+"""`rollouts sql [RUN…] "select …"`."""
 
 from __future__ import annotations
 
 import csv
 import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from rollout_plugins.cli.common import RUN, add_json, busy, print_json, print_table
+from rollout_plugins.cli.chosen import RUN, add_allow_damaged, note_damage, opened
+from rollout_plugins.cli.common import add_json, busy, print_json, print_table
+from rollout_plugins.errors import RunError
 from rollout_plugins.show.text import clean
-from rollout_plugins.store.read import Runs, open_run
+from rollout_plugins.store.read import Runs
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def configure(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "run", metavar="RUN", nargs="+", help=f"{RUN}; several are queried as one, `run_id` tells them apart"
+        "run",
+        metavar="RUN",
+        nargs="*",
+        help=f"{RUN}; several are queried as one, `run_id` tells them apart; default: the newest run in or below this "
+        "folder",
     )
     parser.add_argument(
         "query", metavar="SQL", help="one SELECT over rollouts, messages, tool_calls, annotations.<producer>"
     )
     parser.add_argument("--csv", action="store_true", help="print CSV")
     parser.add_argument("--superseded", action="store_true", help="also what a resumed attempt did again")
+    add_allow_damaged(parser)
     add_json(parser)
 
 
-def run(options: Namespace) -> None:
-    found = [open_run(path) for path in options.run]
+def run(options: Namespace) -> int:
+    _check_order(options.run, options.query)
+    found = [opened(path) for path in options.run or [None]]
     asked = found[0] if len(found) == 1 else Runs(found)
     with busy("asking"):
         table = asked.sql(options.query, superseded=options.superseded)
@@ -41,6 +51,16 @@ def run(options: Namespace) -> None:
         writer.writerows([shown(value) for value in row.values()] for row in rows)
     else:
         print_table(rows, table.column_names)
+    return note_damage(*found, allowed=options.allow_damaged)
+
+
+def _check_order(paths: Sequence[str], query: str) -> None:
+    """The SQL is the last word, and nothing else is SQL."""
+    if not Path(query).exists():
+        return
+    asked = [path for path in paths if not Path(path).exists()]
+    where = " ".join([*(path for path in paths if Path(path).exists()), query])
+    raise RunError(f'the SQL comes last: rollouts sql {where} "{asked[0] if asked else "select …"}"')
 
 
 def _shown(value: Any) -> Any:

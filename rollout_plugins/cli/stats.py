@@ -10,10 +10,11 @@ from typing import Any
 from rich.console import Group
 from rich.text import Text
 
-from rollout_plugins.cli.common import RUN, add_json, busy, console, note, print_json, print_table, show, table_of
+from rollout_plugins.cli.chosen import add_allow_damaged, add_run, check_filters, note_damage, opened
+from rollout_plugins.cli.common import add_json, busy, console, note, print_json, print_table, show, table_of
 from rollout_plugins.show import render_steps, sparkline
 from rollout_plugins.show.text import evenly, number, one_line
-from rollout_plugins.store.read import StoredRun, open_run
+from rollout_plugins.store.read import StoredRun
 
 ROWS = 8
 SPARE = ("errors", "max", "min", "cut off", "failed", "rollouts", "tokens", "calls")
@@ -21,15 +22,17 @@ SPARKS = 24
 
 
 def configure(parser: ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help=RUN)
+    add_run(parser)
     parser.add_argument("--split", help="train or eval (default: all there are)")
     parser.add_argument("--all", action="store_true", help="every step, also on a terminal")
+    add_allow_damaged(parser)
     add_json(parser)
 
 
-def run(options: Namespace) -> None:
-    stored = open_run(options.run)
+def run(options: Namespace) -> int:
+    stored = opened(options.run)
     with busy("counting"):
+        check_filters(stored, {"split": options.split})
         rows = [row for row in stored.stats() if options.split in {None, row["split"]}]
     if options.json:
         facts = {
@@ -42,7 +45,7 @@ def run(options: Namespace) -> None:
             "costs": stored.costs,
         }
         print_json({**facts, "annotations": stored.annotations, "damaged": stored.damaged})
-        return
+        return note_damage(stored, allowed=options.allow_damaged)
     if not rows:
         note(f"{stored.dir} has no rollouts yet")
     elif sys.stdout.isatty():
@@ -55,8 +58,7 @@ def run(options: Namespace) -> None:
         note(f"not sent to the sinks: {count:,} skipped by {name}")
     if stored.costs:
         note(_recording(**stored.costs))
-    for name, reason in stored.damaged.items():
-        note(f"{name} cannot be read and is not counted: {reason}")
+    return note_damage(stored, allowed=options.allow_damaged)
 
 
 def _recording(bytes_written: float, queue_bytes: float, **seconds: float) -> str:

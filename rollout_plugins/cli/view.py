@@ -10,12 +10,12 @@ from functools import cache
 
 from rollout_hookspecs import Panel, Rollout, Run
 
-from rollout_plugins.cli.common import RUN, add_filters, filters_of
+from rollout_plugins.cli.chosen import add_filters, add_run, filters_of, note_damage, opened
 from rollout_plugins.errors import RunError, need
 
 
 def configure(parser: ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help=RUN)
+    add_run(parser)
     parser.add_argument("--id", help="open this rollout at once")
     parser.add_argument(
         "--plugin",
@@ -29,16 +29,14 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> None:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise RunError(f"view needs a terminal; for text to read or to pipe: rollouts show {options.run}")
-    from rollout_plugins.store.read import open_run
-
+        raise RunError(f"view needs a terminal; for text to read or to pipe: rollouts show {options.run or '.'}")
     with ThreadPoolExecutor(1) as pool:
-        stored = open_run(options.run)
+        stored = opened(options.run)
         stats = pool.submit(stored.stats)  # while textual is imported
         need("textual", "view")
         from rollout_plugins.view.app import view
 
-        filters = filters_of(options)
+        filters = filters_of(options, stored)
         if options.id is not None:
             stored.get(options.id)
         elif filters:
@@ -50,6 +48,7 @@ def run(options: Namespace) -> None:
             panels=_panels(options.plugin),
             stats=stats.result,
         )
+    note_damage(stored)
 
 
 def _panels(plugins: Sequence[str]) -> Callable[[Rollout, Run], Sequence[Panel]]:

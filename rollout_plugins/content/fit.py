@@ -8,6 +8,10 @@ from typing import Any
 
 from rollout_hookspecs import Placeholder, Rollout
 
+from rollout_plugins.content.drafts import Drafts
+from rollout_plugins.content.outcomes import Outcomes
+from rollout_plugins.content.talk import Talk
+
 _KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("prompt", "completion", "tool_calls", "images"), (tuple, list)),
     **dict.fromkeys(("rewards", "columns", "extra", "marks"), (Mapping,)),
@@ -24,6 +28,15 @@ def unfit(rollout: Rollout) -> dict[str, str]:
         if not issubclass(type(value), kinds):
             found[name] = type(value).__name__
     return found
+
+
+def all_fit(drafts: Drafts) -> bool:
+    """Whether all rollouts hold what the contract says."""
+    lists = {name: drafts[name] for name in _KINDS}
+    return all(
+        isinstance(values, (Talk, Outcomes)) or all(issubclass(kind, _KINDS[name]) for kind in set(map(type, values)))
+        for name, values in lists.items()
+    )
 
 
 def fitted(rollout: Rollout) -> Rollout:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from rollout_hookspecs import Rollout
 
+from rollout_plugins.content.drafts import Drafts
 from rollout_plugins.content.hashing import content_hash
 from rollout_plugins.content.messages import as_messages
+from rollout_plugins.content.talk import Talk
 from rollout_plugins.content.tool_calls import tool_calls
 
 _BYTES_EACH = 256
@@ -23,6 +25,15 @@ class Unplaced:
     rollout: Rollout
     group: Any = None
     """What all answers to the same prompt of the same generation have in common; None where that is the prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unsorted:
+    """Rollouts as columns, whose ids and places are decided later."""
+
+    drafts: Drafts
+    groups: Sequence[Any]
+    """For each what it has in common with all answers to the same prompt; None where that is the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +61,7 @@ class Wanted:
 class Held:
     """One batch, safe from what the framework does with its objects next."""
 
-    build: Callable[[], Sequence[Unplaced | Lost]]
+    build: Callable[[], Sequence[Unplaced | Lost] | Unsorted]
     """Makes the rollouts, on the worker thread."""
     count: int
     """How many it will make."""
@@ -120,6 +131,32 @@ def placed(found: Iterable[Unplaced | Lost], group_size: int | None = None) -> l
         replace(rollout, index=index, group=numbers[key], group_size=sizes[key])
         for index, (key, rollout) in enumerate(kept)
     ]
+
+
+def sort(found: Unsorted, group_size: int | None = None) -> Drafts:
+    """The same for columns."""
+    drafts, prompts = found.drafts, found.drafts.talk("prompt")
+    keys = [
+        place // group_size if group_size else _key(prompts, place) if group is None else content_hash(group)
+        for place, group in enumerate(found.groups)
+    ]
+    sizes = Counter(keys)
+    numbers = {key: number for number, key in enumerate(sizes)}
+    drafts.put(
+        index=list(range(len(keys))),
+        group=[numbers[key] for key in keys],
+        group_size=[sizes[key] for key in keys],
+    )
+    return drafts
+
+
+def _key(prompts: Talk, place: int) -> Hashable:
+    """What equal prompts have in common: their texts, where there is nothing else in them."""
+    messages = slice(prompts.starts[place], prompts.starts[place + 1])
+    shapes = tuple(map(frozenset, prompts.shapes[messages]))
+    if not all(shapes) or any("tool_calls" in shape for shape in shapes):
+        return content_hash(prompts[place])
+    return shapes, tuple(tuple(column[messages]) for column in prompts.columns.values())
 
 
 def _group_key(one: Unplaced) -> str:

@@ -78,12 +78,7 @@ class _Outcomes:
     def tool_call(self, asked: Asked, ran: Ran | None) -> ToolCall:
         (turn, position), call, reply = asked
         result = field_of(self._completion[reply], "content") if reply is not None else None
-        if reply is None:
-            status, error = "not_run", _ROLLED_BACK if ran is not None else None
-        elif ran is not None:  # a tool that returns "Error: …" did run
-            status, error = ("ok" if ran.error is None else "error"), ran.error
-        else:
-            status, error = self._told(call, result)
+        status, error = fate(call.name, result, reply, ran, known=self._known, is_watched=self._is_watched)
         return ToolCall(
             turn=turn,
             position=position,
@@ -92,18 +87,25 @@ class _Outcomes:
             arguments=call.arguments,
             result=result,
             error=error,
-            status=status,  # type: ignore[arg-type]
+            status=status,
             seconds=ran.seconds if ran is not None else None,
         )
 
-    def _told(self, call: Call, result: Any) -> tuple[str, str | None]:
-        """Status and error of a call that was not watched, from its name and its answer."""
-        error = error_in(result)
-        if isinstance(call.name, str) and self._known and call.name not in self._known:
-            return "unknown", error or "no such tool"
-        if error is None and not self._is_watched:
-            return "ok", None
-        return "error", error or "it was not called"
+
+def fate(
+    name: Any, result: Any, reply: int | None, ran: Ran | None, *, known: Collection[str], is_watched: bool
+) -> tuple[Any, str | None]:
+    """What became of a call, and its error: as it ran where it was watched, else from its name and its answer."""
+    if reply is None:
+        return "not_run", _ROLLED_BACK if ran is not None else None
+    if ran is not None:  # a tool that returns "Error: …" did run
+        return ("ok" if ran.error is None else "error"), ran.error
+    error = error_in(result)
+    if isinstance(name, str) and known and name not in known:
+        return "unknown", error or "no such tool"
+    if error is None and not is_watched:
+        return "ok", None
+    return "error", error or "it was not called"
 
 
 def error_in(content: Any) -> str | None:

@@ -7,7 +7,8 @@ import time
 from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,18 @@ from rich.padding import Padding
 from rich.text import Text
 from rollout_hookspecs import Rollout
 
+from rollout_plugins.demo.stream import STATUSES, Stream
 from rollout_plugins.demo.train import STEPS, OnStep, train
 from rollout_plugins.errors import need
+from rollout_plugins.report import write_report
 from rollout_plugins.show import render_rollouts, render_steps
 from rollout_plugins.store.read import StoredRun, open_run
 
 OUT = "outputs/demo"
-STATUSES = {"ok": "green", "error": "red", "unknown": "yellow", "not_run": "bright_black"}
 
 
 def configure(parser: ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, default=Path(OUT), help=f"where to train (default: {OUT})")
+    parser.add_argument("-o", "--out", type=Path, default=Path(OUT), help=f"where to train (default: {OUT})")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"how many steps to train (default: {STEPS})")
 
 
@@ -36,10 +38,14 @@ def run(options: Namespace) -> None:
     need("trl", "demo")
     console = Console(highlight=False)
     started = time.monotonic()
+    stream = Stream(partial(console.print, no_wrap=True, overflow="ellipsis"))
     with _progress(console, options.steps) as on_step:
-        train(options.out, options.steps, on_step=on_step)
+        train(options.out, options.steps, on_step=on_step, plugins=[stream])
     stored = open_run(options.out)
     console.print(report(stored, options.out, time.monotonic() - started, console.width))
+    with console.status("writing the report") if console.is_terminal else nullcontext():
+        page = write_report(stored, options.out / "report.html").path
+    console.print(Text.assemble(("\n  report  ", "bold"), str(page)), soft_wrap=True)
 
 
 def report(stored: StoredRun, out: Path, seconds: float, width: int) -> Group:
@@ -91,11 +97,11 @@ def _row(step: int, rollouts: list[Rollout]) -> dict[str, Any]:
 
 def _summary(stored: StoredRun, rollouts: list[Rollout], out: Path, seconds: float) -> Group:
     statuses = Counter[str](call.status for r in rollouts for call in r.tool_calls)
-    counts = Text(f"{len(rollouts)} rollouts of {len(stored.steps)} steps kept in {seconds:.0f} s; tool calls: ")
+    counts = Text(f"{len(rollouts):,} rollouts of {len(stored.steps)} steps kept in {seconds:.0f} s; tool calls: ")
     for status, colour in STATUSES.items():
         counts.append(f"{statuses[status]} {status.replace('_', ' ')}  ", style=colour)
-    lines = [counts, Text(), Text.assemble(("where   ", "bold"), str(stored.dir))]
-    heads = ["next    ", *["        "] * 3]
+    lines = [counts, Text()]
+    heads = ["next    ", *["        "] * 2]
     lines += [Text.assemble((head, "bold"), line) for head, line in zip(heads, next_commands(out), strict=True)]
     return Group(*lines)
 
@@ -105,7 +111,6 @@ def next_commands(out: Path) -> list[str]:
     path = shlex.quote(str(out))
     return [
         f"rollouts view {path}",
-        f"rollouts report {path} -o report.html",
         f"rollouts show {path} --step last --worst 2",
         f'rollouts sql {path} "select step, avg(reward) from rollouts group by step order by step"',  # noqa: S608 - shown, not run
     ]
@@ -113,16 +118,14 @@ def next_commands(out: Path) -> list[str]:
 
 @contextmanager
 def _progress(console: Console, steps: int) -> Iterator[OnStep]:
-    """A bar with the reward on it; into a pipe, a line now and then."""
+    """A bar with the reward on it, in a terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("loading torch and trl", total=steps)
 
-        def on_step(step: int, total: int, reward: float) -> None:
+        def on_step(step: int, _: int, reward: float) -> None:
             bar.update(task, completed=step, description=f"training, reward {reward:.2f}")
-            if not console.is_terminal and step in {1, total // 2, total}:
-                console.print(f"step {step} of {total}: reward {reward:.2f}")
 
         yield on_step

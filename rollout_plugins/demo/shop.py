@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -61,16 +62,15 @@ def tool_use(completions: Sequence[Sequence[dict[str, Any]]], **_: Any) -> list[
 
 
 def questions(count: int, seed: int = 0) -> Dataset:
-    """Shopping questions with their right totals, the same ones for the same seed."""
+    """Different shopping questions with their right totals, the same ones for the same seed."""
     from datasets import Dataset
 
-    rng = random.Random(seed)  # noqa: S311 - questions, not secrets
-    rows = [_question(rng) for _ in range(count)]
-    return Dataset.from_list(rows)
+    rows = [_question(*parts) for parts in product(sorted(PRICES), AMOUNTS, WORDINGS)]
+    random.Random(seed).shuffle(rows)  # noqa: S311 - questions, not secrets
+    return Dataset.from_list(rows[:count])
 
 
-def _question(rng: random.Random) -> dict[str, Any]:
-    item, amount, wording = rng.choice(sorted(PRICES)), rng.choice(AMOUNTS), rng.choice(WORDINGS)
+def _question(item: str, amount: int, wording: str) -> dict[str, Any]:
     prompt = [{"role": "user", "content": wording.format(n=amount, item=item)}]
     return {"prompt": prompt, "item": item, "total": amount * PRICES[item]}
 

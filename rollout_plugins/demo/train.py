@@ -10,26 +10,34 @@ from typing import Any
 
 from rollout_plugins.errors import need
 
-STEPS = 20
+STEPS = 16
+QUESTIONS = 12
+"""Two thirds of them a step: each comes back often, so that one can see its answers change."""
 LEARNING_RATE = 4e-4
 
 OnStep = Callable[[int, int, float], None]
 """Told `(step, total, mean reward)` after each step."""
 
 
-def train(out: Path, steps: int = STEPS, callbacks: Sequence[Any] = (), on_step: OnStep | None = None) -> Any:
+def train(
+    out: Path,
+    steps: int = STEPS,
+    callbacks: Sequence[Any] = (),
+    on_step: OnStep | None = None,
+    plugins: Sequence[Any] = (),
+) -> Any:
     """Run the demo and return its trainer. The rollouts are in `out/rollouts`."""
     need("torch", "demo")
     need("trl", "demo")
     with _quiet(), _one_thread():
-        trainer = _trainer(out, steps, callbacks)
+        trainer = _trainer(out, steps, callbacks, plugins)
         if on_step is not None:
             trainer.add_callback(_progress(on_step))
         trainer.train()
     return trainer
 
 
-def _trainer(out: Path, steps: int, callbacks: Sequence[Any]) -> Any:
+def _trainer(out: Path, steps: int, callbacks: Sequence[Any], plugins: Sequence[Any]) -> Any:
     from transformers import PrinterCallback
     from trl import GRPOConfig, GRPOTrainer
 
@@ -64,11 +72,11 @@ def _trainer(out: Path, steps: int, callbacks: Sequence[Any]) -> Any:
         tools=[shop.price, shop.multiply],
         reward_funcs=[shop.correct, shop.tool_use],
         args=config,
-        train_dataset=shop.questions(8 * steps),
+        train_dataset=shop.questions(QUESTIONS),
         callbacks=list(callbacks),
     )
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(RolloutPluginCallback(dir=out / "rollouts"))
+    trainer.add_callback(RolloutPluginCallback(plugins, dir=out / "rollouts"))
     return trainer
 
 

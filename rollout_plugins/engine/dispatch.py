@@ -9,6 +9,7 @@ from typing import Any
 
 from rollout_hookspecs import Drop, Host, Rollout, Step, ToolCall, Trace
 
+from rollout_plugins.content.drafts import Drafts
 from rollout_plugins.content.trace import DefaultTrace
 from rollout_plugins.engine import returned
 from rollout_plugins.engine.isolation import PluginCalls
@@ -19,6 +20,15 @@ logger = logging.getLogger("rollout_plugins")
 
 class Dispatcher(PluginCalls):
     """Typed calls to every hook."""
+
+    def wanted(self, rollouts: Sequence[Rollout]) -> Sequence[int]:
+        """The places of the rollouts that some plugin wants to see: all, unless none asks for those of text alone."""
+        implementations = [*self.implementations("on_rollout"), *self.implementations("on_tool_call")]
+        if self.lacking or any(not getattr(impl.plugin, "skips_text", False) for impl in implementations):
+            return range(len(rollouts))
+        if not implementations:
+            return ()
+        return rollouts.beyond_text() if isinstance(rollouts, Drafts) else range(len(rollouts))
 
     def rollout(self, rollout: Rollout, step: Step) -> Rollout | None:
         """Fold `on_tool_call`, then `on_rollout`; None when a plugin dropped it, or one that must see it is off."""
@@ -76,7 +86,12 @@ class Dispatcher(PluginCalls):
         """Numbers of all plugins, for the log. What is not a number is left out, as that plugin's failure."""
         numbers: dict[str, float] = {}
         is_verbose = self.is_verbose
-        arguments = {"rollouts": tuple(rollouts), "step": step}
+        wanted = {
+            name for impl in self.implementations("rollout_metrics") for name in (*impl.argnames, *impl.kwargnames)
+        }
+        arguments: dict[str, Any] = {"columns": Drafts.of(rollouts), "step": step}
+        if "rollouts" in wanted:
+            arguments["rollouts"] = tuple(rollouts)
         for impl, (found, odd) in self.results("rollout_metrics", arguments, returned.numbers):
             headlines = None if is_verbose else returned.headlines(impl.plugin)
             numbers |= found if headlines is None else _some(found, headlines)

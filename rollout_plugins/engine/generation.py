@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from rollout_hookspecs import Batch, Rollout, Run, Step, Trace
 
-from rollout_plugins.content.fit import fitted
+from rollout_plugins.content.drafts import Drafts
+from rollout_plugins.content.fit import all_fit, fitted
 from rollout_plugins.engine.counters import Counters
 from rollout_plugins.engine.dispatch import Dispatcher
 from rollout_plugins.engine.leaving import cleaned_changes, cleaned_names, cleaned_reasons
 
 
-def build(run: Run, batch: Batch, number: int, name: str, counters: Counters) -> list[Rollout]:
+def build(run: Run, batch: Batch, number: int, name: str, counters: Counters) -> Sequence[Rollout]:
     """A batch's rollouts, each with its place in the run and an id of its own, which begins with `name`."""
-    return _distinct([_stamped(run, batch, number, name, _fitted(rollout, counters)) for rollout in batch.build()])
+    made = batch.build()
+    if isinstance(made, Drafts) and all_fit(made) and _put_places(run, batch, number, name, made):
+        return made
+    return _distinct([_stamped(run, batch, number, name, _fitted(rollout, counters)) for rollout in made])
+
+
+def _put_places(run: Run, batch: Batch, number: int, name: str, drafts: Drafts) -> bool:
+    """The same for columns; False where ids would not differ."""
+    count = len(drafts)
+    ranks = list(drafts["rank"]) if batch.gathered else [run.rank] * count
+    ids = [f"{name}.{rank}.{index}" for rank, index in zip(ranks, drafts["index"], strict=True)]
+    if len(set(ids)) < count:
+        return False
+    same = {"run_id": run.id, "attempt": run.attempt, "split": batch.split, "step": batch.step, "generation": number}
+    drafts.put(id=ids, rank=ranks, **{field: [value] * count for field, value in same.items()})
+    if batch.dataset:
+        drafts.put(marks=[{**marks, "dataset": batch.dataset} for marks in drafts["marks"]])
+    return True
 
 
 def _fitted(rollout: Rollout, counters: Counters) -> Rollout:
@@ -74,19 +93,20 @@ class Generation:
         self.step = step
         self.metrics: dict[str, float] | None = None
         self._raw = raw
-        self._done: list[Rollout | None] = []
+        self._seen = 0
+        self._changed: dict[int, Rollout | None] = {}
+        """What plugins made of a rollout, by its place; None where one dropped it."""
         self._chosen: list[Rollout] | None = None
         self._skipped: dict[str, str] = {}
         self._is_clean = False
-        self._streamed: list[Rollout] = []
+        self._streamed: Sequence[Rollout] = ()
         self._traces: dict[str, Trace | None] = {}
 
     def go_through(self, dispatcher: Dispatcher, scopes: Collection[str]) -> None:
         """Through the plugins, to sinks of these scopes. Called again for what is left when a plugin hung."""
-        while len(self._done) < len(self._raw):
-            self._done.append(dispatcher.rollout(self._raw[len(self._done)], self.step))
-        kept = [rollout for rollout in self._done if rollout is not None]
-        own = [rollout for rollout in kept if rollout.rank == self.step.rank]
+        self._change(dispatcher)
+        kept = self._kept(self._raw)
+        own = self._own()
         if self._chosen is None and scopes:
             self._chosen, self._skipped = dispatcher.select(kept, self.step)
         if self._chosen is not None and not self._is_clean:
@@ -101,6 +121,32 @@ class Generation:
             if rollout.id not in self._traces:
                 self._traces[rollout.id] = dispatcher.trace(rollout)
 
+    def _change(self, dispatcher: Dispatcher) -> None:
+        """Let plugins change each rollout. Where none of them wants to see it, none is made."""
+        wanted = dispatcher.wanted(self._raw)
+        for place in wanted[bisect_left(wanted, self._seen) :]:
+            before = self._raw[place]
+            after = dispatcher.rollout(before, self.step)
+            if after is not before:
+                self._changed[place] = after
+            self._seen = place + 1
+        self._seen = len(self._raw)
+
+    def _kept(self, rollouts: Sequence[Rollout]) -> Sequence[Rollout]:
+        """Those that no plugin dropped, as they are now."""
+        if not self._changed:
+            return rollouts
+        found = (self._changed.get(place, rollout) for place, rollout in enumerate(rollouts))
+        return [rollout for rollout in found if rollout is not None]
+
+    def _own(self) -> Sequence[Rollout]:
+        """This rank's rollouts of them; where it has all of them, they need not be made to tell."""
+        if isinstance(self._raw, Drafts) and set(self._raw["rank"]) == {self.step.rank}:
+            return self._kept(self._raw)
+        own = {place for place, rollout in enumerate(self._raw) if rollout.rank == self.step.rank}
+        found = (self._changed.get(place, self._raw[place]) for place in sorted(own))
+        return [rollout for rollout in found if rollout is not None]
+
     def traces_for(self, scope: str) -> list[Trace]:
         """What a sink of this scope gets: the selected rollouts, or this rank's whole generation."""
         rollouts = self._streamed if scope == "stream" else self._chosen or ()
@@ -110,17 +156,19 @@ class Generation:
         """Drop what plugins did not get to: a required one must have seen whatever is stored."""
         if not self._is_clean:
             self._chosen, self._skipped = None, {}
-        unseen = len(self._raw) - len(self._done)
+        unseen = range(self._seen, len(self._raw))
         if unseen:
-            counters.drop("not_seen_by_required_plugin", unseen)
-        self._done += [None] * unseen
+            counters.drop("not_seen_by_required_plugin", len(unseen))
+        self._changed.update(dict.fromkeys(unseen))
+        self._seen = len(self._raw)
 
-    def to_store(self) -> list[Rollout]:
+    def to_store(self) -> Sequence[Rollout]:
         """This rank's rollouts, with who kept or skipped each; as they were made where plugins did not get to them."""
+        own = self._own()
+        if not self._chosen and not self._skipped:
+            return own
         chosen = {r.id: r for r in self._chosen or ()}
-        rollouts = [*self._done, *self._raw[len(self._done) :]]
-        own = [r for r, before in zip(rollouts, self._raw, strict=True) if before.rank == self.step.rank]
-        return [self._marked(r, chosen) for r in own if r is not None]
+        return [self._marked(r, chosen) for r in own]
 
     def _marked(self, rollout: Rollout, chosen: Mapping[str, Rollout]) -> Rollout:
         if rollout.id in chosen:
@@ -130,8 +178,8 @@ class Generation:
 
     def chosen_elsewhere(self) -> list[dict[str, str]]:
         """Why rollouts of other ranks went to the sinks: those ranks store them without knowing."""
-        before = {r.id: r.marks for r in self._raw}
         others = [r for r in self._chosen or () if r.rank != self.step.rank]
+        before = {r.id: r.marks for r in self._raw} if others else {}
         return [{"id": r.id, "why": _new_marks(before.get(r.id, {}), r.marks)} for r in others]
 
 

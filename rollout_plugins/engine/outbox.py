@@ -133,13 +133,13 @@ class Outbox:
         ids = list(dict.fromkeys(trace.rollout_id for trace in traces))
         sent, had, foreign = self._delivery.send(ids, export)
         self.delivered = Delivered(self.delivered.sent + sent, self.delivered.had + had)
-        self._look_for_losses()
+        self._do("gone", self._look_for_losses, 0)
         if foreign:
             self._blame(len(ids) - sent - had, foreign)
 
     def _end(self, run: Run) -> None:
         self._call("on_run_end", run=run)
-        self._look_for_losses()
+        self._do("gone", self._look_for_losses, 0)
 
     def _look_for_losses(self) -> None:
         gone = as_sink(self.plugin).gone()

@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from rollout_hookspecs import Rollout, Run
 
-from rollout_plugins.content.incoming import Lost, Unplaced, placed
+from rollout_plugins.content.drafts import Drafts
+from rollout_plugins.content.incoming import Lost, Unplaced, Unsorted, placed, sort
 from rollout_plugins.content.rewards import weighted
 from rollout_plugins.errors import SetupError
 
@@ -86,12 +87,31 @@ class Placing:
     tokens: bool
     """Whether token ids, masks and log-probabilities are kept."""
 
-    def rollouts(self, found: Sequence[Unplaced | Lost], lost: Callable[[str], object]) -> list[Rollout]:
+    def rollouts(
+        self, found: Sequence[Unplaced | Lost] | Unsorted, lost: Callable[[str], object]
+    ) -> Sequence[Rollout]:
         """The rollouts; `lost` is told the reason for each that is not one."""
+        if isinstance(found, Unsorted):
+            return self._finish_all(sort(found, self.arguments.group_size))
         for one in found:
             if isinstance(one, Lost):
                 lost(one.reason)
         return [self._finished(rollout) for rollout in placed(found, self.arguments.group_size)]
+
+    def _finish_all(self, drafts: Drafts) -> Drafts:
+        """The same as for each, for columns."""
+        run, said = self.run, self.arguments
+        totals = zip(drafts["reward"], drafts["rewards"], strict=True)
+        drafts.put(
+            index=[index * run.world_size + run.rank for index in drafts["index"]],
+            group=[group * run.world_size + run.rank for group in drafts["group"]],
+            policy_step=[said.policy_step if step is None else step for step in drafts["policy_step"]],
+            time=[one if isinstance(one, (int, float)) and one else self.time for one in drafts["time"]],
+            reward=[self._total(rewards) if reward is None else reward for reward, rewards in totals],
+        )
+        if said.marks:
+            drafts.put(marks=[{**m, **said.marks} if isinstance(m, dict) else m for m in drafts["marks"]])
+        return drafts
 
     def _finished(self, rollout: Rollout) -> Rollout:
         """Places count over all processes, also when these have different numbers of rollouts."""

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any, get_args
 
 from rollout_hookspecs import Rollout, Tokens, ToolCall
 from rollout_hookspecs._records import Finish
 
-from rollout_plugins.content.incoming import REJECTED, UNREADABLE, Held, Incoming, Lost, Unplaced, Wanted, held, spoken
+from rollout_plugins.content.drafts import DEFAULTS, Drafts
+from rollout_plugins.content.incoming import (
+    REJECTED,
+    UNREADABLE,
+    Held,
+    Incoming,
+    Lost,
+    Unplaced,
+    Unsorted,
+    Wanted,
+    held,
+    spoken,
+)
+from rollout_plugins.content.outcomes import Reader
 from rollout_plugins.content.rewards import given
 from rollout_plugins.content.snapshot import Snapshot
+from rollout_plugins.content.talk import Talk
 from rollout_plugins.errors import SetupError, suggest
 
 _DECIDED = ("id", "run_id", "attempt", "split", "step", "generation", "rank", "index")
@@ -34,10 +49,55 @@ def _take(rollouts: Any, wanted: Wanted) -> Held:
     items = _listed(rollouts)
     if wanted.checked:
         _check(items)
+    if items and all(map(_is_plain, items)):
+        return _held(items)
     copier = Snapshot()
     copies = [_copied(item, copier, wanted) for item in items]
     names = dict.fromkeys(name for copy in copies for name in _reward_names(copy))
     return held(_found, copies, copier.bytes, names)
+
+
+# --- as columns, where nothing is out of the ordinary --------------------------------------------------------------
+
+_COLUMNS = frozenset(KEYS) - {"tool_calls", "tokens", "images", "group_size", "prompt_is_text", "completion_is_text"}
+_TEXTS = frozenset({str})
+
+
+def _is_plain(item: Any) -> bool:
+    """Whether it is a dict of fields that need no conversion of their own."""
+    return type(item) is dict and _TEXTS.issuperset(map(type, item)) and _COLUMNS.issuperset(item)
+
+
+def _held(items: Sequence[dict[str, Any]]) -> Held:
+    """The columns of a batch. What follows from them is left to the worker thread."""
+    copier = Snapshot()
+    names = dict.fromkeys(key for item in items for key in item)
+    columns: dict[str, Any] = {}
+    for name, role in zip(_SPEAKERS, ("user", "assistant"), strict=True):
+        names.pop(name, None)
+        columns[name] = Talk((item.get(name) for item in items), role, copier.copy)
+    size = sum(talk.bytes for talk in columns.values())
+    for name in names:
+        fallback = DEFAULTS[name]
+        columns[name] = [copier.copy(item[name]) if name in item else fallback() for item in items]
+    rewards = dict.fromkeys(name for given in columns.get("rewards", ()) for name in _reward_names({"rewards": given}))
+    return Held(partial(_unsorted, columns), len(items), size + copier.bytes + 256 * len(items), tuple(rewards))
+
+
+def _unsorted(columns: dict[str, Any]) -> Unsorted:
+    completions = columns["completion"]
+    groups = columns.pop("group", None) or [None] * len(completions)
+    for name in ("reward", "advantage"):
+        if name in columns:
+            columns[name] = list(map(given, columns[name]))
+    if "rewards" in columns:
+        columns["rewards"] = [
+            {name: given(value) for name, value in some.items()} if isinstance(some, dict) else some
+            for some in columns["rewards"]
+        ]
+    said = {f"{name}_is_text": columns[name].is_text for name in _SPEAKERS}
+    calls = Reader(completions).outcomes()
+    return Unsorted(Drafts(len(completions), {**columns, **said, "tool_calls": calls}), groups)
 
 
 def _listed(rollouts: Any) -> list[Any]:

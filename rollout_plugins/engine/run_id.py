@@ -19,7 +19,7 @@ from typing import Any
 from rollout_hookspecs import Run
 
 from rollout_plugins.engine import environment
-from rollout_plugins.errors import RunError
+from rollout_plugins.errors import DamageWarning, RunError
 from rollout_plugins.store.read import open_run
 from rollout_plugins.store.write import ATTEMPTS
 
@@ -185,7 +185,7 @@ def _generations(folder: Path, attempt: int) -> int:
     """How many generation batches a run had up to an attempt, so that the next ones are counted on."""
     if not attempt:
         return 0
-    with suppress(RunError, OSError):
+    with suppress(RunError, OSError, DamageWarning):  # a warning, where those are errors
         query = f"select max(generation) as last from rollouts where attempt <= {attempt}"  # noqa: S608 - a number
         last = open_run(folder).sql(query, superseded=True)["last"][0].as_py()
         return 0 if last is None else int(last) + 1

@@ -16,7 +16,8 @@ from rollout_plugins.engine.discover import Plugins
 from rollout_plugins.engine.pipeline import Pipeline
 from rollout_plugins.engine.where import say_end
 from rollout_plugins.errors import SetupError
-from rollout_plugins.store.read import find_runs, open_run
+from rollout_plugins.store.finding import find_runs
+from rollout_plugins.store.read import open_run
 
 logger = logging.getLogger("rollout_plugins")
 

@@ -32,11 +32,16 @@ def say_end(run: Run, counters: Counters) -> None:
 
 def _say(run: Run, text: str) -> None:
     moment = f"{run.dir} {text.partition(' ')[0]}"
-    if run.rank or moment in _said or logger.level > logging.INFO:
+    if run.rank or moment in _said or _is_silenced():
         return
     _said.add(moment)
     with suppress(Exception):  # nobody has to have a terminal
         _write(f"rollout-plugins {text} rollouts view {shlex.quote(_short(run.dir))}")
+
+
+def _is_silenced() -> bool:
+    """Whether somebody wants no such lines, of this library or of any."""
+    return logger.level > logging.INFO or logging.root.manager.disable >= logging.INFO
 
 
 def _short(folder: str) -> str:

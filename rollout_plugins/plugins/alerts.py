@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from rollout_hookspecs import Step, ToolCall
+from rollout_hookspecs import Step
 
 logger = logging.getLogger("rollout_plugins")
 
@@ -34,10 +34,13 @@ class Alerts:
         self._failed: Counter[str] = Counter()
         self._told: set[str] = set()
 
-    def look(self, figures: Mapping[str, float], tools: Mapping[str, Sequence[ToolCall]], step: Step) -> list[str]:
-        """Texts to tell after this step, already logged and given to the callables."""
+    def look(self, figures: Mapping[str, float], states: Mapping[str, Sequence[str]], step: Step) -> list[str]:
+        """Texts to tell after this step, already logged and given to the callables.
+
+        `states`: the status of each call, by tool.
+        """
         found = {"collapse": self._collapsed(figures, step), "no_spread": self._no_signal(figures)}
-        found |= {f"tool {name}": self._failing(name, calls) for name, calls in tools.items()}
+        found |= {f"tool {name}": self._failing(name, own) for name, own in states.items()}
         told = [f"{text} (step {step.step})" for rule, text in found.items() if text and rule not in self._told]
         self._told.update(rule for rule, text in found.items() if text)
         for text in told:
@@ -55,10 +58,10 @@ class Alerts:
             return None
         return f"no group had any reward spread, {self._patience} steps in a row: there is nothing to learn from"
 
-    def _failing(self, name: str, calls: Sequence[ToolCall]) -> str | None:
-        failed = sum(call.status == "error" for call in calls)
-        bad = failed >= self._tool_failure * len(calls)
-        self._calls[name] = self._calls[name] + len(calls) if bad else 0
+    def _failing(self, name: str, states: Sequence[str]) -> str | None:
+        failed = states.count("error")
+        bad = failed >= self._tool_failure * len(states)
+        self._calls[name] = self._calls[name] + len(states) if bad else 0
         self._failed[name] = self._failed[name] + failed if bad else 0
         if not self._holds(f"tool {name}", bad) or self._calls[name] < FEWEST_CALLS:
             return None

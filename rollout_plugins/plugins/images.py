@@ -8,9 +8,11 @@ from dataclasses import replace
 from enum import IntEnum
 from typing import Any
 
-from rollout_hookspecs import Image, Rollout, Run, Step, ToolCall, hookimpl
+from rollout_hookspecs import Columns, Image, Rollout, Run, Step, ToolCall, hookimpl
 
+from rollout_plugins.content.drafts import Drafts
 from rollout_plugins.content.hashing import is_array, is_pil, is_tensor
+from rollout_plugins.content.imaging import IMAGE_NAMES, is_beyond_text, is_image_block
 from rollout_plugins.content.options import check, one_of, whole
 from rollout_plugins.plugins.pixels import kept
 from rollout_plugins.plugins.rewrite import ATOMS, Place, Rewriter, lost
@@ -19,10 +21,8 @@ from rollout_plugins.store.media import MediaStore, Unreadable
 MODES = ("keep", "thumbnail", "strip")
 FORMATS = ("webp", "jpeg")
 
-_TYPES = frozenset({"image", "image_url", "input_image"})
 _PAYLOADS = frozenset({"image", "image_url", "url", "path", "base64", "data", "bytes", "source"})
 _MOST_VALUES = 200_000
-_NAMES = frozenset({"image", "images"})
 _BY_MODEL = frozenset({"tool_calls", "arguments"})
 
 
@@ -60,6 +60,7 @@ class Images:
     """
 
     headlines = ("images/unreadable",)
+    skips_text = True
 
     def __init__(
         self,
@@ -125,13 +126,17 @@ class Images:
         )
 
     @hookimpl
-    def rollout_metrics(self, rollouts: Sequence[Rollout], step: Step) -> Mapping[str, float] | None:
-        images = [image for rollout in rollouts for image in rollout.images]
+    def rollout_metrics(self, columns: Columns, step: Step) -> Mapping[str, float] | None:
+        held = Drafts.of(columns)["images"]
+        images = [image for some in held for image in some]
         unreadable = self._unreadable.pop(step.split, 0)
         if not images and not unreadable:
             return None
         written, self._written = self._media.bytes - self._written, self._media.bytes
-        figures = {"images/count": len(images) / max(1, len(rollouts)), "images/bytes_written": float(written)}
+        figures = {
+            "images/count": len(images) / max(1, len(held)),
+            "images/bytes_written": float(written),
+        }
         losses = {
             "images/unreadable": unreadable,
             "images/without_pixels": sum(image.path is None for image in images),
@@ -141,33 +146,8 @@ class Images:
 
 
 def _may_hold_images(rollout: Rollout) -> bool:
-    """A first glance, at types and keys alone: most hold text, and looking closely at it costs ten times as much."""
     calls = [part for call in rollout.tool_calls for part in (call.arguments, call.result)]
-    try:
-        return _may_be_among((rollout.prompt, rollout.completion, rollout.columns, rollout.extra, *calls))
-    except Exception:  # keys that object to being compared
-        return True
-
-
-def _may_be_among(values: Sequence[Any]) -> bool:
-    left = _MOST_VALUES
-    unread: list[Any] = [values]
-    while unread:
-        items = unread.pop()
-        left -= 1 + len(items)
-        if left < 0:
-            return True
-        for item in items:
-            kind = type(item)
-            if kind is dict:
-                if not _NAMES.isdisjoint(item) or _is_image_block(item):
-                    return True
-                unread.append(item.values())
-            elif kind is list or kind is tuple:
-                unread.append(item)
-            elif kind is not str and kind not in ATOMS:
-                return True
-    return False
+    return is_beyond_text((rollout.prompt, rollout.completion, rollout.columns, rollout.extra, *calls))
 
 
 class _Extraction:
@@ -224,16 +204,11 @@ def _slot_inside(container: Any, key: Any, slot: Slot) -> Slot:
         return slot
     if key in _BY_MODEL:
         return Slot.BY_MODEL
-    if _is_image_block(container) or slot is Slot.IMAGE:
+    if is_image_block(container) or slot is Slot.IMAGE:
         return Slot.IMAGE if key in _PAYLOADS else Slot.ANYTHING
-    if key in _NAMES or (slot is Slot.NAMED and key in _PAYLOADS):
+    if key in IMAGE_NAMES or (slot is Slot.NAMED and key in _PAYLOADS):
         return Slot.NAMED
     return Slot.ANYTHING
-
-
-def _is_image_block(value: Any) -> bool:
-    kind = value.get("type") if issubclass(type(value), Mapping) else None
-    return type(kind) is str and kind in _TYPES
 
 
 def _images_in(value: Any) -> list[Image]:
@@ -277,4 +252,4 @@ def _blocks(message: Any) -> Sequence[Any]:
 
 
 def _is_bare(block: Any) -> bool:
-    return _is_image_block(block) and all(block.get(key) is None for key in _PAYLOADS)
+    return is_image_block(block) and all(block.get(key) is None for key in _PAYLOADS)

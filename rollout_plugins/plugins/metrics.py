@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, pairwise
 from typing import Any
 
-from rollout_hookspecs import Rollout, Run, Step, ToolCall, hookimpl
+from rollout_hookspecs import Columns, Run, Step, hookimpl
 
+from rollout_plugins.content.drafts import Drafts
 from rollout_plugins.content.hashing import content_hash
 from rollout_plugins.content.options import check, one_of, share, whole
+from rollout_plugins.content.talk import Talk
 from rollout_plugins.plugins.alerts import Alerts
 from rollout_plugins.plugins.numbers import correlation, mean, number, numbers, quantile, spread
 
@@ -93,69 +95,81 @@ class Metrics:
         self.alerts = []
 
     @hookimpl
-    def rollout_metrics(self, rollouts: Sequence[Rollout], step: Step) -> Mapping[str, float]:
-        if not rollouts:
+    def rollout_metrics(self, columns: Columns, step: Step) -> Mapping[str, float]:
+        if not len(columns):
             return {}
-        texts = [_written(rollout) for rollout in rollouts]
-        calls = [call for rollout in rollouts for call in rollout.tool_calls]
-        figures: dict[str, float | None] = {**_shares(rollouts, texts), **_groups(rollouts)}
+        drafts = Drafts.of(columns)
+        answers = drafts.talk("completion")
+        calls = drafts.outcomes().columns
+        figures: dict[str, float | None] = {**_shares(drafts, answers), **_groups(drafts)}
         if self.verbose:
-            figures |= {**_correlations(rollouts), **_variety(texts)}
-        if calls or self._tools:
-            figures |= self._tool_figures(calls, len(rollouts))
+            figures |= {**_more_shares(drafts, answers), **_correlations(drafts), **_variety(answers)}
+        by_tool = self._by_tool(calls)
+        if calls["name"] or self._tools:
+            figures |= _of_calls("tools", calls["status"], calls["seconds"], len(drafts))
+            for name, own in by_tool.items():
+                seconds = [calls["seconds"][at] for at in own]
+                figures |= _of_calls(f"tools/{name}", [calls["status"][at] for at in own], seconds, len(drafts))
         found = {name: value for name, value in figures.items() if value is not None}
-        self.alerts = self._rules.look(found, self._by_tool(calls), step) if step.split == "train" else []
+        states = {name: [calls["status"][at] for at in own] for name, own in by_tool.items()}
+        self.alerts = self._rules.look(found, states, step) if step.split == "train" else []
         return found
 
-    def _tool_figures(self, calls: Sequence[ToolCall], rollouts: int) -> dict[str, float | None]:
-        figures = _of_calls("tools", calls, rollouts)
-        for name, own in self._by_tool(calls).items():
-            figures |= _of_calls(f"tools/{name}", own, rollouts)
-        return figures
-
-    def _by_tool(self, calls: Sequence[ToolCall]) -> dict[str, list[ToolCall]]:
+    def _by_tool(self, calls: Mapping[str, Sequence[Any]]) -> dict[str, list[int]]:
         """Calls of each tool there is. What the model made up gets no metric of its own: it could be anything."""
-        found: dict[str, list[ToolCall]] = {}
-        for call in calls:
-            if self._is_tool(call) and (call.name in found or len(found) < _TOOLS):
-                found.setdefault(call.name, []).append(call)
+        found: dict[str, list[int]] = {}
+        for at, (name, status) in enumerate(zip(calls["name"], calls["status"], strict=True)):
+            if type(name) is str and name in found and status != "unknown":
+                found[name].append(at)
+            elif self._is_tool(name, status) and len(found) < _TOOLS:
+                found[name] = [at]
         return found
 
-    def _is_tool(self, call: ToolCall) -> bool:
-        if call.status == "unknown" or type(call.name) is not str:
+    def _is_tool(self, name: Any, status: Any) -> bool:
+        if status == "unknown" or type(name) is not str:
             return False
-        return call.name in self._tools if self._tools else _TOOL_NAME.match(call.name) is not None
+        return name in self._tools if self._tools else _TOOL_NAME.match(name) is not None
 
 
-def _shares(rollouts: Sequence[Rollout], texts: Sequence[str]) -> dict[str, float | None]:
-    count = len(rollouts)
-    empty = sum(not text.strip() and not _acted(rollout) for rollout, text in zip(rollouts, texts, strict=True))
+def _shares(drafts: Drafts, answers: Talk) -> dict[str, float | None]:
     return {
-        "truncated": sum(rollout.finish == "length" for rollout in rollouts) / count,
-        "empty": empty / count,
-        "duplicated": 1 - _distinct_answers(rollouts, texts) / count,
-        "turns": mean([float(len(_turns(rollout))) for rollout in rollouts]),
+        "truncated": list(drafts["finish"]).count("length") / len(drafts),
+        "duplicated": 1 - _distinct_answers(answers) / len(drafts),
     }
 
 
-def _distinct_answers(rollouts: Sequence[Rollout], texts: Sequence[str]) -> int:
+def _more_shares(drafts: Drafts, answers: Talk) -> dict[str, float | None]:
+    calls = drafts.outcomes()
+    empty = sum(
+        not calls.of(place, "name") and not _written(messages).strip() and not _acted(messages)
+        for place, messages in enumerate(answers)
+    )
+    return {
+        "empty": empty / len(drafts),
+        "turns": mean([float(len(_turns(messages))) for messages in answers]),
+    }
+
+
+def _distinct_answers(answers: Talk) -> int:
     """How many answers differ. Only those that look alike are read in full."""
-    alike: dict[Any, list[Any]] = {}
-    for rollout, text in zip(rollouts, texts, strict=True):
-        look = (len(rollout.completion), len(text), text[:200], text[-200:])
-        alike.setdefault(look, []).append(rollout.completion)
-    return sum(len(set(map(content_hash, some))) if len(some) > 1 else 1 for some in alike.values())
+    texts = answers.column("content")
+    alike: dict[Any, list[int]] = {}
+    for place, (start, end) in enumerate(pairwise(answers.starts)):
+        some = [text or "" for text in texts[start:end]]
+        look = (tuple(map(len, some)), some[0][:200], some[-1][-200:]) if some else ()
+        alike.setdefault(look, []).append(place)
+    return sum(len({content_hash(answers[i]) for i in some}) if len(some) > 1 else 1 for some in alike.values())
 
 
-def _turns(rollout: Rollout) -> list[Mapping[str, Any]]:
+def _turns(messages: Sequence[Any]) -> list[Mapping[str, Any]]:
     """The model's own messages."""
-    messages = [message for message in rollout.completion if issubclass(type(message), dict)]
-    return [message for message in messages if type(message.get("role")) is str and message["role"] == "assistant"]
+    dicts = [message for message in messages if issubclass(type(message), dict)]
+    return [message for message in dicts if type(message.get("role")) is str and message["role"] == "assistant"]
 
 
-def _written(rollout: Rollout) -> str:
+def _written(messages: Sequence[Any]) -> str:
     """Text the model wrote. Other content is not spelled out: that would cost more than it tells."""
-    return "\n".join(text for message in _turns(rollout) for text in _texts(message.get("content")))
+    return "\n".join(text for message in _turns(messages) for text in _texts(message.get("content")))
 
 
 def _texts(content: Any) -> list[str]:
@@ -164,34 +178,36 @@ def _texts(content: Any) -> list[str]:
     return [text for text in texts if type(text) is str]
 
 
-def _acted(rollout: Rollout) -> bool:
-    """Whether there is anything besides text: a call, an image."""
-    contents: list[Any] = [message.get("content") for message in _turns(rollout)]
-    return bool(rollout.tool_calls) or any(len(c) > len(_texts(c)) for c in contents if type(c) in {list, tuple})
+def _acted(messages: Sequence[Any]) -> bool:
+    """Whether there is anything besides text in what the model said, such as an image."""
+    contents: list[Any] = [message.get("content") for message in _turns(messages)]
+    return any(len(c) > len(_texts(c)) for c in contents if type(c) in {list, tuple})
 
 
-def _groups(rollouts: Sequence[Rollout]) -> dict[str, float | None]:
-    members: dict[int, list[Rollout]] = {}
-    for rollout in rollouts:
-        members.setdefault(rollout.group, []).append(rollout)
-    rewards = [s for group in members.values() if (s := spread(numbers(r.reward for r in group))) is not None]
-    lengths = [
-        s for group in members.values() if (s := spread(numbers(r.completion_tokens for r in group))) is not None
-    ]
+def _groups(drafts: Drafts) -> dict[str, float | None]:
+    rewards = _spreads(drafts["group"], drafts["reward"])
     return {
         "groups/no_spread": mean([float(value < 1e-12) for value in rewards]),
         "groups/reward_spread": mean(rewards),
-        "groups/length_spread": mean(lengths),
+        "groups/length_spread": mean(_spreads(drafts["group"], drafts["completion_tokens"])),
     }
 
 
-def _correlations(rollouts: Sequence[Rollout]) -> dict[str, float | None]:
-    totals = [number(rollout.reward) for rollout in rollouts]
-    names = list(dict.fromkeys(chain.from_iterable(rollout.rewards for rollout in rollouts)))
-    found = {"correlation/length_reward": _related([number(r.completion_tokens) for r in rollouts], totals)}
+def _spreads(groups: Sequence[int], values: Sequence[Any]) -> list[float]:
+    """How far the values of each group are apart, where it has several."""
+    members: dict[int, list[Any]] = {}
+    for group, value in zip(groups, values, strict=True):
+        members.setdefault(group, []).append(value)
+    return [found for some in members.values() if (found := spread(numbers(some))) is not None]
+
+
+def _correlations(drafts: Drafts) -> dict[str, float | None]:
+    totals = [number(value) for value in drafts["reward"]]
+    names = list(dict.fromkeys(chain.from_iterable(drafts["rewards"])))
+    found = {"correlation/length_reward": _related([number(n) for n in drafts["completion_tokens"]], totals)}
     if len(names) > 1:
         for name in names:
-            found[f"correlation/{name}"] = _related([number(r.rewards.get(name)) for r in rollouts], totals)
+            found[f"correlation/{name}"] = _related([number(each.get(name)) for each in drafts["rewards"]], totals)
     return found
 
 
@@ -199,9 +215,10 @@ def _related(left: Sequence[float | None], right: Sequence[float | None]) -> flo
     return correlation([(a, b) for a, b in zip(left, right, strict=True) if a is not None and b is not None])
 
 
-def _variety(texts: Sequence[str]) -> dict[str, float | None]:
-    stride = -(-len(texts) // _TEXTS) or 1
-    split = [text.split(maxsplit=_WORDS)[:_WORDS] for text in texts[::stride]]
+def _variety(answers: Talk) -> dict[str, float | None]:
+    stride = -(-len(answers) // _TEXTS) or 1
+    texts = [_written(answers[place]) for place in range(0, len(answers), stride)]
+    split = [text.split(maxsplit=_WORDS)[:_WORDS] for text in texts]
     repeated = [_repeated(words) for words in split if len(words) >= 8]
     return {
         "text/distinct_1": _distinct(split),
@@ -220,11 +237,11 @@ def _repeated(words: Sequence[str]) -> float:
     return 1 - len(set(runs)) / len(runs)
 
 
-def _of_calls(name: str, calls: Sequence[ToolCall], rollouts: int) -> dict[str, float | None]:
-    states: Counter[str] = Counter(call.status for call in calls)
-    seconds = numbers(call.seconds for call in calls)
-    figures: dict[str, float | None] = {f"{name}/calls": len(calls) / rollouts}
-    if calls:
+def _of_calls(name: str, status: Sequence[Any], seconds: Sequence[Any], rollouts: int) -> dict[str, float | None]:
+    states: Counter[Any] = Counter(status)
+    times = numbers(seconds)
+    figures: dict[str, float | None] = {f"{name}/calls": len(status) / rollouts}
+    if status:
         states["failed"] = states["error"] + states["unknown"]
-        figures |= {f"{name}/{state}": states[state] / len(calls) for state in ("failed", "unknown", "not_run")}
-    return figures | {f"{name}/seconds_p50": quantile(seconds, 0.5), f"{name}/seconds_p95": quantile(seconds, 0.95)}
+        figures |= {f"{name}/{state}": states[state] / len(status) for state in ("failed", "unknown", "not_run")}
+    return figures | {f"{name}/seconds_p50": quantile(times, 0.5), f"{name}/seconds_p95": quantile(times, 0.95)}

@@ -31,12 +31,12 @@ def configure(parser: ArgumentParser) -> None:
         metavar="HOOK",
         help=f"a hook to start with, may be given again: {', '.join(HOOKS)} (default: on_rollout)",
     )
-    parser.add_argument("--dir", type=Path, default=Path(), help="folder to put the project in (default: here)")
+    parser.add_argument("-o", "--out", type=Path, default=Path(), help="folder to put the project in (default: here)")
 
 
 def run(options: Namespace) -> None:
     """`rollouts new-plugin NAME`."""
-    written = new_plugin(options.name, options.hook or ("on_rollout",), options.dir)
+    written = new_plugin(options.name, options.hook or ("on_rollout",), options.out)
     sys.stdout.writelines(f"{path}\n" for path in written)
     sys.stderr.write(f"next: cd {written[0].parent} && pip install -e '.[test]' && pytest && rollouts plugins\n")
 
@@ -46,8 +46,10 @@ def new_plugin(name: str, hooks: Sequence[str] = ("on_rollout",), folder: Path |
     chosen = _checked_hooks(hooks)
     project, module, plugin = _names(name)
     target = (folder or Path()) / project
+    if not target.parent.is_dir():
+        raise SetupError(f"there is no folder {target.parent}; make it, or choose another one with -o")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise SetupError(f"{target} exists already; choose another name, or another folder with --dir")
+        raise SetupError(f"{target} exists already; choose another name, or another folder with -o")
     words = {
         "project": project,
         "module": module,

@@ -13,7 +13,7 @@ import re
 import secrets
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -35,6 +35,7 @@ FORMATS = {
     "openai-jsonl": "openai",
 }
 """Names of the formats, each with its module."""
+_TOLD_EVERY = 500
 
 
 @dataclass(slots=True)
@@ -53,8 +54,18 @@ class Report:
     """Values that no field could hold; a mark stands in their place."""
 
 
-def import_rollouts(format_name: str, path: str | Path, out: str | Path, *, split: str | None = None) -> Report:
-    """Read rollouts in another library's format and write them as a new run inside `out`."""
+def import_rollouts(
+    format_name: str,
+    path: str | Path,
+    out: str | Path,
+    *,
+    split: str | None = None,
+    progress: Callable[[str, int, int], object] = lambda *_: None,
+) -> Report:
+    """Read rollouts in another library's format and write them as a new run inside `out`.
+
+    progress: called with what is being done, how much of it is, and of how much (0: not known yet).
+    """
     if format_name not in FORMATS:
         raise RunError(f"no format {format_name!r}; the formats are {', '.join(FORMATS)}")
     source = Path(path)
@@ -62,7 +73,7 @@ def import_rollouts(format_name: str, path: str | Path, out: str | Path, *, spli
         raise RunError(f"{source} does not exist; give the file or the folder that {format_name} wrote")
     reader = import_module(f"rollout_plugins.shapes.{FORMATS[format_name]}")
     report = Report(_folder(Path(out), format_name, source), lacks=reader.LACKS)
-    names, sizes = _overview(_read(reader, source, split, Counter()))
+    names, sizes = _overview(_told(_read(reader, source, split, Counter()), "reading", 0, progress))
     hidden = report.dir.with_name(f".{report.dir.name}.{secrets.token_hex(4)}")
     run = Run(
         id=report.dir.name,
@@ -72,7 +83,7 @@ def import_rollouts(format_name: str, path: str | Path, out: str | Path, *, spli
         reward_names=names,
         settings={"imported_from": str(source.resolve()), "lacks": list(reader.LACKS)},
     )
-    found = _read(reader, source, split, report.skipped)
+    found = _told(_read(reader, source, split, report.skipped), "writing", sizes.total(), progress)
     try:
         _write(_generations(found, sizes), run, report)
         hidden.rename(report.dir)  # only a whole import has the name of a run
@@ -99,6 +110,16 @@ def _read(reader: Any, source: Path, split: str | None, skipped: Counter[str]) -
             yield one
         else:
             yield replace(one, rollout=replace(one.rollout, split=split))
+
+
+def _told(
+    found: Iterator[Unplaced], what: str, of: int, progress: Callable[[str, int, int], object]
+) -> Iterator[Unplaced]:
+    """Says now and then how many there were."""
+    for number, one in enumerate(found, 1):
+        yield one
+        if number % _TOLD_EVERY == 0:
+            progress(what, number, of)
 
 
 def _overview(found: Iterator[Unplaced]) -> tuple[tuple[str, ...], Counter[Any]]:

@@ -152,7 +152,7 @@ class TrackioSink:
         messages = [shown for message in trace.messages for shown in self._messages(message)]
         return self._trackio.Trace(
             messages=_titled(messages, reward_words(trace.metadata)),
-            metadata={name: value for name, value in trace.metadata.items() if value is not None},
+            metadata={name: value for name, value in trace.metadata.items() if _is_shown(name, value)},
             spans=[self._span(span) for span in trace.spans],
         )
 
@@ -194,6 +194,11 @@ class TrackioSink:
 
     def _file(self, image: Image) -> Path | None:
         return file_of(image, self._run.dir if self._run else "")
+
+
+def _is_shown(name: str, value: Any) -> bool:
+    """Not what is missing, which would be a dash in the dashboard; but a reward that is missing tells something."""
+    return value is not None or name.startswith("reward")
 
 
 def _titled(messages: list[dict[str, Any]], words: str) -> list[dict[str, Any]]:

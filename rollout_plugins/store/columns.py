@@ -8,10 +8,14 @@ from typing import Any
 import pyarrow as pa
 from rollout_hookspecs import Image, Placeholder, Rollout, Tokens, ToolCall
 
-from rollout_plugins.store.codec import TROUBLE, decode, encode, is_clean
+from rollout_plugins.content.drafts import Drafts
+from rollout_plugins.content.outcomes import Outcomes
+from rollout_plugins.content.talk import Talk
+from rollout_plugins.store.call_columns import read_call, tool_calls
+from rollout_plugins.store.codec import TROUBLE, decode, is_clean
 from rollout_plugins.store.message_columns import messages, read_message
-from rollout_plugins.store.row import Row, is_a, is_exact, json_of, list_of, readable, scalars
-from rollout_plugins.store.schema import CALL_DEFAULTS, IMAGE, JSON, REWARD, SCALARS, SCHEMA, TEXT, TOKENS, TOOL_CALL
+from rollout_plugins.store.row import Row, is_a, json_of, list_of, readable, scalars, starts_of
+from rollout_plugins.store.schema import DEFAULTS, IMAGE, JSON, REWARD, SCALARS, SCHEMA, TEXT, TOKENS
 
 
 def to_batch(rollouts: Sequence[Rollout], lost: list[Placeholder]) -> pa.RecordBatch:
@@ -20,12 +24,16 @@ def to_batch(rollouts: Sequence[Rollout], lost: list[Placeholder]) -> pa.RecordB
     What can't be kept is a `Placeholder` where it was, or, in a column that takes only numbers or text, a mark
     `lost:<path>` beside it. Both are appended to `lost`.
     """
-    rows = [Row(rollout, lost) for rollout in rollouts]
-    made = {name: scalars(name, kind, rows) for name, kind in SCALARS.items()}
+    drafts = Drafts.of(rollouts)
+    rows = [Row(drafts, place, lost) for place in range(len(drafts))]
+    made = {name: _scalars(name, kind, drafts, rows) for name, kind in SCALARS.items()}
     made["rewards"] = _rewards(rows)
-    made["tool_calls"], made["calls"], made["failed_calls"] = _tool_calls(rows)
-    made["prompt"], _ = messages("prompt", rows)
-    made["completion"], made["turns"] = messages("completion", rows)
+    made["prompt"] = messages(_talk("prompt", drafts, rows), lost).column
+    completion = _talk("completion", drafts, rows)
+    said = messages(completion, lost)
+    made["completion"], made["turns"] = said.column, said.turns
+    calls = tool_calls(_outcomes(drafts, rows), rows, completion, said.arguments, lost)
+    made["tool_calls"], made["calls"], made["failed_calls"] = calls
     made["images"] = _images(rows)
     made["tokens"] = _tokens(rows)
     for name in ("columns", "extra"):
@@ -40,6 +48,21 @@ def _columns(kind: Any) -> dict[str, list[Any]]:
     return {field.name: [] for field in kind}
 
 
+def _scalars(name: str, kind: Any, drafts: Drafts, rows: Sequence[Row]) -> pa.Array:
+    default = DEFAULTS[name]
+    return scalars(drafts[name], kind, default, lambda at, value: rows[at].fit(value, kind, name, default))
+
+
+def _talk(name: str, drafts: Drafts, rows: Sequence[Row]) -> Talk:
+    talk = drafts[name]
+    return talk if isinstance(talk, Talk) else Talk([row.messages(name) for row in rows], "")
+
+
+def _outcomes(drafts: Drafts, rows: Sequence[Row]) -> Outcomes:
+    calls = drafts["tool_calls"]
+    return calls if isinstance(calls, Outcomes) else Outcomes(row.sequence("tool_calls", ToolCall) for row in rows)
+
+
 def _rewards(rows: Sequence[Row]) -> pa.ListArray:
     for row in rows:
         row.rewards = _rewards_of(row)
@@ -47,7 +70,7 @@ def _rewards(rows: Sequence[Row]) -> pa.ListArray:
             row.rest["rewards"] = row.rewards
     flat = [(readable(name), value) for row in rows for name, value in row.rewards.items()]
     columns = {"name": [name for name, _ in flat], "value": [value for _, value in flat]}
-    return list_of(REWARD, (len(row.rewards) for row in rows), columns)
+    return list_of(REWARD, starts_of(len(row.rewards) for row in rows), columns)
 
 
 def _rewards_of(row: Row) -> dict[Any, float | None]:
@@ -55,43 +78,6 @@ def _rewards_of(row: Row) -> dict[Any, float | None]:
     if all(type(value) is float or value is None for value in rewards.values()):
         return rewards
     return {name: row.fit(value, pa.float64(), f"rewards.{readable(name)}") for name, value in rewards.items()}
-
-
-def _tool_calls(rows: Sequence[Row]) -> tuple[pa.ListArray, pa.Array, pa.Array]:
-    """The calls, how many there were, and how many of those failed."""
-    out = _columns(TOOL_CALL)
-    counts, failed = [], []
-    for row in rows:
-        calls = row.sequence("tool_calls", ToolCall)
-        for index, call in enumerate(calls):
-            _tool_call_row(call, out, row, f"tool_calls[{index}]")
-        counts.append(len(calls))
-        failed.append(
-            sum(status in ("error", "unknown") for status in out["status"][len(out["status"]) - len(calls) :])
-        )
-    return list_of(TOOL_CALL, counts, out), pa.array(counts, pa.int64()), pa.array(failed, pa.int64())
-
-
-_CALL_SCALARS = {name: TOOL_CALL.field(name).type for name in ("turn", "position", "reply", "status", "seconds")}
-
-
-def _tool_call_row(call: ToolCall, out: dict[str, list[Any]], row: Row, where: str) -> None:
-    rest: dict[str, Any] = {}
-    result = call.result
-    if result is None and call.reply is not None:
-        rest["result"] = None
-    elif type(result) is str and result == _answer(row.rollout.completion, call.reply):
-        result = None
-    for name, value in (("name", call.name), ("result", result), ("error", call.error)):
-        if value is None or is_exact(value):
-            out[name].append(value)
-        else:
-            out[name].append(readable(value))
-            rest[name] = value
-    for name, kind in _CALL_SCALARS.items():
-        out[name].append(row.fit(getattr(call, name), kind, f"{where}.{name}", CALL_DEFAULTS[name]))
-    out["arguments"].append(encode(call.arguments, row.lost))
-    out["rest"].append(json_of(rest, row.lost))
 
 
 def _images(rows: Sequence[Row]) -> pa.ListArray:
@@ -105,7 +91,7 @@ def _images(rows: Sequence[Row]) -> pa.ListArray:
                 value = row.fit(getattr(image, field.name), field.type, f"images[{index}].{field.name}", default)
                 out[field.name].append(value)
         counts.append(len(images))
-    return list_of(IMAGE, counts, out)
+    return list_of(IMAGE, starts_of(counts), out)
 
 
 def _tokens(rows: Sequence[Row]) -> pa.StructArray:
@@ -118,7 +104,7 @@ def _tokens(rows: Sequence[Row]) -> pa.StructArray:
 
 
 def _tokens_of(row: Row) -> dict[str, Any] | None:
-    tokens = row.rollout.tokens
+    tokens = row.value("tokens")
     if tokens is None:
         return None
     if not is_a(tokens, Tokens):
@@ -159,28 +145,9 @@ def _rollout(row: Mapping[str, Any]) -> Rollout:
     return Rollout(
         **values,
         **{name: decode(row[name]) if row[name] else {} for name in JSON},
-        tool_calls=tuple(_tool_call(call, completion) for call in row["tool_calls"]),
+        tool_calls=tuple(read_call(call, completion) for call in row["tool_calls"]),
         prompt=tuple(map(read_message, row["prompt"])),
         completion=completion,
         images=tuple(Image(**image) for image in row["images"]),
         tokens=Tokens(**row["tokens"]) if row.get("tokens") else None,
     )
-
-
-def _tool_call(row: Mapping[str, Any], completion: Sequence[Any]) -> ToolCall:
-    values = {key: value for key, value in row.items() if key != "rest"}
-    values["arguments"] = decode(values["arguments"])
-    if values["result"] is None:
-        values["result"] = _answer(completion, values["reply"])
-    if row["rest"]:
-        values.update(decode(row["rest"]))
-    return ToolCall(**values)
-
-
-def _answer(completion: Any, reply: Any) -> str | None:
-    """The text of the message that answered a call; None when that is anything but plain text."""
-    if type(reply) is not int or type(completion) not in {tuple, list} or not 0 <= reply < len(completion):
-        return None
-    message = completion[reply]
-    content = message.get("content") if type(message) is dict else None
-    return content if is_exact(content) else None

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollout_plugins.errors import RunError
-from rollout_plugins.store.schema import REWARD_PREFIX
+from rollout_plugins.store.codec import cleaned
 from rollout_plugins.store.sql import literal, name_of
 
 ORDER = ("generation", "attempt", "split", "index", "rank")
 _FLOATS = {"DOUBLE", "FLOAT"}
-_QUOTED = r"""('(?:[^']|'')*'|"(?:[^"]|"")*")"""
+_QUOTED = r'"(?:[^"]|"")*"'
+_KEPT = rf"(?P<kept>'(?:[^']|'')*'|(?i:\bas\s+){_QUOTED}|(?i:\bwithin\s+group\b|\bgroup\s+by\b))"
+_GROUP = r"\bgroup\b"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,7 @@ def _any_of(alternatives: list[tuple[str, str]]) -> str:
 
 def _steps(step: Any, split: str | None, table: str) -> str:
     if isinstance(step, str):
-        return _last_step(split, table) if step.strip().lower() == "last" else _written_steps(step)
+        return _written_steps(step, split, table)
     if isinstance(step, range) and step.step == 1:
         return f"(step >= {step.start} and step < {step.stop})"
     numbers = []
@@ -131,32 +133,40 @@ def _steps(step: Any, split: str | None, table: str) -> str:
         number = _whole(given)
         if number is None:
             raise _not_a_step(given)
-        numbers.append(str(number))
+        numbers.append(_from_the_end(-number, split, table) if number < 0 else str(number))
     return f"step in ({', '.join(numbers)})" if numbers else "false"
 
 
-def _last_step(split: str | None, table: str) -> str:
-    """The last step of the split; unless one is asked for, that of training, if there was any."""
-    preferred = literal(split or "train")
-    last = f"select coalesce(max(step) filter (where split = {preferred}), max(step)) from {table}"
-    return f"step = ({last} where split = {preferred})" if split else f"step = ({last})"
+def _from_the_end(place: int, split: str | None, table: str) -> str:
+    """The last step of the split is the first from the end; unless a split is asked for, that of training, if any."""
+    trained = f"coalesce((select any_value(split) from {table} where split = 'train'), split)"
+    steps = f"select distinct step from {table} where split = {literal(split) if split else trained}"
+    return f"({steps} order by step desc nulls last limit 1 offset {place - 1})"
 
 
-def _written_steps(text: str) -> str:
-    """`12`, `10-20`, `10-`, `-20`, and several of these with commas."""
-    found = []
-    for piece in text.split(","):
-        match = re.fullmatch(r"\s*(\d*)\s*(-|\.\.|:)?\s*(\d*)\s*", piece)
-        if match is None or not (match[1] or match[3]):
-            raise _not_a_step(text)
-        low, dash, high = match.groups()
-        bounds = [f"step >= {low}"] * bool(low) + [f"step <= {high}"] * bool(high)
-        found.append(" and ".join(bounds) if dash else f"step = {low}")
-    return f"({' or '.join(found)})"
+def _written_steps(text: str, split: str | None, table: str) -> str:
+    """`last`, `12`, `-2` (from the end), `10-20`, `10-`, `..20`, and several of these with commas."""
+    pieces = text.lower().replace("last", "-1").split(",")
+    return f"({' or '.join(_written_step(piece, text, split, table) for piece in pieces)})"
+
+
+def _written_step(piece: str, text: str, split: str | None, table: str) -> str:
+    match = re.fullmatch(r"\s*(\d*)\s*(-|\.\.|:)?\s*(\d*)\s*", piece)
+    low, dash, high = match.groups() if match else ("", "", "")
+    if not low and dash == "-" and high.strip("0"):
+        return f"step = {_from_the_end(int(high), split, table)}"
+    if not (low or high) or (dash == "-" and not low):
+        raise _not_a_step(text)
+    if low and high and int(low) > int(high):
+        raise RunError(f"step={text!r} ends before it begins; write {high}{dash}{low}")
+    bounds = [f"step >= {low}"] * bool(low) + [f"step <= {high}"] * bool(high)
+    return " and ".join(bounds) if dash else f"step = {low}"
 
 
 def _not_a_step(value: Any) -> RunError:
-    return RunError(f"step={value!r} is not a step; give a number, 'last', a range such as '10-20', or a Python range")
+    return RunError(
+        f"step={value!r} is not a step; give a number, 'last', -2, a range such as '10-20', or a Python range"
+    )
 
 
 def _whole(value: Any) -> int | None:
@@ -187,27 +197,17 @@ def _ordered(column: Column, *, down: bool) -> str:
     return f"{column.sql} is null, isnan({column.sql}), {direction}" if column.kind in _FLOATS else direction
 
 
-def respelled(text: str, columns: Mapping[str, Column]) -> str:
-    """The caller's SQL with each quoted column as SQL knows it."""
-    return re.sub(_QUOTED, lambda match: _respelled(match[0], columns), text)
-
-
-def _respelled(quoted: str, columns: Mapping[str, Column]) -> str:
-    column = columns.get(quoted[1:-1].replace('""', '"')) if quoted[0] == '"' else None
-    return quoted if column is None else column.sql
-
-
 def rewritten(text: str, columns: Mapping[str, Column]) -> str:
-    """The caller's SQL with the columns that SQL can't read bare put in quotes: `group`, `reward/<name>`."""
-    rewards = sorted((name for name in columns if name.startswith(REWARD_PREFIX)), key=len, reverse=True)
-    bare = "|".join([*(rf"(?<![\w/]){re.escape(name)}(?![\w/])" for name in rewards), r"\bgroup\b(?!\s+by\b)"])
+    """The caller's SQL with `group`, `reward/<name>` and `<producer>.<column>`, quoted or bare, as SQL knows them."""
+    odd = sorted((name for name in columns if not name.isidentifier()), key=len, reverse=True)
+    bare = [rf"(?<![\w/]){re.escape(name)}(?![\w/])" for name in odd]
 
-    def quote(match: re.Match[str]) -> str:
-        if match[1]:
-            return _respelled(match[0], columns)
-        return columns[match[0]].sql if match[0] in columns else name_of(match[0])
+    def spelled(match: re.Match[str]) -> str:
+        found = match[0]
+        column = columns.get(found[1:-1].replace('""', '"') if found[0] == '"' else found)
+        return found if match["kept"] or column is None else column.sql
 
-    return re.sub(f"{_QUOTED}|{bare}", quote, text)
+    return re.sub("|".join([_KEPT, _QUOTED, *bare, _GROUP]), spelled, cleaned(text))
 
 
 def no_column(name: str, columns: Collection[str]) -> str:

@@ -2,45 +2,109 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from rollout_hookspecs import Placeholder
 
 from rollout_plugins.content.messages import calls_of
+from rollout_plugins.content.talk import Talk
 from rollout_plugins.store.codec import TROUBLE, decode, encode, is_clean
-from rollout_plugins.store.row import Row, is_exact, list_of, readable
+from rollout_plugins.store.row import is_exact, list_of, readable, starts_of
 from rollout_plugins.store.schema import CALL, MESSAGE, TYPED
 
 
-def messages(name: str, rows: Sequence[Row]) -> tuple[pa.ListArray, pa.Array]:
-    """The messages, and how many of them the assistant wrote."""
-    flat: list[_Columns] = []
-    counts, turns = [], []
-    for row in rows:
-        before = len(flat)
-        flat += [_message(message, row.lost) for message in row.messages(name)]
-        counts.append(len(flat) - before)
-        turns.append(sum(message[0] == "assistant" for message in flat[before:]))
-    calls = [call for message in flat for call in message[4]]
-    columns: dict[str, Any] = {key: [m[at] for m in flat] for key, at in _AT.items()}
-    call_columns = {key: [call[at] for call in calls] for at, key in enumerate(("id", "name", "arguments"))}
-    columns["tool_calls"] = list_of(CALL, (len(message[4]) for message in flat), call_columns)
-    return list_of(MESSAGE, counts, columns), pa.array(turns, pa.int64())
+class Messages(NamedTuple):
+    """The column of all prompts, or of all completions, and what else it was made of."""
+
+    column: pa.ListArray
+    turns: pa.Array
+    """How many of each rollout's messages the assistant wrote."""
+    arguments: list[str]
+    """Arguments of all calls in plain messages, as JSON."""
 
 
-_AT = {"role": 0, "content": 1, "name": 2, "reasoning": 3, "rest": 5}
+def messages(talk: Talk, lost: list[Placeholder]) -> Messages:
+    """The messages as columns. Most are texts under the names of columns; the others are looked at one by one."""
+    arguments = [encode(value, lost) for value in talk.arguments]
+    try:
+        return _columns(talk, arguments, dict(talk.odd), lost)
+    except UnicodeEncodeError:  # a lone surrogate
+        odd = {at: talk.message(at) for at in range(len(talk.shapes)) if not _is_clean(talk, at)}
+        return _columns(talk, arguments, talk.odd | odd, lost)
+
+
+def _is_clean(talk: Talk, at: int) -> bool:
+    values = [column[at] for column in talk.columns.values()]
+    calls = [part for ident, name, _ in talk.calls(at) for part in (ident, name)]
+    return all(value is None or is_clean(value) for value in (*values, *calls))
+
+
+def _columns(talk: Talk, arguments: list[str], odd: Mapping[int, Any], lost: list[Placeholder]) -> Messages:
+    columns: dict[str, Any] = {column: list(talk.column(key)) for key, column in TYPED.items()}
+    columns["rest"] = _left_over(talk)
+    calls = {
+        at: list(zip(talk.call_ids[here], talk.call_names[here], arguments[here], strict=True))
+        for at, here in talk.calls_by_place()
+    } if odd else {}  # fmt: skip
+    for at, message in odd.items():
+        *texts, calls[at], columns["rest"][at] = _message(message, lost)
+        for column, text in zip(TYPED.values(), texts, strict=True):
+            columns[column][at] = text
+    turns = [columns["role"][start:end].count("assistant") for start, end in pairwise(talk.starts)]
+    columns["tool_calls"] = _merged_calls(calls, len(talk.shapes)) if odd else _calls(talk, arguments)
+    return Messages(list_of(MESSAGE, talk.starts, columns), pa.array(turns, pa.int64()), arguments)
+
+
+def _calls(talk: Talk, arguments: list[str]) -> pa.ListArray:
+    counts = [0] * len(talk.shapes)
+    for at, here in talk.calls_by_place():
+        counts[at] = here.stop - here.start
+    columns = {"id": talk.call_ids, "name": talk.call_names, "arguments": arguments}
+    return list_of(CALL, starts_of(counts), columns)
+
+
+def _merged_calls(calls: Mapping[int, _Calls], count: int) -> pa.ListArray:
+    """The calls of all messages, odd ones among them."""
+    in_order = [calls.get(at, ()) for at in range(count)]
+    flat = [call for some in in_order for call in some]
+    columns = {key: [call[at] for call in flat] for at, key in enumerate(("id", "name", "arguments"))}
+    return list_of(CALL, starts_of(map(len, in_order)), columns)
+
+
+def _left_over(talk: Talk) -> list[str | None]:
+    """What of each plain message has no column of its own: other keys, and those that hold None."""
+    if _is_all_typed(talk):
+        return [None] * len(talk.shapes)
+    asking = set(talk.asking)
+    rest: list[str | None] = []
+    for at, shape in enumerate(talk.shapes):
+        values = {key: talk.columns[key][at] for key in shape if key != "tool_calls"}
+        left = {key: value for key, value in values.items() if value is None or key not in TYPED}
+        if "tool_calls" in shape and at not in asking:
+            left["tool_calls"] = None
+        rest.append(encode(left) if left else None)
+    return rest
+
+
+def _is_all_typed(talk: Talk) -> bool:
+    shapes = Counter(talk.shapes)
+    if any(key not in TYPED and key != "tool_calls" for shape in shapes for key in shape):
+        return False
+    held = {key: sum(count for shape, count in shapes.items() if key in shape) for key in (*TYPED, "tool_calls")}
+    texts = all(len(column) - column.count(None) == held[key] for key, column in talk.columns.items())
+    return texts and len(talk.asking) == held["tool_calls"]
+
+
 _Calls = list[tuple[Any, Any, str]]
 _Columns = tuple[Any, Any, Any, Any, _Calls, Any]
 
 
 def _message(message: Any, lost: list[Placeholder]) -> _Columns:
-    """The columns of one message."""
-    if type(message) is dict and len(message) == 2:
-        role, content = message.get("role"), message.get("content")
-        if type(role) is str and type(content) is str and role.isascii() and content.isascii():
-            return role, content, None, None, [], None  # what most of them are
+    """The columns of one message that is not plain: role, content, name, reasoning, tool calls and the rest."""
     if type(message) is not dict:
         message = _as_dict(message)
     if type(message) is not dict:
@@ -53,16 +117,11 @@ def _message(message: Any, lost: list[Placeholder]) -> _Columns:
 
 def _typed_message(message: dict[Any, Any], lost: list[Placeholder]) -> _Columns:
     values = [message.get(key) for key in TYPED]
-    left = len(message)
-    for value in values:
-        if type(value) is str and (value.isascii() or is_clean(value)):
-            left -= 1
     calls = _usual_calls(message["tool_calls"], lost) if "tool_calls" in message else []
-    if left == bool(calls):
-        return *values, calls or [], None  # type: ignore[return-value]
     whole = {key for key, value in zip(TYPED, values, strict=True) if is_exact(value)}
     whole |= {"tool_calls"} if calls else set()
-    rest = encode({key: value for key, value in message.items() if key not in whole}, lost)
+    left = {key: value for key, value in message.items() if key not in whole}
+    rest = encode(left, lost) if left else None
     return *map(readable, values), _readable_calls(message) if calls is None else calls, rest  # type: ignore[return-value]
 
 

@@ -26,7 +26,6 @@ from rollout_plugins.store.filters import (
     condition,
     no_column,
     order_by,
-    respelled,
     rewritten,
 )
 from rollout_plugins.store.parts import Part, UnreadableError, gist
@@ -36,7 +35,7 @@ from rollout_plugins.store.small import MANY
 from rollout_plugins.store.sql import listed, literal, name_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from rollout_plugins.store.annotate import Producer
     from rollout_plugins.store.small import SmallFiles
@@ -44,6 +43,8 @@ if TYPE_CHECKING:
 TABLES = "rollouts, messages, tool_calls and annotations.<producer>"
 MAX_THREADS = 4  # each brings buffers of its own, and a run should be readable beside a training that needs the memory
 _JOINS_ARROW = int(duckdb.__version__.partition(".")[0]) >= 2
+_PEOPLES = ("rollouts", "messages", "tool_calls")
+_SHOW_TABLES = re.compile(r"\s*show\s+(all\s+)?tables\s*;?\s*", re.IGNORECASE)
 _PRAGMA = re.compile(r"\s*pragma\b", re.IGNORECASE)  # DuckDB 1.5 calls it a SELECT
 #: Generations in which the first rollouts with a text are looked for, before twice as many are.
 _AT_ONCE = 4
@@ -140,7 +141,7 @@ class Database:
         if filters.where is not None or filters.order:
             relation = self._connection.sql(f"select * {found}")
             if filters.where is not None:
-                relation = relation.filter(rewritten(filters.where, self.stored))
+                relation = relation.filter(rewritten(filters.where, self.columns))
             relation = relation.order(order)
             relation = (relation if most is None else relation.limit(most)).project(names)
         else:
@@ -150,17 +151,20 @@ class Database:
 
     def sql(self, query: str, *, superseded: bool = False) -> pa.Table:
         """One SELECT over the views."""
+        if _SHOW_TABLES.fullmatch(query):
+            return pa.table({"name": [*_PEOPLES, *(f"annotations.{name_of(name)}" for name in self.annotated)]})
         self._add_whole()
         with self._asking("the SQL"):
-            found = self._connection.extract_statements(query)
+            written = rewritten(query, self.columns)
+            found = self._connection.extract_statements(written)
             kinds = [str(statement.type).rpartition(".")[2] for statement in found]
             if kinds != ["SELECT"] or _PRAGMA.match(query):
                 raise RunError(_refused(kinds))
             counted = re.sub(r"count\s*\(\s*\*\s*\)", "", query, flags=re.IGNORECASE)
             self._show(superseded, annotated="*" in counted or self._mentions(query))
-            table = self._connection.sql(respelled(query, self.stored)).to_arrow_table()
+            table = self._connection.sql(written).to_arrow_table()
             names = {column.spelled: name for name, column in self.stored.items() if column.spelled}
-            return table.rename_columns([names.get(name, name) for name in table.column_names])
+            return table.rename_columns(_distinct(names.get(name, name) for name in table.column_names))
 
     def read(self, files: Sequence[Path]) -> pa.Table:
         """All rows of these files, one file after the other, with the `filename` of each."""
@@ -390,9 +394,9 @@ class Database:
         text = _gist(error)
         if isinstance(error, _OURS):
             return UnreadableError(text)
-        missing = re.search(r'column "([^"]+)" not found', text)
+        missing = re.search(r'(?:column "([^"]+)" not found|key "([^"]+)" in struct)', text)
         if missing:
-            return RunError(no_column(missing[1], self.columns))
+            return RunError(no_column(missing[1] or missing[2], self.columns))
         if isinstance(error, duckdb.PermissionException):
             return RunError(f"{what} reaches outside the run; it may read {TABLES}")
         if re.search(r"[Tt]able with name", text):
@@ -421,6 +425,14 @@ def _free(name: str, taken: Collection[str]) -> str:
     """The name, or one like it: DuckDB does not tell apart names that differ only in case."""
     numbered = (f"{name}_{number}" for number in count(1))
     return next(one for one in chain([name], numbered) if one.casefold() not in taken)
+
+
+def _distinct(names: Iterable[str]) -> list[str]:
+    """The names, told apart: `a.score` and `b.score` are both called score, and a row has one value for each name."""
+    made: dict[str, None] = {}
+    for name in names:
+        made[_free(name, {taken.casefold() for taken in made})] = None
+    return list(made)
 
 
 def _reward(column: Column) -> str:

@@ -8,7 +8,6 @@ run.sql("select step, avg(reward) from rollouts group by step order by step").to
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +16,15 @@ import pyarrow as pa
 from rollout_plugins.content.names import run_name
 from rollout_plugins.errors import RunError, need
 from rollout_plugins.store import annotate, summary
-from rollout_plugins.store.filters import Filters
-from rollout_plugins.store.home import homes_of
+from rollout_plugins.store.damage import Damaged
+from rollout_plugins.store.filters import Filters, no_column
+from rollout_plugins.store.finding import found_in
 from rollout_plugins.store.matches import Matches, Rollouts
 from rollout_plugins.store.parts import TYPES, find_parts
-from rollout_plugins.store.run_facts import Facts, run_files
+from rollout_plugins.store.run_facts import Facts
 from rollout_plugins.store.session import Session
 from rollout_plugins.store.small import SmallFiles
+from rollout_plugins.store.sql import name_of
 
 if TYPE_CHECKING:
     from rollout_hookspecs import Rollout, Run
@@ -32,62 +33,13 @@ if TYPE_CHECKING:
 
 
 def open_run(path: str | Path) -> StoredRun:
-    """Open a run: a run's folder, a folder of runs or a trainer's output_dir; the newest run of it."""
-    root = _existing(path)
-    if _is_run(root):
-        return StoredRun(root)
-    found = find_runs(root) or sorted((run for home in homes_of(root) for run in find_runs(home)), key=_started)
-    if found:
-        return StoredRun(found[-1])
-    expected = f"in it, in one of its folders, or in {root}-rollouts/*"
-    raise RunError(f"no run found in {root}; expected run.json {expected}")
+    """Open a run: a run's folder, or the newest of the runs that `runs` finds there."""
+    return StoredRun(found_in(path)[-1])
 
 
 def runs(path: str | Path) -> Runs:
-    """Every run in a folder, those of an output_dir, and of the output folders inside it; oldest first."""
-    root = _existing(path)
-    if _is_run(root):
-        return Runs([StoredRun(root)])
-    inner = sorted(folder for folder in root.iterdir() if folder.is_dir()) if root.is_dir() else []
-    homes = [home for folder in (root, *inner) for home in homes_of(folder)]
-    homes += [folder for folder in inner if folder.name.endswith("-rollouts")]  # of an output_dir that is gone
-    found = {folder.resolve() for place in (root, *homes) for folder in find_runs(place)}
-    if not found:
-        raise RunError(
-            f"no run found in {root}; expected run.json in {root}/*, {root}-rollouts/* or {root}/*-rollouts/*"
-        )
-    return Runs([StoredRun(folder) for folder in sorted(found, key=_started)])
-
-
-def find_runs(folder: str | Path) -> list[Path]:
-    """Runs directly inside a folder, oldest first; not those that an import is still writing, which are hidden."""
-    folder = Path(folder)
-    try:
-        seen = [path for path in folder.iterdir() if not path.name.startswith(".")] if folder.is_dir() else []
-        found = [path for path in seen if path.is_dir() and _is_run(path)]
-    except OSError as error:
-        raise RunError(f"{folder} cannot be read: {error.strerror}") from error
-    return sorted(found, key=_started)
-
-
-def _existing(path: str | Path) -> Path:
-    if not Path(path).exists():
-        raise RunError(f"{path} does not exist; give a run's folder, a folder of runs or the trainer's output_dir")
-    return Path(path)
-
-
-def _is_run(folder: Path) -> bool:
-    return folder.is_dir() and (bool(run_files(folder)) or bool(find_parts(folder)))
-
-
-def _started(folder: Path) -> tuple[float, str]:
-    """When the run says that it began, its newest attempt if there are several; else when its files are from."""
-    with suppress(RunError):  # a newer version's run, which opening it will say
-        told = Facts(folder, {}).started
-        if told is not None:
-            return told, folder.name
-    files = run_files(folder) or [part.path for part in find_parts(folder)]
-    return min((file.stat().st_mtime for file in files if file.exists()), default=0.0), folder.name
+    """Every run in a folder, in the folders below it, and beside it when it is an output_dir; oldest first."""
+    return Runs([StoredRun(folder) for folder in found_in(path)])
 
 
 class StoredRun:
@@ -95,7 +47,7 @@ class StoredRun:
 
     def __init__(self, folder: Path) -> None:
         self.dir = folder
-        self.damaged: dict[str, str] = {}
+        self.damaged = Damaged(folder)
         """Files, or single rollouts, that could not be read, and why; the rest of the run is there."""
         self._small = SmallFiles()
         self.refresh()
@@ -106,6 +58,21 @@ class StoredRun:
         self._all: Matches | None = None
         self._facts = Facts(self.dir, self.damaged)
         self._session = Session({self.dir: self.damaged}, self._small)
+
+    @property
+    def unreadable(self) -> list[str]:
+        """What of the run cannot be read, in a line each: found so far, or recorded and in no file."""
+        recorded = sum(sum(attempt.get("rollouts", {}).values()) for attempt in self.attempts)
+        query = "select count(*) from every_rollouts"
+        missing = recorded - int(self._session.ask(lambda known: known.rows(query))[0][0])
+        lines = (
+            [f"{missing:,} of {recorded:,} recorded rollouts are in no file that can be read"] if missing > 0 else []
+        )
+        return [*map(self.damaged.told, self.damaged), *lines]
+
+    def verify(self) -> None:
+        """Read every file to its end, so that `damaged` names all that cannot be read."""
+        self._session.verify()
 
     @property
     def info(self) -> Run:
@@ -163,6 +130,13 @@ class StoredRun:
         query = "select distinct step from current_rollouts where split = 'train' and step is not null order by step"
         return [row[0] for row in self._session.ask(lambda known: known.rows(query))]
 
+    def values(self, column: str) -> list[Any]:
+        """The values that a column of numbers or short texts has anywhere in the run, in order."""
+        if column not in self.columns:
+            raise RunError(no_column(column, self.columns))
+        query = f"select distinct {name_of(column)} as v from every_rollouts where v is not null order by v"  # noqa: S608 - quoted
+        return [row[0] for row in self._session.ask(lambda known: known.rows(query))]
+
     def rollouts(
         self,
         *,
@@ -182,8 +156,8 @@ class StoredRun:
     ) -> Rollouts:
         """Rollouts in the order they were made, or in the order asked for; a few at a time.
 
-        `step`: a number, `"last"`, a range (`range(10, 20)`, `"10-20"`) or several numbers. `tool`: called this tool.
-        `has_error`: it or one of its tool calls failed. `where`: a SQL condition over the columns, annotations
+        `step`: a number, -1 or `"last"`, a range (`range(10, 20)`, `"10-20"`) or several numbers. `tool`: called this
+        tool. `has_error`: it or one of its tool calls failed. `where`: a SQL condition over the columns, annotations
         (`judge.score > 0.5`) among them. `search`: text anywhere in its messages or calls. `order`: columns, `-` for
         descending. `superseded`: also what a resumed attempt did again. `tokens`: with their token ids and what aligns
         with them, where those are kept; they are many times the rest, so they are not read by default.

@@ -8,24 +8,30 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-from rollout_hookspecs import Placeholder, Rollout
+from rollout_hookspecs import Placeholder
 
+from rollout_plugins.content.drafts import Drafts
 from rollout_plugins.content.messages import text_of
 from rollout_plugins.store.codec import TROUBLE, cleaned, encode, is_clean, placeholder_for
-from rollout_plugins.store.schema import DEFAULTS, SCALARS, TEXT
+from rollout_plugins.store.schema import SCALARS, TEXT
 
 
 class Row:
     """A rollout on its way into columns, and what was noticed about it."""
 
-    __slots__ = ("lost", "marks", "rest", "rewards", "rollout")
+    __slots__ = ("_drafts", "_place", "lost", "marks", "rest", "rewards")
 
-    def __init__(self, rollout: Rollout, lost: list[Placeholder]) -> None:
-        self.rollout = rollout
+    def __init__(self, drafts: Drafts, place: int, lost: list[Placeholder]) -> None:
+        self._drafts = drafts
+        self._place = place
         self.lost = lost
         self.marks: dict[str, str] = {}
         self.rest: dict[str, Any] = {}
         self.rewards: dict[Any, float | None] = {}
+
+    def value(self, name: str) -> Any:
+        """What a field holds."""
+        return self._drafts[name][self._place]
 
     def lose(self, value: Any, where: str, why: str) -> Placeholder:
         """Note a value that its column cannot take."""
@@ -36,7 +42,7 @@ class Row:
 
     def mapping(self, name: str) -> dict[Any, Any]:
         """A field that must hold a mapping."""
-        value = getattr(self.rollout, name)
+        value = self.value(name)
         if type(value) is dict:
             return value
         try:
@@ -49,7 +55,7 @@ class Row:
 
     def sequence(self, name: str, kind: type) -> list[Any]:
         """A field that must hold records of one kind."""
-        value = getattr(self.rollout, name)
+        value = self.value(name)
         if not is_a(value, (list, tuple)):
             self.lose(value, name, "not a list")
             return []
@@ -63,9 +69,12 @@ class Row:
 
     def messages(self, name: str) -> Sequence[Any]:
         """Prompt or completion; one that is not a list is taken for its only message."""
-        value = getattr(self.rollout, name)
-        if is_a(value, (list, tuple)):
-            return value  # type: ignore[no-any-return]
+        value = self.value(name)
+        try:
+            if is_a(value, (list, tuple)):
+                return tuple(value)
+        except TROUBLE:  # a list that does not list
+            value = None
         if value is None:
             self.lose(value, name, "not a list")
             return ()
@@ -97,14 +106,19 @@ def json_of(value: dict[Any, Any], lost: list[Placeholder]) -> str | None:
     return encode(value, lost) if value else None
 
 
-def list_of(kind: Any, lengths: Iterable[int], columns: Mapping[str, Any]) -> pa.ListArray:
-    """A list column from flat child columns and the length of each row's list."""
+def list_of(kind: Any, starts: Iterable[int], columns: Mapping[str, Any]) -> pa.ListArray:
+    """A list column from flat child columns, and where each row's list begins, with the end of the last."""
     arrays = [
         columns[field.name] if isinstance(columns[field.name], pa.Array) else pa.array(columns[field.name], field.type)
         for field in kind
     ]
-    offsets = pa.array(list(accumulate(lengths, initial=0)), pa.int32())
+    offsets = pa.array(starts, pa.int32())
     return pa.ListArray.from_arrays(offsets, pa.StructArray.from_arrays(arrays, fields=list(kind)))
+
+
+def starts_of(counts: Iterable[int]) -> list[int]:
+    """Where each list begins, of so many items one after the other; and the end of the last."""
+    return list(accumulate(counts, initial=0))
 
 
 def _number(value: Any) -> float:
@@ -151,15 +165,18 @@ _COLUMNS: dict[Any, _Column] = {
 }
 
 
-def scalars(name: str, kind: Any, rows: Sequence[Row]) -> pa.Array:
-    values = [getattr(row.rollout, name) for row in rows]
-    default = DEFAULTS[name]
-    if set(map(type, values)) <= {_COLUMNS[kind].exact, *([type(None)] if default is None else [])}:
+def scalars(
+    values: Sequence[Any], kind: Any, default: Any, fit: Callable[[int, Any], Any] | None = None
+) -> pa.Array | None:
+    """A column of values that are what it takes; each goes through `fit` where one is not. Without that, None."""
+    if {_COLUMNS[kind].exact, _COLUMNS[kind].exact if default is not None else type(None)}.issuperset(
+        map(type, values)
+    ):
         try:
             return pa.array(values, kind)
         except (pa.ArrowInvalid, OverflowError, UnicodeEncodeError):
             pass  # an integer beyond 64 bits, or a lone surrogate
-    return pa.array([row.fit(value, kind, name, default) for row, value in zip(rows, values, strict=True)], kind)
+    return None if fit is None else pa.array([fit(at, value) for at, value in enumerate(values)], kind)
 
 
 def readable(value: Any) -> str | None:

@@ -111,6 +111,11 @@ class Session:
             parts.append(part)
         return Source(folder, parts, tables, self._small[folder], facts.restarts, facts.info.reward_names, damaged)
 
+    def verify(self) -> None:
+        """Read all of every file, so that `damaged` names each that cannot be read."""
+        if self._find_damage(whole=True):
+            self._database, self._sources = None, []
+
     def _find_damage(self, *, whole: bool) -> bool:
         """Look for unreadable Parquet files; with `whole`, at every page of them. Says whether there were any."""
         before = sum(map(len, self.damaged.values()))

@@ -6,7 +6,6 @@ for; both up to a limit. Files that are sealed never change, so what was read ou
 
 from __future__ import annotations
 
-from collections import deque
 from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
@@ -39,7 +38,7 @@ class SmallFiles:
         self._sizes: _Sizes = {}
         self._light: list[tuple[_Sizes, pa.Table]] = []
         self._whole: dict[Path, pa.Table] = {}
-        self._reads: deque[tuple[int, Sequence[Path]]] = deque()
+        self._reads: tuple[tuple[int, Sequence[Path]], ...] = ()
 
     def light(self, files: Sequence[Path], read: Read) -> list[tuple[Sequence[Path], pa.Table]]:
         """Numbers and names of the rollouts in those of the files that are small.
@@ -49,7 +48,7 @@ class SmallFiles:
         """
         before, self._sizes = self._sizes, _small(files)
         if not _are_among(before, sizes := self._sizes):
-            self._whole, self._reads = {}, deque()
+            self._whole, self._reads = {}, ()
         found = [(known, table) for known, table in self._light if _are_among(known, sizes)]
         known = {path for files, _ in found for path in files}
         new = [path for path in sizes if path not in known]
@@ -72,10 +71,12 @@ class SmallFiles:
     def _keep(self, table: pa.Table) -> None:
         found = _by_file(table)
         self._whole.update(found)
-        self._reads.append((table.nbytes, list(found)))
-        while len(self._reads) > 1 and sum(size for size, _ in self._reads) > MOST_BYTES:
-            for path in self._reads.popleft()[1]:
+        reads = (*self._reads, (table.nbytes, list(found)))
+        while len(reads) > 1 and sum(size for size, _ in reads) > MOST_BYTES:
+            for path in reads[0][1]:
                 self._whole.pop(path, None)
+            reads = reads[1:]
+        self._reads = reads  # at once, too
 
 
 def _small(files: Sequence[Path]) -> _Sizes:

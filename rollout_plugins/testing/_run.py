@@ -253,6 +253,10 @@ class _Watch(Dispatcher):
         self._note(self.name_of(plugin), hook, error)
         super().failed(plugin, hook, error)
 
+    def wanted(self, rollouts: Sequence[Rollout]) -> Sequence[int]:
+        """All of them, to note each."""
+        return range(len(rollouts))
+
     def rollout(self, rollout: Rollout, step: Step) -> Rollout | None:
         made = super().rollout(rollout, step)
         if made is None:

@@ -42,12 +42,21 @@ class Chosen(NamedTuple):
     matched: int
 
 
-def choose(run: StoredRun, *, limit: int, **filters: Any) -> Chosen:
-    """At most `limit` of the rollouts that match; the first of them when the caller gave an order."""
+def choose(run: StoredRun, *, limit: int, keep: Sequence[Rollout] = (), **filters: Any) -> Chosen:
+    """At most `limit` of the rollouts that match; the first of them when the caller gave an order.
+
+    The groups of those to keep come before all others.
+    """
     matched = run.count(**filters)
     if matched <= limit or filters.get("order"):
         return Chosen(run.rollouts(**filters, limit=limit), min(matched, limit), matched)
-    groups = _spread(run, _groups(run, filters), limit, filters)
+    wanted_first = {(one.split, one.attempt, one.generation, one.group) for one in keep}
+    first: list[Group] = []
+    others: list[Group] = []
+    for group in _groups(run, filters):
+        (first if (group.split, *group[2:5]) in wanted_first else others).append(group)
+    room = max(limit - sum(group.size for group in first), 0)
+    groups = _within([*first, *_spread(run, others, room, filters)], limit)
     wanted = ", ".join(f"({literal(g.split)}, {g.attempt}, {g.generation}, {g.group})" for g in groups)
     where = f'(split, attempt, generation, "group") in ({wanted})'
     if filters.get("where"):

@@ -23,6 +23,7 @@ def about(run: StoredRun, texts: Texts) -> dict[str, Any]:
     info = run.info
     return {
         "id": clean(str(info.id)),
+        "name": clean(run.name),
         "trainer": clean(str(info.trainer)),
         "model": clean(str(info.model)),
         "world_size": info.world_size,

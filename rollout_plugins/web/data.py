@@ -15,6 +15,7 @@ from rollout_plugins.show.text import clean
 from rollout_plugins.store.read import StoredRun
 from rollout_plugins.web.choose import choose
 from rollout_plugins.web.course import about, course, step_width
+from rollout_plugins.web.first import First
 from rollout_plugins.web.pools import Pictures, Texts
 from rollout_plugins.web.records import Records
 
@@ -33,7 +34,8 @@ def page_data(run: StoredRun, *, limit: int, panels: PanelsOf, progress: Progres
     steps = run.stats()
     facts = about(run, texts)
     series = course(steps, texts)
-    chosen = choose(run, limit=limit, **filters)
+    first = First(run, **filters)
+    chosen = choose(run, limit=limit, keep=first.rollouts, **filters)
     info = replace(run.info, chat_template=None)
     records, rollouts = Records(texts, pictures), []
     for rollout in chosen.rollouts:
@@ -47,6 +49,7 @@ def page_data(run: StoredRun, *, limit: int, panels: PanelsOf, progress: Progres
         "version": __version__,
         "made": time.time(),
         "run": facts,
+        "first": first.said(steps, texts),
         "total": sum(row["rollouts"] for row in steps),
         "matched": chosen.matched,
         "filters": {name: clean(str(value)) for name, value in filters.items()},

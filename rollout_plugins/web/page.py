@@ -59,7 +59,7 @@ def html(data: dict[str, Any]) -> bytes:
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
-    title = escape(f"{data['run']['id']} · rollouts")
+    title = escape(f"{data['run']['name']} · rollouts")
     return (
         f"""<!doctype html>
 <html lang="en">

@@ -93,7 +93,10 @@ def test_every_command_has_help(rollouts, command):
     [
         (["shwo"], "rollouts: there is no command 'shwo'; did you mean 'show'? Accepted: annotate, "),
         (["xyz"], "no command 'xyz'; accepted: annotate, completion, demo"),
-        (["show"], "rollouts show: the following arguments are required: RUN; see rollouts show --help"),
+        (
+            ["annotate"],
+            "rollouts annotate: the following arguments are required: --producer; see rollouts annotate --help",
+        ),
         (["stats", ".", "--nope"], "rollouts stats: unrecognized arguments: --nope; see rollouts stats --help"),
         (["import", "--from", "x", "."], "invalid choice: 'x'"),
     ],
@@ -153,7 +156,7 @@ def test_stats_say_what_was_dropped_and_what_is_damaged(rollouts, tmp_path):
     (tmp_path / "r1" / "data" / "train" / "001-00000-000007.parquet").write_bytes(b"torn")
     _, _, err = rollouts("stats", tmp_path)
     assert "lost: 3 queue_full" in err
-    assert "001-00000-000007.parquet cannot be read and is not counted" in err
+    assert "001-00000-000007.parquet cannot be read and is left out, perhaps 1 rollout: " in err
 
 
 def test_json_has_no_nan(rollouts, tmp_path):
@@ -192,7 +195,9 @@ def test_show_gives_the_last_steps_best_and_worst(rollouts, run):
         (["--group", FIRST], ["1.0", "1.1"]),
         (["--search", "answer 2", "--order", "-step"], ["3.2", "2.2", "1.2"]),
         (["--where", "reward > 4", "--limit", "1"], ["2.3"]),
-        (["--step", "-2", "--order", "-reward,-step", "--limit", "2"], ["2.3", "2.2"]),
+        (["--step", "..2", "--order", "-reward,-step", "--limit", "2"], ["2.3", "2.2"]),
+        (["--step", "-1", "--limit", "1"], ["3.0"]),
+        (["--step", "-3", "--limit", "1"], ["1.0"]),
         (["--where", "-reward < -5"], ["3.3"]),
         (["--history", FIRST], ["1.0", "1.1", "2.0", "2.1", "3.0", "3.1"]),
         (["--history", "question 1", "--step", "2"], ["2.2", "2.3"]),
@@ -214,7 +219,7 @@ def test_show_into_a_pipe_leaves_nothing_out(rollouts, tmp_path):
 
 
 def test_show_says_when_nothing_matches(rollouts, run, tmp_path):
-    assert rollouts("show", run.dir, "--step", "99")[2] == "no rollouts match\n"
+    assert rollouts("show", run.dir, "--step", "2", "--where", "false")[2] == "no rollouts match\n"
     writer(tmp_path / "new").write_run()
     assert "has no rollouts yet" in rollouts("show", tmp_path / "new")[2]
     assert "has no rollouts yet" in rollouts("stats", tmp_path / "new")[2]
@@ -327,7 +332,8 @@ def test_diff_shows_what_changed_on_the_same_prompts(rollouts, tmp_path):
     assert "Answer[- 0-]{+ 9+} of step 1." in out
     facts = json.loads(rollouts("diff", a, b, "--json", "--limit", "1")[1])
     assert (facts["shared"], [pair["change"] for pair in facts["prompts"]]) == (2, [1.0])
-    assert "no prompt in both" in rollouts("diff", a, b, "--step", "7")[1]
+    c = write(tmp_path, [one(1, 6)], run="c")
+    assert "no prompt in both: 2 in the first, 1 in the second" in rollouts("diff", a, c)[1]
 
 
 def test_plugins_as_json(rollouts):
@@ -362,8 +368,10 @@ def test_doctor_of_a_folder_that_is_not_there_yet(rollouts, tmp_path):
 
 def test_doctor_reports_damage_and_newer_runs(rollouts, run):
     run.files[0].write_bytes(b"torn")
-    _, out, _ = rollouts("doctor", run.dir, "--offline")
-    assert "r1\twarn\tdata/train/001-00000-000000.parquet cannot be read" in out
+    code, out, _ = rollouts("doctor", run.dir, "--offline")
+    assert code == 3
+    assert "r1\tdamaged\tdata/train/001-00000-000000.parquet cannot be read" in out
+    assert rollouts("doctor", run.dir, "--offline", "--allow-damaged")[0] == 0
     (run.dir / "run.json").write_text('{"schema": 99}')
     code, out, _ = rollouts("doctor", run.dir, "--offline")
     assert code == 1
@@ -603,7 +611,7 @@ def test_a_mangled_run_file_breaks_no_command(run, rollouts, value, tmp_path):
         (run.dir / "run.json").write_text(json.dumps(facts))
         for command in (
             ["list", tmp_path], ["list", tmp_path, "--json"], ["stats", run.dir, "--json"],
-            ["doctor", run.dir, "--offline", "--json"], ["report", run.dir, "-o", tmp_path / "page.html"],
+            ["doctor", run.dir, "--offline", "--json"], ["report", run.dir, "-o", tmp_path / "page.html", "--force"],
         ):  # fmt: skip
             code, out, err = rollouts(*command)
             assert (code, "Traceback" in err) == (0, False), (command, facts, err)
@@ -622,7 +630,7 @@ def test_a_run_file_that_no_reader_takes_is_named(run, rollouts, text):
     (run.dir / "run.json").write_text(text)
     assert len(open_run(run.dir)) == 12
     code, _, err = rollouts("stats", run.dir)
-    assert (code, "run.json cannot be read" in err) == (0, True)
+    assert (code, "run.json cannot be read" in err) == (3, True)
 
 
 def test_annotations_from_a_folder_named_like_a_column_are_what_the_file_holds(run, rollouts, tmp_path):

@@ -3,6 +3,7 @@
 import re
 import runpy
 import shlex
+import warnings
 from argparse import Namespace
 from functools import partial
 from pathlib import Path
@@ -41,7 +42,10 @@ def place(tmp_path_factory):
     """A folder in which the demo and the tutorial ran, briefly."""
     folder = tmp_path_factory.mktemp("guides")
     run_demo(Namespace(out=folder / "outputs" / "demo", steps=2))
-    runpy.run_path(str(ROOT / "examples" / "tutorial.py"))["main"](str(folder / "outputs" / "tutorial"), steps=2)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("default")
+        runpy.run_path(str(ROOT / "examples" / "tutorial.py"))["main"](str(folder / "outputs" / "tutorial"), steps=2)
+    assert [str(each.message) for each in told if issubclass(each.category, (DeprecationWarning, FutureWarning))] == []
     return folder
 
 

@@ -1,5 +1,7 @@
 """The README, run: its snippets, its commands, and what its demo leaves behind."""
 
+import contextlib
+import io
 import re
 import shlex
 import sys
@@ -32,7 +34,9 @@ ON_A_CPU = {
 def demo(tmp_path_factory):
     """A folder in which the demo ran, briefly."""
     folder = tmp_path_factory.mktemp("readme")
-    command.run(Namespace(out=folder / "outputs" / "demo", steps=2))
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        command.run(Namespace(out=folder / "outputs" / "demo", steps=2))
+    (folder / "said.txt").write_text(said.getvalue(), encoding="utf-8")
     return folder
 
 
@@ -56,7 +60,6 @@ def test_the_demo_leaves_calls_of_every_outcome_and_shows_them(demo, capsys):
         "correct",
         "advantage",
         "rollouts view",
-        str(run.dir),
     ):
         assert words in shown
 
@@ -103,6 +106,25 @@ def test_each_command_runs_as_printed(demo, monkeypatch, capsys, command):
     monkeypatch.chdir(demo)
     assert main(shlex.split(command)) == 0
     assert capsys.readouterr().out.strip()
+
+
+def test_the_demo_shows_a_rollout_of_each_step_and_ends_with_the_path_of_a_report(demo):
+    lines = (demo / "said.txt").read_text(encoding="utf-8").splitlines()
+    assert [re.match(r"step (\d) +-?\d\.\d\d  \w.*\?", line)[1] for line in lines if line.startswith("step ")] == [
+        "1",
+        "2",
+    ]
+    assert max(map(len, lines[:3])) <= 80
+    page = demo / "outputs" / "demo" / "report.html"
+    assert "".join(lines[-3:]).endswith(f"report  {page}")
+    assert page.stat().st_size > 10_000
+
+
+def test_the_demo_asks_about_a_dozen_questions_again_and_again(demo):
+    rollouts = list(open_run(demo / "outputs" / "demo").rollouts())
+    asked = {rollout.prompt[-1]["content"] for rollout in rollouts}
+    assert 8 <= len(asked) <= 12
+    assert len({rollout.prompt[-1]["content"] for rollout in rollouts if rollout.step == 1}) == 8
 
 
 def test_what_the_demo_says_to_type_next_works(demo, monkeypatch, capsys):

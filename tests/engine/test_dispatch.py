@@ -15,7 +15,7 @@ from rollout_plugins.engine.isolation import Abandoned
 
 STEP = Step()
 ARGUMENTS = {
-    "run": None, "tool_call": None, "rollout": None, "step": None, "rollouts": (), "traces": (),
+    "run": None, "tool_call": None, "rollout": None, "step": None, "rollouts": (), "traces": (), "columns": None,
 }  # fmt: skip
 
 

@@ -400,6 +400,16 @@ def test_lines_that_are_removed_in_mid_run_are_said_and_counted_then_and_sent_by
     assert (done.sent, done.had) == (lost, 12 - lost)
 
 
+def test_a_sink_that_cannot_say_what_is_gone_was_sent_everything(tmp_path, caplog):
+    class Odd(Sink):
+        gone = "no method"
+
+    with RolloutRecorder([Odd()], dir=tmp_path) as recorder:
+        recorder.record(1, [{"prompt": "p", "completion": "c"}] * 4)
+    assert open_run(tmp_path).drops == {}
+    assert told(caplog, "in gone")
+
+
 def test_a_sink_that_falls_behind_holds_no_more_than_so_many_bytes(tmp_path, monkeypatch):
     monkeypatch.setattr(outbox, "LIMIT_BYTES", 10_000_000)
     gate = threading.Event()

@@ -30,7 +30,7 @@ from rollout_plugins.cli.main import main
 from rollout_plugins.errors import SetupError
 from rollout_plugins.plugins.metrics import Metrics
 from rollout_plugins.sinks.trackio import TrackioSink
-from rollout_plugins.store.read import find_runs
+from rollout_plugins.store.finding import find_runs
 from rollout_plugins.testing import hostile_rollouts
 
 HERE = Path(__file__).parents[1] / "support"

@@ -12,7 +12,7 @@ from rig import make
 
 from rollout_plugins import RolloutPluginCallback, Trace, hookimpl, open_run
 from rollout_plugins.hosts.grpo import HOST
-from rollout_plugins.store.read import find_runs
+from rollout_plugins.store.finding import find_runs
 
 
 class Sink:

@@ -30,7 +30,7 @@ from rollout_plugins.sinks.jsonl import JsonlSink
 from rollout_plugins.sinks.trackio import TrackioSink
 from rollout_plugins.sinks.wandb import WandbSink
 from rollout_plugins.store import write as writing
-from rollout_plugins.store.read import find_runs
+from rollout_plugins.store.finding import find_runs
 
 
 def runs(folder):

@@ -109,15 +109,15 @@ def test_what_cannot_work_is_refused_with_the_fix_and_writes_nothing(tmp_path, n
 
 
 def test_a_project_that_is_there_is_not_overwritten(tmp_path, capsys):
-    assert main(["new-plugin", "rollout-x", "--dir", str(tmp_path)]) == 0
+    assert main(["new-plugin", "rollout-x", "--out", str(tmp_path)]) == 0
     (tmp_path / "rollout-x" / "rollout_x.py").write_text("mine")
-    assert main(["new-plugin", "rollout-x", "--dir", str(tmp_path)]) == 1
+    assert main(["new-plugin", "rollout-x", "--out", str(tmp_path)]) == 1
     assert "exists already; choose another name" in capsys.readouterr().err
     assert (tmp_path / "rollout-x" / "rollout_x.py").read_text() == "mine"
 
 
 def test_the_command_says_what_it_wrote_and_what_comes_next(tmp_path, capsys):
-    main(["new-plugin", "rollout-y", "--hook", "rollout_metrics", "--hook", "on_run_end", "--dir", str(tmp_path)])
+    main(["new-plugin", "rollout-y", "--hook", "rollout_metrics", "--hook", "on_run_end", "--out", str(tmp_path)])
     told = capsys.readouterr()
     assert [Path(line).relative_to(tmp_path).as_posix() for line in told.out.splitlines()] == [
         "rollout-y/pyproject.toml", "rollout-y/README.md", "rollout-y/rollout_y.py", "rollout-y/tests/test_rollout_y.py",

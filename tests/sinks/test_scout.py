@@ -1,6 +1,7 @@
 import base64
 import io
 import json
+import shutil
 from collections import Counter
 from dataclasses import replace
 
@@ -155,6 +156,21 @@ def test_every_batch_is_on_disk_at_once_and_files_stay_few(tmp_path):
     sink.on_run_end(run)
     assert len(list((tmp_path / "scout").iterdir())) == 3
     assert len(rows_in(tmp_path / "scout")) == 4 * (2 * SMALL + 5)
+
+
+@pytest.mark.parametrize("steps", [2, SMALL + 2])
+def test_transcripts_that_are_removed_in_mid_run_are_counted_and_merged_ones_are_not(tmp_path, steps):
+    run, sink = run_in(tmp_path), ScoutSink()
+    sink.on_run_start(run)
+    for step in range(steps):
+        sink.export_traces(TRACES, Step(step=step))
+    assert sink.gone() == 0
+    shutil.rmtree(tmp_path / "scout")
+    sink.export_traces(TRACES, Step())
+    assert (sink.gone(), sink.gone()) == (steps * len(TRACES), 0)
+    next((tmp_path / "scout").glob("*.parquet")).unlink()
+    sink.on_run_end(run)
+    assert sink.gone() == len(TRACES)
 
 
 def test_a_later_start_adds_and_clears_what_a_killed_merge_left(tmp_path):

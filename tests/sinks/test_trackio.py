@@ -62,7 +62,9 @@ def test_rollouts_become_traces_of_their_step_and_evaluation_has_its_own_key(tmp
     assert {(t["key"], t["step"]) for t in found} == {("rollouts", 3), ("eval_rollouts", 5)}
     assert len(found) == 8
     first = traces_in(project, step=3)["r-tools"]
-    assert first["metadata"] == {name: value for name, value in TRACES[0].metadata.items() if value is not None}
+    known = TRACES[0].metadata
+    assert first["metadata"] == {k: known[k] for k in known if known[k] is not None or k.startswith("reward")}
+    assert (known["error"], first["metadata"]["reward/format"]) == (None, None)
 
 
 def test_a_batch_is_one_call_and_leaves_one_empty_metrics_row(tmp_path, project):

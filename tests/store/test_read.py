@@ -20,7 +20,8 @@ from rollout_plugins import open_run
 from rollout_plugins.errors import MissingExtraError, RunError
 from rollout_plugins.store import session, small
 from rollout_plugins.store import write as writing
-from rollout_plugins.store.read import Runs, StoredRun, find_runs, runs
+from rollout_plugins.store.finding import find_runs
+from rollout_plugins.store.read import Runs, StoredRun, runs
 from rollout_plugins.store.schema import FIELDS
 from rollout_plugins.testing import hostile_rollouts
 
@@ -46,7 +47,9 @@ def test_everything_comes_back_in_the_order_it_was_made(tmp_path):
         ({"step": "last", "group": 1}, ["4.2", "4.3"]),
         ({"step": range(2, 4), "group": 0}, ["2.0", "2.1", "3.0", "3.1"]),
         ({"step": "3-", "where": "index = 0"}, ["3.0", "4.0"]),
-        ({"step": "-2,4", "where": "index = 0"}, ["1.0", "2.0", "4.0"]),
+        ({"step": "..2,4", "where": "index = 0"}, ["1.0", "2.0", "4.0"]),
+        ({"step": "-2,1", "where": "index = 0"}, ["1.0", "3.0"]),
+        ({"step": -1, "where": "index = 0"}, ["4.0"]),
         ({"step": [1, 4], "where": "index = 3"}, ["1.3", "4.3"]),
         ({"step": []}, []),
         ({"where": "reward > 6"}, ["4.3"]),
@@ -398,6 +401,27 @@ def test_a_run_of_the_first_version_of_the_files_is_read(tmp_path):
     write(tmp_path, [one(3, 0, attempt=3, rewards={"new": 7.0})], attempt=3, resumed_from=2, reward_names=("new",))
     stored.refresh()
     assert [row["reward/new"] for row in stored.stats()] == [None, None, 7.0]
+    found = stored.sql('select "reward/Correct" as was, "reward/new" as now from rollouts order by step, index')
+    assert list(zip(*found.to_pydict().values(), strict=True))[:1] == [(-1.0, None)]
+    assert found["now"].to_pylist()[-1] == 7.0
+
+
+def test_files_of_both_versions_in_one_run_are_read_by_others_as_the_documentation_says(tmp_path):
+    polars = pytest.importorskip("polars")
+    folder = shutil.copytree(Path(__file__).parent / "version_1", tmp_path / "r1")
+    write(tmp_path, [one(3, 0, attempt=3, rewards={"new": 7.0})], attempt=3, resumed_from=2, reward_names=("new",))
+    files, stored = f"{folder}/data/*/*.parquet", open_run(folder)
+    written = [row["rewards"] for path in stored.files for row in pq.read_table(path).to_pylist()]
+    assert [{"name": "new", "value": 7.0}] in written
+    assert {"name": "correct", "value": 1.0} in written[0]
+    found = duckdb.sql(f"select rewards from read_parquet('{files}', union_by_name = true)").fetchall()
+    assert [row[0] for row in found] == written
+    scanned = polars.scan_parquet(files, missing_columns="insert", extra_columns="ignore").collect()
+    assert scanned["rewards"].to_list() == written
+    assert writing.write_parquet(tmp_path / "one.parquet", stored.tables()) == len(stored)
+    exported = pq.read_table(tmp_path / "one.parquet").to_pylist()
+    assert [row["reward/new"] for row in exported if row["reward/new"] is not None] == [7.0]
+    assert (stored.export("jsonl").sent, stored.damaged) == (len(stored), {})
 
 
 def test_of_thousands_of_small_files_each_is_opened_once(tmp_path, monkeypatch):

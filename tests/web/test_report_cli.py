@@ -37,6 +37,7 @@ def size(path):
 
 
 def test_some_of_them_elsewhere(said, shop, tmp_path):
+    (tmp_path / "a").mkdir()
     code, out, err = said(shop, "-o", tmp_path / "a" / "b.html", "--limit", 16, "--split", "train")
     assert code == 0
     assert out.startswith("16 of 64 rollouts in ")

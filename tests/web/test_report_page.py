@@ -7,9 +7,10 @@ import re
 import pytest
 from chromium import browser, needs_chromium
 from report_rig import empty, fill, resumed, seen
+from store_rig import record
 from test_report import Boards
 
-from rollout_plugins import open_run
+from rollout_plugins import Rollout, open_run
 from rollout_plugins.report import write_report
 
 pytestmark = [needs_chromium, pytest.mark.slow]
@@ -75,7 +76,7 @@ def rewards(page):
 
 
 def test_what_the_run_was_and_its_course(page):
-    assert page.text("h1") == "Qwen3-0.6B"
+    assert page.text("h1") == "Qwen3-0.6B · r1"
     tiles = " ".join(page.texts(".tiles > div"))
     assert "216" in tiles
     assert "192 train, 24 eval" in tiles
@@ -389,7 +390,7 @@ def test_words_that_were_searched_are_marked_where_they_stand(page):
 
 
 @pytest.mark.parametrize(
-    "fragment", ["", "#rollout=r1.1.t0.0.16", "#rollout=r1.1.t0.0.16&view=group", "#rollout=r1.1.t0.0.16&view=time"]
+    "fragment", ["", "#rollout=r1.1.t1.0.16", "#rollout=r1.1.t1.0.16&view=group", "#rollout=r1.1.t1.0.16&view=time"]
 )
 def test_a_phone_scrolls_in_one_direction(page, pages, fragment):
     page.size(360, 740)
@@ -398,7 +399,7 @@ def test_a_phone_scrolls_in_one_direction(page, pages, fragment):
 
 
 def test_print_shows_what_is_folded_and_hides_what_is_clicked(page, pages):
-    page.open(pages["shop"], "#rollout=r1.1.t0.0.16")
+    page.open(pages["shop"], "#rollout=r1.1.t1.0.16")
     assert page.count(".turn.system .body") == 0
     page.eval("window.dispatchEvent(new Event('beforeprint'))")
     assert page.count(".turn.system .body") == 1, "at once, for the printer does not wait"
@@ -438,3 +439,78 @@ def test_a_run_without_rollouts_says_so(page, pages):
     page.open(pages["empty"])
     assert "This run has no rollouts yet." in page.text("#rollouts")
     assert page.count(".plot") == 0
+
+
+def test_the_first_sentences_are_a_click_from_the_rollouts(page, pages):
+    said = dict(zip(page.texts(".first dt"), page.texts(".first dd"), strict=True))
+    run = open_run(pages["shop"].parent)
+    best, worst = (next(run.rollouts(order=order, limit=1)) for order in ("-reward", "reward"))
+    assert said["Best"].startswith(f"reward {best.reward:.3f} at step {best.step}: “I buy")
+    assert said["Worst"].startswith(f"reward {worst.reward:.3f} at step {worst.step}: “I buy")
+    (failed,) = run.sql("select count(*) as n from tool_calls where name = 'multiply'").to_pylist()
+    assert said["Fails most"] == f"multiply failed in {failed['n']} of {failed['n']} calls."
+    assert said["Teach nothing"] == "No group of 24: in each the rewards differ."
+    assert said["Lost"] == "nothing."
+    page.click(".first dd a")
+    page.wait("document.querySelector('.rollout h1')")
+    assert page.text(".rollout .id") == best.id
+    page.press("Escape")
+    page.click(".first dd .tool")
+    assert wait_listed(page, "n => n > 0 && n < 216") == run.count(where="failed_calls > 0")
+
+
+def test_a_chart_keeps_its_height_while_it_is_read(page):
+    heights = "[...document.querySelectorAll('.chart figcaption')].map(one => one.offsetHeight)"
+    before = page.eval(heights)
+    x, y, width, height = page.box(".plot .u-over")
+    for share in (0.1, 0.5, 0.9):
+        page.mouse("mouseMoved", x + share * width, y + height / 2)
+        page.wait("document.querySelector('.chart .head').innerText.includes('step')")
+        assert page.eval(heights) == before
+
+
+def test_every_place_of_the_tiles_is_taken(page):
+    for width in (1280, 800, 390):
+        page.size(width, 900)
+        ends = page.eval(
+            "(() => { const all = [...document.querySelectorAll('.tiles > div')].map(one => one.getBoundingClientRect());"
+            "const most = Math.max(...all.map(one => one.right));"
+            "return [...new Set(all.map(one => one.top))].map(top => most - Math.max(...all.filter(one => one.top === top).map(one => one.right))) })()"
+        )
+        assert max(ends) < 2, width
+
+
+def test_on_a_phone_words_come_before_numbers(page, pages):
+    rollout = first_with_failure(pages)
+    page.size(390, 844)
+    page.open(pages["shop"])
+    assert page.texts(".rows th")[0].startswith("asked")
+    page.open(pages["shop"], f"#rollout={rollout.id}")
+    top = {
+        name: page.eval(f"document.querySelector({selector!r}).getBoundingClientRect().top")
+        for name, selector in {"prompt": ".turn.user", "score": ".score", "facts": ".more", "title": "h1"}.items()
+    }
+    assert sorted(top, key=top.get) == ["title", "prompt", "score", "facts"]
+
+
+def test_equal_answers_of_a_group_are_one_card(tab, tmp_path):
+    said = ["yes", "no", "yes", "yes", "maybe", "no", "well", "hm"]
+    made = [
+        Rollout(
+            id="", index=n, group=0, group_size=8, reward=float(text == "yes"),
+            prompt=({"role": "user", "content": "Shall we?"},), completion=({"role": "assistant", "content": text},),
+        )
+        for n, text in enumerate(said)
+    ]  # fmt: skip
+    run = record(tmp_path, made)
+    write_report(run, tmp_path / "report.html")
+    tab.size(1280, 900)
+    tab.open(tmp_path / "report.html", f"#rollout={run[3].id}&view=group")
+    cards = tab.texts(".sibling header")
+    assert ["×3" in cards[0], "×2" in " ".join(cards[1:]), len(cards)] == [True, True, 5]
+    assert "this one" in cards[0]
+    assert "5 different answers" in tab.text(".group > p")
+    assert "of 5" in tab.text(".more-cards")
+    tab.click(".more-cards button:last-child")
+    tab.wait("document.querySelector('.columns').scrollLeft > 0")
+    assert tab.faults == []

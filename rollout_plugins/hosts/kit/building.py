@@ -7,14 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
-from rollout_hookspecs import Batch, Rollout, Tokens, ToolCall
+from rollout_hookspecs import Batch, Rollout, Tokens
 
+from rollout_plugins.content.drafts import Drafts
 from rollout_plugins.content.messages import as_messages
+from rollout_plugins.content.outcomes import Outcomes, Reader
 from rollout_plugins.content.rewards import weighted
+from rollout_plugins.content.talk import Talk
 from rollout_plugins.content.tool_calls import tool_calls
 from rollout_plugins.hosts.kit.decoding import end_ids, finish_of
 from rollout_plugins.hosts.kit.generation import Generation
-from rollout_plugins.hosts.kit.watching import watched_calls
+from rollout_plugins.hosts.kit.watching import watched_outcomes
 
 
 def batch_of(now: Generation, build: Callable[[], list[Rollout]] | None = None) -> Batch:
@@ -31,7 +34,7 @@ def batch_of(now: Generation, build: Callable[[], list[Rollout]] | None = None) 
     )
 
 
-def _built(now: Generation) -> list[Rollout]:
+def _built(now: Generation) -> Sequence[Rollout]:
     for work in now.later:
         work()
     return Builder(now).rollouts()
@@ -45,15 +48,56 @@ class Builder:
         self._tools = [getattr(tool, "__name__", "") for tool in getattr(seen.trainer, "tools", None) or ()]
         self._end_ids = end_ids(seen.trainer)
 
-    def rollouts(self) -> list[Rollout]:
+    def rollouts(self) -> Sequence[Rollout]:
         """The rollouts of this rank, then, when asked for, those of the other ranks from the trainer's log."""
-        seen = self._seen
-        own = [self._rollout(i) for i in sorted(range(seen.count), key=self._place)]
-        return own + (self._peer_rollouts() if seen.peers is not None else [])
+        own = self._own()
+        return own if self._seen.peers is None else [*own, *self._peer_rollouts()]
 
-    def _place(self, i: int) -> int:
-        """Where a row stands among those of this rank: in its order, unless the trainer has another."""
-        return self._seen.places[i] if self._seen.places else i
+    def _own(self) -> Drafts:
+        """This rank's rollouts as columns, in the order of their places."""
+        seen = self._seen
+        prompts, completions = self._prompts(), self._completions()
+        if seen.completions is None:
+            completions.is_text = prompts.is_text
+        calls = self._outcomes(completions)
+        extras = [self._extra(i) for i in range(seen.count)]
+        rewards = self._rewards()
+        weights = seen.rewards.weights
+        columns: dict[str, Sequence[Any]] = {
+            "prompt": prompts,
+            "prompt_is_text": prompts.is_text,
+            "completion": completions,
+            "completion_is_text": completions.is_text,
+            "tool_calls": calls,
+            "rewards": rewards,
+            "reward": seen.totals[: seen.count] or [weighted(given, weights) for given in rewards],
+            "prompt_tokens": self._prompt_lengths() or [None] * seen.count,
+            "completion_tokens": seen.written or seen.lengths or [None] * seen.count,
+            "finish": [self._finish(i, calls) for i in range(seen.count)],
+            "columns": seen.columns,
+            "extra": [extra for extra, _ in extras],
+            "marks": [marks for _, marks in extras],
+            **{name: [value] * seen.count for name, value in (("rank", seen.rank), ("error", seen.error))},
+        }
+        if seen.advantages:
+            columns["advantage"] = seen.advantages[: seen.count]
+        if seen.options.get("rendered"):
+            columns["rendered"] = [self._rendered(i) for i in range(seen.count)]
+        if seen.options.get("tokens"):
+            columns["tokens"] = [self._token_data(i) for i in range(seen.count)]
+        return self._placed(Drafts(seen.count, columns))
+
+    def _placed(self, drafts: Drafts) -> Drafts:
+        """In their order, unless the trainer has another."""
+        seen = self._seen
+        places = seen.places or list(range(seen.count))
+        if places != sorted(places):
+            order = sorted(range(seen.count), key=places.__getitem__)
+            places, drafts = sorted(places), drafts.take(order)
+        first = seen.share * (seen.width or seen.count)
+        common = [self._common(first + place) for place in places]
+        drafts.put(**{name: [one[name] for one in common] for name in self._common(0) if name != "id"})
+        return drafts
 
     def _common(self, index: int) -> dict[str, Any]:
         seen = self._seen
@@ -66,53 +110,45 @@ class Builder:
             "time": seen.time,
         }
 
-    def _rollout(self, i: int) -> Rollout:
-        seen = self._seen
-        prompt, prompt_is_text = self._prompt(i)
-        completion, completion_is_text = self._completion(i, prompt_is_text)
-        calls = self._calls(i, completion)
-        names = seen.rewards.names
-        rewards = dict(zip(names, seen.rewards.rows[i], strict=True)) if seen.rewards.rows else dict.fromkeys(names)
-        extra, marks = self._extra(i)
-        return Rollout(
-            **self._common(seen.share * (seen.width or seen.count) + self._place(i)),
-            rank=seen.rank,
-            prompt=prompt,
-            prompt_is_text=prompt_is_text,
-            completion=completion,
-            completion_is_text=completion_is_text,
-            tool_calls=calls,
-            rewards=rewards,
-            reward=seen.totals[i] if seen.totals else weighted(rewards, seen.rewards.weights),
-            advantage=seen.advantages[i] if seen.advantages else None,
-            prompt_tokens=len(self._prompt_ids[i]) if self._prompt_ids is not None else None,
-            completion_tokens=self._completion_length(i),
-            finish="error" if seen.error else finish_of(seen.ends[i] if seen.ends else None, self._end_ids, calls),
-            columns=seen.columns[i],
-            extra=extra,
-            marks=marks,
-            rendered=self._rendered(i),
-            tokens=self._token_data(i),
-            error=seen.error,
-        )
+    def _prompt_lengths(self) -> list[int] | None:
+        """As they were counted at first, unless the ids were only found since."""
+        return self._seen.prompt_lengths or (None if self._prompt_ids is None else list(map(len, self._prompt_ids)))
 
-    def _calls(self, i: int, completion: Sequence[Any]) -> tuple[ToolCall, ...]:
+    def _rewards(self) -> list[dict[str, Any]]:
+        names, rows = self._seen.rewards.names, self._seen.rewards.rows
+        if not rows:
+            return [dict.fromkeys(names) for _ in range(self._seen.count)]
+        return [dict(zip(names, row, strict=True)) for row in rows[: self._seen.count]]
+
+    def _finish(self, i: int, calls: Outcomes) -> Any:
+        seen = self._seen
+        if seen.error:
+            return "error"
+        waiting = calls[i] if "not_run" in calls.of(i, "status") else ()
+        return finish_of(seen.ends[i] if seen.ends else None, self._end_ids, waiting)
+
+    def _outcomes(self, completions: Talk) -> Outcomes:
         watches = self._seen.watches
-        return watched_calls(completion, watches[i]) if i < len(watches) else tool_calls(completion, known=self._tools)
+        if len(watches) == len(completions):
+            return watched_outcomes(completions, watches)
+        return Reader(completions, known=[self._tools] * len(completions)).outcomes()
 
-    def _prompt(self, i: int) -> tuple[tuple[Any, ...], bool]:
-        """The prompt as the trainer had it; what the model was given, decoded, where the trainer had ids alone."""
-        prompt = self._seen.prompts[i]
-        if prompt is None:
-            prompt = self._seen.decoder.text(list(self._seen.prompt_ids[i]))
-        return as_messages(prompt, "user")
-
-    def _completion(self, i: int, prompt_is_text: bool) -> tuple[tuple[Any, ...], bool]:
-        """The completion as the trainer had it; else its ids decoded, and text where the prompt is."""
+    def _prompts(self) -> Talk:
+        """Prompts as the trainer had them; what the model was given, decoded, where the trainer had ids alone."""
         seen = self._seen
+        if isinstance(seen.prompts, Talk):
+            return seen.prompts
+        ids = enumerate(seen.prompts)
+        return Talk([seen.decoder.text(list(seen.prompt_ids[i])) if one is None else one for i, one in ids], "user")
+
+    def _completions(self) -> Talk:
+        """Completions as the trainer had them; else their ids decoded."""
+        seen = self._seen
+        if isinstance(seen.completions, Talk):
+            return seen.completions
         if seen.completions is not None:
-            return as_messages(seen.completions[i], "assistant")
-        return ({"role": "assistant", "content": seen.decoder.answer(list(seen.ids[i]))},), prompt_is_text
+            return Talk(seen.completions, "assistant")
+        return Talk([seen.decoder.answer(list(ids)) for ids in seen.ids], "assistant")
 
     def _extra(self, i: int) -> tuple[dict[str, Any], dict[str, str]]:
         """This rollout's values. A column of another length belongs to no rollout: the first one keeps it whole."""
@@ -139,14 +175,7 @@ class Builder:
     def _masks(self) -> Any:
         """1 for tokens the model wrote, 0 for tool results; None when all are the model's."""
         masks = self._seen.tool_mask
-        if isinstance(masks, list) and [len(m) for m in masks] == self._seen.lengths:
-            return masks
-        return None
-
-    def _completion_length(self, i: int) -> int | None:
-        if self._masks is not None:
-            return list(self._masks[i]).count(1)
-        return self._seen.lengths[i] if self._seen.lengths else None
+        return masks if isinstance(masks, list) and list(map(len, masks)) == self._seen.lengths else None
 
     def _rendered(self, i: int) -> str | None:
         seen = self._seen
@@ -159,8 +188,7 @@ class Builder:
         seen = self._seen
         if not seen.options.get("tokens") or not seen.ids:
             return None
-        masks = self._masks
-        length = seen.lengths[i]
+        masks, length = self._masks, seen.lengths[i]
         return Tokens(
             prompt=list(self._prompt_ids[i]) if self._prompt_ids is not None else None,
             completion=list(seen.ids[i]),

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 from rollout_plugins.content.snapshot import Snapshot
+from rollout_plugins.content.talk import Talk
 from rollout_plugins.hosts.kit.rewards import Rewards
 from rollout_plugins.hosts.kit.stand_ins import swapped
 from rollout_plugins.hosts.kit.watching import Watch, WatchedTools, described, shared_out
 
+_ATOMS: Final = frozenset({str, int, float, bool, type(None)})
 _EACH: Final = (
     "prompts", "completions", "columns", "ids", "lengths", "ends", "prompt_ids", "tool_mask", "watches", "marks",
 )  # fmt: skip
@@ -41,11 +43,13 @@ class Generation:
         self.rows: Sequence[Mapping[str, Any]] = ()
         self.asked: list[Any] = []
         self.said: Sequence[Any] | None = None
-        self.prompts: list[Any] = []
-        self.completions: list[Any] | None = None
+        self.prompts: Any = []
+        self.completions: Any = None
         self.columns: list[dict[str, Any]] = []
         # Tokens; where there is nothing else, the decoder makes text of them.
         self.prompt_ids: Any = None
+        self.prompt_lengths: list[int] | None = None
+        self.written: list[int] | None = None
         self.ids: list[Sequence[int]] = []
         self.lengths: list[int] = []
         self.ends: list[int | None] = []
@@ -72,13 +76,18 @@ class Generation:
     def snapshot(self, rows: Any, prompts: Any, completions: Any, ids: Any = None) -> None:
         """Copy what others might change. `completions` is None where the trainer has ids alone: those are decoded."""
         copier = Snapshot()
-        self.prompts = [copier.copy(prompt) for prompt in prompts]
-        self.completions = None if completions is None else [copier.copy(completion) for completion in completions]
-        self.columns = [{k: copier.copy(v) for k, v in row.items() if k != "prompt"} for row in rows]
+        talks = [] if completions is None else [Talk(completions, "assistant", copier.copy)]
+        self.completions = talks[0] if talks else None
+        if any(prompt is None for prompt in prompts):
+            self.prompts = [copier.copy(prompt) for prompt in prompts]
+        else:
+            self.prompts = Talk(prompts, "user", copier.copy)
+            talks.append(self.prompts)
+        self.columns = copied_rows(rows, copier.copy)
         self.count = len(self.prompts)
         self.columns = self.columns or [{} for _ in self.prompts]
         self.time = time.time()
-        self.bytes = copier.bytes + 512 * self.count + sum(watch.bytes for watch in self.watches)
+        self.bytes = copier.bytes + 512 * self.count + sum(talk.bytes for talk in talks)
         if ids is not None:
             self.answer(ids)
 
@@ -98,7 +107,9 @@ class Generation:
         """Leave only these rows, at the places where they were."""
         for name in _EACH:
             values = getattr(self, name)
-            if isinstance(values, list) and len(values) == self.count:
+            if isinstance(values, Talk):
+                setattr(self, name, values.take(rows))
+            elif isinstance(values, list) and len(values) == self.count:
                 setattr(self, name, [values[i] for i in rows])
         self.places, self.width, self.count = list(rows), self.width or self.count, len(rows)
 
@@ -141,18 +152,45 @@ class Generation:
             self.unknown["rewards"] = why or f"nobody saw what was given by {', '.join(unseen)}"
 
     def let_go(self) -> None:
-        """Only what rollouts are made of stays, packed; a list takes five times as much for a token."""
+        """Only what rollouts are made of stays. Of tokens these are their numbers, unless they are asked for.
+
+        Those are packed: a list takes five times as much for a token.
+        """
         self.rows, self.asked, self.said, self.rewards.numbers = (), [], None, lambda _: None
-        self.prompt_ids = _packed(self.prompt_ids, lambda row: array("q", row))
-        self.tool_mask = _packed(self.tool_mask, bytes)
+        self.prompt_lengths = _each(len, self.prompt_ids, self.count)
+        self.written = self._written()
+        if self.ids or self.options.get("rendered") or not isinstance(self.prompts, Talk):
+            self.prompt_ids = _packed(self.prompt_ids, lambda row: array("q", row))
+            self.tool_mask = _packed(self.tool_mask, bytes)
+        else:
+            self.prompt_ids = self.tool_mask = None
+
+    def _written(self) -> list[int] | None:
+        """How many tokens the model wrote of each completion, without tool results."""
+        known = _each(len, self.tool_mask, self.count) == self.lengths
+        return _each(lambda mask: mask.count(1), self.tool_mask, self.count) if known else None
 
     @property
     def held(self) -> int:
         """Bytes that it takes until its rollouts are stored."""
         beside = Snapshot()
         beside.copy([self.prompt_ids, self.tool_mask, self.ids, list(self.tensors.values()), self.peers])
-        beside.copy([[dict(seen.arguments) for seen in watch.seen] for watch in self.watches])
-        return self.bytes + beside.bytes + 2048 + 256 * sum(1 + len(watch.seen) for watch in self.watches)
+        watched = sum(watch.bytes + 256 * (1 + len(watch.seen)) for watch in self.watches)
+        return self.bytes + beside.bytes + 2048 + watched
+
+
+def copied_rows(rows: Iterable[Mapping[str, Any]], copy: Callable[[Any], Any]) -> list[dict[str, Any]]:
+    """What stands beside the prompts of rows."""
+    copies = [{name: value for name, value in row.items() if name != "prompt"} for row in rows]
+    for copied in copies:
+        if not _ATOMS.issuperset(map(type, copied.values())):
+            copied.update((name, copy(value)) for name, value in copied.items() if type(value) not in _ATOMS)
+    return copies
+
+
+def _each(function: Callable[[Any], int], rows: Any, count: int) -> list[int] | None:
+    """A number for each row of tokens; None where there are no such rows."""
+    return [function(row) for row in rows] if isinstance(rows, list) and len(rows) == count else None
 
 
 def _packed(rows: Any, pack: Callable[[Any], Any]) -> Any:

@@ -37,6 +37,7 @@ class Turns:
             rows if isinstance(rows, list) and len(rows) == now.count else None
             for rows in (now.tool_mask, now.prompt_ids)
         )
+        found: dict[int, list[dict[str, Any]]] = {}
         for i, ids in enumerate(now.ids if now.completions is not None else ()):
             before = list(prompts[i]) if prompts is not None else []
             if masks is None:
@@ -44,9 +45,11 @@ class Turns:
             elif len(masks[i]) != len(ids):
                 now.marks[i]["turns"] = BAD_MASK
             elif not all(masks[i]) and (turns := list(self._turns(list(ids), masks[i], before))):
-                now.completions[i] = turns  # type: ignore[index]  # there is one for each of the ids
+                found[i] = turns
                 is_broken = any("\ufffd" in str(turn["content"]) for turn in turns)
                 now.marks[i]["turns"] = TOLD_APART + BROKEN * is_broken
+        if found:
+            now.completions = now.completions.replaced(found)
 
     def _turns(self, ids: list[int], mask: Sequence[int], before: list[int]) -> Iterator[dict[str, Any]]:
         start = 0

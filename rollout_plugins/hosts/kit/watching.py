@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import time
 from collections import UserDict
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from time import perf_counter
+from typing import Any, Final
 
 from rollout_hookspecs import ToolCall
 
 from rollout_plugins.content.messages import Call, calls_of
+from rollout_plugins.content.outcomes import Outcomes, Reader
 from rollout_plugins.content.snapshot import Snapshot
+from rollout_plugins.content.talk import Talk
 from rollout_plugins.content.tool_calls import Place, Ran, paired, tool_calls
 from rollout_plugins.hosts.kit.stand_ins import StandIn
+
+_ATOMS: Final = frozenset({str, int, float, bool, type(None)})
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,29 +41,41 @@ class Watch:
 
     def watched(self, name: str, tool: Callable[..., Any], *, is_async: bool) -> Callable[..., Any]:
         """The tool, noting each call. Same result, same exception."""
+        note = self.seen.append
 
         def call(tool: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            seen = Seen(name=name, arguments=self._kept(kwargs))
-            self.seen.append(seen)
-            with _timed(seen):
+            given = kwargs if _ATOMS.issuperset(map(type, kwargs.values())) else self._kept(kwargs)
+            seen = Seen(name=name, arguments=given)
+            note(seen)
+            started = perf_counter()
+            try:
                 result = tool(*args, **kwargs)
+            except BaseException as error:
+                seen.error = described(error)
+                raise
+            finally:
+                seen.seconds = perf_counter() - started
             if is_async:
                 seen.deferred = True
                 return self._awaited(result, seen)
-            self._answered(seen, result)
+            if isinstance(result, list):
+                seen.blocks = self._kept(result)
             return result
 
         return StandIn(tool, call)
 
     async def _awaited(self, coroutine: Any, seen: Seen) -> Any:
-        with _timed(seen):
+        started = perf_counter()
+        try:
             result = await coroutine
-        self._answered(seen, result)
-        return result
-
-    def _answered(self, seen: Seen, result: Any) -> None:
+        except BaseException as error:
+            seen.error = described(error)
+            raise
+        finally:
+            seen.seconds = perf_counter() - started
         if isinstance(result, list):
             seen.blocks = self._kept(result)
+        return result
 
     def _kept(self, value: Any) -> Any:
         copier = Snapshot()
@@ -78,24 +93,18 @@ class WatchedTools(UserDict[str, Any]):
     def __init__(self, tools: MutableMapping[str, Any], watch: Watch, *, is_async: bool) -> None:
         self.data = tools  # type: ignore[assignment]  # the trainer's own: what is added here is added there
         self._watch, self._is_async = watch, is_async
+        self._watched: dict[str, tuple[Any, Any]] = {}
 
     def __getitem__(self, name: str) -> Any:
-        return self._watch.watched(name, super().__getitem__(name), is_async=self._is_async)
+        tool = self.data[name]
+        known = self._watched.get(name)
+        if known is None or known[0] is not tool:
+            known = tool, self._watch.watched(name, tool, is_async=self._is_async)
+            self._watched[name] = known
+        return known[1]
 
     def __reduce__(self) -> Any:
         return dict, (self.data,)
-
-
-@contextmanager
-def _timed(seen: Seen) -> Iterator[None]:
-    started = time.perf_counter()
-    try:
-        yield
-    except BaseException as error:
-        seen.error = described(error)
-        raise
-    finally:
-        seen.seconds = time.perf_counter() - started
 
 
 def described(error: BaseException) -> str:
@@ -125,6 +134,36 @@ def watched_calls(completion: Sequence[Any], watch: Watch) -> tuple[ToolCall, ..
             if reply is not None and place in ran:
                 _put_back_result(completion[reply], ran[place])
     return tool_calls(completion, ran, known=watch.tools, is_watched=True)
+
+
+def watched_outcomes(talk: Talk, watches: Sequence[Watch]) -> Outcomes:
+    """The calls of all completions with what became of them."""
+
+    def ran(i: int, calls: slice) -> Sequence[Ran | None] | None:
+        """What was watched, where it is just what the messages ask for."""
+        seen, asked = watches[i].seen, talk.arguments[calls]
+        now = slice(calls.start, calls.start + len(seen))
+        if len(seen) > len(asked) or any(one.deferred or one.blocks is not None for one in seen):
+            return None
+        if [one.name for one in seen] != talk.call_names[now] or not _are_equal(seen, asked[: len(seen)]):
+            return None
+        talk.arguments[now] = [one.arguments for one in seen]
+        return [*seen, *[None] * (len(asked) - len(seen))]
+
+    def read(i: int) -> tuple[ToolCall, ...]:
+        messages = talk[i]
+        calls = watched_calls(messages, watches[i])
+        talk.put_arguments(i, messages)
+        return calls
+
+    return Reader(talk, known=[watch.tools for watch in watches], read=read).outcomes(ran)
+
+
+def _are_equal(seen: Sequence[Seen], asked: Sequence[Any]) -> bool:
+    try:
+        return [one.arguments for one in seen] == asked
+    except Exception:  # values that object to being compared
+        return False
 
 
 def shared_out(together: Watch, completions: Sequence[Any]) -> list[Watch]:

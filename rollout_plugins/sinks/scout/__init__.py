@@ -69,6 +69,7 @@ class ScoutSink:
         self._path = Path(path).absolute() if path else None
         self._run = Run(id="rollouts")
         self._parts: Parts | None = None
+        self._gone = 0
 
     @property
     def target(self) -> str:
@@ -79,9 +80,14 @@ class ScoutSink:
         """Ids of the rollouts that are in the folder."""
         return set(column_of(self._place(), "transcript_id"))
 
+    def gone(self) -> int:
+        """How many transcripts of this run were in files that are no longer there."""
+        gone, self._gone = self._gone, 0
+        return gone + (self._parts.gone() if self._parts is not None else 0)
+
     @hookimpl
     def on_run_start(self, run: Run) -> None:
-        self._run, self._parts = run, None
+        self._run, self._parts, self._gone = run, None, 0
 
     @hookimpl
     def export_traces(self, traces: Sequence[Trace], step: Step) -> list[str]:
@@ -99,6 +105,7 @@ class ScoutSink:
         parts, self._parts = self._parts, None
         if parts is not None:
             parts.merge()
+            self._gone = parts.gone()
 
     def _place(self) -> Path:
         return self._path or Path(self._run.dir or ".") / "scout"

@@ -30,13 +30,26 @@ class Parts:
         self._prefix = f"{rank:04d}-{secrets.token_hex(4)}"
         self._small: dict[int, Path] = {}
         self._next = 0
+        self._rows: dict[Path, int] = {}
+        self._gone = 0
         _remove_merged(folder)
 
+    def gone(self) -> int:
+        """How many rows were in files that somebody else removed since this was last asked."""
+        self._look()
+        gone, self._gone = self._gone, 0
+        return gone
+
+    def _look(self) -> None:
+        for path in [path for path in self._rows if not path.exists()]:
+            self._gone += self._rows.pop(path)
+
     def add(self, table: Any) -> None:
+        self._look()
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{self._prefix}-{self._next:08d}.parquet"
         _write(table, path)
-        self._small[self._next] = path
+        self._small[self._next], self._rows[path] = path, table.num_rows
         self._next += 1
         if len(self._small) >= SMALL:
             self.merge()
@@ -58,8 +71,11 @@ class Parts:
             self._small = {} if len(self._small) >= SMALL else self._small
             return
         whole = pa.concat_tables([pq.read_table(path, partitioning=None) for path in self._small.values()])
-        _write(whole, self._folder / f"{self._prefix}-{min(self._small):08d}-{max(self._small):08d}.parquet")
+        merged = self._folder / f"{self._prefix}-{min(self._small):08d}-{max(self._small):08d}.parquet"
+        _write(whole, merged)
+        self._rows[merged] = whole.num_rows
         for path in self._small.values():
+            self._rows.pop(path, None)
             path.unlink(missing_ok=True)
         self._small = {}
 

@@ -52,8 +52,10 @@ function Figure({ chart }: { chart: Chart }) {
   return (
     <figure class="chart">
       <figcaption>
-        <b>{chart.title}</b>{" "}
-        <span class="dim num">{hover.value === null ? chart.note : `step ${steps[hover.value]}`}</span>
+        <div class="head">
+          <b>{chart.title}</b>{" "}
+          <span class="dim num">{hover.value === null ? chart.note : `step ${steps[hover.value]}`}</span>
+        </div>
         <Key chart={chart} />
       </figcaption>
       <div

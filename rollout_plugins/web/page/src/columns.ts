@@ -1,7 +1,7 @@
 /** What can be shown in the table, sorted by and filtered by. */
 
-import { data, lastWords, plain, real, type Rollout, type Scalar } from "./data";
-import { fixed, number, oneLine, signed } from "./format";
+import { data, lastWords, plain, real, spreadOf, type Rollout, type Scalar } from "./data";
+import { number, oneLine, score, signed } from "./format";
 
 export interface Column {
   key: string;
@@ -27,21 +27,19 @@ export function findColumns(): void {
     if (!byKey.has(key)) columns.push(made);
     byKey.set(key, byKey.get(key) ?? made);
   };
-  const fractions = (get: Column["get"]): Column["write"] =>
-    some((rollout) => (real(get(rollout)) ?? 0) % 1) ? (value) => fixed(value, 3) : number;
-
   add("step", (r) => r.step, { usual: true });
   add("split", (r) => r.split, { numeric: false, usual: new Set(rollouts.map((r) => r.split)).size > 1, write: words });
   add("group", (r) => r.group, { usual: true });
-  add("reward", (r) => r.reward, { usual: true, write: fractions((r) => r.reward) });
+  add("reward", (r) => r.reward, { usual: true, write: score });
   const named = new Set([...run.rewards.map(([name]) => name), ...rollouts.flatMap((r) => Object.keys(r.rewards))]);
   for (const name of named) {
     const get = (r: Rollout) => r.rewards[name] ?? null;
     const key = column(name) || !name ? `reward/${name}` : name;
-    add(key, get, { label: name || "(no name)", usual: named.size > 1 && named.size < 6, write: fractions(get) });
+    add(key, get, { label: name || "(no name)", usual: named.size > 1 && named.size < 6, write: score });
     byKey.set(`reward/${name}`, byKey.get(key)!);
   }
-  add("advantage", (r) => r.advantage, { usual: some((r) => r.advantage !== null), write: signedFixed });
+  add("advantage", (r) => r.advantage, { usual: some((r) => r.advantage !== null), write: signed });
+  add("spread", spreadOf, { write: score });
   add("tokens", (r) => r.completion_tokens, { usual: some((r) => r.completion_tokens !== null) });
   byKey.set("completion_tokens", byKey.get("tokens")!);
   add("prompt_tokens", (r) => r.prompt_tokens);
@@ -79,11 +77,6 @@ function addValues(
 }
 
 const words = (value: Scalar): string => (value === null ? "\u2013" : oneLine(String(value)));
-
-const signedFixed = (value: Scalar): string => {
-  const known = real(value);
-  return known !== null && Number.isFinite(known) ? (known > 0 ? "+" : "") + fixed(value, 2) : signed(value);
-};
 
 /** Order of two values: numbers as numbers, words as words, what is missing or no number last in either direction. */
 export function compare(one: Scalar, other: Scalar, down: boolean): number {

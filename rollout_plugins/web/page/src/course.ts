@@ -1,7 +1,7 @@
 /** What the charts show: the numbers of every step, of training and of evaluation. */
 
 import { data, real, type Series } from "./data";
-import { count, number, oneLine, percent } from "./format";
+import { count, oneLine, percent, score } from "./format";
 
 export type Values = (number | null)[];
 
@@ -50,7 +50,7 @@ export function charts(): Chart[] {
     const [of, all] = [real(series[part]?.[at]), real(series[whole]?.[at])];
     return of === null || !all ? null : of / all;
   };
-  const plain = (value: number | null) => number(value);
+  const plain = (value: number | null) => score(value);
   const parts = (value: number | null) => (value === null ? "\u2013" : percent(value, 1));
   const round = (value: number | null) => (value === null ? "\u2013" : count(Math.round(value)));
   const made: Chart[] = [
@@ -94,7 +94,7 @@ export function charts(): Chart[] {
       title: "Tool calls",
       note: "for each rollout",
       lines: lines("calls", share("tool_calls", "rollouts")),
-      write: (value) => number(value, 2),
+      write: plain,
       grounded: true,
     },
     {

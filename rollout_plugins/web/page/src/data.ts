@@ -74,6 +74,7 @@ export type Series = Record<string, Scalar[]>;
 
 export interface Run {
   id: string;
+  name: string;
   trainer: string;
   model: string;
   world_size: number;
@@ -89,10 +90,28 @@ export interface Run {
   annotations: Record<string, string[]>;
 }
 
+export interface Extreme {
+  id: string;
+  reward: Scalar;
+  step: Scalar;
+  /** How many others got as much. */
+  as_much: number;
+}
+
+/** What is said before everything else. */
+export interface First {
+  best?: Extreme;
+  worst?: Extreme;
+  tool?: { name: string; calls: number; failed: number; id: string };
+  /** Groups of training in which all got the same reward, and all groups. */
+  flat: [number, number];
+}
+
 export interface Data {
   version: string;
   made: number;
   run: Run;
+  first: First;
   total: number;
   matched: number;
   filters: Record<string, string>;
@@ -170,5 +189,24 @@ export const siblings = (one: Rollout): Rollout[] =>
       other.attempt === one.attempt &&
       other.group === one.group,
   );
+
+const spreads = new Map<string, number | null>();
+
+/** How far the rewards of a rollout's group lie apart; null when it is alone, or when a reward is missing. */
+export function spreadOf(one: Rollout): number | null {
+  const key = [one.split, one.attempt, one.generation, one.group].join();
+  if (!spreads.size) {
+    const groups = new Map<string, (number | null)[]>();
+    for (const each of data.rollouts) {
+      const of = [each.split, each.attempt, each.generation, each.group].join();
+      groups.set(of, [...(groups.get(of) ?? []), real(each.reward)]);
+    }
+    for (const [of, rewards] of groups) {
+      const known = rewards.length > 1 && rewards.every((reward) => reward !== null && Number.isFinite(reward));
+      spreads.set(of, known ? Math.max(...(rewards as number[])) - Math.min(...(rewards as number[])) : null);
+    }
+  }
+  return spreads.get(key) ?? null;
+}
 
 export const samePrompt = (one: Rollout): Rollout[] => data.rollouts.filter((other) => other.prompt === one.prompt);

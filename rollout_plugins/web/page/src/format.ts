@@ -24,15 +24,19 @@ export function number(value: Scalar | undefined, digits = 3): string {
 /** With as many decimals as its neighbours in a table, so that the points stand below each other. */
 export function fixed(value: Scalar | undefined, digits: number): string {
   const known = real(value);
-  return known !== null && Number.isFinite(known) && Math.abs(known) < 1e6
+  const size = Math.abs(known ?? NaN);
+  return known !== null && size < 1e6 && (size === 0 || size >= 10 ** -digits)
     ? (known < 0 ? MINUS : "") +
         Math.abs(known).toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits })
     : number(value);
 }
 
+/** A reward or an advantage: with the same decimals wherever it stands. */
+export const score = (value: Scalar | undefined): string => fixed(value, 3);
+
 export function signed(value: Scalar | undefined): string {
   const known = real(value);
-  return known !== null && known > 0 ? `+${number(value)}` : number(value);
+  return known !== null && known > 0 ? `+${score(value)}` : score(value);
 }
 
 export const percent = (part: number, whole: number): string => {

@@ -1,8 +1,9 @@
 /** Siblings side by side: what they share once, then where they part. */
 
-import { useState } from "preact/hooks";
+import type { ComponentChildren } from "preact";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { real, text, type Rollout, type Turn } from "./data";
-import { number, plural, signed } from "./format";
+import { plural, score, signed } from "./format";
 import { Fold, Parts, Text, ToolCall, wordsOf } from "./pieces";
 import { address } from "./state";
 
@@ -10,21 +11,24 @@ const SHOWN = 12;
 
 export function Group({ one, all }: { one: Rollout; all: Rollout[] }) {
   const [most, setMost] = useState(SHOWN);
-  const sorted = [...all].sort((a, b) => (real(b.reward) ?? -Infinity) - (real(a.reward) ?? -Infinity));
+  const everyone = [...all].sort((a, b) => (real(b.reward) ?? -Infinity) - (real(a.reward) ?? -Infinity));
+  const copies = alikes(everyone);
+  const sorted = [...copies.keys()];
   const [best, worst] = [sorted[0]!, sorted[sorted.length - 1]!];
   const apart = best === worst || best.reward === worst.reward ? null : parting(best, worst);
   const order = apart === null ? sorted : [best, worst, ...sorted.slice(1, -1)];
-  const rewards = sorted.map((each) => real(each.reward)).filter((value) => value !== null);
-  const same = shared(sorted);
+  const rewards = everyone.map((each) => real(each.reward)).filter((value) => value !== null);
+  const same = shared(sorted.length > 1 ? sorted : everyone);
   const size = Number(one.group_size) || all.length;
   return (
     <section class="group" aria-label="Group">
       <p class="dim">
         {all.length < size ? `${all.length} of the ${plural(size, "sibling")} are in this page. ` : ""}
+        {sorted.length < all.length && `${plural(sorted.length, "different answer")}; equal ones stand once. `}
         {rewards.length > 1 &&
           (best.reward === worst.reward
-            ? `All have the same reward, ${number(best.reward)}: nothing to learn from here.`
-            : `Rewards from ${number(worst.reward)} to ${number(best.reward)}: the best, the worst, and then the others.`)}
+            ? `All have the same reward, ${score(best.reward)}: nothing to learn from here.`
+            : `Rewards from ${score(worst.reward)} to ${score(best.reward)}: the best, the worst, and then the others.`)}
         {apart !== null && ` Best and worst part in turn ${apart + 1}, which is marked.`}
       </p>
       {same > 0 && (
@@ -34,20 +38,29 @@ export function Group({ one, all }: { one: Rollout; all: Rollout[] }) {
           ))}
         </Fold>
       )}
-      <div class="scroll columns" tabIndex={0} role="region" aria-label="Siblings side by side">
+      <Columns count={Math.min(order.length, most)}>
         {order.slice(0, most).map((each) => (
           <section
             key={each.id}
-            class={each === one ? "sibling own" : "sibling"}
-            aria-label={`rollout ${each.index}, reward ${number(each.reward)}`}
+            class={copies.get(each)!.includes(one) ? "sibling own" : "sibling"}
+            aria-label={`rollout ${each.index}, reward ${score(each.reward)}`}
           >
             <header>
-              <b class="num">{number(each.reward)}</b>
+              <b class="num">{score(each.reward)}</b>
+              {copies.get(each)!.length > 1 && (
+                <span class="tag" title={`${copies.get(each)!.length} rollouts say this and got this reward`}>
+                  {"\u00d7"}
+                  {copies.get(each)!.length}
+                </span>
+              )}
               {each.advantage !== null && <span class="dim num">{signed(each.advantage)}</span>}
               {each === best && apart !== null && <span class="tag good">best</span>}
               {each === worst && apart !== null && <span class="tag bad">worst</span>}
-              <a href={address(each.id)} aria-label={`${each === one ? "this one" : "open"}, rollout ${each.index}`}>
-                {each === one ? "this one" : "open"}
+              <a
+                href={address(copies.get(each)!.includes(one) ? one.id : each.id)}
+                aria-label={`${copies.get(each)!.includes(one) ? "this one" : "open"}, rollout ${each.index}`}
+              >
+                {copies.get(each)!.includes(one) ? "this one" : "open"}
               </a>
             </header>
             {each.turns
@@ -62,7 +75,7 @@ export function Group({ one, all }: { one: Rollout; all: Rollout[] }) {
             )}
           </section>
         ))}
-      </div>
+      </Columns>
       {sorted.length > most && (
         <button type="button" onClick={() => setMost(sorted.length)}>
           show all {sorted.length}
@@ -70,6 +83,68 @@ export function Group({ one, all }: { one: Rollout; all: Rollout[] }) {
       )}
     </section>
   );
+}
+
+/** Cards beside each other; above them, which are in sight, when not all are. */
+function Columns({ count: all, children }: { count: number; children: ComponentChildren }) {
+  const place = useRef<HTMLDivElement>(null);
+  const [seen, setSeen] = useState<[number, number]>([1, all]);
+  useLayoutEffect(() => {
+    const box = place.current!;
+    const look = () => {
+      const inside = [...box.children].map((card) => {
+        const [left, right] = [(card as HTMLElement).offsetLeft - box.offsetLeft, (card as HTMLElement).offsetWidth];
+        return left >= box.scrollLeft - 8 && left + right <= box.scrollLeft + box.clientWidth + 8;
+      });
+      const first = Math.max(inside.indexOf(true), 0);
+      setSeen([first + 1, Math.max(inside.lastIndexOf(true), first) + 1]);
+    };
+    const watching = new ResizeObserver(look);
+    watching.observe(box);
+    box.addEventListener("scroll", look, { passive: true });
+    return () => (watching.disconnect(), box.removeEventListener("scroll", look));
+  }, [all]);
+  const go = (by: number) => {
+    const card = place.current!.firstElementChild as HTMLElement;
+    place.current!.scrollBy({ left: by * (card.offsetWidth + 14) });
+  };
+  const [first, last] = seen;
+  return (
+    <>
+      {(first > 1 || last < all) && (
+        <p class="more-cards screen">
+          <button type="button" disabled={first <= 1} aria-label="Cards to the left" onClick={() => go(-1)}>
+            {"\u2039"}
+          </button>
+          <span class="dim num">
+            {first === last ? first : `${first}\u2013${last}`} of {all}
+          </span>
+          <button type="button" disabled={last >= all} aria-label="Cards to the right" onClick={() => go(1)}>
+            {"\u203a"}
+          </button>
+        </p>
+      )}
+      <div
+        ref={place}
+        class={last < all ? "scroll columns more-right" : "scroll columns"}
+        tabIndex={0}
+        role="region"
+        aria-label="Siblings side by side"
+      >
+        {children}
+      </div>
+    </>
+  );
+}
+
+/** The first of each answer and reward, with all that equal it. */
+function alikes(all: Rollout[]): Map<Rollout, Rollout[]> {
+  const kinds = new Map<string, Rollout[]>();
+  for (const one of all) {
+    const key = JSON.stringify([one.reward, ...one.turns.map((turn) => [turn.role, wordsOf(turn)])]);
+    kinds.set(key, [...(kinds.get(key) ?? []), one]);
+  }
+  return new Map([...kinds.values()].map((some) => [some[0]!, some]));
 }
 
 function Small({ turn, marked }: { turn: Turn; marked?: boolean }) {

@@ -4,8 +4,9 @@ import { useEffect } from "preact/hooks";
 import { About } from "./about";
 import { Charts } from "./charts";
 import { data, real, type Scalar } from "./data";
-import { count, moment, number, percent, plural, tail } from "./format";
+import { count, moment, number, percent, plural, score } from "./format";
 import { Histogram } from "./histogram";
+import { First } from "./first";
 import { query, range } from "./state";
 import { Filter, Table } from "./table";
 
@@ -22,6 +23,7 @@ export function Overview() {
   return (
     <>
       <Title />
+      {data.total > 0 && <First />}
       <Notices />
       {data.total > 0 && <Tiles />}
       <About />
@@ -53,11 +55,11 @@ function Title() {
   const [started] = run.attempts.map((attempt) => attempt.started).filter(Boolean);
   return (
     <header class="title">
-      <h1 tabIndex={-1}>{tail(run.model) || run.id}</h1>
+      <h1 tabIndex={-1}>{run.name}</h1>
       <p class="dim">
         {[
           run.trainer,
-          run.model ? run.id : "",
+          run.name.includes(run.id) ? "" : run.id,
           started ? moment(started) : "",
           run.world_size > 1 ? plural(run.world_size, "process", "processes") : "",
         ]
@@ -78,7 +80,7 @@ function Notices() {
       .filter(([, times]) => times)
       .map(([name, times]) => `${count(times)} ${name}`)
       .join(", ");
-  const [drops, errors] = [counts(run.drops), counts(run.plugin_errors)];
+  const errors = counts(run.plugin_errors);
   const damaged = Object.entries(data.damaged);
   const lines: [string, string][] = [];
   if (filters.length) lines.push(["note", `Listed are only rollouts with ${filters.join(", ")}. The charts show all.`]);
@@ -87,7 +89,6 @@ function Notices() {
       "note",
       `This page lists ${count(data.rollouts.length)} of ${plural(data.matched, "rollout")}${data.filters.order ? ", the first in the order asked for" : ": whole groups, spread over the steps"}. The charts show all.`,
     ]);
-  if (drops) lines.push(["warn", `Lost or left out, by reason: ${drops}.`]);
   if (errors) lines.push(["warn", `Errors of plugins: ${errors}.`]);
   for (const [name, why] of damaged) lines.push(["warn", `${name} cannot be read and is not counted: ${why}`]);
   if (data.texts_cut)
@@ -128,7 +129,8 @@ function Tiles() {
         : `${write(known[0])} \u2192 ${write(known[1])}`
       : null;
   };
-  const steps = ends("step");
+  const steps = ends("step")?.map((step) => number(step)) ?? [];
+  const over = steps[0] === steps[1] ? `step ${steps[0]}` : `steps ${steps.join(" \u2013 ")}`;
   const tiles: [string, string | null, string][] = [
     [
       "rollouts",
@@ -140,14 +142,11 @@ function Tiles() {
                 `${count((one.rollouts ?? []).reduce((total: number, value) => total + Number(value), 0))} ${split}`,
             )
             .join(", ")
-        : "",
+        : steps.length
+          ? over
+          : "",
     ],
-    [
-      "steps",
-      steps && (steps[0] === steps[1] ? number(steps[0]) : `${number(steps[0])} \u2013 ${number(steps[1])}`),
-      "",
-    ],
-    ["reward", change("reward", (value) => number(value, 2)), "first and last step"],
+    ["reward", change("reward", score), "first and last step"],
     ["answer length", change("completion_tokens", (value) => count(Math.round(Number(value)))), "tokens"],
     ["cut off", sum("truncated") ? percent(sum("truncated"), sum("rollouts")) : null, "at the length limit"],
     [

@@ -37,7 +37,7 @@ export function draw(chart: Chart, place: HTMLElement, choose: (at: number) => v
         gap: 4,
         values: (_, marks) => marks.map((mark) => (Number.isInteger(mark) ? count(mark) : "")),
       },
-      { ...axis, size: 44, gap: 4, values: (_, marks) => marks.map((mark) => chart.write(mark)) },
+      { ...axis, size: 44, gap: 4, values: (_, marks) => marks.map((mark) => short(chart.write(mark))) },
     ],
     series: [
       {},
@@ -87,6 +87,9 @@ const edge = (line: Line, sign: -1 | 1): Values =>
     const end = line.ends?.[sign < 0 ? 0 : 1][at] ?? sign * Infinity;
     return value === null ? null : sign * Math.min(sign * (value + sign * (line.spread![at] ?? 0)), sign * end);
   });
+
+/** Without noughts at the end. */
+const short = (written: string): string => written.replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "");
 
 /** A little air around the values; never an axis without height. */
 function bounds(low: number | null, high: number | null, grounded: boolean): [number, number] {

@@ -3,7 +3,7 @@
 import { useEffect, useRef } from "preact/hooks";
 import { Conversation } from "./conversation";
 import { data, samePrompt, siblings, text, type Rollout } from "./data";
-import { count, moment, number, plural, signed } from "./format";
+import { count, moment, number, plural, score, signed } from "./format";
 import { Group } from "./group";
 import { Facts, Text } from "./pieces";
 import { address, close, listed, neighbour, open, view, type View } from "./state";
@@ -110,7 +110,7 @@ function Score({ one, group }: { one: Rollout; group: Rollout[] }) {
     <div class="score">
       <div class="total">
         <span class="dim">reward</span>
-        <b class="num">{number(one.reward)}</b>
+        <b class="num">{score(one.reward)}</b>
         {group.length > 1 && one.reward !== null && (
           <span class="dim small">
             {place} of {group.length} in its group
@@ -125,7 +125,7 @@ function Score({ one, group }: { one: Rollout; group: Rollout[] }) {
               named.map(([name, value]) => (
                 <tr key={name}>
                   <th scope="row">{name || "(no name)"}</th>
-                  <td class="num">{number(value)}</td>
+                  <td class="num">{score(value)}</td>
                   <td class="num dim">{(weights.get(name) ?? 1) !== 1 ? `\u00d7 ${number(weights.get(name))}` : ""}</td>
                 </tr>
               ))}

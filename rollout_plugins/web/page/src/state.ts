@@ -25,6 +25,8 @@ export const theme = signal<Theme>("auto");
 export const mono = signal(false);
 export const help = signal(false);
 export const printing = signal(false);
+/** On the screen of a phone words come before numbers. */
+export const onPhone = (): boolean => matchMedia("screen and (max-width: 700px)").matches;
 export const hover = signal<number | null>(null);
 
 export const parsed = computed(() => parse(query.value));

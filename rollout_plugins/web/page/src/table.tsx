@@ -5,7 +5,20 @@ import { columns, type Column } from "./columns";
 import { data, real, type Rollout } from "./data";
 import { count, plural } from "./format";
 import { hint } from "./query";
-import { address, asked, listed, noteAddress, open, parsed, printing, query, range, sort, visible } from "./state";
+import {
+  address,
+  asked,
+  listed,
+  noteAddress,
+  onPhone,
+  open,
+  parsed,
+  printing,
+  query,
+  range,
+  sort,
+  visible,
+} from "./state";
 
 const ROW = 34;
 const SPARE = 12;
@@ -93,7 +106,8 @@ export function Table() {
   const [top, setTop] = useState(scrolled);
   const [height, setHeight] = useState(480);
   const rows = listed.value;
-  const shown = columns.filter((one) => visible.value.has(one.key));
+  const chosen = columns.filter((one) => visible.value.has(one.key));
+  const shown = onPhone() ? [...chosen].sort((a, b) => Number(b.wide ?? false) - Number(a.wide ?? false)) : chosen;
   useLayoutEffect(() => {
     const box = place.current!;
     box.scrollTop = scrolled;

@@ -3,7 +3,7 @@
 import { diffLines, diffWordsWithSpace, type Change } from "diff";
 import { useMemo, useState } from "preact/hooks";
 import { data, real, type Rollout } from "./data";
-import { count, number, plural } from "./format";
+import { count, number, plural, score } from "./format";
 import { Parts, wordsOf } from "./pieces";
 import { address } from "./state";
 
@@ -89,7 +89,7 @@ function Choice({
 }
 
 const named = (one: Rollout): string =>
-  `${one.split === "train" ? "" : `${one.split}, `}step ${number(one.step)}, reward ${number(one.reward)}`;
+  `${one.split === "train" ? "" : `${one.split}, `}step ${number(one.step)}, reward ${score(one.reward)}`;
 
 /** A dot for each answer: step from left to right, reward upwards. A click compares with it, as the menu does. */
 interface Shown {

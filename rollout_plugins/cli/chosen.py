@@ -1,0 +1,120 @@
+"""Which run a command is about, which of its rollouts, and what of them cannot be read."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from rollout_plugins.cli.common import busy, note
+from rollout_plugins.errors import RunError
+from rollout_plugins.store.finding import found_in
+from rollout_plugins.store.read import StoredRun
+
+RUN = "a run's folder, a folder of runs, or the trainer's output_dir (the newest run in it)"
+DAMAGED = 3
+"""The exit code of a command whose answer lacks what cannot be read."""
+MOST_VALUES = 12
+_NAMES = ("split", "step", "group", "rank", "finish", "tool", "where", "search", "order", "limit")
+
+
+def add_run(parser: ArgumentParser) -> None:
+    """`RUN`, which may be left out; `opened` opens it."""
+    parser.add_argument(
+        "run", metavar="RUN", nargs="?", help=f"{RUN}; default: the newest run in or below this folder"
+    )
+
+
+def opened(path: str | None) -> StoredRun:
+    """The run that is meant; which one that is, is said where it could be another one."""
+    with busy("looking for runs"):
+        found = found_in("." if path is None else path)
+    run = StoredRun(found[-1])
+    if path is None or len(found) > 1:
+        of = f", the newest of {len(found):,} runs" if len(found) > 1 else ""
+        note(f"{run.name}{of}: {run.dir}")
+    return run
+
+
+def add_allow_damaged(parser: ArgumentParser) -> None:
+    """`--allow-damaged`, for a command that otherwise fails where its answer is not whole."""
+    parser.add_argument(
+        "--allow-damaged", action="store_true", help=f"exit with 0, not {DAMAGED}, when some files cannot be read"
+    )
+
+
+def note_damage(*found: StoredRun, allowed: bool = True) -> int:
+    """Name what cannot be read of these runs, and so is not in the answer; the exit code."""
+    lines = [(run, line) for run in found for line in run.unreadable]
+    for run, line in lines:
+        note(f"{run.dir}: {line}")
+    return DAMAGED if lines and not allowed else 0
+
+
+def add_filters(parser: ArgumentParser, *, group: bool = True) -> None:
+    """Add `--split`, `--step`, … to a command."""
+    chosen = parser.add_argument_group("which rollouts")
+    chosen.add_argument("--split", help="train or eval")
+    chosen.add_argument("--step", help="a number, last, -2 (the last but one), or a range such as 10-20")
+    if group:
+        chosen.add_argument("--group", type=int, help="the group's number in its generation")
+    chosen.add_argument("--rank", type=int, help="made by this process")
+    chosen.add_argument("--finish", help="stop, length, tool_limit, error or unknown")
+    chosen.add_argument("--tool", help="that called this tool")
+    chosen.add_argument(
+        "--errors", dest="has_error", action="store_true", default=None, help="that failed, or a call did"
+    )
+    chosen.add_argument("--where", help="a SQL condition over the columns, such as 'reward < 0 and calls > 1'")
+    chosen.add_argument("--search", metavar="TEXT", help="with this text in a message or a call")
+    chosen.add_argument("--order", help="columns to sort by, '-' for descending: reward or -judge.score,step")
+    chosen.add_argument("--limit", type=int, help="at most so many; 0 for all")
+    chosen.add_argument("--superseded", action="store_true", help="also what a resumed attempt did again")
+
+
+def filters_of(options: Namespace, *asked: StoredRun) -> dict[str, Any]:
+    """The filters a person gave, as `StoredRun.rollouts` takes them; for some of these runs they must make sense."""
+    names = (*_NAMES, "has_error", "superseded")
+    given = {name: value for name in names if (value := getattr(options, name, None)) not in (None, False)}
+    if given.get("limit") == 0:
+        del given["limit"]
+    for run in asked:
+        check_filters(run, given)
+    return given
+
+
+def check_filters(run: StoredRun, given: Mapping[str, Any]) -> None:
+    """Raise where no rollout of the run has such a value, which is then a slip of the pen."""
+    if not len(run):
+        return
+    for name in ("split", "group", "rank", "finish"):
+        is_a_value = name != "group" or str(given.get(name, 0)).isdigit()  # or the id of one of its rollouts
+        _check_value(name, given.get(name) if is_a_value else None, partial(run.values, name))
+    _check_value("tool", given.get("tool"), lambda: _tools(run))
+    step, split = given.get("step"), given.get("split")
+    if step is not None and not run.count(step=step, split=split, superseded=True):
+        of = f" with split {split!r}" if split else ""
+        raise RunError(f"no rollout{of} has step {step}; there is {_listed(_steps(run, split))}")
+
+
+def _check_value(name: str, value: Any, known: Callable[[], Sequence[Any]]) -> None:
+    if value is not None and str(value) not in map(str, there := known()):
+        raise RunError(f"no rollout has {name} {str(value)!r}; there is {_listed(there)}")
+
+
+def _tools(run: StoredRun) -> list[str]:
+    found = run.sql("select distinct name from tool_calls where name is not null order by 1", superseded=True)
+    return list(found["name"].to_pylist())
+
+
+def _steps(run: StoredRun, split: str | None) -> list[int]:
+    return sorted(set(run.table(["step"], split=split, superseded=True)["step"].drop_null().to_pylist()))
+
+
+def _listed(values: Sequence[Any]) -> str:
+    """All of a few values; of many numbers the first and the last, of many names some."""
+    if len(values) <= MOST_VALUES:
+        return ", ".join(map(str, values)) or "none"
+    if isinstance(values[0], int):
+        return f"{values[0]} to {values[-1]}"
+    return f"{', '.join(map(str, values[:MOST_VALUES]))} and {len(values) - MOST_VALUES:,} more"

@@ -1,0 +1,236 @@
+"""Conversations as columns: a few long lists instead of a dict for each message.
+
+Nearly all messages are dicts of texts, perhaps with tool calls of the usual shape. Taking those apart costs a fraction
+of copying them, leaves nothing for the garbage collector to walk, and is what files and statistics want anyway. Any
+other message is kept as it is, beside the columns.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, chain
+from sys import getsizeof
+from typing import Any, Final, overload
+
+from rollout_plugins.content.messages import as_messages
+
+_KEYS: Final = (
+    "role", "content", "name", "reasoning_content", "tool_call_id", "tool_calls",
+    "reasoning", "thinking", "refusal", "function_call", "audio",
+)  # fmt: skip
+_KNOWN: Final = frozenset(_KEYS)
+_TEXTS: Final = frozenset({str, type(None)})
+_ATOMS: Final = frozenset({str, int, float, bool, type(None)})
+_SIMPLE: Final = frozenset({str, list, tuple, type(None)})
+_CALLS: Final = {frozenset({"type", "function"}), frozenset({"id", "type", "function"})}
+_FUNCTION: Final = frozenset({"name", "arguments"})
+_EACH = 100
+Copy = Callable[[Any], Any]
+Shape = tuple[str, ...]
+
+
+def as_it_is(value: Any) -> Any:
+    """For values that nobody else changes."""
+    return value
+
+
+class Talk(Sequence[tuple[Any, ...]]):
+    """The messages of many conversations; `talk[i]` makes those of one, as they were."""
+
+    def __init__(self, conversations: Iterable[Any], role: str, copy: Copy = as_it_is) -> None:
+        """`role` says a conversation that is a plain text. `copy` copies what is not a text, as others may change it.
+
+        A conversation that is not all plain messages is copied as a whole, so that one without end is noticed.
+        """
+        given = [one if type(one) in _SIMPLE else copy(one) for one in conversations]
+        self._flatten([as_messages(one, role) for one in given], copy)
+        if self.odd and copy is not as_it_is:
+            for i in self.odd_ones():
+                given[i] = copy(given[i])
+            self._flatten([as_messages(one, role) for one in given], copy)
+
+    def _flatten(self, talks: Sequence[tuple[tuple[Any, ...], bool]], copy: Copy) -> None:
+        self.is_text = [is_text for _, is_text in talks]
+        """Whether each was a plain text, and not a list of messages."""
+        lists = [messages for messages, _ in talks]
+        self.starts = list(accumulate(map(len, lists), initial=0))
+        """Where each conversation begins in the columns; and their end."""
+        flat = list(chain.from_iterable(lists))
+        self.shapes = _shapes(flat)
+        """The keys of each message, in their order; none where it is an odd one."""
+        self.odd = {at: flat[at] for at, shape in enumerate(self.shapes) if not shape}
+        """Messages that the columns cannot hold, by their place."""
+        self.columns: dict[str, list[Any]] = {}
+        """The texts of all messages, by key; None where a message has none."""
+        used = set().union(*set(self.shapes)) - {"tool_calls"}
+        for key in used:
+            self._add_column(key, flat)
+        self._add_calls(flat, copy)
+        for at in self.odd:
+            self.shapes[at] = ()
+            for column in self.columns.values():
+                column[at] = None
+
+    def _add_column(self, key: str, flat: Sequence[Any]) -> None:
+        odd = self.odd
+        column = (
+            [None if at in odd else m.get(key) for at, m in enumerate(flat)] if odd else [m.get(key) for m in flat]
+        )
+        if not _TEXTS.issuperset(map(type, column)):
+            odd.update((at, flat[at]) for at, value in enumerate(column) if type(value) not in _TEXTS)
+        self.columns[key] = column
+
+    def _add_calls(self, flat: Sequence[Any], copy: Copy) -> None:
+        places = [at for at, shape in enumerate(self.shapes) if "tool_calls" in shape and at not in self.odd]
+        asked = [flat[at]["tool_calls"] for at in places]
+        if not (_is(list, asked) and all(asked) and _are_usual(list(chain.from_iterable(asked)))):
+            usual = [type(calls) is list and bool(calls) and _are_usual(calls) for calls in asked]
+            self.odd.update(
+                (at, flat[at]) for at, calls, is_usual in zip(places, asked, usual, strict=True)
+                if not is_usual and calls is not None
+            )  # fmt: skip
+            places = [at for at, is_usual in zip(places, usual, strict=True) if is_usual]
+            asked = [flat[at]["tool_calls"] for at in places]
+        self.asking = places
+        """Places of the messages that call tools."""
+        self.call_starts = list(accumulate(map(len, asked), initial=0))
+        """Where the calls of each of those begin; and their end."""
+        calls = list(chain.from_iterable(asked))
+        functions = [call["function"] for call in calls]
+        self.call_ids = [call.get("id") for call in calls]
+        self.call_names = [function["name"] for function in functions]
+        self.arguments = _copied([function["arguments"] for function in functions], copy)
+
+    @property
+    def bytes(self) -> int:
+        """Rough size in memory; a text that several messages share counts once. What `copy` copied is not in it."""
+        columns = [column for key, column in self.columns.items() if key not in {"role", "name"}]
+        texts = list(chain.from_iterable(columns))
+        return (
+            sum(map(getsizeof, dict(zip(map(id, texts), texts, strict=True)).values()))
+            + _EACH * len(self.shapes)
+            + _size_of(self.arguments)
+        )
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self.is_text)
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[Any, ...]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[tuple[Any, ...]]: ...
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(len(self))[index]]
+        index = range(len(self))[index]
+        return tuple(map(self.message, range(self.starts[index], self.starts[index + 1])))
+
+    def message(self, at: int) -> Any:
+        """The message at a place of the columns."""
+        shape = self.shapes[at]
+        if not shape:
+            return self.odd[at]
+        found = {key: None if key == "tool_calls" else self.columns[key][at] for key in shape}
+        if calls := self.calls(at) if "tool_calls" in found else None:
+            found["tool_calls"] = [_call(*call) for call in calls]
+        return found
+
+    def calls(self, at: int) -> list[tuple[str | None, str, Any]]:
+        """Id, name and arguments of each call in a message."""
+        number = bisect_left(self.asking, at)
+        if number == len(self.asking) or self.asking[number] != at:
+            return []
+        here = slice(*self.call_starts[number : number + 2])
+        return list(zip(self.call_ids[here], self.call_names[here], self.arguments[here], strict=True))
+
+    def calls_by_place(self) -> Iterator[tuple[int, slice]]:
+        """Each message that calls tools, and which of all calls are its own."""
+        return zip(self.asking, map(slice, self.call_starts, self.call_starts[1:]), strict=False)
+
+    def put_arguments(self, index: int, messages: Sequence[Any]) -> None:
+        """What the calls of one conversation were given, from messages that `talk[index]` made."""
+        start, end = self.starts[index : index + 2]
+        for number in range(bisect_left(self.asking, start), bisect_left(self.asking, end)):
+            here = slice(*self.call_starts[number : number + 2])
+            calls = messages[self.asking[number] - start]["tool_calls"]
+            self.arguments[here] = [call["function"]["arguments"] for call in calls]
+
+    def column(self, key: str) -> list[Any]:
+        """The texts of all messages under a key."""
+        return self.columns.get(key) or [None] * len(self.shapes)
+
+    def odd_ones(self) -> set[int]:
+        """The conversations with messages that the columns cannot hold."""
+        return set(map(self.place_of, self.odd))
+
+    def place_of(self, at: int) -> int:
+        """The conversation that a message is of."""
+        return bisect_right(self.starts, at) - 1
+
+    def message_of(self, call: int) -> int:
+        """The message that a call stands in."""
+        return self.asking[bisect_right(self.call_starts, call) - 1]
+
+    def replaced(self, changes: Mapping[int, Any]) -> Talk:
+        """The same with other messages for some of the conversations."""
+        made = Talk([changes.get(i, messages) for i, messages in enumerate(self)], "")
+        made.is_text = [is_text and i not in changes for i, is_text in enumerate(self.is_text)]
+        return made
+
+    def take(self, rows: Sequence[int]) -> Talk:
+        """Some of the conversations."""
+        taken = Talk([self[i] for i in rows], "")
+        taken.is_text = [self.is_text[i] for i in rows]
+        return taken
+
+
+def _is(kind: type, values: Iterable[Any]) -> bool:
+    """Whether all are of this class, and of no other that extends it."""
+    return {kind}.issuperset(map(type, values))
+
+
+def _shapes(flat: Sequence[Any]) -> list[Shape]:
+    """The keys of each message; none of one that is odd. Equal ones are one object."""
+    try:
+        keys = list(map(tuple, flat)) if _is(dict, flat) else [tuple(m) if type(m) is dict else () for m in flat]
+        known = {shape: shape if _KNOWN.issuperset(shape) else () for shape in set(keys)}
+        return list(map(known.__getitem__, keys))
+    except Exception:  # keys that object to being compared
+        return [()] * len(flat)
+
+
+def _are_usual(calls: Sequence[Any]) -> bool:
+    """Whether calls have the shape that all libraries give them."""
+    if not _is(dict, calls) or not _CALLS.issuperset(map(frozenset, set(map(tuple, calls)))):
+        return False
+    functions = [call["function"] for call in calls]
+    return (
+        _is(str, [call["type"] for call in calls])
+        and {"function"}.issuperset([call["type"] for call in calls])
+        and _is(str, [call.get("id", "") for call in calls])
+        and _is(dict, functions)
+        and {_FUNCTION}.issuperset(map(frozenset, set(map(tuple, functions))))
+        and _is(str, [function["name"] for function in functions])
+    )
+
+
+def _copied(arguments: list[Any], copy: Copy) -> list[Any]:
+    """Arguments of calls: most are a dict of a few texts and numbers."""
+    if copy is as_it_is:
+        return arguments
+    if _is(dict, arguments) and _ATOMS.issuperset(map(type, chain.from_iterable(map(dict.values, arguments)))):
+        return list(map(dict.copy, arguments))
+    return [value if type(value) is str else copy(value) for value in arguments]
+
+
+def _call(ident: str | None, name: str, arguments: Any) -> dict[str, Any]:
+    function = {"name": name, "arguments": arguments}
+    return {**({} if ident is None else {"id": ident}), "type": "function", "function": function}
+
+
+def _size_of(arguments: Sequence[Any]) -> int:
+    dicts = [one for one in arguments if type(one) is dict]
+    return sum(map(getsizeof, arguments)) + sum(map(getsizeof, chain.from_iterable(map(dict.values, dicts))))

@@ -1,0 +1,51 @@
+"""What of a run cannot be read: warned of when it is found, with how many rollouts it may hold."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from rollout_plugins.errors import DamageWarning
+
+
+class Damaged(dict[str, str]):
+    """Files of a run, or single rollouts, that cannot be read, and why. Python is warned of each."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+
+    def __setitem__(self, name: str, why: str) -> None:
+        is_new = name not in self
+        super().__setitem__(name, why)
+        if is_new:
+            warnings.warn(f"{self._folder}: {self.told(name)}", DamageWarning, stacklevel=2)
+
+    def told(self, name: str) -> str:
+        """What is left out, and why, in one line."""
+        return f"{name} cannot be read and is left out{self._rows(name)}: {self[name]}"
+
+    def _rows(self, name: str) -> str:
+        path = self._folder / name
+        if not name.startswith("data/") or not path.is_file():
+            return ""
+        rows, size = _rows_and_bytes(path)
+        if rows:
+            return f", {_rollouts(rows)}"
+        others = [_rows_and_bytes(other) for other in path.parent.glob("*.parquet")]
+        rows, taken = sum(rows for rows, _ in others), sum(bytes_ for rows, bytes_ in others if rows)
+        return f", perhaps {_rollouts(max(round(size * rows / taken), 1))}" if rows else f", {size:,} bytes"
+
+
+def _rollouts(count: int) -> str:
+    return f"{count:,} rollout{'s' * (count != 1)}"
+
+
+def _rows_and_bytes(path: Path) -> tuple[int, int]:
+    """How many rollouts a file says that it holds, in how many bytes."""
+    try:
+        return pq.read_metadata(path).num_rows, path.stat().st_size
+    except Exception:  # damaged as well, or a journal
+        return 0, path.stat().st_size

@@ -1,0 +1,79 @@
+"""Where runs are: those that a run's folder, a folder of runs, an output_dir or a folder of outputs stands for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from rollout_plugins.errors import RunError
+from rollout_plugins.store.home import homes_of
+from rollout_plugins.store.parts import find_parts
+from rollout_plugins.store.run_facts import Facts, run_files
+
+DEPTH = 6
+"""How many folders below the one that was named runs are looked for."""
+_HOLDS_NONE = {"node_modules", "site-packages", "__pycache__"}
+_INSTALLED = {"pyvenv.cfg", "conda-meta"}
+
+
+def found_in(path: str | Path) -> list[Path]:
+    """The folders of the runs in a folder, below it, and beside it when it is an output_dir; oldest first."""
+    root = Path(path)
+    if not (root.exists() or any(home.is_dir() for home in homes_of(root))):
+        raise RunError(f"{root} does not exist; give a run's folder, a folder of runs or the trainer's output_dir")
+    if _is_run(root):
+        return [root]
+    beside = [run for home in homes_of(root) for run in find_runs(home)]
+    found = {folder.resolve(): folder for folder in (*beside, *find_runs(root), *_below(root, DEPTH, set()))}
+    if not found:
+        raise RunError(f"no run found in {root}, below it, or in {root.resolve()}-rollouts; expected run.json")
+    return sorted(found.values(), key=_started)
+
+
+def find_runs(folder: str | Path) -> list[Path]:
+    """Runs directly inside a folder, oldest first; not those that an import is still writing, which are hidden."""
+    folder = Path(folder)
+    try:
+        found = [path for path in _folders(folder) if _is_run(path)] if folder.is_dir() else []
+    except OSError as error:
+        raise RunError(f"{folder} cannot be read: {error.strerror}") from error
+    return sorted(found, key=_started)
+
+
+def _below(folder: Path, depth: int, seen: set[tuple[int, int]]) -> Iterator[Path]:
+    """Runs in the folders of a folder. What an environment installed, and what we may not read, is passed over."""
+    with suppress(OSError):
+        place = folder.stat()
+        if (place.st_dev, place.st_ino) in seen:  # links may go in circles
+            return
+        seen.add((place.st_dev, place.st_ino))
+        for path in _folders(folder):
+            if _is_run(path):
+                yield path
+            elif depth > 1:
+                yield from _below(path, depth - 1, seen)
+
+
+def _folders(folder: Path) -> list[Path]:
+    with os.scandir(folder) as entries:
+        found = list(entries)
+    if any(entry.name in _INSTALLED for entry in found):
+        return []
+    seen = (entry for entry in found if entry.name not in _HOLDS_NONE and not entry.name.startswith("."))
+    return [Path(entry.path) for entry in seen if entry.is_dir()]
+
+
+def _is_run(folder: Path) -> bool:
+    return folder.is_dir() and (bool(run_files(folder)) or bool(find_parts(folder)))
+
+
+def _started(folder: Path) -> tuple[float, str]:
+    """When the run says that it began, its newest attempt if there are several; else when its files are from."""
+    with suppress(RunError):  # a newer version's run, which opening it will say
+        told = Facts(folder, {}).started
+        if told is not None:
+            return told, folder.name
+    files = run_files(folder) or [part.path for part in find_parts(folder)]
+    return min((file.stat().st_mtime for file in files if file.exists()), default=0.0), folder.name

@@ -1,0 +1,56 @@
+"""What a person asks first: the best and the worst rollout, the tool that fails most, groups that teach nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rollout_hookspecs import Rollout
+
+from rollout_plugins.show.text import clean, one_line
+from rollout_plugins.store.read import StoredRun
+from rollout_plugins.web.pools import Texts
+
+_FAILING = """
+select name, count(*) as calls, count(*) filter (where status in ('error', 'unknown')) as failed
+from tool_calls group by name order by failed desc, name limit 1"""
+
+
+class First:
+    """What is said before everything else, and the rollouts that prove it; those are in the page in any case."""
+
+    def __init__(self, run: StoredRun, **filters: Any) -> None:
+        self._run, self._filters = run, {**filters, "order": None}
+        self.best = self._one(order="-reward", where="isfinite(reward)")
+        self.worst = self._one(order="reward", where="isfinite(reward)")
+        self.tool = next(iter(run.sql(_FAILING).to_pylist()), None)
+        name = self.tool["name"] if self.tool and self.tool["failed"] else None
+        self.failing = None if name is None else self._one(tool=name, where="failed_calls > 0")
+
+    @property
+    def rollouts(self) -> list[Rollout]:
+        return [rollout for rollout in (self.best, self.worst, self.failing) if rollout is not None]
+
+    def _one(self, *, where: str, **more: Any) -> Rollout | None:
+        both = f"({self._filters['where']}) and {where}" if self._filters.get("where") else where
+        return next(self._run.rollouts(**{**self._filters, **more, "where": both, "limit": 1}), None)
+
+    def said(self, stats: Sequence[Mapping[str, Any]], texts: Texts) -> dict[str, Any]:
+        """As the page has it."""
+        train = [row for row in stats if row["split"] == "train"]
+        made: dict[str, Any] = {"flat": [sum(row[name] for row in train) for name in ("flat_groups", "groups")]}
+        for name, rollout in (("best", self.best), ("worst", self.worst)):
+            if rollout is not None:
+                made[name] = {
+                    "id": clean(rollout.id),
+                    "reward": texts.scalar(rollout.reward),
+                    "step": texts.scalar(rollout.step),
+                    "as_much": self._run.count(**{**self._filters, "where": self._where(rollout)}) - 1,
+                }
+        if self.tool is not None and self.failing is not None:
+            made["tool"] = {**self.tool, "name": one_line(self.tool["name"], 120), "id": clean(self.failing.id)}
+        return made
+
+    def _where(self, rollout: Rollout) -> str:
+        same = f"reward = {rollout.reward!r}"
+        return f"({self._filters['where']}) and {same}" if self._filters.get("where") else same
