@@ -12,12 +12,23 @@ os.environ.update(USE_HF="1", CUDA_VISIBLE_DEVICES="")
 
 import pytest
 import torch
-from rig import tiny_model
+from PIL import Image
+from rig import tiny_model, tokenizer
 from swift.arguments import RLHFArguments
 from swift.callbacks import callbacks_map
+from swift.infer_engine.protocol import RequestConfig, RolloutInferRequest, RolloutOutput
 from swift.pipelines.train.rlhf import SwiftRLHF
 from swift.rewards import ORM, orms
+from swift.rlhf_trainers.rollout_mixin import AsyncGenerateCallback
 from swift.rollout import MultiTurnScheduler, multi_turns
+from transformers import (
+    CLIPImageProcessorPil,
+    CLIPVisionConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    LlavaProcessor,
+    Qwen3Config,
+)
 
 from rollout_plugins import RolloutPluginCallback, open_run
 
@@ -108,9 +119,8 @@ def trained(folder, before=None, rows=None, **more):
         for i in range(32):
             row = {"messages": [{**one, "content": one["content"].format(i)} for one in asked], "level": i}
             file.write(json.dumps({**row, **(rows or {})}) + "\n")
-    args = RLHFArguments(
-        model=tiny_model(folder), dataset=[str(path)], output_dir=str(folder / "out"), **REQUIRED | more
-    )
+    more = {"model": tiny_model(folder), "dataset": [str(path)], "output_dir": str(folder / "out"), **more}
+    args = RLHFArguments(**copy.deepcopy(REQUIRED) | more)
     run = Run(args, before or add())
     run.main()
     stored = open_run(folder / "out")
@@ -266,6 +276,104 @@ def test_evaluation_makes_rollouts_too(tmp_path):
     assert {one.split for one in stored} == {"train", "eval"}
     assert len(stored) == len(given)
     assert run.drops == {}
+
+
+class Server:
+    """Answers as ms-swift's vLLM server does, here with its own engine; a scheduler there makes two rounds of some."""
+
+    def __init__(self, engine):
+        self.engine = engine
+        self.sent = []
+
+    def infer(self, requests, config, use_tqdm=False):
+        asked = [RolloutInferRequest(**request) for request in requests]
+        answers = self.engine.infer(asked, RequestConfig(**config), use_tqdm=False)
+        for number, (request, response) in enumerate(zip(asked, answers, strict=True)):
+            response.id = request.uuid
+            told = [*request.messages, {"role": "assistant", "content": response.choices[0].message.content}]
+            more = [*told, {"role": "user", "content": "again"}, {"role": "assistant", "content": "the second round"}]
+            for messages in [told, more] if number % 2 else [told]:
+                self.sent.append(
+                    RolloutOutput(response=response, messages=messages, rollout_infos={"round": len(messages)})
+                )
+        return self.sent[-(len(asked) + len(asked) // 2) :]
+
+
+def test_several_samples_of_one_trajectory_are_rollouts_with_one_request_id(tmp_path):
+    def before(trainer):
+        trainer.vllm_mode, trainer.enable_server_multi_turn = "server", True
+        trainer.vllm_client = Server(trainer.engine)
+        trainer.add_callback(RolloutPluginCallback())
+
+    Scored.rewards = staticmethod(lambda number: 0.5)
+    stored, given, trained_on, run = trained(tmp_path, before, reward_funcs=["scored"], gradient_accumulation_steps=1)
+    assert run.drops == {}
+    assert len(stored) == len(given) == len(trained_on) == 12
+    assert [whole(one) for one in stored] == [told(row["messages"]) for row in given]
+    assert [one.extra["request_id"] for one in stored] == [one["request_id"] for one in trained_on]
+    assert [one.columns["level"] for one in stored] == [row["level"] for row in given]
+    assert len({one.extra["request_id"] for one in stored}) == 8
+    for rollout, row in zip(stored, given, strict=True):
+        assert f"prompt_{rollout.group}" == row["prompt_id"]
+        assert rollout.extra["round"] == len(row["messages"])
+        assert len(rollout.completion) == 1
+        assert rollout.advantage == 0
+
+
+def test_what_is_generated_ahead_has_the_step_it_was_asked_for_at_and_the_rest_is_counted(tmp_path):
+    """As with vLLM, whose place ms-swift's own engine takes here."""
+
+    def before(trainer):
+        trainer.async_generate = trainer.args.async_generate = trainer.use_fast_infer = True
+        trainer._move_model_to_vllm = lambda **kwargs: None
+        trainer.add_callback(RolloutPluginCallback())
+        trainer.add_callback(AsyncGenerateCallback(trainer))
+
+    stored, given, trained_on, run = trained(tmp_path, before, max_steps=3)
+    assert len(stored) == len(given) == len(trained_on) == 12
+    assert_scored(stored, given)
+    assert [one.policy_step for one in stored] == [0] * 8 + [1] * 4
+    assert [one.step for one in stored] == [1] * 4 + [2] * 4 + [3] * 4
+    assert run.drops == {"not_observed": 4}
+
+
+def tiny_vlm(folder):
+    words = tokenizer()
+    words.add_tokens(["<image>"], special_tokens=True)
+    image = words.convert_tokens_to_ids("<image>")
+    pixels = CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28})
+    processor = LlavaProcessor(
+        pixels, words, patch_size=14, vision_feature_select_strategy="default", num_additional_image_tokens=1
+    )  # fmt: skip
+    small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text = Qwen3Config(vocab_size=len(words), num_key_value_heads=1, head_dim=16, **small)
+    seeing = CLIPVisionConfig(image_size=28, patch_size=14, projection_dim=16, **small)
+    config = LlavaConfig(vision_config=seeing, text_config=text, image_token_id=image, image_seq_length=4)
+    model = LlavaForConditionalGeneration(config)
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = words.eos_token_id, words.pad_token_id
+    model.save_pretrained(folder / "vlm")
+    processor.save_pretrained(folder / "vlm")
+    return str(folder / "vlm")
+
+
+def test_images_stand_where_the_text_says_that_they_are(tmp_path):
+    paths = [str(tmp_path / f"{i}.png") for i in range(2)]
+    for i, path in enumerate(paths):
+        Image.new("RGB", (40, 40), (100 * i, 9, 9)).save(path)
+    rows = {"images": paths, "messages": [{"role": "user", "content": "<image>is not <image> here"}]}
+    stored, given, trained_on, run = trained(
+        tmp_path, add(tokens=True), rows, model=tiny_vlm(tmp_path), model_type="llava1_5_hf", template="llava1_5_hf"
+    )
+    assert run.drops == {}
+    assert len(stored) == len(given) == 8
+    for rollout, row in zip(stored, given, strict=True):
+        (asked,) = rollout.prompt
+        kinds = [block.get("text", block["type"]) for block in asked["content"]]
+        assert kinds == ["image", "is not ", "image", " here"]
+        assert [image.uri for image in rollout.images] == paths
+        assert [(image.width, image.height) for image in rollout.images] == [(40, 40)] * 2
+        assert told(rollout.completion) == told(row["messages"][-1:])
+    assert_trained(stored, trained_on)
 
 
 def test_registered_in_callbacks_map_it_finds_its_trainer(tmp_path):
