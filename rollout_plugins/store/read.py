@@ -17,6 +17,7 @@ from rollout_plugins.content.names import run_name
 from rollout_plugins.errors import RunError, need
 from rollout_plugins.store import annotate, summary
 from rollout_plugins.store.damage import Damaged
+from rollout_plugins.store.elsewhere import elsewhere
 from rollout_plugins.store.filters import Filters, no_column
 from rollout_plugins.store.finding import found_in
 from rollout_plugins.store.matches import Matches, Rollouts
@@ -56,6 +57,11 @@ class StoredRun:
         """Look again at what is on disk."""
         self.damaged.clear()
         self._all: Matches | None = None
+        gone = [url for name, url in elsewhere(self.dir).items() if not (self.dir / name).exists()]
+        if gone:
+            where = " and ".join(dict.fromkeys(gone))
+            what = f"what was removed here ({len(gone):,} part{'s' * (len(gone) != 1)})"
+            self.damaged[what] = f"it is in {where}: rollouts pull {gone[-1]} {self.dir.parent}"
         self._facts = Facts(self.dir, self.damaged)
         self._session = Session({self.dir: self.damaged}, self._small)
 
