@@ -243,7 +243,8 @@ GKD = TRLHost(
     (
         Support(
             trainer="GKDTrainer", messages="decoded completions", rewards="none", since="0.22",
-            note="answers of the teacher are marked; the dataset's own are not rollouts",
+            note="answers of the teacher are marked; the dataset's own are not rollouts; before 1.10, a padding token "
+            "inside an answer is taken for padding",
         ),
     ),
 )  # fmt: skip
@@ -253,7 +254,8 @@ GOLD = TRLHost(
     (
         Support(
             trainer="GOLDTrainer", messages="decoded completions", rewards="none", groups=True, images=True,
-            since="0.29", note="the dataset's own answers are not rollouts",
+            since="0.29", note="the dataset's own answers are not rollouts; before 1.10, a padding token inside an "
+            "answer is taken for padding",
         ),
     ),
 )  # fmt: skip
