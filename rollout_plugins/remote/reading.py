@@ -245,13 +245,11 @@ def _read(run: Place, path: str, start: int | None = None, end: int | None = Non
     """A file there, or these bytes of it."""
     from pyarrow import fs
 
-    def read() -> bytes:
+    def read() -> Any:
         if isinstance(run.arrow, fs.PyFileSystem):
-            data: bytes = run.fsspec.cat_file(path, start=start, end=end)
-            return data
+            return run.fsspec.cat_file(path, start=start, end=end)
         with run.arrow.open_input_file(path) as file:
-            data = file.read_at((file.size() if end is None else end) - (start or 0), start or 0)
-            return data
+            return file.read_at((file.size() if end is None else end) - (start or 0), start or 0)
 
     content: bytes = _asked(run, read)
     return content
