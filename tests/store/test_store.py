@@ -33,7 +33,10 @@ def message_of(value):
     usual = st.fixed_dictionaries(
         {"role": roles, "content": text},
         optional={
-            **{"name": text, "reasoning_content": text, "tool_calls": tool_calls, "extra": value},
+            "name": text,
+            "reasoning_content": text,
+            "tool_calls": tool_calls,
+            "extra": value,
             **dict.fromkeys(("tool_call_id", "refusal"), st.none() | text),
         },
     )
