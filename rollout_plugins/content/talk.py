@@ -25,6 +25,7 @@ _ATOMS: Final = frozenset({str, int, float, bool, type(None)})
 _SIMPLE: Final = frozenset({str, list, tuple, type(None)})
 _CALLS: Final = {frozenset({"type", "function"}), frozenset({"id", "type", "function"})}
 _FUNCTION: Final = frozenset({"name", "arguments"})
+_NONE: Final = object()
 _EACH = 100
 Copy = Callable[[Any], Any]
 Shape = tuple[str, ...]
@@ -82,36 +83,35 @@ class Talk(Sequence[tuple[Any, ...]]):
         self.columns[key] = column
 
     def _add_calls(self, flat: Sequence[Any], copy: Copy) -> None:
-        places = [at for at, shape in enumerate(self.shapes) if "tool_calls" in shape and at not in self.odd]
+        asking = {shape for shape in set(self.shapes) if "tool_calls" in shape}
+        places = (
+            [at for at, shape in enumerate(self.shapes) if shape in asking and at not in self.odd] if asking else []
+        )
         asked = [flat[at]["tool_calls"] for at in places]
-        if not (_is(list, asked) and all(asked) and _are_usual(list(chain.from_iterable(asked)))):
-            usual = [type(calls) is list and bool(calls) and _are_usual(calls) for calls in asked]
+        calls = _usual(asked)
+        if calls is None:
+            usual = [_usual([given]) is not None for given in asked]
             self.odd.update(
-                (at, flat[at]) for at, calls, is_usual in zip(places, asked, usual, strict=True)
-                if not is_usual and calls is not None
-            )  # fmt: skip
+                (at, flat[at])
+                for at, given, is_usual in zip(places, asked, usual, strict=True)
+                if not is_usual and given is not None
+            )
             places = [at for at, is_usual in zip(places, usual, strict=True) if is_usual]
             asked = [flat[at]["tool_calls"] for at in places]
+            calls = _usual(asked) or ([], [], [])
         self.asking = places
         """Places of the messages that call tools."""
         self.call_starts = list(accumulate(map(len, asked), initial=0))
         """Where the calls of each of those begin; and their end."""
-        calls = list(chain.from_iterable(asked))
-        functions = [call["function"] for call in calls]
-        self.call_ids = [call.get("id") for call in calls]
-        self.call_names = [function["name"] for function in functions]
-        self.arguments = _copied([function["arguments"] for function in functions], copy)
+        self.call_ids, self.call_names, arguments = calls
+        self.arguments = _copied(arguments, copy)
 
-    @property
-    def bytes(self) -> int:
-        """Rough size in memory; a text that several messages share counts once. What `copy` copied is not in it."""
-        columns = [column for key, column in self.columns.items() if key not in {"role", "name"}]
-        texts = list(chain.from_iterable(columns))
-        return (
-            sum(map(getsizeof, dict(zip(map(id, texts), texts, strict=True)).values()))
-            + _EACH * len(self.shapes)
-            + _size_of(self.arguments)
-        )
+    def bytes(self, *, are_shared: bool = False) -> int:
+        """Rough size in memory, without what `copy` copied. With `are_shared`, what several share counts once."""
+        texts = list(chain.from_iterable(some for key, some in self.columns.items() if key not in {"role", "name"}))
+        if are_shared:
+            texts = list(dict(zip(map(id, texts), texts, strict=True)).values())
+        return sum(map(getsizeof, texts)) + _EACH * len(self.shapes) + _size_of(self.arguments)
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -202,19 +202,22 @@ def _shapes(flat: Sequence[Any]) -> list[Shape]:
         return [()] * len(flat)
 
 
-def _are_usual(calls: Sequence[Any]) -> bool:
-    """Whether calls have the shape that all libraries give them."""
+def _usual(asked: Sequence[Any]) -> tuple[list[str | None], list[str], list[Any]] | None:
+    """Ids, names and arguments of calls in the shape that all libraries give them; None if one has another."""
+    if not _is(list, asked) or not all(asked):
+        return None
+    calls = list(chain.from_iterable(asked))
     if not _is(dict, calls) or not _CALLS.issuperset(map(frozenset, set(map(tuple, calls)))):
-        return False
-    functions = [call["function"] for call in calls]
-    return (
-        _is(str, [call["type"] for call in calls])
-        and {"function"}.issuperset([call["type"] for call in calls])
-        and _is(str, [call.get("id", "") for call in calls])
-        and _is(dict, functions)
-        and {_FUNCTION}.issuperset(map(frozenset, set(map(tuple, functions))))
-        and _is(str, [function["name"] for function in functions])
-    )
+        return None
+    kinds, functions = [call["type"] for call in calls], [call["function"] for call in calls]
+    if not _is(str, kinds) or not {"function"}.issuperset(kinds) or not _is(dict, functions):
+        return None
+    if not {_FUNCTION}.issuperset(map(frozenset, set(map(tuple, functions)))):
+        return None
+    ids, names = [call.get("id", _NONE) for call in calls], [function["name"] for function in functions]
+    if not {str, type(_NONE)}.issuperset(map(type, ids)) or not _is(str, names):
+        return None
+    return [None if one is _NONE else one for one in ids], names, [function["arguments"] for function in functions]
 
 
 def _copied(arguments: list[Any], copy: Copy) -> list[Any]:

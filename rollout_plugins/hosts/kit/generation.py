@@ -76,18 +76,18 @@ class Generation:
     def snapshot(self, rows: Any, prompts: Any, completions: Any, ids: Any = None) -> None:
         """Copy what others might change. `completions` is None where the trainer has ids alone: those are decoded."""
         copier = Snapshot()
-        talks = [] if completions is None else [Talk(completions, "assistant", copier.copy)]
-        self.completions = talks[0] if talks else None
+        self.completions = None if completions is None else Talk(completions, "assistant", copier.copy)
+        size = 0 if self.completions is None else self.completions.bytes()
         if any(prompt is None for prompt in prompts):
             self.prompts = [copier.copy(prompt) for prompt in prompts]
         else:
             self.prompts = Talk(prompts, "user", copier.copy)
-            talks.append(self.prompts)
+            size += self.prompts.bytes(are_shared=True)
         self.columns = copied_rows(rows, copier.copy)
         self.count = len(self.prompts)
         self.columns = self.columns or [{} for _ in self.prompts]
         self.time = time.time()
-        self.bytes = copier.bytes + 512 * self.count + sum(talk.bytes for talk in talks)
+        self.bytes = copier.bytes + 512 * self.count + size
         if ids is not None:
             self.answer(ids)
 
