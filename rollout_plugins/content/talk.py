@@ -45,16 +45,16 @@ class Talk(Sequence[tuple[Any, ...]]):
         A conversation that is not all plain messages is copied as a whole, so that one without end is noticed.
         """
         given = [one if type(one) in _SIMPLE else copy(one) for one in conversations]
-        self._flatten([as_messages(one, role) for one in given], copy)
+        self._flatten(given, role, copy)
         if self.odd and copy is not as_it_is:
             for i in self.odd_ones():
                 given[i] = copy(given[i])
-            self._flatten([as_messages(one, role) for one in given], copy)
+            self._flatten(given, role, copy)
 
-    def _flatten(self, talks: Sequence[tuple[tuple[Any, ...], bool]], copy: Copy) -> None:
-        self.is_text = [is_text for _, is_text in talks]
+    def _flatten(self, given: Sequence[Any], role: str, copy: Copy) -> None:
+        lists = given if _is(list, given) else [as_messages(one, role)[0] for one in given]
+        self.is_text = [isinstance(one, str) for one in given]
         """Whether each was a plain text, and not a list of messages."""
-        lists = [messages for messages, _ in talks]
         self.starts = list(accumulate(map(len, lists), initial=0))
         """Where each conversation begins in the columns; and their end."""
         flat = list(chain.from_iterable(lists))

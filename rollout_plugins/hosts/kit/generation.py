@@ -132,7 +132,9 @@ class Generation:
         sync, later = (getattr(self.trainer, f"_{kind}_tool_dicts", None) for kind in ("sync", "async"))
         if not isinstance(sync, list) or not isinstance(later, list) or len(sync) != len(later):
             return nullcontext()
-        self.watches = [Watch((*a, *b)) for a, b in zip(sync, later, strict=True)]
+        tools: dict[tuple[str, ...], tuple[str, ...]] = {}  # most rollouts have the same ones
+        names = [(*a, *b) for a, b in zip(sync, later, strict=True)]
+        self.watches = [Watch(tools.setdefault(own, own)) for own in names]
         return swapped(
             self.trainer,
             _sync_tool_dicts=[WatchedTools(t, w, is_async=False) for t, w in zip(sync, self.watches, strict=True)],

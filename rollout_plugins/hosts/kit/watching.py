@@ -93,15 +93,9 @@ class WatchedTools(UserDict[str, Any]):
     def __init__(self, tools: MutableMapping[str, Any], watch: Watch, *, is_async: bool) -> None:
         self.data = tools  # type: ignore[assignment]  # the trainer's own: what is added here is added there
         self._watch, self._is_async = watch, is_async
-        self._watched: dict[str, tuple[Any, Any]] = {}
 
     def __getitem__(self, name: str) -> Any:
-        tool = self.data[name]
-        known = self._watched.get(name)
-        if known is None or known[0] is not tool:
-            known = tool, self._watch.watched(name, tool, is_async=self._is_async)
-            self._watched[name] = known
-        return known[1]
+        return self._watch.watched(name, self.data[name], is_async=self._is_async)
 
     def __reduce__(self) -> Any:
         return dict, (self.data,)
