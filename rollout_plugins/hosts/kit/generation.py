@@ -177,7 +177,7 @@ class Generation:
         """Bytes that it takes until its rollouts are stored."""
         beside = Snapshot()
         beside.copy([self.prompt_ids, self.tool_mask, self.ids, list(self.tensors.values()), self.peers])
-        watched = sum(watch.bytes + 256 * (1 + len(watch.seen)) for watch in self.watches)
+        watched = sum(watch.bytes + 256 * (1 + watch.count) for watch in self.watches)
         return self.bytes + beside.bytes + 2048 + watched
 
 
