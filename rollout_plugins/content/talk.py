@@ -26,7 +26,7 @@ _SIMPLE: Final = frozenset({str, list, tuple, type(None)})
 _CALLS: Final = {frozenset({"type", "function"}), frozenset({"id", "type", "function"})}
 _FUNCTION: Final = frozenset({"name", "arguments"})
 _NONE: Final = object()
-_EACH = 100
+_EACH, _AT_ONCE = 100, 512
 Copy = Callable[[Any], Any]
 Shape = tuple[str, ...]
 
@@ -58,29 +58,37 @@ class Talk(Sequence[tuple[Any, ...]]):
         self.starts = list(accumulate(map(len, lists), initial=0))
         """Where each conversation begins in the columns; and their end."""
         flat = list(chain.from_iterable(lists))
-        self.shapes = _shapes(flat)
+        self.shapes: list[Shape] = []
         """The keys of each message, in their order; none where it is an odd one."""
-        self.odd = {at: flat[at] for at, shape in enumerate(self.shapes) if not shape}
+        self.odd: dict[int, Any] = {}
         """Messages that the columns cannot hold, by their place."""
         self.columns: dict[str, list[Any]] = {}
         """The texts of all messages, by key; None where a message has none."""
-        used = set().union(*set(self.shapes)) - {"tool_calls"}
-        for key in used:
-            self._add_column(key, flat)
+        for start in range(0, len(flat), _AT_ONCE):
+            self._add_texts(flat[start : start + _AT_ONCE])
         self._add_calls(flat, copy)
         for at in self.odd:
             self.shapes[at] = ()
             for column in self.columns.values():
                 column[at] = None
 
-    def _add_column(self, key: str, flat: Sequence[Any]) -> None:
-        odd = self.odd
-        column = (
-            [None if at in odd else m.get(key) for at, m in enumerate(flat)] if odd else [m.get(key) for m in flat]
-        )
-        if not _TEXTS.issuperset(map(type, column)):
-            odd.update((at, flat[at]) for at, value in enumerate(column) if type(value) not in _TEXTS)
-        self.columns[key] = column
+    def _add_texts(self, some: Sequence[Any]) -> None:
+        """Some more messages: so few that they are still in the processor's cache when they are looked at again."""
+        start, shapes = len(self.shapes), _shapes(some)
+        self.shapes += shapes
+        kinds = set(shapes)
+        if () in kinds:
+            self.odd.update((start + at, some[at]) for at, shape in enumerate(shapes) if not shape)
+        for key in set().union(*kinds) - self.columns.keys() - {"tool_calls"}:
+            self.columns[key] = [None] * start
+        for key, column in self.columns.items():
+            if () in kinds:
+                values = [message.get(key) if shape else None for message, shape in zip(some, shapes, strict=True)]
+            else:
+                values = [message.get(key) for message in some]
+            if not _TEXTS.issuperset(map(type, values)):
+                self.odd.update((start + at, some[at]) for at, value in enumerate(values) if type(value) not in _TEXTS)
+            column.extend(values)
 
     def _add_calls(self, flat: Sequence[Any], copy: Copy) -> None:
         asking = {shape for shape in set(self.shapes) if "tool_calls" in shape}
