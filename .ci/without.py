@@ -23,6 +23,7 @@ PARTS = {
     "web": ["web", "report.py"],
     "shapes": ["shapes"],
     "demo": ["demo"],
+    "remote": ["remote"],
 }
 COMMANDS = {"view": "view", "web": "report", "shapes": "import", "demo": "demo"}
 CORE = ["tests/content", "tests/engine", "tests/hosts", "tests/store"]

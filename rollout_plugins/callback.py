@@ -22,11 +22,13 @@ from rollout_plugins.engine.run_id import identify, run_of, write_marker
 from rollout_plugins.engine.setup import (
     bind_sinks,
     cap_dashboards,
+    check_redact,
     checked_dir,
     end_run,
     named_metrics,
     open_pipeline,
     tell_of_unfinished,
+    with_mirror,
 )
 from rollout_plugins.engine.telling import shown
 from rollout_plugins.engine.where import say_start
@@ -63,6 +65,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         dir: where runs are kept; default `<output_dir>-rollouts`, beside what is uploaded with the model.
         disable: names of plugins that must not run.
         config: options for plugins given by name, for example `{"cap": {"max_per_step": 8}}`.
+        mirror: a URL, such as `s3://bucket/runs`, that the run is copied to while it is recorded; see `Mirror`.
         autoload: whether installed plugins run without being named.
         strict: let errors of plugins end the run; for tests.
         sync: do all work on the training thread; for debugging.
@@ -81,6 +84,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         dir: str | os.PathLike[str] | None = None,  # noqa: A002 - the name people expect
         disable: Iterable[str] = (),
         config: Mapping[str, Mapping[str, Any]] | None = None,
+        mirror: str | None = None,
         autoload: bool = True,
         strict: bool = False,
         sync: bool = False,
@@ -93,11 +97,13 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         check_trl()
         others = set(vars(self))  # of a subclass
         disable = disable if isinstance(disable, str) else tuple(disable)
-        self._plugins = Plugins(plugins, disable=disable, config=config, autoload=autoload)
+        wanted = with_mirror(plugins, config, mirror)
+        self._plugins = Plugins(wanted["plugins"], disable=disable, config=wanted["config"], autoload=autoload)
+        check_redact(self._plugins)
         self._options: dict[str, Any] = {
             "plugins": list(plugins or ()), "dir": checked_dir(dir), "disable": disable, "config": config,
-            "autoload": autoload, "strict": strict, "sync": sync, "tokens": tokens, "rendered": rendered,
-            "on_full": on_full, "end_seconds": end_seconds,
+            "mirror": mirror, "autoload": autoload, "strict": strict, "sync": sync, "tokens": tokens,
+            "rendered": rendered, "on_full": on_full, "end_seconds": end_seconds,
         }  # fmt: skip
         self._pipeline = self._new_pipeline()
         self._trainers: weakref.WeakKeyDictionary[Any, Attached] = weakref.WeakKeyDictionary()

@@ -24,11 +24,13 @@ from rollout_plugins.engine.run_id import claimed, identify_loop, place_in_launc
 from rollout_plugins.engine.setup import (
     bind_sinks,
     cap_dashboards,
+    check_redact,
     checked_dir,
     end_run,
     named_metrics,
     open_pipeline,
     tell_of_unfinished,
+    with_mirror,
 )
 from rollout_plugins.engine.telling import shown
 from rollout_plugins.engine.where import say_start
@@ -59,6 +61,7 @@ class RolloutRecorder:
         dir: where runs are kept.
         disable: names of plugins that must not run.
         config: options for plugins given by name, for example `{"cap": {"max_per_step": 8}}`.
+        mirror: a URL, such as `s3://bucket/runs`, that the run is copied to while it is recorded; see `Mirror`.
         autoload: whether installed plugins run without being named.
         strict: let errors of plugins, and of later batches, end the loop; for tests.
         sync: do all work on the thread that records; for debugging.
@@ -89,6 +92,7 @@ class RolloutRecorder:
         dir: str | os.PathLike[str] = "runs",  # noqa: A002 - the name people expect
         disable: Iterable[str] = (),
         config: Mapping[str, Mapping[str, Any]] | None = None,
+        mirror: str | None = None,
         autoload: bool = True,
         strict: bool = False,
         sync: bool = False,
@@ -109,7 +113,9 @@ class RolloutRecorder:
     ) -> None:
         root = checked_dir(dir) or Path("runs").absolute()
         _check(run_id, resumed_from, reward_names, reward_weights)
-        self._plugins = Plugins(plugins, disable=disable, config=config, autoload=autoload)
+        wanted = with_mirror(plugins, config, mirror)
+        self._plugins = Plugins(wanted["plugins"], disable=disable, config=wanted["config"], autoload=autoload)
+        check_redact(self._plugins)
         cap_dashboards(self._plugins)
         self._strict = strict or flag("STRICT", default=False)
         self._tokens, self._waits = tokens, on_full == "block"

@@ -374,6 +374,10 @@ class Plugin(Protocol):
     """Names of its numbers that the log has by default, and only while they are not 0; None: all, zeros too."""
     verbose: bool = False
     """True: the log has every number of every plugin, and what recording costs."""
+    seal_seconds: float | None = None
+    """How old a journal may get before it becomes a Parquet file, which does not change anymore; None: any age."""
+    require_redact: bool | None = None
+    """For plugins that take a run's files away. True: it needs a `required` plugin; False: the lack of one is said."""
 
     def clean(self, value: Any) -> Any:
         """For `required` plugins: what may leave of a value that is not a rollout, of the same type; None keeps it."""

@@ -144,3 +144,17 @@ def on_run_end(run: Run) -> None:
         def on_run_end(self, run):
             self.client.close()
     """
+
+
+@hookspec
+def on_run_stored(run: Run, seconds: float) -> None:
+    """Nothing more is written to the run's folder by this process: copy it, upload it, check it.
+
+    After `on_run_end`, and the last thing that happens to a run or an attempt of it. The process waits that many
+    seconds at most; whoever is not done by then says so and comes back.
+
+    Example:
+        @hookimpl
+        def on_run_stored(self, run, seconds):
+            shutil.make_archive(run.dir, "zip", run.dir)
+    """

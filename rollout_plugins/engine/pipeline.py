@@ -87,6 +87,7 @@ class Pipeline:
             came_back=lambda late: counters.drop("not_finished_at_end", -late.rollouts),  # it counted its own losses
         )
         self._hooks: ReplaceableThread | None = None
+        self._last_seconds: float | None = None
         self._error: BaseException | None = None
         self._figures = Figures()
         self._lock = threading.RLock()
@@ -242,7 +243,7 @@ class Pipeline:
             outbox.close(min(until(LAST_WORDS_SHARE), time.monotonic() + SINK_SECONDS))
         if not any(outbox.is_stuck for outbox in self._outboxes):  # one that comes back may raise
             be_open(self)
-        self._put(self._forget_run)
+        self._put(partial(self._forget_run, self._shown_run or run, until))
         self._worker.wait(until(1))
 
     def _give_up(self) -> None:
@@ -250,9 +251,10 @@ class Pipeline:
         self.counters.drop("not_finished_at_end", left)
         logger.warning("recording did not finish in time; %d rollouts are not in the store", left)
 
-    def _forget_run(self) -> None:
+    def _forget_run(self, run: Run, until: Callable[[float], float]) -> None:
         self._storage.forget(count_again=any(outbox.missed for outbox in self._outboxes))
         self._outboxes = []
+        self._tell_stored(run, until(1))
         if self._hooks is not None:  # not sooner: the worker may still be at work with it
             self._hooks.stop()
             self._hooks = None
@@ -289,13 +291,19 @@ class Pipeline:
             pass
 
     @property
+    def _all_plugins(self) -> list[Any]:
+        return [plugin for _, plugin in self.dispatcher.manager.list_name_plugin()]
+
+    @property
     def _has_plugins(self) -> bool:
         """Whether there is anything that could hang; a thread for it is only made then."""
-        return any(not isinstance(plugin, DefaultTrace) for _, plugin in self.dispatcher.manager.list_name_plugin())
+        return any(not isinstance(plugin, DefaultTrace) for plugin in self._all_plugins)
 
     def _take_out_hung(self) -> bool:
         seconds = self._hang_seconds
-        if self._ending.has_begun:  # or nothing would be stored that waits behind it
+        if self._last_seconds is not None:
+            seconds = self._last_seconds + 1
+        elif self._ending.has_begun:  # or nothing would be stored that waits behind it
             seconds = min(seconds, max(self._ending.seconds / 3, 1.0))
         call = self.dispatcher.give_up_after(seconds)
         if call is None:
@@ -311,7 +319,7 @@ class Pipeline:
             self.dispatcher.begin()
         self._begun = (run.id, run.attempt)
         run = self._shown_run = self._cleaned_run(run)
-        self._storage.open(run)
+        self._storage.open(run, min(filter(None, map(_seal_seconds, self._all_plugins)), default=None))
         self._outboxes = self._outboxes or [
             Outbox(plugin, self.dispatcher, self.counters, _scope(plugin), self._note_error)
             for plugin in self.dispatcher.plugins_with("export_traces")
@@ -341,12 +349,19 @@ class Pipeline:
         known = set(map(id, told))
         self._tell(hook, run, [i for i in self.dispatcher.implementations(hook) if id(i.plugin) not in known])
 
-    def _tell(self, hook: str, run: Run, waiting: list[Any]) -> None:
+    def _tell(self, hook: str, run: Run, waiting: list[Any], **more: Any) -> None:
         def tell() -> None:
             while waiting:
-                self.dispatcher.call(waiting.pop(0), hook, {"run": run})
+                self.dispatcher.call(waiting.pop(0), hook, {"run": run, **more})
 
         self._with_hooks(tell)
+
+    def _tell_stored(self, run: Run, until: float) -> None:
+        """Plugins that take the run's files elsewhere may use all the time that is left."""
+        for impl in self.dispatcher.implementations("on_run_stored"):
+            self._last_seconds = seconds = max(until - time.monotonic(), 0.0)
+            self._tell("on_run_stored", run, [impl], seconds=seconds)
+        self._last_seconds = None
 
     def _count_lost(self, reason: str, count: int) -> None:
         """The reason is a text like any other: it goes where `required` plugins let it."""
@@ -400,3 +415,7 @@ def _import_pandas() -> None:
 
 def _scope(plugin: Any) -> str:
     return as_sink(plugin).scope
+
+
+def _seal_seconds(plugin: Any) -> float | None:
+    return as_sink(plugin).seal_seconds

@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from rollout_plugins.engine.delivery import as_sink
 from rollout_plugins.engine.discover import Plugins
 from rollout_plugins.engine.pipeline import Pipeline
+from rollout_plugins.engine.telling import is_required
 from rollout_plugins.engine.where import say_end
 from rollout_plugins.errors import SetupError
 from rollout_plugins.store.finding import find_runs
@@ -23,6 +24,8 @@ logger = logging.getLogger("rollout_plugins")
 
 #: Runs of this process, and those that it told of.
 _known: set[Path] = set()
+#: Places that rollouts go to as they are, of which somebody was warned.
+_warned: set[str | None] = set()
 
 _DASHBOARDS = ("trackio", "wandb")
 
@@ -50,6 +53,35 @@ def cap_dashboards(plugins: Plugins) -> None:
         plugins.add("cap")
 
 
+def with_mirror(plugins: Sequence[Any] | None, config: Any, mirror: str | None) -> dict[str, Any]:
+    """The plugins and their options, with the one that copies the run to a URL."""
+    if mirror is None:
+        return {"plugins": plugins, "config": config}
+    options = dict(config or {})
+    return {
+        "plugins": [*(plugins or ()), "mirror"],
+        "config": {**options, "mirror": {**options.get("mirror", {}), "to": mirror}},
+    }
+
+
+def check_redact(plugins: Plugins) -> None:
+    """Plugins that take a run's files away: refuse those that need `redact` and lack it, and warn of the others."""
+    loaded = plugins.manager.list_name_plugin()
+    if any(is_required(plugin) for _, plugin in loaded):
+        return
+    for name, plugin in loaded:
+        needs, target = as_sink(plugin).require_redact, as_sink(plugin).target
+        if needs:
+            raise SetupError(
+                f"{name} has require_redact=True, and nothing searches rollouts for secrets: add 'redact' to plugins"
+            )
+        if needs is not None and target not in _warned:
+            _warned.add(target)
+            logger.warning(
+                'rollouts go to %s as they are; plugins=["redact"] would take secrets out of them first', target
+            )
+
+
 def bind_sinks(plugins: Plugins, trainer: Any, safely: Callable[[str, Callable[[], object]], object]) -> None:
     """Show sinks the thread that trains, where a run that is open already can be seen, and the trainer if any."""
     for _, plugin in plugins.manager.list_name_plugin():
@@ -70,8 +102,8 @@ def checked_dir(path: str | os.PathLike[str] | None) -> Path | None:
         return None
     if re.match(r"([\w+.-]+::)*[A-Za-z][\w+.-]+:/", os.fspath(path)):  # a Path has only one of a URL's two slashes
         raise SetupError(
-            f"dir={os.fspath(path)!r} is a URL; runs are written to a folder of this machine: "
-            "give one, and copy the run from there"
+            f"dir={os.fspath(path)!r} is a URL; runs are written to a folder of this machine and copied from there: "
+            f"write mirror={os.fspath(path)!r}, and leave dir out or give a folder"
         )
     folder = Path(path).absolute()  # a reward may change the working directory
     if folder.exists() and not folder.is_dir():

@@ -33,8 +33,8 @@ class Storage:
         """How much was written; None when no run is open."""
         return None if self._writer is None else self._writer.bytes
 
-    def open(self, run: Run) -> None:
-        self._writer = RunWriter(run)
+    def open(self, run: Run, seal_seconds: float | None = None) -> None:
+        self._writer = RunWriter(run, seal_seconds)
         self._try(lambda writer: writer.write_run())
 
     def write(self, split: str, rollouts: Sequence[Rollout]) -> None:

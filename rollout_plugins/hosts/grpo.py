@@ -21,7 +21,7 @@ from rollout_plugins.hosts.kit.decoding import Decoder
 from rollout_plugins.hosts.kit.observing import Needs, Observer
 from rollout_plugins.hosts.kit.support import Support, TRLHost
 from rollout_plugins.hosts.kit.turns import Turns
-from rollout_plugins.hosts.kit.wrapping import Call
+from rollout_plugins.hosts.kit.wrapping import Call, logger
 
 LOGPROBS: Final = "sampler, trainer and reference"
 SCORED: Final = ("inputs", "prompts", "completions", "completion_ids_list")
@@ -41,9 +41,26 @@ class GRPOObserver(Observer):
         self.watch("_calculate_rewards", self._rewards)
         self.watch("_generate", self._tokens, optional=True)
         self.watch("_tool_call_loop", self.tool_loop, optional=True)
+        self._has_begun = self._has_told = False
+        self._unseen_steps = 0
+        self.wraps.wrap(trainer, "training_step", self._trained)
 
     def begin(self) -> Sampled:
-        return Sampled(self.trainer, self.options)
+        now = Sampled(self.trainer, self.options)
+        self._has_begun |= now.split == "train"
+        return now
+
+    def _trained(self, call: Call) -> Any:
+        """A trainer may call none of what is watched: what it trains on is counted, so that it is not lost unsaid."""
+        out = call.run()
+        if not self._has_begun:
+            with self.guarded("count what is trained on"):
+                args = self.trainer.args
+                self._unseen_steps += 1
+                per_generation = int(getattr(args, "steps_per_generation", None) or args.gradient_accumulation_steps)
+                if self._unseen_steps % (per_generation * int(getattr(args, "num_iterations", 1))) == 0:
+                    self.lose(int(args.per_device_train_batch_size) * per_generation)
+        return out
 
     def _whole(self, now: Sampled, call: Call) -> Any:
         self.given(now, call)
@@ -56,6 +73,8 @@ class GRPOObserver(Observer):
         if now.count:
             with self.guarded("read the advantages"):
                 self._read_advantages(now, out)
+        else:
+            now.returned = out
         return out
 
     def _rewards(self, now: Sampled, call: Call) -> Any:
@@ -218,16 +237,29 @@ class GRPOObserver(Observer):
         return out
 
     def missed(self, now: Sampled) -> None:  # type: ignore[override]
-        """The snapshot was not taken: fall back on what the trainer logged."""
-        with self.guarded("record a generation from the trainer's log"):
+        """The snapshot was not taken: fall back on what the trainer logged, or on what it goes on with."""
+        with self.guarded("record a generation from what the trainer has of it"):
             batch = batch_from_log(self.trainer, now.expected, now.logged)
             if batch is not None:
+                self._tell_what_remains("its log", "columns, numbers of tokens and what tools did")
                 self.emit(batch)
                 self.count_refused(batch.count)
                 if now.generated > batch.count:
                     self.lose(now.generated - batch.count)
+            elif now.take_returned(Decoder(self.trainer, self.options)):
+                self._tell_what_remains("the token ids it trains on", "rewards, messages as they were and tool calls")
+                super().hand_over(now)
             else:
                 self.lose(max(now.expected, now.generated))
+
+    def _tell_what_remains(self, where: str, lacks: str) -> None:
+        if not self._has_told:
+            self._has_told = True
+            logger.warning(
+                "%s generates or scores in a way of its own: its rollouts are recorded from %s, without %s; "
+                "docs/trainers.md says how to write a host for it",
+                type(self.trainer).__name__, where, lacks,
+            )  # fmt: skip
 
 
 def _replays(trainer: Any) -> bool:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rollout_plugins.content.snapshot import Snapshot
+from rollout_plugins.hosts.kit.decoding import Decoder, unpadded
 from rollout_plugins.hosts.kit.generation import Generation
 from rollout_plugins.hosts.kit.rewards import Rewards
 
@@ -22,6 +23,8 @@ logger = logging.getLogger("rollout_plugins")
 
 _MOST: Final = 8
 NEVER_SCORED: Final = "the trainer did not score it where that can be seen"
+NOT_SEEN: Final = "the trainer scored it in a way of its own"
+RETURNED: Final = "the token ids that the trainer trains on"
 NO_ADVANTAGE: Final = "the trainer did not compute it where that can be seen"
 
 
@@ -56,6 +59,8 @@ class Sampled(Generation):
         self.scored_ids: Sequence[Any] = ()
         self.logged: Sequence[Any] | None = None
         """What was in the trainer's log before."""
+        self.returned: Any = None
+        """What the whole method gave back, where nothing else was seen."""
         self.is_one_of_several = False
         self.claimed: Sequence[tuple[Sampled, int]] = ()
         """For each row, the generation it was made in and its place there, if it was made before it was scored."""
@@ -95,6 +100,25 @@ class Sampled(Generation):
         if self.is_played:
             self.ids = [array("q", row) for row in ids]
 
+    def take_returned(self, decoder: Decoder) -> bool:
+        """Make rollouts of what the trainer goes on with; whether there is anything."""
+        out = self.returned if isinstance(self.returned, Mapping) else {}
+        if out.get("completion_ids") is None or out.get("completion_mask") is None:
+            return False
+        ids = unpadded(out["completion_ids"], out["completion_mask"])
+        rows = self.rows if len(self.rows) == len(ids) else ()
+        if out.get("prompt_ids") is not None and out.get("prompt_mask") is not None:
+            self.prompt_ids = unpadded(out["prompt_ids"], out["prompt_mask"])
+        elif not rows:
+            return False
+        self.decoder = decoder
+        self.snapshot(rows, [row.get("prompt") for row in rows] or [None] * len(ids), None, ids)
+        advantages = out.get("advantages")
+        if advantages is not None and tuple(advantages.shape) == (len(ids),):
+            self.advantages = advantages.tolist()
+        self.unknown |= {"rewards": NOT_SEEN, "source": RETURNED}
+        return True
+
     def split_off(self) -> Sampled:
         """What was seen so far, as a generation of its own: the trainer goes on with another one."""
         earlier = copy.copy(self)
@@ -109,6 +133,7 @@ class Sampled(Generation):
         """They need not wait for the worker thread."""
         self.made, self.logged, self.scored_ids, self.claimed = None, None, (), ()
         self.fields, self.before = {}, []
+        self.returned = None
 
 
 def _are_rows(value: Any, kind: type) -> bool:

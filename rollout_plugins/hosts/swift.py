@@ -76,9 +76,11 @@ class SwiftObserver(Observer):
 
     def _give_up(self) -> None:
         """What was generated ahead stays with the trainer's thread, and is scored no more."""
-        if self._asked:
-            self.lose(len(self._asked))
-            self._asked.clear()
+        count = len(self._asked)
+        self._asked.clear()
+        if count:
+            self.lose(count)
+            self.emit.waits(0, self._give_up)
 
     def detach(self) -> None:
         super().detach()
@@ -195,7 +197,7 @@ HOST = SwiftHost(
     SwiftObserver,
     (
         Support(
-            trainer="swift.GRPOTrainer", advantage=True, groups=True, evaluation=True, tools=True,
+            trainer="swift.GRPOTrainer", advantage=True, groups=True, evaluation=True, images=True, tools=True,
             logprobs="sampler", since="ms-swift 4.6",
             note="what dynamic sampling throws away is marked; earlier turns are decoded from token ids",
         ),

@@ -126,7 +126,7 @@ class _Builder:
     def __init__(self, now: Sampling) -> None:
         self._now = now
         trainer = now.trainer
-        self._agent: Any = getattr(getattr(trainer, "template", None), "agent_template", None)
+        self._template: Any = getattr(trainer, "template", None)
         self._has_turns = getattr(trainer, "multi_turn_scheduler", None) is not None
         self._may_discard = getattr(trainer, "dynamic_sample", False) and now.split == "train"
 
@@ -194,8 +194,8 @@ class _Builder:
             return {**message, "role": "tool"}
         if role_of(message) != "assistant" or message.get("tool_calls"):
             return message
-        with suppress(Exception):  # what the template can't read is no call, as for the trainer
-            found = self._agent.get_toolcall(message["content"])
+        with suppress(Exception):  # some templates have no agent's; what it can't read is no call, as for the trainer
+            found = self._template.agent_template.get_toolcall(message["content"])
             return {**message, "tool_calls": [{"name": one.name, "arguments": one.arguments} for one in found]}
         return message
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from rollout_plugins.content.elsewhere import is_url
 from rollout_plugins.errors import MissingExtraError, SetupError, need
 
 #: By protocol, the package that fsspec needs for it and our extra that brings it.
@@ -85,7 +87,8 @@ class Place:
         if self.is_local:
             return fs.LocalFileSystem()
         if self.protocol in _S3 and hasattr(fs, "S3FileSystem"):
-            return fs.S3FileSystem(**_s3_options(fs, self.path.partition("/")[0]))
+            endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+            return _s3(self.path.partition("/")[0], endpoint, os.getpid())
         return fs.PyFileSystem(fs.FSSpecHandler(self.fsspec))
 
     def why(self, error: BaseException) -> str:
@@ -101,13 +104,6 @@ class Place:
             also = " and AWS_ENDPOINT_URL" if self.protocol in _S3 else ""
             return f"it cannot be reached; check the network{also} ({text})"
         return text
-
-
-def is_url(path: object) -> bool:
-    """Whether this is a URL, and not a path; also one that a `Path` has taken a slash from."""
-    if not isinstance(path, (str, os.PathLike)):
-        return False
-    return re.match(r"([\w+.-]+::)*[A-Za-z][\w+.-]+:/", os.fspath(path)) is not None
 
 
 def place(url: str | os.PathLike[str], what: str = "the URL") -> Place:
@@ -145,22 +141,25 @@ def _check_protocol(protocol: str, what: str, text: str) -> None:
         raise MissingExtraError(f"{what} {text!r} cannot be used: {error}") from None
 
 
-def _s3_options(fs: Any, bucket: str) -> dict[str, Any]:
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+@cache
+def _s3(bucket: str, endpoint: str, _pid: int) -> Any:
+    """One for all files of a bucket: finding out its region takes a request. A forked process needs its own."""
+    from pyarrow import fs
+
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     if not region and not endpoint:
-        try:
+        with suppress(OSError):  # no such bucket, or no network: the first use says so, with what to do
             region = fs.resolve_s3_region(bucket)
-        except OSError:  # no such bucket, or no network: the first use says so, with what to do
-            region = None
     parts = urlsplit(endpoint)
     where = {"scheme": parts.scheme, "endpoint_override": parts.netloc + parts.path.rstrip("/")} if endpoint else {}
-    patience = {
-        "connect_timeout": 10,
-        "request_timeout": 60,
-        "retry_strategy": fs.AwsStandardS3RetryStrategy(max_attempts=3),
-    }
-    return {**where, **patience, **({"region": region} if region else {})}
+    return fs.S3FileSystem(
+        connect_timeout=10,
+        request_timeout=30,
+        allow_delayed_open=True,  # a small file is one request, and not three
+        retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=3),
+        **({"region": region} if region else {}),
+        **where,
+    )
 
 
 def without_secrets(text: str) -> str:

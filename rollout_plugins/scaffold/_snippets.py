@@ -244,4 +244,19 @@ def test_hears_of_the_end() -> None:
     assert plugin.ended == "mine"
 """,
     ),
+    "on_run_stored": Snippet(
+        ours="Run",
+        method="""\
+    @hookimpl
+    def on_run_stored(self, run: Run, seconds: float) -> None:
+        self.stored = run.id
+""",
+        test_kit="make_run",
+        test="""\
+def test_hears_when_the_files_are_complete() -> None:
+    plugin = KIND()
+    plugin.on_run_stored(make_run(id="mine"), seconds=1.0)
+    assert plugin.stored == "mine"
+""",
+    ),
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -49,8 +50,10 @@ def run_file(rank: int) -> str:
 class RunWriter:
     """Appends rollouts to a run. Methods raise OSError when the disk does; the next call starts afresh."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, seal_seconds: float | None = None) -> None:
+        """`seal_seconds`: how old a journal may get before it is sealed; by default only its size counts."""
         self.run = run
+        self._seal_seconds = math.inf if seal_seconds is None else seal_seconds
         self.dir = Path(run.dir)
         self.lost: list[Placeholder] = []
         self.bytes = 0
@@ -69,6 +72,11 @@ class RunWriter:
         self.bytes += batch.nbytes
         del batch  # sealing reads it again, and it may be as large as the memory that is left
         if shard.bytes >= SEAL_BYTES:
+            self._seal(split)
+        self._seal_old()
+
+    def _seal_old(self) -> None:
+        for split in [split for split, shard in self._shards.items() if shard.age >= self._seal_seconds]:
             self._seal(split)
 
     def _new_shard(self, split: str) -> _Shard:
@@ -104,6 +112,7 @@ class RunWriter:
         """Ask the disk to keep what was written even if the machine dies."""
         for shard in self._shards.values():
             shard.sync()
+        self._seal_old()
 
     def write_run(self, counts: Mapping[str, Any] | None = None, *, ended: bool = False) -> None:
         """Write this rank's facts and counts, atomically."""
@@ -153,6 +162,7 @@ class _Shard:
         self._fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o644)
         self._whole = True
         self._synced = 0.0
+        self._began = time.monotonic()
         try:
             self._write(SCHEMA.serialize())
         except OSError:
@@ -160,6 +170,10 @@ class _Shard:
             with suppress(OSError):
                 path.unlink()
             raise
+
+    @property
+    def age(self) -> float:
+        return time.monotonic() - self._began
 
     def is_there(self) -> bool:
         """Whether the path still names the file we write to; a removed folder would swallow writes in silence."""

@@ -17,7 +17,7 @@ from rollout_plugins.cli.main import main
 from rollout_plugins.demo.command import run as run_demo
 
 ROOT = Path(__file__).parents[2]
-GUIDES = ["index", "tutorial", "beside", *(f"how-to/{page}" for page in ("look", "trackio", "wandb", "images", "secrets", "ranks", "rollout-func"))]  # fmt: skip
+GUIDES = ["index", "tutorial", "beside", "trainers", *(f"how-to/{page}" for page in ("look", "trackio", "wandb", "images", "secrets", "ranks", "rollout-func"))]  # fmt: skip
 GENERATED = re.compile(r"<!-- generated: .*?<!-- /generated -->", re.DOTALL)
 NEEDS_A_TERMINAL = ("view",)
 

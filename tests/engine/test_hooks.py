@@ -183,6 +183,21 @@ def test_hook_on_run_end():
     assert errors(result) == [("broken", "on_run_end", RuntimeError)]
 
 
+def test_hook_on_run_stored():
+    seen = []
+
+    def look(run, seconds):
+        (attempt,) = open_run(run.dir).attempts
+        journals = list(Path(run.dir).glob("data/*/*.arrows"))
+        seen.append((attempt["ended"] is not None, journals, len(open_run(run.dir)), 0 < seconds <= 30))
+
+    broken = plugin("broken", on_run_stored=fails)
+    sink = plugin("sink", on_run_stored=look, export_traces=lambda: None, on_run_end=lambda: seen.append("end"))
+    result = run_plugins([broken, sink], [make_rollout()], strict=False)
+    assert seen == ["end", (True, [], 1, True)]
+    assert errors(result) == [("broken", "on_run_stored", RuntimeError)]
+
+
 @pytest.mark.parametrize(
     ("hook", "answer"),
     [

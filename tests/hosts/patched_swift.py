@@ -5,22 +5,37 @@ from __future__ import annotations
 import copy
 import json
 import os
+import subprocess
+import sys
 from itertools import count
+from pathlib import Path
 from typing import ClassVar
 
 os.environ.update(USE_HF="1", CUDA_VISIBLE_DEVICES="")
 
 import pytest
 import torch
-from rig import tiny_model
+from PIL import Image
+from rig import tiny_model, tokenizer
 from swift.arguments import RLHFArguments
 from swift.callbacks import callbacks_map
+from swift.infer_engine.protocol import RequestConfig, RolloutInferRequest, RolloutOutput
 from swift.pipelines.train.rlhf import SwiftRLHF
 from swift.rewards import ORM, orms
+from swift.rlhf_trainers.rollout_mixin import AsyncGenerateCallback
 from swift.rollout import MultiTurnScheduler, multi_turns
+from transformers import (
+    CLIPImageProcessorPil,
+    CLIPVisionConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    LlavaProcessor,
+    Qwen3Config,
+)
 
 from rollout_plugins import RolloutPluginCallback, open_run
 
+WORKER = Path(__file__).parents[1] / "support" / "swift_worker.py"
 REQUIRED = {
     "rlhf_type": "grpo", "model_type": "qwen3", "template": "qwen3", "tuner_type": "full", "add_version": False,
     "torch_dtype": "float32", "attn_impl": "sdpa", "per_device_train_batch_size": 4, "per_device_eval_batch_size": 4,
@@ -108,12 +123,11 @@ def trained(folder, before=None, rows=None, **more):
         for i in range(32):
             row = {"messages": [{**one, "content": one["content"].format(i)} for one in asked], "level": i}
             file.write(json.dumps({**row, **(rows or {})}) + "\n")
-    args = RLHFArguments(
-        model=tiny_model(folder), dataset=[str(path)], output_dir=str(folder / "out"), **REQUIRED | more
-    )
+    more = {"model": tiny_model(folder), "dataset": [str(path)], "output_dir": str(folder / "out"), **more}
+    args = RLHFArguments(**copy.deepcopy(REQUIRED) | more)
     run = Run(args, before or add())
     run.main()
-    stored = open_run(folder / "out")
+    stored = open_run(more["output_dir"])
     return list(stored.rollouts(tokens=True)), Scored.given, run.trained, stored
 
 
@@ -228,10 +242,32 @@ def scripted(trainer, script):
     return generate
 
 
+DYNAMIC = {"reward_funcs": ["scored"], "dynamic_sample": True, "max_resample_times": 3}
+
+
+def every_second_group_is_flat(number):
+    return 1.0 if (number // 2) % 2 else float(number % 2)
+
+
+def test_ranks_know_what_became_of_their_own_rollouts_though_others_train_on_them(tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    env = {**os.environ, "RIG_MODEL": tiny_model(tmp_path), "OMP_NUM_THREADS": "1"}
+    subprocess.run([*command, str(WORKER), str(tmp_path)], env=env, check=True)
+    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    given, trained_on = ({**ranks[0][name], **ranks[1][name]} for name in ("given", "trained"))
+    run = open_run(tmp_path / "out")
+    stored = {one.extra["request_id"]: one for one in run.rollouts()}
+    assert {name: one.rewards["Scored"] for name, one in stored.items()} == given
+    assert {name for name, one in stored.items() if one.marks["trained"] == "yes"} == trained_on.keys()
+    assert {name: stored[name].advantage for name in trained_on} == pytest.approx(trained_on)
+    assert any(stored[name].rank == 0 for name in ranks[1]["trained"])
+    assert (len(stored), run.drops) == (32, {"not_trained:no_spread": 16})
+
+
 def test_what_dynamic_sampling_throws_away_is_stored_and_marked(tmp_path):
-    Scored.rewards = staticmethod(lambda number: 1.0 if (number // 2) % 2 else float(number % 2))
+    Scored.rewards = staticmethod(every_second_group_is_flat)
     stored, given, trained_on, run = trained(
-        tmp_path, add(tokens=True), reward_funcs=["scored"], dynamic_sample=True, max_resample_times=3
+        tmp_path, add(tokens=True), **DYNAMIC
     )  # fmt: skip
     assert len(stored) == len(given) == 16
     assert [whole(one) for one in stored] == [told(row["messages"]) for row in given]
@@ -266,6 +302,104 @@ def test_evaluation_makes_rollouts_too(tmp_path):
     assert {one.split for one in stored} == {"train", "eval"}
     assert len(stored) == len(given)
     assert run.drops == {}
+
+
+class Server:
+    """Answers as ms-swift's vLLM server does, here with its own engine; a scheduler there makes two rounds of some."""
+
+    def __init__(self, engine):
+        self.engine = engine
+        self.sent = []
+
+    def infer(self, requests, config, use_tqdm=False):
+        asked = [RolloutInferRequest(**request) for request in requests]
+        answers = self.engine.infer(asked, RequestConfig(**config), use_tqdm=False)
+        for number, (request, response) in enumerate(zip(asked, answers, strict=True)):
+            response.id = request.uuid
+            told = [*request.messages, {"role": "assistant", "content": response.choices[0].message.content}]
+            more = [*told, {"role": "user", "content": "again"}, {"role": "assistant", "content": "the second round"}]
+            for messages in [told, more] if number % 2 else [told]:
+                self.sent.append(
+                    RolloutOutput(response=response, messages=messages, rollout_infos={"round": len(messages)})
+                )
+        return self.sent[-(len(asked) + len(asked) // 2) :]
+
+
+def test_several_samples_of_one_trajectory_are_rollouts_with_one_request_id(tmp_path):
+    def before(trainer):
+        trainer.vllm_mode, trainer.enable_server_multi_turn = "server", True
+        trainer.vllm_client = Server(trainer.engine)
+        trainer.add_callback(RolloutPluginCallback())
+
+    Scored.rewards = staticmethod(lambda number: 0.5)
+    stored, given, trained_on, run = trained(tmp_path, before, reward_funcs=["scored"], gradient_accumulation_steps=1)
+    assert run.drops == {}
+    assert len(stored) == len(given) == len(trained_on) == 12
+    assert [whole(one) for one in stored] == [told(row["messages"]) for row in given]
+    assert [one.extra["request_id"] for one in stored] == [one["request_id"] for one in trained_on]
+    assert [one.columns["level"] for one in stored] == [row["level"] for row in given]
+    assert len({one.extra["request_id"] for one in stored}) == 8
+    for rollout, row in zip(stored, given, strict=True):
+        assert f"prompt_{rollout.group}" == row["prompt_id"]
+        assert rollout.extra["round"] == len(row["messages"])
+        assert len(rollout.completion) == 1
+        assert rollout.advantage == 0
+
+
+def test_what_is_generated_ahead_has_the_step_it_was_asked_for_at_and_the_rest_is_counted(tmp_path):
+    """As with vLLM, whose place ms-swift's own engine takes here."""
+
+    def before(trainer):
+        trainer.async_generate = trainer.args.async_generate = trainer.use_fast_infer = True
+        trainer._move_model_to_vllm = lambda **kwargs: None
+        trainer.add_callback(RolloutPluginCallback())
+        trainer.add_callback(AsyncGenerateCallback(trainer))
+
+    stored, given, trained_on, run = trained(tmp_path, before, max_steps=3)
+    assert len(stored) == len(given) == len(trained_on) == 12
+    assert_scored(stored, given)
+    assert [one.policy_step for one in stored] == [0] * 8 + [1] * 4
+    assert [one.step for one in stored] == [1] * 4 + [2] * 4 + [3] * 4
+    assert run.drops == {"not_observed": 4}
+
+
+def tiny_vlm(folder):
+    words = tokenizer()
+    words.add_tokens(["<image>"], special_tokens=True)
+    image = words.convert_tokens_to_ids("<image>")
+    pixels = CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28})
+    processor = LlavaProcessor(
+        pixels, words, patch_size=14, vision_feature_select_strategy="default", num_additional_image_tokens=1
+    )  # fmt: skip
+    small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text = Qwen3Config(vocab_size=len(words), num_key_value_heads=1, head_dim=16, **small)
+    seeing = CLIPVisionConfig(image_size=28, patch_size=14, projection_dim=16, **small)
+    config = LlavaConfig(vision_config=seeing, text_config=text, image_token_id=image, image_seq_length=4)
+    model = LlavaForConditionalGeneration(config)
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = words.eos_token_id, words.pad_token_id
+    model.save_pretrained(folder / "vlm")
+    processor.save_pretrained(folder / "vlm")
+    return str(folder / "vlm")
+
+
+def test_images_stand_where_the_text_says_that_they_are(tmp_path):
+    paths = [str(tmp_path / f"{i}.png") for i in range(2)]
+    for i, path in enumerate(paths):
+        Image.new("RGB", (40, 40), (100 * i, 9, 9)).save(path)
+    rows = {"images": paths, "messages": [{"role": "user", "content": "<image>is not <image> here"}]}
+    stored, given, trained_on, run = trained(
+        tmp_path, add(tokens=True), rows, model=tiny_vlm(tmp_path), model_type="llava1_5_hf", template="llava1_5_hf"
+    )
+    assert run.drops == {}
+    assert len(stored) == len(given) == 8
+    for rollout, row in zip(stored, given, strict=True):
+        (asked,) = rollout.prompt
+        kinds = [block.get("text", block["type"]) for block in asked["content"]]
+        assert kinds == ["image", "is not ", "image", " here"]
+        assert [image.uri for image in rollout.images] == paths
+        assert [(image.width, image.height) for image in rollout.images] == [(40, 40)] * 2
+        assert told(rollout.completion) == told(row["messages"][-1:])
+    assert_trained(stored, trained_on)
 
 
 def test_registered_in_callbacks_map_it_finds_its_trainer(tmp_path):

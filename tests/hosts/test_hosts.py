@@ -3,11 +3,13 @@
 from types import MethodType
 
 import pytest
+import torch
 from copies import bare, copy_of
-from rig import GRPO, make
+from rig import GRPO, dataset, make
 from trl import GRPOTrainer
 
 from rollout_plugins import Batch, Rollout, RolloutPluginCallback, hookimpl, open_run
+from rollout_plugins.hosts import host_for
 
 
 class Foreign:
@@ -108,7 +110,9 @@ class SamplesTwice(GRPO):
 
 
 @pytest.mark.parametrize(("cls", "lost"), [(GRPO, {}), (SamplesTwice, {"not_observed": 8})])
-def test_a_trainer_that_generates_in_another_form_is_read_from_its_log_and_the_rest_is_counted(tmp_path, cls, lost):
+def test_a_trainer_that_generates_in_another_form_is_read_from_its_log_and_the_rest_is_counted(
+    tmp_path, cls, lost, caplog
+):
     trainer = refusing(tmp_path, cls=cls)
     generate = trainer._generate
     trainer._generate = lambda prompts: list(generate(prompts))
@@ -118,6 +122,7 @@ def test_a_trainer_that_generates_in_another_form_is_read_from_its_log_and_the_r
     logged = rows if cls is GRPO else rows[4:8] + rows[12:]
     assert [list(r.completion) for r in run.rollouts()] == [row["completion"] for row in logged]
     assert {r.marks["source"] for r in run.rollouts()} == {"the trainer's own log"}
+    assert "recorded from its log, without columns" in caplog.text
     assert run.drops == {"without:_calculate_rewards": 8, **lost}
 
 
@@ -146,6 +151,59 @@ def test_what_an_unknown_trainer_lacks_is_named(tmp_path, caplog):
     assert "docs/trainers.md" in caplog.text
 
 
+class OverridesAll(GRPO):
+    """Generates, scores and logs in ways of its own; it returns what TRL's `_compute_loss` needs."""
+
+    def _generate_and_score_completions(self, inputs):
+        tok, device = self.processing_class, self.accelerator.device
+        prompts = tok(["hi"] * len(inputs), return_tensors="pt")["input_ids"]
+        ids = torch.tensor([[*tok("an answer")["input_ids"], tok.eos_token_id, tok.pad_token_id]] * len(inputs))
+        mask = torch.ones_like(ids)
+        mask[:, -1] = 0
+        return {
+            "prompt_ids": prompts.to(device), "prompt_mask": torch.ones_like(prompts), "completion_ids": ids,
+            "completion_mask": mask, "advantages": torch.tensor([0.5, -0.5] * (len(inputs) // 2)),
+            "num_items_in_batch": mask.sum(),
+        }  # fmt: skip
+
+
+class OverridesMore(OverridesAll):
+    def _prepare_inputs(self, generation_batch):
+        return OverridesAll._generate_and_score_completions.__get__(self)(generation_batch)
+
+    def _generate_and_score_completions(self, inputs):
+        raise NotImplementedError
+
+
+def test_a_subclass_that_overrides_everything_is_recorded_from_what_it_trains_on(tmp_path, caplog):
+    trainer = make(tmp_path, cls=OverridesAll, max_steps=2, rows=dataset(level=list(range(8))))
+    trainer.add_callback(RolloutPluginCallback(tokens=True))
+    trainer.train()
+    run = open_run(tmp_path / "out")
+    stored = list(run.rollouts(tokens=True))
+    assert [r.completion for r in stored] == [({"role": "assistant", "content": "an answer"},)] * 8
+    assert [r.prompt[0]["content"] for r in stored] == [f"hello {r.columns['level']}" for r in stored]
+    assert [r.advantage for r in stored] == [0.5, -0.5] * 4
+    assert [r.finish for r in stored] == ["stop"] * 8
+    assert [r.completion_tokens for r in stored] == [len(r.tokens.completion) for r in stored]
+    assert {r.marks["source"] for r in stored} == {"the token ids that the trainer trains on"}
+    assert {r.marks["rewards"] for r in stored} == {"the trainer scored it in a way of its own"}
+    assert {tuple(r.rewards.values()) for r in stored} == {(None,)}
+    said = "OverridesAll generates or scores in a way of its own: its rollouts are recorded from the token ids"
+    assert caplog.text.count(said) == 1
+    assert "without rewards, messages as they were and tool calls; docs/trainers.md says how" in caplog.text
+    assert run.drops == {}
+
+
+def test_a_subclass_that_goes_round_everything_is_counted_and_said(tmp_path, caplog):
+    trainer = make(tmp_path, cls=OverridesMore, max_steps=3)
+    trainer.add_callback(RolloutPluginCallback())
+    trainer.train()
+    assert open_run(tmp_path / "out").drops == {"not_observed": 12}
+    assert caplog.text.count("cannot be observed") == 1
+    assert "docs/trainers.md says how to write a host" in caplog.text
+
+
 class Unspeakable(Exception):
     def __str__(self):
         raise RuntimeError("no words for it")
@@ -162,3 +220,8 @@ def test_an_exception_that_cannot_be_shown_reaches_the_caller_as_it_is(tmp_path)
         trainer.train()
     assert callback.flush()
     assert {rollout.error for rollout in open_run(tmp_path / "out").rollouts()} == {"Unspeakable"}
+
+
+def test_a_version_of_trls_trainer_that_does_everything_elsewhere_is_not_taken_for_the_known_one():
+    """TRL 1.0 to 1.9 have an SDFTTrainer with none of the methods that are watched."""
+    assert host_for(type("SDFTTrainer", (), {"__module__": "trl.experimental.sdft"})()) is None

@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import partial
 
 import pytest
-from rig import dataset, half, make
+from rig import GRPO, dataset, half, make
 from test_callback import runs
 from test_trainers import RUNNABLE
 from trainers import KINDS
@@ -245,8 +245,28 @@ def test_evaluation_after_training_is_kept_whole(tmp_path, way, caplog):
     assert warnings(caplog) == []
 
 
-def test_what_cannot_be_observed_after_training_is_counted_in_its_run(tmp_path):
-    trainer = make(tmp_path, eval_rows=dataset(4))
+class Hidden:
+    """A dictionary that cannot be known for one."""
+
+    def __init__(self, values):
+        self.get, self.items, self._values = values.get, values.items, values
+
+    def __getitem__(self, name):
+        return self._values[name]
+
+    def __contains__(self, name):
+        return name in self._values
+
+
+class Hides(GRPO):
+    def _generate_and_score_completions(self, inputs):
+        out = super()._generate_and_score_completions(inputs)
+        return out if self.model.training else Hidden(out)
+
+
+@pytest.mark.parametrize("cls", [GRPO, Hides])
+def test_what_cannot_be_observed_after_training_is_counted_in_its_run(tmp_path, cls):
+    trainer = make(tmp_path, cls=cls, eval_rows=dataset(4))
     callback = RolloutPluginCallback()
     trainer.add_callback(callback)
     trainer.train()
@@ -259,8 +279,13 @@ def test_what_cannot_be_observed_after_training_is_counted_in_its_run(tmp_path):
     del callback, trainer
     gc.collect()
     (run,) = runs(tmp_path)
-    assert len(run) == 4
-    assert run.drops == {"not_observed": made}
+    if cls is Hides:
+        assert len(run) == 4
+        assert run.drops == {"not_observed": made}
+    else:
+        assert len(run) == 4 + made
+        assert {r.marks["source"] for r in run.rollouts(split="eval")} == {"the token ids that the trainer trains on"}
+        assert run.drops == {}
 
 
 def test_a_training_after_an_evaluation_after_a_training_is_a_run_of_its_own(tmp_path):

@@ -145,7 +145,8 @@ class Observer:
         if not self._has_lost:
             self._has_lost = True
             logger.warning(
-                "%s made %d rollouts in a way that cannot be observed; such are counted as not_observed",
+                "%s made %d rollouts in a way that cannot be observed; such are counted as not_observed; "
+                "docs/trainers.md says how to write a host for it",
                 type(self.trainer).__name__, count,
             )  # fmt: skip
 

@@ -1,0 +1,143 @@
+"""What of a run's folder another folder lacks, and bringing it there: each file once, whoever is killed meanwhile.
+
+Parts, media and annotations never change once they have their name, so what the other folder has under that name and
+of that size is there already. Other files, the run's facts among them, are sent again when they have changed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from rollout_plugins.remote.folders import File, Folder
+from rollout_plugins.store.elsewhere import elsewhere
+
+_PART = re.compile(r"data/[^/]+/(\d+-\d+)-\d+\.(parquet|arrows)")
+#: Rollouts come after the pictures in them, and the facts that count them last.
+_ORDER = ("media/", "data/", "annotations/", "")
+#: Notes of what went where from this folder, which are about this folder alone.
+_ONLY_HERE = ("exports",)
+
+
+def files_of(folder: Path) -> Iterator[File]:
+    """Everything that a run's folder holds for readers."""
+    for root, inner, names in os.walk(folder):
+        inner[:] = [name for name in inner if name[0] != "." and not (root == str(folder) and name in _ONLY_HERE)]
+        for name in names:
+            path = Path(root, name)
+            with suppress(OSError):  # a journal that became a part
+                if name[0] != ".":
+                    yield File(path, path.relative_to(folder).as_posix(), path.stat().st_size)
+
+
+class Copying:
+    """From a run's folder to another one."""
+
+    def __init__(self, source: Path, target: Folder, *, idle_seconds: float = 0.0) -> None:
+        """`idle_seconds`: how long a journal must have stayed as it is to be copied before it is a part."""
+        self.target = target
+        self.failed: dict[str, str] = {}
+        """Files that the last `send` could not bring there, and why."""
+        self.sent = 0
+        self._source = source
+        self._idle = idle_seconds
+        self._there = target.sizes()
+        self._stamps: dict[str, tuple[int, int]] = {}
+        self._journals: dict[str, tuple[int, float]] = {}
+
+    @classmethod
+    def beside(cls, source: Path, parent: Folder, attempt: int, rank: int, *, idle_seconds: float = 0.0) -> Copying:
+        """To the folder of the same name in `parent`, or to `<name>-2` where that is another run's, and so on."""
+        number, name = 1, source.name
+        while True:
+            copying = cls(source, parent.inside(name), idle_seconds=idle_seconds)
+            if not copying.is_of_another_run(attempt, rank):
+                return copying
+            number += 1
+            name = f"{source.name}-{number}"
+
+    def is_of_another_run(self, attempt: int, rank: int) -> bool:
+        """Whether the other folder has parts under names of ours that are not ours: a run id was given twice."""
+        ours = {file.name: file.size for file in files_of(self._source) if _PART.fullmatch(file.name)}
+        differs = any(self._there.get(name, size) != size for name, size in ours.items() if name.endswith(".parquet"))
+        stem = f"{attempt:03d}-{rank:05d}"
+        known = {Path(name).with_suffix("") for name in (*ours, *elsewhere(self._source))}
+        made = [name for name in self._there if (part := _PART.fullmatch(name)) and part[1] == stem]
+        return differs or any(Path(name).with_suffix("") not in known for name in made)
+
+    def pending(self, *, everything: bool = False) -> list[File]:
+        """What is not there, in the order in which it may go; with `everything`, also journals that still grow."""
+        found = [file for file in files_of(self._source) if self._lacks(file) and (everything or self._rests(file))]
+        return sorted(found, key=lambda file: (_rank(file), file.name))
+
+    def _lacks(self, file: File) -> bool:
+        if _is_fixed(file.name):
+            return file.name not in self._there
+        return self._stamps.get(file.name) != _stamp(file)
+
+    def _rests(self, file: File) -> bool:
+        """Whether nobody has written to a journal for a while, by a clock that nobody sets."""
+        if not file.name.endswith(".arrows"):
+            return True
+        size, since = self._journals.get(file.name, (-1, 0.0))
+        if size != file.size:
+            self._journals[file.name] = file.size, time.monotonic()
+            return self._idle <= 0
+        return time.monotonic() - since >= self._idle
+
+    def send(self, files: list[File], told: Callable[[File], object] = lambda _: None) -> bool:
+        """Bring them there; whether all of them are."""
+        self.failed = {}
+        stamps = {file.name: _stamp(file) for file in files}
+
+        def sent(file: File) -> None:
+            self._there[file.name] = file.size
+            self._stamps[file.name] = stamps[file.name]
+            self.sent += 1
+            self._replace_journal(file)
+            told(file)
+
+        def failed(file: File, error: Exception) -> None:
+            if file.path.exists():  # else it was a journal that became a part, or the user removed it
+                self.failed[file.name] = self.target.place.why(error)
+
+        self.target.send(files, sent, failed)
+        return all(self._stamps.get(file.name) == stamps[file.name] or not file.path.exists() for file in files)
+
+    def _replace_journal(self, file: File) -> None:
+        journal = str(Path(file.name).with_suffix(".arrows"))
+        if file.name.endswith(".parquet") and journal in self._there:
+            self.target.remove(journal)
+            del self._there[journal]
+
+    def is_safe(self, file: File) -> bool:
+        """Whether the file is there as it is here; asked of the other folder."""
+        return self.target.size(file.name) == file.size
+
+
+def _is_fixed(name: str) -> bool:
+    return name.startswith(("media/", "annotations/")) or (name.startswith("data/") and name.endswith(".parquet"))
+
+
+def _rank(file: File) -> int:
+    return next(number for number, start in enumerate(_ORDER) if file.name.startswith(start))
+
+
+def _stamp(file: File) -> tuple[int, int]:
+    with suppress(OSError):
+        return file.size, file.path.stat().st_mtime_ns
+    return file.size, 0
+
+
+def parts_to_spare(files: list[File]) -> list[File]:
+    """Parts, oldest first, without the newest of each writer: the next one is numbered after it."""
+    parts = [
+        (part[1], file) for file in files if file.name.endswith(".parquet") and (part := _PART.fullmatch(file.name))
+    ]
+    newest = {(file.path.parent, stem): file for stem, file in sorted(parts, key=lambda each: each[1].name)}
+    kept = {file.name for file in newest.values()}
+    return sorted((file for _, file in parts if file.name not in kept), key=lambda file: (_stamp(file)[1], file.name))

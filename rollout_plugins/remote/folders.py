@@ -1,0 +1,231 @@
+"""Folders elsewhere: what is in them, and files sent there and fetched from there, whole or not at all."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from rollout_plugins.engine.threads import own_thread
+from rollout_plugins.errors import RunError
+from rollout_plugins.remote.places import Place
+from rollout_plugins.store.write import replace_file
+
+#: Files that are on their way at the same time.
+AT_ONCE = 4
+#: After so many failures in a row the rest is not tried.
+FAILURES = 3
+
+
+class File(NamedTuple):
+    """A file of this machine, and what it is called in the other folder."""
+
+    path: Path
+    name: str
+    size: int
+
+
+class Folder:
+    """A folder at a place that keeps files one by one."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+
+    def inside(self, name: str) -> Folder:
+        return type(self)(self.place.inside(name))
+
+    def prepare(self) -> None:
+        """Make what has to be there before the first file."""
+
+    def sizes(self) -> dict[str, int]:
+        """The files in it, in whatever depth, with their sizes."""
+        from pyarrow import fs
+
+        if isinstance(self.place.arrow, fs.PyFileSystem):
+            self.place.fsspec.invalidate_cache()
+        root = self.place.path.strip("/")
+        chosen = fs.FileSelector(self.place.path, recursive=True, allow_not_found=True)
+        infos = (info for info in self.place.arrow.get_file_info(chosen) if info.type == fs.FileType.File)
+        found = ((info.path.strip("/").removeprefix(f"{root}/"), info.size) for info in infos)
+        return {name: size for name, size in found if not name.rpartition("/")[2].startswith(".")}
+
+    def size(self, name: str) -> int | None:
+        """That of one file; None when it is not there."""
+        info = self.place.arrow.get_file_info(self.place.inside(name).path)
+        return info.size if info.is_file else None
+
+    def send(
+        self, files: Sequence[File], sent: Callable[[File], object], failed: Callable[[File, Exception], object]
+    ) -> None:
+        """Send several at a time; a few failures in a row end it."""
+        waiting, in_a_row = deque(files), [0]
+
+        def work() -> None:
+            while waiting and in_a_row[0] < FAILURES:
+                try:
+                    file = waiting.popleft()
+                except IndexError:
+                    return
+                try:
+                    self._send(file)
+                except Exception as error:
+                    in_a_row[0] += 1
+                    failed(file, error)
+                else:
+                    in_a_row[0] = 0
+                    sent(file)
+
+        helpers = [own_thread("copying", work) for _ in range(min(AT_ONCE, len(files) // 4))]
+        with suppress(RuntimeError):  # the interpreter exits, and starts no more threads
+            for helper in helpers:
+                helper.start()
+        work()
+        for helper in helpers:
+            if helper.ident is not None:
+                helper.join()
+
+    def _send(self, file: File) -> None:
+        """Until it is whole it has another name, or none."""
+        target = self.place.inside(file.name)
+        if self.place.appears_whole:
+            self._copy(file.path, target.path)
+        else:
+            parent = target.path.rpartition("/")[0]
+            hidden = f"{parent}/.{uuid4().hex}.tmp"
+            self.place.arrow.create_dir(parent, recursive=True)
+            try:
+                self._copy(file.path, hidden)
+                self.place.arrow.move(hidden, target.path)
+            except BaseException:
+                with suppress(Exception):
+                    self.place.arrow.delete_file(hidden)
+                raise
+        arrived = self.size(file.name)
+        if arrived != file.size:
+            if file.path.stat().st_size == file.size:  # it has not changed meanwhile
+                with suppress(Exception):
+                    self.remove(file.name)
+            raise OSError(f"{arrived or 0:,} of the {file.size:,} bytes of {file.name} arrived")
+
+    def _copy(self, path: Path, target: str) -> None:
+        from pyarrow import fs
+
+        if isinstance(self.place.arrow, fs.PyFileSystem):
+            self.place.fsspec.put_file(str(path), target)
+        else:
+            fs.copy_files(
+                str(path), target, source_filesystem=fs.LocalFileSystem(), destination_filesystem=self.place.arrow,
+                chunk_size=8 * 2**20, use_threads=False,
+            )  # fmt: skip
+
+    def remove(self, name: str) -> None:
+        self.place.arrow.delete_file(self.place.inside(name).path)
+
+    def fetch(self, name: str, path: Path) -> None:
+        """Bring one file here."""
+        source = self.place.inside(name)
+
+        def write(temporary: Path) -> None:
+            with source.arrow.open_input_stream(source.path) as stream, temporary.open("wb") as file:
+                while block := stream.read(8 * 2**20):
+                    file.write(block)
+
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, write)
+
+
+class HubFolder(Folder):
+    """A folder in a dataset or a bucket of the Hugging Face Hub, where files go in commits."""
+
+    #: Files of a commit, of which there may be so many in an hour.
+    IN_A_COMMIT = 200
+
+    def __init__(self, place: Place, *, private: bool = True) -> None:
+        super().__init__(place)
+        self._private = private
+        kind, *names = place.path.split("/")
+        if kind not in {"datasets", "buckets"} or len(names) < 2:
+            raise RunError(
+                f"{place.url} is not a place for a run; give hf://datasets/OWNER/NAME or hf://buckets/OWNER/NAME"
+            )
+        self.repo, self._inside = "/".join(names[:2]), "/".join(names[2:])
+        self._is_bucket = kind == "buckets"
+
+    def inside(self, name: str) -> HubFolder:
+        return HubFolder(self.place.inside(name), private=self._private)
+
+    @cached_property
+    def _api(self) -> Any:
+        from huggingface_hub import HfApi
+
+        return HfApi()
+
+    def prepare(self) -> None:
+        if self._is_bucket:
+            self._api.create_bucket(self.repo, private=self._private, exist_ok=True)
+        else:
+            self._api.create_repo(self.repo, repo_type="dataset", private=self._private, exist_ok=True)
+
+    def sizes(self) -> dict[str, int]:
+        self.place.fsspec.invalidate_cache()
+        root = self.place.path
+        try:
+            found = self.place.fsspec.find(root, detail=True)
+        except FileNotFoundError:
+            return {}
+        return {path.removeprefix(f"{root}/"): about["size"] for path, about in found.items()}
+
+    def size(self, name: str) -> int | None:
+        return self.sizes().get(name)
+
+    def send(
+        self, files: Sequence[File], sent: Callable[[File], object], failed: Callable[[File, Exception], object]
+    ) -> None:
+        for start in range(0, len(files), self.IN_A_COMMIT):
+            some = files[start : start + self.IN_A_COMMIT]
+            try:
+                self._commit(some)
+            except Exception as error:
+                for file in files[start:]:
+                    failed(file, error)
+                return
+            for file in some:
+                sent(file)
+
+    def _commit(self, files: Sequence[File]) -> None:
+        named = [(str(file.path), f"{self._inside}/{file.name}".lstrip("/")) for file in files]
+        if self._is_bucket:
+            self._api.batch_bucket_files(self.repo, add=named)
+            return
+        from huggingface_hub import CommitOperationAdd
+
+        added = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=path) for path, name in named]
+        message = f"Add {named[0][1]}" if len(named) == 1 else f"Add {len(named)} files"
+        self._api.create_commit(self.repo, added, repo_type="dataset", commit_message=message)
+
+    def remove(self, name: str) -> None:
+        path = f"{self._inside}/{name}".lstrip("/")
+        if self._is_bucket:
+            self._api.batch_bucket_files(self.repo, delete=[path])
+        else:
+            self._api.delete_file(path, self.repo, repo_type="dataset")
+
+
+def folder(place: Place, *, private: bool = True) -> Folder:
+    """The folder at a place."""
+    return HubFolder(place, private=private) if place.protocol == "hf" else Folder(place)
+
+
+def total(files: Iterable[File]) -> str:
+    """How many, and how large, for people."""
+    found = list(files)
+    size = float(sum(file.size for file in found))
+    for unit in ("bytes", "kB", "MB", "GB", "TB"):
+        if size < 1000 or unit == "TB":
+            break
+        size /= 1000
+    return f"{len(found):,} file{'s' * (len(found) != 1)} ({size:,.{0 if unit == 'bytes' else 1}f} {unit})"

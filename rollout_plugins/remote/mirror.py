@@ -1,0 +1,278 @@
+"""`mirror="s3://bucket/runs"`: what is safe on this machine's disk follows to another place while training goes on."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shlex
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from rollout_hookspecs import Run, hookimpl
+
+from rollout_plugins.content.locks import lock, unlock
+from rollout_plugins.content.options import check, flag
+from rollout_plugins.engine.threads import own_thread
+from rollout_plugins.remote.copying import Copying, files_of, parts_to_spare
+from rollout_plugins.remote.folders import folder, total
+from rollout_plugins.remote.places import Place, place
+from rollout_plugins.store.elsewhere import note_elsewhere
+
+logger = logging.getLogger("rollout_plugins")
+
+POLL_SECONDS = 5.0
+LONGEST_PAUSE = 60.0
+#: Of the time, what looking through the folder may take.
+SHARE = 0.02
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+
+
+class Mirror:
+    """Copies a run to an object store, the Hub or another disk while it is recorded; `mirror=` adds it.
+
+    The folder on this machine stays the run's. From there finished files follow, each once, on a thread of their own
+    that training never waits for; when the place cannot be reached they wait. Nothing is ever removed there.
+
+    to: the folder that the run's folder appears in, as a URL.
+        Mirror("s3://bucket/runs")
+        Mirror("hf://buckets/me/runs")
+    keep_local: how much of the run may stay on this machine, in bytes or as text: beyond it parts that are safely
+        there are removed here, oldest first. None keeps everything.
+        Mirror("s3://bucket/runs", keep_local="10GB")
+    seal_seconds: how far the copy may be behind: so old a journal becomes a Parquet file, and follows.
+        Mirror("s3://bucket/runs", seal_seconds=60)
+    require_redact: refuse to start unless `redact`, or another plugin with `required = True`, searches what is stored.
+        Mirror("s3://bucket/runs", require_redact=True)
+    """
+
+    headlines = ("mirror/behind",)
+
+    def __init__(
+        self,
+        to: str,
+        *,
+        keep_local: str | int | None = None,
+        seal_seconds: float = 300.0,
+        require_redact: bool = False,
+    ) -> None:
+        self._budget = _bytes(keep_local)
+        seconds = f"seal_seconds={seal_seconds!r} is not a number of seconds above 0"
+        is_number = isinstance(seal_seconds, (int, float)) and not isinstance(seal_seconds, bool)
+        check(
+            "mirror",
+            None if is_number and seal_seconds > 0 else seconds,
+            f"keep_local={keep_local!r} is not a size such as '10GB'" if self._budget == -1 else None,
+            flag("require_redact", require_redact),
+        )
+        self.place = place(to, "mirror")
+        self.seal_seconds: float | None = float(seal_seconds)
+        self.require_redact: bool | None = require_redact
+        self.alerts: list[str] = []
+        self._work: Following | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy has the options, and a run of its own."""
+        return {**vars(self), "_work": None, "alerts": []}
+
+    @property
+    def target(self) -> str:
+        """Where it copies to."""
+        return self.place.url
+
+    @hookimpl
+    def on_run_start(self, run: Run) -> None:
+        self._stop()
+        self._work = Following(run, self.place, self._budget, self.seal_seconds or 0.0, self.alerts)
+        self._work.start()
+
+    @hookimpl
+    def rollout_metrics(self) -> dict[str, float]:
+        return {"mirror/behind": float(self._work.behind if self._work else 0)}
+
+    @hookimpl
+    def on_run_end(self) -> None:
+        if self._work is not None:
+            self._work.hurry()
+
+    @hookimpl
+    def on_run_stored(self, seconds: float) -> None:
+        if self._work is not None:
+            self._work.finish(seconds)
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._work is not None:
+            self._work.stop()
+        self._work = None
+
+
+class Following:
+    """One run's files on their way. Of several processes that write to the run's folder, one copies for all."""
+
+    def __init__(self, run: Run, to: Place, budget: int | None, idle_seconds: float, alerts: list[str]) -> None:
+        self.behind = 0
+        self._run = run
+        self._folder = Path(run.dir)
+        self._to = to
+        self._budget = budget
+        self._idle = idle_seconds
+        self._alerts = alerts
+        self._copying: Copying | None = None
+        self._turn: IO[Any] | None = None
+        self._why = ""
+        self._pause = self._wait = POLL_SECONDS
+        self._ends = self._is_done = self._is_stopped = False
+        self._changed = threading.Condition()
+        self._thread = own_thread("mirror", self._follow)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def hurry(self) -> None:
+        """The run ends: look often."""
+        with self._changed:
+            self._ends = True
+            self._pause = self._wait = 0.2
+            self._changed.notify_all()
+
+    def finish(self, seconds: float) -> None:
+        """Wait until everything is there, at most so long; say what is not."""
+        until = time.monotonic() + max(seconds - 1.0, seconds / 2)
+        self.hurry()
+        with self._changed:
+            self._is_last = True
+            self._changed.notify_all()
+            while not self._is_done and (left := until - time.monotonic()) > 0:
+                self._changed.wait(left)
+        if not self._is_done:
+            self._report()
+
+    def _report(self) -> None:
+        """What is left, unless another process of this run has it in hand."""
+        if self._turn is None and self._copying is None and not self._why:
+            return
+        try:
+            left = self._copying.pending(everything=True) if self._copying else list(files_of(self._folder))
+        except OSError:
+            left = []
+        logger.warning(
+            "the mirror is not complete: %s of %s are not in %s yet%s. They are safe here; bring them there with: "
+            "rollouts push %s %s", total(left), self._folder, self._to.url, f" ({self._why})" if self._why else "",
+            shlex.quote(str(self._folder)), shlex.quote(self._to.url),
+        )  # fmt: skip
+
+    def stop(self) -> None:
+        """No more after what is on its way now."""
+        with self._changed:
+            self._is_stopped = True
+            self._changed.notify_all()
+
+    # --- its own thread -----------------------------------------------------------------------------------------
+
+    _is_last = False
+
+    def _follow(self) -> None:
+        while not self._is_stopped:
+            is_last = self._is_last
+            began = time.monotonic()
+            done = self._look(everything=is_last)
+            with self._changed:
+                if done and is_last:
+                    self._is_done = self._is_stopped = True
+                    self._changed.notify_all()
+                elif not self._is_stopped and self._is_last == is_last:
+                    longest = 1.0 if self._ends else LONGEST_PAUSE
+                    self._wait = self._pause if done else min(self._wait * 2, longest)
+                    self._changed.wait(max(self._wait, (time.monotonic() - began) / SHARE if not self._ends else 0))
+        self._give_turn_back()
+
+    def _look(self, *, everything: bool) -> bool:
+        """Copy what is new; whether nothing is left to do now."""
+        try:
+            if not self._has_turn():
+                return False
+            self._copying = self._copying or self._begun()
+            waiting = self._copying.pending(everything=everything)
+            done = self._copying.send(waiting) if waiting else True
+            self._note(len(waiting), next(iter(self._copying.failed.values()), "") if not done else "")
+            if done and self._budget is not None:
+                self._make_room(self._copying, self._budget)
+        except Exception as error:  # the thread outlives whatever a filesystem raises
+            logger.debug("the mirror failed", exc_info=error)
+            self._note(self.behind or 1, self._to.why(error))
+            return False
+        return done
+
+    def _has_turn(self) -> bool:
+        """Whether this process copies. The system gives another one its turn when it dies."""
+        if self._turn is None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            file = (self._folder / ".mirror").open("ab")
+            if lock(file, wait=False):
+                self._turn = file
+            else:
+                file.close()
+        return self._turn is not None
+
+    def _give_turn_back(self) -> None:
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            unlock(turn)
+
+    def _begun(self) -> Copying:
+        parent = folder(self._to)
+        parent.prepare()
+        run = self._run
+        copying = Copying.beside(self._folder, parent, run.attempt, run.rank, idle_seconds=self._idle)
+        name = copying.target.place.path.rpartition("/")[2]
+        if name != self._folder.name:
+            self._say("%s has another run that is called %s; this one is copied to %s", self._to.url, run.id, name)
+        return copying
+
+    def _note(self, count: int, why: str) -> None:
+        """Say once when files begin to wait, and when they no longer do."""
+        self.behind = count if why else 0
+        if why and not self._why:
+            self._say(
+                "the mirror %s does not take files: %s; they wait on this machine and will follow", self._to.url, why
+            )
+        if self._why and not why:
+            logger.warning("the mirror %s takes files again, and %s is up to date", self._to.url, self._folder)
+        self._why = why
+
+    def _say(self, text: str, *args: object) -> None:
+        logger.warning(text, *args)
+        self._alerts.append(text % args)
+
+    def _make_room(self, copying: Copying, budget: int) -> None:
+        """Remove the oldest parts here, as many as the budget asks for, that the mirror says it has."""
+        files = list(files_of(self._folder))
+        over = sum(file.size for file in files) - budget
+        if over <= 0:
+            return
+        removed = []
+        for file in parts_to_spare(files):
+            if over <= 0:
+                break
+            if copying.is_safe(file):
+                removed.append(file)
+                over -= file.size
+        note_elsewhere(self._folder, copying.target.place.url, [file.name for file in removed])
+        for file in removed:
+            with suppress(FileNotFoundError):
+                file.path.unlink()
+
+
+def _bytes(size: object) -> int | None:
+    """A size as a number of bytes; -1 when it is not one."""
+    if size is None:
+        return None
+    if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
+        return size
+    found = (
+        re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)I?B?\s*", str(size).upper()) if isinstance(size, str) else None
+    )
+    return int(float(found[1]) * _UNITS[found[2]]) if found else -1

@@ -1,0 +1,30 @@
+"""Parts that were removed from a run's folder because they are safe at another place."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from rollout_plugins.store.write import replace_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+_NOTE = ".elsewhere.json"
+
+
+def elsewhere(folder: Path) -> dict[str, str]:
+    """Where parts are that this folder had, by their names in the run."""
+    with suppress(OSError, ValueError):
+        noted = json.loads((folder / _NOTE).read_text(encoding="utf-8"))
+        if isinstance(noted, dict):
+            return {str(name): str(url) for name, url in noted.items()}
+    return {}
+
+
+def note_elsewhere(folder: Path, url: str, names: Iterable[str]) -> None:
+    """Note that these parts are in the run's folder at this URL. Before they are removed here, never after."""
+    noted = {**elsewhere(folder), **dict.fromkeys(names, url)}
+    replace_file(folder / _NOTE, lambda path: path.write_text(json.dumps(noted, indent=1), encoding="utf-8"))

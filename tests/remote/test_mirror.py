@@ -1,0 +1,232 @@
+"""What is recorded here is there, too: each file once, without training waiting, and whatever happens in between."""
+
+import logging
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from rollout_plugins import RolloutRecorder, open_run
+from rollout_plugins.engine import setup
+from rollout_plugins.errors import SetupError
+from rollout_plugins.remote import mirror as mirroring
+from rollout_plugins.remote.copying import Copying, files_of
+from rollout_plugins.remote.folders import Folder, folder
+from rollout_plugins.remote.mirror import Mirror
+from rollout_plugins.remote.places import place
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(mirroring, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(mirroring, "SHARE", 1.0)
+    monkeypatch.setattr(setup, "_warned", set())
+
+
+def batch(step):
+    return [{"prompt": f"question {step}", "completion": f"answer {step}.{n}", "reward": float(n)} for n in range(4)]
+
+
+def recorded(folder, steps=(1, 2), **options):
+    with RolloutRecorder(dir=folder, **options) as recorder:
+        for step in steps:
+            recorder.record(step, batch(step))
+            recorder.flush()
+    return Path(recorder.run.dir)
+
+
+def contents(folder):
+    return {file.name: file.path.read_bytes() for file in files_of(folder)}
+
+
+def answers(folder):
+    return [rollout.completion[0]["content"] for rollout in open_run(folder).rollouts()]
+
+
+def test_a_run_is_there_as_it_is_here(tmp_path):
+    run = recorded(tmp_path / "here", mirror=(tmp_path / "there").as_uri())
+    assert contents(tmp_path / "there" / run.name) == contents(run)
+    assert answers(tmp_path / "there" / run.name) == answers(run) != []
+    assert not [path for path in (tmp_path / "there").rglob("*") if path.name.startswith(".")]
+
+
+def test_any_filesystem_of_fsspec_will_do(tmp_path):
+    run = recorded(tmp_path, mirror="memory://mirror/runs")
+    copied = folder(place(f"memory://mirror/runs/{run.name}"))
+    assert copied.sizes() == {file.name: file.size for file in files_of(run)}
+    for name in copied.sizes():
+        copied.fetch(name, tmp_path / "back" / name)
+    assert contents(tmp_path / "back") == contents(run)
+
+
+class Counted(Folder):
+    """Notes what is sent."""
+
+    def _send(self, file):
+        self.log = [*getattr(self, "log", []), file.name]
+        super()._send(file)
+
+
+def test_each_file_is_sent_once_also_by_the_next_process(tmp_path):
+    run = recorded(tmp_path / "here")
+    target = Counted(place(tmp_path / "there"))
+    first, second = Copying(run, target), Copying(run, target)
+    assert first.send(first.pending())
+    assert sorted(target.log) == sorted(file.name for file in files_of(run))
+    assert first.pending() == []
+    assert [file.name for file in Copying(run, target).pending()] == ["run.json"]  # it may have changed
+    assert [file.name for file in second.pending()] != []  # it does not know, and so takes them for its own
+    assert second.send(second.pending())
+
+
+def test_a_journal_that_a_killed_process_left_is_there_until_its_part_is(tmp_path):
+    run = recorded(tmp_path / "here", steps=(1,))
+    (part,) = run.glob("data/*/*.parquet")
+    bytes_, journal = part.read_bytes(), part.with_suffix(".arrows")
+    part.rename(journal)
+    copying = Copying(run, Folder(place(tmp_path / "there")))
+    copying.send(copying.pending())
+    assert (tmp_path / "there" / journal.relative_to(run)).exists()
+    journal.unlink()
+    part.write_bytes(bytes_)
+    copying.send(copying.pending())
+    assert contents(tmp_path / "there") == contents(run)
+
+
+def test_a_journal_gets_no_older_than_it_may(tmp_path):
+    with RolloutRecorder(dir=tmp_path, mirror="memory://old", config={"mirror": {"seal_seconds": 1e-9}}) as recorder:
+        for step in (1, 2, 3):
+            recorder.record(step, batch(step))
+        assert recorder.flush()
+        run = Path(recorder.run.dir)
+        assert len(list(run.glob("data/train/*.parquet"))) == 3
+        assert not list(run.glob("data/train/*.arrows"))
+    assert len(open_run(run)) == 12
+
+
+def test_only_parts_that_are_safely_there_are_removed_here_and_the_run_says_where_they_are(tmp_path):
+    there = tmp_path / "there"
+    options = {"mirror": {"seal_seconds": 1e-9, "keep_local": 0}}
+    run = recorded(tmp_path / "here", steps=range(1, 6), mirror=str(there), config=options)
+    left = [path.name for path in run.glob("data/train/*.parquet")]
+    assert left == ["001-00000-000004.parquet"]  # the next part is numbered after it
+    assert answers(there / run.name) == [f"answer {step}.{n}" for step in range(1, 6) for n in range(4)]
+    found = open_run(run)
+    assert len(found) == 4
+    ((what, where),) = found.damaged.items()
+    assert what == "what was removed here (4 parts)"
+    assert f"rollouts pull file://{there / run.name} {run.parent}" in where
+
+
+def test_what_the_mirror_does_not_have_stays(tmp_path, monkeypatch):
+    def refuses(self, file):
+        raise PermissionError("no")
+
+    monkeypatch.setattr(Folder, "_send", refuses)
+    options = {"mirror": {"seal_seconds": 1e-9, "keep_local": 0}}
+    run = recorded(tmp_path / "here", range(1, 4), mirror=str(tmp_path / "there"), config=options, end_seconds=2)
+    assert len(open_run(run)) == 12
+    assert not open_run(run).damaged
+
+
+def test_a_run_of_the_same_name_from_another_machine_is_not_mixed_in(tmp_path, caplog):
+    there = tmp_path / "there"
+    first = recorded(tmp_path / "a", mirror=str(there), run_id="mine")
+    second = recorded(tmp_path / "b", steps=(7,), mirror=str(there), run_id="mine")
+    assert contents(there / "mine") == contents(first)
+    assert contents(there / "mine-2") == contents(second)
+    assert "has another run that is called mine; this one is copied to mine-2" in caplog.text
+    recorded(tmp_path / "b", steps=(8,), mirror=str(there), run_id="mine")
+    assert contents(there / "mine-2") == contents(second)
+    assert len(open_run(there / "mine-2")) == 8
+
+
+def test_two_nodes_fill_one_folder(tmp_path):
+    there = tmp_path / "there"
+    options = {"mirror": str(there), "run_id": "mine", "world_size": 2}
+    runs = [recorded(tmp_path / f"node{rank}", rank=rank, **options) for rank in (0, 1)]
+    assert contents(there / "mine") == contents(runs[0]) | contents(runs[1])
+    assert len(open_run(there / "mine")) == 16
+
+
+def test_processes_of_one_machine_take_turns(tmp_path):
+    options = {"mirror": str(tmp_path / "there"), "run_id": "mine", "dir": tmp_path / "here", "world_size": 2}
+    first, second = (RolloutRecorder(rank=rank, **options) for rank in (0, 1))
+    for recorder in (first, second):
+        recorder.record(1, batch(1))
+    first.close()
+    second.record(2, batch(2))
+    second.close()
+    assert contents(tmp_path / "there" / "mine") == contents(tmp_path / "here" / "mine")
+
+
+def test_a_place_that_is_away_costs_training_nothing_and_is_told_of(tmp_path, monkeypatch, caplog):
+    away = threading.Event()
+    send = Folder._send
+
+    def sometimes(self, file):
+        if away.is_set():
+            raise ConnectionError("Connection refused")
+        send(self, file)
+
+    monkeypatch.setattr(Folder, "_send", sometimes)
+    away.set()
+    with RolloutRecorder(dir=tmp_path / "here", mirror=str(tmp_path / "there"), end_seconds=2) as recorder:
+        recorder.record(1, batch(1))
+        recorder.flush()
+        while "does not take files: it cannot be reached" not in caplog.text:
+            threading.Event().wait(0.01)
+        recorder.record(2, batch(2))
+        recorder.flush()
+        behind = recorder.metrics()["rollouts/mirror/behind"]
+        assert behind >= 1
+        run = Path(recorder.run.dir)
+    assert "the mirror is not complete: 2 files" in caplog.text
+    assert f"rollouts push {run}" in caplog.text
+    assert caplog.text.count("does not take files") == 1
+    away.clear()
+    again = RolloutRecorder(dir=tmp_path / "here", mirror=str(tmp_path / "there"), run_id=run.name)
+    again.record(3, batch(3))
+    again.close()
+    assert contents(tmp_path / "there" / run.name) == contents(run)
+
+
+def test_rollouts_that_nobody_searched_for_secrets_are_warned_of_once_or_refused(tmp_path, caplog):
+    for _ in range(2):
+        recorded(tmp_path, mirror="memory://once")
+    assert caplog.text.count("rollouts go to memory://once as they are") == 1
+    with pytest.raises(SetupError, match="add 'redact' to plugins"):
+        RolloutRecorder(dir=tmp_path, mirror="memory://never", config={"mirror": {"require_redact": True}})
+    recorded(tmp_path, mirror="memory://x", plugins=["redact"], config={"mirror": {"require_redact": True}})
+    assert "memory://x" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"keep_local": "much"}, "keep_local='much' is not a size such as '10GB'"),
+        ({"seal_seconds": 0}, "seal_seconds=0 is not a number of seconds above 0"),
+        ({"to": "nowhere://x/y"}, "there is no filesystem for nowhere://"),
+    ],
+)
+def test_a_mistake_in_the_setup_is_said_before_training(options, said):
+    with pytest.raises(SetupError, match=said):
+        Mirror(**{"to": "memory://x", **options})
+
+
+def test_a_directory_that_is_a_url_says_what_to_write_instead():
+    with pytest.raises(SetupError, match="write mirror='s3://bucket/runs'"):
+        RolloutRecorder(dir="s3://bucket/runs")
+
+
+def test_a_folder_that_is_removed_meanwhile_breaks_nothing(tmp_path, caplog):
+    caplog.set_level(logging.DEBUG)
+    with RolloutRecorder(dir=tmp_path / "here", mirror=str(tmp_path / "there")) as recorder:
+        recorder.record(1, batch(1))
+        recorder.flush()
+        for root, _, names in os.walk(recorder.run.dir, topdown=False):
+            for name in names:
+                Path(root, name).unlink()
+        recorder.record(2, batch(2))
+    assert len(open_run(tmp_path / "there")) >= 4
