@@ -149,18 +149,18 @@ class Following:
                 self._changed.wait(left)
         if not self._is_done:
             self._report()
+            self.stop()
 
     def _report(self) -> None:
         """What is left, unless another process of this run has it in hand."""
         if self._turn is None and self._copying is None and not self._why:
             return
-        try:
-            left = self._copying.pending(everything=True) if self._copying else list(files_of(self._folder))
-        except OSError:
-            left = []
+        left = list(files_of(self._folder))
+        with suppress(OSError, RuntimeError):  # it may be at work at this moment
+            left = self._copying.pending(everything=True) if self._copying else left
         logger.warning(
-            "the mirror is not complete: %s of %s are not in %s yet%s. They are safe here; bring them there with: "
-            "rollouts push %s %s", total(left), self._folder, self._to.url, f" ({self._why})" if self._why else "",
+            "the mirror is not complete: %s of %s are not in %s yet (%s). They are safe here; bring them there with: "
+            "rollouts push %s %s", total(left), self._folder, self._to.url, self._why or "it does not answer in time",
             shlex.quote(str(self._folder)), shlex.quote(self._to.url),
         )  # fmt: skip
 

@@ -221,7 +221,7 @@ def seal(journal: Path, rows: int) -> Path:
             pa.OSFile(str(journal)) as source,
             pa.ipc.open_stream(source) as stream,
             pq.ParquetWriter(
-                path, stream.schema, compression="zstd", compression_level=1, **_encodings(stream)
+                path, stream.schema, compression="zstd", compression_level=1, **encodings(stream.schema)
             ) as file,
         ):
             for table in _row_groups(stream):
@@ -236,9 +236,9 @@ def seal(journal: Path, rows: int) -> Path:
     return part
 
 
-def _encodings(stream: Any) -> dict[str, Any]:
+def encodings(schema: pa.Schema) -> dict[str, Any]:
     """A dictionary of all log-probabilities would be larger than they are; byte by byte they pack well."""
-    leaves = [leaf for field in stream.schema for leaf in _leaves(field.name, field.type)]
+    leaves = [leaf for field in schema for leaf in _leaves(field.name, field.type)]
     split = [leaf for leaf in leaves if leaf.startswith("tokens.") and "logprobs" in leaf]
     return {"use_dictionary": [leaf for leaf in leaves if leaf not in split], "use_byte_stream_split": split}
 
