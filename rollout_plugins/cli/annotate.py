@@ -40,7 +40,7 @@ def run(options: Namespace) -> None:
     columns = ", ".join(f"{options.producer}.{name}" for name in stored.annotations.get(options.producer, []))
     say(f"{written:,} rows for {matched:,} rollouts; the columns of {options.producer} are now {columns}")
     if others:
-        note(f"{len(others):,} of these ids are not in {stored.dir} (yet): {some_of(others)}")
+        note(f"{len(others):,} of these ids are not in {stored.place} (yet): {some_of(others)}")
 
 
 def _rows(name: str) -> Iterator[dict[str, Any]]:

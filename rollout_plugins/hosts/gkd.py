@@ -122,13 +122,17 @@ class TextObserver(Observer):
 
     def add(
         self, now: Generation, tensors: Sequence[Any], start: int = 0, *, rows: Sequence[Any] = (),
-        logprobs: Any = None, marks: Mapping[str, str] = MappingProxyType({}),
+        logprobs: Any = None, marks: Mapping[str, str] = MappingProxyType({}), width: int = 0,
     ) -> None:  # fmt: skip
-        """One copy from the device. What the trainer does to its tensors later does not show in it."""
+        """One copy from the device. What the trainer does to its tensors later does not show in it.
+
+        Prompts are what has no labels, and where those say nothing of it, the first `width` columns.
+        """
         import torch
 
         ids, attention, labels = tensors
         packed = torch.stack((ids, attention.to(ids.dtype), labels)).detach().to("cpu", copy=True)
+        packed[2, :, :width] = -100
         keeps = logprobs is not None and self.options.get("tokens")
         kept = logprobs.detach().to("cpu", copy=True) if keeps else None
         copier = Snapshot()
@@ -136,6 +140,10 @@ class TextObserver(Observer):
         now.count += len(ids)
         now.bytes += packed.nbytes + (0 if kept is None else kept.nbytes) + copier.bytes + 512 * len(ids)
         now.later.append(lambda: piece.unpack(now))
+
+
+def _has_prompts(value: Any) -> bool:
+    return isinstance(value, Mapping) and "prompts" in value
 
 
 class GKDObserver(TextObserver):
@@ -153,7 +161,8 @@ class GKDObserver(TextObserver):
         with self.guarded("copy the tokens of a generation"):
             taught = any(map(self._is_teacher, (*call.args, *call.kwargs.values())))
             now.policy_step = None if taught else now.policy_step
-            self.add(now, out[:3], marks=TEACHER if taught else {})
+            asked = next(one["prompts"] for one in (*call.args, *call.kwargs.values()) if _has_prompts(one))
+            self.add(now, out[:3], marks=TEACHER if taught else {}, width=asked.shape[1])
         return out
 
     @cached_property
@@ -233,8 +242,9 @@ GKD = TRLHost(
     GKDObserver,
     (
         Support(
-            trainer="GKDTrainer", messages="decoded completions", rewards="none", since="1.10",
-            note="answers of the teacher are marked; the dataset's own are not rollouts",
+            trainer="GKDTrainer", messages="decoded completions", rewards="none", since="0.22",
+            note="answers of the teacher are marked; the dataset's own are not rollouts; before 1.10, a padding token "
+            "inside an answer is taken for padding",
         ),
     ),
 )  # fmt: skip
@@ -244,7 +254,8 @@ GOLD = TRLHost(
     (
         Support(
             trainer="GOLDTrainer", messages="decoded completions", rewards="none", groups=True, images=True,
-            since="1.10", note="the dataset's own answers are not rollouts",
+            since="0.29", note="the dataset's own answers are not rollouts; before 1.10, a padding token inside an "
+            "answer is taken for padding",
         ),
     ),
 )  # fmt: skip

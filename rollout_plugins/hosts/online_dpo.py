@@ -105,7 +105,7 @@ HOST = OnlineDPOHost(
     (
         Support(
             trainer="OnlineDPOTrainer", groups=True, images=True, lengths="completion",
-            since="1.5", note="two completions of each prompt, marked as chosen or rejected",
+            since="0.29", note="two completions of each prompt, marked as chosen or rejected",
         ),
     ),
 )  # fmt: skip

@@ -75,7 +75,7 @@ SDPO = TRLHost(
     SDPOObserver,
     (
         Support(
-            trainer="SDPOTrainer", advantage=True, groups=True, evaluation=True, logprobs="trainer", since="1.10",
+            trainer="SDPOTrainer", advantage=True, groups=True, evaluation=True, logprobs="trainer", since="1.0",
             note=_LOGPROBS,
         ),
     ),

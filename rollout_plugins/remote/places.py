@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from rollout_plugins.content.elsewhere import is_url
 from rollout_plugins.errors import MissingExtraError, SetupError, need
 
 #: By protocol, the package that fsspec needs for it and our extra that brings it.
@@ -103,13 +104,6 @@ class Place:
             also = " and AWS_ENDPOINT_URL" if self.protocol in _S3 else ""
             return f"it cannot be reached; check the network{also} ({text})"
         return text
-
-
-def is_url(path: object) -> bool:
-    """Whether this is a URL, and not a path; also one that a `Path` has taken a slash from."""
-    if not isinstance(path, (str, os.PathLike)):
-        return False
-    return re.match(r"([\w+.-]+::)*[A-Za-z][\w+.-]+:/", os.fspath(path)) is not None
 
 
 def place(url: str | os.PathLike[str], what: str = "the URL") -> Place:

@@ -6,8 +6,12 @@ in each of the ways its settings allow.
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
 os.environ.update(AXOLOTL_DO_NOT_TRACK="1", DO_NOT_TRACK="1")
@@ -27,6 +31,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rollout_plugins import RolloutPluginCallback, open_run
 
+SUPPORT = Path(__file__).parents[1] / "support"
 ANSWERS = [f"answer number {n}" for n in range(64)]
 ASYNC = {"async_prefetch": True}
 PRODUCER = ASYNC | {"use_data_producer": True}
@@ -153,3 +158,36 @@ def test_images_and_evaluation(tmp_path):
         number = int(str(rollout.prompt).split("hello ")[1][0])
         assert Image.open(run.dir / image.path).convert("RGB").getpixel((0, 0)) == pictures[number].getpixel((0, 0))
     assert all(rollout.advantage is not None for rollout in stored if rollout.split == "eval")
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """Two ranks that train what the first one generates."""
+    out = tmp_path_factory.mktemp("ranks")
+    path = [SUPPORT, SUPPORT / "vllm_package", Path(__file__).parent]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(str, path))}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    command += [str(SUPPORT / "axolotl_worker.py"), str(out)]
+    env["RIG_MODEL"] = tiny_model(out)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return out
+
+
+@pytest.mark.parametrize("mode", ["async", "producer", "streaming"])
+def test_what_one_rank_generates_for_all_is_stored_once(ranks, mode):
+    first, second = (json.loads((ranks / mode / f"rank-{rank}.json").read_text()) for rank in (0, 1))
+    run = open_run(ranks / mode / "out")
+    stored = list(run.rollouts(tokens=True))
+    ids = Counter(tuple(rollout.tokens.completion) for rollout in stored)
+    alone = [rollout for rollout in stored if rollout.rank == 1]  # the data producer's first batch is of each rank
+    assert len(alone) == (4 if mode == "producer" else 0)
+    assert ids == Counter(tuple(own) for own, *_ in first["made"]) + Counter(tuple(r.tokens.completion) for r in alone)
+    kept = {(tuple(r.tokens.completion), round(r.advantage, 4)) for r in stored if r.marks["trained"] == "yes"}
+    assert kept == {(tuple(own), advantage) for one in (first, second) for own, advantage in one["given_out"]}
+    batches = Counter(
+        (rollout.generation, rollout.index) for rollout in stored if rollout.extra.get("seconds_in_queue")
+    )
+    assert set(batches.values()) == {1}
+    assert {index for _, index in batches} == set(range(4 if mode == "producer" else 8))
+    assert set(run.drops) == {"not_trained:left_over"}

@@ -5,7 +5,10 @@ from __future__ import annotations
 import copy
 import json
 import os
+import subprocess
+import sys
 from itertools import count
+from pathlib import Path
 from typing import ClassVar
 
 os.environ.update(USE_HF="1", CUDA_VISIBLE_DEVICES="")
@@ -32,6 +35,7 @@ from transformers import (
 
 from rollout_plugins import RolloutPluginCallback, open_run
 
+WORKER = Path(__file__).parents[1] / "support" / "swift_worker.py"
 REQUIRED = {
     "rlhf_type": "grpo", "model_type": "qwen3", "template": "qwen3", "tuner_type": "full", "add_version": False,
     "torch_dtype": "float32", "attn_impl": "sdpa", "per_device_train_batch_size": 4, "per_device_eval_batch_size": 4,
@@ -123,7 +127,7 @@ def trained(folder, before=None, rows=None, **more):
     args = RLHFArguments(**copy.deepcopy(REQUIRED) | more)
     run = Run(args, before or add())
     run.main()
-    stored = open_run(folder / "out")
+    stored = open_run(more["output_dir"])
     return list(stored.rollouts(tokens=True)), Scored.given, run.trained, stored
 
 
@@ -238,10 +242,32 @@ def scripted(trainer, script):
     return generate
 
 
+DYNAMIC = {"reward_funcs": ["scored"], "dynamic_sample": True, "max_resample_times": 3}
+
+
+def every_second_group_is_flat(number):
+    return 1.0 if (number // 2) % 2 else float(number % 2)
+
+
+def test_ranks_know_what_became_of_their_own_rollouts_though_others_train_on_them(tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    env = {**os.environ, "RIG_MODEL": tiny_model(tmp_path), "OMP_NUM_THREADS": "1"}
+    subprocess.run([*command, str(WORKER), str(tmp_path)], env=env, check=True)
+    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    given, trained_on = ({**ranks[0][name], **ranks[1][name]} for name in ("given", "trained"))
+    run = open_run(tmp_path / "out")
+    stored = {one.extra["request_id"]: one for one in run.rollouts()}
+    assert {name: one.rewards["Scored"] for name, one in stored.items()} == given
+    assert {name for name, one in stored.items() if one.marks["trained"] == "yes"} == trained_on.keys()
+    assert {name: stored[name].advantage for name in trained_on} == pytest.approx(trained_on)
+    assert any(stored[name].rank == 0 for name in ranks[1]["trained"])
+    assert (len(stored), run.drops) == (32, {"not_trained:no_spread": 16})
+
+
 def test_what_dynamic_sampling_throws_away_is_stored_and_marked(tmp_path):
-    Scored.rewards = staticmethod(lambda number: 1.0 if (number // 2) % 2 else float(number % 2))
+    Scored.rewards = staticmethod(every_second_group_is_flat)
     stored, given, trained_on, run = trained(
-        tmp_path, add(tokens=True), reward_funcs=["scored"], dynamic_sample=True, max_resample_times=3
+        tmp_path, add(tokens=True), **DYNAMIC
     )  # fmt: skip
     assert len(stored) == len(given) == 16
     assert [whole(one) for one in stored] == [told(row["messages"]) for row in given]

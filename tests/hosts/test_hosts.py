@@ -9,6 +9,7 @@ from rig import GRPO, dataset, make
 from trl import GRPOTrainer
 
 from rollout_plugins import Batch, Rollout, RolloutPluginCallback, hookimpl, open_run
+from rollout_plugins.hosts import host_for
 
 
 class Foreign:
@@ -219,3 +220,8 @@ def test_an_exception_that_cannot_be_shown_reaches_the_caller_as_it_is(tmp_path)
         trainer.train()
     assert callback.flush()
     assert {rollout.error for rollout in open_run(tmp_path / "out").rollouts()} == {"Unspeakable"}
+
+
+def test_a_version_of_trls_trainer_that_does_everything_elsewhere_is_not_taken_for_the_known_one():
+    """TRL 1.0 to 1.9 have an SDFTTrainer with none of the methods that are watched."""
+    assert host_for(type("SDFTTrainer", (), {"__module__": "trl.experimental.sdft"})()) is None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -55,12 +56,26 @@ class Kind:
     names: tuple = ()
     evaluates: bool = True
 
+    def __post_init__(self):
+        if self._missing(self.module) and not self._missing("trl"):  # it was no experiment then
+            self.module = "trl"
+
+    def _missing(self, module):
+        try:
+            getattr(import_module(module), self.trainer)
+        except (ImportError, AttributeError, NameError) as error:
+            return str(error)
+        return ""
+
     def skip(self):
         """Why this TRL cannot run it; None when it can."""
-        try:
-            getattr(import_module(self.module), self.trainer)
-        except (ImportError, AttributeError, NameError) as error:
-            return f"{self.trainer} cannot be imported from this TRL: {error}"
+        missing = self._missing(self.module)
+        if missing:
+            return f"{self.trainer} cannot be imported from this TRL: {missing}"
+        takes = inspect.signature(getattr(import_module(self.module), self.trainer).__init__).parameters
+        foreign = [name for name in self.arguments if name not in takes]
+        if foreign:
+            return f"{self.trainer} of this TRL takes no {' and no '.join(foreign)}"
         since = next(s.since for host in known_hosts() for s in host.supports if s.trainer == self.trainer)
         return f"{self.trainer} is recorded since TRL {since}" if Version(since) > TRL else None
 
@@ -84,7 +99,9 @@ KINDS = {
     ),
     "a2po": Kind("trl.experimental.a2po", "A2POTrainer", _SHORT | {"num_value_samples": 2, "filter_all_incorrect": False}, {"reward_funcs": [half]}),
     "sdpo": Kind("trl.experimental.sdpo", "SDPOTrainer", _SHORT | {"num_generations": 2}, _SCORED, helped),
-    "sdft": Kind("trl.experimental.sdft", "SDFTTrainer", _SHORT | {"num_generations": 2}, {}, helped),
+    "sdft": Kind(
+        "trl.experimental.sdft", "SDFTTrainer", _SHORT | {"num_generations": 2}, {}, helped
+    ),
     "sdft, teacher's prompts": Kind(
         "trl.experimental.sdft", "SDFTTrainer", _SHORT | {"num_generations": 2, "generate_from_teacher": True}, {},
         helped,
@@ -121,7 +138,7 @@ def make(folder, name, callbacks=None, *, arguments=None, script=None, model=Non
     if kind.evaluates:
         options |= {"eval_strategy": "steps", "eval_steps": 2}
     rows, eval_rows = config.pop("rows", None), config.pop("eval_rows", None)
-    args = getattr(module, kind.trainer.replace("Trainer", "Config"))(**(options | kind.config | config))
+    args = _config_of(module, kind, options | kind.config | config)
     arguments = {k: path if v == "tiny" else v for k, v in kind.arguments.items()} | (arguments or {})
     with _teacher_server(path):
         processor = arguments.pop("processing_class", None) or AutoTokenizer.from_pretrained(path)
@@ -136,6 +153,13 @@ def make(folder, name, callbacks=None, *, arguments=None, script=None, model=Non
         if getattr(trainer, tag, None) is not None:
             _spy(trainer, trainer.accelerator.unwrap_model(getattr(trainer, tag)), tag)
     return trainer
+
+
+def _config_of(module, kind, options):
+    """Without what this TRL does not have yet: GOLD made one completion of each prompt."""
+    config_class = getattr(module, kind.trainer.replace("Trainer", "Config"))
+    known = {one.name for one in fields(config_class)}
+    return config_class(**{name: value for name, value in options.items() if name in known | {"max_steps"}})
 
 
 def _as_asked(generate):

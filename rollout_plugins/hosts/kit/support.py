@@ -55,8 +55,13 @@ class TRLHost:
     supports: tuple[Support, ...]
 
     def matches(self, trainer: Any) -> bool:
-        """One of TRL's classes, or one that has what they have, as a copy of their source does."""
-        return named_support(self, trainer) is not None or not self.missing(trainer)
+        """One of TRL's classes, or one that has what they have, as a copy of their source does.
+
+        Not one that has their name alone: another version of TRL may do all of it elsewhere.
+        """
+        if not self.missing(trainer):
+            return True
+        return named_support(self, trainer) is not None and any(hasattr(trainer, name) for name in self.observer.needs)
 
     def missing(self, trainer: Any) -> list[str]:
         """What keeps the trainer from being one of these, in words."""
