@@ -225,7 +225,11 @@ def seal(journal: Path, rows: int) -> Path:
             pa.OSFile(str(journal)) as source,
             pa.ipc.open_stream(source) as stream,
             pq.ParquetWriter(
-                path, stream.schema, compression="zstd", compression_level=1, **_encodings(stream, is_vast=is_vast)
+                path,
+                stream.schema,
+                compression="zstd",
+                compression_level=1,
+                **encodings(stream.schema, is_vast=is_vast),
             ) as file,
         ):
             for table in _row_groups(stream):
@@ -240,12 +244,12 @@ def seal(journal: Path, rows: int) -> Path:
     return part
 
 
-def _encodings(stream: Any, *, is_vast: bool = False) -> dict[str, Any]:
+def encodings(schema: pa.Schema, *, is_vast: bool = False) -> dict[str, Any]:
     """A dictionary of all log-probabilities would be larger than they are; byte by byte they pack well.
 
     Dictionaries and least values of vast texts would only be more copies of them in memory.
     """
-    leaves = [leaf for field in stream.schema for leaf in _leaves(field.name, field.type)]
+    leaves = [leaf for field in schema for leaf in _leaves(field.name, field.type)]
     split = [leaf for leaf in leaves if leaf.startswith("tokens.") and "logprobs" in leaf]
     named = [leaf for leaf in leaves if leaf not in split]
     kept = [leaf for leaf in named if "." not in leaf and leaf not in HEAVY] if is_vast else named
