@@ -7,6 +7,7 @@ from argparse import ArgumentParser, Namespace
 from rollout_plugins.cli.chosen import RUN, add_allow_damaged, note_damage, opened
 from rollout_plugins.cli.common import counted, say
 from rollout_plugins.remote.prune import check_keep, prune
+from rollout_plugins.remote.push import check_here
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -21,6 +22,7 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     stored = opened(options.run)
+    check_here(stored)
     check_keep(stored, options.keep)
     with counted("pruning") as progress:
         found = prune(stored, options.keep, progress=progress, really=options.yes)
