@@ -152,7 +152,7 @@ def figures(name: str, trainer: Any, batch: Batch) -> dict[str, float]:
         rows = [_once(WAYS[name], Locked(), trainer, batch) for _ in range(TIMES + 1)][1:]
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
         more = [_once(ON_ONE[name], Probe(), trainer, batch) for _ in range(TIMES + 1)][1:]
-        # Time in line may be taken off twice or not at all where threads take turns, so the middle; CPU only ever grows.
+        # Time in line can be taken off too often where threads take turns, so the middle; CPU time only ever grows.
         found = {"under the lock": median(row["under the lock"] for row in rows)}
         return found | {key: min(row[key] for row in more) for key in ("thread CPU", "total CPU")}
 
