@@ -223,9 +223,13 @@ def folder(place: Place, *, private: bool = True) -> Folder:
 def total(files: Iterable[File]) -> str:
     """How many, and how large, for people."""
     found = list(files)
-    size = float(sum(file.size for file in found))
-    for unit in ("bytes", "kB", "MB", "GB", "TB"):
-        if size < 1000 or unit == "TB":
-            break
-        size /= 1000
-    return f"{len(found):,} file{'s' * (len(found) != 1)} ({size:,.{0 if unit == 'bytes' else 1}f} {unit})"
+    return f"{len(found):,} file{'s' * (len(found) != 1)} ({size_of(sum(file.size for file in found))})"
+
+
+def size_of(count: float) -> str:
+    """So many bytes, for people."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:,.{0 if unit == 'bytes' else 1}f} {unit}"
+        count /= 1000
+    return f"{count:,.1f} TB"
