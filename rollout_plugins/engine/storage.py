@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from rollout_hookspecs import Rollout, Run
 
@@ -14,6 +14,8 @@ from rollout_plugins.store.annotate import annotate
 from rollout_plugins.store.write import RunWriter
 
 logger = logging.getLogger("rollout_plugins")
+
+T = TypeVar("T")
 
 #: Rollouts of other ranks whose reasons are kept in memory before they are written.
 CHOSEN_AT_ONCE = 10_000
@@ -39,8 +41,10 @@ class Storage:
 
     def write(self, split: str, rollouts: Sequence[Rollout]) -> None:
         """Store one generation."""
-        if self._try(lambda writer: writer.write(split, rollouts), len(rollouts)):
-            self._counters.stored(split, len(rollouts))
+        stored = self._try(lambda writer: writer.write(split, rollouts), len(rollouts))
+        if stored is not None:
+            self._counters.stored(split, stored)
+            self._counters.drop("store_failed", len(rollouts) - stored)
 
     def note_chosen(self, chosen: Sequence[dict[str, str]]) -> None:
         """Why rollouts of other ranks went to sinks. Written now and then: few files, little memory."""
@@ -74,16 +78,16 @@ class Storage:
         """What run.json says of the attempt."""
         return {**self._counters.summary(), "bytes_written": writer.bytes}
 
-    def _try(self, write: Callable[[RunWriter], object], count: int = 0) -> bool:
-        """Write so many rollouts; whether it worked."""
+    def _try(self, write: Callable[[RunWriter], T], count: int = 0) -> T | None:
+        """Write so many rollouts; None if that failed."""
         writer = self._writer
         try:
             if writer is None:
                 raise RuntimeError("the run could not be opened")  # noqa: TRY301 - counted like any other loss
-            write(writer)
+            result = write(writer)
         except Exception as error:
             self._note_outage(error, count)
-            return False
+            return None
         if self._lost_in_outage is not None and count:
             logger.warning(
                 "writing to %s works again; %d rollouts were lost meanwhile", writer.dir, self._lost_in_outage
@@ -92,7 +96,7 @@ class Storage:
         if writer.lost:
             self._counters.drop("unserialisable_field", len(writer.lost))
             writer.lost.clear()
-        return True
+        return result
 
     def _note_outage(self, error: Exception, count: int) -> None:
         self._counters.drop("store_failed", count)

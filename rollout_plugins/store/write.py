@@ -12,6 +12,7 @@ import logging
 import math
 import os
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import fields
@@ -60,11 +61,15 @@ class RunWriter:
         self._shards: dict[str, _Shard] = {}
         self._started = time.time()
 
-    def write(self, split: str, rollouts: Sequence[Rollout]) -> None:
-        """Append one generation. It is readable, and safe from this process's death, when this returns."""
+    def write(self, split: str, rollouts: Sequence[Rollout]) -> int:
+        """Append one generation. It is readable, and safe from this process's death, when this returns.
+
+        Returns how many rollouts there are rows for: all of them, unless something here is wrong.
+        """
         if not rollouts:
-            return
-        batch = to_batch(rollouts, self.lost)
+            return 0
+        batch = self._rows(rollouts)
+        count = batch.num_rows
         shard = self._shards.get(split)
         if shard is None or not shard.is_there():
             shard = self._new_shard(split)
@@ -74,6 +79,33 @@ class RunWriter:
         if shard.bytes >= SEAL_BYTES:
             self._seal(split)
         self._seal_old()
+        return count
+
+    def _rows(self, rollouts: Sequence[Rollout]) -> pa.RecordBatch:
+        """Rows for the rollouts. A defect of ours that one of them brings out costs that one, not its batch."""
+        found = len(self.lost)
+        try:
+            return to_batch(rollouts, self.lost)
+        except Exception as error:
+            if len(rollouts) == 1:
+                raise
+            del self.lost[found:]
+            kept = [row for rollout in rollouts if (row := self._row(rollout)) is not None]
+            if not kept:
+                raise
+            logger.warning(
+                "%d of %d rollouts are lost, because no row could be made of them (%s in %s); please report this",
+                len(rollouts) - len(kept),
+                len(rollouts),
+                type(error).__name__,  # not its text, which may quote what a model wrote
+                traceback.extract_tb(error.__traceback__)[-1].name,
+            )
+        return pa.Table.from_batches(kept).combine_chunks().to_batches()[0]
+
+    def _row(self, rollout: Rollout) -> pa.RecordBatch | None:
+        with suppress(Exception):  # counted by the caller, who has more than this one
+            return to_batch([rollout], self.lost)
+        return None
 
     def _seal_old(self) -> None:
         for split in [split for split, shard in self._shards.items() if shard.age >= self._seal_seconds]:

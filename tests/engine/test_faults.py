@@ -19,6 +19,8 @@ from rollout_plugins import Drop, Rollout, RolloutRecorder, ToolCall, hookimpl, 
 from rollout_plugins.engine import outbox
 from rollout_plugins.errors import SetupError
 from rollout_plugins.sinks.jsonl import JsonlSink
+from rollout_plugins.store import write
+from rollout_plugins.store.columns import to_batch
 
 
 def told(caplog, text):
@@ -107,6 +109,25 @@ def test_a_disk_that_is_full_to_the_last_byte_leaves_no_half_generation(small_di
     assert all(numbers.count(number) == 4 for number in numbers)
     assert run.damaged == {}
     assert len(numbers) + line.counters.drops["store_failed"] == 48
+
+
+def test_a_defect_of_ours_costs_only_the_rollouts_that_bring_it_out(tmp_path, monkeypatch, caplog):
+    def defective(rollouts, lost):
+        if any(rollout.columns.get("odd") for rollout in rollouts):
+            raise KeyError("a secret")
+        return to_batch(rollouts, lost)
+
+    monkeypatch.setattr(write, "to_batch", defective)
+    line = started(tmp_path)
+    first, second, *others = noise(0)
+    send(line, [first, replace(second, columns={"odd": True}), *others], 0)
+    send(line, noise(1), 1)
+    line.close()
+    run = open_run(tmp_path)
+    assert [r.columns["number"] for r in run.rollouts()] == [0] * 3 + [1] * 4
+    assert run.drops == {"store_failed": 1}
+    assert told(caplog, "1 of 4 rollouts are lost, because no row could be made of them (KeyError in defective)")
+    assert "a secret" not in caplog.text
 
 
 def test_a_second_outage_is_told_and_counted_by_itself(small_disk, caplog):
