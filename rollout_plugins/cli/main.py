@@ -27,6 +27,7 @@ ABOUT = {
     "report": "one HTML file that shows the run: charts, table, every conversation",
     "annotate": "add columns to rollouts from a file",
     "export": "rollouts as one file, or to a sink",
+    "compact": "join the many small files of a run into few large ones",
     "import": "turn the rollouts of another library into a run",
     "doctor": "check the environment, a folder, tokenizers or a run before a long run",
     "plugins": "the plugins that are installed, and whether they would run",

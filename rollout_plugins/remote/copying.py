@@ -11,9 +11,11 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 from rollout_plugins.remote.folders import File, Folder
+from rollout_plugins.store.compacted import joined
 from rollout_plugins.store.elsewhere import elsewhere
 
 _PART = re.compile(r"data/[^/]+/(\d+-\d+)-\d+\.(parquet|arrows)")
@@ -65,7 +67,8 @@ class Copying:
         ours = {file.name: file.size for file in files_of(self._source) if _PART.fullmatch(file.name)}
         differs = any(self._there.get(name, size) != size for name, size in ours.items() if name.endswith(".parquet"))
         stem = f"{attempt:03d}-{rank:05d}"
-        known = {Path(name).with_suffix("") for name in (*ours, *elsewhere(self._source))}
+        gone = (*elsewhere(self._source), *chain.from_iterable(joined(self._source).values()))
+        known = {Path(name).with_suffix("") for name in (*ours, *gone)}
         made = [name for name in self._there if (part := _PART.fullmatch(name)) and part[1] == stem]
         return differs or any(Path(name).with_suffix("") not in known for name in made)
 

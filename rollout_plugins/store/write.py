@@ -220,11 +220,9 @@ def seal(journal: Path, rows: int) -> Path:
         with (
             pa.OSFile(str(journal)) as source,
             pa.ipc.open_stream(source) as stream,
-            pq.ParquetWriter(
-                path, stream.schema, compression="zstd", compression_level=1, **_encodings(stream)
-            ) as file,
+            parquet_writer(path, stream.schema) as file,
         ):
-            for table in _row_groups(stream):
+            for table in row_groups(stream):
                 file.write_table(table)
                 written += table.num_rows
         if written != rows:
@@ -236,9 +234,14 @@ def seal(journal: Path, rows: int) -> Path:
     return part
 
 
-def _encodings(stream: Any) -> dict[str, Any]:
+def parquet_writer(path: Path, schema: pa.Schema) -> Any:
+    """Writes a part."""
+    return pq.ParquetWriter(path, schema, compression="zstd", compression_level=1, **_encodings(schema))
+
+
+def _encodings(schema: pa.Schema) -> dict[str, Any]:
     """A dictionary of all log-probabilities would be larger than they are; byte by byte they pack well."""
-    leaves = [leaf for field in stream.schema for leaf in _leaves(field.name, field.type)]
+    leaves = [leaf for field in schema for leaf in _leaves(field.name, field.type)]
     split = [leaf for leaf in leaves if leaf.startswith("tokens.") and "logprobs" in leaf]
     return {"use_dictionary": [leaf for leaf in leaves if leaf not in split], "use_byte_stream_split": split}
 
@@ -254,7 +257,7 @@ def _leaves(path: str, kind: pa.DataType) -> Iterator[str]:
         yield path
 
 
-def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+def row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     """Tables of `ROW_GROUP` rows. Thousands of tiny batches side by side take ten times the memory of a large one."""
     waiting: list[pa.RecordBatch] = []
     rows = 0
