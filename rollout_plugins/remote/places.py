@@ -153,8 +153,9 @@ def _s3(bucket: str, endpoint: str, _pid: int) -> Any:
     parts = urlsplit(endpoint)
     where = {"scheme": parts.scheme, "endpoint_override": parts.netloc + parts.path.rstrip("/")} if endpoint else {}
     return fs.S3FileSystem(
-        connect_timeout=10,
-        request_timeout=30,
+        # PyArrow waits for requests that are under way when the process exits, so none may take long.
+        connect_timeout=5,
+        request_timeout=5,
         allow_delayed_open=True,  # a small file is one request, and not three
         retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=3),
         **({"region": region} if region else {}),

@@ -236,10 +236,10 @@ def seal(journal: Path, rows: int) -> Path:
 
 def parquet_writer(path: Path, schema: pa.Schema) -> Any:
     """Writes a part."""
-    return pq.ParquetWriter(path, schema, compression="zstd", compression_level=1, **_encodings(schema))
+    return pq.ParquetWriter(path, schema, compression="zstd", compression_level=1, **encodings(schema))
 
 
-def _encodings(schema: pa.Schema) -> dict[str, Any]:
+def encodings(schema: pa.Schema) -> dict[str, Any]:
     """A dictionary of all log-probabilities would be larger than they are; byte by byte they pack well."""
     leaves = [leaf for field in schema for leaf in _leaves(field.name, field.type)]
     split = [leaf for leaf in leaves if leaf.startswith("tokens.") and "logprobs" in leaf]

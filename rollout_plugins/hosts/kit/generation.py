@@ -6,9 +6,10 @@ import time
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from sys import getsizeof
 from typing import Any, Final
 
-from rollout_plugins.content.snapshot import Snapshot
+from rollout_plugins.content.snapshot import Snapshot, leaf_bytes
 from rollout_plugins.content.talk import Talk
 from rollout_plugins.hosts.kit.rewards import Rewards
 from rollout_plugins.hosts.kit.stand_ins import swapped
@@ -173,10 +174,11 @@ class Generation:
     @property
     def held(self) -> int:
         """Bytes that it takes until its rollouts are stored."""
-        beside = Snapshot()
-        beside.copy([self.prompt_ids, self.tool_mask, self.ids, list(self.tensors.values()), self.peers])
+        peers = Snapshot()
+        peers.copy(self.peers)
+        beside = sum(map(_bytes, (self.prompt_ids, self.tool_mask, self.ids, *self.tensors.values())))
         watched = sum(watch.bytes + 256 * (1 + len(watch.seen)) for watch in self.watches)
-        return self.bytes + beside.bytes + 2048 + watched
+        return self.bytes + peers.bytes + beside + 2048 + watched
 
 
 def copied_rows(rows: Iterable[Mapping[str, Any]], copy: Callable[[Any], Any]) -> list[dict[str, Any]]:
@@ -199,6 +201,11 @@ def _packed(rows: Any, pack: Callable[[Any], Any]) -> Any:
         return [pack(row) for row in rows] if isinstance(rows, list) else rows
     except (TypeError, ValueError, OverflowError):
         return rows
+
+
+def _bytes(rows: Any) -> int:
+    """What tokens, or numbers that belong to them, take."""
+    return getsizeof(rows) + sum(map(_bytes, rows)) if isinstance(rows, list) else leaf_bytes(rows)
 
 
 def _group_size(trainer: Any, *, training: bool) -> int:
