@@ -44,7 +44,7 @@ def annotate_by(
 ) -> int:
     """Write what a function says of every rollout as annotations; returns of how many.
 
-    `columns`: those of the files that it is given; `ray`: the address of a Ray cluster, `local` for one on this machine.
+    `columns`: those of the files that it is given; `ray`: a Ray cluster's address, or `local` for one of this machine.
     """
     unknown = [name for name in columns if name not in TYPES]
     if unknown:
@@ -86,7 +86,7 @@ def _on_all_cores(
     return [found[path] for path in files]
 
 
-def _file(path: Path, applied: Callable[[pa.Table], pa.Table]) -> pa.Table:
+def _file(path: Path, applied: Function) -> pa.Table:
     """What the function says of a file's rollouts."""
     return pa.concat_tables([*map(applied, _batches(path))] or [pa.table({"id": pa.array([], pa.large_string())})])
 
@@ -101,9 +101,7 @@ def _batches(path: Path) -> Iterator[pa.Table]:
             yield pa.Table.from_batches([batch])
 
 
-def _with_ray(
-    run: StoredRun, applied: Callable[[pa.Table], pa.Table], columns: Sequence[str], address: str
-) -> list[pa.Table]:
+def _with_ray(run: StoredRun, applied: Function, columns: Sequence[str], address: str) -> list[pa.Table]:
     """The same over a Ray cluster; journals, which only we can read, are done here."""
     started(address)
     journals = [_file(path, applied) for path in run.parts if path.suffix == ".arrows"]

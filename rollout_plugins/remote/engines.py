@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def ray_dataset(run: StoredRun) -> Any:
     """A Ray dataset."""
-    said = annotations(run)
+    said = _said(run)
     found = ray_files(run, SCHEMA.names)
     return found.map_batches(
         partial(_current, again=run.done_again, said=said), batch_format="pyarrow", zero_copy_batch=True
@@ -51,7 +51,7 @@ def spark_dataset(run: StoredRun, session: Any) -> Any:
     found = session.read.parquet(*(file.replace("s3://", "s3a://", 1) for file in _parquet(run)))
     again = " or ".join(f"(attempt < {attempt} and step > {step})" for attempt, step in run.done_again)
     found = found.where(f"not coalesce({again}, false)") if again else found
-    said = annotations(run)
+    said = _said(run)
     if said is None:
         return found
     return found.join(session.createDataFrame(said.to_pandas()), "id", "left")
@@ -64,19 +64,18 @@ def daft_dataset(run: StoredRun) -> Any:
     for attempt, step in run.done_again:
         again = (daft.col("attempt") < attempt) & (daft.col("step") > step)
         found = found.where(~again.fill_null(daft.lit(False)))
-    said = annotations(run)
+    said = _said(run)
     return found if said is None else found.join(daft.from_arrow(said), on="id", how="left")
 
 
-def annotations(run: StoredRun) -> pa.Table | None:
+def _said(run: StoredRun) -> pa.Table | None:
     """What producers said, by id, in columns such as `judge.score`; None when nobody said anything."""
     names = [f"{producer}.{column}" for producer, columns in run.annotations.items() for column in columns]
     if not names:
         return None
     table = run.table(["id", *names], superseded=True)
-    return table.cast(
-        pa.schema([(name, _plain(kind)) for name, kind in zip(table.column_names, table.schema.types, strict=True)])
-    )
+    kinds = zip(table.column_names, table.schema.types, strict=True)
+    return table.cast(pa.schema([(name, _plain(kind)) for name, kind in kinds]))
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:

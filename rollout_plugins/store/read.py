@@ -7,7 +7,7 @@ run.sql("select step, avg(reward) from rollouts group by step order by step").to
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -136,6 +136,44 @@ class StoredRun:
         if not is_elsewhere(self.dir):
             return [*found]
         return [f"{self.place}/{path.relative_to(self.dir).as_posix()}" for path in found]
+
+    @property
+    def parts(self) -> list[Path]:
+        """All files of rollouts in the run's folder, those among them that are still being written to."""
+        return [part.path for part in find_parts(self.dir)]
+
+    @property
+    def done_again(self) -> list[tuple[int, int]]:
+        """(attempt, step): what earlier attempts recorded after the step is superseded by this attempt."""
+        return self._session.ask(lambda known: [(attempt, step) for _, attempt, step in known.done_again()])
+
+    def ray(self) -> Any:
+        """The rollouts as a Ray dataset, with annotations in columns such as `judge.score`; nothing is loaded."""
+        from rollout_plugins.remote.engines import ray_dataset
+
+        return ray_dataset(self)
+
+    def spark(self, session: Any) -> Any:
+        """The same as a data frame of this Spark session."""
+        from rollout_plugins.remote.engines import spark_dataset
+
+        return spark_dataset(self, session)
+
+    def daft(self) -> Any:
+        """The same as a Daft data frame."""
+        from rollout_plugins.remote.engines import daft_dataset
+
+        return daft_dataset(self)
+
+    def annotate_by(self, producer: str, function: Callable[[pa.Table], Any], **options: Any) -> int:
+        """Annotate every rollout with what a function says of each batch: over all cores, or with `ray="ADDRESS"`.
+
+        `columns`: those that the function is given, as an Arrow table. It returns a value for each row, or a dict of
+        such columns.
+        """
+        from rollout_plugins.remote.analysing import annotate_by
+
+        return annotate_by(self, producer, function, **options)
 
     def __len__(self) -> int:
         return int(self._session.ask(lambda known: known.rows("select count(*) from current_rollouts"))[0][0])
