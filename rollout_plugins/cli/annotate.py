@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
@@ -64,7 +63,7 @@ def run(options: Namespace) -> None:
 
 
 def _annotate_by(stored: StoredRun, options: Namespace) -> None:
-    sys.path.insert(0, os.getcwd())
+    sys.path.insert(0, str(Path.cwd()))
     try:
         function = resolve_name(options.by)
     except (ValueError, ImportError, AttributeError) as error:
