@@ -9,7 +9,7 @@ from typing import Any
 from rollout_plugins.cli.chosen import note_damage
 from rollout_plugins.cli.common import add_json, busy, note, print_json, print_table
 from rollout_plugins.errors import RunError
-from rollout_plugins.show import sparkline
+from rollout_plugins.show.chart import sparkline, training
 from rollout_plugins.show.text import evenly, local_time
 from rollout_plugins.store.finding import found_in
 from rollout_plugins.store.read import StoredRun
@@ -49,7 +49,7 @@ def _opened(folder: Path) -> StoredRun | None:
 
 def _facts(stored: StoredRun) -> dict[str, Any]:
     rows = stored.stats()
-    train = [row for row in rows if row["split"] == "train"]
+    train = training(rows)
     attempts = stored.attempts
     started = min((a["started"] for a in attempts if a["started"] is not None), default=None)
     return {

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
 
+from rollout_plugins.content.names import count
 from rollout_plugins.engine.threads import own_thread
 from rollout_plugins.errors import RunError
 from rollout_plugins.remote.places import Place
@@ -228,4 +229,4 @@ def total(files: Iterable[File]) -> str:
         if size < 1000 or unit == "TB":
             break
         size /= 1000
-    return f"{len(found):,} file{'s' * (len(found) != 1)} ({size:,.{0 if unit == 'bytes' else 1}f} {unit})"
+    return f"{count(len(found), 'file')} ({size:,.{0 if unit == 'bytes' else 1}f} {unit})"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from rollout_plugins.content.names import run_name
+from rollout_plugins.content.names import count, run_name
 from rollout_plugins.errors import RunError, need
 from rollout_plugins.store import annotate, summary
 from rollout_plugins.store.damage import Damaged
@@ -60,7 +60,7 @@ class StoredRun:
         gone = [url for name, url in elsewhere(self.dir).items() if not (self.dir / name).exists()]
         if gone:
             where = " and ".join(dict.fromkeys(gone))
-            what = f"what was removed here ({len(gone):,} part{'s' * (len(gone) != 1)})"
+            what = f"what was removed here ({count(len(gone), 'part')})"
             self.damaged[what] = f"it is in {where}: rollouts pull {gone[-1]} {self.dir.parent}"
         self._facts = Facts(self.dir, self.damaged)
         self._session = Session({self.dir: self.damaged}, self._small)
@@ -304,7 +304,7 @@ class StoredRun:
         try:
             places = range(len(self._all))[place]
         except IndexError:
-            raise IndexError(f"the run has {len(self._all):,} rollouts, and none at {place}") from None
+            raise IndexError(f"the run has {count(len(self._all), 'rollout')}, and none at {place}") from None
         if isinstance(places, range):
             return list(self._all.at(places).rollouts())
         for rollout in self._all.page(places, 1).rollouts():
@@ -351,7 +351,7 @@ class Runs(Sequence[StoredRun]):
         return self._session.ask(lambda known: known.sql(query, superseded=superseded))
 
     def __repr__(self) -> str:
-        return "\n  ".join([f"{len(self):,} run{'s' * (len(self) != 1)}:", *map(repr, self)])
+        return "\n  ".join([f"{count(len(self), 'run')}:", *map(repr, self)])
 
     def _repr_html_(self) -> str:
         return "".join(run._repr_html_() for run in self)
