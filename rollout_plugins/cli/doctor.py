@@ -45,7 +45,12 @@ class Check:
 
 def configure(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "dir", nargs="?", type=Path, default=Path(), help="where the run will be, or is (default: here)"
+        "dir",
+        metavar="FOLDER",
+        nargs="?",
+        type=Path,
+        default=Path(),
+        help="where the run will be, or is (default: here)",
     )
     parser.add_argument("--tokenizer", nargs="+", default=[], metavar="NAME_OR_PATH", help="chat templates to check")
     parser.add_argument("--offline", action="store_true", help="ask nothing of the network")

@@ -19,7 +19,13 @@ SPARE = ("run", "trainer", "over time", "started", "drops")
 
 
 def configure(parser: ArgumentParser) -> None:
-    parser.add_argument("dir", nargs="?", default=".", help="a folder with runs in it or below it (default: this one)")
+    parser.add_argument(
+        "dir",
+        metavar="FOLDER",
+        nargs="?",
+        default=".",
+        help="a folder with runs in it or below it (default: this one)",
+    )
     add_json(parser)
 
 

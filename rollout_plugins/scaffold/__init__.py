@@ -24,7 +24,7 @@ _KIT = "hostile_rollouts run_plugins scripted_grpo"
 
 
 def configure(parser: ArgumentParser) -> None:
-    parser.add_argument("name", help="name of the project, for example rollout-judge")
+    parser.add_argument("name", metavar="NAME", help="name of the project, for example rollout-judge")
     parser.add_argument(
         "--hook",
         action="append",
