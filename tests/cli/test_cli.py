@@ -274,7 +274,7 @@ def test_annotate_from_a_file(rollouts, run, tmp_path, name, text):
     (tmp_path / name).write_text(text)
     code, out, err = rollouts("annotate", run.dir, "--producer", "judge", tmp_path / name)
     assert code == 0
-    assert "2 rows for 1 rollouts; the columns of judge are now judge." in out
+    assert "2 rows for 1 rollout; the columns of judge are now judge." in out
     assert f"1 of these ids are not in {run.dir} (yet): 'other'" in err
     run.refresh()
     assert run.get(FIRST).extra == {"judge.score": 0.5, "judge.ok": True}
