@@ -105,7 +105,7 @@ def ours(trainer: Any, batch: Batch, folder: Path, probe: Probe, *, reports: Nam
     trainer.args.report_to = list(reports)
     ended = _start_reporters(reports)
     before = folder_bytes(SCRATCH) - folder_bytes(folder)
-    callback = RolloutPluginCallback(dir=folder, **options)
+    callback = RolloutPluginCallback(dir=folder, trainer=trainer, **options)
     trainer.add_callback(callback)
     trainer.begin()
     pipeline = callback._pipeline
@@ -319,8 +319,13 @@ FAST = (OURS, ALONE, TABLE, COPY, ENCODE, PARQUET)
 
 def measured(name: str, trainer: Any, batch: Batch) -> dict[str, Any]:
     """The figures of one way, from a process of its own; {"failed": why} when it can't do this batch."""
+    return apart(lambda: _figures(name, trainer, batch))
+
+
+def apart(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What it gives in a process of its own, or why it failed."""
     ours_end, theirs = multiprocessing.Pipe(duplex=False)
-    child = multiprocessing.get_context("fork").Process(target=_child, args=(name, trainer, batch, theirs))
+    child = multiprocessing.get_context("fork").Process(target=_child, args=(measure, theirs))
     child.start()
     theirs.close()
     try:
@@ -331,10 +336,10 @@ def measured(name: str, trainer: Any, batch: Batch) -> dict[str, Any]:
         child.join()
 
 
-def _child(name: str, trainer: Any, batch: Batch, out: Any) -> None:
+def _child(measure: Callable[[], dict[str, Any]], out: Any) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # trackio greets
     try:
-        out.send(_figures(name, trainer, batch))
+        out.send(measure())
     except Exception as error:
         if os.environ.get("TRACE"):
             traceback.print_exc()

@@ -43,7 +43,7 @@ def run(options: Namespace) -> None:
         f"{count(written, 'row')} for {count(matched, 'rollout')}; the columns of {options.producer} are now {columns}"
     )
     if others:
-        note(f"{len(others):,} of these ids are not in {stored.dir} (yet): {some_of(others)}")
+        note(f"{len(others):,} of these ids are not in {stored.place} (yet): {some_of(others)}")
 
 
 def _rows(name: str) -> Iterator[dict[str, Any]]:

@@ -33,7 +33,7 @@ def opened(path: str | None) -> StoredRun:
     run = StoredRun(found[-1])
     if path is None or len(found) > 1:
         of = f", the newest of {len(found):,} runs" if len(found) > 1 else ""
-        note(f"{run.name}{of}: {run.dir}")
+        note(f"{run.name}{of}: {run.place}")
     return run
 
 
@@ -48,7 +48,7 @@ def note_damage(*found: StoredRun, allowed: bool = True) -> int:
     """Name what cannot be read of these runs, and so is not in the answer; the exit code."""
     lines = [(run, line) for run in found for line in run.unreadable]
     for run, line in lines:
-        note(f"{run.dir}: {line}")
+        note(f"{run.place}: {line}")
     return DAMAGED if lines and not allowed else 0
 
 

@@ -210,7 +210,7 @@ def _run_checks(run: StoredRun) -> Iterator[Check]:
     lost = ", ".join(f"{number:,} {reason}" for reason, number in run.drops.items())
     if lost:
         yield Check(run.info.id, "note", f"left out: {lost}")
-    yield Check(run.info.id, "ok" if not damage else "note", f"{count:,} rollouts in {run.dir}")
+    yield Check(run.info.id, "ok" if not damage else "note", f"{count:,} rollouts in {run.place}")
 
 
 def sinks_checks(*, offline: bool) -> Iterator[Check]:

@@ -69,7 +69,7 @@ def _facts(stored: StoredRun) -> dict[str, Any]:
         "over time": sparkline(evenly([row["reward"] for row in train], SPARKS)),
         "state": _state(attempts),
         "drops": sum(stored.drops.values()),
-        "folder": str(stored.dir),
+        "folder": stored.place,
         "attempts": max((a.get("attempt", 1) for a in attempts), default=1),
         "damaged": dict(stored.damaged),
     }

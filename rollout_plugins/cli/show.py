@@ -53,7 +53,7 @@ def run(options: Namespace) -> None:
         for _, rollout in found:
             write_json(sys.stdout, as_json(rollout))
     elif not found:
-        note("no rollouts match" if len(stored) else f"{stored.dir} has no rollouts yet")
+        note("no rollouts match" if len(stored) else f"{stored.place} has no rollouts yet")
     else:
         _print(found, options)
     if of:

@@ -40,7 +40,7 @@ def run(options: Namespace) -> int:
         facts = {
             "run": stored.info.id,
             "name": stored.name,
-            "folder": str(stored.dir),
+            "folder": stored.place,
             "steps": rows,
             "drops": stored.drops,
             "skipped": stored.skipped,
@@ -49,7 +49,7 @@ def run(options: Namespace) -> int:
         print_json({**facts, "annotations": stored.annotations, "damaged": stored.damaged})
         return note_damage(stored, allowed=options.allow_damaged)
     if not rows:
-        note(f"{stored.dir} has no rollouts yet")
+        note(f"{stored.place} has no rollouts yet")
     elif sys.stdout.isatty():
         _print(stored, rows, whole=options.all)
     else:

@@ -11,6 +11,8 @@ from typing import Any, Final
 
 from rollout_hookspecs import Image
 
+from rollout_plugins.content.elsewhere import is_elsewhere, reach
+
 IMAGE_NAMES: Final = frozenset({"image", "images"})
 """Fields that hold images, whatever their value looks like."""
 _TYPES: Final = frozenset({"image", "image_url", "input_image"})
@@ -58,6 +60,8 @@ def file_of(image: Any, folder: str | Path) -> Path | None:
     if not isinstance(image, Image) or not isinstance(image.path, str) or not folder:
         return None
     try:
+        if is_elsewhere(Path(folder)):
+            reach().bring(Path(folder), image.path)
         path = Path(folder, image.path).resolve()
         return path if path.is_file() and path.is_relative_to(Path(folder).resolve()) else None
     except (OSError, ValueError):

@@ -100,10 +100,7 @@ class Reader:
             return False
         results = [None if reply is None else self._texts[begin + reply] for reply in replies]
         names, columns = talk.call_names[calls], out.columns
-        told = [
-            fate(*each, known=self._known[i], is_watched=ran is not None)
-            for each in zip(names, results, replies, seen, strict=True)
-        ]
+        told = self._told(i, names, results, replies, seen, is_watched=ran is not None)
         for asking in range(first, last):
             count = talk.call_starts[asking + 1] - talk.call_starts[asking]
             columns["turn"] += [talk.asking[asking] - begin] * count
@@ -117,6 +114,13 @@ class Reader:
         columns["seconds"] += [None if one is None else one.seconds for one in seen]
         out.starts.append(len(columns["name"]))
         return True
+
+    def _told(self, i: int, *calls: Sequence[Any], is_watched: bool) -> list[tuple[Any, str | None]]:
+        """Status and error of each call of a rollout, from its name, result, reply and how it ran."""
+        _, _, replies, seen = calls
+        if None not in replies and all(one is not None and one.error is None for one in seen):
+            return [("ok", None)] * len(seen)
+        return [fate(*each, known=self._known[i], is_watched=is_watched) for each in zip(*calls, strict=True)]
 
     def _replies(self, i: int, first: int, last: int) -> list[int | None] | None:
         """The index of each call's answer; None where it takes a closer look to find them."""

@@ -1,4 +1,6 @@
-"""Copy what a trainer holds, fast enough for the training thread: containers are copied, leaves are shared.
+"""Copy what a trainer holds, fast enough for the training thread: containers, and what else may be written to.
+
+Texts, numbers and objects that no file holds are shared, and so are large arrays and those on a device.
 
 A value that holds itself, or the same list many times over, would be endless; it is copied once more with each
 container only once, and a marked `Placeholder` where it came again. So it costs a moment, never the run.
@@ -7,27 +9,32 @@ container only once, and a marked `Placeholder` where it came again. So it costs
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping
 from sys import getsizeof
 from typing import Any
 
 from rollout_hookspecs import Placeholder
 
+from rollout_plugins.content.hashing import is_array, is_loaded, is_pil, is_tensor
 from rollout_plugins.content.limits import AGAIN, COPIED_ITEMS, KEPT_DEPTH, TOO_DEEP, EndlessError
 
 _ATOMS = frozenset({int, float, bool, type(None)})
 #: What a float takes, and an int that Python does not keep anyway.
 _FLOAT, _INT = 24, 32
 _LARGE = 512
+#: Of arrays: none that large is a picture or tokens.
+_LARGEST_COPIED = 1 << 26
 
 
 class Snapshot:
     """Copies values and adds up what they take in memory; what several of them share, once."""
 
-    __slots__ = ("_left", "_seen", "_shared", "bytes")
+    __slots__ = ("_leaves", "_left", "_seen", "_shared", "bytes")
 
     def __init__(self) -> None:
         self.bytes = 0
         self._shared: set[int] = set()
+        self._leaves: dict[int, tuple[Any, Any]] = {}
         self._left = 0
         self._seen: dict[int, Any] | None = None
 
@@ -40,6 +47,7 @@ class Snapshot:
         except EndlessError:
             self.bytes = before
             self._shared.clear()
+            self._leaves.clear()
         except RecursionError:  # the trainer's own stack was deep already
             return _lost(value, TOO_DEEP)
         self._left, self._seen = -1, {}
@@ -126,26 +134,52 @@ class Snapshot:
         return ""
 
     def _other(self, value: Any, depth: int) -> Any:
-        """Subclasses of containers become plain ones; everything else is shared as it is."""
+        """Subclasses of containers become plain ones, and so do other mappings."""
         try:
-            if isinstance(value, (dict, list)):
+            if isinstance(value, (dict, list, Mapping)):
                 if self._seen is not None and (why := self._objection(value, depth)):
                     return _lost(value, why)
-                return self._dict(dict(value), depth) if isinstance(value, dict) else self._list(list(value), depth)
-            if type(value) is tuple:
+                return self._list(list(value), depth) if isinstance(value, list) else self._dict(dict(value), depth)
+            if isinstance(value, tuple):
                 copied = self._list(value, depth)
                 return tuple(copied) if type(copied) is list else copied
-            self.bytes += _leaf_bytes(value) if self._is_new(value) else 0
+            return self._leaf(value)
         except (Exception, SystemExit):  # an object that objects even to being looked at is kept by reference
             self.bytes += 64
         return value
+
+    def _leaf(self, value: Any) -> Any:
+        """What several containers share stays one."""
+        if id(value) not in self._leaves:
+            self._leaves[id(value)] = value, _own(value)
+            self.bytes += leaf_bytes(value)
+        return self._leaves[id(value)][1]
+
+
+def _own(value: Any) -> Any:
+    """A copy of what its owner may write to; a picture that was opened from a file stays what it is."""
+    if isinstance(value, bytearray):
+        return bytearray(value)
+    if isinstance(value, array):
+        return value[:]
+    if is_pil(value):
+        return value.copy() if is_loaded(value) and value.format is None else value
+    if is_tensor(value):
+        return value.detach().clone() if value.shape == () or _is_small(value) else value
+    return value.copy() if is_array(value) and _is_small(value) else value
+
+
+def _is_small(value: Any) -> bool:
+    """Whether it is copied in a moment, and in this process's memory."""
+    device = getattr(value, "device", "cpu")
+    return value.nbytes < _LARGEST_COPIED and getattr(device, "type", device) == "cpu"
 
 
 def _lost(value: Any, why: str) -> Placeholder:
     return Placeholder(type=type(value).__name__, where="", why=why, preview=f"{len(value)} items")
 
 
-def _leaf_bytes(value: Any) -> int:
+def leaf_bytes(value: Any) -> int:
     """Size of a picture, tensor or byte string, without touching its data."""
     if isinstance(value, (bytes, bytearray, array)):
         return getsizeof(value)

@@ -25,7 +25,8 @@ _ATOMS: Final = frozenset({str, int, float, bool, type(None)})
 _SIMPLE: Final = frozenset({str, list, tuple, type(None)})
 _CALLS: Final = {frozenset({"type", "function"}), frozenset({"id", "type", "function"})}
 _FUNCTION: Final = frozenset({"name", "arguments"})
-_EACH = 100
+_NONE: Final = object()
+_EACH, _AT_ONCE = 100, 512
 Copy = Callable[[Any], Any]
 Shape = tuple[str, ...]
 
@@ -44,74 +45,81 @@ class Talk(Sequence[tuple[Any, ...]]):
         A conversation that is not all plain messages is copied as a whole, so that one without end is noticed.
         """
         given = [one if type(one) in _SIMPLE else copy(one) for one in conversations]
-        self._flatten([as_messages(one, role) for one in given], copy)
+        self._flatten(given, role, copy)
         if self.odd and copy is not as_it_is:
             for i in self.odd_ones():
                 given[i] = copy(given[i])
-            self._flatten([as_messages(one, role) for one in given], copy)
+            self._flatten(given, role, copy)
 
-    def _flatten(self, talks: Sequence[tuple[tuple[Any, ...], bool]], copy: Copy) -> None:
-        self.is_text = [is_text for _, is_text in talks]
+    def _flatten(self, given: Sequence[Any], role: str, copy: Copy) -> None:
+        lists = given if _is(list, given) else [as_messages(one, role)[0] for one in given]
+        self.is_text = [isinstance(one, str) for one in given]
         """Whether each was a plain text, and not a list of messages."""
-        lists = [messages for messages, _ in talks]
         self.starts = list(accumulate(map(len, lists), initial=0))
         """Where each conversation begins in the columns; and their end."""
         flat = list(chain.from_iterable(lists))
-        self.shapes = _shapes(flat)
+        self.shapes: list[Shape] = []
         """The keys of each message, in their order; none where it is an odd one."""
-        self.odd = {at: flat[at] for at, shape in enumerate(self.shapes) if not shape}
+        self.odd: dict[int, Any] = {}
         """Messages that the columns cannot hold, by their place."""
         self.columns: dict[str, list[Any]] = {}
         """The texts of all messages, by key; None where a message has none."""
-        used = set().union(*set(self.shapes)) - {"tool_calls"}
-        for key in used:
-            self._add_column(key, flat)
+        for start in range(0, len(flat), _AT_ONCE):
+            self._add_texts(flat[start : start + _AT_ONCE])
         self._add_calls(flat, copy)
         for at in self.odd:
             self.shapes[at] = ()
             for column in self.columns.values():
                 column[at] = None
 
-    def _add_column(self, key: str, flat: Sequence[Any]) -> None:
-        odd = self.odd
-        column = (
-            [None if at in odd else m.get(key) for at, m in enumerate(flat)] if odd else [m.get(key) for m in flat]
-        )
-        if not _TEXTS.issuperset(map(type, column)):
-            odd.update((at, flat[at]) for at, value in enumerate(column) if type(value) not in _TEXTS)
-        self.columns[key] = column
+    def _add_texts(self, some: Sequence[Any]) -> None:
+        """Some more messages: so few that they are still in the processor's cache when they are looked at again."""
+        start, shapes = len(self.shapes), _shapes(some)
+        self.shapes += shapes
+        kinds = set(shapes)
+        if () in kinds:
+            self.odd.update((start + at, some[at]) for at, shape in enumerate(shapes) if not shape)
+        for key in set().union(*kinds) - self.columns.keys() - {"tool_calls"}:
+            self.columns[key] = [None] * start
+        for key, column in self.columns.items():
+            if () in kinds:
+                values = [message.get(key) if shape else None for message, shape in zip(some, shapes, strict=True)]
+            else:
+                values = [message.get(key) for message in some]
+            if not _TEXTS.issuperset(map(type, values)):
+                self.odd.update((start + at, some[at]) for at, value in enumerate(values) if type(value) not in _TEXTS)
+            column.extend(values)
 
     def _add_calls(self, flat: Sequence[Any], copy: Copy) -> None:
-        places = [at for at, shape in enumerate(self.shapes) if "tool_calls" in shape and at not in self.odd]
+        asking = {shape for shape in set(self.shapes) if "tool_calls" in shape}
+        places = (
+            [at for at, shape in enumerate(self.shapes) if shape in asking and at not in self.odd] if asking else []
+        )
         asked = [flat[at]["tool_calls"] for at in places]
-        if not (_is(list, asked) and all(asked) and _are_usual(list(chain.from_iterable(asked)))):
-            usual = [type(calls) is list and bool(calls) and _are_usual(calls) for calls in asked]
+        calls = _usual(asked)
+        if calls is None:
+            usual = [_usual([given]) is not None for given in asked]
             self.odd.update(
-                (at, flat[at]) for at, calls, is_usual in zip(places, asked, usual, strict=True)
-                if not is_usual and calls is not None
-            )  # fmt: skip
+                (at, flat[at])
+                for at, given, is_usual in zip(places, asked, usual, strict=True)
+                if not is_usual and given is not None
+            )
             places = [at for at, is_usual in zip(places, usual, strict=True) if is_usual]
             asked = [flat[at]["tool_calls"] for at in places]
+            calls = _usual(asked) or ([], [], [])
         self.asking = places
         """Places of the messages that call tools."""
         self.call_starts = list(accumulate(map(len, asked), initial=0))
         """Where the calls of each of those begin; and their end."""
-        calls = list(chain.from_iterable(asked))
-        functions = [call["function"] for call in calls]
-        self.call_ids = [call.get("id") for call in calls]
-        self.call_names = [function["name"] for function in functions]
-        self.arguments = _copied([function["arguments"] for function in functions], copy)
+        self.call_ids, self.call_names, arguments = calls
+        self.arguments = _copied(arguments, copy)
 
-    @property
-    def bytes(self) -> int:
-        """Rough size in memory; a text that several messages share counts once. What `copy` copied is not in it."""
-        columns = [column for key, column in self.columns.items() if key not in {"role", "name"}]
-        texts = list(chain.from_iterable(columns))
-        return (
-            sum(map(getsizeof, dict(zip(map(id, texts), texts, strict=True)).values()))
-            + _EACH * len(self.shapes)
-            + _size_of(self.arguments)
-        )
+    def bytes(self, *, are_shared: bool = False) -> int:
+        """Rough size in memory, without what `copy` copied. With `are_shared`, what several share counts once."""
+        texts = list(chain.from_iterable(some for key, some in self.columns.items() if key not in {"role", "name"}))
+        if are_shared:
+            texts = list(dict(zip(map(id, texts), texts, strict=True)).values())
+        return sum(map(getsizeof, texts)) + _EACH * len(self.shapes) + _size_of(self.arguments)
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -202,19 +210,22 @@ def _shapes(flat: Sequence[Any]) -> list[Shape]:
         return [()] * len(flat)
 
 
-def _are_usual(calls: Sequence[Any]) -> bool:
-    """Whether calls have the shape that all libraries give them."""
+def _usual(asked: Sequence[Any]) -> tuple[list[str | None], list[str], list[Any]] | None:
+    """Ids, names and arguments of calls in the shape that all libraries give them; None if one has another."""
+    if not _is(list, asked) or not all(asked):
+        return None
+    calls = list(chain.from_iterable(asked))
     if not _is(dict, calls) or not _CALLS.issuperset(map(frozenset, set(map(tuple, calls)))):
-        return False
-    functions = [call["function"] for call in calls]
-    return (
-        _is(str, [call["type"] for call in calls])
-        and {"function"}.issuperset([call["type"] for call in calls])
-        and _is(str, [call.get("id", "") for call in calls])
-        and _is(dict, functions)
-        and {_FUNCTION}.issuperset(map(frozenset, set(map(tuple, functions))))
-        and _is(str, [function["name"] for function in functions])
-    )
+        return None
+    kinds, functions = [call["type"] for call in calls], [call["function"] for call in calls]
+    if not _is(str, kinds) or not {"function"}.issuperset(kinds) or not _is(dict, functions):
+        return None
+    if not {_FUNCTION}.issuperset(map(frozenset, set(map(tuple, functions)))):
+        return None
+    ids, names = [call.get("id", _NONE) for call in calls], [function["name"] for function in functions]
+    if not {str, type(_NONE)}.issuperset(map(type, ids)) or not _is(str, names):
+        return None
+    return [None if one is _NONE else one for one in ids], names, [function["arguments"] for function in functions]
 
 
 def _copied(arguments: list[Any], copy: Copy) -> list[Any]:

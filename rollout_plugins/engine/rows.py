@@ -76,7 +76,7 @@ def _held(items: Sequence[dict[str, Any]]) -> Held:
     for name, role in zip(_SPEAKERS, ("user", "assistant"), strict=True):
         names.pop(name, None)
         columns[name] = Talk((item.get(name) for item in items), role, copier.copy)
-    size = sum(talk.bytes for talk in columns.values())
+    size = sum(talk.bytes(are_shared=True) for talk in columns.values())
     for name in names:
         fallback = DEFAULTS[name]
         columns[name] = [copier.copy(item[name]) if name in item else fallback() for item in items]

@@ -21,6 +21,7 @@ from rollout_plugins.hosts.kit.wrapping import Call
 
 
 class OnlineDPOObserver(Observer):
+    answers_each = 2
     needs: ClassVar[Needs] = {
         "_calculate_rewards_from_functions": ("prompts", "completions", "completion_ids_list", "**reward_kwargs")
     }
@@ -42,7 +43,7 @@ class OnlineDPOObserver(Observer):
 
     def _step(self, now: Generation, call: Call) -> Any:
         with self.guarded("see the rows of a generation"):
-            now.expected = 2 * len(call.arguments["inputs"]["prompt"])
+            now.expected = self.answers_each * len(call.arguments["inputs"]["prompt"])
         out = call.run()
         with self.guarded("read the rewards"):
             if now.count:

@@ -106,10 +106,9 @@ class Metrics:
             figures |= {**_more_shares(drafts, answers), **_correlations(drafts), **_variety(answers)}
         by_tool = self._by_tool(calls)
         if calls["name"] or self._tools:
-            figures |= _of_calls("tools", calls["status"], calls["seconds"], len(drafts))
-            for name, own in by_tool.items():
-                seconds = [calls["seconds"][at] for at in own]
-                figures |= _of_calls(f"tools/{name}", [calls["status"][at] for at in own], seconds, len(drafts))
+            figures |= _of_calls("tools", calls, range(len(calls["name"])), len(drafts), timed=self.verbose)
+            for name, own in by_tool.items() if self.verbose else ():
+                figures |= _of_calls(f"tools/{name}", calls, own, len(drafts))
         found = {name: value for name, value in figures.items() if value is not None}
         states = {name: [calls["status"][at] for at in own] for name, own in by_tool.items()}
         self.alerts = self._rules.look(found, states, step) if step.split == "train" else []
@@ -237,11 +236,13 @@ def _repeated(words: Sequence[str]) -> float:
     return 1 - len(set(runs)) / len(runs)
 
 
-def _of_calls(name: str, status: Sequence[Any], seconds: Sequence[Any], rollouts: int) -> dict[str, float | None]:
-    states: Counter[Any] = Counter(status)
-    times = numbers(seconds)
-    figures: dict[str, float | None] = {f"{name}/calls": len(status) / rollouts}
-    if status:
+def _of_calls(
+    name: str, calls: Mapping[str, Sequence[Any]], own: Sequence[int], rollouts: int, *, timed: bool = True
+) -> dict[str, float | None]:
+    states: Counter[Any] = Counter(calls["status"][at] for at in own)
+    figures: dict[str, float | None] = {f"{name}/calls": len(own) / rollouts}
+    if own:
         states["failed"] = states["error"] + states["unknown"]
-        figures |= {f"{name}/{state}": states[state] / len(status) for state in ("failed", "unknown", "not_run")}
+        figures |= {f"{name}/{state}": states[state] / len(own) for state in ("failed", "unknown", "not_run")}
+    times = numbers(calls["seconds"][at] for at in own) if timed else []
     return figures | {f"{name}/seconds_p50": quantile(times, 0.5), f"{name}/seconds_p95": quantile(times, 0.95)}

@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from rollout_plugins.remote.folders import File, Folder
+from rollout_plugins.remote.prune import is_pruned
 from rollout_plugins.store.elsewhere import elsewhere
 
 _PART = re.compile(r"data/[^/]+/(\d+-\d+)-\d+\.(parquet|arrows)")
@@ -37,14 +38,15 @@ def files_of(folder: Path) -> Iterator[File]:
 class Copying:
     """From a run's folder to another one."""
 
-    def __init__(self, source: Path, target: Folder, *, idle_seconds: float = 0.0) -> None:
-        """`idle_seconds`: how long a journal must have stayed as it is to be copied before it is a part."""
+    def __init__(self, source: Path, target: Folder, *, idle_seconds: float = 0.0, journals: bool = True) -> None:
+        """`idle_seconds`: how long a journal must have stayed as it is to be copied before it is a part, if at all."""
         self.target = target
         self.failed: dict[str, str] = {}
         """Files that the last `send` could not bring there, and why."""
         self.sent = 0
         self._source = source
         self._idle = idle_seconds
+        self._has_journals = journals
         self._there = target.sizes()
         self._stamps: dict[str, tuple[int, int]] = {}
         self._journals: dict[str, tuple[int, float]] = {}
@@ -62,12 +64,17 @@ class Copying:
 
     def is_of_another_run(self, attempt: int, rank: int) -> bool:
         """Whether the other folder has parts under names of ours that are not ours: a run id was given twice."""
-        ours = {file.name: file.size for file in files_of(self._source) if _PART.fullmatch(file.name)}
-        differs = any(self._there.get(name, size) != size for name, size in ours.items() if name.endswith(".parquet"))
+        ours = [file.name for file in files_of(self._source) if _PART.fullmatch(file.name)]
         stem = f"{attempt:03d}-{rank:05d}"
         known = {Path(name).with_suffix("") for name in (*ours, *elsewhere(self._source))}
         made = [name for name in self._there if (part := _PART.fullmatch(name)) and part[1] == stem]
-        return differs or any(Path(name).with_suffix("") not in known for name in made)
+        return self.differs() or any(Path(name).with_suffix("") not in known for name in made)
+
+    def differs(self) -> bool:
+        """Whether a part is there that has our name, and is not ours."""
+        parts = [file for file in files_of(self._source) if _PART.fullmatch(file.name) and is_fixed(file.name)]
+        others = [file for file in parts if self._there.get(file.name, file.size) != file.size]
+        return not all(is_pruned(file.path) for file in others)
 
     def pending(self, *, everything: bool = False) -> list[File]:
         """What is not there, in the order in which it may go; with `everything`, also journals that still grow."""
@@ -75,8 +82,10 @@ class Copying:
         return sorted(found, key=lambda file: (_rank(file), file.name))
 
     def _lacks(self, file: File) -> bool:
-        if _is_fixed(file.name):
+        if is_fixed(file.name):
             return file.name not in self._there
+        if file.name.endswith(".arrows") and not self._has_journals:
+            return False
         return self._stamps.get(file.name) != _stamp(file)
 
     def _rests(self, file: File) -> bool:
@@ -119,7 +128,13 @@ class Copying:
         return self.target.size(file.name) == file.size
 
 
-def _is_fixed(name: str) -> bool:
+def run_folder(names: Collection[str]) -> bool:
+    """Whether files of these names are a run."""
+    return any(name == "run.json" or _PART.fullmatch(name) or re.fullmatch(r"run-\d+\.json", name) for name in names)
+
+
+def is_fixed(name: str) -> bool:
+    """Whether a file of this name never changes."""
     return name.startswith(("media/", "annotations/")) or (name.startswith("data/") and name.endswith(".parquet"))
 
 

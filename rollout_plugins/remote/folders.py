@@ -18,6 +18,7 @@ from rollout_plugins.store.write import replace_file
 
 #: Files that are on their way at the same time.
 AT_ONCE = 4
+_BLOCK = 8 * 2**20
 #: After so many failures in a row the rest is not tried.
 FAILURES = 3
 
@@ -117,11 +118,10 @@ class Folder:
 
         if isinstance(self.place.arrow, fs.PyFileSystem):
             self.place.fsspec.put_file(str(path), target)
-        else:
-            fs.copy_files(
-                str(path), target, source_filesystem=fs.LocalFileSystem(), destination_filesystem=self.place.arrow,
-                chunk_size=8 * 2**20, use_threads=False,
-            )  # fmt: skip
+            return
+        with path.open("rb") as source, self.place.arrow.open_output_stream(target) as stream:
+            while block := source.read(_BLOCK):
+                stream.write(block)
 
     def remove(self, name: str) -> None:
         self.place.arrow.delete_file(self.place.inside(name).path)
@@ -132,7 +132,7 @@ class Folder:
 
         def write(temporary: Path) -> None:
             with source.arrow.open_input_stream(source.path) as stream, temporary.open("wb") as file:
-                while block := stream.read(8 * 2**20):
+                while block := stream.read(_BLOCK):
                     file.write(block)
 
         path.parent.mkdir(parents=True, exist_ok=True)

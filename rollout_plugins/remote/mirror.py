@@ -27,6 +27,7 @@ POLL_SECONDS = 5.0
 LONGEST_PAUSE = 60.0
 #: Of the time, what looking through the folder may take.
 SHARE = 0.02
+_TURN, _ENDS = ".mirror", b"ends"
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
@@ -149,18 +150,18 @@ class Following:
                 self._changed.wait(left)
         if not self._is_done:
             self._report()
+            self.stop()
 
     def _report(self) -> None:
         """What is left, unless another process of this run has it in hand."""
         if self._turn is None and self._copying is None and not self._why:
             return
-        try:
-            left = self._copying.pending(everything=True) if self._copying else list(files_of(self._folder))
-        except OSError:
-            left = []
+        left = list(files_of(self._folder))
+        with suppress(OSError, RuntimeError):  # it may be at work at this moment
+            left = self._copying.pending(everything=True) if self._copying else left
         logger.warning(
-            "the mirror is not complete: %s of %s are not in %s yet%s. They are safe here; bring them there with: "
-            "rollouts push %s %s", total(left), self._folder, self._to.url, f" ({self._why})" if self._why else "",
+            "the mirror is not complete: %s of %s are not in %s yet (%s). They are safe here; bring them there with: "
+            "rollouts push %s %s", total(left), self._folder, self._to.url, self._why or "it does not answer in time",
             shlex.quote(str(self._folder)), shlex.quote(self._to.url),
         )  # fmt: skip
 
@@ -193,7 +194,9 @@ class Following:
         """Copy what is new; whether nothing is left to do now."""
         try:
             if not self._has_turn():
-                return False
+                return everything and not self._turn_ends()
+            if everything:
+                self._say_turn_ends()
             self._copying = self._copying or self._begun()
             waiting = self._copying.pending(everything=everything)
             done = self._copying.send(waiting) if waiting else True
@@ -210,12 +213,23 @@ class Following:
         """Whether this process copies. The system gives another one its turn when it dies."""
         if self._turn is None:
             self._folder.mkdir(parents=True, exist_ok=True)
-            file = (self._folder / ".mirror").open("ab")
+            file = (self._folder / _TURN).open("ab")
             if lock(file, wait=False):
+                file.truncate(0)
                 self._turn = file
             else:
                 file.close()
         return self._turn is not None
+
+    def _say_turn_ends(self) -> None:
+        """From here on, whoever completes a file can't rely on this process to copy it."""
+        if self._turn is not None:
+            self._turn.write(_ENDS)
+            self._turn.flush()
+
+    def _turn_ends(self) -> bool:
+        """Whether the process that copies for all may have looked for the last time."""
+        return (self._folder / _TURN).read_bytes() != b""
 
     def _give_turn_back(self) -> None:
         turn, self._turn = self._turn, None

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from rollout_plugins.content.elsewhere import is_url
 from rollout_plugins.errors import MissingExtraError, SetupError, need
 
 #: By protocol, the package that fsspec needs for it and our extra that brings it.
@@ -105,13 +106,6 @@ class Place:
         return text
 
 
-def is_url(path: object) -> bool:
-    """Whether this is a URL, and not a path; also one that a `Path` has taken a slash from."""
-    if not isinstance(path, (str, os.PathLike)):
-        return False
-    return re.match(r"([\w+.-]+::)*[A-Za-z][\w+.-]+:/", os.fspath(path)) is not None
-
-
 def place(url: str | os.PathLike[str], what: str = "the URL") -> Place:
     """The place that a URL names, or a path of this machine; `what` it is called in errors. Nothing is opened."""
     text = os.fspath(url)
@@ -159,8 +153,9 @@ def _s3(bucket: str, endpoint: str, _pid: int) -> Any:
     parts = urlsplit(endpoint)
     where = {"scheme": parts.scheme, "endpoint_override": parts.netloc + parts.path.rstrip("/")} if endpoint else {}
     return fs.S3FileSystem(
-        connect_timeout=10,
-        request_timeout=30,
+        # PyArrow waits for requests that are under way when the process exits, so none may take long.
+        connect_timeout=5,
+        request_timeout=5,
         allow_delayed_open=True,  # a small file is one request, and not three
         retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=3),
         **({"region": region} if region else {}),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from rollout_hookspecs import Rollout, Run, ToolCall
 
+from rollout_plugins.content.elsewhere import place_of
 from rollout_plugins.content.messages import call_text, completion_text, question_text
 from rollout_plugins.content.names import count, run_name
 from rollout_plugins.show.chart import sparkline, training
@@ -86,7 +88,8 @@ def course(rows: Sequence[Mapping[str, Any]]) -> str:
 def run_line(run: Run, rows: Sequence[Mapping[str, Any]]) -> str:
     """The run on one line of a Python prompt."""
     said = [count(sum(row["rollouts"] for row in rows), "rollout"), _steps(rows), f"reward {course(rows)}"]
-    return f"<StoredRun {run_name(run)!r}: {', '.join(said) if rows else 'no rollouts yet'}; in {run.dir}>"
+    where = place_of(Path(run.dir))
+    return f"<StoredRun {run_name(run)!r}: {', '.join(said) if rows else 'no rollouts yet'}; in {where}>"
 
 
 def _steps(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -106,7 +109,7 @@ def run_html(run: Run, rows: Sequence[Mapping[str, Any]], **more: str) -> str:
         "tool calls": f"{calls:,}, {failed:,} failed" if calls else "",
         "cut off": f"{cut:,}" if cut else "",
         **more,
-        "folder": run.dir,
+        "folder": place_of(Path(run.dir)),
     }
     return _table(
         f'<tr><th style="text-align:left">{escape(name)}</th><td style="text-align:left">{_cell(value)}</td></tr>'

@@ -21,6 +21,7 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rollout_plugins.content.elsewhere import is_elsewhere, opened, place_of, reach
 from rollout_plugins.errors import RunError
 from rollout_plugins.store.codec import cleaned, encode
 from rollout_plugins.store.parts import TYPES, file_name, gist, wrong_columns
@@ -60,12 +61,17 @@ def annotate(
         shapes.setdefault(_columns_of(row, number), []).append(row)
     others = unmatched(rows, ids) if ids is not None else []
     if others and len(others) == len({row["id"] for row in rows}):
-        raise RunError(f"no rollout of {folder} has any of these ids: {some_of(others)}; nothing was written")
+        raise RunError(
+            f"no rollout of {place_of(folder)} has any of these ids: {some_of(others)}; nothing was written"
+        )
     target = folder / "annotations" / folder_name(producer)
     for columns, given in shapes.items():
         table = _table(columns, given).replace_schema_metadata({_PRODUCER: _name(producer).encode()})
         target.mkdir(parents=True, exist_ok=True)
-        replace_file(_new_file(target, table.schema), partial(pq.write_table, table))
+        file = _new_file(target, table.schema)
+        replace_file(file, partial(pq.write_table, table))
+        if is_elsewhere(folder):
+            reach().send(file)
     return sum(map(len, shapes.values()))
 
 
@@ -201,8 +207,10 @@ def files(folder: Path) -> list[Path]:
 
 def _schema(path: Path, damaged: dict[str, str]) -> pa.Schema | None:
     try:
-        schema = pq.read_schema(path)
+        schema = pq.read_schema(opened(path))
         why = wrong_columns(schema, {})
+    except RunError:
+        raise
     except Exception as error:
         why = gist(error)
     if why:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from rollout_plugins.content.elsewhere import opened, place_of
 from rollout_plugins.content.names import count
 from rollout_plugins.errors import DamageWarning
 
@@ -22,7 +23,7 @@ class Damaged(dict[str, str]):
         is_new = name not in self
         super().__setitem__(name, why)
         if is_new:
-            warnings.warn(f"{self._folder}: {self.told(name)}", DamageWarning, stacklevel=2)
+            warnings.warn(f"{place_of(self._folder)}: {self.told(name)}", DamageWarning, stacklevel=2)
 
     def told(self, name: str) -> str:
         """What is left out, and why, in one line."""
@@ -43,6 +44,6 @@ class Damaged(dict[str, str]):
 def _rows_and_bytes(path: Path) -> tuple[int, int]:
     """How many rollouts a file says that it holds, in how many bytes."""
     try:
-        return pq.read_metadata(path).num_rows, path.stat().st_size
+        return pq.read_metadata(opened(path)).num_rows, path.stat().st_size
     except Exception:  # damaged as well, or a journal
         return 0, path.stat().st_size

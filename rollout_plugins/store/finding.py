@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from rollout_plugins.content.elsewhere import is_url, reach
 from rollout_plugins.errors import RunError
 from rollout_plugins.store.home import homes_of
 from rollout_plugins.store.parts import find_parts
@@ -20,6 +21,8 @@ _INSTALLED = {"pyvenv.cfg", "conda-meta"}
 
 def found_in(path: str | Path) -> list[Path]:
     """The folders of the runs in a folder, below it, and beside it when it is an output_dir; oldest first."""
+    if is_url(path):
+        return sorted(reach().find(str(path)), key=_started)
     root = Path(path)
     if not (root.exists() or any(home.is_dir() for home in homes_of(root))):
         raise RunError(f"{root} does not exist; give a run's folder, a folder of runs or the trainer's output_dir")

@@ -95,7 +95,7 @@ def _is_all_typed(talk: Talk) -> bool:
     if any(key not in TYPED and key != "tool_calls" for shape in shapes for key in shape):
         return False
     held = {key: sum(count for shape, count in shapes.items() if key in shape) for key in (*TYPED, "tool_calls")}
-    texts = all(len(column) - column.count(None) == held[key] for key, column in talk.columns.items())
+    texts = all(len(column) - column.count(None) == held.get(key, 0) for key, column in talk.columns.items())
     return texts and len(talk.asking) == held["tool_calls"]
 
 

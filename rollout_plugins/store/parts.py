@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rollout_plugins.content.elsewhere import opened
+from rollout_plugins.errors import RunError
 from rollout_plugins.store.schema import FIELDS
 
 if TYPE_CHECKING:
@@ -67,12 +69,14 @@ def gist(error: Exception) -> str:
 def fault(path: Path, kinds: Mapping[str, pa.DataType], *, whole: bool) -> str:
     """What is wrong with a Parquet file: its footer and columns, or all of it. Empty if nothing is, or it is gone."""
     try:
-        with pq.ParquetFile(path, memory_map=True) as file:
+        with pq.ParquetFile(opened(path), memory_map=True) as file:
             for group in range(file.num_row_groups if whole else 0):
                 file.read_row_group(group)
             return wrong_columns(file.schema_arrow, kinds)
     except FileNotFoundError:
         return ""
+    except RunError:  # it cannot be reached, which says nothing of the file
+        raise
     except Exception as error:
         return gist(error)
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pyarrow as pa
 
+from rollout_plugins.content.elsewhere import SCHEME, is_elsewhere, reach, spelled
 from rollout_plugins.errors import RunError
 from rollout_plugins.store import annotate, sql
 from rollout_plugins.store.codec import is_clean
@@ -194,12 +195,16 @@ class Database:
         many = sum(len(source.parquet_files) for source in self.sources) >= MANY  # 100 kB each, for good
         for wish in (
             f"parquet_metadata_cache = {not many}",
-            "async_threads = 0",
-        ):  # its threads for the network's files
+            "async_threads = 0",  # its threads for the network's files
+            "enable_external_file_cache = false",  # what is read of those is kept on disk
+        ):
             with suppress(duckdb.CatalogException):  # a DuckDB that calls it something else
                 connection.execute(f"set {wish}")
         connection.execute(f"set temp_directory = {literal(str(Path(tempfile.gettempdir()) / 'rollouts-duckdb'))}")
-        folders = [spelled for source in self.sources for spelled in (str(source.folder), sql.pattern(source.folder))]
+        folders = [name for source in self.sources for name in (str(source.folder), sql.pattern(source.folder))]
+        if away := [source.folder for source in self.sources if is_elsewhere(source.folder)]:
+            connection.register_filesystem(reach().filesystem())
+            folders += [f"{SCHEME}://{folder}" for folder in away]
         try:
             connection.execute(f"set allowed_directories = [{', '.join(map(literal, folders))}]")
         except duckdb.CatalogException:  # DuckDB 1.1 can only be locked out of all files, ours too
@@ -214,7 +219,7 @@ class Database:
         self._numbers = {
             part.path: n for n, part in enumerate(part for source in self.sources for part in source.parts)
         }
-        names = ", ".join(literal(str(path)) for path in self._numbers) or "''"
+        names = ", ".join(literal(spelled(path)) for path in self._numbers) or "''"
         self._connection.execute(f"create type file_ as enum ({names})")
         self._table("empty", SCHEMA.empty_table())
         for run, source in enumerate(self.sources):

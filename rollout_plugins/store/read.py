@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from rollout_plugins.content.elsewhere import is_elsewhere, place_of
 from rollout_plugins.content.names import count, run_name
 from rollout_plugins.errors import RunError, need
 from rollout_plugins.store import annotate, summary
@@ -23,7 +24,7 @@ from rollout_plugins.store.finding import found_in
 from rollout_plugins.store.matches import Matches, Rollouts
 from rollout_plugins.store.parts import TYPES, find_parts
 from rollout_plugins.store.run_facts import Facts
-from rollout_plugins.store.session import Session
+from rollout_plugins.store.session import Session, look_again
 from rollout_plugins.store.small import SmallFiles
 from rollout_plugins.store.sql import name_of
 
@@ -34,17 +35,17 @@ if TYPE_CHECKING:
 
 
 def open_run(path: str | Path) -> StoredRun:
-    """Open a run: a run's folder, or the newest of the runs that `runs` finds there."""
+    """Open a run: a run's folder or URL, or the newest of the runs that `runs` finds there."""
     return StoredRun(found_in(path)[-1])
 
 
 def runs(path: str | Path) -> Runs:
-    """Every run in a folder, in the folders below it, and beside it when it is an output_dir; oldest first."""
+    """Every run in a folder or at a URL, in folders below it, and beside it when it is an output_dir; oldest first."""
     return Runs([StoredRun(folder) for folder in found_in(path)])
 
 
 class StoredRun:
-    """A run on disk. Nothing is loaded before it is asked for; `refresh()` sees what a live run added."""
+    """A run on disk or elsewhere. Nothing is loaded before it is asked for; `refresh()` sees what a live run added."""
 
     def __init__(self, folder: Path) -> None:
         self.dir = folder
@@ -54,7 +55,8 @@ class StoredRun:
         self.refresh()
 
     def refresh(self) -> None:
-        """Look again at what is on disk."""
+        """Look again at what is there."""
+        look_again([self.dir])
         self.damaged.clear()
         self._all: Matches | None = None
         gone = [url for name, url in elsewhere(self.dir).items() if not (self.dir / name).exists()]
@@ -91,6 +93,11 @@ class StoredRun:
         return run_name(self.info)
 
     @property
+    def place(self) -> str:
+        """Where it is: its folder, or its URL. Of a run at a URL, `dir` holds what was looked at."""
+        return place_of(self.dir)
+
+    @property
     def attempts(self) -> list[dict[str, Any]]:
         """What each start of the run noted: when, from which step, how many rollouts, what was dropped and why."""
         return self._facts.attempts
@@ -123,9 +130,12 @@ class StoredRun:
         return self._session.ask(lambda known: list(known.columns))
 
     @property
-    def files(self) -> list[Path]:
-        """The run's Parquet files, for Spark, Ray and whatever else reads them without us."""
-        return [part.path for part in find_parts(self.dir) if not part.is_journal]
+    def files(self) -> list[Path | str]:
+        """The run's Parquet files, for Spark, Ray and whatever else reads them without us; URLs of a run at a URL."""
+        found = [part.path for part in find_parts(self.dir) if not part.is_journal]
+        if not is_elsewhere(self.dir):
+            return [*found]
+        return [f"{self.place}/{path.relative_to(self.dir).as_posix()}" for path in found]
 
     def __len__(self) -> int:
         return int(self._session.ask(lambda known: known.rows("select count(*) from current_rollouts"))[0][0])
@@ -187,10 +197,10 @@ class StoredRun:
     def get(self, rollout_id: str) -> Rollout:
         """One rollout by its id, with its tokens where those are kept."""
         if not isinstance(rollout_id, str):
-            raise RunError(f"a rollout's id is text, not {rollout_id!r}; `rollouts show {self.dir}` lists ids")
+            raise RunError(f"a rollout's id is text, not {rollout_id!r}; `rollouts show {self.place}` lists ids")
         for rollout in self._rollouts(Filters(id=rollout_id, superseded=True, limit=1), tokens=True):
             return rollout
-        raise RunError(f"no rollout {rollout_id!r} in {self.dir}; `rollouts show {self.dir}` lists ids")
+        raise RunError(f"no rollout {rollout_id!r} in {self.place}; `rollouts show {self.place}` lists ids")
 
     def export(self, to: Any, **options: Any) -> Sent:
         """Send rollouts to a sink, each once: `run.export("trackio", cap=16, where="reward < 0")`.
@@ -309,7 +319,7 @@ class StoredRun:
             return list(self._all.at(places).rollouts())
         for rollout in self._all.page(places, 1).rollouts():
             return rollout
-        raise RunError(f"rollout {place} of {self.dir} cannot be read: {'; '.join(self.damaged.values())}")
+        raise RunError(f"rollout {place} of {self.place} cannot be read: {'; '.join(self.damaged.values())}")
 
     def __repr__(self) -> str:
         from rollout_plugins.show.notebook import run_line
@@ -317,7 +327,7 @@ class StoredRun:
         try:
             return run_line(self.info, self.stats())
         except RunError as error:
-            return f"<StoredRun {self.name!r} in {self.dir}: {error}>"
+            return f"<StoredRun {self.name!r} in {self.place}: {error}>"
 
     def _repr_html_(self) -> str:
         from rollout_plugins.show.notebook import run_html

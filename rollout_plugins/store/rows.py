@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from rollout_plugins.content.elsewhere import opened
+from rollout_plugins.errors import RunError
 from rollout_plugins.store.parts import TYPES, Part, gist
 from rollout_plugins.store.schema import REWARD_PREFIX
 
@@ -68,6 +70,8 @@ class Rows:
             else:
                 table = _rows_of(whole.select(_stored(names, whole.column_names)), rows)
             return with_columns(table, names)
+        except RunError:
+            raise
         except Exception as error:
             self._open.pop((number, names), None)
             self._damaged[part.folder][part.name] = gist(error)
@@ -98,7 +102,7 @@ class _Cursor:
     """Reads forward through one Parquet file; going back starts again at a row group."""
 
     def __init__(self, path: Path, names: Sequence[str]) -> None:
-        self._file = pq.ParquetFile(path, memory_map=True)
+        self._file = pq.ParquetFile(opened(path), memory_map=True)
         self._names = _stored(names, self._file.schema_arrow.names)
         groups = map(self._file.metadata.row_group, range(self._file.num_row_groups))
         self._starts = list(accumulate((group.num_rows for group in groups), initial=0))
@@ -118,15 +122,18 @@ class _Cursor:
     def _go_to(self, row: int) -> None:
         group = max(number for number, start in enumerate(self._starts[:-1]) if start <= row)
         if self._batch is None or row < self._start or self._starts[group] > self._end:
-            groups = list(range(group, len(self._starts) - 1))
-            self._batches = self._file.iter_batches(
-                _chunk(self._names) // 2, row_groups=groups, columns=self._names, use_threads=False
-            )
+            groups = range(group, len(self._starts) - 1)
+            self._batches = chain.from_iterable(map(self._group, groups))  # Arrow would read all of them at once
             self._end = self._starts[group]
             self._batch = None
         while self._batch is None or row >= self._end:
             self._batch = next(self._batches)
             self._start, self._end = self._end, self._end + self._batch.num_rows
+
+    def _group(self, group: int) -> Iterator[Any]:
+        size, names = _chunk(self._names) // 2, self._names
+        found: Iterator[Any] = self._file.iter_batches(size, row_groups=[group], columns=names, use_threads=False)
+        return found
 
     def close(self) -> None:
         self._file.close()

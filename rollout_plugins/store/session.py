@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 from collections import deque
@@ -10,17 +11,19 @@ from weakref import WeakSet, ref
 
 import pyarrow as pa
 
+from rollout_plugins.content.elsewhere import is_elsewhere, place_of, reach
 from rollout_plugins.errors import RunError
 from rollout_plugins.store import annotate
 from rollout_plugins.store.parts import TYPES, Part, UnreadableError, fault, file_name, find_parts, gist, wrong_columns
 from rollout_plugins.store.query import Database, Source
 from rollout_plugins.store.rows import Rows, with_columns
 from rollout_plugins.store.run_facts import Facts
+from rollout_plugins.store.schema import LIGHT
 from rollout_plugins.store.small import SmallFiles
 from rollout_plugins.store.write import read_journal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 
@@ -53,10 +56,11 @@ class Session:
             except UnreadableError as error:
                 self._database, self._sources = None, []
                 reason = str(error)
+                look_again(self.damaged)
                 uneven = not self._find_damage(whole=attempt > 0)
                 if uneven and attempt > 1:
                     break
-        raise RunError(f"{', '.join(map(str, self.damaged))} cannot be read: {reason}")
+        raise RunError(f"{', '.join(map(place_of, self.damaged))} cannot be read: {reason}")
 
     def take(self, found: pa.Table, names: Sequence[str]) -> Iterator[tuple[pa.Array, pa.Table]]:
         """These columns of the places found, a few rows at a time, with each row's place among them."""
@@ -99,7 +103,10 @@ class Session:
     def _source(self, folder: Path, damaged: dict[str, str]) -> Source:
         facts = Facts(folder, damaged)
         parts, tables = [], {}
-        for found in find_parts(folder):
+        there = find_parts(folder)
+        if is_elsewhere(folder):
+            reach().fetch([part.path for part in there if not part.is_journal], LIGHT)
+        for found in there:
             part = found.journal if found.name in damaged and found.journal.path.exists() else found
             if part.name in damaged:
                 continue
@@ -127,6 +134,12 @@ class Session:
                 if why := fault(path, {}, whole=True):
                     damaged[file_name(path)] = why
         return sum(map(len, self.damaged.values())) > before
+
+
+def look_again(folders: Iterable[Path]) -> None:
+    """See what there is now of runs that are elsewhere."""
+    for folder in filter(is_elsewhere, folders):
+        reach().refresh(folder)
 
 
 def _journal(part: Part, damaged: dict[str, str]) -> pa.Table | None:
@@ -167,5 +180,12 @@ def _leave_to_parent() -> None:
             session.close()
 
 
+def _close_all() -> None:
+    """DuckDB complains of what is open when Python ends."""
+    for session in list(_sessions):
+        session.close()
+
+
+atexit.register(_close_all)
 if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=_leave_to_parent)

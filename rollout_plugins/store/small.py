@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 
+from rollout_plugins.content.elsewhere import SCHEME, spelled
 from rollout_plugins.store.parts import UnreadableError
 from rollout_plugins.store.rows import integers
 
@@ -99,7 +100,7 @@ def _are_among(files: _Sizes, others: _Sizes) -> bool:
 
 def _placed(table: pa.Table, files: Sequence[Path]) -> pa.Table:
     """With the place of its file beside each row, instead of the file's name."""
-    places = {str(path): place for place, path in enumerate(files)}
+    places = {spelled(path): place for place, path in enumerate(files)}
     names = table["filename"].combine_chunks().dictionary_encode()
     place = integers(places[name] for name in names.dictionary.to_pylist()).take(names.indices)
     return table.drop_columns(["filename"]).append_column("_file", place).combine_chunks()
@@ -110,6 +111,6 @@ def _by_file(table: pa.Table) -> dict[Path, pa.Table]:
     start, found = 0, {}
     for name, rows in groupby(table["filename"].to_pylist()):
         count = sum(1 for _ in rows)
-        found[Path(name)] = table.slice(start, count)
+        found[Path(name.removeprefix(f"{SCHEME}://"))] = table.slice(start, count)
         start += count
     return found

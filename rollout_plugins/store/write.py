@@ -28,7 +28,7 @@ from rollout_plugins.errors import RunError
 from rollout_plugins.store.codec import tagged
 from rollout_plugins.store.columns import to_batch
 from rollout_plugins.store.run_facts import earlier_attempts
-from rollout_plugins.store.schema import SCHEMA, VERSION
+from rollout_plugins.store.schema import HEAVY, SCHEMA, VERSION
 
 logger = logging.getLogger("rollout_plugins")
 
@@ -36,6 +36,8 @@ SEAL_BYTES = 64 * 2**20
 SYNC_SECONDS = 1.0
 ROW_GROUP = 4096
 BATCHES_AT_ONCE = 64
+#: Bytes of a row on average from which on its texts are vast.
+VAST_ROW = 2**20
 #: Where processes that may begin the same run at once take their attempts.
 ATTEMPTS = ".attempts"
 
@@ -68,6 +70,7 @@ class RunWriter:
             shard = self._new_shard(split)
         shard.append(batch)
         self.bytes += batch.nbytes
+        del batch  # sealing reads it again, and it may be as large as the memory that is left
         if shard.bytes >= SEAL_BYTES:
             self._seal(split)
         self._seal_old()
@@ -214,6 +217,7 @@ class _Shard:
 def seal(journal: Path, rows: int) -> Path:
     """Turn a journal of so many rows into a Parquet part of the same name."""
     part = journal.with_suffix(".parquet")
+    is_vast = journal.stat().st_size > VAST_ROW * max(rows, 1)
 
     def write(path: Path) -> None:
         written = 0
@@ -221,7 +225,11 @@ def seal(journal: Path, rows: int) -> Path:
             pa.OSFile(str(journal)) as source,
             pa.ipc.open_stream(source) as stream,
             pq.ParquetWriter(
-                path, stream.schema, compression="zstd", compression_level=1, **_encodings(stream)
+                path,
+                stream.schema,
+                compression="zstd",
+                compression_level=1,
+                **encodings(stream.schema, is_vast=is_vast),
             ) as file,
         ):
             for table in _row_groups(stream):
@@ -236,11 +244,20 @@ def seal(journal: Path, rows: int) -> Path:
     return part
 
 
-def _encodings(stream: Any) -> dict[str, Any]:
-    """A dictionary of all log-probabilities would be larger than they are; byte by byte they pack well."""
-    leaves = [leaf for field in stream.schema for leaf in _leaves(field.name, field.type)]
+def encodings(schema: pa.Schema, *, is_vast: bool = False) -> dict[str, Any]:
+    """A dictionary of all log-probabilities would be larger than they are; byte by byte they pack well.
+
+    Dictionaries and least values of vast texts would only be more copies of them in memory.
+    """
+    leaves = [leaf for field in schema for leaf in _leaves(field.name, field.type)]
     split = [leaf for leaf in leaves if leaf.startswith("tokens.") and "logprobs" in leaf]
-    return {"use_dictionary": [leaf for leaf in leaves if leaf not in split], "use_byte_stream_split": split}
+    named = [leaf for leaf in leaves if leaf not in split]
+    kept = [leaf for leaf in named if "." not in leaf and leaf not in HEAVY] if is_vast else named
+    return {
+        "use_dictionary": kept,
+        "use_byte_stream_split": split,
+        "write_statistics": kept if is_vast else True,
+    }
 
 
 def _leaves(path: str, kind: pa.DataType) -> Iterator[str]:

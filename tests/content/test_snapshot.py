@@ -2,12 +2,19 @@
 
 import sys
 import time
+from array import array
+from collections import UserDict
+from types import MappingProxyType
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
-from values import BadItems, BadMapping, Evil, Quits, cycle, deep, kept, same, thorough, vast, wide_cycle
+from PIL import Image
+from values import BadItems, BadMapping, Evil, Point, Quits, cycle, deep, kept, same, thorough, vast, wide_cycle
 
 from rollout_plugins import Placeholder
+from rollout_plugins.content.hashing import content_hash
 from rollout_plugins.content.snapshot import Snapshot
 from rollout_plugins.store.codec import decode, encode
 
@@ -29,6 +36,29 @@ def test_later_changes_do_not_show():
     value["t"][0]["c"] = 2
     value["new"] = 1
     assert made == {"a": [{"b": [1]}], "t": ({"c": 1},)}
+
+
+WRITTEN = {
+    "bytearray": (lambda: bytearray(b"abc"), lambda value: value.reverse()),
+    "packed ids": (lambda: array("q", [1, 2]), lambda value: value.append(3)),
+    "number in an array": (lambda: np.array(1.0), lambda value: value.fill(2)),
+    "frame": (lambda: np.zeros((2, 2), np.uint8), lambda value: value.fill(2)),
+    "number in a tensor": (lambda: torch.tensor(1.0, requires_grad=True), lambda value: value.data.fill_(2)),
+    "ids": (lambda: torch.tensor([1, 2]), lambda value: value.zero_()),
+    "canvas": (lambda: Image.new("RGB", (2, 2)), lambda value: value.paste((9, 9, 9), (0, 0, 1, 1))),
+    "mapping": (lambda: UserDict(a=[1]), lambda value: value["a"].append(2)),
+    "view of a mapping": (lambda: MappingProxyType({"a": [1]}), lambda value: value["a"].append(2)),
+    "named tuple": (lambda: Point([1], 2.0), lambda value: value.x.append(2)),
+}
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_what_its_owner_writes_into_a_value_later_does_not_show(kind):
+    make, write = WRITTEN[kind]
+    value = make()
+    made, again = copy([value, value])
+    write(value)
+    assert content_hash(made) == content_hash(again) == content_hash(make()) != content_hash(value)
 
 
 def test_leaves_are_shared_and_subclasses_of_containers_are_copied_as_plain_ones():

@@ -155,6 +155,29 @@ def test_what_the_loop_changes_after_recording_does_not_show(tmp_path):
     assert first.tool_calls[0].arguments == {"x": [1]}
 
 
+def test_arrays_and_pictures_that_the_loop_uses_again_are_kept_as_they_were(tmp_path):
+    """Rewards, ids and frames are often written into the same buffers, step after step."""
+    slow, score, ids = Slow(), torch.tensor(1.0), np.array([3, 4])
+    canvas, frame = Picture.new("RGB", (2, 2)), np.zeros((2, 2), np.uint8)
+    given = row(
+        [{"role": "user", "content": [{"type": "image", "image": canvas}, {"type": "image", "image": frame}]}],
+        rewards={"right": score}, reward=score, tokens={"completion": ids, "mask": [1, 1]}, columns={"loss": score},
+    )  # fmt: skip
+    with recorder_in(tmp_path, slow, "images", tokens=True) as recorder:
+        recorder.record(1, [given])
+        score += 1
+        ids += 1
+        canvas.paste((255, 255, 255), (0, 0, 2, 2))
+        frame += 255
+        slow.go.set()
+    run = open_run(tmp_path / "runs")
+    (found,) = run.rollouts(tokens=True)
+    assert (found.reward, found.rewards, found.columns) == (1.0, {"right": 1.0}, {"loss": 1.0})
+    assert found.tokens.completion == [3, 4]
+    for block in found.completion[0]["content"]:
+        assert Picture.open(run.dir / block["image"].path).convert("L").getextrema() == (0, 0)
+
+
 def test_tokens_are_kept_only_when_asked_for(tmp_path):
     given = [row(tokens={"completion": [1, 2], "mask": [1, 1]})]
     (without,) = keep(tmp_path, given).rollouts(tokens=True)

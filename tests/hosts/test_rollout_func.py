@@ -14,6 +14,9 @@ from rollout_plugins import RolloutPluginCallback, open_run
 if Version(trl.__version__) < Version("0.26"):
     pytest.skip("env_mask came with TRL 0.26", allow_module_level=True)
 
+since_1 = pytest.mark.skipif(
+    Version(trl.__version__) < Version("1.0"), reason="log_extra, and response templates, came with TRL 1.0"
+)
 END = "<|im_end|>"
 TOLD = {"turns": "told apart by env_mask; the trainer had them as one message"}
 
@@ -33,7 +36,9 @@ def played(episodes, *, masked=True, **fields):
     def play(prompts, trainer):
         def ids_of(piece):
             return (
-                piece if isinstance(piece, list) else trainer._tokenizer(piece, add_special_tokens=False)["input_ids"]
+                piece
+                if isinstance(piece, list)
+                else trainer.processing_class(piece, add_special_tokens=False)["input_ids"]
             )
 
         made = [[(ids_of(piece), wrote) for piece, wrote in next(waiting)] for _ in prompts]
@@ -114,7 +119,9 @@ def test_the_turns_are_told_apart_by_the_mask(tmp_path, kind):
         assert (shape, list(rollout.completion)) == (shape, wanted)
         assert not rollout.completion_is_text
         assert rollout.marks == TOLD
-        wrote = [len(trainer._tokenizer(text, add_special_tokens=False)["input_ids"]) for text, by in pieces if by]
+        wrote = [
+            len(trainer.processing_class(text, add_special_tokens=False)["input_ids"]) for text, by in pieces if by
+        ]
         assert rollout.completion_tokens == sum(rollout.tokens.mask) == sum(wrote)
         assert len(rollout.tokens.mask) == len(rollout.tokens.completion) == len(rollout.tokens.logprobs)
     assert [r.advantage for r in stored] == pytest.approx([row["advantage"] for row in trainer.truth])
@@ -149,6 +156,7 @@ def test_ids_that_make_no_whole_characters_are_marked_and_cost_nothing_else(tmp_
     assert stored[1].marks == TOLD
 
 
+@since_1
 def test_fields_of_the_function_are_extra_and_the_datasets_columns_stay_its_own(tmp_path):
     def rewards(completions, env_reward, log_extra, **kwargs):
         log_extra("kind", ["logged"] * len(completions))
@@ -176,6 +184,7 @@ def test_fields_of_the_function_are_extra_and_the_datasets_columns_stay_its_own(
     assert {tuple(r.columns) for r in stored} == {("level",)}
 
 
+@since_1
 def test_a_tokenizer_that_reads_tool_calls_reads_them_in_each_turn(tmp_path):
     templates = pytest.importorskip("trl.chat_template_utils")
     reading = templates.add_response_schema(tokenizer())

@@ -364,9 +364,7 @@ MISSING = {  # what is recorded of how many when the method takes other argument
 }
 
 
-@pytest.mark.parametrize(("name", "method"), [key for key in MISSING if key[0] in RUNNABLE])
-def test_a_method_that_takes_other_arguments_costs_what_it_tells_and_is_named(tmp_path, name, method, caplog):
-    trainer = make(tmp_path, name)
+def take_other_arguments(trainer, method):
     original = getattr(trainer, method)
 
     def another(*args, **kwargs):
@@ -375,6 +373,33 @@ def test_a_method_that_takes_other_arguments_costs_what_it_tells_and_is_named(tm
     theirs = inspect.signature(original).parameters.values()
     another.__signature__ = inspect.Signature([one.replace(name=f"their_{one.name}") for one in theirs])
     setattr(trainer, method, another)
+
+
+BOTH = {
+    "distillation": ("_generate_and_score_completions", "_generate"),
+    "sdft": ("_prepare_training_batch", "_generate"),
+    "online dpo": ("training_step", "_calculate_rewards_from_functions"),
+    "a2po": ("_prepare_inputs", "_calculate_rewards"),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in BOTH if name in RUNNABLE])
+def test_what_is_made_where_no_method_takes_the_expected_arguments_is_counted(tmp_path, name, caplog):
+    trainer = make(tmp_path, name)
+    for method in BOTH[name]:
+        take_other_arguments(trainer, method)
+    trainer.callback_handler.callbacks.append(RolloutPluginCallback(trainer=trainer))
+    trainer.train()
+    assert outcome(trainer).losses == trained(name, "alone").outcome.losses
+    made = sum(row["model"] != "teacher_model" for row in trainer.truth)
+    assert open_run(tmp_path / "out").drops == {"not_observed": made}
+    assert sum("cannot be observed" in text for text in warnings(caplog)) == 1
+
+
+@pytest.mark.parametrize(("name", "method"), [key for key in MISSING if key[0] in RUNNABLE])
+def test_a_method_that_takes_other_arguments_costs_what_it_tells_and_is_named(tmp_path, name, method, caplog):
+    trainer = make(tmp_path, name)
+    take_other_arguments(trainer, method)
     callback = RolloutPluginCallback(trainer=trainer)
     trainer.callback_handler.callbacks.append(callback)
     trainer.train()

@@ -14,6 +14,8 @@ from store_rig import differences, rollouts, run_in, through_a_file, written
 from values import HOSTILE, Bad, Evil, cycle, deep, hostile, kept, keys, real, same, text, thorough, vast, wide_cycle
 
 from rollout_plugins import Image, Placeholder, Rollout, Tokens, ToolCall, open_run
+from rollout_plugins.content.drafts import Drafts
+from rollout_plugins.content.talk import Talk
 from rollout_plugins.store.schema import SCHEMA
 from rollout_plugins.store.write import RunWriter
 
@@ -30,7 +32,13 @@ tool_calls = st.lists(usual_call, max_size=3) | st.lists(usual_call | odd_call, 
 def message_of(value):
     usual = st.fixed_dictionaries(
         {"role": roles, "content": text},
-        optional={"name": text, "reasoning_content": text, "tool_calls": tool_calls, "extra": value},
+        optional={
+            "name": text,
+            "reasoning_content": text,
+            "tool_calls": tool_calls,
+            "extra": value,
+            **dict.fromkeys(("tool_call_id", "refusal"), st.none() | text),
+        },
     )
     loose = st.fixed_dictionaries(
         {}, optional=dict.fromkeys(("role", "content", "name", "reasoning_content", "tool_calls", "x"), value)
@@ -135,6 +143,19 @@ def test_hostile_values_cost_only_themselves(prompt, extra, call):
     for name, value in extra.items():
         assert same(found[1].extra[name], value) or _holds_bad(value)
     assert bool(lost) == _holds_bad((prompt, extra, *(getattr(call, f.name) for f in fields(ToolCall))))
+
+
+@pytest.mark.parametrize("calls", [[], None, [{"type": "function", "function": {"name": "f"}}]])
+@pytest.mark.parametrize("more", [{}, {"refusal": None}, {"tool_call_id": "c1"}, {"refusal": "no", "audio": None}])
+def test_messages_as_servers_send_them_come_back(calls, more):
+    """A key that only messages out of the ordinary have, such as those with an empty list of calls."""
+    message = {"role": "assistant", "content": "hi", **more, "tool_calls": calls}
+    for others in ((), ({"role": "user", "content": "hello"},)):
+        talk = Talk([others, (message,)], "assistant")
+        drafts = Drafts(2, {"id": ["a", "b"], "prompt": talk, "completion": talk})
+        found, lost = through_a_file(drafts)
+        assert [(r.prompt, r.completion) for r in found] == [(others, others), ((message,), (message,))]
+        assert lost == []
 
 
 def _holds_bad(value):

@@ -6,9 +6,10 @@ import time
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from sys import getsizeof
 from typing import Any, Final
 
-from rollout_plugins.content.snapshot import Snapshot
+from rollout_plugins.content.snapshot import Snapshot, leaf_bytes
 from rollout_plugins.content.talk import Talk
 from rollout_plugins.hosts.kit.rewards import Rewards
 from rollout_plugins.hosts.kit.stand_ins import swapped
@@ -76,18 +77,18 @@ class Generation:
     def snapshot(self, rows: Any, prompts: Any, completions: Any, ids: Any = None) -> None:
         """Copy what others might change. `completions` is None where the trainer has ids alone: those are decoded."""
         copier = Snapshot()
-        talks = [] if completions is None else [Talk(completions, "assistant", copier.copy)]
-        self.completions = talks[0] if talks else None
+        self.completions = None if completions is None else Talk(completions, "assistant", copier.copy)
+        size = 0 if self.completions is None else self.completions.bytes()
         if any(prompt is None for prompt in prompts):
             self.prompts = [copier.copy(prompt) for prompt in prompts]
         else:
             self.prompts = Talk(prompts, "user", copier.copy)
-            talks.append(self.prompts)
+            size += self.prompts.bytes(are_shared=True)
         self.columns = copied_rows(rows, copier.copy)
         self.count = len(self.prompts)
         self.columns = self.columns or [{} for _ in self.prompts]
         self.time = time.time()
-        self.bytes = copier.bytes + 512 * self.count + sum(talk.bytes for talk in talks)
+        self.bytes = copier.bytes + 512 * self.count + size
         if ids is not None:
             self.answer(ids)
 
@@ -132,7 +133,9 @@ class Generation:
         sync, later = (getattr(self.trainer, f"_{kind}_tool_dicts", None) for kind in ("sync", "async"))
         if not isinstance(sync, list) or not isinstance(later, list) or len(sync) != len(later):
             return nullcontext()
-        self.watches = [Watch((*a, *b)) for a, b in zip(sync, later, strict=True)]
+        tools: dict[tuple[str, ...], tuple[str, ...]] = {}  # most rollouts have the same ones
+        names = [(*a, *b) for a, b in zip(sync, later, strict=True)]
+        self.watches = [Watch(tools.setdefault(own, own)) for own in names]
         return swapped(
             self.trainer,
             _sync_tool_dicts=[WatchedTools(t, w, is_async=False) for t, w in zip(sync, self.watches, strict=True)],
@@ -173,10 +176,11 @@ class Generation:
     @property
     def held(self) -> int:
         """Bytes that it takes until its rollouts are stored."""
-        beside = Snapshot()
-        beside.copy([self.prompt_ids, self.tool_mask, self.ids, list(self.tensors.values()), self.peers])
-        watched = sum(watch.bytes + 256 * (1 + len(watch.seen)) for watch in self.watches)
-        return self.bytes + beside.bytes + 2048 + watched
+        peers = Snapshot()
+        peers.copy(self.peers)
+        beside = sum(map(_bytes, (self.prompt_ids, self.tool_mask, self.ids, *self.tensors.values())))
+        watched = sum(watch.bytes + 256 * (1 + watch.count) for watch in self.watches)
+        return self.bytes + peers.bytes + beside + 2048 + watched
 
 
 def copied_rows(rows: Iterable[Mapping[str, Any]], copy: Callable[[Any], Any]) -> list[dict[str, Any]]:
@@ -199,6 +203,11 @@ def _packed(rows: Any, pack: Callable[[Any], Any]) -> Any:
         return [pack(row) for row in rows] if isinstance(rows, list) else rows
     except (TypeError, ValueError, OverflowError):
         return rows
+
+
+def _bytes(rows: Any) -> int:
+    """What tokens, or numbers that belong to them, take."""
+    return getsizeof(rows) + sum(map(_bytes, rows)) if isinstance(rows, list) else leaf_bytes(rows)
 
 
 def _group_size(trainer: Any, *, training: bool) -> int:

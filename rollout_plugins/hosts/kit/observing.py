@@ -29,6 +29,8 @@ class Observer:
     without: ClassVar[tuple[str, ...]] = ()
     """What a trainer of this kind does not have, unlike another kind with the same methods."""
 
+    answers_each: ClassVar[int] = 1
+    """How many rollouts a row of the trainer's inputs gives."""
     decodes: ClassVar[bool] = False
     """Whether the trainer has completions as token ids alone."""
 
@@ -71,6 +73,16 @@ class Observer:
         taken = self.needs.get(name, ()) if parameters is None else parameters
         if not self.wraps.wrap(self.trainer, name, inside, taken):
             self.refused.append(name)
+            if callable(getattr(self.trainer, name, None)):
+                self.wraps.wrap(self.trainer, name, self._unseen)
+
+    def _unseen(self, call: Call) -> Any:
+        """A method that takes other arguments: if no other tells what was made, the rows it was given are counted."""
+        with self._generation() as now:
+            with self.guarded("count the rows of a generation"):
+                if now is not None and not now.expected:
+                    now.expected = self.answers_each * _rows_in(call)
+            return call.run()
 
     @contextmanager
     def _generation(self) -> Iterator[Generation | None]:
@@ -181,3 +193,13 @@ class Observer:
             swap = watched()
         with swap:
             yield
+
+
+def _rows_in(call: Call) -> int:
+    """How many rows a method was given: a list of them, or a dictionary of columns."""
+    for value in (*call.args, *call.kwargs.values()):
+        if isinstance(value, (list, tuple)):
+            return len(value)
+        if isinstance(value, Mapping):
+            return max((len(column) for column in value.values() if isinstance(column, (list, tuple))), default=0)
+    return 0

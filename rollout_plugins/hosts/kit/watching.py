@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import UserDict
 from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from time import perf_counter
 from typing import Any, Final
 
@@ -20,15 +20,21 @@ from rollout_plugins.hosts.kit.stand_ins import StandIn
 _ATOMS: Final = frozenset({str, int, float, bool, type(None)})
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class Seen(Ran):
     """One tool call that really ran."""
 
-    name: str
-    arguments: Mapping[str, Any]
+    name: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
     """As they were when the call was made: the tool may change them."""
     blocks: list[Any] | None = None
     """The content blocks it returned, as they were then; other results become text at once."""
+
+
+#: The fields of a call, and where some of them stand among its notes.
+_NAMES: Final = tuple(one.name for one in fields(Seen))
+_SIZE: Final = len(_NAMES)
+_ERROR, _SECONDS, _ARGUMENTS, _BLOCKS = map(_NAMES.index, ("error", "seconds", "arguments", "blocks"))
 
 
 @dataclass(slots=True)
@@ -36,46 +42,57 @@ class Watch:
     """The calls of one rollout, in the order they were made."""
 
     tools: Collection[str] = ()
-    seen: list[Seen] = field(default_factory=list)
+    notes: list[Any] = field(default_factory=list)
+    """The fields of each call, one after the other: an object for each would keep the garbage collector busy."""
     bytes: int = 0
 
     def watched(self, name: str, tool: Callable[..., Any], *, is_async: bool) -> Callable[..., Any]:
         """The tool, noting each call. Same result, same exception."""
-        note = self.seen.append
+        notes = self.notes
 
         def call(tool: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             given = kwargs if _ATOMS.issuperset(map(type, kwargs.values())) else self._kept(kwargs)
-            seen = Seen(name=name, arguments=given)
-            note(seen)
+            notes.extend((None, 0.0, is_async, name, given, None))
+            at = len(notes) - _SIZE
+            while notes[at + _ARGUMENTS] is not given:  # another thread called one meanwhile
+                at -= _SIZE
             started = perf_counter()
             try:
                 result = tool(*args, **kwargs)
             except BaseException as error:
-                seen.error = described(error)
+                notes[at + _ERROR] = described(error)
                 raise
             finally:
-                seen.seconds = perf_counter() - started
+                notes[at + _SECONDS] = perf_counter() - started
             if is_async:
-                seen.deferred = True
-                return self._awaited(result, seen)
+                return self._awaited(result, at)
             if isinstance(result, list):
-                seen.blocks = self._kept(result)
+                notes[at + _BLOCKS] = self._kept(result)
             return result
 
         return StandIn(tool, call)
 
-    async def _awaited(self, coroutine: Any, seen: Seen) -> Any:
+    async def _awaited(self, coroutine: Any, at: int) -> Any:
         started = perf_counter()
         try:
             result = await coroutine
         except BaseException as error:
-            seen.error = described(error)
+            self.notes[at + _ERROR] = described(error)
             raise
         finally:
-            seen.seconds = perf_counter() - started
+            self.notes[at + _SECONDS] = perf_counter() - started
         if isinstance(result, list):
-            seen.blocks = self._kept(result)
+            self.notes[at + _BLOCKS] = self._kept(result)
         return result
+
+    @property
+    def count(self) -> int:
+        """How many calls were made."""
+        return len(self.notes) // _SIZE
+
+    def seen(self) -> list[Seen]:
+        """The calls, on the worker thread."""
+        return [Seen(*self.notes[at : at + _SIZE]) for at in range(0, len(self.notes), _SIZE)]
 
     def _kept(self, value: Any) -> Any:
         copier = Snapshot()
@@ -93,15 +110,9 @@ class WatchedTools(UserDict[str, Any]):
     def __init__(self, tools: MutableMapping[str, Any], watch: Watch, *, is_async: bool) -> None:
         self.data = tools  # type: ignore[assignment]  # the trainer's own: what is added here is added there
         self._watch, self._is_async = watch, is_async
-        self._watched: dict[str, tuple[Any, Any]] = {}
 
     def __getitem__(self, name: str) -> Any:
-        tool = self.data[name]
-        known = self._watched.get(name)
-        if known is None or known[0] is not tool:
-            known = tool, self._watch.watched(name, tool, is_async=self._is_async)
-            self._watched[name] = known
-        return known[1]
+        return self._watch.watched(name, self.data[name], is_async=self._is_async)
 
     def __reduce__(self) -> Any:
         return dict, (self.data,)
@@ -121,7 +132,7 @@ def watched_calls(completion: Sequence[Any], watch: Watch) -> tuple[ToolCall, ..
 
     Our copies of the messages get back what the model wrote and the tool returned: a tool may have changed both since.
     """
-    waiting = list(watch.seen)
+    waiting = watch.seen()
     ran: dict[Place, Seen] = {}
     for turn, message in enumerate(completion):
         for position, call in enumerate(calls_of(message)):
@@ -141,7 +152,7 @@ def watched_outcomes(talk: Talk, watches: Sequence[Watch]) -> Outcomes:
 
     def ran(i: int, calls: slice) -> Sequence[Ran | None] | None:
         """What was watched, where it is just what the messages ask for."""
-        seen, asked = watches[i].seen, talk.arguments[calls]
+        seen, asked = watches[i].seen(), talk.arguments[calls]
         now = slice(calls.start, calls.start + len(seen))
         if len(seen) > len(asked) or any(one.deferred or one.blocks is not None for one in seen):
             return None
@@ -172,11 +183,11 @@ def shared_out(together: Watch, completions: Sequence[Any]) -> list[Watch]:
     The trainer runs the calls of all first turns, rollout after rollout, then those of all second turns, and so on.
     """
     asking = [[calls for message in one if (calls := calls_of(message))] for one in completions]
-    waiting, watches = list(together.seen), [Watch(together.tools) for _ in completions]
+    waiting, watches = together.seen(), [Watch(together.tools) for _ in completions]
     for turn in range(max(map(len, asking), default=0)):
         for turns, watch in zip(asking, watches, strict=True):
             ran = [_take(waiting, call) for call in (turns[turn] if turn < len(turns) else ())]
-            watch.seen += [seen for seen in ran if seen is not None]
+            watch.notes += [getattr(seen, name) for seen in ran if seen is not None for name in _NAMES]
     return watches
 
 

@@ -32,7 +32,7 @@ def _blocks(run: StoredRun) -> Iterator[Block]:
         "run",
         {
             "id": info.id,
-            "folder": str(run.dir),
+            "folder": run.place,
             "trainer": info.trainer,
             "model": info.model,
             "processes": info.world_size,

@@ -1,0 +1,33 @@
+"""`rollouts prune RUN --keep CONDITION`."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+
+from rollout_plugins.cli.chosen import RUN, add_allow_damaged, note_damage, opened
+from rollout_plugins.cli.common import counted, say
+from rollout_plugins.remote.prune import check_keep, prune
+
+
+def configure(parser: ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help=RUN)
+    example = "step %% 100 = 0 or reward < 0 or split = 'eval'"
+    parser.add_argument(
+        "--keep", required=True, metavar="SQL", help=f"a condition over the columns, such as {example}"
+    )
+    parser.add_argument("--yes", action="store_true", help="do it; without this, only say what would be removed")
+    add_allow_damaged(parser)
+
+
+def run(options: Namespace) -> int:
+    stored = opened(options.run)
+    check_keep(stored, options.keep)
+    with counted("pruning") as progress:
+        found = prune(stored, options.keep, progress=progress, really=options.yes)
+    size = f"{found.bytes / 1e6:,.1f} MB"
+    if options.yes:
+        say(f"the text of {found.rollouts:,} of {found.of:,} rollouts is gone, {size}; their numbers are still there")
+    else:
+        say(f"this would remove the text of {found.rollouts:,} of {found.of:,} rollouts, about {size}, and keep their "
+            "numbers; say it again with --yes to do it")  # fmt: skip
+    return note_damage(stored, allowed=options.allow_damaged)

@@ -1,0 +1,139 @@
+"""Conversations, tool calls and rollouts as columns are what they were as objects."""
+
+import gc
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollout_plugins import Rollout, ToolCall
+from rollout_plugins.content.drafts import Drafts
+from rollout_plugins.content.messages import as_messages
+from rollout_plugins.content.outcomes import Outcomes, Reader
+from rollout_plugins.content.snapshot import Snapshot
+from rollout_plugins.content.talk import Talk
+from rollout_plugins.content.tool_calls import tool_calls
+from rollout_plugins.store.codec import encode
+from rollout_plugins.testing import hostile_rollouts
+
+NAMES = st.sampled_from(["search", "run", "no such tool"])
+IDENTS = st.sampled_from([None, "a", "b"])
+TEXTS = st.sampled_from(["", "fine", "Error: no", '{"error": "x"}', "\ud800"])
+ATOMS = st.one_of(TEXTS, st.none(), st.integers(), st.booleans(), st.floats())
+ARGUMENTS = st.one_of(TEXTS, st.dictionaries(st.sampled_from("xy"), st.one_of(ATOMS, st.lists(ATOMS))), ATOMS)
+
+
+@st.composite
+def calls(draw):
+    function = {"name": draw(NAMES), "arguments": draw(ARGUMENTS)}
+    ident = draw(IDENTS)
+    whole = {**({} if ident is None else {"id": ident}), "type": "function", "function": function}
+    return draw(st.sampled_from([whole, whole, whole, whole, function, "odd", {**whole, "more": 1}]))
+
+
+@st.composite
+def messages(draw):
+    role = draw(st.sampled_from(["assistant", "assistant", "tool", "tool", "user"]))
+    content = draw(st.one_of(TEXTS, TEXTS, TEXTS, st.none(), st.just([{"type": "text", "text": "t"}])))
+    message = {"role": role, "content": content}
+    if role == "assistant" and draw(st.booleans()):
+        message["tool_calls"] = draw(st.one_of(st.lists(calls(), max_size=3), st.none()))
+    if role == "tool":
+        message |= {key: value for key, value in (("name", draw(NAMES)), ("tool_call_id", draw(IDENTS))) if value}
+    for key in draw(st.sets(st.sampled_from(["reasoning_content", "thinking", "stray", 3]), max_size=1)):
+        message[key] = draw(TEXTS)
+    return draw(st.sampled_from([message, message, message, message, message, message, "odd", None]))
+
+
+CONVERSATIONS = st.lists(st.one_of(st.lists(messages(), max_size=6), TEXTS, st.none()), max_size=4)
+
+
+@settings(deadline=None)
+@given(CONVERSATIONS)
+def test_messages_are_what_they_were(given_):
+    talk = Talk(given_, "user", Snapshot().copy)
+    assert encode(list(talk)) == encode([as_messages(one, "user")[0] for one in given_])
+    assert talk.is_text == [isinstance(one, str) for one in given_]
+    for index, one in enumerate(given_):
+        keys = [list(message) if isinstance(message, dict) else None for message in as_messages(one, "user")[0]]
+        assert [list(message) if isinstance(message, dict) else None for message in talk[index]] == keys
+
+
+@settings(deadline=None)
+@given(CONVERSATIONS)
+def test_what_became_of_calls_is_what_a_close_look_at_each_conversation_says(given_):
+    talk = Talk(given_, "assistant")
+    known = ["search", "run"]
+    found = Reader(talk, known=[known] * len(talk)).outcomes()
+    assert encode(repr(list(found))) == encode(repr([tool_calls(one, known=known) for one in talk]))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m.update(content="new"),
+        lambda m: m["tool_calls"].clear(),
+        lambda m: m["tool_calls"][0]["function"].update(name="new"),
+        lambda m: m["tool_calls"][0]["function"]["arguments"].update(x="new"),
+        lambda m: m["tool_calls"][0]["function"]["arguments"]["deep"].append(1),
+    ],
+)
+@pytest.mark.parametrize("beside", [[], [{"role": "user", "content": [{"type": "text", "text": "t"}]}]])
+def test_what_changes_later_does_not_show(change, beside):
+    def said():
+        function = {"name": "search", "arguments": {"x": 1, "deep": [0]}}
+        call = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+        return [call, *beside]
+
+    conversation = said()
+    talk = Talk([conversation], "assistant", Snapshot().copy)
+    change(conversation[0])
+    conversation.append({"role": "user", "content": "late"})
+    assert list(talk[0]) == said()
+
+
+def test_plain_conversations_leave_nothing_for_the_garbage_collector_to_walk():
+    conversations = [
+        [{"role": "user", "content": f"{n}"}, {"role": "assistant", "content": "yes"}] for n in range(500)
+    ]
+    Talk(conversations, "assistant", Snapshot().copy)  # whatever the first one makes once
+    gc.collect()
+    before = len(gc.get_objects())
+    talk = Talk(conversations, "assistant", Snapshot().copy)
+    gc.collect()
+    assert len(gc.get_objects()) - before < 50
+    assert len(talk) == 500
+
+
+def test_rollouts_in_columns_are_the_rollouts():
+    made = hostile_rollouts()
+    found = Drafts.of(made).take(range(len(made)))
+    assert [repr(one) for one in found] == [repr(one) for one in made]
+    assert found[1] is found[1]
+    assert Drafts(2, {"reward": [1.0, None]})["rewards"] == [{}, {}]
+    assert Drafts(1, {"reward": [1.0]})[0] == Rollout(id="", reward=1.0)
+
+
+def test_calls_in_columns_are_the_calls():
+    some = [
+        (ToolCall(turn=0, position=0, name="a", arguments={}),),
+        (),
+        (ToolCall(turn=2, position=1, name=None, arguments=1, status="ok"),),
+    ]
+    assert list(Outcomes(some)) == some
+    assert list(Outcomes(some).take([2, 0])) == [some[2], some[0]]
+    assert Outcomes(some).of(2, "status") == ["ok"]
+
+
+def test_only_rollouts_with_more_than_text_are_looked_at_for_images():
+    texts = [{"role": "user", "content": "see"}]
+    block = [{"role": "user", "content": [{"type": "image", "image": "a.png"}]}]
+    call = {"type": "function", "function": {"name": "show", "arguments": {"image": b""}}}
+    asks = [{"role": "assistant", "content": "", "tool_calls": [call]}]
+    talks = {
+        "prompt": Talk([texts, block, texts, texts], "user"),
+        "completion": Talk([texts, texts, asks, texts], "x"),
+    }
+    columns = [{"answer": 1}, {}, {}, {"images": ["a.png"]}]
+    drafts = Drafts(4, {**talks, "columns": columns, "tool_calls": Reader(talks["completion"]).outcomes()})
+    assert drafts.beyond_text() == [1, 2, 3]

@@ -1,0 +1,87 @@
+"""Pruning takes text and leaves numbers: what a run counts, charts and filters by is what it was."""
+
+import pytest
+from PIL import Image
+from test_mirror import answers, recorded
+
+from rollout_plugins import RolloutRecorder, open_run
+from rollout_plugins.cli.main import main
+
+
+@pytest.fixture
+def run(tmp_path):
+    return recorded(tmp_path / "runs", steps=range(1, 11), run_id="mine", tokens=True)
+
+
+def files(run):
+    return {path: path.read_bytes() for path in sorted(run.rglob("*")) if path.is_file()}
+
+
+def test_figures_stay_exact_and_only_what_is_kept_has_its_text(run, capsys):
+    before, rewards = open_run(run).stats(), open_run(run).table(["id", "step", "reward", "turns", "finish"])
+    assert main(["prune", str(run), "--keep", "step % 5 = 0 or reward < 1", "--yes"]) == 0
+    assert "the text of 24 of 40 rollouts is gone" in capsys.readouterr().out
+    after = open_run(run)
+    assert after.stats() == before
+    assert after.table(["id", "step", "reward", "turns", "finish"]) == rewards
+    assert not after.damaged
+    for rollout in after.rollouts():
+        if rollout.step % 5 == 0 or rollout.reward < 1:
+            assert rollout.completion[0]["content"] == f"answer {rollout.step}.{int(rollout.reward)}"
+            assert "pruned" not in rollout.marks
+        else:
+            assert (rollout.prompt, rollout.completion, rollout.tool_calls) == ((), (), ())
+            assert rollout.marks["pruned"] == "not kept by step % 5 = 0 or reward < 1"
+
+
+def test_nothing_is_removed_without_a_yes(run, capsys):
+    before = files(run)
+    assert main(["prune", str(run), "--keep", "step = 1"]) == 0
+    assert "this would remove the text of 36 of 40 rollouts" in capsys.readouterr().out
+    assert files(run) == before
+
+
+@pytest.mark.parametrize(
+    ("keep", "said"),
+    [
+        ("step > 100", "is true of none of the 40 rollouts"),
+        ("step > 0", "is true of all 40 rollouts"),
+        ("nothing > 0", "there is no column 'nothing'"),
+    ],
+)
+def test_a_slip_of_the_pen_prunes_nothing(run, keep, said, capsys):
+    before = files(run)
+    assert main(["prune", str(run), "--keep", keep, "--yes"]) == 1
+    assert said in capsys.readouterr().err
+    assert files(run) == before
+
+
+def test_it_can_be_done_again_with_less(run, capsys):
+    main(["prune", str(run), "--keep", "step > 5", "--yes"])
+    main(["prune", str(run), "--keep", "step > 8", "--yes"])
+    marks = [rollout.marks.get("pruned") for rollout in open_run(run).rollouts()]
+    assert [marks.count(f"not kept by step > {number}") for number in (5, 8)] == [20, 12]
+    assert main(["prune", str(run), "--keep", "step > 8", "--yes"]) == 0
+    assert "the text of 0 of 40 rollouts" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_pictures_that_nobody_has_anymore_go_with_the_text(tmp_path):
+    with RolloutRecorder(dir=tmp_path, run_id="mine") as recorder:
+        for step, colour in ((1, "red"), (2, "blue")):
+            message = {"role": "user", "content": [{"type": "image", "image": Image.new("RGB", (8, 8), colour)}]}
+            recorder.record(step, [{"prompt": [message], "completion": "seen", "reward": 1.0}])
+    media = tmp_path / "mine" / "media"
+    assert len(list(media.iterdir())) == 2
+    assert main(["prune", str(tmp_path / "mine"), "--keep", "step = 2", "--yes"]) == 0
+    (left,) = media.iterdir()
+    assert open_run(tmp_path).rollouts(step=2).__next__().images[0].path == f"media/{left.name}"
+
+
+def test_the_mirror_keeps_what_is_pruned_here(tmp_path):
+    there = tmp_path / "there"
+    run = recorded(tmp_path / "here", mirror=str(there), run_id="mine")
+    whole = answers(there / "mine")
+    main(["prune", str(run), "--keep", "step = 2", "--yes"])
+    recorded(tmp_path / "here", steps=(3,), mirror=str(there), run_id="mine")
+    assert answers(there / "mine")[:8] == whole
+    assert [path.name for path in there.iterdir()] == ["mine"]
