@@ -41,9 +41,8 @@ def open_pipeline(
 
 def end_run(pipeline: Pipeline) -> None:
     """Close the run, and say where it is."""
-    run = pipeline.run
-    pipeline.close()
-    if run is not None and pipeline.run is None:
+    run = pipeline.close()
+    if run is not None:
         say_end(run, pipeline.counters)
 
 
