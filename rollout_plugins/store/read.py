@@ -18,10 +18,10 @@ from rollout_plugins.content.names import count, run_name
 from rollout_plugins.errors import RunError, need
 from rollout_plugins.store import annotate, summary
 from rollout_plugins.store.damage import Damaged
-from rollout_plugins.store.elsewhere import elsewhere
 from rollout_plugins.store.filters import Filters, no_column
 from rollout_plugins.store.finding import found_in
 from rollout_plugins.store.matches import Matches, Rollouts
+from rollout_plugins.store.moved import moved
 from rollout_plugins.store.parts import TYPES, find_parts
 from rollout_plugins.store.run_facts import Facts
 from rollout_plugins.store.session import Session, look_again
@@ -59,7 +59,7 @@ class StoredRun:
         look_again([self.dir])
         self.damaged.clear()
         self._all: Matches | None = None
-        gone = [url for name, url in elsewhere(self.dir).items() if not (self.dir / name).exists()]
+        gone = [url for name, url in moved(self.dir).items() if not (self.dir / name).exists()]
         if gone:
             where = " and ".join(dict.fromkeys(gone))
             what = f"what was removed here ({count(len(gone), 'part')})"

@@ -140,12 +140,12 @@ def test_columns_sort_as_numbers_in_both_directions_and_back(run):
             await eye.press("l")
         await eye.press("s")
         await eye.sees("tokens▼")
+        await eye.until(lambda: (down := list(map(int, eye.column("tokens▼")))) == sorted(down, reverse=True))
         down = list(map(int, eye.column("tokens▼")))
-        assert down == sorted(down, reverse=True)
         assert down != sorted(down, key=str, reverse=True)
         await eye.press("s")
         await eye.sees("tokens▲")
-        assert list(map(int, eye.column("tokens▲"))) == down[::-1]
+        await eye.until(lambda: list(map(int, eye.column("tokens▲"))) == down[::-1])
         await eye.press("s")
         await eye.sees_not("▲", "▼")
 
