@@ -40,7 +40,7 @@ OBJECTS = {
     "StoredRun": StoredRun,
     "open_run": open_run,
 }
-PLUGINS = {"plugins": ("Images", "Metrics", "Dedup", "Cap", "Redact"), "sinks": ("Trackio", "Wandb", "Console", "Jsonl", "Scout"), "remote": ("Mirror",)}  # fmt: skip
+PLUGINS = {"plugins": ("Images", "Metrics", "Dedup", "Cap", "Redact"), "sinks": ("Trackio", "Wandb", "Console", "Jsonl", "Scout"), "remote": ("Mirror", "Retain")}  # fmt: skip
 
 
 def arguments(name: str) -> str:

@@ -166,6 +166,8 @@ class RolloutRecorder:
     ) -> None:
         """Keep one generation batch. What it holds may be changed as soon as this returns.
 
+        Three things are not copied for that: pictures opened from a file, arrays on a device, and those from 64 MB on.
+
         Args:
             step: the optimizer step that it (first) trains, or at which it was evaluated.
             rollouts: `Rollout` records, dicts with their fields, None for a rejected one; or what a function of

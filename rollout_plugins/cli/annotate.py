@@ -13,6 +13,7 @@ from typing import Any, TextIO
 
 from rollout_plugins.cli.chosen import RUN, note_damage, opened
 from rollout_plugins.cli.common import add_json, busy, counted, note, print_json, say
+from rollout_plugins.content.names import count
 from rollout_plugins.errors import RunError
 from rollout_plugins.store.annotate import some_of, unmatched
 from rollout_plugins.store.read import StoredRun
@@ -57,7 +58,9 @@ def run(options: Namespace) -> None:
         print_json({**facts, "columns": stored.annotations.get(options.producer, [])})
         return
     columns = ", ".join(f"{options.producer}.{name}" for name in stored.annotations.get(options.producer, []))
-    say(f"{written:,} rows for {matched:,} rollouts; the columns of {options.producer} are now {columns}")
+    say(
+        f"{count(written, 'row')} for {count(matched, 'rollout')}; the columns of {options.producer} are now {columns}"
+    )
     if others:
         note(f"{len(others):,} of these ids are not in {stored.place} (yet): {some_of(others)}")
 

@@ -180,7 +180,7 @@ def _print_help() -> None:
 
 
 def _unknown(word: str, known: Iterable[str]) -> str:
-    return f"there is no command {word!r}; {suggest(word, known)}"
+    return f"{word!r} is not a command; {suggest(word, known)}"
 
 
 if __name__ == "__main__":

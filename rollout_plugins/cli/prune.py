@@ -6,7 +6,9 @@ from argparse import ArgumentParser, Namespace
 
 from rollout_plugins.cli.chosen import RUN, add_allow_damaged, note_damage, opened
 from rollout_plugins.cli.common import counted, say
+from rollout_plugins.remote.folders import size_of
 from rollout_plugins.remote.prune import check_keep, prune
+from rollout_plugins.remote.push import check_here
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -21,10 +23,11 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     stored = opened(options.run)
+    check_here(stored)
     check_keep(stored, options.keep)
     with counted("pruning") as progress:
         found = prune(stored, options.keep, progress=progress, really=options.yes)
-    size = f"{found.bytes / 1e6:,.1f} MB"
+    size = size_of(found.bytes)
     if options.yes:
         say(f"the text of {found.rollouts:,} of {found.of:,} rollouts is gone, {size}; their numbers are still there")
     else:

@@ -23,6 +23,8 @@ logger = logging.getLogger("rollout_plugins")
 
 #: How many generations may wait for a sink, and how large all of them may be.
 LIMIT, LIMIT_BYTES = 64, 2**29
+#: How many different faults of a sink are told that cost no rollout.
+MOST_COMPLAINTS = 5
 
 
 def is_more_than_sink(plugin: Any, dispatcher: Dispatcher) -> bool:
@@ -61,6 +63,7 @@ class Outbox:
         self._delivery: Delivery | None = None
         self._stuck_on: Job | None = None
         self._told = patience is not None  # an export ends with the error, which tells enough
+        self._complaints: set[str] = set()
         self._closed = False
         self._worker = Worker(self.name, LIMIT_BYTES)
         self._worker.start()
@@ -93,11 +96,19 @@ class Outbox:
             self._miss(traces, "its queue is full")
 
     def _miss(self, count: int, why: str) -> None:
-        if not self._told:
+        if not count:
+            self._complain(why)
+        elif not self._told:
             self._told = True
             logger.warning("sink %r misses rollouts: %s; send them later with: rollouts export", self.name, why)
         self.missed += count
         self._counters.drop(f"sink_failed:{self.name}", count)
+
+    def _complain(self, why: str) -> None:
+        """Say what went wrong where no rollout is missing for it; that is said when one is."""
+        if self._patience is None and why not in self._complaints and len(self._complaints) < MOST_COMPLAINTS:
+            self._complaints.add(why)
+            logger.warning("sink %r: %s", self.name, why)
 
     # --- the sink's thread --------------------------------------------------------------------------------------
 

@@ -218,18 +218,23 @@ class Pipeline:
 
     # --- the end of a run ---------------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """End the run: everything stored, sinks told. What does not finish in time is counted."""
-        if self.run is None or self.is_elsewhere:
-            return
+    def close(self) -> Run | None:
+        """End the run: everything stored, sinks told. What does not finish in time is counted.
+
+        Returns the run that ended: what a host kept back may have begun it just now.
+        """
+        if self.is_elsewhere:
+            return None
         if threading.current_thread().name.startswith("rollouts-"):  # the garbage collector chose one of our threads
             threading.Thread(target=self.close, name="closing-rollouts").start()
-            return
+            return None
         self.hand_over_rest()
         run, self.run = self.run, None
-        with self._ending.waiting() as until:
-            self._close(run, until)
-        self._worker.stop()
+        if run is not None:
+            with self._ending.waiting() as until:
+                self._close(run, until)
+            self._worker.stop()
+        return run
 
     def _close(self, run: Run, until: Callable[[float], float]) -> None:
         self._put(lambda: self._tell_others("on_run_end", self._shown_run or run))

@@ -14,6 +14,7 @@ from typing import Any
 from rollout_plugins.engine.delivery import as_sink
 from rollout_plugins.engine.discover import Plugins
 from rollout_plugins.engine.pipeline import Pipeline
+from rollout_plugins.engine.run_id import place_in_launch
 from rollout_plugins.engine.telling import is_required
 from rollout_plugins.engine.where import say_end
 from rollout_plugins.errors import SetupError
@@ -41,9 +42,8 @@ def open_pipeline(
 
 def end_run(pipeline: Pipeline) -> None:
     """Close the run, and say where it is."""
-    run = pipeline.run
-    pipeline.close()
-    if run is not None and pipeline.run is None:
+    run = pipeline.close()
+    if run is not None:
         say_end(run, pipeline.counters)
 
 
@@ -75,7 +75,7 @@ def check_redact(plugins: Plugins) -> None:
             raise SetupError(
                 f"{name} has require_redact=True, and nothing searches rollouts for secrets: add 'redact' to plugins"
             )
-        if needs is not None and target not in _warned:
+        if needs is not None and target not in _warned and place_in_launch()[0] == 0:
             _warned.add(target)
             logger.warning(
                 'rollouts go to %s as they are; plugins=["redact"] would take secrets out of them first', target

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import threading
 from array import array
 from collections.abc import Callable, Mapping, Sequence
@@ -150,6 +151,7 @@ def _is_spoken(rows: list[Any]) -> bool:
 class _Waiting:
     def __init__(self, now: Sampled, ids: Sequence[Sequence[int]]) -> None:
         self.now = now
+        self.pid = os.getpid()
         self.rows: dict[tuple[int, ...], list[int]] = {}
         for i in reversed(range(len(ids))):
             self.rows.setdefault(tuple(ids[i]), []).append(i)
@@ -223,6 +225,7 @@ class Unscored:
         return unknown
 
     def _give_up(self, late: Sequence[_Waiting]) -> None:
+        late = [one for one in late if one.pid == os.getpid()]  # what a parent waits for is the parent's
         for one in late:
             one.now.keep_rows(one.left)
             self._hand_over(one.now)

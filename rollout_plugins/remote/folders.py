@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
 
+from rollout_plugins.content.names import count
 from rollout_plugins.engine.threads import own_thread
 from rollout_plugins.errors import RunError
 from rollout_plugins.remote.places import Place
@@ -223,9 +224,13 @@ def folder(place: Place, *, private: bool = True) -> Folder:
 def total(files: Iterable[File]) -> str:
     """How many, and how large, for people."""
     found = list(files)
-    size = float(sum(file.size for file in found))
-    for unit in ("bytes", "kB", "MB", "GB", "TB"):
-        if size < 1000 or unit == "TB":
-            break
+    return f"{count(len(found), 'file')} ({size_of(sum(file.size for file in found))})"
+
+
+def size_of(size: float) -> str:
+    """So many bytes, for people."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:,.{0 if unit == 'bytes' else 1}f} {unit}"
         size /= 1000
-    return f"{len(found):,} file{'s' * (len(found) != 1)} ({size:,.{0 if unit == 'bytes' else 1}f} {unit})"
+    return f"{size:,.1f} TB"

@@ -19,7 +19,7 @@ from rollout_plugins.engine.threads import own_thread
 from rollout_plugins.remote.copying import Copying, files_of, parts_to_spare
 from rollout_plugins.remote.folders import folder, total
 from rollout_plugins.remote.places import Place, place
-from rollout_plugins.store.elsewhere import note_elsewhere
+from rollout_plugins.store.moved import note_moved
 
 logger = logging.getLogger("rollout_plugins")
 
@@ -274,7 +274,7 @@ class Following:
             if copying.is_safe(file):
                 removed.append(file)
                 over -= file.size
-        note_elsewhere(self._folder, copying.target.place.url, [file.name for file in removed])
+        note_moved(self._folder, copying.target.place.url, [file.name for file in removed])
         for file in removed:
             with suppress(FileNotFoundError):
                 file.path.unlink()

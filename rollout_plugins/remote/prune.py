@@ -7,7 +7,7 @@ exactly what they were. Its messages, tool calls, tokens and pictures are gone, 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,10 +53,12 @@ def _among(table: pa.Table, kept: Iterable[str]) -> pa.Array:
     return pa.array([ident in known for ident in table["id"].to_pylist()], pa.bool_())
 
 
-def prune_part(path: Path, keeps: Callable[[pa.Table], pa.Array], why: str, *, really: bool = True) -> Pruned:
+def prune_part(
+    path: Path, keeps: Callable[[pa.Table], pa.Array], why: str, columns: Sequence[str] = (), *, really: bool = True
+) -> Pruned:
     """Take the text out of a part's rollouts, but for those that `keeps` is True of. It is the old file or the new."""
     with pq.ParquetFile(path) as file:
-        light = file.read(columns=["id", "step", "split", "marks"])
+        light = file.read(columns=["id", "step", "split", "marks", *columns])
         gone = pc.and_(pc.invert(keeps(light)), pc.invert(_are_pruned(light)))
         count = pc.sum(gone).as_py() or 0
         if not count:

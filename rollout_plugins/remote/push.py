@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rollout_plugins.content.elsewhere import MARK
 from rollout_plugins.errors import RunError
 from rollout_plugins.remote.card import card
 from rollout_plugins.remote.copying import Copying, files_of, is_fixed, run_folder
@@ -25,6 +26,7 @@ Progress = Callable[[str, int, int], object]
 
 def push(run: StoredRun, url: str, chosen: Mapping[str, Any], *, public: bool, progress: Progress) -> str:
     """Send a run; returns where it is. To the Hub as a dataset with a card, elsewhere as it is."""
+    check_here(run)
     to = place(url)
     target = folder(to, private=not public)
     is_dataset = to.protocol == "hf" and to.path.startswith("datasets/") and to.path.count("/") == 2
@@ -41,6 +43,12 @@ def push(run: StoredRun, url: str, chosen: Mapping[str, Any], *, public: bool, p
         copying = Copying.beside(run.dir, target, *_last(run))
         _send(copying, to, progress)
     return copying.target.place.url
+
+
+def check_here(run: StoredRun) -> None:
+    """Raise when only what was looked at of a run is on this machine."""
+    if (run.dir / MARK).exists():
+        raise RunError(f"{run.name} is not on this machine: fetch it with `rollouts pull`, and give that folder")
 
 
 def _push_dataset(run: StoredRun, target: Folder, chosen: Mapping[str, Any], progress: Progress) -> None:
@@ -152,7 +160,7 @@ def pull(url: str, parent: Path, *, progress: Progress) -> tuple[Path, int]:
     """Fetch a run into a folder of its name; returns that, and how many files came."""
     source = place(url)
     target = parent / source.path.rpartition("/")[2]
-    is_origin = any((target / name).exists() for name in (".mirror", ".elsewhere.json"))
+    is_origin = any((target / name).exists() for name in (".mirror", ".moved.json"))
     there = folder(source)
     with _explained(source):
         sizes = there.sizes()

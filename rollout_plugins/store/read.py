@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from rollout_plugins.content.elsewhere import is_elsewhere, place_of
-from rollout_plugins.content.names import run_name
+from rollout_plugins.content.names import count, run_name
 from rollout_plugins.errors import RunError, need
 from rollout_plugins.store import annotate, summary
 from rollout_plugins.store.damage import Damaged
-from rollout_plugins.store.elsewhere import elsewhere
 from rollout_plugins.store.filters import Filters, no_column
 from rollout_plugins.store.finding import found_in
 from rollout_plugins.store.matches import Matches, Rollouts
+from rollout_plugins.store.moved import moved
 from rollout_plugins.store.parts import TYPES, find_parts
 from rollout_plugins.store.run_facts import Facts
 from rollout_plugins.store.session import Session, look_again
@@ -59,10 +59,10 @@ class StoredRun:
         look_again([self.dir])
         self.damaged.clear()
         self._all: Matches | None = None
-        gone = [url for name, url in elsewhere(self.dir).items() if not (self.dir / name).exists()]
+        gone = [url for name, url in moved(self.dir).items() if not (self.dir / name).exists()]
         if gone:
             where = " and ".join(dict.fromkeys(gone))
-            what = f"what was removed here ({len(gone):,} part{'s' * (len(gone) != 1)})"
+            what = f"what was removed here ({count(len(gone), 'part')})"
             self.damaged[what] = f"it is in {where}: rollouts pull {gone[-1]} {self.dir.parent}"
         self._facts = Facts(self.dir, self.damaged)
         self._session = Session({self.dir: self.damaged}, self._small)
@@ -352,7 +352,7 @@ class StoredRun:
         try:
             places = range(len(self._all))[place]
         except IndexError:
-            raise IndexError(f"the run has {len(self._all):,} rollouts, and none at {place}") from None
+            raise IndexError(f"the run has {count(len(self._all), 'rollout')}, and none at {place}") from None
         if isinstance(places, range):
             return list(self._all.at(places).rollouts())
         for rollout in self._all.page(places, 1).rollouts():
@@ -399,7 +399,7 @@ class Runs(Sequence[StoredRun]):
         return self._session.ask(lambda known: known.sql(query, superseded=superseded))
 
     def __repr__(self) -> str:
-        return "\n  ".join([f"{len(self):,} run{'s' * (len(self) != 1)}:", *map(repr, self)])
+        return "\n  ".join([f"{count(len(self), 'run')}:", *map(repr, self)])
 
     def _repr_html_(self) -> str:
         return "".join(run._repr_html_() for run in self)

@@ -189,6 +189,7 @@ def test_generated_parts_are_what_the_code_says_now(page):
     assert generate.fill(PAGES[page]) == PAGES[page]
 
 
+@pytest.mark.slow
 def test_the_comparison_with_trls_table_is_what_it_prints():
     assert generate.fill(PAGES["beside"], only=("beside",)) == PAGES["beside"]
 

@@ -16,6 +16,7 @@ from rollout_plugins.engine.isolation import Abandoned
 STEP = Step()
 ARGUMENTS = {
     "run": None, "tool_call": None, "rollout": None, "step": None, "rollouts": (), "traces": (), "columns": None,
+    "seconds": 30.0,
 }  # fmt: skip
 
 

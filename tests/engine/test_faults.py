@@ -408,6 +408,20 @@ def test_a_sink_that_cannot_say_what_is_gone_was_sent_everything(tmp_path, caplo
         recorder.record(1, [{"prompt": "p", "completion": "c"}] * 4)
     assert open_run(tmp_path).drops == {}
     assert told(caplog, "in gone")
+    assert not told(caplog, "misses rollouts")
+
+
+def test_a_fault_of_a_sink_that_costs_nothing_does_not_hide_one_that_does(tmp_path, caplog):
+    class Odd(Sink):
+        gone = "no method"
+
+    calls = []
+    sink = Odd(lambda: calls.append(1) or (len(calls) > 1 and raises()))
+    with RolloutRecorder([sink], dir=tmp_path) as recorder:
+        for step in (1, 2):
+            recorder.record(step, [{"prompt": "p", "completion": "c"}] * 4)
+    assert open_run(tmp_path).drops == {"sink_failed:sink": 4}
+    assert len(told(caplog, "in gone")) == len(told(caplog, "misses rollouts: it raised ValueError")) == 1
 
 
 def test_a_sink_that_falls_behind_holds_no_more_than_so_many_bytes(tmp_path, monkeypatch):

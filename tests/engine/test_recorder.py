@@ -228,7 +228,7 @@ def test_a_dashboard_is_capped_and_joins_the_loops_own_run(tmp_path):
 def test_an_own_loop_reaches_trackio_in_a_run_of_its_own(tmp_path):
     keep(tmp_path, [row(rewards={"right": 1.0})], plugins=[TrackioSink(project="own-loop", name="mine")])
     (trace,) = SQLiteStorage.get_traces("own-loop", "mine")
-    assert texts(trace["messages"]) == [("user", "2+2?"), ("assistant", "4")]
+    assert texts(trace["messages"]) == [("user", "[reward 1]\n2+2?"), ("assistant", "4")]
     assert trace["metadata"]["reward/right"] == 1.0
 
 

@@ -652,6 +652,7 @@ def test_the_host_keeps_its_word(tmp_path, tok, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
 def test_a_copy_of_the_trainers_source_gives_the_same_rollouts(tmp_path, tok, kind, monkeypatch):
     _, pristine = trained(tmp_path / "pristine", samples(tok, 20, kind), kind=kind, tokens=True)
     name = {"grpo": "AsyncGRPO", "distillation": "AsyncDistillation"}[kind]

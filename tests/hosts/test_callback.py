@@ -457,6 +457,7 @@ def wrapped(trainer):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.needs(part="redact")
+@pytest.mark.slow
 def test_a_copied_trainer_records_its_own_run(tmp_path, way):
     callback = RolloutPluginCallback([Count(), "redact", JsonlSink(), Cap(2)], sync=True)
     trainer = picklable(tmp_path, callbacks=[callback])

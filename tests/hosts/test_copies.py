@@ -15,6 +15,7 @@ from trl import GRPOTrainer, RLOOTrainer
 from rollout_plugins import RolloutPluginCallback, open_run
 
 
+@pytest.mark.slow
 @kinds
 def test_a_copy_gives_the_rollouts_of_the_class_it_was_copied_from(tmp_path, monkeypatch, caplog, name):
     kind = KINDS[name]

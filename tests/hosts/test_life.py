@@ -22,6 +22,8 @@ from rollout_plugins.sinks.jsonl import JsonlSink
 
 EVALUATING = [name for name in ("distillation", "sdpo", "sdft", "a2po", "rloo") if name in RUNNABLE]
 
+pytestmark = pytest.mark.slow
+
 
 def warnings(caplog):
     return [record.getMessage() for record in caplog.records if record.name == "rollout_plugins"]

@@ -102,6 +102,7 @@ def test_every_rollout_is_there_word_for_word(name):
 
 
 @pytest.mark.parametrize("name", [name for name in ("distillation", "a2po", "online dpo", "gold") if name in RUNNABLE])
+@pytest.mark.slow
 def test_a_callback_added_as_a_class_sees_everything_too(name):
     assert_whole(trained(name, "added as class"))
 
@@ -152,6 +153,7 @@ def test_token_ids_are_those_that_were_generated(name):
 
 @kinds
 @pytest.mark.parametrize("tokens", [False, True])
+@pytest.mark.slow
 def test_training_is_the_same_to_the_bit_and_the_trainer_left_as_it_was(name, tokens):
     done, alone = trained(name, LATE[name] if tokens else "in callbacks"), trained(name, "alone")
     assert_same(done.outcome, alone.outcome)
@@ -210,6 +212,7 @@ ALL_THERE_IS = {  # settings in which a trainer has all log-probabilities it can
 
 
 @pytest.mark.parametrize("name", [name for name in RUNNABLE if name != "sdft, teacher's prompts"])
+@pytest.mark.slow
 def test_log_probabilities_are_kept_where_the_trainer_has_them(tmp_path, name):
     config = {"eval_strategy": "no"} | ALL_THERE_IS.get(name, {})
     trainer = make(tmp_path, name, [RolloutPluginCallback(tokens=True)], **config)

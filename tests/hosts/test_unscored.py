@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from copies import copy_of
@@ -260,14 +259,34 @@ def test_what_waits_to_be_scored_in_a_trainer_that_is_deleted_is_counted(tmp_pat
 
 def leave(folder):
     """For a process of its own, which ends then."""
-    globals()["kept"] = broken_off(Path(folder))
+    globals()["kept"] = broken_off(folder)
+
+
+def leave_without_training(folder):
+    trainer = make(folder, ANSWERS, rewards=numbers, callbacks=[RolloutPluginCallback()])
+    trainer._generate([[{"role": "user", "content": "look"}]] * 6)
+    globals()["kept"] = trainer
+
+
+def leave_to_a_child(folder):
+    """The child trains on and ends; what waited before it was forked is stored once, by the parent."""
+    trainer, callback = broken_off(folder)
+    globals()["kept"] = trainer, callback
+    child = os.fork()
+    if not child:
+        trainer.args.output_dir = str(folder / "child")
+        train_again(trainer, callback, folder)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert not {4, 5} & {number_of(rollout.completion) for rollout in open_run(folder / "child").rollouts()}
 
 
 @pytest.mark.slow
-def test_what_waits_to_be_scored_when_the_process_ends_is_stored(tmp_path):
+@pytest.mark.parametrize("leaves", [leave, leave_without_training, leave_to_a_child])
+def test_what_waits_to_be_scored_when_the_process_ends_is_stored(tmp_path, leaves):
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "RIG_MODEL": tiny_model(tmp_path)}
-    code = "import sys, test_unscored; test_unscored.leave(sys.argv[1])"
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=env, check=True, timeout=120)
+    code = "import sys, pathlib, test_unscored; getattr(test_unscored, sys.argv[1])(pathlib.Path(sys.argv[2]))"
+    subprocess.run([sys.executable, "-c", code, leaves.__name__, str(tmp_path)], env=env, check=True, timeout=120)
     run = open_run(tmp_path / "out")
     assert sorted(number_of(rollout.completion) for rollout in run.rollouts()) == list(range(6))
     assert run.drops == {}

@@ -262,6 +262,7 @@ def test_every_plugin_begins_anew_when_a_script_trains_twice(tmp_path, trained_t
     assert runs[0].drops == runs[1].drops
 
 
+@pytest.mark.slow
 def test_every_plugin_begins_anew_when_a_training_breaks_off_and_resumes(tmp_path, trained_twice):
     calls = []
 

@@ -150,6 +150,7 @@ def test_two_nodes_fill_one_folder(tmp_path):
     assert len(open_run(there / "mine")) == 16
 
 
+@pytest.mark.slow
 def test_processes_of_one_machine_take_turns(tmp_path):
     options = {"mirror": str(tmp_path / "there"), "run_id": "mine", "dir": tmp_path / "here", "world_size": 2}
     first, second = (RolloutRecorder(rank=rank, **options) for rank in (0, 1))

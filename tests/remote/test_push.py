@@ -165,3 +165,14 @@ def test_load_dataset_takes_it_split_by_train_and_eval(run, hub, tmp_path):
     found = json.loads(done.stdout.splitlines()[-1])
     assert found == {"rows": {"train": 12, "eval": 4}, "first": "answer 1.0"}
     shutil.rmtree(tmp_path / "home")
+
+
+def test_a_run_that_is_not_here_is_fetched_before_it_is_sent_on_or_pruned(run, tmp_path, capsys):
+    main(["push", str(run), "memory://far/runs"])
+    for words in (
+        ["push", "memory://far/runs/mine", str(tmp_path)],
+        ["prune", "memory://far/runs/mine", "--keep", "step = 1"],
+    ):
+        capsys.readouterr()
+        assert main(words) == 1
+        assert "is not on this machine: fetch it with `rollouts pull`" in capsys.readouterr().err

@@ -42,6 +42,7 @@ def projects(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_generated_tests_pass_whatever_the_hooks_also_without_a_trainer(projects, tmp_path):
     folders = sorted(projects.iterdir())
     assert len(folders) == len(HOOKS) + 1

@@ -12,6 +12,7 @@ from threading import Thread
 from urllib.parse import unquote, urlsplit
 
 import huggingface_hub
+from huggingface_hub import constants
 
 SHA = "1" * 40
 
@@ -146,10 +147,10 @@ def hub_server(monkeypatch):
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Hub)
     server.daemon_threads = True
     server.url, server.repos, server.refuses = f"http://127.0.0.1:{server.server_port}", {}, []
-    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", server.url)
+    monkeypatch.setattr(constants, "ENDPOINT", server.url)
     template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setenv("HF_TOKEN", "hf_secretsecretsecret")
     huggingface_hub.HfFileSystem.clear_instance_cache()
     Thread(target=server.serve_forever, daemon=True).start()

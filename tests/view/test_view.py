@@ -140,12 +140,12 @@ def test_columns_sort_as_numbers_in_both_directions_and_back(run):
             await eye.press("l")
         await eye.press("s")
         await eye.sees("tokens▼")
+        await eye.until(lambda: (down := list(map(int, eye.column("tokens▼")))) == sorted(down, reverse=True))
         down = list(map(int, eye.column("tokens▼")))
-        assert down == sorted(down, reverse=True)
         assert down != sorted(down, key=str, reverse=True)
         await eye.press("s")
         await eye.sees("tokens▲")
-        assert list(map(int, eye.column("tokens▲"))) == down[::-1]
+        await eye.until(lambda: list(map(int, eye.column("tokens▲"))) == down[::-1])
         await eye.press("s")
         await eye.sees_not("▲", "▼")
 
@@ -190,7 +190,7 @@ def test_a_filter_keeps_what_was_typed_until_it_is_right(run):
 
 def test_annotations_are_columns_to_see_and_to_filter_by(run):
     async def scenario(eye):
-        await eye.sees("judge.score", "0.875")
+        await eye.sees("judge.score", "0.500", "0.875")
         await eye.press("f")
         await eye.type("judge.score > 0.8")
         await eye.press("enter")

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-_NOTE = ".elsewhere.json"
+_NOTE = ".moved.json"
 
 
-def elsewhere(folder: Path) -> dict[str, str]:
+def moved(folder: Path) -> dict[str, str]:
     """Where parts are that this folder had, by their names in the run."""
     with suppress(OSError, ValueError):
         noted = json.loads((folder / _NOTE).read_text(encoding="utf-8"))
@@ -24,7 +24,7 @@ def elsewhere(folder: Path) -> dict[str, str]:
     return {}
 
 
-def note_elsewhere(folder: Path, url: str, names: Iterable[str]) -> None:
+def note_moved(folder: Path, url: str, names: Iterable[str]) -> None:
     """Note that these parts are in the run's folder at this URL. Before they are removed here, never after."""
-    noted = {**elsewhere(folder), **dict.fromkeys(names, url)}
+    noted = {**moved(folder), **dict.fromkeys(names, url)}
     replace_file(folder / _NOTE, lambda path: path.write_text(json.dumps(noted, indent=1), encoding="utf-8"))
