@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 
 
@@ -38,6 +39,13 @@ def need(module: str, extra: str = "") -> ModuleType:
             raise MissingExtraError(f"{package} is installed but does not import: {error}") from error
         wanted = f"'rollout-plugins[{extra}]'" if extra else package
         raise MissingExtraError(f"{package} is not installed: pip install {wanted}") from None
+
+
+def check_folder(path: Path) -> None:
+    """What is written goes into a folder that exists: one that does not is most often a slip of the pen."""
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise SetupError(f"the folder {folder} does not exist; make it, or choose another place")
 
 
 def suggest(name: str, known: Iterable[str]) -> str:

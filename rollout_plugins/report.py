@@ -26,7 +26,8 @@ def write_report(
 
     plugins: plugins whose panels are shown, beside those that are installed.
     limit: rollouts to show; of more, whole groups spread over the steps. The charts are of all rollouts.
-    force: also overwrite a file that is not a report.
+    force: also replace a file that is not a report. An earlier report is replaced in any case, as a notebook cell
+        that runs again expects.
     progress: called with what is being done, how much of it is, and of how much.
     The other options are filters, as for `StoredRun.rollouts`.
     """

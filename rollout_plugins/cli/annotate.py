@@ -8,25 +8,45 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, TextIO
 
 from rollout_plugins.cli.chosen import RUN, note_damage, opened
-from rollout_plugins.cli.common import add_json, busy, note, print_json, say
+from rollout_plugins.cli.common import add_json, busy, counted, note, print_json, say
+from rollout_plugins.content.names import count
 from rollout_plugins.errors import RunError
 from rollout_plugins.store.annotate import some_of, unmatched
+from rollout_plugins.store.read import StoredRun
 
 
 def configure(parser: ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help=RUN)
     parser.add_argument(
-        "file", metavar="FILE", help="JSON lines, CSV or Parquet with a column id; - for JSON lines on stdin"
+        "file",
+        metavar="FILE",
+        nargs="?",
+        help="JSON lines, CSV or Parquet with a column id; - for JSON lines on stdin",
     )
+    parser.add_argument(
+        "--by",
+        metavar="MODULE:FUNCTION",
+        help="instead of a file: a function of an Arrow table of rollouts that returns a value for each",
+    )
+    parser.add_argument(
+        "--columns", default="prompt,completion", help="what the function is given (default: prompt,completion)"
+    )
+    parser.add_argument("--ray", metavar="ADDRESS", help="run the function with Ray; local for this machine")
     parser.add_argument("--producer", required=True, metavar="P", help="who says so; its columns become P.<column>")
     add_json(parser)
 
 
 def run(options: Namespace) -> None:
+    if (options.file is None) == (options.by is None):
+        raise RunError("give the values: a FILE of them, or --by MODULE:FUNCTION, one of the two")
     stored = opened(options.run)
+    if options.by:
+        _annotate_by(stored, options)
+        return
     with busy("reading and writing"):
         rows = list(_rows(options.file))
         written = stored.annotate(options.producer, rows)
@@ -38,9 +58,34 @@ def run(options: Namespace) -> None:
         print_json({**facts, "columns": stored.annotations.get(options.producer, [])})
         return
     columns = ", ".join(f"{options.producer}.{name}" for name in stored.annotations.get(options.producer, []))
-    say(f"{written:,} rows for {matched:,} rollouts; the columns of {options.producer} are now {columns}")
+    say(
+        f"{count(written, 'row')} for {count(matched, 'rollout')}; the columns of {options.producer} are now {columns}"
+    )
     if others:
         note(f"{len(others):,} of these ids are not in {stored.place} (yet): {some_of(others)}")
+
+
+def _annotate_by(stored: StoredRun, options: Namespace) -> None:
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        function = resolve_name(options.by)
+    except (ValueError, ImportError, AttributeError) as error:
+        raise RunError(f"--by {options.by!r} names no function: {error}; write MODULE:FUNCTION") from error
+    with counted("files") as progress:
+        written = stored.annotate_by(
+            options.producer,
+            function,
+            columns=options.columns.split(","),
+            ray=options.ray,
+            progress=lambda done, of: progress("files", done, of),
+        )
+    note_damage(stored)
+    columns = stored.annotations.get(options.producer, [])
+    if options.json:
+        print_json({"written": written, "columns": columns})
+        return
+    named = ", ".join(f"{options.producer}.{name}" for name in columns)
+    say(f"{written:,} rows; the columns of {options.producer} are now {named}")
 
 
 def _rows(name: str) -> Iterator[dict[str, Any]]:

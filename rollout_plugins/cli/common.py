@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rollout_plugins.content.plain import plain, write_json
-from rollout_plugins.errors import RunError
+from rollout_plugins.errors import RunError, check_folder
 from rollout_plugins.show.text import MISSING, clean, one_line
 
 Progress = Callable[[str, int, int], object]
@@ -158,9 +158,3 @@ def check_out(path: Path, *, force: bool) -> None:
     check_folder(path)
     if path.exists() and not force:
         raise RunError(f"{path} exists; replace it with --force, or name another file with -o")
-
-
-def check_folder(path: Path) -> None:
-    """What is written goes into a folder that exists: one that does not is most often a slip of the pen."""
-    if not path.absolute().parent.is_dir():
-        raise RunError(f"there is no folder {path.parent}; make it, or choose another place with -o")

@@ -45,7 +45,12 @@ class Check:
 
 def configure(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "dir", nargs="?", type=Path, default=Path(), help="where the run will be, or is (default: here)"
+        "dir",
+        metavar="FOLDER",
+        nargs="?",
+        type=Path,
+        default=Path(),
+        help="where the run will be, or is (default: here)",
     )
     parser.add_argument("--tokenizer", nargs="+", default=[], metavar="NAME_OR_PATH", help="chat templates to check")
     parser.add_argument("--offline", action="store_true", help="ask nothing of the network")
@@ -119,7 +124,7 @@ def _requirements() -> dict[str, tuple[str, str]]:
     for line in required:
         match = re.match(r"([A-Za-z0-9._-]+)(?:\[.*?\])?\s*\(?[^;]*?>=\s*([0-9.]+)", line)
         extra = re.search(r"extra\s*==\s*['\"](\w+)", line)
-        if match and match[1] != DISTRIBUTION and (extra is None or extra[1] != "dev"):
+        if match and match[1] != DISTRIBUTION and (extra is None or extra[1] not in {"dev", "docs"}):
             found.setdefault(match[1].lower(), (match[2], extra[1] if extra else ""))
     return found
 

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from rollout_plugins.cli.chosen import add_allow_damaged, add_filters, add_run, filters_of, note_damage, opened
-from rollout_plugins.cli.common import Progress, check_folder, check_out, counted, say
+from rollout_plugins.cli.common import Progress, check_out, counted, say
+from rollout_plugins.content.names import count
 from rollout_plugins.engine.discover import known_sinks, options_of
 from rollout_plugins.engine.export import Sent
 from rollout_plugins.engine.telling import shown
-from rollout_plugins.errors import RolloutPluginsError, RunError, SetupError
+from rollout_plugins.errors import RolloutPluginsError, RunError, SetupError, check_folder
 from rollout_plugins.store.read import StoredRun
 from rollout_plugins.store.write import write_parquet
 
@@ -60,7 +61,7 @@ def _parquet(stored: StoredRun, options: Namespace, filters: dict[str, Any]) -> 
     with counted("looking for rollouts") as progress:
         found = stored.find(**filters)
         written = write_parquet(out, _told(found.tables(columns), len(found), progress))
-    say(f"{written:,} rollouts in {out}")
+    say(f"{count(written, 'rollout')} in {out}")
 
 
 def _told(tables: Iterator[tuple[Any, Any]], of: int, progress: Progress) -> Iterator[Any]:
@@ -95,7 +96,9 @@ def _sink(stored: StoredRun, options: Namespace, filters: dict[str, Any]) -> Non
             **filters,
         )
     if not done.target.endswith(":-"):
-        say(f"{done.sent:,} rollouts sent to {done.target}; it had {done.had:,}, the cap left out {done.capped:,}")
+        had = f"; it had {done.had:,}" if done.had else ""
+        capped = f"; the cap left out {done.capped:,}" if done.capped else ""
+        say(f"{count(done.sent, 'rollout')} sent to {done.target}{had}{capped}")
 
 
 def _sent(stored: StoredRun, to: str, **options: Any) -> Sent:

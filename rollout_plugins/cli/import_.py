@@ -5,7 +5,9 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from rollout_plugins.cli.common import add_json, check_folder, counted, note, print_json, say
+from rollout_plugins.cli.common import add_json, counted, note, print_json, say
+from rollout_plugins.content.names import count
+from rollout_plugins.errors import check_folder
 from rollout_plugins.shapes.importing import FORMATS, import_rollouts
 
 
@@ -33,9 +35,9 @@ def run(options: Namespace) -> None:
         facts["lacks"] = report.lacks
         print_json(facts)
         return
-    say(f"{report.rollouts:,} rollouts in {report.dir}")
-    for reason, count in report.skipped.items():
-        note(f"skipped: {count:,} {reason}")
+    say(f"{count(report.rollouts, 'rollout')} in {report.dir}")
+    for reason, skipped in report.skipped.items():
+        note(f"skipped: {skipped:,} {reason}")
     if report.marked:
         note(f"{report.marked:,} values did not fit their fields; rollouts say so in their marks")
     for lack in report.lacks:

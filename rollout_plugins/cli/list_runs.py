@@ -9,7 +9,7 @@ from typing import Any
 from rollout_plugins.cli.chosen import note_damage
 from rollout_plugins.cli.common import add_json, busy, note, print_json, print_table
 from rollout_plugins.errors import RunError
-from rollout_plugins.show import sparkline
+from rollout_plugins.show.chart import sparkline, training
 from rollout_plugins.show.text import evenly, local_time
 from rollout_plugins.store.finding import found_in
 from rollout_plugins.store.read import StoredRun
@@ -19,7 +19,13 @@ SPARE = ("run", "trainer", "over time", "started", "drops")
 
 
 def configure(parser: ArgumentParser) -> None:
-    parser.add_argument("dir", nargs="?", default=".", help="a folder with runs in it or below it (default: this one)")
+    parser.add_argument(
+        "dir",
+        metavar="FOLDER",
+        nargs="?",
+        default=".",
+        help="a folder with runs in it or below it (default: this one)",
+    )
     add_json(parser)
 
 
@@ -49,7 +55,7 @@ def _opened(folder: Path) -> StoredRun | None:
 
 def _facts(stored: StoredRun) -> dict[str, Any]:
     rows = stored.stats()
-    train = [row for row in rows if row["split"] == "train"]
+    train = training(rows)
     attempts = stored.attempts
     started = min((a["started"] for a in attempts if a["started"] is not None), default=None)
     return {

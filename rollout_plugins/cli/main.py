@@ -27,6 +27,7 @@ ABOUT = {
     "report": "one HTML file that shows the run: charts, table, every conversation",
     "annotate": "add columns to rollouts from a file",
     "export": "rollouts as one file, or to a sink",
+    "compact": "join the many small files of a run into few large ones",
     "push": "send a run to an object store, or to the Hub as a dataset with a card",
     "pull": "fetch a run from an object store or the Hub",
     "prune": "remove the text of old rollouts, and keep their numbers",
@@ -179,7 +180,7 @@ def _print_help() -> None:
 
 
 def _unknown(word: str, known: Iterable[str]) -> str:
-    return f"there is no command {word!r}; {suggest(word, known)}"
+    return f"{word!r} is not a command; {suggest(word, known)}"
 
 
 if __name__ == "__main__":

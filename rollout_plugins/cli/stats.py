@@ -12,7 +12,9 @@ from rich.text import Text
 
 from rollout_plugins.cli.chosen import add_allow_damaged, add_run, check_filters, note_damage, opened
 from rollout_plugins.cli.common import add_json, busy, console, note, print_json, print_table, show, table_of
+from rollout_plugins.content.names import count
 from rollout_plugins.show import render_steps, sparkline
+from rollout_plugins.show.chart import training
 from rollout_plugins.show.text import evenly, number, one_line
 from rollout_plugins.store.read import StoredRun
 
@@ -52,10 +54,10 @@ def run(options: Namespace) -> int:
         _print(stored, rows, whole=options.all)
     else:
         print_table(_readable(rows, {"split"}))
-    for reason, count in stored.drops.items():
-        note(f"lost: {count:,} {reason}")
-    for name, count in stored.skipped.items():
-        note(f"not sent to the sinks: {count:,} skipped by {name}")
+    for reason, lost in stored.drops.items():
+        note(f"lost: {lost:,} {reason}")
+    for name, skipped in stored.skipped.items():
+        note(f"not sent to the sinks: {skipped:,} skipped by {name}")
     if stored.costs:
         note(_recording(**stored.costs))
     return note_damage(stored, allowed=options.allow_damaged)
@@ -124,9 +126,8 @@ def _percent(part: float | None, whole: float | None) -> str | None:
 
 
 def _charts(stored: StoredRun, rows: Sequence[Mapping[str, Any]], width: int, lines: int) -> list[Any]:
-    train = [row for row in rows if row["split"] == "train"] or rows
-    count = sum(row["rollouts"] for row in rows)
-    facts = [stored.name, stored.info.trainer, f"{count:,} rollouts"]
+    train = training(rows)
+    facts = [stored.name, stored.info.trainer, count(sum(row["rollouts"] for row in rows), "rollout")]
     title = Text(" · ".join(one_line(fact, 60) for fact in facts if fact), style="bold")
     parts = [title, Text(), render_steps(train, width=width, max_lines=lines), Text()]
     shown = (

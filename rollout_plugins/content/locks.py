@@ -19,7 +19,7 @@ _told = False
 
 
 def lock(file: IO[Any], *, shared: bool = False, wait: bool = True) -> bool:
-    """Lock an open file; False when somebody else has it and we don't wait. Where there are no locks it is True."""
+    """Lock an open file; False when somebody else has it and we don't wait. True where a system lacks locks."""
     if fcntl is None:
         return True
     how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)

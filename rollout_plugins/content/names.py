@@ -1,4 +1,4 @@
-"""What runs, models and batches are called, so that a person knows which one is meant."""
+"""What runs, models, batches and numbers of things are called, so that a person knows what is meant."""
 
 from __future__ import annotations
 
@@ -19,6 +19,12 @@ def run_name(run: Run) -> str:
     return " · ".join(filter(None, [model_name(run.model), own])) or run.id
 
 
+def own_name(run: Run) -> str:
+    """The same, with the id, so that two runs of one model and folder stay apart."""
+    name = run_name(run)
+    return name if run.id in name else f"{name} · {run.id}"
+
+
 def output_folder(run: Run) -> str:
     """The name of the output folder that a run belongs to; empty when its own folder is not known."""
     parents = PurePath(run.dir).parts[:-1]
@@ -32,6 +38,11 @@ def model_name(model: str) -> str:
     said = next((place for place in range(len(parts) - 1, 0, -1) if not _SAYS_NOTHING.fullmatch(parts[place])), 0)
     kept = parts[said : said + 1] + [part for part in parts[said + 1 :] if re.search(r"-\d+$", part)]
     return "/".join(kept)
+
+
+def count(things: int, noun: str) -> str:
+    """1 rollout, 2,000 rollouts."""
+    return f"{things:,} {noun}{'s' * (things != 1)}"
 
 
 class BatchNames:

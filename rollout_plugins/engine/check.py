@@ -63,7 +63,7 @@ def _check_options(kind: type, name: str, options: Mapping[str, Any]) -> None:
     ]
     if missing:
         raise SetupError(
-            f"plugin {name!r} is the class {kind.__name__}, which needs {', '.join(missing)}: pass an instance, "
+            f"plugin {name!r} is the class {kind.__name__}, which needs arguments: pass an instance, "
             f"{kind.__name__}({', '.join(f'{m}=…' for m in missing)}), or config={{{name!r}: {{…}}}}"
         )
 

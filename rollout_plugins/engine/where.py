@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rollout_hookspecs import Run
 
+from rollout_plugins.content.names import count
 from rollout_plugins.engine.counters import Counters
 
 logger = logging.getLogger("rollout_plugins")
@@ -24,10 +25,10 @@ def say_start(run: Run) -> None:
 
 def say_end(run: Run, counters: Counters) -> None:
     """Once a run, on rank 0: how many there are, and what was lost."""
-    count = f"{sum(counters.rollouts.values()):,} rollouts"
+    kept = count(sum(counters.rollouts.values()), "rollout")
     here = f" on rank 0 of {run.world_size}" if run.world_size > 1 else ""
     lost = ", ".join(f"{number:,} {reason}" for reason, number in counters.drops.items())
-    _say(run, f"recorded {count}{here}, {f'lost: {lost}' if lost else 'none lost'}. To see them:")
+    _say(run, f"recorded {kept}{here}, {f'lost: {lost}' if lost else 'none lost'}. To see them:")
 
 
 def _say(run: Run, text: str) -> None:

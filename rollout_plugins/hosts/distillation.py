@@ -1,7 +1,7 @@
 """TRL's DistillationTrainer and ServerDistillationTrainer.
 
 `_generate` takes the prompts as messages and returns token ids as plain lists. Completions are messages only where
-`_tool_call_loop` made them; elsewhere the ids are decoded, on the worker thread. There are no rewards.
+`_tool_call_loop` made them; elsewhere the ids are decoded, on the worker thread. Nothing is rewarded.
 """
 
 from __future__ import annotations

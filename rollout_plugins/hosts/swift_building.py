@@ -194,7 +194,7 @@ class _Builder:
             return {**message, "role": "tool"}
         if role_of(message) != "assistant" or message.get("tool_calls"):
             return message
-        with suppress(Exception):  # some templates have no agent's; what it can't read is no call, as for the trainer
+        with suppress(Exception):  # what the agent's template can't read is text, as for the trainer
             found = self._template.agent_template.get_toolcall(message["content"])
             return {**message, "tool_calls": [{"name": one.name, "arguments": one.arguments} for one in found]}
         return message

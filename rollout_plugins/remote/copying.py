@@ -11,10 +11,12 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 from rollout_plugins.remote.folders import File, Folder
 from rollout_plugins.remote.prune import is_pruned
+from rollout_plugins.store.compacted import joined
 from rollout_plugins.store.moved import moved
 
 _PART = re.compile(r"data/[^/]+/(\d+-\d+)-\d+\.(parquet|arrows)")
@@ -66,7 +68,8 @@ class Copying:
         """Whether the other folder has parts under names of ours that are not ours: a run id was given twice."""
         ours = [file.name for file in files_of(self._source) if _PART.fullmatch(file.name)]
         stem = f"{attempt:03d}-{rank:05d}"
-        known = {Path(name).with_suffix("") for name in (*ours, *moved(self._source))}
+        gone = (*moved(self._source), *chain.from_iterable(joined(self._source).values()))
+        known = {Path(name).with_suffix("") for name in (*ours, *gone)}
         made = [name for name in self._there if (part := _PART.fullmatch(name)) and part[1] == stem]
         return self.differs() or any(Path(name).with_suffix("") not in known for name in made)
 

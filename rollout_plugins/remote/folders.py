@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
 
+from rollout_plugins.content.names import count
 from rollout_plugins.engine.threads import own_thread
 from rollout_plugins.errors import RunError
 from rollout_plugins.remote.places import Place
@@ -223,13 +224,13 @@ def folder(place: Place, *, private: bool = True) -> Folder:
 def total(files: Iterable[File]) -> str:
     """How many, and how large, for people."""
     found = list(files)
-    return f"{len(found):,} file{'s' * (len(found) != 1)} ({size_of(sum(file.size for file in found))})"
+    return f"{count(len(found), 'file')} ({size_of(sum(file.size for file in found))})"
 
 
-def size_of(count: float) -> str:
+def size_of(size: float) -> str:
     """So many bytes, for people."""
     for unit in ("bytes", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:,.{0 if unit == 'bytes' else 1}f} {unit}"
-        count /= 1000
-    return f"{count:,.1f} TB"
+        if size < 1000:
+            return f"{size:,.{0 if unit == 'bytes' else 1}f} {unit}"
+        size /= 1000
+    return f"{size:,.1f} TB"

@@ -29,6 +29,7 @@ import pyarrow.parquet as pq
 from rollout_plugins.content.elsewhere import MARK, SCHEME
 from rollout_plugins.errors import RunError, need
 from rollout_plugins.remote.places import Place, place
+from rollout_plugins.store.compacted import NOTE
 from rollout_plugins.store.finding import DEPTH, found_in
 from rollout_plugins.store.write import replace_file
 
@@ -306,7 +307,7 @@ def _below(run: Place, part: str) -> dict[str, Info]:
 
 
 def _is_run_file(path: str) -> bool:
-    return path == "run.json" or (path.startswith("run-") and path.endswith(".json"))
+    return path in {"run.json", NOTE} or (path.startswith("run-") and path.endswith(".json"))
 
 
 def _is_inside(path: str) -> bool:
@@ -335,7 +336,7 @@ def _bring_run_files(folder: Path, found: tuple[Place, Mapping[str, Info]]) -> N
 
 def _here(folder: Path) -> set[str]:
     """The paths of the files here that stand for others, or are copies."""
-    found = [*folder.glob("run*.json"), *folder.glob("data/*/*"), *folder.glob("annotations/*/*")]
+    found = [*folder.glob("run*.json"), folder / NOTE, *folder.glob("data/*/*"), *folder.glob("annotations/*/*")]
     return {path.relative_to(folder).as_posix() for path in found if not path.name.startswith(".")}
 
 

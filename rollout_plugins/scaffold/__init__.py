@@ -16,7 +16,7 @@ from rollout_hookspecs import PROJECT
 
 from rollout_plugins import __version__
 from rollout_plugins.engine.check import HOOKS
-from rollout_plugins.errors import SetupError, suggest
+from rollout_plugins.errors import SetupError, check_folder, suggest
 from rollout_plugins.scaffold._snippets import SNIPPETS, Snippet
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -24,7 +24,7 @@ _KIT = "hostile_rollouts run_plugins scripted_grpo"
 
 
 def configure(parser: ArgumentParser) -> None:
-    parser.add_argument("name", help="name of the project, for example rollout-judge")
+    parser.add_argument("name", metavar="NAME", help="name of the project, for example rollout-judge")
     parser.add_argument(
         "--hook",
         action="append",
@@ -46,8 +46,7 @@ def new_plugin(name: str, hooks: Sequence[str] = ("on_rollout",), folder: Path |
     chosen = _checked_hooks(hooks)
     project, module, plugin = _names(name)
     target = (folder or Path()) / project
-    if not target.parent.is_dir():
-        raise SetupError(f"there is no folder {target.parent}; make it, or choose another one with -o")
+    check_folder(target)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise SetupError(f"{target} exists already; choose another name, or another folder with -o")
     words = {

@@ -17,8 +17,13 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 _WIDEST = 20
 
 
+def training(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """The steps of training; of a run that was only evaluated, all there are."""
+    return [row for row in rows if row["split"] == "train"] or rows
+
+
 def sparkline(numbers: Iterable[Any]) -> str:
-    """One character per number, low to high; a space where there is no finite number."""
+    """One character per number, low to high; a space for what is not a finite number."""
     values = [finite(value) for value in numbers]
     known = [value for value in values if value is not None]
     low, high = (min(known), max(known)) if known else (0.0, 0.0)

@@ -12,8 +12,9 @@ from rich.text import Text
 from rollout_hookspecs import Image, ToolCall
 
 from rollout_plugins.content.messages import IMAGE, call_text
+from rollout_plugins.content.names import count
 from rollout_plugins.show.conversation import Conversation, Turn, status_of
-from rollout_plugins.show.text import clean, clip, duration, omitted, one_line, readable, shorten
+from rollout_plugins.show.text import brief, clean, clip, duration, omitted, one_line, readable, shorten
 
 STYLES = {"system": "magenta", "developer": "magenta", "user": "blue", "assistant": "green", "tool": "yellow"}
 _SHORT = {"system": "sys", "developer": "dev", "user": "user", "assistant": "asst", "tool": "tool", "columns": "row"}
@@ -162,8 +163,8 @@ def fill(needs: Sequence[int], lines: int) -> list[int]:
 def _skipped(view: Conversation, shown: Sequence[Piece], layout: Layout) -> Text:
     turns = len(view.turns) - len({piece.turn for piece in shown if piece.turn < len(view.turns)})
     calls = sum(len(turn.calls) for turn in view.turns) - sum(piece.kind == "call" for piece in shown)
-    counts = ((turns, "message"), (calls, "tool call"))
-    what = ", ".join(f"{count:,} {noun}{'s' * (count != 1)}" for count, noun in counts if count > 0)
+    hidden = ((turns, "message"), (calls, "tool call"))
+    what = ", ".join(count(number, noun) for number, noun in hidden if number > 0)
     return Text(" " * layout.gutter + f"… {what or 'more of this'} …", style="dim")
 
 
@@ -303,5 +304,5 @@ def _pairs(values: Mapping[str, Any], layout: Layout) -> str:
     if layout.lines is None:
         return " · ".join(f"{key}={readable(value)}" for key, value in values.items())
     return one_line(
-        " · ".join(f"{key}={one_line(value, 2 * layout.body)}" for key, value in values.items()), 2 * layout.body
+        " · ".join(f"{key}={brief(value, 2 * layout.body)}" for key, value in values.items()), 2 * layout.body
     )

@@ -11,12 +11,12 @@ from rollout_hookspecs import Rollout, Run, ToolCall
 
 from rollout_plugins.content.elsewhere import place_of
 from rollout_plugins.content.messages import call_text, completion_text, question_text
-from rollout_plugins.content.names import run_name
-from rollout_plugins.show.chart import sparkline
+from rollout_plugins.content.names import count, run_name
+from rollout_plugins.show.chart import sparkline, training
 from rollout_plugins.show.conversation import Turn, conversation
 from rollout_plugins.show.layout import outcome_of, split_thought
 from rollout_plugins.show.render import facts, place
-from rollout_plugins.show.text import clean, count, evenly, number, one_line, readable, shorten
+from rollout_plugins.show.text import clean, evenly, number, one_line, readable, shorten
 
 #: Characters of one text, turns at either end, and points of a course.
 _CHARS, _ENDS, _POINTS = 4000, 30, 40
@@ -83,11 +83,6 @@ def course(rows: Sequence[Mapping[str, Any]]) -> str:
     """How the reward went over the steps, as in ▁▃▅█ 0.125 → 1.0; empty when there was none."""
     known = [row["reward"] for row in training(rows) if row["reward"] is not None]
     return f"{sparkline(evenly(known, _POINTS))} {number(known[0])} → {number(known[-1])}" if known else ""
-
-
-def training(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """The steps of training; of a run that was only evaluated, all there are."""
-    return [row for row in rows if row["split"] == "train"] or rows
 
 
 def run_line(run: Run, rows: Sequence[Mapping[str, Any]]) -> str:

@@ -16,11 +16,12 @@ from rich.console import Group
 from rich.text import Text
 from rollout_hookspecs import Rollout, Trace
 
+from rollout_plugins.content.names import count
 from rollout_plugins.show.chart import sparkline
 from rollout_plugins.show.compare import alike, shared, times
 from rollout_plugins.show.conversation import Conversation, Turn, conversation, status_of
 from rollout_plugins.show.layout import Layout, body_rows, fill
-from rollout_plugins.show.text import count, evenly, finite, number, one_line, rank, signed, tone
+from rollout_plugins.show.text import evenly, finite, number, one_line, rank, signed, tone
 
 Source = Rollout | Trace | Conversation
 _COLUMN = 30

@@ -17,7 +17,7 @@ from rollout_plugins.show.conversation import Conversation, Turn, status_of
 from rollout_plugins.show.images import picture
 from rollout_plugins.show.layout import content_text, image_of, outcome_of, split_thought
 from rollout_plugins.show.render import header
-from rollout_plugins.show.text import clean, duration, local_time, number, one_line, readable
+from rollout_plugins.show.text import brief, clean, duration, local_time, number, one_line, readable
 
 #: Rows of a folded block by kind; kinds that are not listed do not fold.
 LEAST = {"system": 2, "developer": 2, "user": 20, "tool": 8, "reasoning": 6, "call": 8}
@@ -87,7 +87,7 @@ def _beside(view: Conversation, producers: Sequence[str]) -> Iterator[Block]:
     groups += [("extra", extra), ("marks", view.marks), ("made", dict(_made(view)))]
     for label, values in groups:
         if values:
-            short = " · ".join(f"{one_line(key, 40)}={one_line(value, 80)}" for key, value in values.items())
+            short = " · ".join(f"{one_line(key, 40)}={brief(value)}" for key, value in values.items())
             spans = [span for key, value in values.items() for span in _pair(key, value)]
             yield Block(_FACTS, spans[1:], label=one_line(label, 40), least=1, short=short)
 

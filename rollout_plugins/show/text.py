@@ -104,9 +104,9 @@ def number(value: Any) -> str:
     return f"{whole}.{decimals.rstrip('0') or '0'}"
 
 
-def count(things: int, noun: str) -> str:
-    """1 rollout, 2,000 rollouts."""
-    return f"{things:,} {noun}{'s' * (things != 1)}"
+def brief(value: Any, chars: int = 80) -> str:
+    """A value among others on one line: a number as `number` has it, everything else cut at its end."""
+    return number(value) if isinstance(value, float) else one_line(value, chars)
 
 
 def signed(value: Any) -> str:

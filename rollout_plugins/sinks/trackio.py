@@ -18,6 +18,7 @@ from rollout_hookspecs import Image, Run, Scope, Step, Trace, hookimpl
 
 from rollout_plugins.content.imaging import file_of
 from rollout_plugins.content.messages import call_text, calls_of, reasoning_of, text_of
+from rollout_plugins.content.names import own_name
 from rollout_plugins.content.options import check, named, one_of
 from rollout_plugins.content.trace import images_in, shape_each
 from rollout_plugins.errors import need
@@ -129,7 +130,7 @@ class TrackioSink:
 
     def _own(self) -> Any:
         run = self._run or Run(id="rollouts")
-        name = self._name or getattr(self._args, "run_name", None) or run.id
+        name = self._name or getattr(self._args, "run_name", None) or own_name(run)
         group = name if self.scope == "rank" else None
         options = {
             "project": self._project or getattr(self._args, "project", None) or "rollouts",

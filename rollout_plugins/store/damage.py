@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from rollout_plugins.content.elsewhere import opened, place_of
+from rollout_plugins.content.names import count
 from rollout_plugins.errors import DamageWarning
 
 
@@ -34,14 +35,10 @@ class Damaged(dict[str, str]):
             return ""
         rows, size = _rows_and_bytes(path)
         if rows:
-            return f", {_rollouts(rows)}"
+            return f", {count(rows, 'rollout')}"
         others = [_rows_and_bytes(other) for other in path.parent.glob("*.parquet")]
         rows, taken = sum(rows for rows, _ in others), sum(bytes_ for rows, bytes_ in others if rows)
-        return f", perhaps {_rollouts(max(round(size * rows / taken), 1))}" if rows else f", {size:,} bytes"
-
-
-def _rollouts(count: int) -> str:
-    return f"{count:,} rollout{'s' * (count != 1)}"
+        return f", perhaps {count(max(round(size * rows / taken), 1), 'rollout')}" if rows else f", {size:,} bytes"
 
 
 def _rows_and_bytes(path: Path) -> tuple[int, int]:

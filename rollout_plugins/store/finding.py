@@ -31,7 +31,10 @@ def found_in(path: str | Path) -> list[Path]:
     beside = [run for home in homes_of(root) for run in find_runs(home)]
     found = {folder.resolve(): folder for folder in (*beside, *find_runs(root), *_below(root, DEPTH, set()))}
     if not found:
-        raise RunError(f"no run found in {root}, below it, or in {root.resolve()}-rollouts; expected run.json")
+        raise RunError(
+            f"no run found in or below {root.resolve()}, nor in {root.resolve()}-rollouts; "
+            "name the output_dir of a training, or try `rollouts demo`"
+        )
     return sorted(found.values(), key=_started)
 
 

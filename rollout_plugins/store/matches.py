@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rollout_plugins.content.names import count
 from rollout_plugins.errors import RunError
 from rollout_plugins.store.columns import from_rows
 from rollout_plugins.store.filters import no_column
@@ -131,7 +132,7 @@ class Rollouts(Iterator["Rollout"]):
     def __repr__(self) -> str:
         lines = [repr(rollout) for rollout in self._found.page(0, _SHOWN).rollouts()]
         more = [f"… {len(self._found) - _SHOWN:,} more"] * (len(self._found) > _SHOWN)
-        head = f"{len(self._found):,} rollout{'s' * (len(self._found) != 1)}" + ", to be read once:" * bool(lines)
+        head = count(len(self._found), "rollout") + ", to be read once:" * bool(lines)
         return "\n  ".join([head, *lines, *more])
 
     def _repr_html_(self) -> str:

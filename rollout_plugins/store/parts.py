@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 
 from rollout_plugins.content.elsewhere import opened
 from rollout_plugins.errors import RunError
+from rollout_plugins.store.compacted import without_joined
 from rollout_plugins.store.schema import FIELDS
 
 if TYPE_CHECKING:
@@ -53,7 +54,8 @@ def find_parts(folder: Path) -> list[Part]:
         is_part = path.suffix in {".arrows", ".parquet"} and len(numbers) == 3
         if is_part and all(number.isascii() and number.isdigit() for number in numbers):
             found[path.with_suffix("")] = Part(folder, path)  # sorted: .parquet comes after .arrows and wins
-    return list(found.values())
+    kept = without_joined(folder, {part.name for part in found.values()})
+    return [part for part in found.values() if part.name in kept]
 
 
 def file_name(path: Path) -> str:

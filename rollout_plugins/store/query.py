@@ -301,7 +301,7 @@ class Database:
     def _views(self) -> None:
         """The rollouts of `light_files`; those with what was said are made when they are asked for."""
         again = [
-            f"(_run = {run} and attempt < {attempt} and step > {step})" for run, attempt, step in self._done_again()
+            f"(_run = {run} and attempt < {attempt} and step > {step})" for run, attempt, step in self.done_again()
         ]
         self._again = " or ".join(again) or "false"
         self._rollouts("", "light_files", [name for name in self.stored if name not in HEAVY])
@@ -325,7 +325,7 @@ class Database:
                 self._add_annotated("whole_")
                 self._has_whole = True
 
-    def _done_again(self) -> Iterator[tuple[int, int, int]]:
+    def done_again(self) -> Iterator[tuple[int, int, int]]:
         """(run, attempt, step) of the attempts that did steps again, after the one they were resumed from."""
         if not any(source.restarts for source in self.sources):
             return

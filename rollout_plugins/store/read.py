@@ -7,14 +7,14 @@ run.sql("select step, avg(reward) from rollouts group by step order by step").to
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from rollout_plugins.content.elsewhere import is_elsewhere, place_of
-from rollout_plugins.content.names import run_name
+from rollout_plugins.content.names import count, run_name
 from rollout_plugins.errors import RunError, need
 from rollout_plugins.store import annotate, summary
 from rollout_plugins.store.damage import Damaged
@@ -62,7 +62,7 @@ class StoredRun:
         gone = [url for name, url in moved(self.dir).items() if not (self.dir / name).exists()]
         if gone:
             where = " and ".join(dict.fromkeys(gone))
-            what = f"what was removed here ({len(gone):,} part{'s' * (len(gone) != 1)})"
+            what = f"what was removed here ({count(len(gone), 'part')})"
             self.damaged[what] = f"it is in {where}: rollouts pull {gone[-1]} {self.dir.parent}"
         self._facts = Facts(self.dir, self.damaged)
         self._session = Session({self.dir: self.damaged}, self._small)
@@ -136,6 +136,44 @@ class StoredRun:
         if not is_elsewhere(self.dir):
             return [*found]
         return [f"{self.place}/{path.relative_to(self.dir).as_posix()}" for path in found]
+
+    @property
+    def parts(self) -> list[Path]:
+        """All files of rollouts in the run's folder, those among them that are still being written to."""
+        return [part.path for part in find_parts(self.dir)]
+
+    @property
+    def done_again(self) -> list[tuple[int, int]]:
+        """(attempt, step): what earlier attempts recorded after the step is superseded by this attempt."""
+        return self._session.ask(lambda known: [(attempt, step) for _, attempt, step in known.done_again()])
+
+    def ray(self) -> Any:
+        """The rollouts as a Ray dataset, with annotations in columns such as `judge.score`; nothing is loaded."""
+        from rollout_plugins.remote.engines import ray_dataset
+
+        return ray_dataset(self)
+
+    def spark(self, session: Any) -> Any:
+        """The same as a data frame of this Spark session."""
+        from rollout_plugins.remote.engines import spark_dataset
+
+        return spark_dataset(self, session)
+
+    def daft(self) -> Any:
+        """The same as a Daft data frame."""
+        from rollout_plugins.remote.engines import daft_dataset
+
+        return daft_dataset(self)
+
+    def annotate_by(self, producer: str, function: Callable[[pa.Table], Any], **options: Any) -> int:
+        """Annotate every rollout with what a function says of each batch: over all cores, or with `ray="ADDRESS"`.
+
+        `columns`: those that the function is given, as an Arrow table. It returns a value for each row, or a dict of
+        such columns.
+        """
+        from rollout_plugins.remote.analysing import annotate_by
+
+        return annotate_by(self, producer, function, **options)
 
     def __len__(self) -> int:
         return int(self._session.ask(lambda known: known.rows("select count(*) from current_rollouts"))[0][0])
@@ -314,7 +352,7 @@ class StoredRun:
         try:
             places = range(len(self._all))[place]
         except IndexError:
-            raise IndexError(f"the run has {len(self._all):,} rollouts, and none at {place}") from None
+            raise IndexError(f"the run has {count(len(self._all), 'rollout')}, and none at {place}") from None
         if isinstance(places, range):
             return list(self._all.at(places).rollouts())
         for rollout in self._all.page(places, 1).rollouts():
@@ -361,7 +399,7 @@ class Runs(Sequence[StoredRun]):
         return self._session.ask(lambda known: known.sql(query, superseded=superseded))
 
     def __repr__(self) -> str:
-        return "\n  ".join([f"{len(self):,} run{'s' * (len(self) != 1)}:", *map(repr, self)])
+        return "\n  ".join([f"{count(len(self), 'run')}:", *map(repr, self)])
 
     def _repr_html_(self) -> str:
         return "".join(run._repr_html_() for run in self)

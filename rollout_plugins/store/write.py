@@ -256,15 +256,9 @@ def seal(journal: Path, rows: int) -> Path:
         with (
             pa.OSFile(str(journal)) as source,
             pa.ipc.open_stream(source) as stream,
-            pq.ParquetWriter(
-                path,
-                stream.schema,
-                compression="zstd",
-                compression_level=1,
-                **encodings(stream.schema, is_vast=is_vast),
-            ) as file,
+            parquet_writer(path, stream.schema, is_vast=is_vast) as file,
         ):
-            for table in _row_groups(stream):
+            for table in row_groups(stream):
                 file.write_table(table)
                 written += table.num_rows
         if written != rows:
@@ -274,6 +268,12 @@ def seal(journal: Path, rows: int) -> Path:
     pa.default_memory_pool().release_unused()
     journal.unlink()
     return part
+
+
+def parquet_writer(path: Path, schema: pa.Schema, *, is_vast: bool = False) -> Any:
+    """Writes a part."""
+    how = encodings(schema, is_vast=is_vast)
+    return pq.ParquetWriter(path, schema, compression="zstd", compression_level=1, **how)
 
 
 def encodings(schema: pa.Schema, *, is_vast: bool = False) -> dict[str, Any]:
@@ -303,7 +303,7 @@ def _leaves(path: str, kind: pa.DataType) -> Iterator[str]:
         yield path
 
 
-def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+def row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     """Tables of `ROW_GROUP` rows. Thousands of tiny batches side by side take ten times the memory of a large one."""
     waiting: list[pa.RecordBatch] = []
     rows = 0

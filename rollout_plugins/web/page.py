@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rollout_plugins import __version__
-from rollout_plugins.errors import RunError
+from rollout_plugins.errors import RunError, check_folder
 from rollout_plugins.store.read import StoredRun
 from rollout_plugins.store.write import replace_file
 from rollout_plugins.web.data import PanelsOf, Progress, page_data
@@ -43,11 +43,11 @@ def write_page(
 ) -> Written:
     """Write the file; `rollout_plugins.report.write_report` says what the options do."""
     path = Path(path)
+    check_folder(path)
     if not force:
         _check_ours(path)
     data = page_data(run, limit=limit, panels=panels, progress=progress, **filters)
     page = html(data)
-    path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, lambda target: target.write_bytes(page))
     return Written(path, len(data["rollouts"]), data["matched"], len(page))
 
@@ -98,9 +98,9 @@ def _packed(data: dict[str, Any]) -> str:
 def _check_ours(path: Path) -> None:
     """Refuse to replace a file that another program or a person wrote."""
     if path.is_dir():
-        raise RunError(f"{path} is a folder; name a file in it: -o {path / 'report.html'}")
+        raise RunError(f"{path} is a folder; name a file in it: {path / 'report.html'}")
     if not path.exists():
         return
     with path.open("rb") as file:
         if _OURS not in file.read(_HEAD):
-            raise RunError(f"{path} exists and is not a report; name another file with -o, or replace it with --force")
+            raise RunError(f"{path} exists and is not a report; name another file, or replace it with force=True")

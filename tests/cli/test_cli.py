@@ -91,8 +91,8 @@ def test_every_command_has_help(rollouts, command):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["shwo"], "rollouts: there is no command 'shwo'; did you mean 'show'? Accepted: annotate, "),
-        (["xyz"], "no command 'xyz'; accepted: annotate, completion, demo"),
+        (["shwo"], "rollouts: 'shwo' is not a command; did you mean 'show'? Accepted: annotate, "),
+        (["xyz"], "'xyz' is not a command; accepted: annotate, completion, demo"),
         (
             ["annotate"],
             "rollouts annotate: the following arguments are required: --producer; see rollouts annotate --help",
@@ -122,11 +122,11 @@ def test_without_a_command_the_help_is_shown(rollouts):
         (["show", "{run}", "--id", "nope"], "rollouts: no rollout 'nope' in "),
         (["sql", "{run}", "drop table x"], "rollouts: runs are read-only, and the SQL is DROP; write one SELECT"),
         (["stats", "/nowhere"], "rollouts: /nowhere does not exist; give a run's folder"),
-        (["stats", "{empty}"], "rollouts: no run found in "),
+        (["stats", "{empty}"], "rollouts: no run found in or below "),
         (["annotate", "{run}", "--producer", "p", "/nowhere.jsonl"], "rollouts: /nowhere.jsonl: No such file"),
         (["export", "{run}", "--where", "false", "-o", "{empty}/x.parquet"], "no rollouts match"),
         (["import", "--from", "verl", "/nowhere"], "rollouts: /nowhere does not exist; give the file"),
-        (["list", "{empty}"], "rollouts: no run found in "),
+        (["list", "{empty}"], "rollouts: no run found in or below "),
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_1(rollouts, run, tmp_path, words, said):
@@ -274,7 +274,7 @@ def test_annotate_from_a_file(rollouts, run, tmp_path, name, text):
     (tmp_path / name).write_text(text)
     code, out, err = rollouts("annotate", run.dir, "--producer", "judge", tmp_path / name)
     assert code == 0
-    assert "2 rows for 1 rollouts; the columns of judge are now judge." in out
+    assert "2 rows for 1 rollout; the columns of judge are now judge." in out
     assert f"1 of these ids are not in {run.dir} (yet): 'other'" in err
     run.refresh()
     assert run.get(FIRST).extra == {"judge.score": 0.5, "judge.ok": True}

@@ -167,7 +167,7 @@ def test_only_tables_for_people_are_shown(rollouts, run):
 
 def test_help_of_a_command(rollouts):
     assert rollouts("help", "show") == rollouts("show", "--help")
-    assert "there is no command 'shwo'; did you mean 'show'" in rollouts("help", "shwo")[2]
+    assert "'shwo' is not a command; did you mean 'show'" in rollouts("help", "shwo")[2]
 
 
 # --- never a silent subset -----------------------------------------------------------------------------------------
@@ -270,7 +270,9 @@ def test_nothing_is_overwritten_and_no_folder_invented(rollouts, run, tmp_path, 
     assert out.stat().st_mtime_ns == before
     assert rollouts(command, run.dir, "--out", out, "--force")[0] == 0
     assert out.stat().st_mtime_ns > before
-    assert f"there is no folder {tmp_path / 'no'};" in rollouts(command, run.dir, "-o", tmp_path / "no" / "x")[2]
+    assert (
+        f"the folder {tmp_path / 'no'} does not exist;" in rollouts(command, run.dir, "-o", tmp_path / "no" / "x")[2]
+    )
     assert f"{tmp_path} is a folder; name a file in it" in rollouts(command, run.dir, "-o", tmp_path, "--force")[2]
     assert not (tmp_path / "no").exists()
 
@@ -288,7 +290,7 @@ def test_a_folder_is_made_only_where_its_own_folder_is(rollouts, tmp_path, words
     (tmp_path / "a.jsonl").write_text('{"messages": [{"role": "user", "content": "x"}]}\n')
     code, _, err = rollouts(*(word.format(here=tmp_path) for word in words), "-o", tmp_path / "no" / "x")
     assert (code, (tmp_path / "no").exists()) == (1, False)
-    assert "there is no folder " in err
+    assert " does not exist; make it" in err
 
 
 @pytest.mark.parametrize(

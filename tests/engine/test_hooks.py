@@ -288,7 +288,7 @@ def test_a_class_that_needs_arguments_and_a_wrong_option_are_refused():
         @hookimpl
         def on_rollout(self): ...
 
-    with pytest.raises(SetupError, match=r"needs folder.*Needs\(folder=…\)"):
+    with pytest.raises(SetupError, match=r"Needs, which needs arguments: pass an instance, Needs\(folder=…\)"):
         run_plugins([Needs], [])
     with pytest.raises(SetupError, match="has no option 'max_per_stp'; did you mean 'max_per_step'"):
         run_plugins(["cap"], [], config={"cap": {"max_per_stp": 3}})

@@ -174,7 +174,7 @@ def test_a_recorder_says_it_too_with_what_was_lost(tmp_path, capfd):
         recorder.record(2, object())
     begins, ends = said(capfd)
     assert begins.endswith(f"rollouts view '{folder / 'r'}'")
-    assert "recorded 1 rollouts, lost: 1 unreadable. To see them: rollouts view" in ends
+    assert "recorded 1 rollout, lost: 1 unreadable. To see them: rollouts view" in ends
 
 
 def test_only_rank_0_says_it_and_only_if_it_may(tmp_path, capfd, monkeypatch):

@@ -394,7 +394,7 @@ def test_the_command_says_what_came_and_what_is_missing(tmp_path, capsys):
     path = lines(tmp_path / "1.jsonl", [{"input": "a", "output": "b"}], torn="{")
     assert main(["import", "--from", "verl", str(path), "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr()
-    assert printed.out == f"1 rollouts in {tmp_path}/rollouts/verl-1\n"
+    assert printed.out == f"1 rollout in {tmp_path}/rollouts/verl-1\n"
     assert "skipped: 1 torn last line" in printed.err
     assert "not in this format: turns and tool calls" in printed.err
     assert main(["stats", str(tmp_path)]) == 0

@@ -334,3 +334,9 @@ def test_clean_text_can_be_encoded_and_is_clean_already(text):
 @given(st.text(st.characters(categories=["L", "N", "P", "S", "Zs"])))
 def test_clean_leaves_ordinary_text_alone(text):
     assert clean(text) == text
+
+
+def test_a_number_beside_the_conversation_is_short_until_everything_is_asked_for():
+    judged = replace(rollout(), extra={"judge.score": 2 / 15})
+    assert "judge.score=0.133\n" in shown(render_rollout(judged)).replace(" ", "")
+    assert "judge.score=0.13333333333333333" in shown(render_rollout(judged, max_lines=None))

@@ -113,8 +113,8 @@ def test_trackio_keeps_images_of_prompts_and_tools(tmp_path, project):
 def test_trackio_without_report_to_opens_a_run_of_its_own(tmp_path, project):
     train(tmp_path, RolloutPluginCallback([TrackioSink(project=project)]))
     run = open_run(tmp_path / "out")
-    assert SQLiteStorage.get_runs(project) == [run.info.id]
-    assert len(SQLiteStorage.get_traces(project, run.info.id)) == 12
+    assert SQLiteStorage.get_runs(project) == [f"{run.name} · {run.info.id}"]
+    assert len(SQLiteStorage.get_traces(project, f"{run.name} · {run.info.id}")) == 12
     assert trackio.context_vars.current_run.get() is None
 
 
@@ -189,7 +189,7 @@ def test_a_sink_that_raises_or_hangs_costs_no_step_no_rollout_and_no_other_sink(
     assert taken < 10
     stored = open_run(tmp_path / "out")
     assert len(stored) == 12
-    assert len(SQLiteStorage.get_traces(project, stored.info.id)) == 12
+    assert len(SQLiteStorage.get_traces(project, f"{stored.name} · {stored.info.id}")) == 12
     assert len(sent_again(stored, tmp_path / "again")) == 12
 
 

@@ -14,7 +14,7 @@ os.environ.setdefault("TRACKIO_DIR", tempfile.mkdtemp(prefix="trackio-"))
 import pytest
 import trackio
 from hypothesis import HealthCheck, given, settings
-from rollout_hookspecs import Step
+from rollout_hookspecs import Run, Step
 from sink_rollouts import HOSTILE, batch, run_in, tools
 from trackio.sqlite_storage import SQLiteStorage
 from trackio.utils import MEDIA_DIR
@@ -38,7 +38,7 @@ def send(sink, run, *steps, traces=TRACES):
     sink.on_run_end(run)
 
 
-def traces_in(project, run="run-1", **query):
+def traces_in(project, run="tiny · run-1", **query):
     found = SQLiteStorage.get_traces(project, run, sort="step_asc", **query)
     return {trace["metadata"]["id"]: trace for trace in found}
 
@@ -58,7 +58,7 @@ def on_another_thread(work, *args):
 
 def test_rollouts_become_traces_of_their_step_and_evaluation_has_its_own_key(tmp_path, project):
     send(TrackioSink(project=project), run_in(tmp_path), Step(step=3), Step(step=5, split="eval"))
-    found = SQLiteStorage.get_traces(project, "run-1")
+    found = SQLiteStorage.get_traces(project, "tiny · run-1")
     assert {(t["key"], t["step"]) for t in found} == {("rollouts", 3), ("eval_rollouts", 5)}
     assert len(found) == 8
     first = traces_in(project, step=3)["r-tools"]
@@ -69,7 +69,7 @@ def test_rollouts_become_traces_of_their_step_and_evaluation_has_its_own_key(tmp
 
 def test_a_batch_is_one_call_and_leaves_one_empty_metrics_row(tmp_path, project):
     send(TrackioSink(project=project), run_in(tmp_path), Step(step=1), Step(step=2))
-    assert metric_rows(project) == [("run-1", 1, b"{}"), ("run-1", 2, b"{}")]
+    assert metric_rows(project) == [("tiny · run-1", 1, b"{}"), ("tiny · run-1", 2, b"{}")]
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_one_bad_value_never_costs_another_rollout(tmp_path_factory, rollout):
     project = f"h{uuid4().hex[:10]}"
     folder = tmp_path_factory.mktemp("hostile")
     send(TrackioSink(project=project), run_in(folder), traces=[default_trace(rollout), default_trace(tools())])
-    found = SQLiteStorage.get_traces(project, "run-1")
+    found = SQLiteStorage.get_traces(project, "tiny · run-1")
     assert len(found) == 2
     assert any(trace["metadata"]["id"] == "r-tools" for trace in found)
 
@@ -237,8 +237,18 @@ def test_a_sink_with_a_name_of_its_own_leaves_the_trainers_run_alone(tmp_path, p
 def test_a_run_of_its_own_is_taken_up_again(tmp_path, project):
     for step in (1, 2):
         send(TrackioSink(project=project), run_in(tmp_path), Step(step=step))
-    assert SQLiteStorage.get_runs(project) == ["run-1"]
-    assert len(SQLiteStorage.get_traces(project, "run-1")) == 8
+    assert SQLiteStorage.get_runs(project) == ["tiny · run-1"]
+    assert len(SQLiteStorage.get_traces(project, "tiny · run-1")) == 8
+
+
+def test_a_run_of_its_own_is_called_by_model_and_folder_and_runs_of_one_name_stay_apart(tmp_path, project):
+    ids = ["20260101-000000-aaaaaa", "20260101-000000-bbbbbb"]
+    for chance in ids:
+        send(
+            TrackioSink(project=project),
+            Run(id=chance, model="org/tiny", dir=str(tmp_path / "shop-rollouts" / chance)),
+        )
+    assert set(SQLiteStorage.get_runs(project)) == {f"tiny · shop · {chance}" for chance in ids}
 
 
 def test_without_a_trainer_nothing_stays_open_and_ending_twice_is_fine(tmp_path, project):
@@ -254,8 +264,8 @@ def test_each_rank_has_a_run_of_its_own_when_asked(tmp_path, project):
     for rank in (0, 1):
         run = run_in(tmp_path, rank=rank, world_size=2)
         send(TrackioSink(project=project, scope="rank"), run, Step(step=1, rank=rank, world_size=2, gathered=False))
-    assert set(SQLiteStorage.get_runs(project)) == {"run-1-rank0", "run-1-rank1"}
-    assert traces_in(project, "run-1-rank1")["r-tools"]["metadata"]["ranks"] == "only rank 1 of 2"
+    assert set(SQLiteStorage.get_runs(project)) == {"tiny · run-1-rank0", "tiny · run-1-rank1"}
+    assert traces_in(project, "tiny · run-1-rank1")["r-tools"]["metadata"]["ranks"] == "only rank 1 of 2"
 
 
 def test_an_alert_reaches_the_dashboard(tmp_path, project, capsys):

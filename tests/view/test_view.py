@@ -190,7 +190,7 @@ def test_a_filter_keeps_what_was_typed_until_it_is_right(run):
 
 def test_annotations_are_columns_to_see_and_to_filter_by(run):
     async def scenario(eye):
-        await eye.sees("judge.score", "0.875")
+        await eye.sees("judge.score", "0.500", "0.875")
         await eye.press("f")
         await eye.type("judge.score > 0.8")
         await eye.press("enter")

@@ -15,7 +15,7 @@ from report_rig import TOOLS, empty, fill, hostile, picture, resumed, seen
 from rollout_hookspecs import Image, Panel
 
 from rollout_plugins import hookimpl, open_run
-from rollout_plugins.errors import RunError
+from rollout_plugins.errors import RunError, SetupError
 from rollout_plugins.report import write_report
 from rollout_plugins.testing import make_rollout
 
@@ -318,13 +318,15 @@ def test_the_same_run_gives_the_same_page(shop, monkeypatch):
 def test_another_file_is_not_replaced_without_saying_so(shop, tmp_path):
     mine = tmp_path / "report.html"
     mine.write_text("<!doctype html><p>my own notes")
-    with pytest.raises(RunError, match=r"is not a report.*--force"):
+    with pytest.raises(RunError, match=r"is not a report.*force=True"):
         write_report(open_run(shop), mine)
     assert "my own notes" in mine.read_text()
     write_report(open_run(shop), mine, force=True)
     write_report(open_run(shop), mine)
     with pytest.raises(RunError, match="is a folder; name a file"):
         write_report(open_run(shop), tmp_path)
+    with pytest.raises(SetupError, match="does not exist; make it"):
+        write_report(open_run(shop), tmp_path / "no" / "report.html")
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
 
 

@@ -193,7 +193,7 @@ def copied_rows(rows: Iterable[Mapping[str, Any]], copy: Callable[[Any], Any]) -
 
 
 def _each(function: Callable[[Any], int], rows: Any, count: int) -> list[int] | None:
-    """A number for each row of tokens; None where there are no such rows."""
+    """A number for each row of tokens; None without such rows."""
     return [function(row) for row in rows] if isinstance(rows, list) and len(rows) == count else None
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from rollout_hookspecs import Image, Run, Scope, Step, Trace, hookimpl
 
 from rollout_plugins.content.imaging import file_of
+from rollout_plugins.content.names import own_name
 from rollout_plugins.content.options import check, named, one_of, whole
 from rollout_plugins.content.trace import shape_each
 from rollout_plugins.errors import SetupError, need
@@ -196,7 +197,7 @@ class WandbSink:
     def _own(self) -> Any:
         self._check_login()
         run = self._run or Run(id="rollouts")
-        name = self._name or getattr(self._args, "run_name", None) or run.id
+        name = self._name or getattr(self._args, "run_name", None) or own_name(run)
         rank = f"-rank{run.rank}" if self.scope == "rank" else ""
         return self._wandb.init(
             project=self._project or os.environ.get("WANDB_PROJECT") or "rollouts",

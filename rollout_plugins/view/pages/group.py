@@ -9,12 +9,13 @@ from typing import Any
 from rich.text import Text
 from rollout_hookspecs import Rollout
 
+from rollout_plugins.content.names import count
 from rollout_plugins.show.blocks import Block
 from rollout_plugins.show.chart import sparkline
 from rollout_plugins.show.compare import alike, parting, shared, times, words
 from rollout_plugins.show.conversation import Conversation, conversation
 from rollout_plugins.show.rollout_blocks import turn_blocks
-from rollout_plugins.show.text import count, finite, number, one_line, rank, signed, tone
+from rollout_plugins.show.text import finite, number, one_line, rank, signed, tone
 from rollout_plugins.store.matches import Matches
 from rollout_plugins.view.pages.side_by_side import BesidePage, Side, ruler
 

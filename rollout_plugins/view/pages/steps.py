@@ -11,8 +11,9 @@ from textual.binding import Binding, BindingType
 from textual.widget import Widget
 from textual.widgets import Static
 
+from rollout_plugins.content.names import count
 from rollout_plugins.show.chart import render_steps, sparkline
-from rollout_plugins.show.text import count, finite, one_line
+from rollout_plugins.show.text import finite, one_line
 from rollout_plugins.view.pages.page import Page
 from rollout_plugins.view.pages.rollouts import RolloutsPage
 from rollout_plugins.view.widgets.columns import step_columns
@@ -29,7 +30,7 @@ class StepsPage(Page):
         ("trunc", "answers that were cut off at the length limit"),
         ("calls, failed", "tool calls, and those that raised or named no tool"),
         ("flat", "groups in which all got the same reward, so that nothing is learned from them"),
-        ("in groups", "mean standard deviation of the reward within a group"),
+        ("in group", "mean standard deviation of the reward within a group"),
     )
 
     BINDINGS: ClassVar[list[BindingType]] = [

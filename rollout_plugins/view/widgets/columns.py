@@ -65,7 +65,7 @@ def step_columns(stats: Sequence[Mapping[str, Any]]) -> list[Column]:
         Column("errors", "errors", _warned("red")),
         Column("flat_groups", "flat", _counted),
         Column("completion_tokens", "tokens", _rounded),
-        Column("group_std", "in groups", real),
+        Column("group_std", "in group", real),
         *(Column(name, one_line(name.removeprefix("reward/"), 20), real) for name in _rewards(stats)),
     ]
     always = {"split", "step", "rollouts", "reward", "truncated", "tool_calls", "tool_errors"}
@@ -112,7 +112,7 @@ def rollout_columns(names: Sequence[str], *, leave_out: set[str]) -> list[Column
         Column(QUESTION, "asked", _said, left=True),
         *(Column(name, one_line(name.removeprefix("reward/"), 20), real) for name in rewards),
         Column("advantage", "adv", _signed),
-        *(Column(name, one_line(name, 20)) for name in annotations),
+        *(Column(name, one_line(name, 20), real) for name in annotations),
         Column("completion_tokens", "tokens"),
         Column("turns", "turns"),
         Column("calls", "calls", _counted),

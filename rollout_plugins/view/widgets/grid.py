@@ -73,7 +73,7 @@ class Grid(ScrollView, can_focus=True):
         self.order: tuple[str, bool] | None = None
         """Column and whether it goes down; None for the order in which the rows come."""
         self.empty = ""
-        """Shown when there are no rows."""
+        """Shown without rows."""
         self._rows: dict[int, Mapping[str, Any] | None] = {}
         self._cells: dict[int, list[Shown]] = {}
         self._widths: list[int] = []

@@ -1,0 +1,152 @@
+"""`rollouts compact RUN`: join the many small files of a run into few large ones."""
+
+from __future__ import annotations
+
+import os
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from threading import Lock
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rollout_plugins.cli.chosen import add_run, note_damage, opened
+from rollout_plugins.cli.common import counted, say
+from rollout_plugins.content.elsewhere import is_elsewhere
+from rollout_plugins.errors import RunError
+from rollout_plugins.store.compacted import joined, note_joined
+from rollout_plugins.store.parts import find_parts
+from rollout_plugins.store.read import StoredRun
+from rollout_plugins.store.rows import with_columns
+from rollout_plugins.store.schema import SCHEMA
+from rollout_plugins.store.write import parquet_writer, replace_file, row_groups
+
+#: What a joined file is to hold, in compressed bytes.
+LARGE = 256 * 2**20
+
+
+_lock = Lock()
+
+
+class _Part(NamedTuple):
+    path: Path
+    rows: int
+    bytes: int
+    first: int
+    """The first generation in it."""
+
+
+def configure(parser: ArgumentParser) -> None:
+    add_run(parser)
+    parser.add_argument(
+        "--unended", action="store_true", help="also what a process wrote that was killed; none may still be writing"
+    )
+
+
+def run(options: Namespace) -> int:
+    stored = opened(options.run)
+    if is_elsewhere(stored.dir):
+        raise RunError(f"{stored.place} is not on this machine; compact the run's folder before it is sent there")
+    before = [part for part in find_parts(stored.dir) if not part.is_journal]
+    groups = list(_groups(stored, unended=options.unended))
+    targets = _names(groups)
+    _remove_joined(stored.dir)
+    with counted("files") as progress, ThreadPoolExecutor(min(os.cpu_count() or 1, 2)) as pool:
+        done = 0
+        for count in pool.map(partial(_join, stored.dir), targets, groups):
+            done += count
+            progress("files", done, sum(map(len, groups)))
+    stored.refresh()
+    after = [part for part in find_parts(stored.dir) if not part.is_journal]
+    say(f"{len(before):,} files are now {len(after):,}, with {len(stored):,} rollouts")
+    return note_damage(stored)
+
+
+def _groups(stored: StoredRun, *, unended: bool) -> Iterator[list[_Part]]:
+    """Parts to be joined: those of one split that were written at about the same time."""
+    ended = {(each["attempt"], each["rank"]) for each in stored.attempts if each["ended"] or unended}
+    if not ended:
+        raise RunError(f"{stored.place} has not ended; if it was killed and nothing writes to it: --unended")
+    for split in sorted((stored.dir / "data").iterdir()):
+        found = [part.path for part in find_parts(stored.dir) if part.path.parent == split and not part.is_journal]
+        parts = [part for path in found if _number(path)[:2] in ended and (part := _looked_at(path))]
+        for group in _large(sorted(parts, key=lambda part: (part.first, part.path.name))):
+            if len(group) > 1:
+                yield group
+
+
+def _number(path: Path) -> tuple[int, ...]:
+    return tuple(map(int, path.stem.split("-")))
+
+
+def _large(parts: Sequence[_Part]) -> Iterator[list[_Part]]:
+    group: list[_Part] = []
+    for part in parts:
+        if group and sum(one.bytes for one in group) + part.bytes > LARGE:
+            yield group
+            group = []
+        group.append(part)
+    yield group
+
+
+def _looked_at(path: Path) -> _Part | None:
+    """None for a file that is damaged, which stays as it is."""
+    try:
+        about = pq.read_metadata(path)
+        group = about.row_group(0)
+        at = next(n for n in range(group.num_columns) if group.column(n).path_in_schema == "generation")
+        return _Part(path, about.num_rows, path.stat().st_size, int(group.column(at).statistics.min))
+    except Exception:  # opening the run tells of it
+        return None
+
+
+def _join(folder: Path, target: Path, group: Sequence[_Part]) -> int:
+    """Write one part that holds these, and remove them; how many they were."""
+    names = [part.path.relative_to(folder).as_posix() for part in group]
+
+    def write(path: Path) -> None:
+        with parquet_writer(path, SCHEMA) as file:
+            for table in row_groups(_batches(group)):
+                file.write_table(table)
+        rows = pq.read_metadata(path).num_rows
+        if rows != sum(part.rows for part in group):
+            raise RunError(f"{rows:,} of {sum(part.rows for part in group):,} rollouts arrived; nothing was changed")
+        with _lock:
+            note_joined(folder, {target.relative_to(folder).as_posix(): names})
+
+    replace_file(target, write)
+    for part in group:
+        part.path.unlink()
+    return len(group)
+
+
+def _batches(group: Sequence[_Part]) -> Iterator[pa.RecordBatch]:
+    for part in group:
+        with pq.ParquetFile(part.path) as file:
+            for number in range(file.num_row_groups):
+                table: Any = with_columns(file.read_row_group(number, use_threads=False), SCHEMA.names)
+                yield from table.cast(SCHEMA).to_batches()
+
+
+def _names(groups: Sequence[Sequence[_Part]]) -> list[Path]:
+    """A name for each joined part that no part had: the first rank's next ones."""
+    made: list[Path] = []
+    for group in groups:
+        first = group[0].path
+        stem = first.stem.rpartition("-")[0]
+        taken = [path for path in (*first.parent.glob(f"{stem}-*.*"), *made) if path.stem.startswith(f"{stem}-")]
+        number = 1 + max(_number(path)[2] for path in taken if path.parent == first.parent)
+        made.append(first.with_name(f"{stem}-{number:06d}.parquet"))
+    return made
+
+
+def _remove_joined(folder: Path) -> None:
+    """Parts that a compaction which was killed had joined and not removed yet."""
+    for name, parts in joined(folder).items():
+        if (folder / name).exists():
+            for part in parts:
+                (folder / part).unlink(missing_ok=True)

@@ -1,0 +1,100 @@
+"""`rollouts compact`: fewer files, the same rollouts, at whatever moment it is killed."""
+
+import shutil
+from dataclasses import replace
+
+import pytest
+from store_rig import rollouts, run_in
+from values import same
+
+from rollout_plugins import open_run
+from rollout_plugins.cli.main import main
+from rollout_plugins.store.compacted import joined
+from rollout_plugins.store.write import RunWriter
+
+
+def many(folder, *, ranks=3, parts=4, ended=True):
+    """A run of several ranks, each with several parts in two splits."""
+    for rank in range(ranks):
+        writer = RunWriter(run_in(folder, rank=rank, world_size=ranks))
+        writer.write_run()
+        for part in range(parts):
+            for split in ("train", "eval"):
+                made = [
+                    replace(
+                        one, id=f"{split}{part}.{rank}.{one.index}", split=split, generation=part, step=part, rank=rank
+                    )
+                    for one in rollouts(2)
+                ]
+                writer.write(split, made)
+                writer._seal(split)
+        writer.write_run({"rollouts": 4 * parts}, ended=ended)
+    return open_run(folder / "r1")
+
+
+def test_a_compacted_run_is_the_same_run_in_fewer_files(tmp_path, capsys):
+    run = many(tmp_path)
+    run.annotate("judge", [{"id": one.id, "score": one.reward} for one in run])
+    before, stats = list(run), run.stats()
+
+    assert main(["compact", str(run.dir)]) == 0
+
+    assert "24 files are now 2, with 48 rollouts" in capsys.readouterr().out
+    run.refresh()
+    assert same(list(run), before)
+    assert run.stats() == stats
+    assert run.unreadable == []
+    assert len(list(run.dir.glob("data/*/*"))) == 2
+    assert main(["compact", str(run.dir)]) == 0
+    assert same(list(open_run(run.dir)), before)
+
+
+@pytest.mark.parametrize("moment", ["before it appears", "before the others are removed", "in the middle of removing"])
+def test_a_kill_costs_nothing_and_counts_nothing_twice(tmp_path, moment):
+    run = many(tmp_path)
+    before, old = list(run), {path: path.read_bytes() for path in run.dir.glob("data/*/*")}
+    assert main(["compact", str(run.dir)]) == 0
+    if moment == "before it appears":
+        for name in joined(run.dir):
+            (run.dir / name).unlink()
+    for path in list(old)[:: 2 if moment.startswith("in the middle") else 1]:
+        path.write_bytes(old[path])
+
+    assert same(list(open_run(run.dir)), before)
+    assert main(["compact", str(run.dir)]) == 0
+    assert same(list(open_run(run.dir)), before)
+    assert len(list(run.dir.glob("data/*/*"))) == 2
+
+
+def test_parts_that_were_joined_twice_do_not_come_back(tmp_path):
+    run = many(tmp_path)
+    before, copy = list(run), tmp_path / "copy"
+    shutil.copytree(run.dir, copy)
+    assert main(["compact", str(run.dir)]) == 0
+    writer = RunWriter(run_in(tmp_path, attempt=2))
+    writer.write("train", [replace(one, id=f"new{one.index}", attempt=2, generation=9) for one in rollouts(2)])
+    writer.close({"rollouts": 2})
+    assert main(["compact", str(run.dir)]) == 0
+
+    shutil.copytree(copy / "data", run.dir / "data", dirs_exist_ok=True)
+    found = list(open_run(run.dir))
+    assert len({one.id for one in found}) == len(found) == len(before) + 2
+
+
+def test_what_may_still_be_written_is_left_alone(tmp_path, capsys):
+    run = many(tmp_path, ended=False)
+    assert main(["compact", str(run.dir)]) == 1
+    assert "has not ended; if it was killed and nothing writes to it: --unended" in capsys.readouterr().err
+    assert len(run.files) == 24
+    assert main(["compact", str(run.dir), "--unended"]) == 0
+    assert len(list(run.dir.glob("data/*/*"))) == 2
+
+
+def test_a_damaged_part_stays_what_it_is(tmp_path, capsys):
+    run = many(tmp_path)
+    damaged = run.files[0]
+    damaged.write_bytes(b"not Parquet")
+    main(["compact", str(run.dir)])
+    assert damaged.read_bytes() == b"not Parquet"
+    assert "cannot be read and is left out" in capsys.readouterr().err
+    assert len(open_run(run.dir)) == 46

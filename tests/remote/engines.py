@@ -1,0 +1,80 @@
+"""Real engines over a run's files: `.ci/engines` installs them and runs this."""
+
+import os
+import sys
+
+import pytest
+from store_rig import rollouts, run_in
+
+from rollout_plugins import open_run
+from rollout_plugins.store.write import RunWriter
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run whose second attempt did step 2 again, with annotations."""
+    folder = tmp_path_factory.mktemp("engines")
+    for attempt, steps, resumed in ((1, (1, 2), None), (2, (2, 3), 1)):
+        writer = RunWriter(run_in(folder, attempt=attempt, resumed_from=resumed))
+        writer.write_run()
+        for step in steps:
+            made = rollouts(4, attempt=attempt, step=step, generation=step)
+            writer.write("train", [_named(one, f"{attempt}.{step}.{one.index}") for one in made])
+        writer.close({"rollouts": 8})
+    run = open_run(folder / "r1")
+    run.annotate("judge", [{"id": one.id, "score": one.reward + 1, "word": "yes"} for one in run])
+    return run
+
+
+def _named(rollout, ident):
+    from dataclasses import replace
+
+    return replace(rollout, id=ident)
+
+
+@pytest.fixture(scope="module")
+def ray():
+    import ray
+
+    path = os.pathsep.join(filter(None, sys.path))
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": {"PYTHONPATH": path}})
+    yield ray
+    ray.shutdown()
+
+
+def expected(run):
+    return sorted((one.id, one.reward, one.extra["judge.score"], one.extra["judge.word"]) for one in run)
+
+
+def test_ray_has_the_rollouts_with_annotations_and_none_that_was_done_again(run, ray):
+    rows = run.ray().take_all()
+    assert sorted((row["id"], row["reward"], row["judge.score"], row["judge.word"]) for row in rows) == expected(run)
+    assert rows[0]["completion"][0]["content"] == "hi"
+
+
+def test_spark_has_the_same(run):
+    from pyspark.sql import SparkSession
+
+    session = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+    try:
+        found = run.spark(session).select("id", "reward", "`judge.score`", "`judge.word`", "completion").collect()
+    finally:
+        session.stop()
+    assert sorted(tuple(row[:4]) for row in found) == expected(run)
+    assert found[0]["completion"][0]["content"] == "hi"
+
+
+def test_daft_has_the_same(run):
+    found = run.daft().select("id", "reward", "judge.score", "judge.word", "completion").to_pylist()
+    assert sorted((row["id"], row["reward"], row["judge.score"], row["judge.word"]) for row in found) == expected(run)
+    assert found[0]["completion"][0]["content"] == "hi"
+
+
+def words(table):
+    return [len(messages[0]["content"]) for messages in table["completion"].to_pylist()]
+
+
+def test_the_same_function_writes_the_same_annotations_with_ray_as_here(run, ray):
+    assert run.annotate_by("here", words, columns=["completion"]) == 16
+    assert run.annotate_by("ray", words, columns=["completion"], ray="local") == 16
+    assert run.count(where="here.value = ray.value and here.value = 2") == len(run) == 12
