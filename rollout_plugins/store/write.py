@@ -69,7 +69,7 @@ class RunWriter:
         if not rollouts:
             return 0
         batch = self._rows(rollouts)
-        count = batch.num_rows
+        count: int = batch.num_rows
         shard = self._shards.get(split)
         if shard is None or not shard.is_there():
             shard = self._new_shard(split)
