@@ -488,6 +488,9 @@ class Emitted(list):
 
     __call__ = list.append
 
+    def waits(self, count, hand_over):
+        pass
+
     def lost(self, reason, count):
         raise AssertionError(reason)
 

@@ -94,7 +94,7 @@ class Builder:
         if places != sorted(places):
             order = sorted(range(seen.count), key=places.__getitem__)
             places, drafts = sorted(places), drafts.take(order)
-        first = seen.share * (seen.width or seen.count)
+        first = seen.rank * (seen.width or seen.count)
         common = [self._common(first + place) for place in places]
         drafts.put(**{name: [one[name] for one in common] for name in self._common(0) if name != "id"})
         return drafts

@@ -16,6 +16,8 @@ from rollout_plugins.hosts.kit.stand_ins import swapped
 from rollout_plugins.hosts.kit.watching import Watch, WatchedTools, described, shared_out
 
 _ATOMS: Final = frozenset({str, int, float, bool, type(None)})
+#: Bytes that a generation and a rollout take beside what is in them, as measured.
+_GENERATION, _ROLLOUT = 6500, 64
 _EACH: Final = (
     "prompts", "completions", "columns", "ids", "lengths", "ends", "prompt_ids", "tool_mask", "watches", "marks",
 )  # fmt: skip
@@ -33,7 +35,6 @@ class Generation:
         self.step = self.policy_step + training
         self.rank = int(trainer.accelerator.process_index)
         self.world = int(trainer.accelerator.num_processes)
-        self.share = self.rank  # which part of the generation's rows is this rank's
         self.group_size = _group_size(trainer, training=training)
         # How many rollouts the trainer is about to make, how many were seen, and what keeping them costs.
         self.expected = self.count = self.bytes = 0
@@ -88,7 +89,7 @@ class Generation:
         self.count = len(self.prompts)
         self.columns = self.columns or [{} for _ in self.prompts]
         self.time = time.time()
-        self.bytes = copier.bytes + 512 * self.count + size
+        self.bytes = copier.bytes + _ROLLOUT * self.count + size + _texts(self.columns)
         if ids is not None:
             self.answer(ids)
 
@@ -180,7 +181,7 @@ class Generation:
         peers.copy(self.peers)
         beside = sum(map(_bytes, (self.prompt_ids, self.tool_mask, self.ids, *self.tensors.values())))
         watched = sum(watch.bytes + 256 * (1 + watch.count) for watch in self.watches)
-        return self.bytes + peers.bytes + beside + 2048 + watched
+        return self.bytes + peers.bytes + beside + _GENERATION + watched
 
 
 def copied_rows(rows: Iterable[Mapping[str, Any]], copy: Callable[[Any], Any]) -> list[dict[str, Any]]:
@@ -190,6 +191,12 @@ def copied_rows(rows: Iterable[Mapping[str, Any]], copy: Callable[[Any], Any]) -
         if not _ATOMS.issuperset(map(type, copied.values())):
             copied.update((name, copy(value)) for name, value in copied.items() if type(value) not in _ATOMS)
     return copies
+
+
+def _texts(columns: Sequence[Mapping[str, Any]]) -> int:
+    """What the texts of the dataset's columns take; siblings may share theirs."""
+    texts = {id(value): value for row in columns for value in row.values() if type(value) is str}
+    return sum(map(getsizeof, texts.values()))
 
 
 def _each(function: Callable[[Any], int], rows: Any, count: int) -> list[int] | None:
