@@ -27,8 +27,13 @@ def say_end(run: Run, counters: Counters) -> None:
     """Once a run, on rank 0: how many there are, and what was lost."""
     kept = count(sum(counters.rollouts.values()), "rollout")
     here = f" on rank 0 of {run.world_size}" if run.world_size > 1 else ""
-    lost = ", ".join(f"{number:,} {reason}" for reason, number in counters.drops.items())
-    _say(run, f"recorded {kept}{here}, {f'lost: {lost}' if lost else 'none lost'}. To see them:")
+    lost, untrained = [], []
+    for reason, number in counters.drops.items():
+        fate = reason.removeprefix("not_trained:")  # those are here, and only training went without them
+        (lost if fate == reason else untrained).append(f"{number:,} {fate}")
+    parts = [f"lost: {', '.join(lost)}" if lost else "none lost"]
+    parts += [f"not trained on: {', '.join(untrained)}"] if untrained else []
+    _say(run, f"recorded {kept}{here}, {', '.join(parts)}. To see them:")
 
 
 def _say(run: Run, text: str) -> None:

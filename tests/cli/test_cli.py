@@ -92,7 +92,7 @@ def test_every_command_has_help(rollouts, command):
     ("words", "said"),
     [
         (["shwo"], "rollouts: 'shwo' is not a command; did you mean 'show'? Accepted: annotate, "),
-        (["xyz"], "'xyz' is not a command; accepted: annotate, completion, demo"),
+        (["xyz"], "'xyz' is not a command; accepted: annotate, compact, completion, demo"),
         (
             ["annotate"],
             "rollouts annotate: the following arguments are required: --producer; see rollouts annotate --help",

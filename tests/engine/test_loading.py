@@ -144,7 +144,7 @@ def test_a_class_whose_arguments_are_missing_is_refused_with_both_ways_to_give_t
 
     text = fault(Judge)
     assert text == (
-        "plugin 'judge' is the class Judge, which needs model: pass an instance, Judge(model=…), "
+        "plugin 'judge' is the class Judge, which needs arguments: pass an instance, Judge(model=…), "
         "or config={'judge': {…}}"
     )
     made = Plugins([Judge], config={"judge": {"model": "x"}}, autoload=False)
@@ -343,7 +343,10 @@ BROKEN = {
     "lacks a module": ("import not_there_at_all", "No module named 'not_there_at_all'"),
     "lacks the attribute": ("x = 1", "has no attribute 'Plugin'"),
     "bad signature": (GOOD.replace("self, rollout", "self, rolout"), "asks for 'rolout', but on_rollout offers"),
-    "needs arguments": (GOOD.replace("level=1", "level").replace("Plugin(5)", "1"), "which needs level"),
+    "needs arguments": (
+        GOOD.replace("level=1", "level").replace("Plugin(5)", "1"),
+        "which needs arguments: pass an instance, Plugin(level=…)",
+    ),
     "raises when made": (
         GOOD.replace("self.level = level", "raise OSError('no disk')").replace("Plugin(5)", "1"),
         "no disk",

@@ -214,13 +214,13 @@ class RolloutsPage(RolloutActions):
                 self._share()
                 if event.start <= self.query_one(Grid).cursor < event.start + len(rows):
                     self._look()
+                self.job(partial(_texts, page), say, group=f"texts {event.start}")  # added to the rows that are here
 
         def say(texts: list[Mapping[str, Any] | None]) -> None:
             if self._found is found:
                 self.query_one(Grid).put(event.start, texts)
 
         self.job(partial(page.rows, names), put, group=f"rows {event.start}")
-        self.job(partial(_texts, page), say, group=f"texts {event.start}")
 
     # The one under the cursor
 
