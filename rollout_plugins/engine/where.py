@@ -27,7 +27,8 @@ def say_end(run: Run, counters: Counters) -> None:
     """Once a run, on rank 0: how many there are, and what was lost."""
     kept = count(sum(counters.rollouts.values()), "rollout")
     here = f" on rank 0 of {run.world_size}" if run.world_size > 1 else ""
-    lost, untrained = [], []
+    lost: list[str] = []
+    untrained: list[str] = []
     for reason, number in counters.drops.items():
         fate = reason.removeprefix("not_trained:")  # those are here, and only training went without them
         (lost if fate == reason else untrained).append(f"{number:,} {fate}")
