@@ -208,7 +208,7 @@ def is_of_another_package(support: object) -> bool:
 def supported(support: object) -> list[str]:
     flags = (getattr(support, name) for name in ("advantage", "tools", "images", "groups", "evaluation"))
     newest = re.search(r"^trl==(\d+\.\d+)", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)[1]
-    trl = f"TRL {newest}" if support.since == newest else f"TRL {support.since} to {newest}"
+    trl = f"TRL {newest}" if support.since == newest else f"TRL {support.since} to {support.until or newest}"
     return [
         named(support),
         support.messages,

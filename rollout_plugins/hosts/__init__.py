@@ -22,7 +22,7 @@ from rollout_plugins.hosts import (
 #: The hosts of this library, most specific first.
 HOSTS = (
     swift.HOST, axolotl.HOST, grpo.HOST, async_queue.AsyncHost(), self_distillation.SDPO, self_distillation.SDFT,
-    distillation.HOST, online_dpo.HOST, a2po.HOST, gkd.GKD, gkd.GOLD, gkd.IWOPD,
+    self_distillation.BUFFERED, distillation.HOST, online_dpo.HOST, a2po.HOST, gkd.GKD, gkd.GOLD, gkd.IWOPD,
 )  # fmt: skip
 
 
