@@ -5,6 +5,7 @@ read from the device. SDFT has no rewards: `_generate` returns its completions a
 event tells which prompts they are really generated from. Before TRL 1.6, SDFT had other methods, and so did SSD:
 there `_generate_completion_ids` is given those prompts, and `_build_buffered_batch` returns their token ids.
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

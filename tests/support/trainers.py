@@ -108,11 +108,11 @@ KINDS = {
     "a2po": Kind("trl.experimental.a2po", "A2POTrainer", _SHORT | {"num_value_samples": 2, "filter_all_incorrect": False}, {"reward_funcs": [half]}),
     "sdpo": Kind("trl.experimental.sdpo", "SDPOTrainer", _SHORT | {"num_generations": 2}, _SCORED, helped),
     "sdft": Kind(
-        "trl.experimental.sdft", "SDFTTrainer", _SHORT | {"num_generations": 2}, {}, helped, evaluates=TRL >= Version("1.6"),
+        "trl.experimental.sdft", "SDFTTrainer", _SHORT | {"num_generations": 2}, {}, helped, evaluates=Version("1.6") <= TRL,
     ),
     "sdft, teacher's prompts": Kind(
         "trl.experimental.sdft", "SDFTTrainer", _SHORT | {"num_generations": 2, "generate_from_teacher": True}, {},
-        helped, evaluates=TRL >= Version("1.6"),
+        helped, evaluates=Version("1.6") <= TRL,
     ),
     "gkd": Kind(
         "trl.experimental.gkd", "GKDTrainer", _CHAT | {"max_new_tokens": 8}, {"teacher_model": "tiny"}, conversations,

@@ -47,6 +47,10 @@ class Support:
     note: str = ""
     """What a person should know besides."""
 
+    @property
+    def is_of_trl(self) -> bool:
+        return " " not in self.since
+
 
 @dataclass(eq=False)
 class TRLHost:
