@@ -161,7 +161,7 @@ class RolloutPage(RolloutActions):
     def action_open_image(self) -> None:
         """The image at the line, or the next one below it, in whatever shows images on this machine."""
         pager = self.query_one(Pager)
-        here = pager.rows[pager.line].block if pager.rows else 0
+        here = pager.rows[pager.cursor].block if pager.rows else 0
         images = [block.image for block in (*pager.blocks[here:], *pager.blocks[:here]) if block.image is not None]
         file = next((found for image in images if (found := file_of(image, self.viewer.stored.dir))), None)
         if file is None:

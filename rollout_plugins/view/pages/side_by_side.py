@@ -65,7 +65,7 @@ class BesidePage(RolloutActions):
     def draw(self, *, keep: bool = False) -> None:
         """Put the columns on the screen; `keep`: with the line where it is."""
         pager = self.query_one(Pager)
-        line = pager.line if keep else 0
+        line = pager.cursor if keep else 0
         sides, at = list(self.sides), self.at
         columns = Block("head", drawn=lambda width: beside(sides, width, at), gap=bool(self.above))
         pager.show([*self.above, columns], line=line)
