@@ -88,7 +88,7 @@ class Cap:
         if isinstance(self._key, str) and run.reward_names and not known:
             names = ", ".join(run.reward_names)
             logger.warning(
-                "cap: key %r is not a reward function of this run (%s); rollouts rank equal", self._key, names
+                "cap: key %r is not a reward function of this run (%s); all rollouts rank the same", self._key, names
             )
 
     @hookimpl(trylast=True)  # after whatever else leaves rollouts out, wherever a person lists it

@@ -39,7 +39,7 @@ class BesidePage(RolloutActions):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("l,right", "choose(1)", "Next", key_display="l"),
-        Binding("h,left", "choose(-1)", "Before", key_display="h"),
+        Binding("h,left", "choose(-1)", "Previous", key_display="h"),
         Binding("enter", "open", "Open", priority=True),
         Binding("y", "copy_rollout", "Copy", show=False),
         Binding("z", "fold_all", "Fold all", show=False, priority=True),

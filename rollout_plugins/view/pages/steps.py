@@ -29,7 +29,7 @@ class StepsPage(Page):
         ("spread", "standard deviation of the reward over the step"),
         ("trunc", "answers that were cut off at the length limit"),
         ("calls, failed", "tool calls, and those that raised or named no tool"),
-        ("flat", "groups in which all got the same reward, so that nothing is learned from them"),
+        ("flat", "groups in which all answers got the same reward, so nothing is learned from them"),
         ("in group", "mean standard deviation of the reward within a group"),
     )
 

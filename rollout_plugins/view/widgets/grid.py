@@ -37,7 +37,7 @@ class Grid(Scroller):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "open", "Open"),
         Binding("l,right", "choose(1)", "Next column", show=False),
-        Binding("h,left", "choose(-1)", "Column before", show=False),
+        Binding("h,left", "choose(-1)", "Previous column", show=False),
         Binding("s", "sort", "Sort"),
     ]
 

@@ -34,7 +34,7 @@ class Pager(Scroller):
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("right_square_bracket,J", "turn(1)", "Next message", show=False),
-        Binding("left_square_bracket,K", "turn(-1)", "Message before", show=False),
+        Binding("left_square_bracket,K", "turn(-1)", "Previous message", show=False),
         Binding("enter,space", "fold", "Fold", show=True),
         Binding("z", "fold_all", "Fold all", show=False),
     ]
