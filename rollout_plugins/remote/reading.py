@@ -306,7 +306,7 @@ def _is_run_file(path: str) -> bool:
 
 
 def _is_inside(path: str) -> bool:
-    """Whether a path in a run stays inside, and is no hidden file."""
+    """Whether a path in a run stays inside, and is not a hidden file."""
     parts = PurePosixPath(path).parts
     return path[:1] != "/" and "\\" not in path and not any(part.startswith(".") for part in parts)
 

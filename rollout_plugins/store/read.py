@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from rollout_plugins.content.elsewhere import is_elsewhere, place_of
-from rollout_plugins.content.names import count, run_name
+from rollout_plugins.content.names import count, listed, run_name
 from rollout_plugins.errors import DamageWarning, RunError, need
 from rollout_plugins.store import annotate, summary
 from rollout_plugins.store.damage import Damaged
@@ -115,12 +115,17 @@ class StoredRun:
     @property
     def drops(self) -> dict[str, int]:
         """What was lost, by reason, over all ranks and attempts."""
-        return self._facts.drops
+        return self._facts.total("drops")
+
+    @property
+    def untrained(self) -> dict[str, int]:
+        """Rollouts that the trainer generated and did not train on, by reason; they are all here."""
+        return self._facts.total("untrained")
 
     @property
     def skipped(self) -> dict[str, int]:
         """Rollouts that plugins did not select for the sinks, by plugin; they are all here."""
-        return self._facts.skipped
+        return self._facts.total("skipped")
 
     @property
     def costs(self) -> dict[str, float]:
@@ -386,7 +391,7 @@ class StoredRun:
             self.stats(),
             **{
                 "annotated by": ", ".join(self.annotations),
-                "dropped": ", ".join(f"{count:,} {reason}" for reason, count in self.drops.items()),
+                "dropped": listed(self.drops),
                 "damaged": ", ".join(self.damaged),
             },
         )

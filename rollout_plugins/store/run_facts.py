@@ -24,10 +24,11 @@ _KINDS: dict[str, type] = {
     **dict.fromkeys(("versions", "settings"), dict),
 }
 _TUPLES: dict[str, type | tuple[type, ...]] = {"reward_names": str, "reward_weights": (int, float), "tools": dict}
-_COUNTS = ("rollouts", "generations", "drops", "skipped", "plugin_errors")
+_COUNTS = ("rollouts", "generations", "drops", "untrained", "skipped", "plugin_errors")
 #: What all ranks say alike.
 _SHARED = ("world_size", "trainer", "host", "model", "num_generations", "reward_names", "versions")
-_SKIPPED = "skipped_by:"
+# Runs of earlier versions counted these among the drops, although the store has them.
+_STORED = {"skipped_by": "skipped", "not_trained": "untrained"}
 _YEAR_9000 = 2.2e11
 
 
@@ -90,15 +91,8 @@ class Facts:
         """When the newest attempt began, by the clock of the machine it ran on; None when no run file says."""
         return max((a["started"] for a in self.attempts if a["started"] is not None), default=None)
 
-    @property
-    def drops(self) -> dict[str, int]:
-        return self._total("drops")
-
-    @property
-    def skipped(self) -> dict[str, int]:
-        return self._total("skipped")
-
-    def _total(self, what: str) -> dict[str, int]:
+    def total(self, what: str) -> dict[str, int]:
+        """One of the counts, over all ranks and attempts."""
         total: Counter[str] = Counter()
         for attempt in self.attempts:
             total.update(attempt.get(what, {}))
@@ -143,8 +137,10 @@ def _listed(value: Any) -> Sequence[Any]:
 def _attempt(given: dict[str, Any], rank: int) -> dict[str, Any]:
     """An attempt with numbers where numbers belong."""
     counts = {name: _counts(given[name]) for name in _COUNTS if name in given}
-    for reason in [reason for reason in counts.get("drops", ()) if reason.startswith(_SKIPPED)]:  # of older versions
-        counts.setdefault("skipped", {})[reason.removeprefix(_SKIPPED)] = counts["drops"].pop(reason)
+    for reason in list(counts.get("drops", ())):
+        kind, _, rest = reason.partition(":")
+        if kind in _STORED:
+            counts.setdefault(_STORED[kind], {})[rest] = counts["drops"].pop(reason)
     times = {name: _time(given.get(name)) for name in ("started", "ended")}
     step = _whole(given.get("resumed_from"))
     return {

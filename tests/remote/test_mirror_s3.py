@@ -73,7 +73,7 @@ def test_a_server_that_is_down_for_a_while_gets_everything_afterwards(s3, tmp_pa
     [
         (503, "SlowDown", "does not take files"),
         (403, "InvalidAccessKeyId", "check the credentials: AWS_PROFILE"),
-        (404, "NoSuchBucket", "there is no such bucket or repository; create it"),
+        (404, "NoSuchBucket", "no such bucket or repository exists; create it"),
         (507, "InsufficientStorage", "does not take files"),
     ],
 )
