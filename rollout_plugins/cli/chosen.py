@@ -9,7 +9,7 @@ from typing import Any
 
 from rollout_plugins.cli.common import busy, note
 from rollout_plugins.errors import RunError
-from rollout_plugins.store.finding import found_in
+from rollout_plugins.store.finding import found_in, newest_in
 from rollout_plugins.store.read import StoredRun
 
 RUN = "a run's folder, a folder of runs, or the trainer's output_dir (the newest run in it)"
@@ -21,19 +21,23 @@ _NAMES = ("split", "step", "group", "rank", "finish", "tool", "where", "search",
 
 def add_run(parser: ArgumentParser) -> None:
     """`RUN`, which may be left out; `opened` opens it."""
+    several = "several: the folders of its nodes, where each has a disk of its own"
     parser.add_argument(
-        "run", metavar="RUN", nargs="?", help=f"{RUN}; default: the newest run in or below this folder"
+        "run", metavar="RUN", nargs="*", help=f"{RUN}; {several}; default: the newest run in or below this folder"
     )
 
 
-def opened(path: str | None) -> StoredRun:
+def opened(path: str | Sequence[str] | None) -> StoredRun:
     """The run that is meant; which one that is, is said where it could be another one."""
+    paths = [path] if isinstance(path, str) else path or ["."]
     with busy("looking for runs"):
-        found = found_in("." if path is None else path)
+        found = found_in(paths[0]) if len(paths) == 1 else [newest_in(paths)]
     run = StoredRun(found[-1])
-    if path is None or len(found) > 1:
+    if not path or len(found) > 1:
         of = f", the newest of {len(found):,} runs" if len(found) > 1 else ""
         note(f"{run.name}{of}: {run.place}")
+    for line in run.contradictions:
+        note(f"{run.place}: {line}")
     return run
 
 

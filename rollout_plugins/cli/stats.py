@@ -43,6 +43,7 @@ def run(options: Namespace) -> int:
             "folder": stored.place,
             "steps": rows,
             "drops": stored.drops,
+            "untrained": stored.untrained,
             "skipped": stored.skipped,
             "costs": stored.costs,
         }
@@ -56,6 +57,8 @@ def run(options: Namespace) -> int:
         print_table(_readable(rows, {"split"}))
     for reason, lost in stored.drops.items():
         note(f"lost: {lost:,} {reason}")
+    for reason, untrained in stored.untrained.items():
+        note(f"not trained on: {untrained:,} {reason}")
     for name, skipped in stored.skipped.items():
         note(f"not sent to the sinks: {skipped:,} skipped by {name}")
     if stored.costs:

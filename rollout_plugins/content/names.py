@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import PurePath
 
 from rollout_hookspecs import Run
@@ -43,6 +44,11 @@ def model_name(model: str) -> str:
 def count(things: int, noun: str) -> str:
     """1 rollout, 2,000 rollouts."""
     return f"{things:,} {noun}{'s' * (things != 1)}"
+
+
+def listed(counts: Mapping[str, int]) -> str:
+    """2,000 stale, 3 left_over."""
+    return ", ".join(f"{number:,} {reason}" for reason, number in counts.items())
 
 
 class BatchNames:
