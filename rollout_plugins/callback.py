@@ -277,7 +277,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         if batch is not None:
             self._submit(trainer, attached, batch)
         else:
-            self._lose(trainer, attached, "before_attach", count)
+            self._count(trainer, attached, "before_attach", count)
             self._say(
                 f"{count or 'some'} rollouts were made before the callback could attach; pass it in callbacks=[…]"
             )
@@ -393,13 +393,13 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
             self._ensure_run(trainer, attached)
             attached.submit(batch)
 
-    def _lose(self, trainer: Any, attached: Attached, reason: str, count: int) -> None:
-        """Count rollouts that could not be observed, where they are looked for: in the run they would be in."""
+    def _count(self, trainer: Any, attached: Attached, reason: str, count: int, *, is_stored: bool = False) -> None:
+        """Count rollouts that could not be observed, or trained nothing, in the run they are or would be in."""
         with self._turn:
             try:
                 self._ensure_run(trainer, attached)
             finally:
-                attached.pipeline.lose(reason, count)
+                attached.pipeline.count(reason, count, is_stored=is_stored)
 
     def _ensure_run(self, trainer: Any, attached: Attached) -> None:
         """`evaluate()` outside of training: the run that is open, else the last one again, else a new one."""
