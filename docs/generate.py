@@ -331,7 +331,7 @@ def fill(text: str, *, only: tuple[str, ...] | None = None) -> str:
     def renewed(found: re.Match[str]) -> str:
         start, name, argument, end = found.groups()
         if name not in PARTS:
-            raise SystemExit(f"there is no generated part {name!r}; there are {', '.join(PARTS)}")
+            raise SystemExit(f"no generated part is named {name!r}; the parts are {', '.join(PARTS)}")
         if name in SLOW if only is None else name not in only:
             return found[0]
         return f"{start}\n{PARTS[name](*filter(None, [argument]))}\n\n{end}"

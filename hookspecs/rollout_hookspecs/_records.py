@@ -323,7 +323,10 @@ class Emit(Protocol):
         """Hand over one generation batch."""
 
     def lost(self, reason: str, count: int) -> None:
-        """Say that rollouts existed which could not be recorded, or which the trainer left out."""
+        """Say that rollouts existed which could not be recorded."""
+
+    def untrained(self, reason: str, count: int) -> None:
+        """Say that so many of the rollouts that were emitted trained nothing, and why."""
 
     def waits(self, count: int, hand_over: Callable[[], object]) -> None:
         """Say how many rollouts the host keeps back by now, for example until they are scored.

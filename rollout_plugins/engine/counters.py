@@ -1,4 +1,4 @@
-"""What was lost, by reason; what sinks were not sent; and what recording cost."""
+"""What was lost, by reason; what is stored and trained nothing, or was not sent; and what recording cost."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ class Counters:
         """Before a run or an attempt."""
         with self._lock:
             self.drops: Counter[str] = Counter()
+            self.untrained: Counter[str] = Counter()
             self.skipped: Counter[str] = Counter()
             self.rollouts: Counter[str] = Counter()
             self.generations: Counter[str] = Counter()
@@ -38,6 +39,11 @@ class Counters:
             self.drops[reason] += count
             if not self.drops[reason]:
                 del self.drops[reason]
+
+    def train_nothing(self, reason: str, count: int) -> None:
+        """Count rollouts that the trainer left out; the store has them."""
+        with self._lock:
+            self.untrained[reason] += count
 
     def skip(self, who: str) -> None:
         """Count a rollout that a plugin did not select for the sinks; the store has it."""
@@ -69,6 +75,7 @@ class Counters:
                 "rollouts": dict(self.rollouts),
                 "generations": dict(self.generations),
                 "drops": dict(self.drops),
+                "untrained": dict(self.untrained),
                 "skipped": dict(self.skipped),
                 "plugin_errors": dict(self.errors),
                 "seconds": {kind: round(value, 6) for kind, value in self.seconds.items()},

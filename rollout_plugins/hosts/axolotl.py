@@ -199,7 +199,7 @@ class AheadObserver(GRPOObserver):
         now.marks = [{**marks, "trained": word} for marks, word in zip(known, words, strict=True)]
         for fate, count in Counter(fates).items():
             if fate not in _WORDS:
-                self.emit.lost(f"not_trained:{fate}", count)
+                self.emit.untrained(fate, count)
 
     def _rest(self) -> str:
         """What becomes of rollouts whose turn did not come."""

@@ -163,7 +163,7 @@ class SwiftObserver(Observer):
             fates = Counter(one.fate or (BROKE_OFF if now.error else UNKNOWN) for one in sampling.taken)
             for fate, count in fates.items():
                 if fate not in {TRAINED, UNKNOWN}:
-                    self.emit.lost(f"not_trained:{fate}", count)
+                    self.emit.untrained(fate, count)
         with self.guarded("record a generation"):
             sampling.seconds = now.seconds
             self.emit(batch_of(sampling, partial(built, sampling)))

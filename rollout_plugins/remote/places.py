@@ -96,7 +96,7 @@ class Place:
         text = without_secrets(" ".join(str(error).split()) or type(error).__name__)
         extra = _PACKAGES.get(self.protocol, ("", ""))[1]
         if _MISSING.search(text):
-            return f"there is no such bucket or repository; create it, or correct the URL ({text})"
+            return f"no such bucket or repository exists; create it, or correct the URL ({text})"
         if isinstance(error, PermissionError) or _DENIED.search(text):
             where = f": {_WHERE[extra]}" if extra in _WHERE else ""
             return f"access is denied; check the credentials{where} ({text})"
@@ -133,7 +133,7 @@ def _check_protocol(protocol: str, what: str, text: str) -> None:
         known.get_filesystem_class(protocol)
     except ValueError:
         accepted = "s3://, gs://, az://, hf://, file:// and what fsspec knows"
-        raise SetupError(f"{what} {text!r}: there is no filesystem for {protocol}://; accepted: {accepted}") from None
+        raise SetupError(f"{what} {text!r}: no filesystem is known for {protocol}://; accepted: {accepted}") from None
     except ImportError as error:
         package, extra = _PACKAGES.get(protocol, ("", ""))
         if package:

@@ -118,7 +118,7 @@ def test_groups_that_a_replay_buffer_put_others_in_place_of_say_so(tmp_path):
     assert {n: fates[n] for n in (0.1, 0.2, 0.3, 0.31, 0.4, 0.5, 0.51)} == {
         0.1: "yes", 0.2: "no: replaced", 0.3: "yes", 0.31: "yes", 0.4: "no: replaced", 0.5: "yes", 0.51: "yes",
     }  # fmt: skip
-    assert run.drops["not_trained:replaced"] == sum(fate == "no: replaced" for fate in fates.values()) * 2
+    assert run.untrained["replaced"] == sum(fate == "no: replaced" for fate in fates.values()) * 2
 
 
 def test_tools_that_are_called_on_the_thread_are_seen(tmp_path):
@@ -190,7 +190,7 @@ def test_what_one_rank_generates_for_all_is_stored_once(ranks, mode):
     )
     assert set(batches.values()) == {1}
     assert {index for _, index in batches} == set(range(4 if mode == "producer" else 8))
-    assert set(run.drops) == {"not_trained:left_over"}
+    assert (run.drops, set(run.untrained)) == ({}, {"left_over"})
 
 
 @pytest.mark.parametrize(("mode", "own"), [("shared by vLLM", [8]), ("shared", [8, 8])])

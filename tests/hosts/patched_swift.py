@@ -261,7 +261,7 @@ def test_ranks_know_what_became_of_their_own_rollouts_though_others_train_on_the
     assert {name for name, one in stored.items() if one.marks["trained"] == "yes"} == trained_on.keys()
     assert {name: stored[name].advantage for name in trained_on} == pytest.approx(trained_on)
     assert any(stored[name].rank == 0 for name in ranks[1]["trained"])
-    assert (len(stored), run.drops) == (32, {"not_trained:no_spread": 16})
+    assert (len(stored), run.drops, run.untrained) == (32, {}, {"no_spread": 16})
 
 
 def test_what_dynamic_sampling_throws_away_is_stored_and_marked(tmp_path):
@@ -275,7 +275,7 @@ def test_what_dynamic_sampling_throws_away_is_stored_and_marked(tmp_path):
     assert_trained(stored, trained_on)
     assert [one.marks["trained"] for one in stored] == (["yes"] * 2 + ["no: no_spread"] * 2) * 4
     assert {one.extra["request_id"] for one in stored if one.marks["trained"] == "yes"} == of(trained_on).keys()
-    assert run.drops == {"not_trained:no_spread": 8}
+    assert (run.drops, run.untrained) == ({}, {"no_spread": 8})
     assert len({one.id for one in stored}) == 16
     for rollout in stored:
         alike = [one for one in stored if (one.step, one.generation, one.group) == (rollout.step, rollout.generation, rollout.group)]  # fmt: skip
