@@ -105,6 +105,7 @@ class GRPOObserver(Observer):
         if not found or len(found) != len(ids):
             return
         now.claimed = found
+        now.claim_fields(found)
         steps = {made.policy_step for made, _ in found}
         now.policy_step = steps.pop() if len(steps) == 1 else None
         spoken = [made.completions[i] for made, i in found if made.completions is not None]
