@@ -107,7 +107,7 @@ def test_what_a_function_plays_ahead_is_told_apart_and_its_fields_stay_out_of_th
     trainer, run = recorded(tmp_path, rollout_func=play, max_completion_length=200, rewards=[number])
     stored = list(run.rollouts(tokens=True))
     assert len(stored) == len(trainer.made) == 20
-    for rollout, (_, step, prompt, level) in zip(stored, trainer.made, strict=True):
+    for rollout, (_, step, prompt, _) in zip(stored, trainer.made, strict=True):
         assert rollout.completion == (said("I look."), heard("It is dark."), said("answer number 3"))
         assert rollout.marks["turns"] == TOLD["turns"]
         assert rollout.completion_tokens == sum(rollout.tokens.mask) < len(rollout.tokens.completion)
