@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from hub_server import hub_server
+from hub import hub as hub_server
 from test_mirror import answers, batch, contents, recorded
 
 from rollout_plugins import RolloutRecorder, open_run
