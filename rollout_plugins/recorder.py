@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from rollout_hookspecs import Batch, Run
 
+from rollout_plugins.content.drafts import Drafts
 from rollout_plugins.content.incoming import Held, Incoming, Wanted
 from rollout_plugins.engine.discover import Plugins
 from rollout_plugins.engine.environment import flag
-from rollout_plugins.engine.placing import Placing, RecordArguments, record_arguments
+from rollout_plugins.engine.placing import RecordArguments, placed, record_arguments
 from rollout_plugins.engine.rows import rows
 from rollout_plugins.engine.run_id import claimed, identify_loop, place_in_launch
 from rollout_plugins.engine.setup import (
@@ -222,10 +223,17 @@ class RolloutRecorder:
         return self._batch(arguments, held, started), held
 
     def _batch(self, arguments: RecordArguments, held: Held, started: float) -> Batch:
-        placing = Placing(arguments=arguments, run=self._run, time=time.time(), tokens=self._tokens)
-        counters = self._pipeline.counters
+        # Not `self`: what waits in the queue would keep a recorder alive that nobody has any more.
+        run, now, tokens, counters = self._run, time.time(), self._tokens, self._pipeline.counters
+
+        def build() -> Drafts:
+            found = held.build()
+            for reason in found.lost.values():
+                counters.drop(reason)
+            return placed(found, arguments, run, now=now, tokens=tokens)
+
         return Batch(
-            build=lambda: placing.rollouts(held.build(), counters.drop),
+            build=build,
             split=arguments.split,
             step=arguments.step,
             count=held.count,
