@@ -15,20 +15,18 @@ from rollout_hookspecs import Batch, Run
 
 from rollout_plugins.attached import Attached, Wrappers, dataset_of
 from rollout_plugins.engine.copying import Given
-from rollout_plugins.engine.discover import Plugins
 from rollout_plugins.engine.environment import flag
 from rollout_plugins.engine.pipeline import Pipeline
 from rollout_plugins.engine.run_id import identify, run_of, write_marker
 from rollout_plugins.engine.setup import (
     bind_sinks,
     cap_dashboards,
-    check_redact,
     checked_dir,
     end_run,
+    load_plugins,
     named_metrics,
     open_pipeline,
     tell_of_unfinished,
-    with_mirror,
 )
 from rollout_plugins.engine.telling import shown
 from rollout_plugins.engine.where import say_start
@@ -97,15 +95,14 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         check_trl()
         others = set(vars(self))  # of a subclass
         disable = disable if isinstance(disable, str) else tuple(disable)
-        wanted = with_mirror(plugins, config, mirror)
-        self._plugins = Plugins(wanted["plugins"], disable=disable, config=wanted["config"], autoload=autoload)
-        check_redact(self._plugins)
+        self._plugins = load_plugins(plugins, config, disable=disable, mirror=mirror, autoload=autoload)
         self._options: dict[str, Any] = {
             "plugins": list(plugins or ()), "dir": checked_dir(dir), "disable": disable, "config": config,
             "mirror": mirror, "autoload": autoload, "strict": strict, "sync": sync, "tokens": tokens,
             "rendered": rendered, "on_full": on_full, "end_seconds": end_seconds,
         }  # fmt: skip
         self._pipeline = self._new_pipeline()
+        # Weak, since a callback that outlives its trainer must not keep the model in memory.
         self._trainers: weakref.WeakKeyDictionary[Any, Attached] = weakref.WeakKeyDictionary()
         self._told: set[str] = set()
         self._own = vars(self).keys() - others
@@ -143,6 +140,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._safely("attach", lambda: self._attach_late(self._caller(state, control)))
 
+    # Whoever adds the callback in the middle of a step is seen at the next event, whichever that is.
     on_substep_end = on_step_end = on_step_begin
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -339,6 +337,8 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
     def _begin(self, trainer: Any, attached: Attached, step: int, restarted: Run | None = None) -> None:
         checkpoint = checkpoint_being_resumed(trainer) if step else None
         root = self._root(attached.output_dir, checkpoint, restarted)
+        # Ranks meet under this key. After an elastic restart they count from 1 again, while the store that they meet
+        # in still has the answers of the launch before.
         place = f"{root}|{self._position(trainer)}"
         _begun[place] += 1
         key = f"{place}|{_begun[place]}|{os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}"

@@ -17,7 +17,6 @@ from rollout_hookspecs import Batch, Run
 
 from rollout_plugins.content.drafts import Drafts
 from rollout_plugins.content.incoming import Held, Incoming, Wanted
-from rollout_plugins.engine.discover import Plugins
 from rollout_plugins.engine.environment import flag
 from rollout_plugins.engine.placing import RecordArguments, placed, record_arguments
 from rollout_plugins.engine.rows import rows
@@ -25,13 +24,12 @@ from rollout_plugins.engine.run_id import claimed, identify_loop, place_in_launc
 from rollout_plugins.engine.setup import (
     bind_sinks,
     cap_dashboards,
-    check_redact,
     checked_dir,
     end_run,
+    load_plugins,
     named_metrics,
     open_pipeline,
     tell_of_unfinished,
-    with_mirror,
 )
 from rollout_plugins.engine.telling import shown
 from rollout_plugins.engine.where import say_start
@@ -114,9 +112,7 @@ class RolloutRecorder:
     ) -> None:
         root = checked_dir(dir) or Path("runs").absolute()
         _check(run_id, resumed_from, reward_names, reward_weights)
-        wanted = with_mirror(plugins, config, mirror)
-        self._plugins = Plugins(wanted["plugins"], disable=disable, config=wanted["config"], autoload=autoload)
-        check_redact(self._plugins)
+        self._plugins = load_plugins(plugins, config, disable=disable, mirror=mirror, autoload=autoload)
         cap_dashboards(self._plugins)
         self._strict = strict or flag("STRICT", default=False)
         self._tokens, self._waits = tokens, on_full == "block"
@@ -143,7 +139,7 @@ class RolloutRecorder:
             resumed_from=found.resumed_from,
         )
         self._generation = found.generation
-        self._pid = os.getpid()
+        self._pid = os.getpid()  # a forked child has a copy of this object, and no worker thread
         self._lock = threading.RLock()  # a signal handler may record, too
         self._is_started = self._is_closed = self._is_proven = False
         self._last_step = 0

@@ -37,7 +37,7 @@ class Counters:
     def drop(self, reason: str, count: int = 1) -> None:
         with self._lock:
             self.drops[reason] += count
-            if not self.drops[reason]:
+            if not self.drops[reason]:  # what was given up on came back after all
                 del self.drops[reason]
 
     def train_nothing(self, reason: str, count: int) -> None:

@@ -93,6 +93,7 @@ class Generation:
     def _change(self, dispatcher: Dispatcher) -> None:
         """Let plugins change each rollout. Where none of them wants to see it, none is made."""
         wanted = dispatcher.wanted(self._raw)
+        # After a plugin hung, another thread goes on behind the last rollout that all plugins have seen.
         for place in wanted[bisect_left(wanted, self._seen) :]:
             before = self._raw[place]
             after = dispatcher.rollout(before, self.step)

@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,18 +53,20 @@ def cap_dashboards(plugins: Plugins) -> None:
         plugins.add("cap")
 
 
-def with_mirror(plugins: Sequence[Any] | None, config: Any, mirror: str | None) -> dict[str, Any]:
-    """The plugins and their options, with the one that copies the run to a URL."""
-    if mirror is None:
-        return {"plugins": plugins, "config": config}
-    options = dict(config or {})
-    return {
-        "plugins": [*(plugins or ()), "mirror"],
-        "config": {**options, "mirror": {**options.get("mirror", {}), "to": mirror}},
-    }
+def load_plugins(
+    plugins: Sequence[Any] | None, config: Any, *, disable: Iterable[str], mirror: str | None, autoload: bool
+) -> Plugins:
+    """The plugins that were asked for, with the one that copies the run to a URL, and those that are installed."""
+    if mirror is not None:
+        config = dict(config or {})
+        config["mirror"] = {**config.get("mirror", {}), "to": mirror}
+        plugins = [*(plugins or ()), "mirror"]
+    loaded = Plugins(plugins, disable=disable, config=config, autoload=autoload)
+    _check_redact(loaded)
+    return loaded
 
 
-def check_redact(plugins: Plugins) -> None:
+def _check_redact(plugins: Plugins) -> None:
     """Plugins that take a run's files away: refuse those that need `redact` and lack it, and warn of the others."""
     loaded = plugins.manager.list_name_plugin()
     if any(is_required(plugin) for _, plugin in loaded):

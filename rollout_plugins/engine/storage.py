@@ -88,7 +88,7 @@ class Storage:
         except Exception as error:
             self._note_outage(error, count)
             return None
-        if self._lost_in_outage is not None and count:
+        if self._lost_in_outage is not None and count:  # only rollouts tell: a full disk still takes small files
             logger.warning(
                 "writing to %s works again; %d rollouts were lost meanwhile", writer.dir, self._lost_in_outage
             )

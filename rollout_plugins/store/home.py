@@ -14,7 +14,7 @@ def home_of(output_dir: str | os.PathLike[str]) -> Path:
 
 def homes_of(output_dir: str | os.PathLike[str]) -> tuple[Path, Path, Path]:
     """Every place where a trainer's runs may be; the last one holds older ones, and imported ones."""
-    folder = Path(os.path.realpath(output_dir))
+    folder = Path(os.path.realpath(output_dir))  # a link often leads to another disk
     inside = folder / "_rollouts"
     return folder.with_name(f"{folder.name}-rollouts") if folder.name else inside, inside, folder / "rollouts"
 

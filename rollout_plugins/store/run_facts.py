@@ -47,7 +47,7 @@ class Facts:
     def __init__(self, folder: Path, damaged: dict[str, str]) -> None:
         self._folder = folder
         self._read = [facts for path in run_files(folder) if (facts := _read(path, damaged))]
-        newest = max((_whole(facts.get("schema")) or 1 for facts in self._read), default=1)
+        newest = max((whole(facts.get("schema")) or 1 for facts in self._read), default=1)
         if newest > VERSION:
             raise RunError(
                 f"{folder} was written with schema {newest}; this version reads up to {VERSION}: "
@@ -65,7 +65,7 @@ class Facts:
     @property
     def attempts(self) -> list[dict[str, Any]]:
         return [
-            _attempt(attempt, _whole(facts.get("rank")) or 0)
+            _attempt(attempt, whole(facts.get("rank")) or 0)
             for facts in self._read
             for attempt in _listed(facts.get("attempts"))
             if isinstance(attempt, dict)
@@ -107,7 +107,7 @@ class Facts:
 
 def _is_fact(name: str, value: Any) -> bool:
     """Whether a run file says something of the kind that a `Run` holds; somebody may have edited it."""
-    return _whole(value) is not None if name in _WHOLE else isinstance(value, _KINDS.get(name, ()))
+    return whole(value) is not None if name in _WHOLE else isinstance(value, _KINDS.get(name, ()))
 
 
 def _listed(value: Any) -> Sequence[Any]:
@@ -122,20 +122,20 @@ def _attempt(given: dict[str, Any], rank: int) -> dict[str, Any]:
         if kind in _STORED:
             counts.setdefault(_STORED[kind], {})[rest] = counts["drops"].pop(reason)
     times = {name: _time(given.get(name)) for name in ("started", "ended")}
-    step = _whole(given.get("resumed_from"))
+    step = whole(given.get("resumed_from"))
     return {
         **given,
         **counts,
         **times,
         "resumed_from": step,
-        "attempt": _whole(given.get("attempt")) or 1,
+        "attempt": whole(given.get("attempt")) or 1,
         "rank": rank,
     }
 
 
 def _counts(value: Any) -> dict[str, int]:
     items = value.items() if isinstance(value, dict) else ()
-    return {str(name): number for name, count in items if (number := _whole(count)) is not None}
+    return {str(name): number for name, count in items if (number := whole(count)) is not None}
 
 
 def _number(value: Any) -> float:
@@ -147,8 +147,9 @@ def _time(value: Any) -> float | None:
     return float(value) if type(value) in {int, float} and 0 < value < _YEAR_9000 else None
 
 
-def _whole(value: Any) -> int | None:
+def whole(value: Any) -> int | None:
     """A number that counts something."""
+    # Not isinstance, as True is an int; and beyond 2**53 JSON readers in other languages round.
     return value if type(value) is int and 0 <= value < 2**53 else None
 
 
