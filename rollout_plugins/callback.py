@@ -60,7 +60,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
     Args:
         plugins: instances or names of plugins, run in this order, for example `["redact", Cap(8), "console"]`.
             Sinks for trackio and wandb are on by default when `args.report_to` names them.
-        dir: where runs are kept; default `<output_dir>-rollouts`, beside what is uploaded with the model.
+        dir: where runs are kept; default `<output_dir>-rollouts`, next to what is uploaded with the model.
         disable: names of plugins that must not run.
         config: options for plugins given by name, for example `{"cap": {"max_per_step": 8}}`.
         mirror: a URL, such as `s3://bucket/runs`, that the run is copied to while it is recorded; see `Mirror`.
@@ -290,7 +290,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         cap_dashboards(self._plugins)
 
     def flush(self, seconds: float = 30.0) -> bool:
-        """Wait until all rollouts so far are in the store and with the sinks, at most so long; whether they are."""
+        """Wait at most that long until the store and the sinks have all rollouts so far; returns whether they do."""
         return self._pipeline.drain(seconds)
 
     def detach(self) -> None:
@@ -383,7 +383,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         attached.submit(batch)
 
     def _count(self, trainer: Any, attached: Attached, reason: str, count: int, *, is_stored: bool = False) -> None:
-        """Count rollouts that could not be observed, or trained nothing, in the run they are or would be in."""
+        """Count rollouts that could not be observed, or were not trained on, in the run where people look for them."""
         try:
             self._ensure_run(trainer, attached)
         finally:

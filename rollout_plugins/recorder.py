@@ -53,7 +53,7 @@ class RolloutRecorder:
     """Keeps every rollout that a training loop hands it, and gives them to plugins.
 
     Mistakes of setup raise a `SetupError` that names the fix: here, and in the first `record`. Once one batch has
-    been recorded, nothing raises and nothing waits anymore: what cannot be kept is counted, by reason.
+    been recorded, nothing raises and nothing waits any more: what cannot be kept is counted, by reason.
 
     Args:
         plugins: instances or names of plugins, run in this order, for example `["redact", "trackio"]`.
@@ -171,8 +171,8 @@ class RolloutRecorder:
                 `rollout_plugins.shapes` returned.
             split: "train" or "eval".
             policy_step: how many updates the generating weights had, for rollouts that don't say.
-            group_size: so many rollouts in a row answer the same prompt. Without it those with an equal `group` do,
-                or with an equal prompt.
+            group_size: how many rollouts in a row answer the same prompt. Without it, rollouts belong together that
+                have the same `group`, or else the same prompt.
         """
         prepared = self._prepared(rollouts, step=step, split=split, policy_step=policy_step, group_size=group_size)
         if prepared is not None:
@@ -286,7 +286,7 @@ class RolloutRecorder:
         return named_metrics(self._pipeline, split)
 
     def flush(self, seconds: float = 30.0) -> bool:
-        """Wait until all rollouts so far are in the store and with the sinks, at most so long; whether they are."""
+        """Wait at most that long until the store and the sinks have all rollouts so far; returns whether they do."""
         done = self._pipeline.drain(seconds)
         self._pipeline.raise_strict()
         return done

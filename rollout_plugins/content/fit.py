@@ -19,13 +19,13 @@ _KINDS: Final[dict[str, tuple[type, ...]]] = {
 
 
 def unfit(rollout: Rollout) -> dict[str, str]:
-    """Fields that hold something else than the contract says, and what that is."""
+    """Fields that hold something other than the contract says, and what that is."""
     values = {name: getattr(rollout, name) for name in _KINDS}
     return {name: type(value).__name__ for name, value in values.items() if not _is_fit(name, type(value))}
 
 
 def fit(drafts: Drafts) -> int:
-    """Empty and mark what holds something else than the contract says; how many values that costs.
+    """Empty and mark what holds something other than the contract says; how many values that costs.
 
     A lone message becomes a list of one, and costs nothing.
     """

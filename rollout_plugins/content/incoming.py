@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -36,7 +36,7 @@ class Unsorted:
     groups: Sequence[Any]
     """For each what it has in common with all answers to the same prompt; None where that is the prompt."""
     lost: Mapping[int, str] = field(default_factory=dict)
-    """Why there are none at some places of the batch."""
+    """Why some places of the batch hold none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +105,11 @@ def each(
         yield made
 
 
-def spoken(prompt: Any, completion: Any) -> dict[str, Any]:
-    """The fields of a rollout that say what was said: messages, whether they were plain text, and tool calls."""
+def spoken(prompt: Any, completion: Any, tools: Collection[str] = ()) -> dict[str, Any]:
+    """The fields of a rollout that say what was said: messages, whether they were plain text, and tool calls.
+
+    tools: their names, where they are known.
+    """
     asked, prompt_is_text = as_messages(prompt, "user")
     said, completion_is_text = as_messages(completion, "assistant")
     return {
@@ -114,7 +117,7 @@ def spoken(prompt: Any, completion: Any) -> dict[str, Any]:
         "completion": said,
         "prompt_is_text": prompt_is_text,
         "completion_is_text": completion_is_text,
-        "tool_calls": tool_calls(said),
+        "tool_calls": tool_calls(said, known=tools),
     }
 
 

@@ -1,4 +1,4 @@
-"""What leaves the process beside rollouts, as `required` plugins let it: they offer `clean(value)` for that."""
+"""What leaves the process besides rollouts, as `required` plugins let it: they offer `clean(value)` for that."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from rollout_plugins.errors import SetupError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordArguments:
-    """The arguments of `record` beside the rollouts."""
+    """The arguments of `record` besides the rollouts."""
 
     step: int
     split: Literal["train", "eval"]

@@ -60,9 +60,10 @@ def identify(root: Path, key: str, checkpoint: Path | None, step: int, restarted
 def identify_loop(
     root: Path, opened: int, name: str | None, resumed_from: int | None, *, file: str, world_size: int
 ) -> Identity:
-    """For a loop that opened so many runs before: a fresh run, or by its name the next attempt of one.
+    """For a loop: a fresh run, or the next attempt of the run of that name.
 
-    `file` is where this rank notes its attempts; it counts those when it cannot agree with the others.
+    `opened` counts the runs that this process opened before. `file` is where this rank notes its attempts; it counts
+    those when it cannot agree with the others.
     """
     key = f"{root}|loop|{opened}|{os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}"
     can_agree = ranks_can_agree(world_size)
@@ -125,7 +126,7 @@ def ranks_can_agree(world_size: int) -> bool:
 
 
 def _agreed(key: str, mine: Identity, world_size: int) -> Identity:
-    """The first writer's identity, on every rank that asks. Waits for nobody, so any rank may be absent."""
+    """The first writer's identity, on every rank that asks. Waits for no other rank, so any may be absent."""
     with_launch = replace(mine, launch=secrets.token_hex(4))
     if world_size == 1:
         return with_launch

@@ -23,9 +23,9 @@ from rollout_plugins.store.read import open_run
 
 logger = logging.getLogger("rollout_plugins")
 
-#: Runs of this process, and those that it told of.
+#: Runs of this process, and those that it has warned about.
 _known: set[Path] = set()
-#: Places that rollouts go to as they are, of which somebody was warned.
+#: Places that rollouts go to without a search for secrets, and that were warned about.
 _warned: set[str | None] = set()
 
 _DASHBOARDS = ("trackio", "wandb")
@@ -85,7 +85,7 @@ def _check_redact(plugins: Plugins) -> None:
 
 
 def bind_sinks(plugins: Plugins, trainer: Any, safely: Callable[[str, Callable[[], object]], object]) -> None:
-    """Show sinks the thread that trains, where a run that is open already can be seen, and the trainer if any."""
+    """Call each sink on the training thread, where it can see a run that is open, with the trainer if any."""
     for _, plugin in plugins.manager.list_name_plugin():
         safely("bind a sink to the trainer", partial(as_sink(plugin).bind, trainer))
 

@@ -79,7 +79,7 @@ class Storage:
         return {**self._counters.summary(), "bytes_written": writer.bytes}
 
     def _try(self, write: Callable[[RunWriter], T], count: int = 0) -> T | None:
-        """Write so many rollouts; None if that failed."""
+        """Write `count` rollouts, or a file beside them; None if that failed."""
         writer = self._writer
         try:
             if writer is None:

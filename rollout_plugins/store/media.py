@@ -236,7 +236,7 @@ def _has_frames(image: Any) -> bool:
 
 
 def _hidden(image: Any) -> str:
-    """What an opened file holds beside the picture that decoding gives; empty where that is all."""
+    """What an opened file holds besides the picture that decoding gives; empty where that is all."""
     if _has_frames(image):
         return "the first of several frames"
     is_deep = image.format in _DEEP or (";16" in repr(image.tile) and not is_wide(image))
@@ -271,7 +271,7 @@ def _check_size(image: Any) -> None:
 
 
 def _reduced(image: Any, side: int | None) -> Any:
-    """A copy of at most so many pixels each way; Pillow does not reduce every kind of 16 bits."""
+    """A copy with at most `side` pixels each way; Pillow does not reduce every kind of 16 bits."""
     image = image.convert("I") if image.mode.startswith("I;16") else image.copy()
     image.thumbnail((side, side))
     return image

@@ -37,7 +37,7 @@ def run_files(folder: Path) -> list[Path]:
 
 
 def earlier_attempts(path: Path) -> list[dict[str, Any]]:
-    """The attempts that a run file tells of, as it has them; none when it cannot be read."""
+    """The attempts that a run file lists, as they stand there; none when it cannot be read."""
     return [attempt for attempt in _listed(_read(path, {}).get("attempts")) if isinstance(attempt, dict)]
 
 
