@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import logging
 import os
+import threading
 import weakref
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         # Weak, since a callback that outlives its trainer must not keep the model in memory.
         self._trainers: weakref.WeakKeyDictionary[Any, Attached] = weakref.WeakKeyDictionary()
         self._told: set[str] = set()
+        self._turns: defaultdict[int, threading.RLock] = defaultdict(threading.RLock)  # nobody gives back a parent's
         self._own = vars(self).keys() - others
         found = trainer if trainer is not None else trainer_adding(type(self))
         if found is not None:
@@ -135,7 +137,9 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._safely("attach", lambda: self._attach(self._caller(state, control)))
-        self._safely("begin a run", lambda: self._begin_training(self._caller(state, control), int(state.global_step)))
+        with self._turn:
+            step = int(state.global_step)
+            self._safely("begin a run", lambda: self._begin_training(self._caller(state, control), step))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._safely("attach", lambda: self._attach_late(self._caller(state, control)))
@@ -169,7 +173,8 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         self._safely("flush", self._pipeline.request_sync)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._safely("close the run", lambda: self._end_training(self._caller(state, control)))
+        with self._turn:
+            self._safely("close the run", lambda: self._end_training(self._caller(state, control)))
 
     def _safely(self, what: str, action: Callable[[], object]) -> None:
         """Keep our own mistakes from the trainer. Mistakes in the setup are raised at once."""
@@ -301,6 +306,11 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
 
     # --- runs ---------------------------------------------------------------------------------------------------
 
+    @property
+    def _turn(self) -> threading.RLock:
+        """Held while a run begins, ends or takes a batch: trainers on several threads may share this callback."""
+        return self._turns[os.getpid()]
+
     def _begin_training(self, trainer: Any, step: int) -> None:
         """A new run; a new attempt when training resumes or starts over; the same one after an evaluate() before."""
         attached = self._known(trainer)
@@ -379,15 +389,17 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         return next((i for i, one in enumerate(ours) if one is self), len(ours))
 
     def _submit(self, trainer: Any, attached: Attached, batch: Batch) -> None:
-        self._ensure_run(trainer, attached)
-        attached.submit(batch)
+        with self._turn:
+            self._ensure_run(trainer, attached)
+            attached.submit(batch)
 
     def _count(self, trainer: Any, attached: Attached, reason: str, count: int, *, is_stored: bool = False) -> None:
         """Count rollouts that could not be observed, or were not trained on, in the run where people look for them."""
-        try:
-            self._ensure_run(trainer, attached)
-        finally:
-            attached.pipeline.count(reason, count, is_stored=is_stored)
+        with self._turn:
+            try:
+                self._ensure_run(trainer, attached)
+            finally:
+                attached.pipeline.count(reason, count, is_stored=is_stored)
 
     def _ensure_run(self, trainer: Any, attached: Attached) -> None:
         """`evaluate()` outside of training: the run that is open, else the last one again, else a new one."""

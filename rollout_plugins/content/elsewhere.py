@@ -14,6 +14,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol
 
+from rollout_plugins.content.names import count
+from rollout_plugins.content.nodes import nodes_of
 from rollout_plugins.errors import SetupError
 
 GROUP = "rollout_plugins.places"
@@ -73,8 +75,10 @@ def is_elsewhere(folder: Path) -> bool:
 
 
 def place_of(folder: Path) -> str:
-    """What a person calls the place where a run is: its folder, or its URL."""
-    return reach().name(folder) if is_elsewhere(folder) else str(folder)
+    """What a person calls the place where a run is: its folder, or its URL; of several nodes, the first one's."""
+    first, *others = nodes_of(folder)
+    name = reach().name(first) if is_elsewhere(first) else str(first)
+    return f"{name} and {count(len(others), 'other folder')}" if others else name
 
 
 def spelled(file: Path) -> str:

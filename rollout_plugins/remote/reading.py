@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rollout_plugins.content.elsewhere import MARK, SCHEME
+from rollout_plugins.content.nodes import root
 from rollout_plugins.errors import RunError, need
 from rollout_plugins.remote.places import Place, place
 from rollout_plugins.store.compacted import NOTE
@@ -42,12 +43,6 @@ _DAY = 86400
 #: What tells one content of a file from another, by service.
 _VERSIONS = ("ETag", "etag", "md5Hash", "oid", "blob_id", "content_settings", "mtime", "LastModified", "created")
 Info: TypeAlias = Mapping[str, Any]
-
-
-def root() -> Path:
-    """Where runs elsewhere have their folders."""
-    chosen, caches = os.environ.get("ROLLOUTS_CACHE"), os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(chosen or f"{caches}/rollout-plugins").expanduser()
 
 
 def find(url: str) -> list[Path]:

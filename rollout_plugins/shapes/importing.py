@@ -67,7 +67,7 @@ def import_rollouts(
     progress: called with what is being done, how much of it is, and of how much (0: not known yet).
     """
     if format_name not in FORMATS:
-        raise RunError(f"no format {format_name!r}; the formats are {', '.join(FORMATS)}")
+        raise RunError(f"{format_name!r} is not a format; the formats are {', '.join(FORMATS)}")
     source = Path(path)
     if not source.exists():
         raise RunError(f"{source} does not exist; give the file or the folder that {format_name} wrote")

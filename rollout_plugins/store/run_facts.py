@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rollout_hookspecs import Run
 
+from rollout_plugins.content.nodes import nodes_of
 from rollout_plugins.errors import RunError
 from rollout_plugins.store.codec import untagged
 from rollout_plugins.store.schema import VERSION
@@ -24,6 +25,8 @@ _KINDS: dict[str, type] = {
 }
 _TUPLES: dict[str, type | tuple[type, ...]] = {"reward_names": str, "reward_weights": (int, float), "tools": dict}
 _COUNTS = ("rollouts", "generations", "drops", "untrained", "skipped", "plugin_errors")
+#: What all ranks say alike.
+_SHARED = ("world_size", "trainer", "host", "model", "num_generations", "reward_names", "versions")
 # Runs of earlier versions counted these among the drops, although the store has them.
 _STORED = {"skipped_by": "skipped", "not_trained": "untrained"}
 _YEAR_9000 = 2.2e11
@@ -31,9 +34,8 @@ _YEAR_9000 = 2.2e11
 
 def run_files(folder: Path) -> list[Path]:
     """The facts of each rank; rank 0 first, if it is there."""
-    return sorted(
-        [*folder.glob("run.json"), *folder.glob("run-*.json")], key=lambda path: (path.name != "run.json", path)
-    )
+    found = [path for node in nodes_of(folder) for path in (*node.glob("run.json"), *node.glob("run-*.json"))]
+    return sorted(found, key=lambda path: (path.name != "run.json", path.name))
 
 
 def earlier_attempts(path: Path) -> list[dict[str, Any]]:
@@ -72,6 +74,19 @@ class Facts:
         ]
 
     @property
+    def contradictions(self) -> list[str]:
+        """What files of the newest attempt say differently from the first one, in a line each."""
+        newest = max((attempt["attempt"] for attempt in self.attempts), default=1)
+        told = [facts for facts in self._read if _last_attempt(facts) == newest]
+        return [
+            f"rank {_whole(facts.get('rank')) or 0} says that {name} is {facts[name]!r}, and rank "
+            f"{_whole(told[0].get('rank')) or 0} that it is {told[0][name]!r}"
+            for facts in told[1:]
+            for name in _SHARED
+            if name in facts and name in told[0] and facts[name] != told[0][name]
+        ]
+
+    @property
     def started(self) -> float | None:
         """When the newest attempt began, by the clock of the machine it ran on; None when no run file says."""
         return max((a["started"] for a in self.attempts if a["started"] is not None), default=None)
@@ -103,6 +118,11 @@ class Facts:
         """(attempt, step it started from) of every attempt that may have done steps of an earlier one again."""
         found = {(a["attempt"], a["resumed_from"]) for a in self.attempts}
         return sorted((attempt, step) for attempt, step in found if attempt > 1 and step is not None)
+
+
+def _last_attempt(facts: Mapping[str, Any]) -> int:
+    said = [attempt for attempt in _listed(facts.get("attempts")) if isinstance(attempt, dict)]
+    return max((_whole(attempt.get("attempt")) or 1 for attempt in said), default=1)
 
 
 def _is_fact(name: str, value: Any) -> bool:

@@ -11,8 +11,8 @@ from rollout_plugins import RolloutRecorder, open_run
 from rollout_plugins.engine import setup
 from rollout_plugins.errors import SetupError
 from rollout_plugins.remote import mirror as mirroring
-from rollout_plugins.remote.copying import Copying, files_of
-from rollout_plugins.remote.folders import Folder, folder
+from rollout_plugins.remote.copying import Copying
+from rollout_plugins.remote.folders import Folder, files_of, folder
 from rollout_plugins.remote.mirror import Mirror
 from rollout_plugins.remote.places import place
 

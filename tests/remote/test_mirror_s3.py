@@ -13,8 +13,7 @@ from test_mirror import batch, contents, recorded
 
 from rollout_plugins import RolloutRecorder, open_run
 from rollout_plugins.remote import mirror as mirroring
-from rollout_plugins.remote.copying import files_of
-from rollout_plugins.remote.folders import folder
+from rollout_plugins.remote.folders import files_of, folder
 from rollout_plugins.remote.places import place
 
 pytestmark = pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -89,6 +90,7 @@ class Observer:
         if self.now is not None:
             yield self.now
             return
+        here = os.getpid()
         with self.guarded("begin a generation"):
             self.now = self.begin()
         try:
@@ -98,7 +100,7 @@ class Observer:
                 self.now.failed(error)
             raise
         finally:
-            if self.now is not None:
+            if self.now is not None and os.getpid() == here:  # what a forked copy leaves is its parent's
                 self.hand_over(self.now)
             self.now = None
 
