@@ -79,8 +79,8 @@ class Facts:
         newest = max((attempt["attempt"] for attempt in self.attempts), default=1)
         told = [facts for facts in self._read if _last_attempt(facts) == newest]
         return [
-            f"rank {_whole(facts.get('rank')) or 0} says that {name} is {facts[name]!r}, and rank "
-            f"{_whole(told[0].get('rank')) or 0} that it is {told[0][name]!r}"
+            f"rank {whole(facts.get('rank')) or 0} says that {name} is {facts[name]!r}, and rank "
+            f"{whole(told[0].get('rank')) or 0} that it is {told[0][name]!r}"
             for facts in told[1:]
             for name in _SHARED
             if name in facts and name in told[0] and facts[name] != told[0][name]
@@ -122,7 +122,7 @@ class Facts:
 
 def _last_attempt(facts: Mapping[str, Any]) -> int:
     said = [attempt for attempt in _listed(facts.get("attempts")) if isinstance(attempt, dict)]
-    return max((_whole(attempt.get("attempt")) or 1 for attempt in said), default=1)
+    return max((whole(attempt.get("attempt")) or 1 for attempt in said), default=1)
 
 
 def _is_fact(name: str, value: Any) -> bool:
