@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rollout_plugins.content.elsewhere import here
 from rollout_plugins.engine.delivery import as_sink
 from rollout_plugins.engine.discover import Plugins
 from rollout_plugins.engine.pipeline import Pipeline
@@ -102,12 +103,14 @@ def named_metrics(pipeline: Pipeline, split: str, prefix: str = "eval", dataset:
 def checked_dir(path: str | os.PathLike[str] | None) -> Path | None:
     if path is None:
         return None
+    if not os.fspath(path):
+        raise SetupError("dir is empty; give a folder, or leave it out")
     if re.match(r"([\w+.-]+::)*[A-Za-z][\w+.-]+:/", os.fspath(path)):  # a Path has only one of a URL's two slashes
         raise SetupError(
             f"dir={os.fspath(path)!r} is a URL; runs are written to a folder of this machine and copied from there: "
             f"write mirror={os.fspath(path)!r}, and leave dir out or give a folder"
         )
-    folder = Path(path).absolute()  # a reward may change the working directory
+    folder = here(path).absolute()  # a reward may change the working directory
     if folder.exists() and not folder.is_dir():
         raise SetupError(f"dir={str(folder)!r} is a file; give a folder, or leave it out")
     return folder

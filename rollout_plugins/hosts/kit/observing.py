@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar, Final, TypeAlias
 
-from rollout_hookspecs import Emit
+from rollout_hookspecs import Batch, Emit
 
 from rollout_plugins.hosts.kit.building import batch_of
 from rollout_plugins.hosts.kit.decoding import Decoder
@@ -139,10 +139,13 @@ class Observer:
             with self.guarded("read the rewards"):
                 now.read_rewards()
             with self.guarded("record a generation"):
-                self.emit(batch_of(now))
+                self.emit(self.batch(now))
                 self.count_refused(now.count)
         elif now.error is None and now.expected:
             self.missed(now)
+
+    def batch(self, now: Generation) -> Batch:
+        return batch_of(now)
 
     def count_refused(self, count: int) -> None:
         """Count rollouts that are stored without what a method we could not watch would have shown."""
