@@ -10,9 +10,10 @@ from __future__ import annotations
 import base64
 import json
 import struct
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, chain, pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 import pyarrow as pa
@@ -27,32 +28,37 @@ if TYPE_CHECKING:
 
 KEY = b"rollout_plugins.sums.1"
 #: The end of a file that is read at once; the footer of a part with few row groups fits in.
-_TAIL = 64 * 2**10
+_TAIL = 32 * 2**10
+#: Parts that are unpacked at once.
+_AT_ONCE = 256
 _HEAD = struct.Struct("<QII")
 _NULL = -(2**63)
 _CODEC = pa.Codec("zstd")
 _TYPES = dict(FIELDS)
-_BY = {"split": str, "attempt": int, "step": int, "generation": int}
+_BY = ("split", "attempt", "step", "generation")
+_KEYS = {"split": "text", **dict.fromkeys(_BY[1:], "whole or null")}
 #: Of each generation in a part, of each group that is not whole in it, of each reward function.
-LAYOUT: dict[str, dict[str, type]] = {
+LAYOUT: dict[str, dict[str, str]] = {
     "generations": {
-        **_BY,
-        **dict.fromkeys(("rollouts", "scored", "finite", "with_tokens", "tokens", "most_tokens"), int),
-        **dict.fromkeys(("truncated", "errors", "with_turns", "turns", "calls", "failed_calls"), int),
-        **dict.fromkeys(("reward", "reward_min", "reward_max", "mean", "squares"), float),
-        **dict.fromkeys(("groups", "flat_groups", "first_group", "last_group"), int),
-        "spreads": float,
+        **_KEYS,
+        **dict.fromkeys(("rollouts", "scored", "finite", "with_tokens", "tokens", "most_tokens"), "whole"),
+        **dict.fromkeys(("truncated", "errors", "with_turns", "turns", "calls", "failed_calls"), "whole"),
+        **dict.fromkeys(("reward", "reward_min", "reward_max", "mean", "squares", "spreads"), "real"),
+        **dict.fromkeys(("groups", "flat_groups"), "whole"),
+        **dict.fromkeys(("first_group", "last_group"), "whole or null"),
     },
-    "groups": {**_BY, "group": int, "finite": int, **dict.fromkeys(("mean", "squares", "least", "most"), float)},
-    "rewards": {**_BY, "name": str, "values": int, "sum": float},
+    "groups": {
+        **_KEYS,
+        "group": "whole or null",
+        "finite": "whole",
+        **dict.fromkeys(("mean", "squares", "least", "most"), "real"),
+    },
+    "rewards": {**_KEYS, "name": "text", "values": "whole", "sum": "real"},
 }
 _NEEDED = (
     *_BY, "group", "group_size", "reward", "completion_tokens", "finish", "error", "turns", "calls", "failed_calls",
     "rewards",
 )  # fmt: skip
-
-
-_Part: TypeAlias = "tuple[int, list[int], memoryview]"
 
 
 class Sums(NamedTuple):
@@ -93,13 +99,13 @@ def packed(rows: pa.Table, *, end: int = 0, whole: bool = True) -> bytes:
     count, size = groups["rollouts"], groups["group_size_max"]
     seems = pc.and_(pc.greater(size, 0), pc.and_(pc.greater_equal(count, size), pc.is_valid(groups["group"])))
     is_whole = pc.and_(pc.fill_null(seems, False), whole)
-    generations = _generations(rows).join(_of_whole_groups(groups.filter(is_whole)), [*_BY])
+    generations = _generations(rows).join(_of_whole_groups(groups.filter(is_whole)), list(_BY))
     others = groups.filter(pc.and_(pc.invert(is_whole), pc.greater(groups["finite"], 0)))
-    found = Sums(generations, others, _rewards(rows))
     texts: dict[str | None, int] = {}
-    columns = [_bytes(table[name], kind, texts) for table, kind, name in _laid_out(found)]
-    head = json.dumps({"rows": [table.num_rows for table in found], "texts": list(texts)}).encode()
-    plain = struct.pack("<I", len(head)) + head + b"".join(columns)
+    found = (generations, others, _rewards(rows))
+    tables = [_cells(table, layout, texts) for table, layout in zip(found, LAYOUT.values(), strict=True)]
+    head = json.dumps({"bytes": list(map(len, tables)), "texts": list(texts)}).encode()
+    plain = b"".join([struct.pack("<I", len(head)), head, *tables])
     small = _CODEC.compress(plain, asbytes=True)
     return bytes(_HEAD.pack(end, len(plain), crc32(small)) + small)
 
@@ -132,19 +138,27 @@ def kept(path: Path) -> bytes | None:
 
 def joined(parts: Sequence[bytes]) -> Sums:
     """The sums of many parts; `_part` is the place in the list."""
-    alike: dict[tuple[str | None, ...], list[_Part]] = {}
-    for number, part in enumerate(parts):
-        head, columns = _unpacked(part)
-        alike.setdefault(tuple(head["texts"]), []).append((number, head["rows"], columns))
-    tables = [_tables(texts, some) for texts, some in (alike or {(): []}).items()]
-    return Sums(*map(pa.concat_tables, zip(*tables, strict=True)))
+    made = [_joined(parts[start : start + _AT_ONCE], start) for start in range(0, len(parts) or 1, _AT_ONCE)]
+    return Sums(*map(pa.concat_tables, zip(*chain.from_iterable(made), strict=True)))
 
 
-def _unpacked(part: bytes) -> tuple[dict[str, Any], memoryview]:
+def _joined(parts: Sequence[bytes], first: int) -> list[list[pa.Table]]:
+    """The tables of so many parts that what is unpacked of them takes little memory."""
+    alike: dict[tuple[str | None, ...], list[tuple[int, list[memoryview]]]] = {}
+    for number, part in enumerate(parts, first):
+        texts, tables = _unpacked(part)
+        alike.setdefault(texts, []).append((number, tables))
+    return [_tables(texts, some) for texts, some in (alike or {(): []}).items()]
+
+
+def _unpacked(part: bytes) -> tuple[tuple[str | None, ...], list[memoryview]]:
+    """The texts and the tables of a part's sums."""
     _, size, _ = _HEAD.unpack_from(part)
-    plain = _CODEC.decompress(part[_HEAD.size :], size, asbytes=True)
+    plain = memoryview(_CODEC.decompress(part[_HEAD.size :], size))
     start = 4 + int.from_bytes(plain[:4], "little")
-    return json.loads(plain[4:start]), memoryview(plain)[start:]
+    head = json.loads(bytes(plain[4:start]))
+    ends = list(accumulate(head["bytes"], initial=start))
+    return tuple(head["texts"]), [plain[at:end] for at, end in pairwise(ends)]
 
 
 def _where(mask: Any, values: Any) -> Any:
@@ -215,52 +229,42 @@ def _rewards(rows: pa.Table) -> pa.Table:
     return _grouped(told, [*_BY, "name"], values=("value", "count"), sum=("value", "sum"))
 
 
-def _laid_out(found: Sums) -> Iterator[tuple[pa.Table, type, str]]:
-    for table, layout in zip(found, LAYOUT.values(), strict=True):
-        for name, kind in layout.items():
-            yield table, kind, name
+def _cells(table: pa.Table, layout: Mapping[str, str], texts: dict[str | None, int]) -> bytes:
+    """A table row by row, eight bytes for each value: so tables are joined in one piece."""
+    cells = array("q", bytes(8 * len(layout) * table.num_rows))
+    for at, (name, kind) in enumerate(layout.items()):
+        cells[at :: len(layout)] = _column(table[name], kind, texts)
+    return cells.tobytes()
 
 
-def _bytes(column: pa.ChunkedArray, kind: type, texts: dict[str | None, int]) -> bytes:
-    """Eight for each value."""
-    if kind is str:
-        column = integers(texts.setdefault(text, len(texts)) for text in column.to_pylist())
-    plain = pc.fill_null(column.cast(pa.int64() if kind is not float else pa.float64()), _NULL if kind is int else 0)
-    plain = pa.concat_arrays(plain.chunks) if isinstance(plain, pa.ChunkedArray) and plain.num_chunks else plain
-    if not len(plain):
-        return b""
-    return bytes(memoryview(plain.buffers()[1])[plain.offset * 8 : (plain.offset + len(plain)) * 8])
+def _column(column: pa.ChunkedArray, kind: str, texts: dict[str | None, int]) -> array[int]:
+    if kind == "text":
+        return array("q", (texts.setdefault(text, len(texts)) for text in column.to_pylist()))
+    if kind == "real":
+        return array("q", array("d", pc.fill_null(column, 0.0).to_pylist()).tobytes())
+    nothing = _NULL if kind == "whole or null" else 0
+    return array("q", pc.fill_null(column.cast(pa.int64()), nothing).to_pylist())
 
 
-def _tables(texts: Sequence[str | None], parts: Sequence[_Part]) -> list[pa.Table]:
+def _tables(texts: Sequence[str | None], parts: Sequence[tuple[int, Sequence[memoryview]]]) -> list[pa.Table]:
     """The tables of parts that have the same texts."""
-    starts = [_starts(told) for _, told, _ in parts]
-    tables, at = [], 0
+    made = []
     for place, layout in enumerate(LAYOUT.values()):
-        made: dict[str, Any] = {}
-        for name, kind in layout.items():
-            pieces = [plain[start[at] : start[at + 1]] for (_, _, plain), start in zip(parts, starts, strict=True)]
-            made[name] = _array(b"".join(pieces), kind, texts)
-            at += 1
-        number = b"".join(struct.pack("<q", number) * told[place] for number, told, _ in parts)
-        tables.append(pa.table({**made, "_part": _array(number, int, texts)}))
-    return tables
+        width = len(layout)
+        cells = memoryview(b"".join(tables[place] for _, tables in parts)).cast("q")
+        columns = [_array(cells[at::width].tobytes(), kind, texts) for at, kind in enumerate(layout.values())]
+        part = b"".join(struct.pack("<q", number) * (len(tables[place]) // 8 // width) for number, tables in parts)
+        made.append(pa.table([*columns, _array(part, "whole")], names=[*layout, "_part"]))
+    return made
 
 
-def _starts(rows: Sequence[int]) -> list[int]:
-    """Where each column of tables of so many rows begins."""
-    return list(
-        accumulate((8 * n for n, layout in zip(rows, LAYOUT.values(), strict=True) for _ in layout), initial=0)
-    )
-
-
-def _array(data: bytes, kind: type, texts: Sequence[str | None]) -> pa.Array:
+def _array(data: bytes, kind: str, texts: Sequence[str | None] = ()) -> pa.Array:
     plain = pa.Array.from_buffers(
-        pa.float64() if kind is float else pa.int64(), len(data) // 8, [None, pa.py_buffer(data)]
+        pa.float64() if kind == "real" else pa.int64(), len(data) // 8, [None, pa.py_buffer(data)]
     )
-    if kind is str:
+    if kind == "text":
         return pa.array(texts, pa.string()).take(plain)
-    return _where(pc.not_equal(plain, _NULL), plain) if kind is int else plain
+    return _where(pc.not_equal(plain, _NULL), plain) if kind == "whole or null" else plain
 
 
 def _text_at(footer: bytes, at: int) -> bytes:
