@@ -31,10 +31,14 @@ def configure(parser: ArgumentParser) -> None:
         metavar="TARGET",
         help=f"parquet (the default), or an installed sink: {sinks}",
     )
-    parser.add_argument("-o", "--out", type=Path, help="parquet: the file; jsonl, scout: the folder, jsonl also - ")
+    parser.add_argument(
+        "-o", "--out", type=Path, help="parquet: the file; jsonl, scout: the folder; jsonl: - for standard output"
+    )
     parser.add_argument("--force", action="store_true", help="parquet: replace the file if there is one")
     parser.add_argument(
-        "--plugins", metavar="NAMES", help="sinks: plugins that format or search what is sent, such as redact"
+        "--plugins",
+        metavar="NAMES",
+        help="sinks: plugins to format or search what is sent, with commas: redact,mine",
     )
     parser.add_argument("--columns", help="parquet: only these, with commas between them")
     parser.add_argument("--cap", type=int, metavar="N", help="sinks: at most N of each generation, whole groups first")

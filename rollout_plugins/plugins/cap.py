@@ -10,28 +10,13 @@ from typing import Any
 
 from rollout_hookspecs import Rollout, Run, Step, hookimpl
 
+from rollout_plugins.content.names import NUMBERS
 from rollout_plugins.content.options import check, one_of, whole
 from rollout_plugins.plugins.numbers import number
 from rollout_plugins.plugins.strategies import STRATEGIES, Pool, Reasons
 
 logger = logging.getLogger("rollout_plugins")
 
-NUMERIC = frozenset(
-    {
-        "step",
-        "policy_step",
-        "generation",
-        "rank",
-        "index",
-        "group",
-        "group_size",
-        "time",
-        "reward",
-        "advantage",
-        "prompt_tokens",
-        "completion_tokens",
-    }
-)
 _FIELDS = frozenset(field.name for field in fields(Rollout))
 _STEPS_REMEMBERED = 16
 
@@ -103,7 +88,7 @@ class Cap:
         if isinstance(self._key, str) and run.reward_names and not known:
             names = ", ".join(run.reward_names)
             logger.warning(
-                "cap: key %r is not a reward function of this run (%s); rollouts rank equal", self._key, names
+                "cap: key %r is not a reward function of this run (%s); all rollouts rank the same", self._key, names
             )
 
     @hookimpl(trylast=True)  # after whatever else leaves rollouts out, wherever a person lists it
@@ -191,7 +176,7 @@ def _comparable(value: Any) -> float | None:
 
 
 def _key_fault(key: Any) -> str | None:
-    if callable(key) or (isinstance(key, str) and key and (key in NUMERIC or key not in _FIELDS)):
+    if callable(key) or (isinstance(key, str) and key and (key in NUMBERS or key not in _FIELDS)):
         return None
-    numeric = ", ".join(sorted(NUMERIC))
+    numeric = ", ".join(sorted(NUMBERS))
     return f"key={key!r} is neither a numeric field ({numeric}), nor a reward function's name, nor a function"

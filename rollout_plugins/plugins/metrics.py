@@ -28,14 +28,14 @@ Alert = Callable[[str, str], object]
 
 
 class Metrics:
-    """Adds what a person acts on to the trainer's log, under `rollouts/`, and warns. On by default.
+    """Adds numbers that a person can act on to the trainer's log, under `rollouts/`, and warns. On by default.
 
-    Of this process's rollouts, train and eval apart:
+    They are about this process's rollouts, with train and eval separate:
 
     - `truncated`, `duplicated`: shares of the rollouts cut off at the length limit, and of those that repeat others.
     - `groups/no_spread`: share of groups in which all rewards are equal, which teach nothing.
     - `groups/reward_spread`: mean standard deviation of the rewards in a group.
-    - `tools/failed`: share of the tool calls that failed, those of tools that do not exist among them.
+    - `tools/failed`: share of the tool calls that failed, including calls of tools that do not exist.
     - `drops/<reason>`: rollouts lost so far; from the third reason on, `drops/others` has all but the first.
 
     What does not apply (no tools, no groups) is left out, and so is a 0, except the first one after another number.
@@ -57,7 +57,7 @@ class Metrics:
         Metrics(collapse=0.7)
     tool_failure: share of a tool's calls that fail at which it counts as broken.
         Metrics(tool_failure=0.3)
-    patience: training steps in a row for which a rule must hold. The third rule: no group has any reward spread.
+    patience: how many training steps in a row a rule must hold. The third rule: all groups are without reward spread.
         Metrics(patience=10)
     """
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from rollout_plugins.content.names import listed
 from rollout_plugins.store.read import StoredRun
 
 _MEANINGS = {
@@ -88,11 +89,11 @@ def _facts(run: StoredRun, splits: Mapping[str, int]) -> list[list[str]]:
         "run": info.id,
         "trainer": info.trainer or info.host,
         "model": info.model,
-        "rollouts": ", ".join(f"{count:,} {name}" for name, count in splits.items()),
+        "rollouts": listed(splits),
         "steps": f"{len(run.steps):,}",
         "rewards": ", ".join(info.reward_names),
         "tools": ", ".join(str(tool.get("function", tool).get("name", "")) for tool in info.tools),
-        "lost while recording": ", ".join(f"{count:,} {reason}" for reason, count in run.drops.items()) or "nothing",
+        "lost while recording": listed(run.drops) or "nothing",
         "made with": ", ".join(f"{name} {version}" for name, version in info.versions.items()),
     }
     return [[name, _plain(value)] for name, value in facts.items() if value]

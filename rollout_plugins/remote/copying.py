@@ -6,15 +6,15 @@ of that size is there already. Other files, the run's facts among them, are sent
 
 from __future__ import annotations
 
-import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
-from rollout_plugins.remote.folders import File, Folder
+from rollout_plugins.content.nodes import nodes_of
+from rollout_plugins.remote.folders import File, Folder, files_of
 from rollout_plugins.remote.prune import is_pruned
 from rollout_plugins.store.compacted import joined
 from rollout_plugins.store.moved import moved
@@ -22,19 +22,6 @@ from rollout_plugins.store.moved import moved
 _PART = re.compile(r"data/[^/]+/(\d+-\d+)-\d+\.(parquet|arrows)")
 #: Rollouts come after the pictures in them, and the facts that count them last.
 _ORDER = ("media/", "data/", "annotations/", "")
-#: Notes of what went where from this folder, which are about this folder alone.
-_ONLY_HERE = ("exports",)
-
-
-def files_of(folder: Path) -> Iterator[File]:
-    """Everything that a run's folder holds for readers."""
-    for root, inner, names in os.walk(folder):
-        inner[:] = [name for name in inner if name[0] != "." and not (root == str(folder) and name in _ONLY_HERE)]
-        for name in names:
-            path = Path(root, name)
-            with suppress(OSError):  # a journal that became a part
-                if name[0] != ".":
-                    yield File(path, path.relative_to(folder).as_posix(), path.stat().st_size)
 
 
 class Copying:
@@ -68,7 +55,8 @@ class Copying:
         """Whether the other folder has parts under names of ours that are not ours: a run id was given twice."""
         ours = [file.name for file in files_of(self._source) if _PART.fullmatch(file.name)]
         stem = f"{attempt:03d}-{rank:05d}"
-        gone = (*moved(self._source), *chain.from_iterable(joined(self._source).values()))
+        nodes = nodes_of(self._source)
+        gone = (*chain.from_iterable(map(moved, nodes)), *_held(nodes))
         known = {Path(name).with_suffix("") for name in (*ours, *gone)}
         made = [name for name in self._there if (part := _PART.fullmatch(name)) and part[1] == stem]
         return self.differs() or any(Path(name).with_suffix("") not in known for name in made)
@@ -129,6 +117,11 @@ class Copying:
     def is_safe(self, file: File) -> bool:
         """Whether the file is there as it is here; asked of the other folder."""
         return self.target.size(file.name) == file.size
+
+
+def _held(nodes: Iterable[Path]) -> Iterator[str]:
+    """Parts that were joined into others."""
+    return chain.from_iterable(chain.from_iterable(joined(node).values()) for node in nodes)
 
 
 def run_folder(names: Collection[str]) -> bool:

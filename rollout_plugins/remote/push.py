@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 from rollout_plugins.content.elsewhere import MARK
 from rollout_plugins.errors import RunError
 from rollout_plugins.remote.card import card
-from rollout_plugins.remote.copying import Copying, files_of, is_fixed, run_folder
-from rollout_plugins.remote.folders import File, Folder, folder, total
+from rollout_plugins.remote.copying import Copying, is_fixed, run_folder
+from rollout_plugins.remote.folders import File, Folder, files_of, folder, total
 from rollout_plugins.remote.places import Place, place
 from rollout_plugins.store.parts import find_parts
 from rollout_plugins.store.read import StoredRun

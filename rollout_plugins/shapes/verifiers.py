@@ -130,7 +130,7 @@ def _trace(trace: dict[str, Any], nodes: list[dict[str, Any]], task: dict[str, A
 
 
 def _total(rewarded: Mapping[str, Any], scored: Mapping[str, Any]) -> Any:
-    """The weighted sum; a score that is none counts nothing. One that cannot be counted stands for the sum."""
+    """The weighted sum; a score of None counts as nothing. One that cannot be counted stands for the sum."""
     total = 0.0
     for name, score in scored.items():
         weight = given(rewarded[name].get("weight")) if isinstance(rewarded[name], dict) else None

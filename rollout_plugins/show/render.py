@@ -18,7 +18,7 @@ from rollout_hookspecs import Rollout, Trace
 
 from rollout_plugins.content.names import count
 from rollout_plugins.show.chart import sparkline
-from rollout_plugins.show.compare import alike, shared, times
+from rollout_plugins.show.compare import alike, shared, times, variety
 from rollout_plugins.show.conversation import Conversation, Turn, conversation, status_of
 from rollout_plugins.show.layout import Layout, body_rows, fill
 from rollout_plugins.show.text import evenly, finite, number, one_line, rank, signed, tone
@@ -227,7 +227,7 @@ def _rest(view: Conversation, common: int, *, place: bool = False) -> Conversati
 def _summary(views: Sequence[Conversation], shown: int, different: int, width: int) -> Text:
     first = views[0]
     left = Text("  ".join(place(replace(first, index=None))), style="bold")
-    some = f"{different} different" if different < len(views) else ""
+    some = variety(different, len(views))
     some += f"{', ' * bool(some)}{shown} of them shown" if shown < different else ""
     left = Text.assemble(left, f"  {count(len(views), 'answer')}{', ' * bool(some)}{some}")
     rewards = [view.reward for view in views]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_args
@@ -23,6 +23,17 @@ def meant_for(scope: Scope, traces: Sequence[Trace], step: Step) -> Sequence[Tra
     if scope != "rank" or not step.gathered:
         return traces
     return [trace for trace in traces if trace.metadata.get("rank", step.rank) == step.rank]
+
+
+def without_images(value: Any, shown: Callable[[Image], Any]) -> Any:
+    """The value with each image record in it as `shown` has it."""
+    if isinstance(value, Image):
+        return shown(value)
+    if isinstance(value, Mapping):
+        return {key: without_images(item, shown) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_images(item, shown) for item in value]
+    return value
 
 
 def image_words(image: Image) -> str:

@@ -45,7 +45,7 @@ class PartSums:
 
 
 def _on_all_cores(function: Callable[[Path], bytes], files: Sequence[Path]) -> list[bytes]:
-    away = any(is_elsewhere(path.parents[2]) for path in files[:1])
+    away = any(is_elsewhere(path.parents[2]) for path in files)
     with ThreadPoolExecutor(_ELSEWHERE if away else min(os.cpu_count() or 1, 4)) as pool:
         return list(pool.map(function, files))
 

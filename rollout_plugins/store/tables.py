@@ -14,6 +14,7 @@ import duckdb
 import pyarrow as pa
 
 from rollout_plugins.content.elsewhere import SCHEME, is_elsewhere, reach, spelled
+from rollout_plugins.content.nodes import nodes_of
 from rollout_plugins.store import sql
 from rollout_plugins.store.part_sums import PartSums
 from rollout_plugins.store.parts import Part, UnreadableError
@@ -75,8 +76,8 @@ class Tables:
     def add_light(self) -> None:
         """Numbers and names of every rollout."""
         for source in self.sources:
-            if is_elsewhere(source.folder):
-                reach().fetch(source.parquet_files, LIGHT)
+            if far := [path for path in source.parquet_files if is_elsewhere(path.parents[2])]:
+                reach().fetch(far, LIGHT)
         held = {run: self._small(run, source) for run, source in enumerate(self.sources) if not self._uneven}
         self.view("light_files", self._union(LIGHT, held))
 
@@ -177,8 +178,9 @@ class Tables:
             with suppress(duckdb.CatalogException):  # a DuckDB that calls it something else
                 connection.execute(f"set {wish}")
         connection.execute(f"set temp_directory = {literal(str(Path(tempfile.gettempdir()) / 'rollouts-duckdb'))}")
-        folders = [name for source in self.sources for name in (str(source.folder), sql.pattern(source.folder))]
-        if away := [source.folder for source in self.sources if is_elsewhere(source.folder)]:
+        nodes = [node for source in self.sources for node in nodes_of(source.folder)]
+        folders = [name for node in nodes for name in (str(node), sql.pattern(node))]
+        if away := [node for node in nodes if is_elsewhere(node)]:
             connection.register_filesystem(reach().filesystem())
             folders += [f"{SCHEME}://{folder}" for folder in away]
         try:

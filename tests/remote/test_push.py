@@ -61,7 +61,7 @@ def test_parts_that_were_removed_here_come_back(tmp_path, capsys):
         (["pull", "memory://nothing/here"], "memory://nothing/here is not a run: no run.json and no data"),
         (["push", "RUN", "memory://x/runs", "--where", "reward > 1"], "filters are for datasets on the Hub"),
         (["push", "RUN", "hf://models/me/x"], "give hf://datasets/OWNER/NAME or hf://buckets/OWNER/NAME"),
-        (["push", "RUN", "nowhere://x/runs"], "there is no filesystem for nowhere://"),
+        (["push", "RUN", "nowhere://x/runs"], "no filesystem is known for nowhere://"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_line(run, words, said, capsys):

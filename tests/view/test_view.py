@@ -176,7 +176,7 @@ def test_a_filter_keeps_what_was_typed_until_it_is_right(run):
         await eye.sees("not understood", "where completion_tokens >")
         await eye.type("50 and nonsense > 1")
         await eye.press("enter")
-        await eye.sees("there is no column 'nonsense'", "where completion_tokens > 50 and nonsense > 1")
+        await eye.sees("no column is named 'nonsense'", "where completion_tokens > 50 and nonsense > 1")
         for _ in " and nonsense > 1":
             await eye.press("backspace")
         await eye.press("enter")

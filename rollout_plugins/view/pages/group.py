@@ -12,7 +12,7 @@ from rollout_hookspecs import Rollout
 from rollout_plugins.content.names import count
 from rollout_plugins.show.blocks import Block
 from rollout_plugins.show.chart import sparkline
-from rollout_plugins.show.compare import alike, parting, shared, times, words
+from rollout_plugins.show.compare import alike, parting, shared, times, variety, words
 from rollout_plugins.show.conversation import Conversation, conversation
 from rollout_plugins.show.rollout_blocks import turn_blocks
 from rollout_plugins.show.text import finite, number, one_line, rank, signed, tone
@@ -111,8 +111,8 @@ class GroupPage(BesidePage):
 
     def _title(self) -> None:
         rewards = [one.reward for one in self._siblings for _ in range(one.copies)]
-        name = f"step {number(self._of.step)}  group {number(self._of.group)}  {count(len(rewards), 'answer')}"
-        name += f", {len(self._siblings)} different" if len(rewards) > len(self._siblings) else ""
+        answers = filter(None, [count(len(rewards), "answer"), variety(len(self._siblings), len(rewards))])
+        name = f"step {number(self._of.step)}  group {number(self._of.group)}  {', '.join(answers)}"
         ends = f"{number(rewards[0])} … {number(rewards[-1])}"
         self.title_is(
             Text(name, style="bold"),

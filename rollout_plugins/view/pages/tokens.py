@@ -37,7 +37,7 @@ def token_blocks(tokens: Tokens, colouring: str, decode: Decode | None) -> Itera
     yield Block("head", list(_legend(tokens, colouring)))
     if decode is None:
         yield Block(
-            "head", [("token ids: the run's model is not a folder with a tokenizer.json on this machine", "dim")]
+            "head", [("only ids: the run's model is not a folder with a tokenizer.json on this machine", "dim")]
         )
     styles = _styles(tokens, colouring)
     spans = [(clean(text(one)), style) for one, style in zip(tokens.completion or (), styles, strict=False)]

@@ -24,15 +24,15 @@ export function Group({ one, all }: { one: Rollout; all: Rollout[] }) {
     <section class="group" aria-label="Group">
       <p class="dim">
         {all.length < size ? `${all.length} of the ${plural(size, "sibling")} are in this page. ` : ""}
-        {sorted.length < all.length && `${plural(sorted.length, "different answer")}; equal ones stand once. `}
+        {sorted.length < all.length && `${plural(sorted.length, "different answer")}; equal ones are shown once. `}
         {rewards.length > 1 &&
           (best.reward === worst.reward
             ? `All have the same reward, ${score(best.reward)}: nothing to learn from here.`
             : `Rewards from ${score(worst.reward)} to ${score(best.reward)}: the best, the worst, and then the others.`)}
-        {apart !== null && ` Best and worst part in turn ${apart + 1}, which is marked.`}
+        {apart !== null && ` Best and worst diverge in turn ${apart + 1}, which is marked.`}
       </p>
       {same > 0 && (
-        <Fold title={`${plural(same, "turn")} all begin with`}>
+        <Fold title={`All begin with ${same === 1 ? "this turn" : `these ${same} turns`}`}>
           {best.turns.slice(0, same).map((turn, at) => (
             <Small key={at} turn={turn} />
           ))}
@@ -184,6 +184,6 @@ export function parting(one: Rollout, other: Rollout): number | null {
   return null;
 }
 
-/** Texts are numbered, so equal numbers are equal texts; how long a call took is no difference. */
+/** Texts are numbered, so equal numbers are equal texts; how long a call took makes no difference. */
 const alike = (one: Turn | undefined, other: Turn | undefined): boolean =>
   one !== undefined && other !== undefined && one.role === other.role && wordsOf(one) === wordsOf(other);

@@ -60,7 +60,7 @@ function compared(term: string): Query["test"] | string | undefined {
   if (!value) return `What should ${key} be compared with?`;
   const wanted = value.toLowerCase();
   const bound = Number.isNaN(Number(value)) ? real(wanted) : Number(value);
-  if ("<>".includes(sign[0]!) && bound === null) return `${key} ${sign} needs a number; \u201c${value}\u201d is none.`;
+  if ("<>".includes(sign[0]!) && bound === null) return `${key} ${sign} needs a number; \u201c${value}\u201d is not one.`;
   return (rollout) => {
     const found = known.get(rollout);
     if (wanted === "none") return (found === null) !== (sign === "!=");
