@@ -24,7 +24,7 @@ class Callback(Protocol):
 
     def _submit(self, trainer: Any, attached: Attached, batch: Batch) -> None: ...
 
-    def _lose(self, trainer: Any, attached: Attached, reason: str, count: int) -> None: ...
+    def _count(self, trainer: Any, attached: Attached, reason: str, count: int, *, is_stored: bool) -> None: ...
 
     def _log(self, attached: Attached, call: Call) -> Any: ...
 
@@ -108,7 +108,7 @@ class Attached:
 
     def prefix_of(self, logs: Mapping[str, Any]) -> str:
         """The prefix of the evaluation that is being logged; empty when it is training."""
-        prefix, self._to_log = self._to_log or "eval", ""
+        prefix, self._to_log = self._to_log or "eval", ""  # only the next log is that evaluation's
         return next((one for one in (prefix, "eval") if any(key.startswith(f"{one}_") for key in logs)), "")
 
     def submit(self, batch: Batch) -> None:
@@ -131,7 +131,7 @@ class Attached:
             wrappers.hand_over_rest()
         lost, self._waiting = self._waiting, 0
         if lost:
-            self.pipeline.lose("kept_back", lost)
+            self.pipeline.count("kept_back", lost)
             logger.warning("%d rollouts that were not complete yet went with their trainer (kept_back)", lost)
 
 
@@ -191,10 +191,16 @@ class Wrappers:
             callback._submit(self._trainer(), self._attached, batch)  # noqa: SLF001 - one class in two files
 
     def lost(self, reason: str, count: int) -> None:
+        self._count(reason, count, is_stored=False)
+
+    def untrained(self, reason: str, count: int) -> None:
+        self._count(reason, count, is_stored=True)
+
+    def _count(self, reason: str, count: int, *, is_stored: bool) -> None:
         callback = self._held()
         if callback is not None:
             with self._own.guarded("count what was lost"):
-                callback._lose(self._trainer(), self._attached, reason, count)  # noqa: SLF001 - one class in two files
+                callback._count(self._trainer(), self._attached, reason, count, is_stored=is_stored)  # noqa: SLF001 - see above
 
     def waits(self, count: int, hand_over: Callable[[], object]) -> None:
         self._hand_over = hand_over

@@ -9,7 +9,7 @@ from typing import Any
 
 from rollout_plugins.cli.common import busy, note
 from rollout_plugins.errors import RunError
-from rollout_plugins.store.finding import found_in
+from rollout_plugins.store.finding import found_in, newest_in
 from rollout_plugins.store.read import StoredRun
 
 RUN = "a run's folder, a folder of runs, or the trainer's output_dir (the newest run in it)"
@@ -21,19 +21,23 @@ _NAMES = ("split", "step", "group", "rank", "finish", "tool", "where", "search",
 
 def add_run(parser: ArgumentParser) -> None:
     """`RUN`, which may be left out; `opened` opens it."""
+    several = "several: the folders of its nodes, where each has a disk of its own"
     parser.add_argument(
-        "run", metavar="RUN", nargs="?", help=f"{RUN}; default: the newest run in or below this folder"
+        "run", metavar="RUN", nargs="*", help=f"{RUN}; {several}; default: the newest run in or below this folder"
     )
 
 
-def opened(path: str | None) -> StoredRun:
-    """The run that is meant; which one that is, is said where it could be another one."""
+def opened(path: str | Sequence[str] | None) -> StoredRun:
+    """The run that is meant; says which one it is, unless its own folder was named."""
+    paths = [path] if isinstance(path, str) else path or ["."]
     with busy("looking for runs"):
-        found = found_in("." if path is None else path)
+        found = found_in(paths[0]) if len(paths) == 1 else [newest_in(paths)]
     run = StoredRun(found[-1])
-    if path is None or len(found) > 1:
+    if not path or len(found) > 1:
         of = f", the newest of {len(found):,} runs" if len(found) > 1 else ""
         note(f"{run.name}{of}: {run.place}")
+    for line in run.contradictions:
+        note(f"{run.place}: {line}")
     return run
 
 
@@ -59,17 +63,21 @@ def add_filters(parser: ArgumentParser, *, group: bool = True) -> None:
     chosen.add_argument("--step", help="a number, last, -2 (the last but one), or a range such as 10-20")
     if group:
         chosen.add_argument("--group", type=int, help="the group's number in its generation")
-    chosen.add_argument("--rank", type=int, help="made by this process")
+    chosen.add_argument("--rank", type=int, help="made by the process of this rank")
     chosen.add_argument("--finish", help="stop, length, tool_limit, error or unknown")
     chosen.add_argument("--tool", help="that called this tool")
     chosen.add_argument(
-        "--errors", dest="has_error", action="store_true", default=None, help="that failed, or a call did"
+        "--errors",
+        dest="has_error",
+        action="store_true",
+        default=None,
+        help="that failed, or that have a failed tool call",
     )
     chosen.add_argument("--where", help="a SQL condition over the columns, such as 'reward < 0 and calls > 1'")
-    chosen.add_argument("--search", metavar="TEXT", help="with this text in a message or a call")
+    chosen.add_argument("--search", metavar="TEXT", help="with this text in a message or a tool call")
     chosen.add_argument("--order", help="columns to sort by, '-' for descending: reward or -judge.score,step")
     chosen.add_argument("--limit", type=int, help="at most so many; 0 for all")
-    chosen.add_argument("--superseded", action="store_true", help="also what a resumed attempt did again")
+    chosen.add_argument("--superseded", action="store_true", help="also rollouts that a resumed attempt made anew")
 
 
 def filters_of(options: Namespace, *asked: StoredRun) -> dict[str, Any]:

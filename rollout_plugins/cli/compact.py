@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from rollout_plugins.cli.chosen import add_run, note_damage, opened
 from rollout_plugins.cli.common import counted, say
 from rollout_plugins.content.elsewhere import is_elsewhere
+from rollout_plugins.content.nodes import is_joined
 from rollout_plugins.errors import RunError
 from rollout_plugins.store.compacted import joined, note_joined
 from rollout_plugins.store.parts import find_parts
@@ -51,6 +52,8 @@ def run(options: Namespace) -> int:
     stored = opened(options.run)
     if is_elsewhere(stored.dir):
         raise RunError(f"{stored.place} is not on this machine; compact the run's folder before it is sent there")
+    if is_joined(stored.dir):
+        raise RunError(f"{stored.place} were written by several nodes; compact one folder after the other")
     before = [part for part in find_parts(stored.dir) if not part.is_journal]
     groups = list(_groups(stored, unended=options.unended))
     targets = _names(groups)

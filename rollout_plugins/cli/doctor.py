@@ -19,6 +19,7 @@ from rich.text import Text
 
 from rollout_plugins.cli.chosen import DAMAGED, add_allow_damaged
 from rollout_plugins.cli.common import add_json, busy, console, print_json, print_table
+from rollout_plugins.content.names import listed
 from rollout_plugins.errors import RolloutPluginsError
 from rollout_plugins.store.finding import found_in
 from rollout_plugins.store.read import StoredRun
@@ -53,7 +54,7 @@ def configure(parser: ArgumentParser) -> None:
         help="where the run will be, or is (default: here)",
     )
     parser.add_argument("--tokenizer", nargs="+", default=[], metavar="NAME_OR_PATH", help="chat templates to check")
-    parser.add_argument("--offline", action="store_true", help="ask nothing of the network")
+    parser.add_argument("--offline", action="store_true", help="do not use the network")
     add_allow_damaged(parser)
     add_json(parser)
 
@@ -207,9 +208,9 @@ def _run_checks(run: StoredRun) -> Iterator[Check]:
     count, damage = len(run), run.unreadable
     for line in damage:
         yield Check(run.info.id, DAMAGE, line, "the rest of the run can be read; keep a copy")
-    lost = ", ".join(f"{number:,} {reason}" for reason, number in run.drops.items())
-    if lost:
-        yield Check(run.info.id, "note", f"left out: {lost}")
+    for what, counts in (("left out", run.drops), ("not trained on", run.untrained)):
+        if counts:
+            yield Check(run.info.id, "note", f"{what}: {listed(counts)}")
     yield Check(run.info.id, "ok" if not damage else "note", f"{count:,} rollouts in {run.place}")
 
 

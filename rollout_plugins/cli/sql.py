@@ -13,7 +13,8 @@ from rollout_plugins.cli.chosen import RUN, add_allow_damaged, note_damage, open
 from rollout_plugins.cli.common import add_json, busy, print_json, print_table
 from rollout_plugins.errors import RunError
 from rollout_plugins.show.text import clean
-from rollout_plugins.store.read import Runs
+from rollout_plugins.store.joining import one_for_nodes
+from rollout_plugins.store.read import Runs, StoredRun
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
@@ -30,14 +31,14 @@ def configure(parser: ArgumentParser) -> None:
         "query", metavar="SQL", help="one SELECT over rollouts, messages, tool_calls, annotations.<producer>"
     )
     parser.add_argument("--csv", action="store_true", help="print CSV")
-    parser.add_argument("--superseded", action="store_true", help="also what a resumed attempt did again")
+    parser.add_argument("--superseded", action="store_true", help="also rollouts that a resumed attempt made anew")
     add_allow_damaged(parser)
     add_json(parser)
 
 
 def run(options: Namespace) -> int:
     _check_order(options.run, options.query)
-    found = [opened(path) for path in options.run or [None]]
+    found = [StoredRun(folder) for folder in one_for_nodes(opened(path).dir for path in options.run or [None])]
     asked = found[0] if len(found) == 1 else Runs(found)
     with busy("asking"):
         table = asked.sql(options.query, superseded=options.superseded)

@@ -25,8 +25,8 @@ SPARKS = 24
 
 def configure(parser: ArgumentParser) -> None:
     add_run(parser)
-    parser.add_argument("--split", help="train or eval (default: all there are)")
-    parser.add_argument("--all", action="store_true", help="every step, also on a terminal")
+    parser.add_argument("--split", help="train or eval (default: both)")
+    parser.add_argument("--all", action="store_true", help="show every step, on a terminal too")
     add_allow_damaged(parser)
     add_json(parser)
 
@@ -43,6 +43,7 @@ def run(options: Namespace) -> int:
             "folder": stored.place,
             "steps": rows,
             "drops": stored.drops,
+            "untrained": stored.untrained,
             "skipped": stored.skipped,
             "costs": stored.costs,
         }
@@ -56,6 +57,8 @@ def run(options: Namespace) -> int:
         print_table(_readable(rows, {"split"}))
     for reason, lost in stored.drops.items():
         note(f"lost: {lost:,} {reason}")
+    for reason, untrained in stored.untrained.items():
+        note(f"not trained on: {untrained:,} {reason}")
     for name, skipped in stored.skipped.items():
         note(f"not sent to the sinks: {skipped:,} skipped by {name}")
     if stored.costs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
@@ -22,14 +23,16 @@ def configure(parser: ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME|MODULE:ATTR",
-        help="a plugin that shows something of a rollout, beside those that are installed; may be given again",
+        help="a plugin that shows something of a rollout, in addition to the installed ones; may be given again",
     )
     add_filters(parser)
 
 
 def run(options: Namespace) -> None:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise RunError(f"view needs a terminal; for text to read or to pipe: rollouts show {options.run or '.'}")
+        raise RunError(
+            f"view needs a terminal; for text to read or to pipe: rollouts show {shlex.join(options.run or ['.'])}"
+        )
     with ThreadPoolExecutor(1) as pool:
         stored = opened(options.run)
         stats = pool.submit(stored.stats)  # while textual is imported

@@ -9,11 +9,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol
 
+from rollout_plugins.content.names import count
+from rollout_plugins.content.nodes import nodes_of
 from rollout_plugins.errors import SetupError
 
 GROUP = "rollout_plugins.places"
@@ -57,6 +60,13 @@ def is_url(path: object) -> bool:
     return re.match(r"([\w+.-]+::)*[A-Za-z][\w+.-]+:/", os.fspath(path)) is not None
 
 
+def here(path: str | os.PathLike[str]) -> Path:
+    """A path of this machine, from the home folder where it begins with `~`."""
+    with suppress(RuntimeError):  # nobody has that home: it is the name of a folder
+        return Path(path).expanduser()
+    return Path(path)
+
+
 @cache
 def reach() -> Elsewhere:
     """Who knows how to reach runs elsewhere."""
@@ -73,8 +83,10 @@ def is_elsewhere(folder: Path) -> bool:
 
 
 def place_of(folder: Path) -> str:
-    """What a person calls the place where a run is: its folder, or its URL."""
-    return reach().name(folder) if is_elsewhere(folder) else str(folder)
+    """What a person calls the place where a run is: its folder, or its URL; of several nodes, the first one's."""
+    first, *others = nodes_of(folder)
+    name = reach().name(first) if is_elsewhere(first) else str(first)
+    return f"{name} and {count(len(others), 'other folder')}" if others else name
 
 
 def spelled(file: Path) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
@@ -12,6 +13,7 @@ from typing import Any, Final
 from rollout_hookspecs import Image
 
 from rollout_plugins.content.elsewhere import is_elsewhere, reach
+from rollout_plugins.content.nodes import nodes_of
 
 IMAGE_NAMES: Final = frozenset({"image", "images"})
 """Fields that hold images, whatever their value looks like."""
@@ -59,13 +61,14 @@ def file_of(image: Any, folder: str | Path) -> Path | None:
     """The image's file in the run's folder; None when its pixels are not there, or it points elsewhere."""
     if not isinstance(image, Image) or not isinstance(image.path, str) or not folder:
         return None
-    try:
-        if is_elsewhere(Path(folder)):
-            reach().bring(Path(folder), image.path)
-        path = Path(folder, image.path).resolve()
-        return path if path.is_file() and path.is_relative_to(Path(folder).resolve()) else None
-    except (OSError, ValueError):
-        return None
+    with suppress(OSError, ValueError):
+        for node in nodes_of(Path(folder)):
+            if is_elsewhere(node):
+                reach().bring(node, image.path)
+            path = (node / image.path).resolve()
+            if path.is_file() and path.is_relative_to(node.resolve()):
+                return path
+    return None
 
 
 def small_copy(source: Path | bytes, side: int) -> Any:
@@ -73,7 +76,7 @@ def small_copy(source: Path | bytes, side: int) -> Any:
     from PIL import Image as Pil
 
     with Pil.open(BytesIO(source) if isinstance(source, bytes) else source) as image:
-        image.draft("RGB", (side, side))
+        image.draft("RGB", (side, side))  # a JPEG is then decoded at a fraction of its size
         return on_white(for_screen(image, side))
 
 
@@ -84,7 +87,7 @@ def for_screen(image: Any, side: int | None = None) -> Any:
     """
     image = _coloured(_grey(image, side) if is_wide(image) else image)
     if side is not None and max(image.size) > side:
-        image = image.copy()
+        image = image.copy()  # thumbnail() changes the image that it is called on
         image.thumbnail((side, side))
     return _upright(image)
 

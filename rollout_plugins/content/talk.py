@@ -8,9 +8,9 @@ other message is kept as it is, beside the columns.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, chain
-from sys import getsizeof
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from itertools import accumulate, chain, repeat
 from typing import Any, Final, overload
 
 from rollout_plugins.content.messages import as_messages
@@ -21,12 +21,15 @@ _KEYS: Final = (
 )  # fmt: skip
 _KNOWN: Final = frozenset(_KEYS)
 _TEXTS: Final = frozenset({str, type(None)})
+_LISTS: Final = frozenset({list, type(None)})
 _ATOMS: Final = frozenset({str, int, float, bool, type(None)})
 _SIMPLE: Final = frozenset({str, list, tuple, type(None)})
 _CALLS: Final = {frozenset({"type", "function"}), frozenset({"id", "type", "function"})}
-_FUNCTION: Final = frozenset({"name", "arguments"})
+_FUNCTIONS: Final = {frozenset({"name", "arguments"})}
 _NONE: Final = object()
-_EACH, _AT_ONCE = 100, 512
+#: Bytes of a message beside its texts, and of a value that is no text.
+_EACH, _OTHER = 100, 64
+_AT_ONCE = 512
 Copy = Callable[[Any], Any]
 Shape = tuple[str, ...]
 
@@ -44,7 +47,9 @@ class Talk(Sequence[tuple[Any, ...]]):
 
         A conversation that is not all plain messages is copied as a whole, so that one without end is noticed.
         """
-        given = [one if type(one) in _SIMPLE else copy(one) for one in conversations]
+        given = list(conversations)
+        if not _are(_SIMPLE, given):
+            given = [one if type(one) in _SIMPLE else copy(one) for one in given]
         self._flatten(given, role, copy)
         if self.odd and copy is not as_it_is:
             for i in self.odd_ones():
@@ -52,8 +57,8 @@ class Talk(Sequence[tuple[Any, ...]]):
             self._flatten(given, role, copy)
 
     def _flatten(self, given: Sequence[Any], role: str, copy: Copy) -> None:
-        lists = given if _is(list, given) else [as_messages(one, role)[0] for one in given]
-        self.is_text = [isinstance(one, str) for one in given]
+        lists = given if _are({list}, given) else [as_messages(one, role)[0] for one in given]
+        self.is_text = [type(one) is not list and isinstance(one, str) for one in given]
         """Whether each was a plain text, and not a list of messages."""
         self.starts = list(accumulate(map(len, lists), initial=0))
         """Where each conversation begins in the columns; and their end."""
@@ -65,51 +70,46 @@ class Talk(Sequence[tuple[Any, ...]]):
         self.columns: dict[str, list[Any]] = {}
         """The texts of all messages, by key; None where a message has none."""
         for start in range(0, len(flat), _AT_ONCE):
-            self._add_texts(flat[start : start + _AT_ONCE])
+            self._add(flat[start : start + _AT_ONCE])
         self._add_calls(flat, copy)
         for at in self.odd:
             self.shapes[at] = ()
             for column in self.columns.values():
                 column[at] = None
 
-    def _add_texts(self, some: Sequence[Any]) -> None:
-        """Some more messages: so few that they are still in the processor's cache when they are looked at again."""
-        start, shapes = len(self.shapes), _shapes(some)
+    def _add(self, some: Sequence[Any]) -> None:
+        """Some more messages: so few that they are still in the processor's cache when they are looked at again.
+
+        Each step is one call for all of them, as a step of Python for each would take several times as long.
+        """
+        start, known = len(self.shapes), _Shapes()
+        shapes = _shapes(some, known)
         self.shapes += shapes
-        kinds = set(shapes)
+        kinds = set(known.values())
         if () in kinds:
             self.odd.update((start + at, some[at]) for at, shape in enumerate(shapes) if not shape)
-        for key in set().union(*kinds) - self.columns.keys() - {"tool_calls"}:
+            some = [message if shape else {} for message, shape in zip(some, shapes, strict=True)]
+        for key in set().union(*kinds) - self.columns.keys():
             self.columns[key] = [None] * start
         for key, column in self.columns.items():
-            if () in kinds:
-                values = [message.get(key) if shape else None for message, shape in zip(some, shapes, strict=True)]
-            else:
-                values = [message.get(key) for message in some]
-            if not _TEXTS.issuperset(map(type, values)):
-                self.odd.update((start + at, some[at]) for at, value in enumerate(values) if type(value) not in _TEXTS)
+            values = _under(key, some)
+            fitting = _LISTS if key == "tool_calls" else _TEXTS
+            if not _are(fitting, values):
+                strange = [at for at, value in enumerate(values) if type(value) not in fitting]
+                self.odd.update((start + at, some[at]) for at in strange)
             column.extend(values)
 
     def _add_calls(self, flat: Sequence[Any], copy: Copy) -> None:
-        asking = {shape for shape in set(self.shapes) if "tool_calls" in shape}
-        places = (
-            [at for at, shape in enumerate(self.shapes) if shape in asking and at not in self.odd] if asking else []
-        )
-        asked = [flat[at]["tool_calls"] for at in places]
-        calls = _usual(asked)
+        found = self.columns.pop("tool_calls", ())
+        places = [at for at, given in enumerate(found) if given is not None and at not in self.odd]
+        calls = _usual([found[at] for at in places])
         if calls is None:
-            usual = [_usual([given]) is not None for given in asked]
-            self.odd.update(
-                (at, flat[at])
-                for at, given, is_usual in zip(places, asked, usual, strict=True)
-                if not is_usual and given is not None
-            )
-            places = [at for at, is_usual in zip(places, usual, strict=True) if is_usual]
-            asked = [flat[at]["tool_calls"] for at in places]
-            calls = _usual(asked) or ([], [], [])
+            usual = [at for at in places if _usual([found[at]]) is not None]
+            self.odd.update((at, flat[at]) for at in set(places).difference(usual))
+            places, calls = usual, _usual([found[at] for at in usual]) or ([], [], [])
         self.asking = places
         """Places of the messages that call tools."""
-        self.call_starts = list(accumulate(map(len, asked), initial=0))
+        self.call_starts = list(accumulate([len(found[at]) for at in places], initial=0))
         """Where the calls of each of those begin; and their end."""
         self.call_ids, self.call_names, arguments = calls
         self.arguments = _copied(arguments, copy)
@@ -119,7 +119,9 @@ class Talk(Sequence[tuple[Any, ...]]):
         texts = list(chain.from_iterable(some for key, some in self.columns.items() if key not in {"role", "name"}))
         if are_shared:
             texts = list(dict(zip(map(id, texts), texts, strict=True)).values())
-        return sum(map(getsizeof, texts)) + _EACH * len(self.shapes) + _size_of(self.arguments)
+        inside = chain.from_iterable(map(dict.values, filter(_is_dict, self.arguments)))
+        arguments = list(chain(self.arguments, inside))
+        return size_of(texts) + size_of(arguments) + _EACH * len(self.shapes)
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -195,44 +197,62 @@ class Talk(Sequence[tuple[Any, ...]]):
         return taken
 
 
-def _is(kind: type, values: Iterable[Any]) -> bool:
-    """Whether all are of this class, and of no other that extends it."""
-    return {kind}.issuperset(map(type, values))
+def _are(kinds: AbstractSet[Any], values: Iterable[Any]) -> bool:
+    """Whether all are of these classes, and of no others that extend them."""
+    return set(map(type, values)) <= kinds
 
 
-def _shapes(flat: Sequence[Any]) -> list[Shape]:
-    """The keys of each message; none of one that is odd. Equal ones are one object."""
+class _Shapes(dict[Shape, Shape]):
+    """What stands for the keys of messages; nothing where one is not known."""
+
+    def __missing__(self, shape: Shape) -> Shape:
+        self[shape] = found = shape if _KNOWN.issuperset(shape) else ()
+        return found
+
+
+def _shapes(some: Sequence[Any], known: _Shapes) -> list[Shape]:
+    """The keys of each message; none of one that is odd."""
     try:
-        keys = list(map(tuple, flat)) if _is(dict, flat) else [tuple(m) if type(m) is dict else () for m in flat]
-        known = {shape: shape if _KNOWN.issuperset(shape) else () for shape in set(keys)}
+        keys = map(tuple, some) if _are({dict}, some) else [tuple(m) if type(m) is dict else () for m in some]
         return list(map(known.__getitem__, keys))
     except Exception:  # keys that object to being compared
-        return [()] * len(flat)
+        known[()] = ()
+        return [()] * len(some)
 
 
 def _usual(asked: Sequence[Any]) -> tuple[list[str | None], list[str], list[Any]] | None:
     """Ids, names and arguments of calls in the shape that all libraries give them; None if one has another."""
-    if not _is(list, asked) or not all(asked):
+    if not all(asked):
         return None
     calls = list(chain.from_iterable(asked))
-    if not _is(dict, calls) or not _CALLS.issuperset(map(frozenset, set(map(tuple, calls)))):
+    if not _have(_CALLS, calls):
         return None
-    kinds, functions = [call["type"] for call in calls], [call["function"] for call in calls]
-    if not _is(str, kinds) or not {"function"}.issuperset(kinds) or not _is(dict, functions):
+    kinds, functions = (_under(key, calls) for key in ("type", "function"))
+    if not (_are({str}, kinds) and {"function"}.issuperset(kinds) and _have(_FUNCTIONS, functions)):
         return None
-    if not {_FUNCTION}.issuperset(map(frozenset, set(map(tuple, functions)))):
+    ids, names = list(map(dict.get, calls, repeat("id"), repeat(_NONE))), _under("name", functions)
+    if not (_are({str, object}, ids) and _are({str}, names)):
         return None
-    ids, names = [call.get("id", _NONE) for call in calls], [function["name"] for function in functions]
-    if not {str, type(_NONE)}.issuperset(map(type, ids)) or not _is(str, names):
-        return None
-    return [None if one is _NONE else one for one in ids], names, [function["arguments"] for function in functions]
+    return [None if one is _NONE else one for one in ids], names, _under("arguments", functions)
+
+
+def _under(key: str, values: Sequence[Any]) -> list[Any]:
+    return list(map(dict.get, values, repeat(key)))
+
+
+def _have(keys: AbstractSet[frozenset[str]], values: Sequence[Any]) -> bool:
+    """Whether all are dicts with one of these sets of keys."""
+    try:
+        return _are({dict}, values) and set(map(frozenset, set(map(tuple, values)))) <= keys
+    except Exception:  # keys that object to being compared
+        return False
 
 
 def _copied(arguments: list[Any], copy: Copy) -> list[Any]:
     """Arguments of calls: most are a dict of a few texts and numbers."""
     if copy is as_it_is:
         return arguments
-    if _is(dict, arguments) and _ATOMS.issuperset(map(type, chain.from_iterable(map(dict.values, arguments)))):
+    if _are({dict}, arguments) and _are(_ATOMS, chain.from_iterable(map(dict.values, arguments))):
         return list(map(dict.copy, arguments))
     return [value if type(value) is str else copy(value) for value in arguments]
 
@@ -242,6 +262,11 @@ def _call(ident: str | None, name: str, arguments: Any) -> dict[str, Any]:
     return {**({} if ident is None else {"id": ident}), "type": "function", "function": function}
 
 
-def _size_of(arguments: Sequence[Any]) -> int:
-    dicts = [one for one in arguments if type(one) is dict]
-    return sum(map(getsizeof, arguments)) + sum(map(getsizeof, chain.from_iterable(map(dict.values, dicts))))
+def _is_dict(value: Any) -> bool:
+    return type(value) is dict
+
+
+def size_of(values: Collection[Any]) -> int:
+    """What values take; texts are most of it, and asking those at once is quicker."""
+    texts = [value for value in values if type(value) is str]
+    return sum(map(str.__sizeof__, texts)) + _OTHER * (len(values) - len(texts))

@@ -1,4 +1,4 @@
-"""What was lost, by reason; what sinks were not sent; and what recording cost."""
+"""What was lost, by reason; what is stored but was not trained on, or not sent; and what recording cost."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ class Counters:
         """Before a run or an attempt."""
         with self._lock:
             self.drops: Counter[str] = Counter()
+            self.untrained: Counter[str] = Counter()
             self.skipped: Counter[str] = Counter()
             self.rollouts: Counter[str] = Counter()
             self.generations: Counter[str] = Counter()
@@ -36,8 +37,13 @@ class Counters:
     def drop(self, reason: str, count: int = 1) -> None:
         with self._lock:
             self.drops[reason] += count
-            if not self.drops[reason]:
+            if not self.drops[reason]:  # what was given up on came back after all
                 del self.drops[reason]
+
+    def left_out(self, reason: str, count: int) -> None:
+        """Count rollouts that the trainer left out; the store has them."""
+        with self._lock:
+            self.untrained[reason] += count
 
     def skip(self, who: str) -> None:
         """Count a rollout that a plugin did not select for the sinks; the store has it."""
@@ -69,6 +75,7 @@ class Counters:
                 "rollouts": dict(self.rollouts),
                 "generations": dict(self.generations),
                 "drops": dict(self.drops),
+                "untrained": dict(self.untrained),
                 "skipped": dict(self.skipped),
                 "plugin_errors": dict(self.errors),
                 "seconds": {kind: round(value, 6) for kind, value in self.seconds.items()},

@@ -13,7 +13,15 @@ import pluggy
 from rollout_hookspecs import PROJECT, hooks
 
 from rollout_plugins.engine import environment
-from rollout_plugins.engine.check import HOOKS, accepted_options, check, implements, is_property, load
+from rollout_plugins.engine.check import (
+    HOOKS,
+    NeedsOptionsError,
+    accepted_options,
+    check,
+    implements,
+    is_property,
+    load,
+)
 from rollout_plugins.engine.telling import is_required, shown
 from rollout_plugins.errors import SetupError, suggest
 
@@ -21,6 +29,8 @@ logger = logging.getLogger("rollout_plugins")
 
 DISTRIBUTION = "rollout-plugins"
 DEFAULTS = ("images", "metrics")
+ON_DEMAND = ("trackio", "wandb", "cap")
+"""Those of ours that run where the trainer reports to them, and what goes with them."""
 
 
 @dataclass
@@ -101,6 +111,7 @@ class Plugins:
         chosen = self._choose(() if wanted is None else wanted)
         self._check_names(self._disabled, "disable")
         self._check_names(self._config, "config")
+        self._check_counted_on(chosen)
         self._warn_of_unknown()
         discovered = self._discovered(chosen) if autoload and environment.flag("AUTOLOAD", default=True) else []
         self._register_all([*chosen, *discovered])
@@ -108,6 +119,14 @@ class Plugins:
     def _check_names(self, names: Iterable[str], what: str) -> None:
         for fault in self._unknown(names, what):
             raise SetupError(fault)
+
+    def _check_counted_on(self, chosen: Sequence[Installed]) -> None:
+        """Options of a plugin of ours that nobody asked for would be set in vain."""
+        runs = {*DEFAULTS, *ON_DEMAND, *(found.name for found in chosen)}
+        for name in self._config:
+            found = self.found.get(name)
+            if found and found.distribution == DISTRIBUTION and name not in runs and not self._is_blocked(found):
+                raise SetupError(f"config has options for {name!r}, which runs only if asked for: plugins=[{name!r}]")
 
     def _warn_of_unknown(self) -> None:
         """An operator's list serves many machines, and not each has all plugins: no reason not to train."""
@@ -215,6 +234,8 @@ class Plugins:
         fault = self._fault_of(found)
         if fault is None:
             found.reason = "runs when asked for by name"
+        elif isinstance(fault, NeedsOptionsError):
+            found.reason = str(fault)
         else:
             found.status, found.reason = "unavailable", str(fault)
 

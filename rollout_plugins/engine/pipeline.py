@@ -144,10 +144,15 @@ class Pipeline:
             logger.warning("recording is %d MB behind; the newest rollouts are left out until it catches up", behind)
         self.counters.drop("queue_full", count)
 
-    def lose(self, reason: str, count: int) -> None:
-        """Count rollouts that a host could not hand over: in turn with those it did, so each attempt has its own."""
+    def count(self, reason: str, count: int, *, is_stored: bool = False) -> None:
+        """Count rollouts that a host could not hand over, or (`is_stored`) did and its trainer left out.
+
+        In turn with those it hands over, so that each attempt has its own.
+        """
+        counted = self.counters.left_out if is_stored else self.counters.drop
         if not self.is_elsewhere:
-            self._put(partial(self._count_lost, str(reason), int(count)), rollouts=int(count))
+            work = partial(self._count, counted, str(reason), int(count))
+            self._put(work, rollouts=0 if is_stored else int(count))
 
     def later(self, work: Callable[[], None]) -> None:
         """Do something on the worker thread, after what is queued; nothing before the run starts or after it ends."""
@@ -159,7 +164,7 @@ class Pipeline:
         self.later(self._storage.sync)
 
     def drain(self, seconds: float, *, sinks: bool = True) -> bool:
-        """Wait until everything submitted is in the store and with the sinks, at most so long; whether it is."""
+        """Wait at most that long until the store and the sinks have everything; returns whether they do."""
         return self._drain(time.monotonic() + seconds, sinks=sinks)
 
     def drain_at_end(self, *, sinks: bool = True) -> bool:
@@ -199,8 +204,10 @@ class Pipeline:
         figures["queue_bytes"] = float(self._worker.size)
         if self._storage.bytes is not None:
             figures["bytes_written"] = float(self._storage.bytes)
-        figures |= {f"skipped/{name}": float(count) for name, count in list(self.counters.skipped.items())}
-        return figures | {f"drops/{reason}": float(count) for reason, count in list(self.counters.drops.items())}
+        for kind in ("skipped", "untrained", "drops"):
+            counts = dict(getattr(self.counters, kind))
+            figures |= {f"{kind}/{reason}": float(count) for reason, count in counts.items()}
+        return figures
 
     @property
     def end_seconds(self) -> float:
@@ -368,7 +375,7 @@ class Pipeline:
             self._tell("on_run_stored", run, [impl], seconds=seconds)
         self._last_seconds = None
 
-    def _count_lost(self, reason: str, count: int) -> None:
+    def _count(self, counted: Callable[[str, int], None], reason: str, count: int) -> None:
         """The reason is a text like any other: it goes where `required` plugins let it."""
         said = [reason]
         try:
@@ -376,7 +383,7 @@ class Pipeline:
                 said = ["not_observed"]
                 self._with_hooks(lambda: said.append(clean(self.dispatcher, reason, said[0])))
         finally:
-            self.counters.drop(said[-1], count)
+            counted(said[-1], count)
 
     def _process(self, run: Run, batch: Batch, number: int, name: str) -> None:
         try:

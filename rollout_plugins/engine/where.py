@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rollout_hookspecs import Run
 
-from rollout_plugins.content.names import count
+from rollout_plugins.content.names import count, listed
 from rollout_plugins.engine.counters import Counters
 
 logger = logging.getLogger("rollout_plugins")
@@ -27,13 +27,9 @@ def say_end(run: Run, counters: Counters) -> None:
     """Once a run, on rank 0: how many there are, and what was lost."""
     kept = count(sum(counters.rollouts.values()), "rollout")
     here = f" on rank 0 of {run.world_size}" if run.world_size > 1 else ""
-    lost: list[str] = []
-    untrained: list[str] = []
-    for reason, number in counters.drops.items():
-        fate = reason.removeprefix("not_trained:")  # those are here, and only training went without them
-        (lost if fate == reason else untrained).append(f"{number:,} {fate}")
-    parts = [f"lost: {', '.join(lost)}" if lost else "none lost"]
-    parts += [f"not trained on: {', '.join(untrained)}"] if untrained else []
+    lost, untrained = listed(counters.drops), listed(counters.untrained)
+    parts = [f"lost: {lost}" if lost else "none lost"]
+    parts += [f"not trained on: {untrained}"] if untrained else []
     _say(run, f"recorded {kept}{here}, {', '.join(parts)}. To see them:")
 
 

@@ -242,7 +242,7 @@ class _Watch:
                 self.emit(replace(batch, seconds=0.0 if number else seconds))
             for reason, count in Counter(c.reason for c in settled).items():
                 if reason not in {"", UNKNOWN}:
-                    self.emit.lost(f"not_trained:{reason}", count)
+                    self.emit.untrained(reason, count)
 
             self._tell_waiting()
 

@@ -13,6 +13,8 @@ import threading
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
+from operator import itemgetter
 from typing import Any, Final
 
 from rollout_plugins.content.snapshot import Snapshot
@@ -83,9 +85,10 @@ class Sampled(Generation):
 
     def snapshot(self, rows: Any, prompts: Any, completions: Any, ids: Any = None) -> None:
         """The function's fields are kept apart from the columns of the dataset."""
-        before = self.before if len(self.before) == len(rows) else [{}] * len(rows)
-        own = [self._without_fields(row, old) for row, old in zip(rows, before, strict=True)]
-        super().snapshot(own if self.fields else rows, prompts, completions, ids)
+        if self.fields:
+            before = self.before if len(self.before) == len(rows) else [{}] * len(rows)
+            rows = [self._without_fields(row, old) for row, old in zip(rows, before, strict=True)]
+        super().snapshot(rows, prompts, completions, ids)
         copier = Snapshot()
         for name, value in self.fields.items():
             self.extra[str(name)] = copier.copy(value if isinstance(value, list) else [value] * self.count)
@@ -117,6 +120,7 @@ class Sampled(Generation):
         advantages = out.get("advantages")
         if advantages is not None and tuple(advantages.shape) == (len(ids),):
             self.advantages = advantages.tolist()
+            self.unknown.pop("advantage", None)
         self.unknown |= {"rewards": NOT_SEEN, "source": RETURNED}
         return True
 
@@ -139,9 +143,9 @@ class Sampled(Generation):
 
 def _are_rows(value: Any, kind: type) -> bool:
     """Whether these are lists of that; an empty list may be one of anything."""
-    if not isinstance(value, list):
+    if not isinstance(value, list) or not all(map(isinstance, value, repeat(list))):
         return False
-    return all(isinstance(row, list) and (not row or isinstance(row[0], kind)) for row in value)
+    return all(map(isinstance, map(itemgetter(0), filter(None, value)), repeat(kind)))
 
 
 def _is_spoken(rows: list[Any]) -> bool:

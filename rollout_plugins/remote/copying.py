@@ -6,35 +6,24 @@ of that size is there already. Other files, the run's facts among them, are sent
 
 from __future__ import annotations
 
-import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
-from rollout_plugins.remote.folders import File, Folder
+from rollout_plugins.content.nodes import nodes_of
+from rollout_plugins.remote.folders import File, Folder, files_of
 from rollout_plugins.remote.prune import is_pruned
 from rollout_plugins.store.compacted import joined
 from rollout_plugins.store.moved import moved
 
 _PART = re.compile(r"data/[^/]+/(\d+-\d+)-\d+\.(parquet|arrows)")
+_OF_A_RUN = re.compile(rf"(.*/|)(run(-\d+)?\.json|{_PART.pattern})")
 #: Rollouts come after the pictures in them, and the facts that count them last.
 _ORDER = ("media/", "data/", "annotations/", "")
-#: Notes of what went where from this folder, which are about this folder alone.
-_ONLY_HERE = ("exports",)
-
-
-def files_of(folder: Path) -> Iterator[File]:
-    """Everything that a run's folder holds for readers."""
-    for root, inner, names in os.walk(folder):
-        inner[:] = [name for name in inner if name[0] != "." and not (root == str(folder) and name in _ONLY_HERE)]
-        for name in names:
-            path = Path(root, name)
-            with suppress(OSError):  # a journal that became a part
-                if name[0] != ".":
-                    yield File(path, path.relative_to(folder).as_posix(), path.stat().st_size)
 
 
 class Copying:
@@ -54,11 +43,11 @@ class Copying:
         self._journals: dict[str, tuple[int, float]] = {}
 
     @classmethod
-    def beside(cls, source: Path, parent: Folder, attempt: int, rank: int, *, idle_seconds: float = 0.0) -> Copying:
+    def beside(cls, source: Path, parent: Folder, attempt: int, rank: int, **options: Any) -> Copying:
         """To the folder of the same name in `parent`, or to `<name>-2` where that is another run's, and so on."""
         number, name = 1, source.name
         while True:
-            copying = cls(source, parent.inside(name), idle_seconds=idle_seconds)
+            copying = cls(source, parent.inside(name), **options)
             if not copying.is_of_another_run(attempt, rank):
                 return copying
             number += 1
@@ -68,7 +57,8 @@ class Copying:
         """Whether the other folder has parts under names of ours that are not ours: a run id was given twice."""
         ours = [file.name for file in files_of(self._source) if _PART.fullmatch(file.name)]
         stem = f"{attempt:03d}-{rank:05d}"
-        gone = (*moved(self._source), *chain.from_iterable(joined(self._source).values()))
+        nodes = nodes_of(self._source)
+        gone = (*chain.from_iterable(map(moved, nodes)), *_held(nodes))
         known = {Path(name).with_suffix("") for name in (*ours, *gone)}
         made = [name for name in self._there if (part := _PART.fullmatch(name)) and part[1] == stem]
         return self.differs() or any(Path(name).with_suffix("") not in known for name in made)
@@ -131,14 +121,20 @@ class Copying:
         return self.target.size(file.name) == file.size
 
 
-def run_folder(names: Collection[str]) -> bool:
-    """Whether files of these names are a run."""
-    return any(name == "run.json" or _PART.fullmatch(name) or re.fullmatch(r"run-\d+\.json", name) for name in names)
+def _held(nodes: Iterable[Path]) -> Iterator[str]:
+    """Parts that were joined into others."""
+    return chain.from_iterable(chain.from_iterable(joined(node).values()) for node in nodes)
+
+
+def run_folders(names: Iterable[str]) -> list[str]:
+    """The folders among files of these names that are runs; empty text for the folder that all are in."""
+    return sorted({found[1].rstrip("/") for name in names if (found := _OF_A_RUN.fullmatch(name))})
 
 
 def is_fixed(name: str) -> bool:
     """Whether a file of this name never changes."""
-    return name.startswith(("media/", "annotations/")) or (name.startswith("data/") and name.endswith(".parquet"))
+    is_part = name.startswith("data/") and name.endswith(".parquet")
+    return is_part or name.startswith(("media/", "annotations/", "sessions/"))
 
 
 def _rank(file: File) -> int:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
 
 from rollout_plugins.content.names import count
+from rollout_plugins.content.nodes import nodes_of
 from rollout_plugins.engine.threads import own_thread
 from rollout_plugins.errors import RunError
 from rollout_plugins.remote.places import Place
@@ -21,6 +24,8 @@ AT_ONCE = 4
 _BLOCK = 8 * 2**20
 #: After so many failures in a row the rest is not tried.
 FAILURES = 3
+#: Notes of what went where from this folder, which are about this folder alone.
+_ONLY_HERE = ("exports",)
 
 
 class File(NamedTuple):
@@ -29,6 +34,21 @@ class File(NamedTuple):
     path: Path
     name: str
     size: int
+
+
+def files_of(folder: Path) -> Iterator[File]:
+    """Everything that a run's folder holds for readers."""
+    return chain.from_iterable(map(_files_of, nodes_of(folder)))
+
+
+def _files_of(folder: Path) -> Iterator[File]:
+    for root, inner, names in os.walk(folder):
+        inner[:] = [name for name in inner if name[0] != "." and not (root == str(folder) and name in _ONLY_HERE)]
+        for name in names:
+            path = Path(root, name)
+            with suppress(OSError):  # a journal that became a part
+                if name[0] != ".":
+                    yield File(path, path.relative_to(folder).as_posix(), path.stat().st_size)
 
 
 class Folder:
@@ -183,6 +203,11 @@ class HubFolder(Folder):
     def size(self, name: str) -> int | None:
         return self.sizes().get(name)
 
+    @property
+    def repo_root(self) -> HubFolder | None:
+        """All of the dataset, which has a card; None in a bucket."""
+        return None if self._is_bucket else HubFolder(Place("hf", f"datasets/{self.repo}"), private=self._private)
+
     def send(
         self, files: Sequence[File], sent: Callable[[File], object], failed: Callable[[File, Exception], object]
     ) -> None:
@@ -201,12 +226,19 @@ class HubFolder(Folder):
         named = [(str(file.path), f"{self._inside}/{file.name}".lstrip("/")) for file in files]
         if self._is_bucket:
             self._api.batch_bucket_files(self.repo, add=named)
-            return
+        else:
+            self._add(named)
+
+    def _add(self, named: Sequence[tuple[str | bytes, str]]) -> None:
         from huggingface_hub import CommitOperationAdd
 
-        added = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=path) for path, name in named]
+        added = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=content) for content, name in named]
         message = f"Add {named[0][1]}" if len(named) == 1 else f"Add {len(named)} files"
         self._api.create_commit(self.repo, added, repo_type="dataset", commit_message=message)
+
+    def write(self, name: str, text: str) -> None:
+        """A small file of the dataset."""
+        self._add([(text.encode(), f"{self._inside}/{name}".lstrip("/"))])
 
     def remove(self, name: str) -> None:
         path = f"{self._inside}/{name}".lstrip("/")

@@ -10,11 +10,10 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from rollout_plugins.content.elsewhere import is_url
+from rollout_plugins.content.elsewhere import here, is_url
 from rollout_plugins.errors import MissingExtraError, SetupError, need
 
 #: By protocol, the package that fsspec needs for it and our extra that brings it.
@@ -96,7 +95,7 @@ class Place:
         text = without_secrets(" ".join(str(error).split()) or type(error).__name__)
         extra = _PACKAGES.get(self.protocol, ("", ""))[1]
         if _MISSING.search(text):
-            return f"there is no such bucket or repository; create it, or correct the URL ({text})"
+            return f"no such bucket or repository exists; create it, or correct the URL ({text})"
         if isinstance(error, PermissionError) or _DENIED.search(text):
             where = f": {_WHERE[extra]}" if extra in _WHERE else ""
             return f"access is denied; check the credentials{where} ({text})"
@@ -109,8 +108,10 @@ class Place:
 def place(url: str | os.PathLike[str], what: str = "the URL") -> Place:
     """The place that a URL names, or a path of this machine; `what` it is called in errors. Nothing is opened."""
     text = os.fspath(url)
+    if not text:
+        raise SetupError(f"{what} is empty; give a URL, such as s3://bucket/runs, or a folder")
     if not is_url(text):
-        return Place("file", str(Path(text).absolute()))
+        return Place("file", str(here(text).absolute()))
     protocol, _, rest = text.partition(":")
     rest = rest.lstrip("/") if protocol not in _LOCAL else "/" + rest.lstrip("/")
     parts = urlsplit(text)
@@ -133,7 +134,7 @@ def _check_protocol(protocol: str, what: str, text: str) -> None:
         known.get_filesystem_class(protocol)
     except ValueError:
         accepted = "s3://, gs://, az://, hf://, file:// and what fsspec knows"
-        raise SetupError(f"{what} {text!r}: there is no filesystem for {protocol}://; accepted: {accepted}") from None
+        raise SetupError(f"{what} {text!r}: no filesystem is known for {protocol}://; accepted: {accepted}") from None
     except ImportError as error:
         package, extra = _PACKAGES.get(protocol, ("", ""))
         if package:

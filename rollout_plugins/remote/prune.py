@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rollout_plugins.errors import RunError
+from rollout_plugins.remote.folders import files_of
 from rollout_plugins.store.parts import find_parts
 from rollout_plugins.store.read import StoredRun
 from rollout_plugins.store.schema import HEAVY
@@ -131,10 +132,10 @@ def _remove_media(run: StoredRun) -> int:
     for table in run.tables(["images"], superseded=True):
         used |= {image["path"] for images in table["images"].to_pylist() for image in images or ()}
     freed = 0
-    for path in (run.dir / "media").rglob("*"):
-        if path.is_file() and path.relative_to(run.dir).as_posix() not in used:
-            freed += path.stat().st_size
-            path.unlink()
+    for file in files_of(run.dir):
+        if file.name.startswith("media/") and file.name not in used:
+            freed += file.size
+            file.path.unlink()
     return freed
 
 

@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rollout_plugins.content.elsewhere import MARK, SCHEME
+from rollout_plugins.content.nodes import root
 from rollout_plugins.errors import RunError, need
 from rollout_plugins.remote.places import Place, place
 from rollout_plugins.store.compacted import NOTE
@@ -42,12 +43,6 @@ _DAY = 86400
 #: What tells one content of a file from another, by service.
 _VERSIONS = ("ETag", "etag", "md5Hash", "oid", "blob_id", "content_settings", "mtime", "LastModified", "created")
 Info: TypeAlias = Mapping[str, Any]
-
-
-def root() -> Path:
-    """Where runs elsewhere have their folders."""
-    chosen, caches = os.environ.get("ROLLOUTS_CACHE"), os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(chosen or f"{caches}/rollout-plugins").expanduser()
 
 
 def find(url: str) -> list[Path]:
@@ -311,7 +306,7 @@ def _is_run_file(path: str) -> bool:
 
 
 def _is_inside(path: str) -> bool:
-    """Whether a path in a run stays inside, and is no hidden file."""
+    """Whether a path in a run stays inside, and is not a hidden file."""
     parts = PurePosixPath(path).parts
     return path[:1] != "/" and "\\" not in path and not any(part.startswith(".") for part in parts)
 

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rollout_plugins.content.elsewhere import is_elsewhere, opened, place_of, reach
+from rollout_plugins.content.nodes import nodes_of
 from rollout_plugins.errors import RunError
 from rollout_plugins.store.codec import cleaned, encode
 from rollout_plugins.store.parts import TYPES, file_name, gist, wrong_columns
@@ -64,13 +65,14 @@ def annotate(
         raise RunError(
             f"no rollout of {place_of(folder)} has any of these ids: {some_of(others)}; nothing was written"
         )
-    target = folder / "annotations" / folder_name(producer)
+    node = nodes_of(folder)[0]
+    target = node / "annotations" / folder_name(producer)
     for columns, given in shapes.items():
         table = _table(columns, given).replace_schema_metadata({_PRODUCER: _name(producer).encode()})
         target.mkdir(parents=True, exist_ok=True)
         file = _new_file(target, table.schema)
         replace_file(file, partial(pq.write_table, table))
-        if is_elsewhere(folder):
+        if is_elsewhere(node):
             reach().send(file)
     return sum(map(len, shapes.values()))
 
@@ -201,8 +203,8 @@ class _File(NamedTuple):
 
 def files(folder: Path) -> list[Path]:
     """A run's files of annotations, oldest first for each producer."""
-    found = sorted((folder / "annotations").glob("*/*.parquet"))
-    return [path for path in found if not path.name.startswith(".")]
+    found = [path for node in nodes_of(folder) for path in (node / "annotations").glob("*/*.parquet")]
+    return [path for path in sorted(found, key=file_name) if not path.name.startswith(".")]
 
 
 def _schema(path: Path, damaged: dict[str, str]) -> pa.Schema | None:

@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 
 from rollout_plugins.content.elsewhere import opened, place_of
 from rollout_plugins.content.names import count
+from rollout_plugins.content.nodes import nodes_of
 from rollout_plugins.errors import DamageWarning
 
 
@@ -30,8 +31,8 @@ class Damaged(dict[str, str]):
         return f"{name} cannot be read and is left out{self._rows(name)}: {self[name]}"
 
     def _rows(self, name: str) -> str:
-        path = self._folder / name
-        if not name.startswith("data/") or not path.is_file():
+        path = next((path for node in nodes_of(self._folder) if (path := node / name).is_file()), None)
+        if path is None or not name.startswith("data/"):
             return ""
         rows, size = _rows_and_bytes(path)
         if rows:

@@ -212,4 +212,4 @@ def rewritten(text: str, columns: Mapping[str, Column]) -> str:
 
 def no_column(name: str, columns: Collection[str]) -> str:
     """One sentence that names what there is."""
-    return f"there is no column {name!r}; the columns are {', '.join(columns)}"
+    return f"no column is named {name!r}; the columns are {', '.join(columns)}"

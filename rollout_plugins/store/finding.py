@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from rollout_plugins.content.elsewhere import is_url, reach
+from rollout_plugins.content.elsewhere import here, is_url, reach
 from rollout_plugins.errors import RunError
 from rollout_plugins.store.home import homes_of
+from rollout_plugins.store.joining import one_for_nodes, the_run_of
 from rollout_plugins.store.parts import find_parts
 from rollout_plugins.store.run_facts import Facts, run_files
 
@@ -19,11 +20,23 @@ _HOLDS_NONE = {"node_modules", "site-packages", "__pycache__"}
 _INSTALLED = {"pyvenv.cfg", "conda-meta"}
 
 
+def newest_in(path: str | Path | Sequence[str | Path]) -> Path:
+    """The newest run that `found_in` finds; of several paths the one run that they are the nodes of."""
+    if isinstance(path, (str, Path)):
+        return found_in(path)[-1]
+    if not path:
+        raise RunError("no run is named; give a folder, or those of the nodes of one run")
+    return the_run_of([found_in(each)[-1] for each in path])
+
+
 def found_in(path: str | Path) -> list[Path]:
-    """The folders of the runs in a folder, below it, and beside it when it is an output_dir; oldest first."""
+    """The folders of the runs in a folder, below it, and beside it when it is an output_dir; oldest first.
+
+    One folder stands for those of a run that several nodes wrote.
+    """
     if is_url(path):
-        return sorted(reach().find(str(path)), key=_started)
-    root = Path(path)
+        return sorted(one_for_nodes(reach().find(str(path))), key=_started)
+    root = here(path)
     if not (root.exists() or any(home.is_dir() for home in homes_of(root))):
         raise RunError(f"{root} does not exist; give a run's folder, a folder of runs or the trainer's output_dir")
     if _is_run(root):
@@ -35,7 +48,7 @@ def found_in(path: str | Path) -> list[Path]:
             f"no run found in or below {root.resolve()}, nor in {root.resolve()}-rollouts; "
             "name the output_dir of a training, or try `rollouts demo`"
         )
-    return sorted(found.values(), key=_started)
+    return sorted(one_for_nodes(found.values()), key=_started)
 
 
 def find_runs(folder: str | Path) -> list[Path]:

@@ -6,6 +6,7 @@ import json
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from rollout_plugins.content.nodes import nodes_of
 from rollout_plugins.store.write import replace_file
 
 if TYPE_CHECKING:
@@ -22,6 +23,11 @@ def moved(folder: Path) -> dict[str, str]:
         if isinstance(noted, dict):
             return {str(name): str(url) for name, url in noted.items()}
     return {}
+
+
+def gone(folder: Path) -> dict[str, str]:
+    """Where those of them are that are not here again."""
+    return {name: url for node in nodes_of(folder) for name, url in moved(node).items() if not (node / name).exists()}
 
 
 def note_moved(folder: Path, url: str, names: Iterable[str]) -> None:

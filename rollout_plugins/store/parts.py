@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rollout_plugins.content.elsewhere import opened
+from rollout_plugins.content.nodes import nodes_of
 from rollout_plugins.errors import RunError
 from rollout_plugins.store.compacted import without_joined
 from rollout_plugins.store.schema import FIELDS
@@ -48,14 +49,18 @@ class Part:
 
 def find_parts(folder: Path) -> list[Part]:
     """The parts of a run, in writing order; of a journal and the Parquet file made of it, the Parquet file."""
-    found: dict[Path, Part] = {}
-    for path in sorted((folder / "data").glob("*/*.*")):
+    return [Part(folder, path) for node in nodes_of(folder) for path in _paths(node)]
+
+
+def _paths(node: Path) -> list[Path]:
+    found: dict[Path, Path] = {}
+    for path in sorted((node / "data").glob("*/*.*")):
         numbers = path.stem.split("-")
         is_part = path.suffix in {".arrows", ".parquet"} and len(numbers) == 3
         if is_part and all(number.isascii() and number.isdigit() for number in numbers):
-            found[path.with_suffix("")] = Part(folder, path)  # sorted: .parquet comes after .arrows and wins
-    kept = without_joined(folder, {part.name for part in found.values()})
-    return [part for part in found.values() if part.name in kept]
+            found[path.with_suffix("")] = path  # sorted: .parquet comes after .arrows and wins
+    kept = without_joined(node, set(map(file_name, found.values())))
+    return [path for path in found.values() if file_name(path) in kept]
 
 
 def file_name(path: Path) -> str:

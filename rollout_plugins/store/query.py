@@ -18,6 +18,7 @@ import duckdb
 import pyarrow as pa
 
 from rollout_plugins.content.elsewhere import SCHEME, is_elsewhere, reach, spelled
+from rollout_plugins.content.nodes import nodes_of
 from rollout_plugins.errors import RunError
 from rollout_plugins.store import annotate, sql
 from rollout_plugins.store.codec import is_clean
@@ -201,8 +202,9 @@ class Database:
             with suppress(duckdb.CatalogException):  # a DuckDB that calls it something else
                 connection.execute(f"set {wish}")
         connection.execute(f"set temp_directory = {literal(str(Path(tempfile.gettempdir()) / 'rollouts-duckdb'))}")
-        folders = [name for source in self.sources for name in (str(source.folder), sql.pattern(source.folder))]
-        if away := [source.folder for source in self.sources if is_elsewhere(source.folder)]:
+        nodes = [node for source in self.sources for node in nodes_of(source.folder)]
+        folders = [name for node in nodes for name in (str(node), sql.pattern(node))]
+        if away := [node for node in nodes if is_elsewhere(node)]:
             connection.register_filesystem(reach().filesystem())
             folders += [f"{SCHEME}://{folder}" for folder in away]
         try:

@@ -7,6 +7,7 @@ run.sql("select step, avg(reward) from rollouts group by step order by step").to
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from rollout_plugins.content.elsewhere import is_elsewhere, place_of
-from rollout_plugins.content.names import count, run_name
-from rollout_plugins.errors import RunError, need
+from rollout_plugins.content.names import count, listed, run_name
+from rollout_plugins.errors import DamageWarning, RunError, need
 from rollout_plugins.store import annotate, summary
 from rollout_plugins.store.damage import Damaged
 from rollout_plugins.store.filters import Filters, no_column
-from rollout_plugins.store.finding import found_in
+from rollout_plugins.store.finding import found_in, newest_in
 from rollout_plugins.store.matches import Matches, Rollouts
-from rollout_plugins.store.moved import moved
+from rollout_plugins.store.moved import gone
 from rollout_plugins.store.parts import TYPES, find_parts
 from rollout_plugins.store.run_facts import Facts
 from rollout_plugins.store.session import Session, look_again
@@ -34,9 +35,12 @@ if TYPE_CHECKING:
     from rollout_plugins.engine.export import Sent
 
 
-def open_run(path: str | Path) -> StoredRun:
-    """Open a run: a run's folder or URL, or the newest of the runs that `runs` finds there."""
-    return StoredRun(found_in(path)[-1])
+def open_run(path: str | Path | Sequence[str | Path]) -> StoredRun:
+    """Open a run: a run's folder or URL, or the newest of the runs that `runs` finds there.
+
+    Of a run that several nodes wrote, each to a disk of its own, give a list of their folders or a folder of all.
+    """
+    return StoredRun(newest_in(path))
 
 
 def runs(path: str | Path) -> Runs:
@@ -59,12 +63,13 @@ class StoredRun:
         look_again([self.dir])
         self.damaged.clear()
         self._all: Matches | None = None
-        gone = [url for name, url in moved(self.dir).items() if not (self.dir / name).exists()]
-        if gone:
-            where = " and ".join(dict.fromkeys(gone))
-            what = f"what was removed here ({count(len(gone), 'part')})"
-            self.damaged[what] = f"it is in {where}: rollouts pull {gone[-1]} {self.dir.parent}"
+        if urls := list(gone(self.dir).values()):
+            where = " and ".join(dict.fromkeys(urls))
+            what = f"what was removed here ({count(len(urls), 'part')})"
+            self.damaged[what] = f"it is in {where}: rollouts pull {urls[-1]} {self.dir.parent}"
         self._facts = Facts(self.dir, self.damaged)
+        for line in self.contradictions:
+            warnings.warn(f"{self.place}: {line}", DamageWarning, stacklevel=2)
         self._session = Session({self.dir: self.damaged}, self._small)
 
     @property
@@ -88,6 +93,11 @@ class StoredRun:
         return self._facts.info
 
     @property
+    def contradictions(self) -> list[str]:
+        """What nodes or ranks of the run say that others say differently, in a line each."""
+        return self._facts.contradictions
+
+    @property
     def name(self) -> str:
         """What a person calls the run: its model and the trainer's output folder."""
         return run_name(self.info)
@@ -105,12 +115,17 @@ class StoredRun:
     @property
     def drops(self) -> dict[str, int]:
         """What was lost, by reason, over all ranks and attempts."""
-        return self._facts.drops
+        return self._facts.total("drops")
+
+    @property
+    def untrained(self) -> dict[str, int]:
+        """Rollouts that the trainer generated and did not train on, by reason; they are all here."""
+        return self._facts.total("untrained")
 
     @property
     def skipped(self) -> dict[str, int]:
         """Rollouts that plugins did not select for the sinks, by plugin; they are all here."""
-        return self._facts.skipped
+        return self._facts.total("skipped")
 
     @property
     def costs(self) -> dict[str, float]:
@@ -132,10 +147,11 @@ class StoredRun:
     @property
     def files(self) -> list[Path | str]:
         """The run's Parquet files, for Spark, Ray and whatever else reads them without us; URLs of a run at a URL."""
-        found = [part.path for part in find_parts(self.dir) if not part.is_journal]
-        if not is_elsewhere(self.dir):
-            return [*found]
-        return [f"{self.place}/{path.relative_to(self.dir).as_posix()}" for path in found]
+        return [
+            f"{place_of(part.path.parents[2])}/{part.name}" if is_elsewhere(part.path.parents[2]) else part.path
+            for part in find_parts(self.dir)
+            if not part.is_journal
+        ]
 
     @property
     def parts(self) -> list[Path]:
@@ -375,7 +391,7 @@ class StoredRun:
             self.stats(),
             **{
                 "annotated by": ", ".join(self.annotations),
-                "dropped": ", ".join(f"{count:,} {reason}" for reason, count in self.drops.items()),
+                "dropped": listed(self.drops),
                 "damaged": ", ".join(self.damaged),
             },
         )

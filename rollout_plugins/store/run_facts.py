@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rollout_hookspecs import Run
 
+from rollout_plugins.content.nodes import nodes_of
 from rollout_plugins.errors import RunError
 from rollout_plugins.store.codec import untagged
 from rollout_plugins.store.schema import VERSION
@@ -23,20 +24,22 @@ _KINDS: dict[str, type] = {
     **dict.fromkeys(("versions", "settings"), dict),
 }
 _TUPLES: dict[str, type | tuple[type, ...]] = {"reward_names": str, "reward_weights": (int, float), "tools": dict}
-_COUNTS = ("rollouts", "generations", "drops", "skipped", "plugin_errors")
-_SKIPPED = "skipped_by:"
+_COUNTS = ("rollouts", "generations", "drops", "untrained", "skipped", "plugin_errors")
+#: What all ranks say alike.
+_SHARED = ("world_size", "trainer", "host", "model", "num_generations", "reward_names", "versions")
+# Runs of earlier versions counted these among the drops, although the store has them.
+_STORED = {"skipped_by": "skipped", "not_trained": "untrained"}
 _YEAR_9000 = 2.2e11
 
 
 def run_files(folder: Path) -> list[Path]:
     """The facts of each rank; rank 0 first, if it is there."""
-    return sorted(
-        [*folder.glob("run.json"), *folder.glob("run-*.json")], key=lambda path: (path.name != "run.json", path)
-    )
+    found = [path for node in nodes_of(folder) for path in (*node.glob("run.json"), *node.glob("run-*.json"))]
+    return sorted(found, key=lambda path: (path.name != "run.json", path.name))
 
 
 def earlier_attempts(path: Path) -> list[dict[str, Any]]:
-    """The attempts that a run file tells of, as it has them; none when it cannot be read."""
+    """The attempts that a run file lists, as they stand there; none when it cannot be read."""
     return [attempt for attempt in _listed(_read(path, {}).get("attempts")) if isinstance(attempt, dict)]
 
 
@@ -46,7 +49,7 @@ class Facts:
     def __init__(self, folder: Path, damaged: dict[str, str]) -> None:
         self._folder = folder
         self._read = [facts for path in run_files(folder) if (facts := _read(path, damaged))]
-        newest = max((_whole(facts.get("schema")) or 1 for facts in self._read), default=1)
+        newest = max((whole(facts.get("schema")) or 1 for facts in self._read), default=1)
         if newest > VERSION:
             raise RunError(
                 f"{folder} was written with schema {newest}; this version reads up to {VERSION}: "
@@ -64,10 +67,23 @@ class Facts:
     @property
     def attempts(self) -> list[dict[str, Any]]:
         return [
-            _attempt(attempt, _whole(facts.get("rank")) or 0)
+            _attempt(attempt, whole(facts.get("rank")) or 0)
             for facts in self._read
             for attempt in _listed(facts.get("attempts"))
             if isinstance(attempt, dict)
+        ]
+
+    @property
+    def contradictions(self) -> list[str]:
+        """What files of the newest attempt say differently from the first one, in a line each."""
+        newest = max((attempt["attempt"] for attempt in self.attempts), default=1)
+        told = [facts for facts in self._read if _last_attempt(facts) == newest]
+        return [
+            f"rank {whole(facts.get('rank')) or 0} says that {name} is {facts[name]!r}, and rank "
+            f"{whole(told[0].get('rank')) or 0} that it is {told[0][name]!r}"
+            for facts in told[1:]
+            for name in _SHARED
+            if name in facts and name in told[0] and facts[name] != told[0][name]
         ]
 
     @property
@@ -75,15 +91,8 @@ class Facts:
         """When the newest attempt began, by the clock of the machine it ran on; None when no run file says."""
         return max((a["started"] for a in self.attempts if a["started"] is not None), default=None)
 
-    @property
-    def drops(self) -> dict[str, int]:
-        return self._total("drops")
-
-    @property
-    def skipped(self) -> dict[str, int]:
-        return self._total("skipped")
-
-    def _total(self, what: str) -> dict[str, int]:
+    def total(self, what: str) -> dict[str, int]:
+        """One of the counts, over all ranks and attempts."""
         total: Counter[str] = Counter()
         for attempt in self.attempts:
             total.update(attempt.get(what, {}))
@@ -111,9 +120,14 @@ class Facts:
         return sorted((attempt, step) for attempt, step in found if attempt > 1 and step is not None)
 
 
+def _last_attempt(facts: Mapping[str, Any]) -> int:
+    said = [attempt for attempt in _listed(facts.get("attempts")) if isinstance(attempt, dict)]
+    return max((whole(attempt.get("attempt")) or 1 for attempt in said), default=1)
+
+
 def _is_fact(name: str, value: Any) -> bool:
     """Whether a run file says something of the kind that a `Run` holds; somebody may have edited it."""
-    return _whole(value) is not None if name in _WHOLE else isinstance(value, _KINDS.get(name, ()))
+    return whole(value) is not None if name in _WHOLE else isinstance(value, _KINDS.get(name, ()))
 
 
 def _listed(value: Any) -> Sequence[Any]:
@@ -123,23 +137,25 @@ def _listed(value: Any) -> Sequence[Any]:
 def _attempt(given: dict[str, Any], rank: int) -> dict[str, Any]:
     """An attempt with numbers where numbers belong."""
     counts = {name: _counts(given[name]) for name in _COUNTS if name in given}
-    for reason in [reason for reason in counts.get("drops", ()) if reason.startswith(_SKIPPED)]:  # of older versions
-        counts.setdefault("skipped", {})[reason.removeprefix(_SKIPPED)] = counts["drops"].pop(reason)
+    for reason in list(counts.get("drops", ())):
+        kind, _, rest = reason.partition(":")
+        if kind in _STORED:
+            counts.setdefault(_STORED[kind], {})[rest] = counts["drops"].pop(reason)
     times = {name: _time(given.get(name)) for name in ("started", "ended")}
-    step = _whole(given.get("resumed_from"))
+    step = whole(given.get("resumed_from"))
     return {
         **given,
         **counts,
         **times,
         "resumed_from": step,
-        "attempt": _whole(given.get("attempt")) or 1,
+        "attempt": whole(given.get("attempt")) or 1,
         "rank": rank,
     }
 
 
 def _counts(value: Any) -> dict[str, int]:
     items = value.items() if isinstance(value, dict) else ()
-    return {str(name): number for name, count in items if (number := _whole(count)) is not None}
+    return {str(name): number for name, count in items if (number := whole(count)) is not None}
 
 
 def _number(value: Any) -> float:
@@ -151,8 +167,9 @@ def _time(value: Any) -> float | None:
     return float(value) if type(value) in {int, float} and 0 < value < _YEAR_9000 else None
 
 
-def _whole(value: Any) -> int | None:
+def whole(value: Any) -> int | None:
     """A number that counts something."""
+    # Not isinstance, as True is an int; and beyond 2**53 JSON readers in other languages round.
     return value if type(value) is int and 0 <= value < 2**53 else None
 
 

@@ -6,12 +6,14 @@ import atexit
 import ctypes
 import os
 from collections import deque
+from itertools import chain
 from typing import TYPE_CHECKING, Literal, TypeVar
 from weakref import WeakSet, ref
 
 import pyarrow as pa
 
 from rollout_plugins.content.elsewhere import is_elsewhere, place_of, reach
+from rollout_plugins.content.nodes import nodes_of
 from rollout_plugins.errors import RunError
 from rollout_plugins.store import annotate
 from rollout_plugins.store.parts import TYPES, Part, UnreadableError, fault, file_name, find_parts, gist, wrong_columns
@@ -104,8 +106,8 @@ class Session:
         facts = Facts(folder, damaged)
         parts, tables = [], {}
         there = find_parts(folder)
-        if is_elsewhere(folder):
-            reach().fetch([part.path for part in there if not part.is_journal], LIGHT)
+        if far := [part.path for part in there if not part.is_journal and is_elsewhere(part.path.parents[2])]:
+            reach().fetch(far, LIGHT)
         for found in there:
             part = found.journal if found.name in damaged and found.journal.path.exists() else found
             if part.name in damaged:
@@ -138,8 +140,9 @@ class Session:
 
 def look_again(folders: Iterable[Path]) -> None:
     """See what there is now of runs that are elsewhere."""
-    for folder in filter(is_elsewhere, folders):
-        reach().refresh(folder)
+    for node in chain.from_iterable(map(nodes_of, folders)):
+        if is_elsewhere(node):
+            reach().refresh(node)
 
 
 def _journal(part: Part, damaged: dict[str, str]) -> pa.Table | None:

@@ -103,7 +103,7 @@ def test_without_a_command_the_help_is_shown(rollouts):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["show", "{run}", "--where", "rewrd > 1"], "rollouts: there is no column 'rewrd'; the columns are id"),
+        (["show", "{run}", "--where", "rewrd > 1"], "rollouts: no column is named 'rewrd'; the columns are id"),
         (["show", "{run}", "--id", "nope"], "rollouts: no rollout 'nope' in "),
         (["sql", "{run}", "drop table x"], "rollouts: runs are read-only, and the SQL is DROP; write one SELECT"),
         (["stats", "/nowhere"], "rollouts: /nowhere does not exist; give a run's folder"),

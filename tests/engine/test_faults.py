@@ -387,7 +387,7 @@ def test_what_a_resumed_attempt_loses_at_once_is_its_own(tmp_path):
     line.submit(batch(build=gate.build))
     assert gate.entered.wait(5)
     line.start(run_in(tmp_path, attempt=2, resumed_from=1), 1)
-    line.lose("before_attach", 3)
+    line.count("before_attach", 3)
     gate.open.set()
     line.close()
     assert [attempt["drops"] for attempt in open_run(tmp_path).attempts] == [{}, {"before_attach": 3}]

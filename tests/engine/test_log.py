@@ -11,7 +11,9 @@ from store_rig import Sink, batch, record, rollouts, started
 from tools import multiply
 
 from rollout_plugins import RolloutPluginCallback, RolloutRecorder, hookimpl, open_run
+from rollout_plugins.cli.main import main
 from rollout_plugins.engine.discover import Plugins
+from rollout_plugins.engine.setup import end_run
 from rollout_plugins.plugins.cap import Cap
 from rollout_plugins.plugins.metrics import Metrics
 from rollout_plugins.testing import make_rollout, run_plugins
@@ -137,11 +139,26 @@ def test_what_recording_took_is_in_the_run_over_its_attempts(tmp_path):
     assert first["seconds/worker"] > 0
 
 
-def test_runs_of_older_versions_lost_nothing_that_sinks_were_not_sent(tmp_path):
+def test_runs_of_older_versions_lost_nothing_that_was_stored(tmp_path):
     path = record(tmp_path, rollouts(4)).dir / "run.json"
-    path.write_text(path.read_text().replace('"drops": {}', '"drops": {"skipped_by:cap": 3, "queue_full": 1}'))
+    drops = '"drops": {"skipped_by:cap": 3, "queue_full": 1, "not_trained:stale": 2}'
+    path.write_text(path.read_text().replace('"drops": {}', drops))
     run = open_run(tmp_path)
-    assert (run.drops, run.skipped) == ({"queue_full": 1}, {"cap": 3})
+    assert (run.drops, run.skipped, run.untrained) == ({"queue_full": 1}, {"cap": 3}, {"stale": 2})
+
+
+def test_what_trained_nothing_is_not_among_the_losses(tmp_path, capfd):
+    line = started(tmp_path, Headlines())
+    line.submit(batch())
+    line.count("stale", 2, is_stored=True)
+    line.drain(30)
+    metrics = line.said_metrics(), line.own_metrics()["untrained/stale"]
+    end_run(line)
+    run = open_run(tmp_path)
+    assert (run.drops, run.untrained, metrics) == ({}, {"stale": 2}, ({}, 2))
+    assert "none lost, not trained on: 2 stale." in capfd.readouterr().err
+    assert main(["stats", str(run.dir)]) == main(["doctor", str(run.dir), "--offline"]) == 0
+    assert [text.count("not trained on: 2 stale") for text in capfd.readouterr()] == [1, 1]
 
 
 # --- where the rollouts are -----------------------------------------------------------------------------------------

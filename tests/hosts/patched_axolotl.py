@@ -24,7 +24,7 @@ from axolotl.core.trainers.grpo.trainer import (
     AxolotlGRPOTrainer,
 )
 from PIL import Image
-from rig import call, dataset, scripted, tiny_model
+from rig import call, dataset, scripted, tiny_model, tokenizer
 from test_every_trl import seeing
 from tools import multiply
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -118,7 +118,7 @@ def test_groups_that_a_replay_buffer_put_others_in_place_of_say_so(tmp_path):
     assert {n: fates[n] for n in (0.1, 0.2, 0.3, 0.31, 0.4, 0.5, 0.51)} == {
         0.1: "yes", 0.2: "no: replaced", 0.3: "yes", 0.31: "yes", 0.4: "no: replaced", 0.5: "yes", 0.51: "yes",
     }  # fmt: skip
-    assert run.drops["not_trained:replaced"] == sum(fate == "no: replaced" for fate in fates.values()) * 2
+    assert run.untrained["replaced"] == sum(fate == "no: replaced" for fate in fates.values()) * 2
 
 
 def test_tools_that_are_called_on_the_thread_are_seen(tmp_path):
@@ -190,4 +190,24 @@ def test_what_one_rank_generates_for_all_is_stored_once(ranks, mode):
     )
     assert set(batches.values()) == {1}
     assert {index for _, index in batches} == set(range(4 if mode == "producer" else 8))
-    assert set(run.drops) == {"not_trained:left_over"}
+    assert (run.drops, set(run.untrained)) == ({}, {"left_over"})
+
+
+@pytest.mark.parametrize(("mode", "own"), [("shared by vLLM", [8]), ("shared", [8, 8])])
+def test_ranks_that_share_sequences_keep_each_rollout_once(ranks, mode, own):
+    trained_on = [json.loads((ranks / mode / f"rank-{rank}.json").read_text()) for rank in range(len(own))]
+    run = open_run(ranks / mode / "out")
+    stored = list(run.rollouts(tokens=True))
+    kept = [[rollout for rollout in stored if rollout.rank == rank] for rank in range(len(own))]
+    assert [len(one) for one in kept] == own
+    assert len(stored) == sum(own)
+    for rollouts, truth in zip(kept, trained_on, strict=True):
+        assert [(list(one.tokens.completion), one.advantage) for one in rollouts] == [tuple(row) for row in truth]
+    for rollout in stored:
+        said = tokenizer().decode(rollout.tokens.completion).removesuffix("<|im_end|>")
+        assert rollout.rewards == {"talkative": 1.0}
+        assert rollout.completion[0]["content"] == said
+        assert rollout.prompt[-1]["content"] == f"hello {rollout.columns['level']}"
+        assert rollout.policy_step == rollout.step - 1
+        assert rollout.marks == {}
+    assert run.drops == {}

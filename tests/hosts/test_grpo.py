@@ -3,7 +3,9 @@
 import gc
 import inspect
 import math
+import pickle
 import tracemalloc
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -16,6 +18,8 @@ from trl import GRPOTrainer
 
 from rollout_plugins import Placeholder, RolloutPluginCallback, open_run
 from rollout_plugins.hosts.grpo import HOST
+from rollout_plugins.hosts.kit.stand_ins import StandIns, swapped
+from rollout_plugins.hosts.kit.watching import Watch, WatchedTools
 
 
 def train(folder, *args, callback=None, **kwargs):
@@ -173,6 +177,36 @@ def test_what_a_trainer_does_to_its_reward_functions_and_tools_while_it_runs_sta
     assert [type(one) for one in trainer.reward_funcs] == [Judge, type(half)]
     assert trainer._sync_tool_dicts[0]["now"] is now
     assert len(run) == 8
+
+
+MOVES = [
+    lambda items: items.reverse(),
+    lambda items: items.append({"late": 3}),
+    lambda items: items.pop(0),
+    lambda items: items.insert(1, items[0]),
+    lambda items: items.__setitem__(slice(1, 3), items[:1]),
+    lambda items: items.__iadd__([items[-1]]),
+    lambda items: items.sort(key=len),
+    lambda items: list(reversed(items)) + [*items] + items * 2 + items.copy(),
+    lambda items: pickle.loads(pickle.dumps(items)),
+]
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_a_list_of_stand_ins_is_moved_about_as_the_trainers_own_would_be(move):
+    def items():
+        return [{"a": 1}, {}, {"b": 2, "c": 3}]
+
+    alone, trainer = items(), SimpleNamespace(tools=items())
+    theirs = trainer.tools
+    expected = move(alone)
+    with swapped(trainer, tools=StandIns(theirs, lambda i, tools: WatchedTools(tools, Watch(), is_async=False))):
+        assert {type(one) for one in trainer.tools} == {WatchedTools} == {type(trainer.tools[-1])}
+        assert move(trainer.tools) == expected
+        assert all(type(one) is WatchedTools or one == {"late": 3} for one in trainer.tools)
+    assert trainer.tools is theirs
+    assert theirs == alone
+    assert {type(one) for one in theirs} == {dict}
 
 
 def test_a_rollout_nobody_scored_has_no_reward(tmp_path):

@@ -182,6 +182,7 @@ def test_a_subclass_that_overrides_everything_is_recorded_from_what_it_trains_on
     assert [r.completion_tokens for r in stored] == [len(r.tokens.completion) for r in stored]
     assert {r.marks["source"] for r in stored} == {"the token ids that the trainer trains on"}
     assert {r.marks["rewards"] for r in stored} == {"the trainer scored it in a way of its own"}
+    assert not any("advantage" in r.marks for r in stored)
     assert {tuple(r.rewards.values()) for r in stored} == {(None,)}
     said = "OverridesAll generates or scores in a way of its own: its rollouts are recorded from the token ids"
     assert caplog.text.count(said) == 1
@@ -217,5 +218,4 @@ def test_an_exception_that_cannot_be_shown_reaches_the_caller_as_it_is(tmp_path)
 
 
 def test_a_version_of_trls_trainer_that_does_everything_elsewhere_is_not_taken_for_the_known_one():
-    """TRL 1.0 to 1.9 have an SDFTTrainer with none of the methods that are watched."""
     assert host_for(type("SDFTTrainer", (), {"__module__": "trl.experimental.sdft"})()) is None

@@ -13,8 +13,7 @@ from test_mirror import batch, contents, recorded
 
 from rollout_plugins import RolloutRecorder, open_run
 from rollout_plugins.remote import mirror as mirroring
-from rollout_plugins.remote.copying import files_of
-from rollout_plugins.remote.folders import folder
+from rollout_plugins.remote.folders import files_of, folder
 from rollout_plugins.remote.places import place
 
 pytestmark = pytest.mark.slow
@@ -74,7 +73,7 @@ def test_a_server_that_is_down_for_a_while_gets_everything_afterwards(s3, tmp_pa
     [
         (503, "SlowDown", "does not take files"),
         (403, "InvalidAccessKeyId", "check the credentials: AWS_PROFILE"),
-        (404, "NoSuchBucket", "there is no such bucket or repository; create it"),
+        (404, "NoSuchBucket", "no such bucket or repository exists; create it"),
         (507, "InsufficientStorage", "does not take files"),
     ],
 )

@@ -46,7 +46,7 @@ def test_nothing_is_removed_without_a_yes(run, capsys):
     [
         ("step > 100", "is true of none of the 40 rollouts"),
         ("step > 0", "is true of all 40 rollouts"),
-        ("nothing > 0", "there is no column 'nothing'"),
+        ("nothing > 0", "no column is named 'nothing'"),
     ],
 )
 def test_a_slip_of_the_pen_prunes_nothing(run, keep, said, capsys):

@@ -63,7 +63,7 @@ def test_a_server_that_goes_away_is_no_damage(here, server):
 
 
 def test_errors_name_what_to_do(here):
-    with pytest.raises(RunError, match="there is no such bucket or repository; create it, or correct the URL"):
+    with pytest.raises(RunError, match="no such bucket or repository exists; create it, or correct the URL"):
         open_run("s3://another/runs")
     with pytest.raises(RunError, match="there is nothing at s3://bucket/other"):
         open_run("s3://bucket/other")

@@ -86,7 +86,7 @@ def test_without_a_terminal_it_says_what_to_use(run):
         ([], "import sys; sys.modules['textual'] = None; " + MAIN, "pip install 'rollout-plugins[view]'"),
         (["--id", "nobody"], MAIN, "no rollout 'nobody'"),
         (["--plugin", "nowhere:Plugin"], MAIN, "plugin 'nowhere:Plugin' cannot be loaded"),
-        (["--where", "nonsense > 1"], MAIN, "there is no column 'nonsense'"),
+        (["--where", "nonsense > 1"], MAIN, "no column is named 'nonsense'"),
     ],
     ids=["without textual", "unknown rollout", "unknown plugin", "bad filter"],
 )

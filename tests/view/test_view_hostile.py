@@ -82,7 +82,7 @@ def test_it_shows_as_text_on_every_screen(hostile, tmp_path, monkeypatch):
         await eye.press("q", "f")
         await eye.type("[bold]")
         await eye.press("enter")
-        await eye.sees("where [bold]", "there is no column 'bold'")
+        await eye.sees("where [bold]", "no column is named 'bold'")
         harmless(eye)
 
     look(hostile, scenario, size=(180, 50))

@@ -61,7 +61,7 @@ def test_a_plugin_that_is_not_installed_shows_its_panels(said, shop, tmp_path):
 
 
 def test_what_was_wrong_is_said_in_a_line(said, shop):
-    assert "there is no column" in said(shop, "--order", "rewrd")[2]
+    assert "no column is named" in said(shop, "--order", "rewrd")[2]
     assert "nowhere does not exist" in said("/nowhere")[2]
     code, _, err = said(shop, "--plugin", "no_such_module:thing")
     assert code == 1

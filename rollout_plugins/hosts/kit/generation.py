@@ -6,18 +6,21 @@ import time
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 from sys import getsizeof
 from typing import Any, Final
 
 from rollout_plugins.content.snapshot import Snapshot, leaf_bytes
-from rollout_plugins.content.talk import Talk
+from rollout_plugins.content.talk import Talk, size_of
 from rollout_plugins.hosts.kit.rewards import Rewards
-from rollout_plugins.hosts.kit.stand_ins import swapped
+from rollout_plugins.hosts.kit.stand_ins import StandIns, swapped
 from rollout_plugins.hosts.kit.watching import Watch, WatchedTools, described, shared_out
 
 _ATOMS: Final = frozenset({str, int, float, bool, type(None)})
 #: Bytes that a generation and a rollout take beside what is in them, as measured.
 _GENERATION, _ROLLOUT = 6500, 64
+#: The same for what is watched of a rollout's calls: it, and each note.
+_WATCH, _NOTE = 256, 43
 _EACH: Final = (
     "prompts", "completions", "columns", "ids", "lengths", "ends", "prompt_ids", "tool_mask", "watches", "marks",
 )  # fmt: skip
@@ -97,8 +100,8 @@ class Generation:
         """Token ids of the completions. They are kept where they are asked for or have to be decoded."""
         keep = bool(self.options.get("tokens")) or self.completions is None
         self.ids = [array("q", row) for row in ids] if keep else []
-        self.lengths = [len(row) for row in ids]
-        self.ends = [int(row[-1]) if len(row) else None for row in ids]
+        self.lengths = list(map(len, ids))
+        self.ends = [int(row[-1]) if length else None for row, length in zip(ids, self.lengths, strict=True)]
 
     def keep(self, **tensors: Any) -> None:
         """Log-probabilities and the like, copied from the device; only when they were asked for."""
@@ -135,12 +138,12 @@ class Generation:
         if not isinstance(sync, list) or not isinstance(later, list) or len(sync) != len(later):
             return nullcontext()
         tools: dict[tuple[str, ...], tuple[str, ...]] = {}  # most rollouts have the same ones
-        names = [(*a, *b) for a, b in zip(sync, later, strict=True)]
-        self.watches = [Watch(tools.setdefault(own, own)) for own in names]
+        names = (first + second for first, second in zip(map(tuple, sync), map(tuple, later), strict=True))
+        self.watches = watches = [Watch(tools.setdefault(own, own)) for own in names]
         return swapped(
             self.trainer,
-            _sync_tool_dicts=[WatchedTools(t, w, is_async=False) for t, w in zip(sync, self.watches, strict=True)],
-            _async_tool_dicts=[WatchedTools(t, w, is_async=True) for t, w in zip(later, self.watches, strict=True)],
+            _sync_tool_dicts=StandIns(sync, lambda i, tools: WatchedTools(tools, watches[i], is_async=False)),
+            _async_tool_dicts=StandIns(later, lambda i, tools: WatchedTools(tools, watches[i], is_async=True)),
         )
 
     def _share_out(self, together: Watch) -> None:
@@ -180,15 +183,15 @@ class Generation:
         peers = Snapshot()
         peers.copy(self.peers)
         beside = sum(map(_bytes, (self.prompt_ids, self.tool_mask, self.ids, *self.tensors.values())))
-        watched = sum(watch.bytes + 256 * (1 + watch.count) for watch in self.watches)
+        watched = sum(watch.bytes + _WATCH + _NOTE * len(watch.notes) for watch in self.watches)
         return self.bytes + peers.bytes + beside + _GENERATION + watched
 
 
 def copied_rows(rows: Iterable[Mapping[str, Any]], copy: Callable[[Any], Any]) -> list[dict[str, Any]]:
     """What stands beside the prompts of rows."""
     copies = [{name: value for name, value in row.items() if name != "prompt"} for row in rows]
-    for copied in copies:
-        if not _ATOMS.issuperset(map(type, copied.values())):
+    if not set(map(type, chain.from_iterable(map(dict.values, copies)))) <= _ATOMS:
+        for copied in copies:
             copied.update((name, copy(value)) for name, value in copied.items() if type(value) not in _ATOMS)
     return copies
 
@@ -196,7 +199,7 @@ def copied_rows(rows: Iterable[Mapping[str, Any]], copy: Callable[[Any], Any]) -
 def _texts(columns: Sequence[Mapping[str, Any]]) -> int:
     """What the texts of the dataset's columns take; siblings may share theirs."""
     texts = {id(value): value for row in columns for value in row.values() if type(value) is str}
-    return sum(map(getsizeof, texts.values()))
+    return size_of(texts.values())
 
 
 def _each(function: Callable[[Any], int], rows: Any, count: int) -> list[int] | None:

@@ -6,10 +6,13 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import Any
+from typing import Any, Final
 
 from rollout_plugins.hosts.kit.stand_ins import AsyncStandIn, StandIn, swapped
 from rollout_plugins.hosts.kit.trainer_facts import reward_names, reward_weights, unwrapped
+
+_FLOATS: Final = frozenset({float, type(None)})
+_NUMBERS: Final = _FLOATS | {int, bool}
 
 
 class Rewards:
@@ -60,13 +63,14 @@ class Rewards:
     def read(self, count: int) -> list[str]:
         """Each function's rewards: as it gave them, else the trainer's numbers. Returns the names nobody saw."""
         columns = [self._column(i, count) for i in range(len(self.names))]
-        self.rows = [list(row) for row in zip(*columns, strict=True)]
+        self.rows = list(map(list, zip(*columns, strict=True)))
         return [name for i, name in enumerate(self.names) if i not in self._raw and set(columns[i]) == {None}]
 
     def _column(self, index: int, count: int) -> list[float | None]:
         raw = self._raw.get(index, ())
-        if len(raw) == count and all(value is None or type(value) in {int, float, bool} for value in raw):
-            return [None if value is None else float(value) for value in raw]
+        kinds = set(map(type, raw))
+        if len(raw) == count and kinds <= _NUMBERS:
+            return list(raw) if kinds <= _FLOATS else [None if value is None else float(value) for value in raw]
         known = self.numbers(index)
         if known is None:
             return [None] * count
@@ -78,7 +82,7 @@ def _as_given(result: Any) -> list[Any]:
     """Rewards as a function gave them, copied: it may use its array again. A generator is the trainer's to read."""
     with suppress(Exception):  # the trainer reads it next, and says what is wrong with it
         if isinstance(result, (list, tuple)):
-            return [_number(value) for value in result]
+            return list(result if set(map(type, result)) <= _NUMBERS else map(_number, result))
         if hasattr(result, "tolist"):
             return list(result if _is_on_device(result) else result.tolist())
     return []
@@ -86,7 +90,7 @@ def _as_given(result: Any) -> list[Any]:
 
 def _number(value: Any) -> Any:
     """A scalar of NumPy or torch as a number, unless that would wait for a device."""
-    if value is None or type(value) in {int, float, bool} or not hasattr(value, "item") or _is_on_device(value):
+    if type(value) in _NUMBERS or not hasattr(value, "item") or _is_on_device(value):
         return value
     return value.item()
 

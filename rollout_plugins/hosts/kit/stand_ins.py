@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 
-class StandIn:
+class Standing:
+    """Stands for something of the trainer's, `_stands_for`."""
+
+    __slots__ = ()
+
+
+class StandIn(Standing):
     """Passes for the function it stands for, except that a call goes through `around(function, *args, **kwargs)`.
 
     Trainers' subclasses look at more of a function than its result: its signature, its attributes, what it equals.
@@ -62,9 +68,57 @@ class AsyncStandIn(StandIn):
         return await self._stand_in_around(self._stands_for, *args, **kwargs)
 
 
-def itself(function: Any) -> Any:
+class StandIns(list[Any]):
+    """A trainer's list, whose items are stood in for once they are asked for: most never are."""
+
+    def __init__(self, items: Iterable[Any], stand_in: Callable[[int, Any], Any]) -> None:
+        super().__init__(items)
+        self._stand_in = stand_in
+        self._made: dict[Any, Any] | None = {}
+
+    def __getitem__(self, index: Any) -> Any:
+        try:
+            return self._made[index]  # type: ignore[index]
+        except (KeyError, TypeError):
+            return self._found(index)
+
+    def _found(self, index: Any) -> Any:
+        if self._made is None:
+            return super().__getitem__(index)
+        if isinstance(index, slice):
+            return list(self)[index]
+        place = range(len(self))[index]
+        if place not in self._made:
+            self._made[place] = self._stand_in(place, super().__getitem__(place))
+        return self._made[place]
+
+    def __iter__(self) -> Iterator[Any]:
+        return super().__iter__() if self._made is None else map(self.__getitem__, range(len(self)))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return list, (list(map(itself, super().__iter__())),)
+
+    def _with_all_made(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Before something moves the items, each has what stands in for it."""
+        if self._made is not None:
+            made, self._made = list(self), None
+            super().__setitem__(slice(None), made)
+        return getattr(super(), name)(*args, **kwargs)
+
+
+def _moving(name: str) -> Callable[..., Any]:
+    return lambda self, *args, **kwargs: self._with_all_made(name, *args, **kwargs)
+
+
+_MOVING = "append clear copy extend insert pop remove reverse sort"
+_OPERATORS = "add delitem iadd imul mul reversed rmul setitem"
+for _name in (*_MOVING.split(), *(f"__{name}__" for name in _OPERATORS.split())):
+    setattr(StandIns, _name, _moving(_name))
+
+
+def itself(value: Any) -> Any:
     """What a stand-in stands for; anything else as it is."""
-    return object.__getattribute__(function, "_stands_for") if issubclass(type(function), StandIn) else function
+    return object.__getattribute__(value, "_stands_for") if issubclass(type(value), Standing) else value
 
 
 @contextmanager
@@ -74,10 +128,7 @@ def swapped(target: Any, **values: Any) -> Iterator[None]:
     A list of stand-ins has one for each item of the trainer's list, which gets its own items back.
     """
     before = {name: getattr(target, name) for name in values}
-    items: dict[int, Any] = {}
     for name, value in values.items():
-        if isinstance(value, list):
-            items |= {id(ours): theirs for ours, theirs in zip(tuple(value), before[name], strict=True)}
         setattr(target, name, value)
     try:
         yield
@@ -85,15 +136,15 @@ def swapped(target: Any, **values: Any) -> Iterator[None]:
         for name, value in values.items():
             now = getattr(target, name, None)
             if isinstance(now, list):
-                _put_back(now, before[name] if now is value else now, items)
+                _put_back(now, before[name] if now is value else now)
             if now is value:
                 setattr(target, name, before[name])
 
 
-def _put_back(now: list[Any], into: list[Any], theirs: Mapping[int, Any]) -> None:
+def _put_back(now: list[Any], into: list[Any]) -> None:
     """The items that `now` has, without stand-ins."""
-    items = [theirs.get(id(item), item) for item in now]
-    if [*map(id, items)] != [*map(id, into)]:
+    items = list(map(itself, list.__iter__(now)))
+    if [*map(id, items)] != [*map(id, list.__iter__(into))]:
         into[:] = items
 
 

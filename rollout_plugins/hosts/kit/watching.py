@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import UserDict
-from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, fields
 from time import perf_counter
 from typing import Any, Final
@@ -15,7 +15,7 @@ from rollout_plugins.content.outcomes import Outcomes, Reader
 from rollout_plugins.content.snapshot import Snapshot
 from rollout_plugins.content.talk import Talk
 from rollout_plugins.content.tool_calls import Place, Ran, paired, tool_calls
-from rollout_plugins.hosts.kit.stand_ins import StandIn
+from rollout_plugins.hosts.kit.stand_ins import StandIn, Standing, itself
 
 _ATOMS: Final = frozenset({str, int, float, bool, type(None)})
 
@@ -37,53 +37,16 @@ _SIZE: Final = len(_NAMES)
 _ERROR, _SECONDS, _ARGUMENTS, _BLOCKS = map(_NAMES.index, ("error", "seconds", "arguments", "blocks"))
 
 
-@dataclass(slots=True)
 class Watch:
     """The calls of one rollout, in the order they were made."""
 
-    tools: Collection[str] = ()
-    notes: list[Any] = field(default_factory=list)
-    """The fields of each call, one after the other: an object for each would keep the garbage collector busy."""
-    bytes: int = 0
+    __slots__ = ("bytes", "notes", "tools")
 
-    def watched(self, name: str, tool: Callable[..., Any], *, is_async: bool) -> Callable[..., Any]:
-        """The tool, noting each call. Same result, same exception."""
-        notes = self.notes
-
-        def call(tool: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            given = kwargs if _ATOMS.issuperset(map(type, kwargs.values())) else self._kept(kwargs)
-            notes.extend((None, 0.0, is_async, name, given, None))
-            at = len(notes) - _SIZE
-            while notes[at + _ARGUMENTS] is not given:  # another thread called one meanwhile
-                at -= _SIZE
-            started = perf_counter()
-            try:
-                result = tool(*args, **kwargs)
-            except BaseException as error:
-                notes[at + _ERROR] = described(error)
-                raise
-            finally:
-                notes[at + _SECONDS] = perf_counter() - started
-            if is_async:
-                return self._awaited(result, at)
-            if isinstance(result, list):
-                notes[at + _BLOCKS] = self._kept(result)
-            return result
-
-        return StandIn(tool, call)
-
-    async def _awaited(self, coroutine: Any, at: int) -> Any:
-        started = perf_counter()
-        try:
-            result = await coroutine
-        except BaseException as error:
-            self.notes[at + _ERROR] = described(error)
-            raise
-        finally:
-            self.notes[at + _SECONDS] = perf_counter() - started
-        if isinstance(result, list):
-            self.notes[at + _BLOCKS] = self._kept(result)
-        return result
+    def __init__(self, tools: Collection[str] = ()) -> None:
+        self.tools = tools
+        self.notes: list[Any] = []
+        """The fields of each call, one after the other: an object for each would keep the garbage collector busy."""
+        self.bytes = 0
 
     @property
     def count(self) -> int:
@@ -94,7 +57,7 @@ class Watch:
         """The calls, on the worker thread."""
         return [Seen(*self.notes[at : at + _SIZE]) for at in range(0, len(self.notes), _SIZE)]
 
-    def _kept(self, value: Any) -> Any:
+    def kept(self, value: Any) -> Any:
         copier = Snapshot()
         try:
             return copier.copy(value)
@@ -103,16 +66,75 @@ class Watch:
         finally:
             self.bytes += copier.bytes
 
+    async def awaited(self, coroutine: Any, at: int) -> Any:
+        started = perf_counter()
+        try:
+            result = await coroutine
+        except BaseException as error:
+            self.notes[at + _ERROR] = described(error)
+            raise
+        finally:
+            self.notes[at + _SECONDS] = perf_counter() - started
+        if isinstance(result, list):
+            self.notes[at + _BLOCKS] = self.kept(result)
+        return result
 
-class WatchedTools(UserDict[str, Any]):
+
+class WatchedTool(StandIn):
+    """The tool, noting each call. Same result, same exception."""
+
+    __slots__ = ("_stand_in_is_async", "_stand_in_name")
+
+    def __init__(self, tool: Any, watch: Watch, name: str, is_async: bool) -> None:
+        keep = object.__setattr__  # a stand-in passes attributes on to its tool
+        keep(self, "_stands_for", tool)
+        keep(self, "_stand_in_around", watch)
+        keep(self, "_stand_in_name", name)
+        keep(self, "_stand_in_is_async", is_async)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        watch, is_async, given = self._stand_in_around, self._stand_in_is_async, kwargs
+        for value in kwargs.values():
+            if type(value) not in _ATOMS:
+                given = watch.kept(kwargs)
+                break
+        notes = watch.notes
+        notes += (None, 0.0, is_async, self._stand_in_name, given, None)
+        at = len(notes) - _SIZE
+        while notes[at + _ARGUMENTS] is not given:  # another thread called one meanwhile
+            at -= _SIZE
+        started = perf_counter()
+        try:
+            result = self._stands_for(*args, **kwargs)
+        except BaseException as error:
+            notes[at + _ERROR] = described(error)
+            raise
+        finally:
+            notes[at + _SECONDS] = perf_counter() - started
+        if is_async:
+            return watch.awaited(result, at)
+        if isinstance(result, list):
+            notes[at + _BLOCKS] = watch.kept(result)
+        return result
+
+
+class WatchedTools(UserDict[str, Any], Standing):
     """A rollout's tools; one that is asked for is watched. Most rollouts call few of theirs."""
 
     def __init__(self, tools: MutableMapping[str, Any], watch: Watch, *, is_async: bool) -> None:
         self.data = tools  # type: ignore[assignment]  # the trainer's own: what is added here is added there
         self._watch, self._is_async = watch, is_async
+        self._made: dict[str, WatchedTool] = {}
 
     def __getitem__(self, name: str) -> Any:
-        return self._watch.watched(name, self.data[name], is_async=self._is_async)
+        tool, made = self.data[name], self._made.get(name)
+        if made is None or itself(made) is not tool:
+            made = self._made[name] = WatchedTool(tool, self._watch, name, self._is_async)
+        return made
+
+    @property
+    def _stands_for(self) -> Any:
+        return self.data
 
     def __reduce__(self) -> Any:
         return dict, (self.data,)

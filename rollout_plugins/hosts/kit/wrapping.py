@@ -7,7 +7,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -25,6 +25,8 @@ class Call:
     kwargs: dict[str, Any]
     parameters: tuple[str, ...] = ()
     """Those the method was expected to have."""
+    signatures: dict[tuple[str, ...], inspect.Signature] = field(default_factory=dict)
+    """Of the method, by the parameters it is asked for; what one call found out, the next ones know."""
 
     def run(self) -> Any:
         return self.method(*self.args, **self.kwargs)
@@ -36,7 +38,9 @@ class Call:
 
     def named(self, parameters: tuple[str, ...]) -> dict[str, Any]:
         """The arguments by name; by their position among these parameters if the method doesn't name them."""
-        bound = _signature(self.method, parameters).bind(*self.args, **self.kwargs)
+        if parameters not in self.signatures:
+            self.signatures[parameters] = _signature(self.method, parameters)
+        bound = self.signatures[parameters].bind(*self.args, **self.kwargs)
         bound.apply_defaults()
         return bound.arguments
 
@@ -64,13 +68,13 @@ class Wraps:
         if missing := lacks(target, name, parameters):
             logger.warning("%s %s; rollouts are recorded without what it would tell", type(target).__name__, missing)
             return False
-        original = getattr(target, name)
+        original, signatures = getattr(target, name), {}  # type: ignore[var-annotated]
 
         @functools.wraps(original)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             if not self.active:
                 return original(*args, **kwargs)
-            return around(Call(original, args, kwargs, parameters))
+            return around(Call(original, args, kwargs, parameters, signatures))
 
         link = _Link(wrapper, self, target, name, vars(target).get(name))
         vars(wrapper)["_link"] = link
