@@ -16,20 +16,18 @@ from rollout_hookspecs import Batch, Run
 
 from rollout_plugins.attached import Attached, Wrappers, dataset_of
 from rollout_plugins.engine.copying import Given
-from rollout_plugins.engine.discover import Plugins
 from rollout_plugins.engine.environment import flag
 from rollout_plugins.engine.pipeline import Pipeline
 from rollout_plugins.engine.run_id import identify, run_of, write_marker
 from rollout_plugins.engine.setup import (
     bind_sinks,
     cap_dashboards,
-    check_redact,
     checked_dir,
     end_run,
+    load_plugins,
     named_metrics,
     open_pipeline,
     tell_of_unfinished,
-    with_mirror,
 )
 from rollout_plugins.engine.telling import shown
 from rollout_plugins.engine.where import say_start
@@ -63,7 +61,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
     Args:
         plugins: instances or names of plugins, run in this order, for example `["redact", Cap(8), "console"]`.
             Sinks for trackio and wandb are on by default when `args.report_to` names them.
-        dir: where runs are kept; default `<output_dir>-rollouts`, beside what is uploaded with the model.
+        dir: where runs are kept; default `<output_dir>-rollouts`, next to what is uploaded with the model.
         disable: names of plugins that must not run.
         config: options for plugins given by name, for example `{"cap": {"max_per_step": 8}}`.
         mirror: a URL, such as `s3://bucket/runs`, that the run is copied to while it is recorded; see `Mirror`.
@@ -98,15 +96,14 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         check_trl()
         others = set(vars(self))  # of a subclass
         disable = disable if isinstance(disable, str) else tuple(disable)
-        wanted = with_mirror(plugins, config, mirror)
-        self._plugins = Plugins(wanted["plugins"], disable=disable, config=wanted["config"], autoload=autoload)
-        check_redact(self._plugins)
+        self._plugins = load_plugins(plugins, config, disable=disable, mirror=mirror, autoload=autoload)
         self._options: dict[str, Any] = {
             "plugins": list(plugins or ()), "dir": checked_dir(dir), "disable": disable, "config": config,
             "mirror": mirror, "autoload": autoload, "strict": strict, "sync": sync, "tokens": tokens,
             "rendered": rendered, "on_full": on_full, "end_seconds": end_seconds,
         }  # fmt: skip
         self._pipeline = self._new_pipeline()
+        # Weak, since a callback that outlives its trainer must not keep the model in memory.
         self._trainers: weakref.WeakKeyDictionary[Any, Attached] = weakref.WeakKeyDictionary()
         self._told: set[str] = set()
         self._turns: defaultdict[int, threading.RLock] = defaultdict(threading.RLock)  # nobody gives back a parent's
@@ -147,6 +144,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._safely("attach", lambda: self._attach_late(self._caller(state, control)))
 
+    # Whoever adds the callback in the middle of a step is seen at the next event, whichever that is.
     on_substep_end = on_step_end = on_step_begin
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -297,7 +295,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         cap_dashboards(self._plugins)
 
     def flush(self, seconds: float = 30.0) -> bool:
-        """Wait until all rollouts so far are in the store and with the sinks, at most so long; whether they are."""
+        """Wait at most that long until the store and the sinks have all rollouts so far; returns whether they do."""
         return self._pipeline.drain(seconds)
 
     def detach(self) -> None:
@@ -349,6 +347,8 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
     def _begin(self, trainer: Any, attached: Attached, step: int, restarted: Run | None = None) -> None:
         checkpoint = checkpoint_being_resumed(trainer) if step else None
         root = self._root(attached.output_dir, checkpoint, restarted)
+        # Ranks meet under this key. After an elastic restart they count from 1 again, while the store that they meet
+        # in still has the answers of the launch before.
         place = f"{root}|{self._position(trainer)}"
         _begun[place] += 1
         key = f"{place}|{_begun[place]}|{os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}"
@@ -394,7 +394,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
             attached.submit(batch)
 
     def _count(self, trainer: Any, attached: Attached, reason: str, count: int, *, is_stored: bool = False) -> None:
-        """Count rollouts that could not be observed, or trained nothing, in the run they are or would be in."""
+        """Count rollouts that could not be observed, or were not trained on, in the run where people look for them."""
         with self._turn:
             try:
                 self._ensure_run(trainer, attached)

@@ -10,11 +10,10 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from rollout_plugins.content.elsewhere import is_url
+from rollout_plugins.content.elsewhere import here, is_url
 from rollout_plugins.errors import MissingExtraError, SetupError, need
 
 #: By protocol, the package that fsspec needs for it and our extra that brings it.
@@ -35,8 +34,10 @@ _DENIED = re.compile(
     r"access.?denied|forbidden|unauthori[sz]ed|\b40[13]\b|invalidaccesskey|signaturedoesnotmatch|expiredtoken|credential",
     re.IGNORECASE,
 )
-_MISSING = re.compile(r"no.?such.?bucket|repository ?not ?found|bucket does not exist", re.IGNORECASE)
+_MISSING = re.compile(r"no.?such.?bucket|(container|repository) ?not ?found|bucket does not exist", re.IGNORECASE)
 _AWAY = re.compile(r"connect|timed? ?out|resolve|unreachable|503|slow.?down|network", re.IGNORECASE)
+#: Of a connection string.
+_KEY_INSIDE = re.compile(r"(?:AccountKey|SharedAccessSignature)=([^;]{8,})")
 _SECRET_NAME = re.compile(r"SECRET|TOKEN|PASSWORD|CREDENTIAL|ACCESS_KEY|ACCOUNT_KEY|CONNECTION_STRING|SAS\b")
 
 
@@ -95,7 +96,7 @@ class Place:
         """What went wrong here and what to do, in one line that holds no credentials."""
         text = without_secrets(" ".join(str(error).split()) or type(error).__name__)
         extra = _PACKAGES.get(self.protocol, ("", ""))[1]
-        if _MISSING.search(text):
+        if _MISSING.search(text) or (isinstance(error, FileNotFoundError) and not self.is_local):
             return f"no such bucket or repository exists; create it, or correct the URL ({text})"
         if isinstance(error, PermissionError) or _DENIED.search(text):
             where = f": {_WHERE[extra]}" if extra in _WHERE else ""
@@ -109,8 +110,10 @@ class Place:
 def place(url: str | os.PathLike[str], what: str = "the URL") -> Place:
     """The place that a URL names, or a path of this machine; `what` it is called in errors. Nothing is opened."""
     text = os.fspath(url)
+    if not text:
+        raise SetupError(f"{what} is empty; give a URL, such as s3://bucket/runs, or a folder")
     if not is_url(text):
-        return Place("file", str(Path(text).absolute()))
+        return Place("file", str(here(text).absolute()))
     protocol, _, rest = text.partition(":")
     rest = rest.lstrip("/") if protocol not in _LOCAL else "/" + rest.lstrip("/")
     parts = urlsplit(text)
@@ -169,5 +172,6 @@ def without_secrets(text: str) -> str:
     text = re.sub(r"(\w://[^\s'\"?]*)\?[^\s'\"]*", r"\1?…", text)
     for name, value in os.environ.items():
         if len(value) >= 8 and _SECRET_NAME.search(name):
-            text = text.replace(value, f"[{name}]")
+            for secret in (value, *_KEY_INSIDE.findall(value)):
+                text = text.replace(secret, f"[{name}]")
     return text

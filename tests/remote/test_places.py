@@ -33,7 +33,7 @@ def test_what_is_a_url_and_what_is_a_path():
     ("url", "said"),
     [
         ("s3://", "names no bucket"),
-        ("nowhere://bucket/runs", "no filesystem for nowhere://; accepted: s3://, gs://"),
+        ("nowhere://bucket/runs", "no filesystem is known for nowhere://; accepted: s3://, gs://"),
         ("ftp://me:hunter22@host/runs", "holds a password"),
         ("az://box/runs?sig=hunter22", "holds a password, a key or options"),
     ],
@@ -53,8 +53,10 @@ def test_a_missing_extra_is_one_line_that_names_it(monkeypatch):
 
 def test_no_credentials_are_shown(monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI")
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", "AccountName=me;AccountKey=c2VjcmV0IGtleQ==;Protocol=https")
     text = without_secrets("PUT http://me:pass@host/k?X-Amz-Signature=abcdef with wJalrXUtnFEMI failed")
     assert text == "PUT http://me:…@host/k?… with [AWS_SECRET_ACCESS_KEY] failed"
+    assert without_secrets("key c2VjcmV0IGtleQ==") == "key [AZURE_STORAGE_CONNECTION_STRING]"
 
 
 @pytest.mark.parametrize(
