@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from rollout_hookspecs import Placeholder, Rollout, Run
 
+from rollout_plugins.content.disks import to_disk
 from rollout_plugins.content.locks import locked
 from rollout_plugins.errors import RunError
 from rollout_plugins.store.codec import tagged
@@ -239,7 +240,7 @@ class _Shard:
 
     def sync(self) -> None:
         self._synced = time.monotonic()
-        os.fsync(self._fd)
+        to_disk(self._fd)
 
     def close(self) -> None:
         with suppress(OSError):
@@ -354,7 +355,7 @@ def replace_file(path: Path, write: Callable[[Path], object], *, sync: bool = Tr
         write(temporary)
         if sync:
             with temporary.open("rb+") as file:
-                os.fsync(file.fileno())
+                to_disk(file.fileno())
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
