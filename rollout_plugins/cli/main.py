@@ -172,9 +172,9 @@ def _print_help() -> None:
         "",
         *(f"  {name:<12}{about(entry)}" for name, entry in commands().items()),
         "",
-        "`rollouts help COMMAND` says more. Name a run by its folder; a folder of runs, or",
-        "the trainer's output_dir, stands for the newest run in it. Most commands also",
-        "work without a run: on the newest one in or below this folder.",
+        "`rollouts help COMMAND` says more. Name a run by its folder; a folder of runs,",
+        "or the trainer's output_dir, stands for the newest run in it. Most commands",
+        "also work without a run: on the newest one in or below this folder.",
         "Exit codes: 0 done, 1 failed, 2 wrong arguments, 3 done, but some files cannot",
         "be read.",
     ]
