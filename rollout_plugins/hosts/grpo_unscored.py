@@ -17,6 +17,7 @@ from itertools import repeat
 from operator import itemgetter
 from typing import Any, Final
 
+from rollout_plugins.content.once import Once
 from rollout_plugins.content.snapshot import Snapshot
 from rollout_plugins.hosts.kit.decoding import Decoder, unpadded
 from rollout_plugins.hosts.kit.generation import Generation
@@ -178,7 +179,7 @@ class Unscored:
         self._changed = changed
         self._lock = threading.Lock()
         self._waiting: list[_Waiting] = []
-        self._is_told = False
+        self._once = Once()
         self.most = _MOST
         self._unknown = 0
 
@@ -233,9 +234,8 @@ class Unscored:
         for one in late:
             one.now.keep_rows(one.left)
             self._hand_over(one.now)
-        if not self._is_told and any(one.now.unknown.get("rewards") == NEVER_SCORED for one in late):
-            self._is_told = True
-            logger.warning(
+        if any(one.now.unknown.get("rewards") == NEVER_SCORED for one in late):
+            self._once.warn(
                 "the trainer generates rollouts that it does not score where that can be seen; they are stored "
                 "without rewards, and marked"
             )
