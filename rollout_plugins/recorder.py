@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import os
 import threading
 import time
@@ -41,7 +40,6 @@ from rollout_plugins.store.write import run_file
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-logger = logging.getLogger("rollout_plugins")
 
 _PACKAGES = (
     "rollout-plugins", "torch", "transformers", "vllm", "sglang", "verl", "areal", "tinker", "tinker-cookbook",

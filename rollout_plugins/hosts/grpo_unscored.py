@@ -7,7 +7,6 @@ they don't like before it is scored. Rows are recognised by their token ids.
 from __future__ import annotations
 
 import copy
-import logging
 import os
 import threading
 from array import array
@@ -22,8 +21,6 @@ from rollout_plugins.content.snapshot import Snapshot
 from rollout_plugins.hosts.kit.decoding import Decoder, unpadded
 from rollout_plugins.hosts.kit.generation import Generation
 from rollout_plugins.hosts.kit.rewards import Rewards
-
-logger = logging.getLogger("rollout_plugins")
 
 _MOST: Final = 8
 NEVER_SCORED: Final = "the trainer did not score it where that can be seen"
