@@ -124,6 +124,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         given = [one.plugin if isinstance(one, Given) else one for one in options["plugins"]]
         self.__dict__.update({name: value for name, value in state.items() if name != "_options"})
         plugins = [one for one in given if one is not None]
+        # Not `self.__init__`: that of a subclass may take other arguments.
         RolloutPluginCallback.__init__(self, **{**options, "plugins": plugins})
 
     def _new_pipeline(self) -> Pipeline:

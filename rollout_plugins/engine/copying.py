@@ -59,6 +59,7 @@ def _pickled(plugin: Any) -> bytes:
 
     class WithoutTrainers(kind):  # type: ignore[misc,valid-type]
         def persistent_id(self, value: Any) -> str | None:
+            # A plugin that knows its trainer would take the model and the data along.
             return "trainer" if hasattr(type(value), "add_callback") else None
 
     WithoutTrainers(out).dump(plugin)

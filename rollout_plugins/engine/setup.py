@@ -37,7 +37,7 @@ def open_pipeline(
 ) -> Pipeline:
     """A pipeline whose run ends when its owner is gone, or the process ends."""
     pipeline = Pipeline(plugins, strict=strict, sync=sync, on_full=on_full, end_seconds=end_seconds)
-    weakref.finalize(owner, end_run, pipeline)
+    weakref.finalize(owner, end_run, pipeline)  # runs at exit, too, which `__del__` may not
     return pipeline
 
 
