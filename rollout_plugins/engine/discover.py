@@ -12,7 +12,15 @@ import pluggy
 from rollout_hookspecs import PROJECT, hooks
 
 from rollout_plugins.engine import environment
-from rollout_plugins.engine.check import HOOKS, accepted_options, check, implements, is_property, load
+from rollout_plugins.engine.check import (
+    HOOKS,
+    NeedsOptionsError,
+    accepted_options,
+    check,
+    implements,
+    is_property,
+    load,
+)
 from rollout_plugins.engine.telling import is_required, shown
 from rollout_plugins.errors import SetupError, suggest
 
@@ -225,6 +233,8 @@ class Plugins:
         fault = self._fault_of(found)
         if fault is None:
             found.reason = "runs when asked for by name"
+        elif isinstance(fault, NeedsOptionsError):
+            found.reason = str(fault)
         else:
             found.status, found.reason = "unavailable", str(fault)
 

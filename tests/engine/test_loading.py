@@ -504,6 +504,8 @@ def test_the_listing_has_a_stable_form_and_says_of_every_plugin_whether_it_would
     assert rows["images"]["status"] == "active"
     assert rows["cap"]["status"] == "available"
     assert rows["cap"]["reason"] == "runs when asked for by name"
+    assert rows["mirror"]["status"] == "available"
+    assert "needs arguments: pass an instance, Mirror(to=…)" in rows["mirror"]["reason"]
     assert {
         "images",
         "dedup",
