@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from store_rig import Sink, batch, pipeline, record, rollouts, run_in, started, until
 
 from rollout_plugins import Drop, Rollout, RolloutRecorder, ToolCall, hookimpl, open_run
@@ -229,6 +230,29 @@ def test_rollouts_that_cannot_be_built_are_counted_and_the_next_ones_recorded(tm
     assert len(told(caplog, "7 rollouts of step 1 could not be built")) == 1
 
 
+class Unreadable(list):
+    def __iter__(self):
+        raise ValueError("no")
+
+    __len__ = __iter__
+
+
+def test_a_list_that_cannot_be_read_costs_itself_alone(tmp_path):
+    made = rollouts(3)
+    made[1] = replace(made[1], prompt=Unreadable(), tool_calls=(7,))
+    run = record(tmp_path, made)
+    assert [len(r.marks) for r in run.rollouts()] == [0, 2, 0]
+    assert run.drops == {"unserialisable_field": 2}
+
+
+def test_an_image_that_only_the_result_of_a_call_holds_is_kept(tmp_path):
+    picture = Image.new("RGB", (2, 2))
+    made = rollouts(2)
+    made[1] = replace(made[1], tool_calls=(ToolCall(name="look", arguments={}, result=[{"image": picture}]),))
+    run = record(tmp_path, made, plugins=("images",))
+    assert (len(list(run.dir.glob("media/*"))), run.drops) == (1, {})
+
+
 # --- queues ---------------------------------------------------------------------------------------------------------
 
 
@@ -328,15 +352,21 @@ def test_the_limit_for_the_end_is_half_a_minute_unless_somebody_says_otherwise(m
     assert pipeline(end_seconds=2).end_seconds == 2
 
 
+class Hangs:
+    """A plugin that waits for an event."""
+
+    def __init__(self, event):
+        self.event = event
+
+    @hookimpl
+    def on_rollout(self, rollout):
+        self.event.wait(60)
+
+
 def test_a_plugin_that_hangs_at_the_end_does_not_take_the_store_with_it(tmp_path):
     for_good = threading.Event()
 
-    class Hangs:
-        @hookimpl
-        def on_rollout(self, rollout):
-            for_good.wait(60)
-
-    line = started(tmp_path, Hangs(), end_seconds=3)
+    line = started(tmp_path, Hangs(for_good), end_seconds=3)
     line.submit(batch(rollouts()))
     line.close()
     for_good.set()
@@ -348,12 +378,7 @@ def test_several_plugins_that_hang_at_the_end_cost_sinks_nothing_that_is_not_cou
     monkeypatch.setenv("ROLLOUT_PLUGINS_HANG_SECONDS", "0.2")
     for_good, before = threading.Event(), set(threading.enumerate())
 
-    class Hangs:
-        @hookimpl
-        def on_rollout(self, rollout):
-            for_good.wait(60)
-
-    line = started(tmp_path, *(Hangs() for _ in range(4)), Sink(), end_seconds=0.3)
+    line = started(tmp_path, *(Hangs(for_good) for _ in range(4)), Sink(), end_seconds=0.3)
     line.submit(batch(rollouts()))
     line.close()
     until(lambda: line.counters.drops == {"sink_failed:sink": 4})
