@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from store_rig import Sink, batch, pipeline, record, rollouts, run_in, started, until
 
 from rollout_plugins import Drop, Rollout, RolloutRecorder, ToolCall, hookimpl, open_run
@@ -242,6 +243,29 @@ def test_rollouts_that_cannot_be_built_are_counted_and_the_next_ones_recorded(tm
     assert len(open_run(tmp_path)) == 4
     assert open_run(tmp_path).drops == {"build_failed": 7}
     assert len(told(caplog, "7 rollouts of step 1 could not be built")) == 1
+
+
+class Unreadable(list):
+    def __iter__(self):
+        raise ValueError("no")
+
+    __len__ = __iter__
+
+
+def test_a_list_that_cannot_be_read_costs_itself_alone(tmp_path):
+    made = rollouts(3)
+    made[1] = replace(made[1], prompt=Unreadable(), tool_calls=(7,))
+    run = record(tmp_path, made)
+    assert [len(r.marks) for r in run.rollouts()] == [0, 2, 0]
+    assert run.drops == {"unserialisable_field": 2}
+
+
+def test_an_image_that_only_the_result_of_a_call_holds_is_kept(tmp_path):
+    picture = Image.new("RGB", (2, 2))
+    made = rollouts(2)
+    made[1] = replace(made[1], tool_calls=(ToolCall(name="look", arguments={}, result=[{"image": picture}]),))
+    run = record(tmp_path, made, plugins=("images",))
+    assert (len(list(run.dir.glob("media/*"))), run.drops) == (1, {})
 
 
 # --- queues ---------------------------------------------------------------------------------------------------------
