@@ -1,5 +1,6 @@
 """Disks that fail, queues that fill, plugins and sinks that misbehave: what it costs, and that somebody is told."""
 
+import errno
 import logging
 import os
 import re
@@ -13,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from store_rig import Sink, batch, pipeline, record, rollouts, run_in, started, until
 
 from rollout_plugins import Drop, Rollout, RolloutRecorder, ToolCall, hookimpl, open_run
@@ -130,6 +132,20 @@ def test_a_defect_of_ours_costs_only_the_rollouts_that_bring_it_out(tmp_path, mo
     assert "a secret" not in caplog.text
 
 
+def test_a_filesystem_that_cannot_be_told_to_sync_keeps_everything_all_the_same(tmp_path, monkeypatch):
+    def lacking(descriptor):
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    monkeypatch.setattr(os, "fsync", lacking)
+    line = started(tmp_path)
+    send(line, noise(1), 1)
+    line.request_sync()
+    line.close()
+    run = open_run(tmp_path)
+    assert len(list(run.rollouts())) == 4
+    assert run.drops == {}
+
+
 def test_a_second_outage_is_told_and_counted_by_itself(small_disk, caplog):
     line = started(small_disk)
     for step, count in ((1, 2), (2, 3)):
@@ -227,6 +243,29 @@ def test_rollouts_that_cannot_be_built_are_counted_and_the_next_ones_recorded(tm
     assert len(open_run(tmp_path)) == 4
     assert open_run(tmp_path).drops == {"build_failed": 7}
     assert len(told(caplog, "7 rollouts of step 1 could not be built")) == 1
+
+
+class Unreadable(list):
+    def __iter__(self):
+        raise ValueError("no")
+
+    __len__ = __iter__
+
+
+def test_a_list_that_cannot_be_read_costs_itself_alone(tmp_path):
+    made = rollouts(3)
+    made[1] = replace(made[1], prompt=Unreadable(), tool_calls=(7,))
+    run = record(tmp_path, made)
+    assert [len(r.marks) for r in run.rollouts()] == [0, 2, 0]
+    assert run.drops == {"unserialisable_field": 2}
+
+
+def test_an_image_that_only_the_result_of_a_call_holds_is_kept(tmp_path):
+    picture = Image.new("RGB", (2, 2))
+    made = rollouts(2)
+    made[1] = replace(made[1], tool_calls=(ToolCall(name="look", arguments={}, result=[{"image": picture}]),))
+    run = record(tmp_path, made, plugins=("images",))
+    assert (len(list(run.dir.glob("media/*"))), run.drops) == (1, {})
 
 
 # --- queues ---------------------------------------------------------------------------------------------------------
