@@ -97,8 +97,8 @@ class _Front(BaseHTTPRequestHandler):
             self.server.hung = True
             self.server.released.wait(120)
             self.close_connection = True
-        elif isinstance(fault, tuple):
-            status, code = fault
+        elif isinstance(fault, tuple) and all(part in self.path for part in fault[2:]):
+            status, code = fault[:2]
             self._answer(status, [], f"<Error><Code>{code}</Code><Message>{code}</Message></Error>".encode())
         else:
             with suppress(OSError):  # the client was killed
@@ -141,7 +141,10 @@ class _Front(BaseHTTPRequestHandler):
 
 @contextmanager
 def faulty(s3, monkeypatch):
-    """The way to the server for clients, whose `fault` is None, "hangs", or a status and a code of S3's."""
+    """The way to the server for clients, whose `fault` is None, "hangs", or a status and a code of S3's.
+
+    After the code may stand what must be in the path of a request that fails.
+    """
     front = ThreadingHTTPServer(("127.0.0.1", 0), _Front)
     front.daemon_threads = True
     front.behind, front.fault, front.hung, front.released = s3.port, None, False, threading.Event()
