@@ -82,7 +82,7 @@ def _sink(stored: StoredRun, options: Namespace, filters: dict[str, Any]) -> Non
     takes = options_of(options.to)
     for name, value in given.items():
         if value is not None and name not in takes:
-            flags = ", ".join(flag for option, flag in FLAGS.items() if option in takes) or "none of these"
+            flags = ", ".join(flag for option, flag in FLAGS.items() if option in takes) or "no such option"
             raise SetupError(f"{FLAGS[name]} is not for {options.to}; it takes {flags}")
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     plugins = options.plugins.split(",") if options.plugins else []

@@ -83,6 +83,16 @@ class Sampled(Generation):
         if self.is_played and isinstance(out, tuple):
             self.fields = next((one for one in out if isinstance(one, dict)), {})
 
+    def claim_fields(self, found: Sequence[tuple[Sampled, int]]) -> None:
+        """What the function gave when it was generated, and the rows as they were then."""
+        first = found[0][0]
+        if [(one, i) for one, i in found] == [(first, i) for i in range(first.count)]:
+            self.fields, self.before = first.fields, first.before
+            return
+        names = dict.fromkeys(name for one, _ in found for name in one.fields)
+        self.fields = {name: [_at(one.fields.get(name), i) for one, i in found] for name in names}
+        self.before = [_at(one.before, i) or {} for one, i in found]
+
     def snapshot(self, rows: Any, prompts: Any, completions: Any, ids: Any = None) -> None:
         """The function's fields are kept apart from the columns of the dataset."""
         if self.fields:
@@ -139,6 +149,13 @@ class Sampled(Generation):
         self.made, self.logged, self.scored_ids, self.claimed = None, None, (), ()
         self.fields, self.before = {}, []
         self.returned = None
+
+
+def _at(values: Any, i: int) -> Any:
+    """One of these values; what is no list is the same for all."""
+    if not isinstance(values, list):
+        return values
+    return values[i] if i < len(values) else None
 
 
 def _are_rows(value: Any, kind: type) -> bool:

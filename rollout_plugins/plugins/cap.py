@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
@@ -11,8 +12,8 @@ from typing import Any
 from rollout_hookspecs import Rollout, Run, Step, hookimpl
 
 from rollout_plugins.content.names import NUMBERS
+from rollout_plugins.content.numbers import real
 from rollout_plugins.content.options import check, one_of, whole
-from rollout_plugins.plugins.numbers import number
 from rollout_plugins.plugins.strategies import STRATEGIES, Pool, Reasons
 
 logger = logging.getLogger("rollout_plugins")
@@ -170,9 +171,8 @@ class Cap:
 
 def _comparable(value: Any) -> float | None:
     """A number that can be ranked, infinities included; None and NaN can't."""
-    if isinstance(value, float) and value in {float("inf"), float("-inf")}:
-        return value
-    return float(value) if isinstance(value, bool) else number(value)
+    known = float(value) if isinstance(value, bool) else real(value)
+    return None if known is None or math.isnan(known) else known
 
 
 def _key_fault(key: Any) -> str | None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from rollout_hookspecs import Rollout, Step, hookimpl
 
 from rollout_plugins.content.hashing import content_hash
+from rollout_plugins.content.numbers import finite
 from rollout_plugins.content.options import check, flag, one_of, whole
-from rollout_plugins.plugins.numbers import number
 
 KINDS = ("prompt", "completion", "rollout")
 KEEP = ("first", "best")
@@ -131,7 +131,7 @@ class Dedup:
 
 def _reward(unit: Sequence[Rollout]) -> float:
     """The unit's best reward; without any, less than every number."""
-    return max((value for r in unit if (value := number(r.reward)) is not None), default=float("-inf"))
+    return max((value for r in unit if (value := finite(r.reward)) is not None), default=float("-inf"))
 
 
 def _marked(rollout: Rollout, mark: str | None) -> Rollout:

@@ -12,10 +12,11 @@ from rollout_hookspecs import Columns, Run, Step, hookimpl
 
 from rollout_plugins.content.drafts import Drafts
 from rollout_plugins.content.hashing import content_hash
+from rollout_plugins.content.numbers import finite
 from rollout_plugins.content.options import check, one_of, share, whole
 from rollout_plugins.content.talk import Talk
 from rollout_plugins.plugins.alerts import Alerts
-from rollout_plugins.plugins.numbers import correlation, mean, number, numbers, quantile, spread
+from rollout_plugins.plugins.statistics import correlation, mean, numbers, quantile, spread
 
 _TEXTS = 64
 _WORDS = 1000
@@ -201,12 +202,12 @@ def _spreads(groups: Sequence[int], values: Sequence[Any]) -> list[float]:
 
 
 def _correlations(drafts: Drafts) -> dict[str, float | None]:
-    totals = [number(value) for value in drafts["reward"]]
+    totals = [finite(value) for value in drafts["reward"]]
     names = list(dict.fromkeys(chain.from_iterable(drafts["rewards"])))
-    found = {"correlation/length_reward": _related([number(n) for n in drafts["completion_tokens"]], totals)}
+    found = {"correlation/length_reward": _related([finite(n) for n in drafts["completion_tokens"]], totals)}
     if len(names) > 1:
         for name in names:
-            found[f"correlation/{name}"] = _related([number(each.get(name)) for each in drafts["rewards"]], totals)
+            found[f"correlation/{name}"] = _related([finite(each.get(name)) for each in drafts["rewards"]], totals)
     return found
 
 

@@ -13,6 +13,7 @@ from rollout_hookspecs import Image, Scope, Step, Trace
 
 from rollout_plugins.content.imaging import small_copy
 from rollout_plugins.content.messages import call_text, calls_of, reasoning_of, text_of
+from rollout_plugins.content.numbers import real
 
 SCOPES = get_args(Scope)
 logger = logging.getLogger("rollout_plugins")
@@ -44,9 +45,7 @@ def image_words(image: Image) -> str:
 
 def number(value: object) -> float | None:
     """A number again, where plain JSON had to spell it."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
-    return float(value) if isinstance(value, str) and value in {"NaN", "Infinity", "-Infinity"} else None
+    return float(value) if isinstance(value, str) and value in {"NaN", "Infinity", "-Infinity"} else real(value)
 
 
 def reward_words(facts: Mapping[str, Any]) -> str:

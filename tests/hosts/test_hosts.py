@@ -5,7 +5,7 @@ from types import MethodType
 import pytest
 import torch
 from copies import bare, copy_of
-from rig import GRPO, dataset, make
+from rig import GRPO, SamplesTwice, dataset, make
 from trl import GRPOTrainer
 
 from rollout_plugins import Batch, Rollout, RolloutPluginCallback, hookimpl, open_run
@@ -101,12 +101,6 @@ def test_a_trainer_with_another_signature_is_recorded_from_what_it_generates(tmp
     assert all(r.prompt_tokens and r.completion_tokens for r in run.rollouts())
     assert run.drops == {"without:_calculate_rewards": 8}
     assert "expected _calculate_rewards(inputs, prompts, completions, completion_ids_list)" in caplog.text
-
-
-class SamplesTwice(GRPO):
-    def _generate_and_score_completions(self, inputs):
-        super()._generate_and_score_completions(inputs)
-        return super()._generate_and_score_completions(inputs)
 
 
 @pytest.mark.parametrize(("cls", "lost"), [(GRPO, {}), (SamplesTwice, {"not_observed": 8})])

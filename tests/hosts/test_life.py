@@ -10,6 +10,7 @@ from functools import partial
 
 import pytest
 from rig import GRPO, dataset, half, make
+from store_rig import Count
 from test_callback import runs
 from test_trainers import RUNNABLE
 from trainers import KINDS
@@ -419,12 +420,6 @@ def test_added_in_the_middle_of_training_records_from_then_on_and_says_so(tmp_pa
 
 
 # --- several evaluations ---------------------------------------------------------------------------------------------
-
-
-class Count:
-    @hookimpl
-    def rollout_metrics(self, rollouts, step):
-        return {"count": len(rollouts)}
 
 
 class Sink:

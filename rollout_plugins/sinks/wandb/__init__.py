@@ -18,7 +18,7 @@ from rollout_plugins.content.trace import shape_each
 from rollout_plugins.errors import SetupError
 from rollout_plugins.sinks._common import SCOPES, image_words, meant_for, thumbnail
 from rollout_plugins.sinks._tracker import TrackerSink
-from rollout_plugins.sinks.wandb.columns import Columns
+from rollout_plugins.sinks.wandb.columns import TableColumns
 from rollout_plugins.sinks.wandb.weave import Weave
 
 logger = logging.getLogger("rollout_plugins")
@@ -123,7 +123,7 @@ class WandbSink(TrackerSink):
         table = self._tables.get(key)
         if table is None:
             names = self._run.reward_names if self._run else ()
-            table = self._tables[key] = _Growing(key, Columns(traces, names, self._most_chars), self._tracker)
+            table = self._tables[key] = _Growing(key, TableColumns(traces, names, self._most_chars), self._tracker)
         pictures: dict[tuple[str, ...], Any] = {}
         rows = [table.columns.row(trace, partial(self._picture, pictures)) for trace in traces]
         table.add(rows, step.step, lambda name, value: sender.log({name: value, "train/global_step": step.step}))
@@ -183,7 +183,7 @@ class WandbSink(TrackerSink):
 class _Growing:
     """Tables of one key, one after another. wandb keeps every row it was given in memory: those it has logged go."""
 
-    def __init__(self, key: str, columns: Columns, wandb: Any) -> None:
+    def __init__(self, key: str, columns: TableColumns, wandb: Any) -> None:
         self.columns = columns
         self._key = key
         self._wandb = wandb

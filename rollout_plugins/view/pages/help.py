@@ -8,6 +8,7 @@ from dataclasses import replace
 from rich.text import Text
 from textual.binding import Binding
 from textual.dom import DOMNode
+from textual.screen import Screen
 from textual.widget import Widget
 
 from rollout_plugins.show.blocks import Block
@@ -45,8 +46,8 @@ class HelpPage(Page):
         found: dict[tuple[str, str], list[str]] = {}
         bindings = node._bindings.key_to_bindings.values()  # noqa: SLF001 - textual shows keys in its own panel alone
         for binding in (one for some in bindings for one in some):
-            inherited = hasattr(Widget, f"action_{binding.action}") or binding.action.startswith(("screen.", "app."))
-            if binding.description and not inherited:
+            inherited = hasattr(Widget, f"action_{binding.action}") or binding.action.startswith("screen.")
+            if binding.description and not inherited and binding not in Screen.BINDINGS:
                 found.setdefault((binding.action, binding.description), []).append(self._key(binding))
         return [(" ".join(dict.fromkeys(keys)), said) for (_, said), keys in found.items()]
 

@@ -152,7 +152,7 @@ function Small({ turn, marked }: { turn: Turn; marked?: boolean }) {
     <div class={`small-turn ${turn.role} ${marked ? "parting" : ""}`}>
       <h2 class="minor">
         {turn.role}
-        {marked && <span class="tag">parts here</span>}
+        {marked && <span class="tag">diverges here</span>}
       </h2>
       {turn.reasoning !== undefined && (
         <div class="reasoning">
@@ -168,7 +168,7 @@ function Small({ turn, marked }: { turn: Turn; marked?: boolean }) {
 }
 
 /** How many turns all begin with, up to the last one the model did not write. */
-export function shared(all: Rollout[]): number {
+function shared(all: Rollout[]): number {
   const [first, ...others] = all;
   if (!first || !others.length) return first ? first.turns.filter((turn) => turn.place === undefined).length : 0;
   let same = 0;
@@ -178,7 +178,7 @@ export function shared(all: Rollout[]): number {
 }
 
 /** The first turn in which two differ; null when they are equal. */
-export function parting(one: Rollout, other: Rollout): number | null {
+function parting(one: Rollout, other: Rollout): number | null {
   const most = Math.max(one.turns.length, other.turns.length);
   for (let at = 0; at < most; at++) if (!alike(one.turns[at], other.turns[at])) return at;
   return null;
