@@ -54,7 +54,7 @@ def test_a_run_with_thousands_of_files_is_listed_whole(here):
 
 def test_a_folder_that_may_not_be_listed_is_an_error_and_not_an_empty_run(here, server, monkeypatch):
     with faulty(server, monkeypatch) as front:
-        front.fault = (403, "AccessDenied", "r1/data")
+        front.fault = (403, "AccessDenied", "data")
         with pytest.raises(RunError, match="s3://bucket/runs/r1/data: "):
             open_run("s3://bucket/runs")
 
