@@ -1,13 +1,13 @@
 """What several pages tell about is made once."""
 
 import contextlib
+import fcntl
 import io
 import os
 import shutil
 from argparse import Namespace
 
 import pytest
-from filelock import FileLock
 
 
 @pytest.fixture(scope="session")
@@ -17,7 +17,8 @@ def made_demo(tmp_path_factory):
 
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "demo"
-    with FileLock(f"{folder}.lock"):
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "said.txt").exists():
             with contextlib.redirect_stdout(io.StringIO()) as said:
                 command.run(Namespace(out=folder / "outputs" / "demo", steps=2))
