@@ -14,10 +14,10 @@ from uuid import uuid4
 
 from rollout_plugins.content.names import count
 from rollout_plugins.content.nodes import nodes_of
+from rollout_plugins.content.replacing import replace_file
 from rollout_plugins.engine.threads import own_thread
 from rollout_plugins.errors import RunError
 from rollout_plugins.remote.places import Place
-from rollout_plugins.store.write import replace_file
 
 #: Files that are on their way at the same time.
 AT_ONCE = 4

@@ -21,7 +21,7 @@ from rollout_hookspecs import Image
 
 from rollout_plugins.content.hashing import bytes_hash, is_loaded, pixel_hash
 from rollout_plugins.content.imaging import for_screen, is_wide, on_white
-from rollout_plugins.store.write import replace_file
+from rollout_plugins.content.replacing import replace_file
 
 MEMORY = 4096
 FULL_SHARE = 0.9

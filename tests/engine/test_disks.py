@@ -11,9 +11,10 @@ from dataclasses import replace
 
 import pytest
 from faults import send, told
-from store_rig import rollouts, started
+from PIL import Image
+from store_rig import record, rollouts, started
 
-from rollout_plugins import open_run
+from rollout_plugins import ToolCall, open_run
 from rollout_plugins.store import write
 from rollout_plugins.store.columns import to_batch
 
@@ -188,3 +189,26 @@ def test_a_clock_that_runs_backwards_changes_nothing(tmp_path, monkeypatch):
     line.close()
     run = open_run(tmp_path)
     assert [r.step for r in run.rollouts()] == [n for n in range(3) for _ in range(4)]
+
+
+class Unreadable(list):
+    def __iter__(self):
+        raise ValueError("no")
+
+    __len__ = __iter__
+
+
+def test_a_list_that_cannot_be_read_costs_itself_alone(tmp_path):
+    made = rollouts(3)
+    made[1] = replace(made[1], prompt=Unreadable(), tool_calls=(7,))
+    run = record(tmp_path, made)
+    assert [len(r.marks) for r in run.rollouts()] == [0, 2, 0]
+    assert run.drops == {"unserialisable_field": 2}
+
+
+def test_an_image_that_only_the_result_of_a_call_holds_is_kept(tmp_path):
+    picture = Image.new("RGB", (2, 2))
+    made = rollouts(2)
+    made[1] = replace(made[1], tool_calls=(ToolCall(name="look", arguments={}, result=[{"image": picture}]),))
+    run = record(tmp_path, made, plugins=("images",))
+    assert (len(list(run.dir.glob("media/*"))), run.drops) == (1, {})

@@ -128,6 +128,32 @@ def test_rollouts_that_are_scored_and_thrown_away_are_stored_and_marked(tmp_path
     assert run.drops == {}
 
 
+class LogsMore(GRPO):
+    """Writes other numbers of rows into its log than it has rollouts, as dynamic sampling does."""
+
+    rows = 0
+
+    def _generate_and_score_completions(self, inputs):
+        out = super()._generate_and_score_completions(inputs)
+        for _ in range(self.rows):
+            self._logs["advantages"].append(9.0)
+            self._logs["rewards"]["numbers"].append(9.0)
+        for _ in range(-self.rows):
+            self._logs["advantages"].pop()
+        return out
+
+
+@pytest.mark.parametrize("rows", [2, 4, -1])
+def test_a_log_of_another_length_is_not_taken_for_that_of_the_batch(tmp_path, rows):
+    kind = type("LogsOtherwise", (LogsMore,), {"rows": rows})
+    run, found = recorded(make(tmp_path, ANSWERS, cls=kind, rewards=numbers, max_steps=2), tmp_path)
+    assert sorted(found) == list(range(8))
+    for number, rollout in found.items():
+        assert rollout.rewards == {"numbers": float(number)}
+        assert rollout.advantage == pytest.approx(-0.7071 if number % 2 == 0 else 0.7071, abs=1e-3)
+    assert run.drops == {}
+
+
 class ReplacesRows(GRPO):
     """The second half of each batch is what the first batch was, as a replay buffer does."""
 
