@@ -1,5 +1,6 @@
 """Disks that fail: what it costs, and that somebody is told."""
 
+import errno
 import os
 import re
 import shutil
@@ -111,6 +112,20 @@ def test_a_defect_of_ours_costs_only_the_rollouts_that_bring_it_out(tmp_path, mo
     assert run.drops == {"store_failed": 1}
     assert told(caplog, "1 of 4 rollouts are lost, because no row could be made of them (KeyError in defective)")
     assert "a secret" not in caplog.text
+
+
+def test_a_filesystem_that_cannot_be_told_to_sync_keeps_everything_all_the_same(tmp_path, monkeypatch):
+    def lacking(descriptor):
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    monkeypatch.setattr(os, "fsync", lacking)
+    line = started(tmp_path)
+    send(line, noise(1), 1)
+    line.request_sync()
+    line.close()
+    run = open_run(tmp_path)
+    assert len(list(run.rollouts())) == 4
+    assert run.drops == {}
 
 
 def test_a_second_outage_is_told_and_counted_by_itself(small_disk, caplog):
