@@ -21,7 +21,7 @@ from rollout_plugins.hosts.kit.decoding import Decoder
 from rollout_plugins.hosts.kit.observing import Needs, Observer
 from rollout_plugins.hosts.kit.support import Support, TRLHost
 from rollout_plugins.hosts.kit.turns import Turns
-from rollout_plugins.hosts.kit.wrapping import Call, logger
+from rollout_plugins.hosts.kit.wrapping import Call
 
 LOGPROBS: Final = "sampler, trainer and reference"
 SCORED: Final = ("inputs", "prompts", "completions", "completion_ids_list")
@@ -41,7 +41,7 @@ class GRPOObserver(Observer):
         self.watch("_calculate_rewards", self._rewards)
         self.watch("_generate", self._tokens, optional=True)
         self.watch("_tool_call_loop", self.tool_loop, optional=True)
-        self._has_begun = self._has_told = False
+        self._has_begun = False
         self._unseen_steps = 0
         self.wraps.wrap(trainer, "training_step", self._trained)
 
@@ -260,13 +260,11 @@ class GRPOObserver(Observer):
                 self.lose(max(now.expected, now.generated))
 
     def _tell_what_remains(self, where: str, lacks: str) -> None:
-        if not self._has_told:
-            self._has_told = True
-            logger.warning(
-                "%s generates or scores in a way of its own: its rollouts are recorded from %s, without %s; "
-                "docs/trainers.md says how to write a host for it",
-                type(self.trainer).__name__, where, lacks,
-            )  # fmt: skip
+        self.wraps.once.warn(
+            "%s generates or scores in a way of its own: its rollouts are recorded from %s, without %s; "
+            "docs/trainers.md says how to write a host for it",
+            type(self.trainer).__name__, where, lacks,
+        )  # fmt: skip
 
 
 def _replays(trainer: Any) -> bool:

@@ -7,7 +7,6 @@ they don't like before it is scored. Rows are recognised by their token ids.
 from __future__ import annotations
 
 import copy
-import logging
 import os
 import threading
 from array import array
@@ -17,12 +16,11 @@ from itertools import repeat
 from operator import itemgetter
 from typing import Any, Final
 
+from rollout_plugins.content.once import Once
 from rollout_plugins.content.snapshot import Snapshot
 from rollout_plugins.hosts.kit.decoding import Decoder, unpadded
 from rollout_plugins.hosts.kit.generation import Generation
 from rollout_plugins.hosts.kit.rewards import Rewards
-
-logger = logging.getLogger("rollout_plugins")
 
 _MOST: Final = 8
 NEVER_SCORED: Final = "the trainer did not score it where that can be seen"
@@ -152,7 +150,7 @@ class Sampled(Generation):
 
 
 def _at(values: Any, i: int) -> Any:
-    """One of these values; what is no list is the same for all."""
+    """One of these values; what is not a list is the same for all."""
     if not isinstance(values, list):
         return values
     return values[i] if i < len(values) else None
@@ -195,7 +193,7 @@ class Unscored:
         self._changed = changed
         self._lock = threading.Lock()
         self._waiting: list[_Waiting] = []
-        self._is_told = False
+        self._once = Once()
         self.most = _MOST
         self._unknown = 0
 
@@ -250,9 +248,8 @@ class Unscored:
         for one in late:
             one.now.keep_rows(one.left)
             self._hand_over(one.now)
-        if not self._is_told and any(one.now.unknown.get("rewards") == NEVER_SCORED for one in late):
-            self._is_told = True
-            logger.warning(
+        if any(one.now.unknown.get("rewards") == NEVER_SCORED for one in late):
+            self._once.warn(
                 "the trainer generates rollouts that it does not score where that can be seen; they are stored "
                 "without rewards, and marked"
             )
