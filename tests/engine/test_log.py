@@ -157,6 +157,7 @@ def test_what_trained_nothing_is_not_among_the_losses(tmp_path, capfd):
     end_run(line)
     run = open_run(tmp_path)
     assert (run.drops, run.untrained, metrics) == ({}, {"stale": 2}, ({}, 2))
+    assert "not trained on" in run._repr_html_()
     assert "none lost, not trained on: 2 stale." in capfd.readouterr().err
     assert main(["stats", str(run.dir)]) == main(["doctor", str(run.dir), "--offline"]) == 0
     assert [text.count("not trained on: 2 stale") for text in capfd.readouterr()] == [1, 1]
