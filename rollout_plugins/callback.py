@@ -387,7 +387,11 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
 
     def _submit(self, trainer: Any, attached: Attached, batch: Batch) -> None:
         with self._turn:
-            self._ensure_run(trainer, attached)
+            try:
+                self._ensure_run(trainer, attached)
+            except Exception:
+                attached.pipeline.count("not_begun", batch.count)
+                raise
             attached.submit(batch)
 
     def _count(self, trainer: Any, attached: Attached, reason: str, count: int, *, is_stored: bool = False) -> None:
