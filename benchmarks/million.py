@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from rollout_hookspecs import Rollout, Run, ToolCall
 
 from rollout_plugins.store.columns import to_batch
-from rollout_plugins.store.write import ROW_GROUP, RunWriter
+from rollout_plugins.store.write import ROW_GROUP, RunWriter, part_writer
 
 BATCH, GROUP = 1024, 8
 GROUPS_A_PART = 10
@@ -109,13 +108,11 @@ def write(folder: Path, rollouts: int) -> Run:
     parts.mkdir(parents=True)
     done = 0
     for part in range(-(-rollouts // (ROW_GROUP * GROUPS_A_PART))):
-        with pq.ParquetWriter(
-            parts / f"001-00000-{part:06d}.parquet", base.schema, compression="zstd", compression_level=1
-        ) as file:
+        with part_writer(parts / f"001-00000-{part:06d}.parquet", base.schema) as add:
             for _ in range(GROUPS_A_PART):
                 batch = batch_of(base, done, rng, run).slice(0, rollouts - done)
                 if batch.num_rows:
-                    file.write_batch(batch, row_group_size=ROW_GROUP)
+                    add(pa.Table.from_batches([batch]))
                     done += batch.num_rows
     writer.write_run({"rollouts": done}, ended=True)
     return run

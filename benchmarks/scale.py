@@ -23,7 +23,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from rollout_hookspecs import Rollout, Run
 
 from benchmarks.measure import folder_bytes, main, seconds, show, size, table
@@ -32,7 +31,7 @@ from benchmarks.read import ASK, OPEN, asked, first_screen
 from rollout_plugins.cli.main import main as rollouts
 from rollout_plugins.store.columns import to_batch
 from rollout_plugins.store.schema import REWARD
-from rollout_plugins.store.write import ROW_GROUP, RunWriter
+from rollout_plugins.store.write import ROW_GROUP, RunWriter, part_writer
 
 STEP = 32
 """Rollouts that a rank makes in a step."""
@@ -81,9 +80,9 @@ def _rank(rank: int, *, folder: Path, base: pa.RecordBatch, ranks: int, parts: i
     writer = RunWriter(run)
     for part in range(parts):
         path = folder / "data" / "train" / f"001-{rank:05d}-{part:06d}.parquet"
-        with pq.ParquetWriter(path, base.schema, compression="zstd", compression_level=1) as file:
+        with part_writer(path, base.schema) as add:
             for batch in _batches(base, rank, part * each, each):
-                file.write_batch(batch, row_group_size=ROW_GROUP)
+                add(pa.Table.from_batches([batch]))
     writer.write_run({"rollouts": each * parts}, ended=True)
 
 

@@ -17,14 +17,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from rollout_hookspecs import Run
 
 from benchmarks import million
 from benchmarks.measure import folder_bytes, main, seconds, show, size, table
 from benchmarks.read import OPEN, asked, question
 from rollout_plugins.store.columns import to_batch
-from rollout_plugins.store.write import RunWriter
+from rollout_plugins.store.write import RunWriter, part_writer
 
 ROWS = 8
 QUESTIONS = {
@@ -49,7 +48,8 @@ def write(folder: Path, files: int) -> None:
     base = to_batch([million.template(words, n) for n in range(997 * ROWS)], [])
     for number in range(files):
         batch = million.batch_of(base.slice(number % 997 * ROWS, ROWS), number * million.BATCH, rng, run)
-        pq.write_table(pa.Table.from_batches([batch]), parts / f"001-00000-{number:06d}.parquet", compression="zstd")
+        with part_writer(parts / f"001-00000-{number:06d}.parquet", batch.schema) as add:
+            add(pa.Table.from_batches([batch]))
     RunWriter(run).write_run({"rollouts": files * ROWS}, ended=True)
 
 

@@ -191,7 +191,7 @@ HEAD = ["trainer", "messages", "rewards", "advantage", "tools", "images", "group
 def trainers() -> str:
     """What each host says it records, and notes on some; a test trains with each of them and holds it to that."""
     supports = [support for host in known_hosts() for support in host.supports]
-    supports.sort(key=is_of_another_package)
+    supports.sort(key=lambda support: not support.is_of_trl)
     table = [HEAD, ["---"] * len(HEAD), *map(supported, supports)]
     notes = [f"- {named(support)}: {support.note}." for support in supports if support.note]
     return "\n".join([*(f"| {' | '.join(cells)} |" for cells in table), "", *notes])
@@ -201,21 +201,17 @@ def named(support: object) -> str:
     return f"`{support.trainer.removesuffix('Trainer')}`"
 
 
-def is_of_another_package(support: object) -> bool:
-    return " " in support.since
-
-
 def supported(support: object) -> list[str]:
     flags = (getattr(support, name) for name in ("advantage", "tools", "images", "groups", "evaluation"))
     newest = re.search(r"^trl==(\d+\.\d+)", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)[1]
-    trl = f"TRL {newest}" if support.since == newest else f"TRL {support.since} to {newest}"
+    trl = f"TRL {newest}" if support.since == newest else f"TRL {support.since} to {support.until or newest}"
     return [
         named(support),
         support.messages,
         support.rewards.replace("none", ""),
         *("✓" if flag else "" for flag in flags),
         support.logprobs,
-        (support.since if is_of_another_package(support) else trl).replace(" ", "&nbsp;"),
+        (trl if support.is_of_trl else support.since).replace(" ", "&nbsp;"),
     ]
 
 

@@ -108,7 +108,7 @@ class Attached:
 
     def prefix_of(self, logs: Mapping[str, Any]) -> str:
         """The prefix of the evaluation that is being logged; empty when it is training."""
-        prefix, self._to_log = self._to_log or "eval", ""
+        prefix, self._to_log = self._to_log or "eval", ""  # only the next log is that evaluation's
         return next((one for one in (prefix, "eval") if any(key.startswith(f"{one}_") for key in logs)), "")
 
     def submit(self, batch: Batch) -> None:

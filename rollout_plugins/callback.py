@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import logging
 import os
+import threading
 import weakref
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,20 +16,18 @@ from rollout_hookspecs import Batch, Run
 
 from rollout_plugins.attached import Attached, Wrappers, dataset_of
 from rollout_plugins.engine.copying import Given
-from rollout_plugins.engine.discover import Plugins
 from rollout_plugins.engine.environment import flag
 from rollout_plugins.engine.pipeline import Pipeline
 from rollout_plugins.engine.run_id import identify, run_of, write_marker
 from rollout_plugins.engine.setup import (
     bind_sinks,
     cap_dashboards,
-    check_redact,
     checked_dir,
     end_run,
+    load_plugins,
     named_metrics,
     open_pipeline,
     tell_of_unfinished,
-    with_mirror,
 )
 from rollout_plugins.engine.telling import shown
 from rollout_plugins.engine.where import say_start
@@ -62,7 +61,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
     Args:
         plugins: instances or names of plugins, run in this order, for example `["redact", Cap(8), "console"]`.
             Sinks for trackio and wandb are on by default when `args.report_to` names them.
-        dir: where runs are kept; default `<output_dir>-rollouts`, beside what is uploaded with the model.
+        dir: where runs are kept; default `<output_dir>-rollouts`, next to what is uploaded with the model.
         disable: names of plugins that must not run.
         config: options for plugins given by name, for example `{"cap": {"max_per_step": 8}}`.
         mirror: a URL, such as `s3://bucket/runs`, that the run is copied to while it is recorded; see `Mirror`.
@@ -97,17 +96,17 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         check_trl()
         others = set(vars(self))  # of a subclass
         disable = disable if isinstance(disable, str) else tuple(disable)
-        wanted = with_mirror(plugins, config, mirror)
-        self._plugins = Plugins(wanted["plugins"], disable=disable, config=wanted["config"], autoload=autoload)
-        check_redact(self._plugins)
+        self._plugins = load_plugins(plugins, config, disable=disable, mirror=mirror, autoload=autoload)
         self._options: dict[str, Any] = {
             "plugins": list(plugins or ()), "dir": checked_dir(dir), "disable": disable, "config": config,
             "mirror": mirror, "autoload": autoload, "strict": strict, "sync": sync, "tokens": tokens,
             "rendered": rendered, "on_full": on_full, "end_seconds": end_seconds,
         }  # fmt: skip
         self._pipeline = self._new_pipeline()
+        # Weak, since a callback that outlives its trainer must not keep the model in memory.
         self._trainers: weakref.WeakKeyDictionary[Any, Attached] = weakref.WeakKeyDictionary()
         self._told: set[str] = set()
+        self._turns: defaultdict[int, threading.RLock] = defaultdict(threading.RLock)  # nobody gives back a parent's
         self._own = vars(self).keys() - others
         found = trainer if trainer is not None else trainer_adding(type(self))
         if found is not None:
@@ -138,11 +137,14 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._safely("attach", lambda: self._attach(self._caller(state, control)))
-        self._safely("begin a run", lambda: self._begin_training(self._caller(state, control), int(state.global_step)))
+        with self._turn:
+            step = int(state.global_step)
+            self._safely("begin a run", lambda: self._begin_training(self._caller(state, control), step))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._safely("attach", lambda: self._attach_late(self._caller(state, control)))
 
+    # Whoever adds the callback in the middle of a step is seen at the next event, whichever that is.
     on_substep_end = on_step_end = on_step_begin
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -171,7 +173,8 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         self._safely("flush", self._pipeline.request_sync)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._safely("close the run", lambda: self._end_training(self._caller(state, control)))
+        with self._turn:
+            self._safely("close the run", lambda: self._end_training(self._caller(state, control)))
 
     def _safely(self, what: str, action: Callable[[], object]) -> None:
         """Keep our own mistakes from the trainer. Mistakes in the setup are raised at once."""
@@ -292,7 +295,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         cap_dashboards(self._plugins)
 
     def flush(self, seconds: float = 30.0) -> bool:
-        """Wait until all rollouts so far are in the store and with the sinks, at most so long; whether they are."""
+        """Wait at most that long until the store and the sinks have all rollouts so far; returns whether they do."""
         return self._pipeline.drain(seconds)
 
     def detach(self) -> None:
@@ -302,6 +305,11 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
             attached.stays_off = True
 
     # --- runs ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _turn(self) -> threading.RLock:
+        """Held while a run begins, ends or takes a batch: trainers on several threads may share this callback."""
+        return self._turns[os.getpid()]
 
     def _begin_training(self, trainer: Any, step: int) -> None:
         """A new run; a new attempt when training resumes or starts over; the same one after an evaluate() before."""
@@ -339,6 +347,8 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
     def _begin(self, trainer: Any, attached: Attached, step: int, restarted: Run | None = None) -> None:
         checkpoint = checkpoint_being_resumed(trainer) if step else None
         root = self._root(attached.output_dir, checkpoint, restarted)
+        # Ranks meet under this key. After an elastic restart they count from 1 again, while the store that they meet
+        # in still has the answers of the launch before.
         place = f"{root}|{self._position(trainer)}"
         _begun[place] += 1
         key = f"{place}|{_begun[place]}|{os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}"
@@ -379,15 +389,17 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         return next((i for i, one in enumerate(ours) if one is self), len(ours))
 
     def _submit(self, trainer: Any, attached: Attached, batch: Batch) -> None:
-        self._ensure_run(trainer, attached)
-        attached.submit(batch)
+        with self._turn:
+            self._ensure_run(trainer, attached)
+            attached.submit(batch)
 
     def _count(self, trainer: Any, attached: Attached, reason: str, count: int, *, is_stored: bool = False) -> None:
-        """Count rollouts that could not be observed, or trained nothing, in the run they are or would be in."""
-        try:
-            self._ensure_run(trainer, attached)
-        finally:
-            attached.pipeline.count(reason, count, is_stored=is_stored)
+        """Count rollouts that could not be observed, or were not trained on, in the run where people look for them."""
+        with self._turn:
+            try:
+                self._ensure_run(trainer, attached)
+            finally:
+                attached.pipeline.count(reason, count, is_stored=is_stored)
 
     def _ensure_run(self, trainer: Any, attached: Attached) -> None:
         """`evaluate()` outside of training: the run that is open, else the last one again, else a new one."""

@@ -15,22 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 from rollout_hookspecs import Batch, Run
 
+from rollout_plugins.content.drafts import Drafts
 from rollout_plugins.content.incoming import Held, Incoming, Wanted
-from rollout_plugins.engine.discover import Plugins
 from rollout_plugins.engine.environment import flag
-from rollout_plugins.engine.placing import Placing, RecordArguments, record_arguments
+from rollout_plugins.engine.placing import RecordArguments, placed, record_arguments
 from rollout_plugins.engine.rows import rows
 from rollout_plugins.engine.run_id import claimed, identify_loop, place_in_launch
 from rollout_plugins.engine.setup import (
     bind_sinks,
     cap_dashboards,
-    check_redact,
     checked_dir,
     end_run,
+    load_plugins,
     named_metrics,
     open_pipeline,
     tell_of_unfinished,
-    with_mirror,
 )
 from rollout_plugins.engine.telling import shown
 from rollout_plugins.engine.where import say_start
@@ -54,7 +53,7 @@ class RolloutRecorder:
     """Keeps every rollout that a training loop hands it, and gives them to plugins.
 
     Mistakes of setup raise a `SetupError` that names the fix: here, and in the first `record`. Once one batch has
-    been recorded, nothing raises and nothing waits anymore: what cannot be kept is counted, by reason.
+    been recorded, nothing raises and nothing waits any more: what cannot be kept is counted, by reason.
 
     Args:
         plugins: instances or names of plugins, run in this order, for example `["redact", "trackio"]`.
@@ -113,9 +112,7 @@ class RolloutRecorder:
     ) -> None:
         root = checked_dir(dir) or Path("runs").absolute()
         _check(run_id, resumed_from, reward_names, reward_weights)
-        wanted = with_mirror(plugins, config, mirror)
-        self._plugins = Plugins(wanted["plugins"], disable=disable, config=wanted["config"], autoload=autoload)
-        check_redact(self._plugins)
+        self._plugins = load_plugins(plugins, config, disable=disable, mirror=mirror, autoload=autoload)
         cap_dashboards(self._plugins)
         self._strict = strict or flag("STRICT", default=False)
         self._tokens, self._waits = tokens, on_full == "block"
@@ -142,7 +139,7 @@ class RolloutRecorder:
             resumed_from=found.resumed_from,
         )
         self._generation = found.generation
-        self._pid = os.getpid()
+        self._pid = os.getpid()  # a forked child has a copy of this object, and no worker thread
         self._lock = threading.RLock()  # a signal handler may record, too
         self._is_started = self._is_closed = self._is_proven = False
         self._last_step = 0
@@ -174,8 +171,8 @@ class RolloutRecorder:
                 `rollout_plugins.shapes` returned.
             split: "train" or "eval".
             policy_step: how many updates the generating weights had, for rollouts that don't say.
-            group_size: so many rollouts in a row answer the same prompt. Without it those with an equal `group` do,
-                or with an equal prompt.
+            group_size: how many rollouts in a row answer the same prompt. Without it, rollouts belong together that
+                have the same `group`, or else the same prompt.
         """
         prepared = self._prepared(rollouts, step=step, split=split, policy_step=policy_step, group_size=group_size)
         if prepared is not None:
@@ -222,10 +219,17 @@ class RolloutRecorder:
         return self._batch(arguments, held, started), held
 
     def _batch(self, arguments: RecordArguments, held: Held, started: float) -> Batch:
-        placing = Placing(arguments=arguments, run=self._run, time=time.time(), tokens=self._tokens)
-        counters = self._pipeline.counters
+        # Not `self`: what waits in the queue would keep a recorder alive that nobody has any more.
+        run, now, tokens, counters = self._run, time.time(), self._tokens, self._pipeline.counters
+
+        def build() -> Drafts:
+            found = held.build()
+            for reason in found.lost.values():
+                counters.drop(reason)
+            return placed(found, arguments, run, now=now, tokens=tokens)
+
         return Batch(
-            build=lambda: placing.rollouts(held.build(), counters.drop),
+            build=build,
             split=arguments.split,
             step=arguments.step,
             count=held.count,
@@ -282,7 +286,7 @@ class RolloutRecorder:
         return named_metrics(self._pipeline, split)
 
     def flush(self, seconds: float = 30.0) -> bool:
-        """Wait until all rollouts so far are in the store and with the sinks, at most so long; whether they are."""
+        """Wait at most that long until the store and the sinks have all rollouts so far; returns whether they do."""
         done = self._pipeline.drain(seconds)
         self._pipeline.raise_strict()
         return done

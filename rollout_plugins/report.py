@@ -24,7 +24,7 @@ def write_report(
 ) -> Written:
     """Write one HTML file that shows the run.
 
-    plugins: plugins whose panels are shown, beside those that are installed.
+    plugins: plugins whose panels are shown, in addition to those that are installed.
     limit: rollouts to show; of more, whole groups spread over the steps. The charts are of all rollouts.
     force: also replace a file that is not a report. An earlier report is replaced in any case, as a notebook cell
         that runs again expects.

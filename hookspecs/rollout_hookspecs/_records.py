@@ -152,7 +152,7 @@ class Rollout:
     images: tuple[Image, ...] = ()
     """Images that left the messages, in order of appearance."""
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """The dataset row beside the prompt (answer, solution, …)."""
+    """The rest of the dataset row (answer, solution, …)."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """What reward functions gave to `log_extra`, and what else the host knew of it."""
     rendered: str | None = None
@@ -326,7 +326,7 @@ class Emit(Protocol):
         """Say that rollouts existed which could not be recorded."""
 
     def untrained(self, reason: str, count: int) -> None:
-        """Say that so many of the rollouts that were emitted trained nothing, and why."""
+        """Say how many of the rollouts that were emitted were not trained on, and why."""
 
     def waits(self, count: int, hand_over: Callable[[], object]) -> None:
         """Say how many rollouts the host keeps back by now, for example until they are scored.
@@ -378,7 +378,7 @@ class Plugin(Protocol):
     verbose: bool = False
     """True: the log has every number of every plugin, and what recording costs."""
     seal_seconds: float | None = None
-    """How old a journal may get before it becomes a Parquet file, which does not change anymore; None: any age."""
+    """How old a journal may get before it becomes a Parquet file, which does not change any more; None: any age."""
     require_redact: bool | None = None
     """For plugins that take a run's files away. True: it needs a `required` plugin; False: the lack of one is said."""
 

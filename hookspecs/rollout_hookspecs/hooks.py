@@ -123,7 +123,7 @@ def register_hosts() -> Sequence[Host] | None:
 
 @hookspec
 def show_rollout(rollout: Rollout, run: Run) -> Sequence[Panel] | None:
-    """What the viewer and the report show of a stored rollout beside its turns: a board, a plot, a table.
+    """What the viewer and the report show of a stored rollout besides its turns: a board, a plot, a table.
 
     Called by `rollouts view` and `rollouts report`, never in training. Return None for rollouts of other environments.
 

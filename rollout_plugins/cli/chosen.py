@@ -28,7 +28,7 @@ def add_run(parser: ArgumentParser) -> None:
 
 
 def opened(path: str | Sequence[str] | None) -> StoredRun:
-    """The run that is meant; which one that is, is said where it could be another one."""
+    """The run that is meant; says which one it is, unless its own folder was named."""
     paths = [path] if isinstance(path, str) else path or ["."]
     with busy("looking for runs"):
         found = found_in(paths[0]) if len(paths) == 1 else [newest_in(paths)]
@@ -63,17 +63,21 @@ def add_filters(parser: ArgumentParser, *, group: bool = True) -> None:
     chosen.add_argument("--step", help="a number, last, -2 (the last but one), or a range such as 10-20")
     if group:
         chosen.add_argument("--group", type=int, help="the group's number in its generation")
-    chosen.add_argument("--rank", type=int, help="made by this process")
+    chosen.add_argument("--rank", type=int, help="made by the process of this rank")
     chosen.add_argument("--finish", help="stop, length, tool_limit, error or unknown")
     chosen.add_argument("--tool", help="that called this tool")
     chosen.add_argument(
-        "--errors", dest="has_error", action="store_true", default=None, help="that failed, or a call did"
+        "--errors",
+        dest="has_error",
+        action="store_true",
+        default=None,
+        help="that failed, or that have a failed tool call",
     )
     chosen.add_argument("--where", help="a SQL condition over the columns, such as 'reward < 0 and calls > 1'")
-    chosen.add_argument("--search", metavar="TEXT", help="with this text in a message or a call")
+    chosen.add_argument("--search", metavar="TEXT", help="with this text in a message or a tool call")
     chosen.add_argument("--order", help="columns to sort by, '-' for descending: reward or -judge.score,step")
     chosen.add_argument("--limit", type=int, help="at most so many; 0 for all")
-    chosen.add_argument("--superseded", action="store_true", help="also what a resumed attempt did again")
+    chosen.add_argument("--superseded", action="store_true", help="also rollouts that a resumed attempt made anew")
 
 
 def filters_of(options: Namespace, *asked: StoredRun) -> dict[str, Any]:

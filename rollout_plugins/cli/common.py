@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -82,12 +83,16 @@ def table_of(
             cells.pop(name, None)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in cells:
-        numeric = all(isinstance(row.get(name), int | float | None) for row in rows)
+        numeric = all(isinstance(row.get(name), int | float | None) or _is_share(row[name]) for row in rows)
         heading = Text(one_line(name, 40), overflow="fold")
         table.add_column(heading, justify="right" if numeric else "left", overflow="fold", no_wrap=numeric)
     for texts in zip(*cells.values(), strict=True):
         table.add_row(*map(Text, texts))
     return table
+
+
+def _is_share(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"\d+%", value) is not None
 
 
 def _cells(rows: Sequence[Mapping[str, Any]], name: str, chars: int | None) -> list[str]:

@@ -18,13 +18,14 @@ from rollout_plugins.cli.chosen import add_run, note_damage, opened
 from rollout_plugins.cli.common import counted, say
 from rollout_plugins.content.elsewhere import is_elsewhere
 from rollout_plugins.content.nodes import is_joined
+from rollout_plugins.content.replacing import replace_file
 from rollout_plugins.errors import RunError
 from rollout_plugins.store.compacted import joined, note_joined
 from rollout_plugins.store.parts import find_parts
 from rollout_plugins.store.read import StoredRun
 from rollout_plugins.store.rows import with_columns
 from rollout_plugins.store.schema import SCHEMA
-from rollout_plugins.store.write import parquet_writer, replace_file, row_groups
+from rollout_plugins.store.write import part_writer, row_groups
 
 #: What a joined file is to hold, in compressed bytes.
 LARGE = 256 * 2**20
@@ -112,9 +113,9 @@ def _join(folder: Path, target: Path, group: Sequence[_Part]) -> int:
     names = [part.path.relative_to(folder).as_posix() for part in group]
 
     def write(path: Path) -> None:
-        with parquet_writer(path, SCHEMA) as file:
+        with part_writer(path, SCHEMA) as add:
             for table in row_groups(_batches(group)):
-                file.write_table(table)
+                add(table)
         rows = pq.read_metadata(path).num_rows
         if rows != sum(part.rows for part in group):
             raise RunError(f"{rows:,} of {sum(part.rows for part in group):,} rollouts arrived; nothing was changed")

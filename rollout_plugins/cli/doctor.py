@@ -54,7 +54,7 @@ def configure(parser: ArgumentParser) -> None:
         help="where the run will be, or is (default: here)",
     )
     parser.add_argument("--tokenizer", nargs="+", default=[], metavar="NAME_OR_PATH", help="chat templates to check")
-    parser.add_argument("--offline", action="store_true", help="ask nothing of the network")
+    parser.add_argument("--offline", action="store_true", help="do not use the network")
     add_allow_damaged(parser)
     add_json(parser)
 

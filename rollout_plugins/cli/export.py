@@ -31,10 +31,14 @@ def configure(parser: ArgumentParser) -> None:
         metavar="TARGET",
         help=f"parquet (the default), or an installed sink: {sinks}",
     )
-    parser.add_argument("-o", "--out", type=Path, help="parquet: the file; jsonl, scout: the folder, jsonl also - ")
+    parser.add_argument(
+        "-o", "--out", type=Path, help="parquet: the file; jsonl, scout: the folder; jsonl: - for standard output"
+    )
     parser.add_argument("--force", action="store_true", help="parquet: replace the file if there is one")
     parser.add_argument(
-        "--plugins", metavar="NAMES", help="sinks: plugins that format or search what is sent, such as redact"
+        "--plugins",
+        metavar="NAMES",
+        help="sinks: plugins to format or search what is sent, with commas: redact,mine",
     )
     parser.add_argument("--columns", help="parquet: only these, with commas between them")
     parser.add_argument("--cap", type=int, metavar="N", help="sinks: at most N of each generation, whole groups first")
@@ -78,7 +82,7 @@ def _sink(stored: StoredRun, options: Namespace, filters: dict[str, Any]) -> Non
     takes = options_of(options.to)
     for name, value in given.items():
         if value is not None and name not in takes:
-            flags = ", ".join(flag for option, flag in FLAGS.items() if option in takes) or "none of these"
+            flags = ", ".join(flag for option, flag in FLAGS.items() if option in takes) or "no such option"
             raise SetupError(f"{FLAGS[name]} is not for {options.to}; it takes {flags}")
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     plugins = options.plugins.split(",") if options.plugins else []

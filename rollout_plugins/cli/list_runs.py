@@ -24,7 +24,7 @@ def configure(parser: ArgumentParser) -> None:
         metavar="FOLDER",
         nargs="?",
         default=".",
-        help="a folder with runs in it or below it (default: this one)",
+        help="a folder with runs in or below it (default: this one)",
     )
     add_json(parser)
 

@@ -20,12 +20,12 @@ GROUP = "rollout_plugins.commands"
 ABOUT = {
     "list": "the runs in a folder, with their size, steps and reward",
     "show": "rollouts, turn by turn: best, worst, a group, one, or what a filter finds",
-    "view": "a run on the terminal: steps, rollouts, groups, the same prompt over time",
+    "view": "a run in the terminal: steps, rollouts, groups, the same prompt over time",
     "stats": "reward, spread, lengths, truncation, tools and drops, step by step",
-    "sql": "ask one run or several in SQL",
+    "sql": "query one run or several in SQL",
     "diff": "two runs on the same prompts: what changed in reward and text",
     "report": "one HTML file that shows the run: charts, table, every conversation",
-    "annotate": "add columns to rollouts from a file",
+    "annotate": "add columns to rollouts, from a file or a function",
     "export": "rollouts as one file, or to a sink",
     "compact": "join the many small files of a run into few large ones",
     "push": "send a run to an object store, or to the Hub as a dataset with a card",
@@ -54,9 +54,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code is 0 when it did its work, 1 when it could not, 2 when it was not understood.
+    """Run one command; the exit code is 0 when it did its work, 1 when it failed, 2 when its arguments are wrong.
 
-    It is 3 when part of the run cannot be read, and so is not in the answer.
+    It is 3 when part of the run cannot be read, and so is missing from the answer.
     """
     _take_any_text()
     warnings.simplefilter("ignore", DamageWarning)  # commands say it in their own words
@@ -172,9 +172,9 @@ def _print_help() -> None:
         "",
         *(f"  {name:<12}{about(entry)}" for name, entry in commands().items()),
         "",
-        "`rollouts help COMMAND` says more. A run is its folder, or a folder of runs or the trainer's output_dir, of",
-        "which the newest run is taken; without one it is the newest run in or below this folder.",
-        "Exit codes: 0 done, 1 could not, 2 not understood, 3 done without files that cannot be read.",
+        "`rollouts help COMMAND` says more. Name a run by its folder. A folder of runs, or the trainer's output_dir,",
+        "stands for the newest run in it. Without a run, most commands take the newest in or below this folder.",
+        "Exit codes: 0 done, 1 failed, 2 wrong arguments, 3 done, except for files that cannot be read.",
     ]
     sys.stdout.write("\n".join(lines) + "\n")
 

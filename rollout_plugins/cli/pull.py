@@ -6,6 +6,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from rollout_plugins.cli.common import counted, say
+from rollout_plugins.content.names import count
 from rollout_plugins.remote.push import pull
 
 
@@ -19,5 +20,5 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> None:
     with counted("looking at what is there") as progress:
-        folder, count = pull(options.url, options.dir, progress=progress)
-    say(f"{count:,} file{'s' * (count != 1)} fetched; the run is in {folder}")
+        folder, fetched = pull(options.url, options.dir, progress=progress)
+    say(f"{count(fetched, 'file')} fetched; the run is in {folder}")

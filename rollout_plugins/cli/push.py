@@ -14,10 +14,15 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument(
         "url",
         metavar="URL",
-        help="a folder for the run's, such as s3://bucket/runs; or hf://datasets/OWNER/NAME, a dataset with a card",
+        help="where the run's folder goes: s3://bucket/runs, or hf://datasets/OWNER/NAME for a dataset with a card",
     )
     parser.add_argument(
         "--public", action="store_true", help="Hub: a new dataset can be seen by everybody, not by you alone"
+    )
+    parser.add_argument(
+        "--sessions",
+        action="store_true",
+        help="as session traces: a file for each rollout, which the Hub shows as a chat",
     )
     add_allow_damaged(parser)
     add_filters(parser)
@@ -27,6 +32,7 @@ def run(options: Namespace) -> int:
     stored = opened(options.run)
     chosen = filters_of(options, stored)
     with counted("looking at what is there") as progress:
-        url = push(stored, options.url, chosen, public=options.public, progress=progress)
-    say(f"{stored.dir} is in {url}")
+        how = {"public": options.public, "sessions": options.sessions}
+        url = push(stored, options.url, chosen, **how, progress=progress)
+    say(f"{stored.place} is in {url}")
     return note_damage(stored, allowed=options.allow_damaged)

@@ -27,8 +27,8 @@ def configure(parser: ArgumentParser) -> None:
     add_filters(parser)
     parser.set_defaults(limit=LIMIT)
     parser.epilog = (
-        f"The charts are of all rollouts of the run. The page lists at most {LIMIT:,} unless --limit says otherwise: "
-        "of more, whole groups spread over the steps, or the first in the order of --order."
+        f"The charts cover all rollouts of the run. The page lists at most {LIMIT:,} of them unless you set --limit: "
+        "whole groups, spread over the steps, or with --order the first in that order."
     )
 
 

@@ -36,7 +36,7 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument("--id", action="append", help="this rollout; may be given again")
     parser.add_argument("--group", metavar="N|ID", help="a group side by side: its number, or any rollout of it")
     parser.add_argument(
-        "--history", metavar="ID|TEXT", help="the prompt of this rollout, or of this text, through the run"
+        "--history", metavar="ID|TEXT", help="one prompt through the run: this rollout's, or the one with this text"
     )
     parser.add_argument("--lines", type=int, default=LINES, help=f"lines of each on a terminal (default: {LINES})")
     parser.add_argument("--full", action="store_true", help="leave nothing out")

@@ -25,8 +25,8 @@ SPARKS = 24
 
 def configure(parser: ArgumentParser) -> None:
     add_run(parser)
-    parser.add_argument("--split", help="train or eval (default: all there are)")
-    parser.add_argument("--all", action="store_true", help="every step, also on a terminal")
+    parser.add_argument("--split", help="train or eval (default: both)")
+    parser.add_argument("--all", action="store_true", help="show every step, on a terminal too")
     add_allow_damaged(parser)
     add_json(parser)
 

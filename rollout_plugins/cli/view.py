@@ -23,7 +23,7 @@ def configure(parser: ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME|MODULE:ATTR",
-        help="a plugin that shows something of a rollout, beside those that are installed; may be given again",
+        help="a plugin that shows something of a rollout, in addition to the installed ones; may be given again",
     )
     add_filters(parser)
 

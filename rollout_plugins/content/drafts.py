@@ -38,8 +38,9 @@ class Drafts(Sequence[Rollout]):
         return drafts
 
     def put(self, **columns: Sequence[Any]) -> None:
-        """Set fields of all; before anybody has asked for a rollout."""
+        """Set fields of all. Records that were made before do not change."""
         self._columns |= columns
+        self._made.clear()
 
     def take(self, order: Sequence[int]) -> Drafts:
         """Some of the rollouts, in an order."""

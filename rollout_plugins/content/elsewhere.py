@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -57,6 +58,13 @@ def is_url(path: object) -> bool:
     if not isinstance(path, (str, os.PathLike)):
         return False
     return re.match(r"([\w+.-]+::)*[A-Za-z][\w+.-]+:/", os.fspath(path)) is not None
+
+
+def here(path: str | os.PathLike[str]) -> Path:
+    """A path of this machine, from the home folder where it begins with `~`."""
+    with suppress(RuntimeError):  # nobody has that home: it is the name of a folder
+        return Path(path).expanduser()
+    return Path(path)
 
 
 @cache

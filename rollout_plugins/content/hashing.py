@@ -123,7 +123,7 @@ class _Hasher:
             digest = self._inside(value, depth + 1)
         finally:
             self._nesting.leave(value)
-        self._known[ident] = (value, digest)
+        self._known[ident] = (value, digest)  # with the value, or another one may get its id
         return digest
 
     def _inside(self, value: Any, depth: int) -> bytes:
@@ -143,7 +143,7 @@ def _leaf(value: Any) -> bytes | None:
     """Tagged bytes of a value that holds no others; None for a container."""
     if value is None:
         return b"n"
-    if value is True or value is False:
+    if value is True or value is False:  # before int, which they are too
         return b"b1" if value else b"b0"
     for kind, encode in _LEAVES:
         if isinstance(value, kind):
@@ -167,6 +167,8 @@ def _foreign(value: Any) -> bytes | None:
     return b"?" + _type_name(value) + _ADDRESS.sub("", repr(value)).encode("utf-8", "surrogatepass")
 
 
+# By the methods of the base classes, since a subclass such as numpy's float64 may show itself in another way. Integers
+# in hex, since Python refuses to write very long ones in decimal.
 _LEAVES: Sequence[tuple[type | tuple[type, ...], Callable[[Any], bytes]]] = (
     (str, lambda value: b"s" + str.encode(value, "utf-8", "surrogatepass")),
     (int, lambda value: b"i" + int.__format__(value, "x").encode()),

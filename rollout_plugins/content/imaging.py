@@ -76,7 +76,7 @@ def small_copy(source: Path | bytes, side: int) -> Any:
     from PIL import Image as Pil
 
     with Pil.open(BytesIO(source) if isinstance(source, bytes) else source) as image:
-        image.draft("RGB", (side, side))
+        image.draft("RGB", (side, side))  # a JPEG is then decoded at a fraction of its size
         return on_white(for_screen(image, side))
 
 
@@ -87,7 +87,7 @@ def for_screen(image: Any, side: int | None = None) -> Any:
     """
     image = _coloured(_grey(image, side) if is_wide(image) else image)
     if side is not None and max(image.size) > side:
-        image = image.copy()
+        image = image.copy()  # thumbnail() changes the image that it is called on
         image.thumbnail((side, side))
     return _upright(image)
 

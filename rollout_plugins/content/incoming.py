@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 from rollout_hookspecs import Rollout
@@ -34,6 +35,8 @@ class Unsorted:
     drafts: Drafts
     groups: Sequence[Any]
     """For each what it has in common with all answers to the same prompt; None where that is the prompt."""
+    lost: Mapping[int, str] = field(default_factory=dict)
+    """Why some places of the batch hold none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ class Wanted:
 class Held:
     """One batch, safe from what the framework does with its objects next."""
 
-    build: Callable[[], Sequence[Unplaced | Lost] | Unsorted]
+    build: Callable[[], Unsorted]
     """Makes the rollouts, on the worker thread."""
     count: int
     """How many it will make."""
@@ -83,8 +86,8 @@ def held(
     convert: Callable[[Any], Unplaced | Lost], items: Sequence[Any], size: int, reward_names: Iterable[str]
 ) -> Held:
     """A batch of copied items, `size` bytes in all, that `convert` makes rollouts of."""
-    count = sum(item is not REJECTED for item in items)
-    return Held(lambda: list(each(convert, items)), count, size + _BYTES_EACH * count, tuple(reward_names))
+    made = sum(item is not REJECTED for item in items)
+    return Held(lambda: unsorted(each(convert, items)), made, size + _BYTES_EACH * made, tuple(reward_names))
 
 
 def each(
@@ -102,8 +105,11 @@ def each(
         yield made
 
 
-def spoken(prompt: Any, completion: Any) -> dict[str, Any]:
-    """The fields of a rollout that say what was said: messages, whether they were plain text, and tool calls."""
+def spoken(prompt: Any, completion: Any, tools: Collection[str] = ()) -> dict[str, Any]:
+    """The fields of a rollout that say what was said: messages, whether they were plain text, and tool calls.
+
+    tools: their names, where they are known.
+    """
     asked, prompt_is_text = as_messages(prompt, "user")
     said, completion_is_text = as_messages(completion, "assistant")
     return {
@@ -111,34 +117,32 @@ def spoken(prompt: Any, completion: Any) -> dict[str, Any]:
         "completion": said,
         "prompt_is_text": prompt_is_text,
         "completion_is_text": completion_is_text,
-        "tool_calls": tool_calls(said),
+        "tool_calls": tool_calls(said, known=tools),
     }
 
 
-def placed(found: Iterable[Unplaced | Lost], group_size: int | None = None) -> list[Rollout]:
+def unsorted(found: Iterable[Unplaced | Lost]) -> Unsorted:
+    """Columns of rollouts that were found one by one."""
+    kept: list[Unplaced] = []
+    lost: dict[int, str] = {}
+    for place, one in enumerate(found):
+        if isinstance(one, Lost):
+            lost[place] = one.reason
+        else:
+            kept.append(one)
+    return Unsorted(Drafts.of([one.rollout for one in kept]), [one.group for one in kept], lost)
+
+
+def sort(found: Unsorted, group_size: int | None = None) -> Drafts:
     """The rollouts of one generation with their places.
 
     `group_size` items in a row are a group; without it, those with an equal `group`, or else an equal prompt.
     """
-    kept = [
-        (place // group_size if group_size else _group_key(one), one.rollout)
-        for place, one in enumerate(found)
-        if isinstance(one, Unplaced)
-    ]
-    sizes = Counter(key for key, _ in kept)
-    numbers = {key: number for number, key in enumerate(sizes)}
-    return [
-        replace(rollout, index=index, group=numbers[key], group_size=sizes[key])
-        for index, (key, rollout) in enumerate(kept)
-    ]
-
-
-def sort(found: Unsorted, group_size: int | None = None) -> Drafts:
-    """The same for columns."""
     drafts, prompts = found.drafts, found.drafts.talk("prompt")
+    places = (place for place in count() if place not in found.lost)
     keys = [
-        place // group_size if group_size else _key(prompts, place) if group is None else content_hash(group)
-        for place, group in enumerate(found.groups)
+        place // group_size if group_size else _key(prompts, index) if group is None else content_hash(group)
+        for index, (group, place) in enumerate(zip(found.groups, places, strict=False))
     ]
     sizes = Counter(keys)
     numbers = {key: number for number, key in enumerate(sizes)}
@@ -157,7 +161,3 @@ def _key(prompts: Talk, place: int) -> Hashable:
     if not all(shapes) or any("tool_calls" in shape for shape in shapes):
         return content_hash(prompts[place])
     return shapes, tuple(tuple(column[messages]) for column in prompts.columns.values())
-
-
-def _group_key(one: Unplaced) -> str:
-    return content_hash(one.rollout.prompt if one.group is None else one.group)

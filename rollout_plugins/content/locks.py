@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import IO, Any
 
+# Not `import fcntl`, whose functions mypy would miss on Windows.
 fcntl: Any
 try:
     fcntl = import_module("fcntl")

@@ -10,7 +10,7 @@ from rollout_hookspecs import Image, Placeholder, Rollout, ToolCall
 
 IMAGE = "[IMAGE]"
 _MEDIA = {"video": "[VIDEO]", "video_url": "[VIDEO]", "audio": "[AUDIO]", "input_audio": "[AUDIO]", "file": "[FILE]"}
-_REASONING = ("reasoning_content", "reasoning", "thinking")
+REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
 class Call(NamedTuple):
@@ -58,14 +58,14 @@ def _block_text(block: Any) -> str:
             return IMAGE
         if isinstance(kind, str) and kind in _MEDIA:
             return _MEDIA[kind]
-        if isinstance(kind, str) and kind in _REASONING:
+        if isinstance(kind, str) and kind in REASONING:
             return text_of(block.get(kind) or block.get("text"))
     return compact(block)
 
 
 def reasoning_of(message: Any) -> str:
     """The message's reasoning text, from whichever key holds it; empty when there is none."""
-    found = (field_of(message, key) for key in _REASONING)
+    found = (field_of(message, key) for key in REASONING)
     return next((value for value in found if isinstance(value, str) and value), "")
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import PurePath
 
-from rollout_hookspecs import Run
+from rollout_hookspecs import Rollout, Run
 
+NUMBERS = tuple(one.name for one in fields(Rollout) if str(one.type).removesuffix(" | None") in {"int", "float"})
+"""The fields of a rollout that hold a number."""
 _CHANCE = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
 """An id that nobody chose."""
 _SAYS_NOTHING = re.compile(r"checkpoint(-\d+)?|model|final|last|best|latest|snapshots|[0-9a-f]{40}", re.IGNORECASE)

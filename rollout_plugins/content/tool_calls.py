@@ -65,20 +65,12 @@ def tool_calls(
     is_watched: whether a call that is not in `ran` did not run.
     """
     seen = ran or {}
-    read = _Outcomes(completion, known, is_watched)
-    return tuple(read.tool_call(asked, seen.get(asked.place)) for asked in paired(completion, seen))
 
-
-class _Outcomes:
-    """What became of the calls in a completion."""
-
-    def __init__(self, completion: Sequence[Any], known: Collection[str], is_watched: bool) -> None:
-        self._completion, self._known, self._is_watched = completion, known, is_watched
-
-    def tool_call(self, asked: Asked, ran: Ran | None) -> ToolCall:
+    def tool_call(asked: Asked) -> ToolCall:
         (turn, position), call, reply = asked
-        result = field_of(self._completion[reply], "content") if reply is not None else None
-        status, error = fate(call.name, result, reply, ran, known=self._known, is_watched=self._is_watched)
+        watched = seen.get(asked.place)
+        result = field_of(completion[reply], "content") if reply is not None else None
+        status, error = fate(call.name, result, reply, watched, known=known, is_watched=is_watched)
         return ToolCall(
             turn=turn,
             position=position,
@@ -88,8 +80,10 @@ class _Outcomes:
             result=result,
             error=error,
             status=status,
-            seconds=ran.seconds if ran is not None else None,
+            seconds=watched.seconds if watched is not None else None,
         )
+
+    return tuple(map(tool_call, paired(completion, seen)))
 
 
 def fate(
@@ -138,6 +132,7 @@ def _answers(
     calls: Mapping[Place, Call], messages: Sequence[Any], free: list[int], ran: Mapping[Place, Ran]
 ) -> dict[Place, int]:
     """Answers of one turn's calls; takes them out of `free`."""
+    # Ids are sure, names are not: two calls may be of one tool. So each way goes over all calls before the next one.
     places = list(calls)
     if len(free) == len(calls):  # else some did not run, and which of the deferred ones is not known
         places.sort(key=lambda place: place in ran and ran[place].deferred)

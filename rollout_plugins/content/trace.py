@@ -215,6 +215,7 @@ def _staleness(rollout: Rollout) -> int | None:
 
 def _place(rollout: Rollout) -> int | None:
     """Which of its group's rollouts it is, where groups stand together in the batch."""
+    # A loop of one's own may hand over its groups in any order; the place among all says nothing then.
     if rollout.group_size < 1 or rollout.index // rollout.group_size != rollout.group:
         return None
     return rollout.index % rollout.group_size

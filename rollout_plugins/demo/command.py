@@ -6,11 +6,10 @@ import shlex
 import time
 from argparse import ArgumentParser, Namespace
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console, Group
 from rich.padding import Padding
@@ -22,6 +21,7 @@ from rollout_plugins.demo.train import STEPS, OnStep, train
 from rollout_plugins.errors import need
 from rollout_plugins.report import write_report
 from rollout_plugins.show import render_rollouts, render_steps
+from rollout_plugins.show.chart import training
 from rollout_plugins.store.read import StoredRun, open_run
 
 OUT = "outputs/demo"
@@ -58,7 +58,7 @@ def report(stored: StoredRun, out: Path, seconds: float, width: int) -> Group:
         Text(),
         render_rollouts(shown, width=width, max_lines=None),
         Text(),
-        render_steps(per_step(rollouts), width=width),
+        render_steps(training(stored.stats()), width=width),
         Text(),
         Padding(_summary(stored, rollouts, out, seconds), (0, 2)),
     )
@@ -76,44 +76,23 @@ def _most_mishaps(rollouts: Sequence[Rollout]) -> Rollout:
     return max(rollouts, key=lambda r: (len(mishaps & {call.status for call in r.tool_calls}), -r.step))
 
 
-def per_step(rollouts: Iterable[Rollout]) -> list[dict[str, Any]]:
-    """Rows for the chart: mean reward, tool calls and tool errors of each step."""
-    steps: dict[int, list[Rollout]] = {}
-    for rollout in rollouts:
-        steps.setdefault(rollout.step, []).append(rollout)
-    return [_row(step, of_step) for step, of_step in sorted(steps.items())]
-
-
-def _row(step: int, rollouts: list[Rollout]) -> dict[str, Any]:
-    rewards = [r.reward for r in rollouts if r.reward is not None]
-    calls = [call for r in rollouts for call in r.tool_calls]
-    return {
-        "step": step,
-        "reward": sum(rewards) / len(rewards) if rewards else None,
-        "tool_calls": len(calls),
-        "tool_errors": sum(call.status in {"error", "unknown"} for call in calls),
-    }
-
-
 def _summary(stored: StoredRun, rollouts: list[Rollout], out: Path, seconds: float) -> Group:
     statuses = Counter[str](call.status for r in rollouts for call in r.tool_calls)
-    counts = Text(f"{len(rollouts):,} rollouts of {len(stored.steps)} steps kept in {seconds:.0f} s; tool calls: ")
-    for status, colour in STATUSES.items():
-        counts.append(f"{statuses[status]} {status.replace('_', ' ')}  ", style=colour)
-    lines = [counts, Text()]
-    heads = ["next    ", *["        "] * 2]
-    lines += [Text.assemble((head, "bold"), line) for head, line in zip(heads, next_commands(out), strict=True)]
-    return Group(*lines)
+    kept = f"{len(rollouts):,} rollouts of {len(stored.steps)} steps kept in {seconds:.0f} s"
+    said = [(f"{statuses[status]:,} {status.replace('_', ' ')}", colour) for status, colour in STATUSES.items()]
+    heads = ("next    ", *["        "] * 2)
+    lines = [Text.assemble((head, "bold"), line) for head, line in zip(heads, next_commands(out), strict=True)]
+    return Group(kept, Text("tool calls: ").append_text(Text(", ").join(Text(*each) for each in said)), "", *lines)
 
 
-def next_commands(out: Path) -> list[str]:
+def next_commands(out: Path) -> tuple[str, ...]:
     """What to type next; an output folder stands for the newest run in it."""
     path = shlex.quote(str(out))
-    return [
+    return (
         f"rollouts view {path}",
         f"rollouts show {path} --step last --worst 2",
-        f'rollouts sql {path} "select step, avg(reward) from rollouts group by step order by step"',  # noqa: S608 - shown, not run
-    ]
+        f'rollouts sql {path} "select step, avg(reward) from rollouts group by 1 order by 1"',  # noqa: S608 - shown, not run
+    )
 
 
 @contextmanager

@@ -22,7 +22,6 @@ OnStep = Callable[[int, int, float], None]
 def train(
     out: Path,
     steps: int = STEPS,
-    callbacks: Sequence[Any] = (),
     on_step: OnStep | None = None,
     plugins: Sequence[Any] = (),
 ) -> Any:
@@ -30,14 +29,14 @@ def train(
     need("torch", "demo")
     need("trl", "demo")
     with _quiet(), _one_thread():
-        trainer = _trainer(out, steps, callbacks, plugins)
+        trainer = _trainer(out, steps, plugins)
         if on_step is not None:
             trainer.add_callback(_progress(on_step))
         trainer.train()
     return trainer
 
 
-def _trainer(out: Path, steps: int, callbacks: Sequence[Any], plugins: Sequence[Any]) -> Any:
+def _trainer(out: Path, steps: int, plugins: Sequence[Any]) -> Any:
     from transformers import PrinterCallback
     from trl import GRPOConfig, GRPOTrainer
 
@@ -73,7 +72,6 @@ def _trainer(out: Path, steps: int, callbacks: Sequence[Any], plugins: Sequence[
         reward_funcs=[shop.correct, shop.tool_use],
         args=config,
         train_dataset=shop.questions(QUESTIONS),
-        callbacks=list(callbacks),
     )
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(RolloutPluginCallback(plugins, dir=out / "rollouts"))

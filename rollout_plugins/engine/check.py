@@ -16,6 +16,10 @@ from rollout_plugins.errors import SetupError, suggest
 HOOKS = tuple(name for name, value in vars(hooks).items() if hasattr(value, f"{PROJECT}_spec"))
 
 
+class NeedsOptionsError(SetupError):
+    """A plugin that works once it is given its options."""
+
+
 def load(name: str, given: Any, entry: EntryPoint | None, options: Mapping[str, Any]) -> Any:
     """The plugin itself: what was given or its entry point names, instantiated if that is a class."""
     loaded = _imported(entry) if entry is not None and given is None else given
@@ -62,7 +66,7 @@ def _check_options(kind: type, name: str, options: Mapping[str, Any]) -> None:
         if p.default is p.empty and p.kind not in {p.VAR_POSITIONAL, p.VAR_KEYWORD} and p.name not in options
     ]
     if missing:
-        raise SetupError(
+        raise NeedsOptionsError(
             f"plugin {name!r} is the class {kind.__name__}, which needs arguments: pass an instance, "
             f"{kind.__name__}({', '.join(f'{m}=…' for m in missing)}), or config={{{name!r}: {{…}}}}"
         )

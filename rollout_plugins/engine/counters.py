@@ -1,4 +1,4 @@
-"""What was lost, by reason; what is stored and trained nothing, or was not sent; and what recording cost."""
+"""What was lost, by reason; what is stored but was not trained on, or not sent; and what recording cost."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class Counters:
     def drop(self, reason: str, count: int = 1) -> None:
         with self._lock:
             self.drops[reason] += count
-            if not self.drops[reason]:
+            if not self.drops[reason]:  # what was given up on came back after all
                 del self.drops[reason]
 
-    def train_nothing(self, reason: str, count: int) -> None:
+    def left_out(self, reason: str, count: int) -> None:
         """Count rollouts that the trainer left out; the store has them."""
         with self._lock:
             self.untrained[reason] += count

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import Distribution, EntryPoint, entry_points
 from typing import Any
 
 import pluggy
 from rollout_hookspecs import PROJECT, hooks
 
 from rollout_plugins.engine import environment
-from rollout_plugins.engine.check import HOOKS, accepted_options, check, implements, is_property, load
+from rollout_plugins.engine.check import (
+    HOOKS,
+    NeedsOptionsError,
+    accepted_options,
+    check,
+    implements,
+    is_property,
+    load,
+)
 from rollout_plugins.engine.telling import is_required, shown
 from rollout_plugins.errors import SetupError, suggest
 
@@ -20,6 +29,8 @@ logger = logging.getLogger("rollout_plugins")
 
 DISTRIBUTION = "rollout-plugins"
 DEFAULTS = ("images", "metrics")
+ON_DEMAND = ("trackio", "wandb", "cap")
+"""Those of ours that run where the trainer reports to them, and what goes with them."""
 
 
 @dataclass
@@ -28,14 +39,10 @@ class Installed:
 
     name: str
     entry: EntryPoint | None = None
+    distribution: str = ""
     plugin: Any = None
     status: str = "available"
     reason: str = ""
-
-    @property
-    def distribution(self) -> str:
-        dist = self.entry.dist if self.entry else None
-        return dist.name if dist else ""
 
     @property
     def version(self) -> str:
@@ -46,18 +53,22 @@ class Installed:
 def discover() -> dict[str, Installed]:
     """Everything installed under the entry-point group, by name; nothing is imported."""
     found: dict[str, Installed] = {}
-    for entry in sorted(entry_points(group=PROJECT), key=lambda e: (e.name, e.dist.name if e.dist else "")):
-        other = found.get(entry.name)
-        if other is None:
-            found[entry.name] = Installed(entry.name, entry)
-        elif entry.dist and entry.dist.name != other.distribution:
+    name_of = functools.cache(_name_of)  # a distribution parses all it says of itself each time it is asked its name
+    for entry in sorted(entry_points(group=PROJECT), key=lambda e: (e.name, name_of(e.dist))):
+        distribution = name_of(entry.dist)
+        other = found.setdefault(entry.name, Installed(entry.name, entry, distribution))
+        if distribution not in {"", other.distribution}:
             logger.warning(
                 "two installed plugins are named %r, of %s and of %s; the first one is used",
                 entry.name,
                 other.distribution,
-                entry.dist.name,
+                distribution,
             )
     return found
+
+
+def _name_of(dist: Distribution | None) -> str:
+    return dist.name if dist else ""
 
 
 def known_sinks() -> list[str]:
@@ -100,6 +111,7 @@ class Plugins:
         chosen = self._choose(() if wanted is None else wanted)
         self._check_names(self._disabled, "disable")
         self._check_names(self._config, "config")
+        self._check_counted_on(chosen)
         self._warn_of_unknown()
         discovered = self._discovered(chosen) if autoload and environment.flag("AUTOLOAD", default=True) else []
         self._register_all([*chosen, *discovered])
@@ -107,6 +119,14 @@ class Plugins:
     def _check_names(self, names: Iterable[str], what: str) -> None:
         for fault in self._unknown(names, what):
             raise SetupError(fault)
+
+    def _check_counted_on(self, chosen: Sequence[Installed]) -> None:
+        """Options of a plugin of ours that nobody asked for would be set in vain."""
+        runs = {*DEFAULTS, *ON_DEMAND, *(found.name for found in chosen)}
+        for name in self._config:
+            found = self.found.get(name)
+            if found and found.distribution == DISTRIBUTION and name not in runs and not self._is_blocked(found):
+                raise SetupError(f"config has options for {name!r}, which runs only if asked for: plugins=[{name!r}]")
 
     def _warn_of_unknown(self) -> None:
         """An operator's list serves many machines, and not each has all plugins: no reason not to train."""
@@ -158,7 +178,7 @@ class Plugins:
         same = sum(other.name == base or other.name.startswith(f"{base}-") for other in chosen)
         found = Installed(base if not same else f"{base}-{same + 1}", plugin=item)
         if base in self.found and not same:
-            found.entry = self.found[base].entry
+            found.entry, found.distribution = self.found[base].entry, self.found[base].distribution
         self.found[found.name] = found
         return found
 
@@ -214,6 +234,8 @@ class Plugins:
         fault = self._fault_of(found)
         if fault is None:
             found.reason = "runs when asked for by name"
+        elif isinstance(fault, NeedsOptionsError):
+            found.reason = str(fault)
         else:
             found.status, found.reason = "unavailable", str(fault)
 

@@ -21,14 +21,14 @@ logger = logging.getLogger("rollout_plugins")
 class Dispatcher(PluginCalls):
     """Typed calls to every hook."""
 
-    def wanted(self, rollouts: Sequence[Rollout]) -> Sequence[int]:
+    def wanted(self, rollouts: Drafts) -> Sequence[int]:
         """The places of the rollouts that some plugin wants to see: all, unless none asks for those of text alone."""
         implementations = [*self.implementations("on_rollout"), *self.implementations("on_tool_call")]
         if self.lacking or any(not getattr(impl.plugin, "skips_text", False) for impl in implementations):
             return range(len(rollouts))
         if not implementations:
             return ()
-        return rollouts.beyond_text() if isinstance(rollouts, Drafts) else range(len(rollouts))
+        return rollouts.beyond_text()
 
     def rollout(self, rollout: Rollout, step: Step) -> Rollout | None:
         """Fold `on_tool_call`, then `on_rollout`; None when a plugin dropped it, or one that must see it is off."""

@@ -30,7 +30,7 @@ class Ending:
 
     @contextmanager
     def waiting(self) -> Iterator[Callable[[float], float]]:
-        """Gives a function: at which `time.monotonic()` so large a share of the limit is used up."""
+        """Gives a function that says at which `time.monotonic()` a share of the limit is used up."""
         self.has_begun = True
         began = time.monotonic() - self._waited
         if not threading.main_thread().is_alive():  # the interpreter exits, and every run that is open waits in turn

@@ -69,8 +69,8 @@ def export(
 
     A sink with `scope="rank"` is sent each rank's rollouts as while training: as a run of that rank.
 
-    cap: at most so many of each generation, whole groups first.
-    plugins: those that format or search what is sent, beside the installed ones: `["redact"]`.
+    cap: at most this many rollouts of each generation, whole groups first.
+    plugins: those that format or search what is sent, in addition to the installed ones: `["redact"]`.
     options: those of a sink that is given by name.
     filters: those of `StoredRun.rollouts`.
     """
@@ -154,7 +154,7 @@ class _Sending:
         self._settle()
 
     def end(self, seconds: float) -> None:
-        """Tell everybody; the sink has so long to finish, unless it hangs already."""
+        """Tell everybody. The sink has that many seconds to finish, unless it hangs already."""
         if not self.outbox.is_stuck:
             self.outbox.end_run(self._run)
         self.outbox.close(time.monotonic() + seconds)
@@ -215,7 +215,7 @@ def _loaded(to: str | Any, plugins: Sequence[Any], options: Mapping[str, Any]) -
 
 
 def _chooser(cap: int | None) -> Callable[[Sequence[Rollout], Step], Sequence[Rollout]]:
-    """Leaves at most so many of one generation."""
+    """A function that chooses at most `cap` rollouts of one generation."""
     if cap is None:
         return lambda rollouts, _: rollouts
     plugin = Plugins(["cap"], config={"cap": {"max_per_step": cap}}, autoload=False).manager.get_plugin("cap")

@@ -4,70 +4,39 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from rollout_hookspecs import Batch, Rollout, Run, Step, Trace
 
 from rollout_plugins.content.drafts import Drafts
-from rollout_plugins.content.fit import all_fit, fitted
+from rollout_plugins.content.fit import fit
 from rollout_plugins.engine.counters import Counters
 from rollout_plugins.engine.dispatch import Dispatcher
 from rollout_plugins.engine.leaving import cleaned_changes, cleaned_names, cleaned_reasons
 
 
-def build(run: Run, batch: Batch, number: int, name: str, counters: Counters) -> Sequence[Rollout]:
+def build(run: Run, batch: Batch, number: int, name: str, counters: Counters) -> Drafts:
     """A batch's rollouts, each with its place in the run and an id of its own, which begins with `name`."""
-    made = batch.build()
-    if isinstance(made, Drafts) and all_fit(made) and _put_places(run, batch, number, name, made):
-        return made
-    return _distinct([_stamped(run, batch, number, name, _fitted(rollout, counters)) for rollout in made])
-
-
-def _put_places(run: Run, batch: Batch, number: int, name: str, drafts: Drafts) -> bool:
-    """The same for columns; False where ids would not differ."""
+    drafts = Drafts.of(batch.build())
+    counters.drop("unserialisable_field", fit(drafts))
     count = len(drafts)
     ranks = list(drafts["rank"]) if batch.gathered else [run.rank] * count
-    ids = [f"{name}.{rank}.{index}" for rank, index in zip(ranks, drafts["index"], strict=True)]
-    if len(set(ids)) < count:
-        return False
+    ids = _distinct(f"{name}.{rank}.{index}" for rank, index in zip(ranks, drafts["index"], strict=True))
     same = {"run_id": run.id, "attempt": run.attempt, "split": batch.split, "step": batch.step, "generation": number}
     drafts.put(id=ids, rank=ranks, **{field: [value] * count for field, value in same.items()})
     if batch.dataset:
         drafts.put(marks=[{**marks, "dataset": batch.dataset} for marks in drafts["marks"]])
-    return True
+    return drafts
 
 
-def _fitted(rollout: Rollout, counters: Counters) -> Rollout:
-    made = fitted(rollout)
-    if made is not rollout:
-        counters.drop("unserialisable_field", sum(mark.startswith("lost:") for mark in made.marks))
-    return made
-
-
-def _stamped(run: Run, batch: Batch, number: int, name: str, rollout: Rollout) -> Rollout:
-    rank = rollout.rank if batch.gathered else run.rank
-    return replace(
-        rollout,
-        id=f"{name}.{rank}.{rollout.index}",
-        run_id=run.id,
-        attempt=run.attempt,
-        split=batch.split,
-        step=batch.step,
-        generation=number,
-        rank=rank,
-        marks={**rollout.marks, "dataset": batch.dataset} if batch.dataset else rollout.marks,
-    )
-
-
-def _distinct(rollouts: list[Rollout]) -> list[Rollout]:
+def _distinct(ids: Iterable[str]) -> list[str]:
     """Where a host gave several rollouts the same index, their ids still differ, so that none hides another."""
     seen: Counter[str] = Counter()
     out = []
-    for rollout in rollouts:
-        times = seen[rollout.id]
-        seen[rollout.id] += 1
-        out.append(replace(rollout, id=f"{rollout.id}+{times}") if times else rollout)
+    for ident in ids:
+        out.append(f"{ident}+{seen[ident]}" if seen[ident] else ident)
+        seen[ident] += 1
     return out
 
 
@@ -89,7 +58,7 @@ def step_of(run: Run, batch: Batch, number: int, seen: int) -> Step:
 class Generation:
     """The rollouts of one batch, before and after the plugins."""
 
-    def __init__(self, raw: Sequence[Rollout], step: Step) -> None:
+    def __init__(self, raw: Drafts, step: Step) -> None:
         self.step = step
         self.metrics: dict[str, float] | None = None
         self._raw = raw
@@ -105,7 +74,7 @@ class Generation:
     def go_through(self, dispatcher: Dispatcher, scopes: Collection[str]) -> None:
         """Through the plugins, to sinks of these scopes. Called again for what is left when a plugin hung."""
         self._change(dispatcher)
-        kept = self._kept(self._raw)
+        kept = self._kept(range(len(self._raw)))
         own = self._own()
         if self._chosen is None and scopes:
             self._chosen, self._skipped = dispatcher.select(kept, self.step)
@@ -124,6 +93,7 @@ class Generation:
     def _change(self, dispatcher: Dispatcher) -> None:
         """Let plugins change each rollout. Where none of them wants to see it, none is made."""
         wanted = dispatcher.wanted(self._raw)
+        # After a plugin hung, another thread goes on behind the last rollout that all plugins have seen.
         for place in wanted[bisect_left(wanted, self._seen) :]:
             before = self._raw[place]
             after = dispatcher.rollout(before, self.step)
@@ -132,20 +102,16 @@ class Generation:
             self._seen = place + 1
         self._seen = len(self._raw)
 
-    def _kept(self, rollouts: Sequence[Rollout]) -> Sequence[Rollout]:
-        """Those that no plugin dropped, as they are now."""
-        if not self._changed:
-            return rollouts
-        found = (self._changed.get(place, rollout) for place, rollout in enumerate(rollouts))
+    def _kept(self, places: Sequence[int]) -> Sequence[Rollout]:
+        """Those that no plugin dropped, as they are now. Where all are as they were, none needs to be made."""
+        if not self._changed and len(places) == len(self._raw):
+            return self._raw
+        found = (self._changed[place] if place in self._changed else self._raw[place] for place in places)
         return [rollout for rollout in found if rollout is not None]
 
     def _own(self) -> Sequence[Rollout]:
-        """This rank's rollouts of them; where it has all of them, they need not be made to tell."""
-        if isinstance(self._raw, Drafts) and set(self._raw["rank"]) == {self.step.rank}:
-            return self._kept(self._raw)
-        own = {place for place, rollout in enumerate(self._raw) if rollout.rank == self.step.rank}
-        found = (self._changed.get(place, self._raw[place]) for place in sorted(own))
-        return [rollout for rollout in found if rollout is not None]
+        """This rank's rollouts of them."""
+        return self._kept([place for place, rank in enumerate(self._raw["rank"]) if rank == self.step.rank])
 
     def traces_for(self, scope: str) -> list[Trace]:
         """What a sink of this scope gets: the selected rollouts, or this rank's whole generation."""

@@ -74,6 +74,7 @@ class PluginCalls:
         """
         found = reversed(getattr(self.manager.hook, hook).get_hookimpls())
         alive = [impl for impl in found if impl.plugin_name not in self.removed]
+        # Sorting is stable: among themselves, both kinds stay in calling order.
         return sorted(alive, key=self.is_of_required) if hook == "on_rollout" else alive
 
     def is_of_required(self, impl: Any) -> bool:
@@ -109,18 +110,18 @@ class PluginCalls:
             self.dropped_by = impl.plugin_name
             raise
         self._leave(running)
-        self._failures.pop(impl.plugin_name, None)
+        self._failures.pop(impl.plugin_name, None)  # only failures in a row count
         return True, result
 
     def results(
-        self, hook: str, arguments: Mapping[str, Any], read: Callable[[Any], Any]
+        self, hook: str, arguments: Mapping[str, Any], read: Callable[[Any], Any], *, required_only: bool = False
     ) -> Iterator[tuple[Any, Any]]:
         """Each implementation with what it returned, unless that was None or it failed.
 
         The caller may change `arguments` between two of them.
         """
         for impl in self.implementations(hook):
-            if impl.plugin_name not in self.removed:
+            if impl.plugin_name not in self.removed and (self.is_of_required(impl) or not required_only):
                 worked, result = self.call(impl, hook, arguments, read)
                 if worked and result is not None:
                     yield impl, result

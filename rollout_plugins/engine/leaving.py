@@ -1,4 +1,4 @@
-"""What leaves the process beside rollouts, as `required` plugins let it: they offer `clean(value)` for that."""
+"""What leaves the process besides rollouts, as `required` plugins let it: they offer `clean(value)` for that."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _alike(value: object) -> Callable[[Any], Any]:
 
 def cleaned_reasons(calls: PluginCalls, reasons: Mapping[str, str]) -> dict[str, str]:
     """Why rollouts were left out, by id, as it may be said."""
-    texts = list(dict.fromkeys(reasons.values()))
+    texts = list(dict.fromkeys(reasons.values()))  # thousands of rollouts share a few reasons
     if not texts or not calls.has_required:
         return dict(reasons)
     said = dict(zip(texts, clean(calls, texts, ["not selected"] * len(texts)), strict=True))
@@ -111,11 +111,8 @@ def seen_by_required(calls: PluginCalls, rollout: Rollout, step: Step) -> Rollou
         return None
     arguments = {"rollout": rollout, "step": step}
     try:
-        for impl in filter(calls.is_of_required, calls.implementations("on_rollout")):
-            worked, result = calls.call(impl, "on_rollout", arguments, replacement(rollout.id))
-            if not worked:
-                return None
-            arguments["rollout"] = rollout = result or rollout
+        for _, result in calls.results("on_rollout", arguments, replacement(rollout.id), required_only=True):
+            arguments["rollout"] = rollout = result
     except Drop:
         return None
     return rollout

@@ -15,6 +15,7 @@ from rollout_plugins.content.patience import be_patient
 from rollout_plugins.engine.counters import Counters
 from rollout_plugins.engine.delivery import Delivered, Delivery, as_sink
 from rollout_plugins.engine.dispatch import Dispatcher
+from rollout_plugins.engine.isolation import asked_for
 from rollout_plugins.engine.telling import shown
 from rollout_plugins.engine.worker import Job, Worker
 from rollout_plugins.errors import RunError
@@ -169,8 +170,7 @@ class Outbox:
     def _call(self, hook: str, **arguments: Any) -> Any:
         result = None
         for impl in self._implementations[hook]:
-            names = (*impl.argnames, *(name for name in impl.kwargnames if name in arguments))
-            result = impl.function(**{name: arguments[name] for name in names})
+            result = impl.function(**asked_for(impl, arguments))
         return result
 
     def _leave(self) -> None:

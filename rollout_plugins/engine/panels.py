@@ -1,4 +1,4 @@
-"""What plugins show of a rollout beside its turns (`show_rollout`), checked, for every viewer. Never raises."""
+"""What plugins show of a rollout besides its turns (`show_rollout`), checked, for every viewer. Never raises."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Panels:
     """The plugins that show something, and what they show."""
 
     def __init__(self, plugins: Sequence[Any] = (), *, autoload: bool = True, strict: bool = False) -> None:
-        """`plugins`: names, `module:attribute` or objects, beside those that are installed."""
+        """`plugins`: names, `module:attribute` or objects, in addition to those that are installed."""
         loaded = Plugins([_loaded(one) for one in plugins], autoload=autoload)
         self._calls = PluginCalls(loaded.manager, Counters(), strict=strict)
         self._turn = threading.Lock()

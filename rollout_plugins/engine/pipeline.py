@@ -145,11 +145,11 @@ class Pipeline:
         self.counters.drop("queue_full", count)
 
     def count(self, reason: str, count: int, *, is_stored: bool = False) -> None:
-        """Count rollouts that a host could not hand over, or (`is_stored`) did and that trained nothing.
+        """Count rollouts that a host could not hand over, or (`is_stored`) did and its trainer left out.
 
         In turn with those it hands over, so that each attempt has its own.
         """
-        counted = self.counters.train_nothing if is_stored else self.counters.drop
+        counted = self.counters.left_out if is_stored else self.counters.drop
         if not self.is_elsewhere:
             work = partial(self._count, counted, str(reason), int(count))
             self._put(work, rollouts=0 if is_stored else int(count))
@@ -164,7 +164,7 @@ class Pipeline:
         self.later(self._storage.sync)
 
     def drain(self, seconds: float, *, sinks: bool = True) -> bool:
-        """Wait until everything submitted is in the store and with the sinks, at most so long; whether it is."""
+        """Wait at most that long until the store and the sinks have everything; returns whether they do."""
         return self._drain(time.monotonic() + seconds, sinks=sinks)
 
     def drain_at_end(self, *, sinks: bool = True) -> bool:

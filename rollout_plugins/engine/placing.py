@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from rollout_hookspecs import Rollout, Run
+from rollout_hookspecs import Run
 
 from rollout_plugins.content.drafts import Drafts
-from rollout_plugins.content.incoming import Lost, Unplaced, Unsorted, placed, sort
+from rollout_plugins.content.incoming import Unsorted, sort
 from rollout_plugins.content.rewards import weighted
 from rollout_plugins.errors import SetupError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordArguments:
-    """The arguments of `record` beside the rollouts."""
+    """The arguments of `record` besides the rollouts."""
 
     step: int
     split: Literal["train", "eval"]
@@ -76,64 +76,34 @@ def _shown(value: Any) -> str:
         return f"a {type(value).__name__}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placing:
-    """What the rollouts of a batch do not say themselves."""
+def placed(found: Unsorted, said: RecordArguments, run: Run, *, now: float, tokens: bool) -> Drafts:
+    """The rollouts of a batch, with what they do not say themselves.
 
-    arguments: RecordArguments
-    run: Run
-    time: float
-    """When they were recorded."""
-    tokens: bool
-    """Whether token ids, masks and log-probabilities are kept."""
+    now: when they were recorded.
+    tokens: whether token ids, masks and log-probabilities are kept.
+    """
+    drafts = sort(found, said.group_size)
+    totals = zip(drafts["reward"], drafts["rewards"], strict=True)
+    drafts.put(
+        # Places count over all processes, also when these have different numbers of rollouts.
+        index=[index * run.world_size + run.rank for index in drafts["index"]],
+        group=[group * run.world_size + run.rank for group in drafts["group"]],
+        policy_step=[said.policy_step if step is None else step for step in drafts["policy_step"]],
+        time=[one if isinstance(one, (int, float)) and one else now for one in drafts["time"]],
+        reward=[_total(rewards, run) if reward is None else reward for reward, rewards in totals],
+    )
+    if not tokens:
+        drafts.put(tokens=[None] * len(drafts))
+    if said.marks:
+        drafts.put(marks=[{**m, **said.marks} if isinstance(m, dict) else m for m in drafts["marks"]])
+    return drafts
 
-    def rollouts(
-        self, found: Sequence[Unplaced | Lost] | Unsorted, lost: Callable[[str], object]
-    ) -> Sequence[Rollout]:
-        """The rollouts; `lost` is told the reason for each that is not one."""
-        if isinstance(found, Unsorted):
-            return self._finish_all(sort(found, self.arguments.group_size))
-        for one in found:
-            if isinstance(one, Lost):
-                lost(one.reason)
-        return [self._finished(rollout) for rollout in placed(found, self.arguments.group_size)]
 
-    def _finish_all(self, drafts: Drafts) -> Drafts:
-        """The same as for each, for columns."""
-        run, said = self.run, self.arguments
-        totals = zip(drafts["reward"], drafts["rewards"], strict=True)
-        drafts.put(
-            index=[index * run.world_size + run.rank for index in drafts["index"]],
-            group=[group * run.world_size + run.rank for group in drafts["group"]],
-            policy_step=[said.policy_step if step is None else step for step in drafts["policy_step"]],
-            time=[one if isinstance(one, (int, float)) and one else self.time for one in drafts["time"]],
-            reward=[self._total(rewards) if reward is None else reward for reward, rewards in totals],
-        )
-        if said.marks:
-            drafts.put(marks=[{**m, **said.marks} if isinstance(m, dict) else m for m in drafts["marks"]])
-        return drafts
-
-    def _finished(self, rollout: Rollout) -> Rollout:
-        """Places count over all processes, also when these have different numbers of rollouts."""
-        run, policy_step, reward, marks = self.run, rollout.policy_step, rollout.reward, rollout.marks
-        return replace(
-            rollout,
-            index=rollout.index * run.world_size + run.rank,
-            group=rollout.group * run.world_size + run.rank,
-            policy_step=self.arguments.policy_step if policy_step is None else policy_step,
-            time=rollout.time if isinstance(rollout.time, (int, float)) and rollout.time else self.time,
-            reward=self._total(rollout.rewards) if reward is None else reward,
-            tokens=rollout.tokens if self.tokens else None,
-            marks={**marks, **self.arguments.marks} if isinstance(marks, dict) else marks,
-        )
-
-    def _total(self, rewards: Mapping[str, float | None]) -> float | None:
-        """The weighted sum where weights are known, or there is only one reward."""
-        if not isinstance(rewards, dict) or any(
-            one is not None and type(one) is not float for one in rewards.values()
-        ):
-            return None
-        weights = dict(zip(self.run.reward_names, self.run.reward_weights, strict=False))
-        if not weights and len(rewards) != 1:
-            return None
-        return weighted(rewards, [weights.get(name, 1.0) for name in rewards])
+def _total(rewards: Mapping[str, float | None], run: Run) -> float | None:
+    """The weighted sum where weights are known, or there is only one reward."""
+    if not isinstance(rewards, dict) or any(one is not None and type(one) is not float for one in rewards.values()):
+        return None
+    weights = dict(zip(run.reward_names, run.reward_weights, strict=False))
+    if not weights and len(rewards) != 1:
+        return None
+    return weighted(rewards, [weights.get(name, 1.0) for name in rewards])

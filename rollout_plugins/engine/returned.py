@@ -49,7 +49,7 @@ def selection(result: Any, given: Sequence[Rollout]) -> list[Rollout] | None:
     kept = list(result)
     known = {r.id for r in given}
     if not all(isinstance(r, Rollout) and r.id in known for r in kept):
-        raise TypeError("returned something else than some of its rollouts")
+        raise TypeError("returned something other than some of its rollouts")
     for rollout in kept:
         _check(rollout, rollout.id)
     return list({r.id: r for r in kept}.values())

@@ -21,6 +21,7 @@ from rollout_hookspecs import Run
 from rollout_plugins.engine import environment
 from rollout_plugins.errors import DamageWarning, RunError
 from rollout_plugins.store.read import open_run
+from rollout_plugins.store.run_facts import earlier_attempts, whole
 from rollout_plugins.store.write import ATTEMPTS
 
 logger = logging.getLogger("rollout_plugins")
@@ -51,7 +52,7 @@ def identify(root: Path, key: str, checkpoint: Path | None, step: int, restarted
     marker = _read_marker(checkpoint)
     name = restarted or run_of(checkpoint)
     if name and (root / name).is_dir():
-        mine = Identity(name, max(1, _last_attempt(root / name)) + 1, _whole(marker.get("generation")), step)
+        mine = Identity(name, max(1, _last_attempt(root / name)) + 1, whole(marker.get("generation")) or 0, step)
     found = _agreed(key, mine, place_in_launch()[1])
     return found if found.attempt == 1 else _unshared(root / found.id, found)
 
@@ -59,9 +60,10 @@ def identify(root: Path, key: str, checkpoint: Path | None, step: int, restarted
 def identify_loop(
     root: Path, opened: int, name: str | None, resumed_from: int | None, *, file: str, world_size: int
 ) -> Identity:
-    """For a loop that opened so many runs before: a fresh run, or by its name the next attempt of one.
+    """For a loop: a fresh run, or the next attempt of the run of that name.
 
-    `file` is where this rank notes its attempts; it counts those when it cannot agree with the others.
+    `opened` counts the runs that this process opened before. `file` is where this rank notes its attempts; it counts
+    those when it cannot agree with the others.
     """
     key = f"{root}|loop|{opened}|{os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}"
     can_agree = ranks_can_agree(world_size)
@@ -102,6 +104,7 @@ def _unshared(folder: Path, found: Identity) -> Identity:
 
 def _takes(attempt: Path, launch: str) -> bool:
     """Whether the attempt is this launch's, now or since one of its processes took it. Renaming takes it at once."""
+    # A folder with something in it: renaming would replace an empty one that is there already.
     own = attempt.with_name(f".{secrets.token_hex(8)}")
     (own / launch).mkdir(parents=True)
     try:
@@ -123,7 +126,7 @@ def ranks_can_agree(world_size: int) -> bool:
 
 
 def _agreed(key: str, mine: Identity, world_size: int) -> Identity:
-    """The first writer's identity, on every rank that asks. Waits for nobody, so any rank may be absent."""
+    """The first writer's identity, on every rank that asks. Waits for no other rank, so any may be absent."""
     with_launch = replace(mine, launch=secrets.token_hex(4))
     if world_size == 1:
         return with_launch
@@ -136,6 +139,7 @@ def _agreed(key: str, mine: Identity, world_size: int) -> Identity:
         store = distributed.TCPStore(
             address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=5)
         )
+        # Sets the value only where there is none yet, and returns what is there: the first rank's, on every rank.
         first = distributed.PrefixStore("rollout_plugins", store).compare_set(key, "", json.dumps(vars(with_launch)))
         return Identity(**json.loads(bytes(first)))
     except Exception as error:  # every rank then has a run of its own, which is said, and loses nothing
@@ -166,19 +170,10 @@ def _read_marker(checkpoint: Path | None) -> dict[str, Any]:
     return marker if isinstance(marker, dict) else {}
 
 
-def _whole(value: Any) -> int:
-    """The number that a marker holds; 0 when somebody put something else there."""
-    return value if type(value) is int and value >= 0 else 0
-
-
 def _last_attempt(folder: Path, files: str = "run*.json") -> int:
     """The highest attempt in a run's files; 0 when they tell of none."""
-    attempts = [0]
-    for path in folder.glob(files):
-        with suppress(OSError, ValueError, AttributeError, KeyError, TypeError, OverflowError, RecursionError):
-            facts = json.loads(path.read_text(encoding="utf-8"))
-            attempts += [int(attempt["attempt"]) for attempt in facts["attempts"]]
-    return max(attempts)
+    attempts = [attempt for path in folder.glob(files) for attempt in earlier_attempts(path)]
+    return max((whole(attempt.get("attempt")) or 0 for attempt in attempts), default=0)
 
 
 def _generations(folder: Path, attempt: int) -> int:

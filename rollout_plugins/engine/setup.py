@@ -6,11 +6,12 @@ import logging
 import os
 import re
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rollout_plugins.content.elsewhere import here
 from rollout_plugins.engine.delivery import as_sink
 from rollout_plugins.engine.discover import Plugins
 from rollout_plugins.engine.pipeline import Pipeline
@@ -23,9 +24,9 @@ from rollout_plugins.store.read import open_run
 
 logger = logging.getLogger("rollout_plugins")
 
-#: Runs of this process, and those that it told of.
+#: Runs of this process, and those that it has warned about.
 _known: set[Path] = set()
-#: Places that rollouts go to as they are, of which somebody was warned.
+#: Places that rollouts go to without a search for secrets, and that were warned about.
 _warned: set[str | None] = set()
 
 _DASHBOARDS = ("trackio", "wandb")
@@ -53,18 +54,20 @@ def cap_dashboards(plugins: Plugins) -> None:
         plugins.add("cap")
 
 
-def with_mirror(plugins: Sequence[Any] | None, config: Any, mirror: str | None) -> dict[str, Any]:
-    """The plugins and their options, with the one that copies the run to a URL."""
-    if mirror is None:
-        return {"plugins": plugins, "config": config}
-    options = dict(config or {})
-    return {
-        "plugins": [*(plugins or ()), "mirror"],
-        "config": {**options, "mirror": {**options.get("mirror", {}), "to": mirror}},
-    }
+def load_plugins(
+    plugins: Sequence[Any] | None, config: Any, *, disable: Iterable[str], mirror: str | None, autoload: bool
+) -> Plugins:
+    """The plugins that were asked for, with the one that copies the run to a URL, and those that are installed."""
+    if mirror is not None:
+        config = dict(config or {})
+        config["mirror"] = {**config.get("mirror", {}), "to": mirror}
+        plugins = [*(plugins or ()), "mirror"]
+    loaded = Plugins(plugins, disable=disable, config=config, autoload=autoload)
+    _check_redact(loaded)
+    return loaded
 
 
-def check_redact(plugins: Plugins) -> None:
+def _check_redact(plugins: Plugins) -> None:
     """Plugins that take a run's files away: refuse those that need `redact` and lack it, and warn of the others."""
     loaded = plugins.manager.list_name_plugin()
     if any(is_required(plugin) for _, plugin in loaded):
@@ -83,7 +86,7 @@ def check_redact(plugins: Plugins) -> None:
 
 
 def bind_sinks(plugins: Plugins, trainer: Any, safely: Callable[[str, Callable[[], object]], object]) -> None:
-    """Show sinks the thread that trains, where a run that is open already can be seen, and the trainer if any."""
+    """Call each sink on the training thread, where it can see a run that is open, with the trainer if any."""
     for _, plugin in plugins.manager.list_name_plugin():
         safely("bind a sink to the trainer", partial(as_sink(plugin).bind, trainer))
 
@@ -100,12 +103,14 @@ def named_metrics(pipeline: Pipeline, split: str, prefix: str = "eval", dataset:
 def checked_dir(path: str | os.PathLike[str] | None) -> Path | None:
     if path is None:
         return None
+    if not os.fspath(path):
+        raise SetupError("dir is empty; give a folder, or leave it out")
     if re.match(r"([\w+.-]+::)*[A-Za-z][\w+.-]+:/", os.fspath(path)):  # a Path has only one of a URL's two slashes
         raise SetupError(
             f"dir={os.fspath(path)!r} is a URL; runs are written to a folder of this machine and copied from there: "
             f"write mirror={os.fspath(path)!r}, and leave dir out or give a folder"
         )
-    folder = Path(path).absolute()  # a reward may change the working directory
+    folder = here(path).absolute()  # a reward may change the working directory
     if folder.exists() and not folder.is_dir():
         raise SetupError(f"dir={str(folder)!r} is a file; give a folder, or leave it out")
     return folder

@@ -79,7 +79,7 @@ class Storage:
         return {**self._counters.summary(), "bytes_written": writer.bytes}
 
     def _try(self, write: Callable[[RunWriter], T], count: int = 0) -> T | None:
-        """Write so many rollouts; None if that failed."""
+        """Write `count` rollouts, or a file beside them; None if that failed."""
         writer = self._writer
         try:
             if writer is None:
@@ -88,7 +88,7 @@ class Storage:
         except Exception as error:
             self._note_outage(error, count)
             return None
-        if self._lost_in_outage is not None and count:
+        if self._lost_in_outage is not None and count:  # only rollouts tell: a full disk still takes small files
             logger.warning(
                 "writing to %s works again; %d rollouts were lost meanwhile", writer.dir, self._lost_in_outage
             )

@@ -1,4 +1,4 @@
-"""Threads of ours, beside which a process can fork."""
+"""Threads of ours that do not get in the way of a fork."""
 
 from __future__ import annotations
 

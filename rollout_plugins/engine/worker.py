@@ -1,4 +1,4 @@
-"""A thread of ours behind a bounded queue: it does jobs in order, and nobody who hands one over waits for it."""
+"""A thread of ours behind a bounded queue: it does jobs in order, and whoever hands one over does not wait."""
 
 from __future__ import annotations
 

@@ -21,8 +21,9 @@ from rollout_plugins.hosts import (
 
 #: The hosts of this library, most specific first.
 HOSTS = (
-    swift.HOST, axolotl.HOST, grpo.HOST, async_queue.AsyncHost(), self_distillation.SDPO, self_distillation.SDFT,
-    distillation.HOST, online_dpo.HOST, a2po.HOST, gkd.GKD, gkd.GOLD, gkd.IWOPD,
+    swift.GRPO, swift.GKD, axolotl.HOST, axolotl.SEQUENCE_PARALLEL, grpo.HOST, async_queue.AsyncHost(),
+    self_distillation.SDPO, self_distillation.SDFT, self_distillation.BUFFERED, distillation.HOST, online_dpo.HOST,
+    a2po.HOST, gkd.GKD, gkd.GOLD, gkd.IWOPD,
 )  # fmt: skip
 
 
@@ -31,8 +32,8 @@ def known_hosts() -> list[Host]:
 
 
 def nearest_to(trainer: Any) -> str:
-    """Which known trainer an unknown one is most like, and how it differs; empty if it is like none of them."""
-    lacking = [(host.missing(trainer), host) for host in HOSTS]
+    """Which trainer of TRL's an unknown one is most like, and how it differs; empty if it is like none of them."""
+    lacking = [(host.missing(trainer), host) for host in HOSTS if host.supports[0].is_of_trl]
     alike = [(missing, host) for missing, host in lacking if len(missing) < len(host.missing(object()))]
     if not alike:
         return ""

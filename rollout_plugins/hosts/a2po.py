@@ -91,7 +91,7 @@ HOST = TRLHost(
     A2POObserver,
     (
         Support(
-            trainer="A2POTrainer", advantage=True, evaluation=True, lengths="with tokens=True", since="1.10",
+            trainer="A2POTrainer", advantage=True, evaluation=True, lengths="with tokens=True", since="1.6",
             note="the first stage is recorded too, in groups, without advantages and tokens; pass the callback in "
             "callbacks=[…], since no event comes before it",
         ),

@@ -11,8 +11,7 @@ from typing import Any
 
 from rollout_hookspecs import Rollout, Tokens, ToolCall
 
-from rollout_plugins.content.messages import as_messages
-from rollout_plugins.content.tool_calls import tool_calls
+from rollout_plugins.content.incoming import spoken
 from rollout_plugins.hosts.async_samples import Conversation, Row
 from rollout_plugins.hosts.kit.building import given
 from rollout_plugins.hosts.kit.decoding import end_ids, finish_of
@@ -39,9 +38,8 @@ class Builder:
         return [self._rollout(index, conversation) for index, conversation in enumerate(conversations)]
 
     def _rollout(self, index: int, seen: Conversation) -> Rollout:
-        prompt, prompt_is_text = as_messages(seen.prompt, "user")
-        completion, completion_is_text = as_messages(seen.completion, "assistant")
-        calls = tuple(map(_read, tool_calls(completion)))
+        said = spoken(seen.prompt, seen.completion)
+        calls = said["tool_calls"] = tuple(map(_read, said["tool_calls"]))
         scores, more = _scores(seen.metrics)
         first, last = seen.rows[0], seen.rows[-1]
         return Rollout(
@@ -52,11 +50,7 @@ class Builder:
             group=seen.group if isinstance(seen.group, int) else index,
             group_size=self._group_size,
             time=seen.time,
-            prompt=prompt,
-            prompt_is_text=prompt_is_text,
-            completion=completion,
-            completion_is_text=completion_is_text,
-            tool_calls=calls,
+            **said,
             rewards={name.removeprefix(_PREFIX): score for name, score in scores.items() if name != "reward"},
             reward=scores.get("reward"),
             advantage=seen.advantage,

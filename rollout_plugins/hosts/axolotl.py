@@ -21,7 +21,7 @@ from rollout_plugins.hosts.grpo import LOGPROBS, SCORED, GRPOObserver
 from rollout_plugins.hosts.grpo_log import LogTail
 from rollout_plugins.hosts.grpo_unscored import Sampled
 from rollout_plugins.hosts.kit.building import shortest
-from rollout_plugins.hosts.kit.decoding import unpadded
+from rollout_plugins.hosts.kit.decoding import Decoder, unpadded
 from rollout_plugins.hosts.kit.observing import Needs
 from rollout_plugins.hosts.kit.rewards import Rewards
 from rollout_plugins.hosts.kit.support import Support, TRLHost
@@ -239,6 +239,39 @@ def _is_row(now: Sampled, i: int, prompt: list[int], completion: list[int]) -> b
     return completion[: len(own)] == own and prompt[len(prompt) - len(asked) :] == asked
 
 
+class SequenceParallelObserver(GRPOObserver):
+    """Watches a trainer with several ranks to a sequence. With vLLM, all of them are given the same rollouts.
+
+    It calls the reward functions itself, and decodes what they are given.
+    """
+
+    needs: ClassVar[Needs] = {
+        GRPOObserver.whole: ("inputs",),
+        "_create_dataloader_params": ("is_eval", "custom_batch_size"),
+    }
+
+    def _whole(self, now: Sampled, call: Call) -> Any:
+        self.given(now, call)
+        out = self.scored(now, call)
+        with self.guarded("take a snapshot of a generation"):
+            now.returned = out
+            if self.trainer.use_vllm and self.trainer.local_rank:
+                now.expected = 0  # the first rank of its group keeps them
+            elif now.take_returned(Decoder(self.trainer, self.options)):
+                now.unknown.clear()
+        return out
+
+
+SEQUENCE_PARALLEL = TRLHost(
+    "axolotl",
+    SequenceParallelObserver,
+    (
+        Support(
+            trainer="AxolotlGRPOSequenceParallelTrainer", messages="decoded completions", advantage=True, groups=True,
+            since="axolotl 0.16", note="it stops by itself at its first generation; see below",
+        ),
+    ),
+)  # fmt: skip
 HOST = TRLHost(
     "axolotl",
     AheadObserver,

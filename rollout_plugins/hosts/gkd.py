@@ -181,7 +181,7 @@ class BufferObserver(TextObserver):
         "_fill_buffer": ("generation_batch", "buffer_steps"),
     }
     flags: ClassVar[str]
-    """Attribute of the trainer that tells which slices the student answers."""
+    """Attribute of the trainer that tells which slices the student answers; it answers all where there is none."""
 
     def __init__(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> None:
         super().__init__(trainer, emit, options)
@@ -209,7 +209,8 @@ class BufferObserver(TextObserver):
     def _take(self, now: Generation, batch: Any) -> None:
         """What the student has answered in the buffer by now, and was not taken yet."""
         trainer = self.trainer
-        buffer, flags = vars(trainer)["_buffered_inputs"], vars(trainer)[self.flags]
+        buffer = vars(trainer)["_buffered_inputs"]
+        flags = vars(trainer).get(self.flags) or [True] * len(buffer)
         self.waiting -= {index for index in self.waiting if not flags[index]}
         for index in sorted(self.waiting):
             if isinstance(buffer[index], dict) and "labels" in buffer[index]:
@@ -265,7 +266,11 @@ IWOPD = TRLHost(
     (
         Support(
             trainer="IWOPDTrainer", messages="decoded completions", rewards="none", groups=True, logprobs="sampler",
-            since="1.10", note="log-probabilities with vLLM; the dataset's own answers are not rollouts",
+            since="1.9", note="log-probabilities with vLLM; the dataset's own answers are not rollouts",
+        ),
+        Support(
+            trainer="DistillationTrainer", messages="decoded completions", rewards="none", groups=True, since="1.1",
+            until="1.9",
         ),
     ),
 )  # fmt: skip

@@ -300,7 +300,7 @@ HOST = GRPOHost(
         ),
         Support(
             trainer="GMPOTrainer", advantage=True, groups=True, evaluation=True, images=True, logprobs=LOGPROBS,
-            since="1.10",
+            since="1.7",
         ),
         Support(
             trainer="RLOOTrainer", advantage=True, groups=True, evaluation=True, images=True, since="0.22",

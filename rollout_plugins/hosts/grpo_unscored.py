@@ -120,6 +120,7 @@ class Sampled(Generation):
         advantages = out.get("advantages")
         if advantages is not None and tuple(advantages.shape) == (len(ids),):
             self.advantages = advantages.tolist()
+            self.unknown.pop("advantage", None)
         self.unknown |= {"rewards": NOT_SEEN, "source": RETURNED}
         return True
 

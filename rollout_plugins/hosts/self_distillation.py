@@ -1,19 +1,21 @@
-"""TRL's SDPOTrainer and SDFTTrainer, which learn from themselves with more in the prompt.
+"""TRL's SDPOTrainer, SDFTTrainer and SSDTrainer, which learn from themselves.
 
 SDPO scores groups of completions as GRPO does, in a method of another name; its advantages are in no log, and are
 read from the device. SDFT has no rewards: `_generate` returns its completions as token ids, and the trainer's own
-event tells which prompts they are really generated from.
+event tells which prompts they are really generated from. Before TRL 1.6, SDFT had other methods, and so did SSD:
+there `_generate_completion_ids` is given those prompts, and `_build_buffered_batch` returns their token ids.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from rollout_hookspecs import Emit
 
 from rollout_plugins.content.snapshot import Snapshot
 from rollout_plugins.hosts.grpo import SCORED, GRPOObserver
+from rollout_plugins.hosts.kit.decoding import unpadded
 from rollout_plugins.hosts.kit.generation import Generation
 from rollout_plugins.hosts.kit.observing import Needs, Observer
 from rollout_plugins.hosts.kit.support import Support, TRLHost
@@ -57,17 +59,49 @@ class SDFTObserver(Observer):
         out = call.run()
         with self.guarded("take a snapshot of a generation"):
             now.prompt_ids = call.arguments["prompt_ids"]
-            self._record(now, out[1])
+            rows = now.rows or [{} for _ in out[1]]
+            asked = now.asked or [None if self.teaches else row.get("prompt") for row in rows]
+            _record(now, asked, out[1])
         return out
 
-    def _record(self, now: Generation, ids: Any) -> None:
-        """The prompt is what was really generated from; the row's own stays beside it where it is another."""
-        rows = list(now.rows) or [{} for _ in ids]
-        prompts = now.asked or [None if self.teaches else row.get("prompt") for row in rows]
-        now.snapshot(rows, prompts, None, ids)
-        for row, prompt, columns in zip(rows, prompts, now.columns, strict=True):
-            if "prompt" in row and row["prompt"] != prompt:
-                columns["prompt"] = Snapshot().copy(row["prompt"])
+
+class BufferedObserver(Observer):
+    decodes = True
+    needs: ClassVar[Needs] = {"_build_buffered_batch": ("inputs",), "_generate_completion_ids": ("prompts",)}
+
+    def __init__(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> None:
+        super().__init__(trainer, emit, options)
+        self.watch("_build_buffered_batch", self._whole)
+        self.watch("_generate_completion_ids", self._generate)
+
+    def _whole(self, now: Generation, call: Call) -> Any:
+        self.given(now, call)
+        out = call.run()
+        with self.guarded("read the prompts' token ids"):
+            now.prompt_ids = self._asked(out)
+            now.keep(old_per_token_logps=out.get("old_per_token_logps"))
+        return out
+
+    def _asked(self, out: Mapping[str, Any]) -> list[list[int]]:
+        if not getattr(self.trainer, "generate_from_teacher", False):
+            return unpadded(out["prompt_ids"], out["prompt_mask"])
+        width = out["teacher_input_ids"].shape[1] - out["completion_ids"].shape[1]
+        return unpadded(out["teacher_input_ids"][:, :width], out["teacher_attention_mask"][:, :width])
+
+    def _generate(self, now: Generation, call: Call) -> Any:
+        out = call.run()
+        with self.guarded("take a snapshot of a generation"):
+            _record(now, call.arguments["prompts"], unpadded(*out))
+        return out
+
+
+def _record(now: Generation, prompts: Sequence[Any], ids: Any) -> None:
+    """The prompt is what was really generated from; the row's own stays beside it where it is another."""
+    rows = now.rows or [{} for _ in ids]
+    now.snapshot(rows, prompts, None, ids)
+    for row, prompt, columns in zip(rows, prompts, now.columns, strict=True):
+        if "prompt" in row and row["prompt"] != prompt:
+            columns["prompt"] = Snapshot().copy(row["prompt"])
 
 
 SDPO = TRLHost(
@@ -86,7 +120,21 @@ SDFT = TRLHost(
     (
         Support(
             trainer="SDFTTrainer", messages="decoded completions", rewards="none", groups=True, evaluation=True,
-            logprobs="trainer", since="1.10", note=_LOGPROBS,
+            logprobs="trainer", since="1.6", note=_LOGPROBS,
+        ),
+    ),
+)  # fmt: skip
+BUFFERED = TRLHost(
+    "self_distillation",
+    BufferedObserver,
+    (
+        Support(
+            trainer="SDFTTrainer", messages="decoded completions", rewards="none", groups=True, logprobs="trainer",
+            since="1.0", until="1.5", note="up to TRL 1.5, it fails in evaluation by itself",
+        ),
+        Support(
+            trainer="SSDTrainer", messages="decoded completions", rewards="none", evaluation=True, since="1.2",
+            until="1.9", note="what it generates and finds too short to train on is recorded too",
         ),
     ),
 )  # fmt: skip

@@ -1,7 +1,9 @@
-"""ms-swift's GRPO trainer: TRL's by its class, with a way of its own in which samples are passed on and filled in.
+"""ms-swift's GRPO and GKD trainers: TRL's by their class, with a way of their own in which samples are passed on.
 
-One batch may be sampled several times: dynamic sampling throws away groups in which all rewards are equal, and samples
-others in their place. Each sampling is a batch of its own here; what was thrown away is stored, marked and counted.
+Samples are filled in as they go. GKD answers some prompts itself, and takes the dataset's answers to others. One batch
+of GRPO may be sampled several times: dynamic sampling throws away groups in which all rewards are equal, and
+samples others in their place. Each sampling is a batch of its own here; what was thrown away is stored, marked and
+counted.
 """
 
 from __future__ import annotations
@@ -11,10 +13,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Final
 
-from rollout_hookspecs import Emit
+from rollout_hookspecs import Batch, Emit
 
 from rollout_plugins.hosts.grpo_log import LogTail
 from rollout_plugins.hosts.kit.building import batch_of
+from rollout_plugins.hosts.kit.decoding import unpadded
 from rollout_plugins.hosts.kit.generation import Generation
 from rollout_plugins.hosts.kit.observing import Needs, Observer
 from rollout_plugins.hosts.kit.support import Support, TRLHost
@@ -167,6 +170,54 @@ class SwiftObserver(Observer):
             self.count_refused(sampling.count)
 
 
+class SwiftGKDObserver(Observer):
+    """Watches a trainer that has its student answer a batch of prompts, or takes the dataset's answers to them."""
+
+    needs: ClassVar[Needs] = {
+        "_generate_and_score_completions": ("inputs",),
+        "_generate_completions": ("samples",),
+        "_encode_samples": ("samples",),
+    }
+    without = ("_compute_rewards_per_func",)
+    decodes = True
+
+    def __init__(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> None:
+        super().__init__(trainer, emit, options)
+        self.watch("_generate_and_score_completions", lambda _, call: call.run())
+        self.watch("_generate_completions", self._generate)
+        self.watch("_encode_samples", self._encode)
+
+    def begin(self) -> Sampling:
+        now = Sampling(self.trainer, self.options, training=bool(self.trainer.model.training))
+        now.decoder, now.group_size = self.decoder, 1
+        return now
+
+    def _generate(self, now: Sampling, call: Call) -> Any:
+        now.expected = len(call.arguments["samples"])
+        out = call.run()
+        with self.guarded("take a snapshot of a generation"):
+            now.see(out)
+        return out
+
+    def _encode(self, now: Sampling, call: Call) -> Any:
+        out = call.run()
+        with self.guarded("read the token ids that are trained on"):
+            self._see_encoded(now, call.arguments["samples"], out[0])
+        return out
+
+    def _see_encoded(self, now: Sampling, samples: Sequence[Any], encoded: Mapping[str, Any]) -> None:
+        known = {one.request: one for one in now.taken}
+        mask = encoded.get("attention_mask")
+        if not known or mask is None or tuple(mask.shape) != tuple(encoded["labels"].shape):
+            return  # the rows are packed into one
+        columns = [unpadded(encoded[name], mask) for name in ("input_ids", "labels")]
+        for sample, ids, labels in zip(samples, *columns, strict=True):
+            known[sample.request_id].see_encoded({"input_ids": ids, "labels": labels})
+
+    def batch(self, now: Sampling) -> Batch:  # type: ignore[override]  # `begin` makes no others
+        return batch_of(now, partial(built, now))
+
+
 def _places(now: Sampled, wanted: int) -> dict[tuple[int, int], int]:
     """Where each sample of all ranks stands among those that are trained on, as dynamic sampling chooses them.
 
@@ -192,7 +243,7 @@ class SwiftHost(TRLHost):
         return not self.missing(trainer)
 
 
-HOST = SwiftHost(
+GRPO = SwiftHost(
     "ms-swift",
     SwiftObserver,
     (
@@ -200,6 +251,16 @@ HOST = SwiftHost(
             trainer="swift.GRPOTrainer", advantage=True, groups=True, evaluation=True, images=True, tools=True,
             logprobs="sampler", since="ms-swift 4.6",
             note="what dynamic sampling throws away is marked; earlier turns are decoded from token ids",
+        ),
+    ),
+)  # fmt: skip
+GKD = SwiftHost(
+    "ms-swift",
+    SwiftGKDObserver,
+    (
+        Support(
+            trainer="swift.GKDTrainer", rewards="none", evaluation=True, images=True, tools=True, logprobs="sampler",
+            since="ms-swift 4.6", note="the dataset's own answers are not rollouts",
         ),
     ),
 )  # fmt: skip

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, chain
+from types import MappingProxyType
 from typing import Any, Final
 
 from rollout_hookspecs import Rollout, Tokens, ToolCall
@@ -99,7 +100,7 @@ class Sampling(Generation):
         self.counts_vary = bool(getattr(trainer, "dynamic_num_samples", False))
         """Whether one trajectory may have become several samples, so that ranks may have more or fewer of them."""
 
-    def see(self, samples: Sequence[Any], steps: Mapping[str, int]) -> None:
+    def see(self, samples: Sequence[Any], steps: Mapping[str, int] = MappingProxyType({})) -> None:
         copier = Snapshot()
         self.taken = [Taken.of(sample, copier) for sample in samples]
         for one in self.taken:

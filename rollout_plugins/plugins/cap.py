@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
@@ -10,28 +11,13 @@ from typing import Any
 
 from rollout_hookspecs import Rollout, Run, Step, hookimpl
 
+from rollout_plugins.content.names import NUMBERS
+from rollout_plugins.content.numbers import real
 from rollout_plugins.content.options import check, one_of, whole
-from rollout_plugins.plugins.numbers import number
 from rollout_plugins.plugins.strategies import STRATEGIES, Pool, Reasons
 
 logger = logging.getLogger("rollout_plugins")
 
-NUMERIC = frozenset(
-    {
-        "step",
-        "policy_step",
-        "generation",
-        "rank",
-        "index",
-        "group",
-        "group_size",
-        "time",
-        "reward",
-        "advantage",
-        "prompt_tokens",
-        "completion_tokens",
-    }
-)
 _FIELDS = frozenset(field.name for field in fields(Rollout))
 _STEPS_REMEMBERED = 16
 
@@ -103,7 +89,7 @@ class Cap:
         if isinstance(self._key, str) and run.reward_names and not known:
             names = ", ".join(run.reward_names)
             logger.warning(
-                "cap: key %r is not a reward function of this run (%s); rollouts rank equal", self._key, names
+                "cap: key %r is not a reward function of this run (%s); all rollouts rank the same", self._key, names
             )
 
     @hookimpl(trylast=True)  # after whatever else leaves rollouts out, wherever a person lists it
@@ -185,13 +171,12 @@ class Cap:
 
 def _comparable(value: Any) -> float | None:
     """A number that can be ranked, infinities included; None and NaN can't."""
-    if isinstance(value, float) and value in {float("inf"), float("-inf")}:
-        return value
-    return float(value) if isinstance(value, bool) else number(value)
+    known = float(value) if isinstance(value, bool) else real(value)
+    return None if known is None or math.isnan(known) else known
 
 
 def _key_fault(key: Any) -> str | None:
-    if callable(key) or (isinstance(key, str) and key and (key in NUMERIC or key not in _FIELDS)):
+    if callable(key) or (isinstance(key, str) and key and (key in NUMBERS or key not in _FIELDS)):
         return None
-    numeric = ", ".join(sorted(NUMERIC))
+    numeric = ", ".join(sorted(NUMBERS))
     return f"key={key!r} is neither a numeric field ({numeric}), nor a reward function's name, nor a function"

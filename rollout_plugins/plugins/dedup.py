@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from rollout_hookspecs import Rollout, Step, hookimpl
 
 from rollout_plugins.content.hashing import content_hash
+from rollout_plugins.content.numbers import finite
 from rollout_plugins.content.options import check, flag, one_of, whole
-from rollout_plugins.plugins.numbers import number
 
 KINDS = ("prompt", "completion", "rollout")
 KEEP = ("first", "best")
@@ -27,15 +27,15 @@ class _Shown:
 
 
 class Dedup:
-    """Shows the sinks equal rollouts only once; what is equal is told by a hash of the content.
+    """Shows the sinks equal rollouts only once. Whether rollouts are equal is decided by a hash of their content.
 
-    Dict key order does not matter, types do, images count by their pixels. `dedup/duplicates` is the share of a
-    step's rollouts that repeat another one of the step: where it rises, the model is collapsing.
+    The order of dict keys does not matter, types do, and images count by their pixels. `dedup/duplicates` is the
+    share of a step's rollouts that repeat another one of the step: where it rises, the model is collapsing.
 
     by: what must be equal: `rollout` (prompt and completion), `completion`, or `prompt`.
         Dedup("completion")
     window: how many steps back a rollout still counts as shown; 0 looks at one step alone. Train and eval are
-        apart. At most 100,000 hashes are remembered (about 20 MB), the oldest are forgotten first.
+        separate. At most 100,000 hashes are remembered (about 20 MB); the oldest are forgotten first.
         Dedup(window=50)
     keep: of equal ones in a step, the `first` or the `best` by reward; with `best`, one that beats what was shown in
         an earlier step is shown too.
@@ -131,7 +131,7 @@ class Dedup:
 
 def _reward(unit: Sequence[Rollout]) -> float:
     """The unit's best reward; without any, less than every number."""
-    return max((value for r in unit if (value := number(r.reward)) is not None), default=float("-inf"))
+    return max((value for r in unit if (value := finite(r.reward)) is not None), default=float("-inf"))
 
 
 def _marked(rollout: Rollout, mark: str | None) -> Rollout:

@@ -42,7 +42,7 @@ class Slot(IntEnum):
 class Images:
     """Moves images out of prompts, answers, tool results, dataset columns and extras. On by default.
 
-    In place of the pixels stays an `Image` record; `Rollout.images` lists them in order of appearance: prompt and
+    An `Image` record takes the place of the pixels; `Rollout.images` lists them in order of appearance: prompt and
     completion, then those found only in columns and extras. One file is written for each distinct image of a run,
     no matter how many rollouts hold it, or how often. Remote URLs are kept as references and never fetched. An image
     that can't be read, or is larger than `PIL.Image.MAX_IMAGE_PIXELS`, costs one marked `Placeholder` and is counted.

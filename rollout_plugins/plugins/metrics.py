@@ -12,10 +12,11 @@ from rollout_hookspecs import Columns, Run, Step, hookimpl
 
 from rollout_plugins.content.drafts import Drafts
 from rollout_plugins.content.hashing import content_hash
+from rollout_plugins.content.numbers import finite
 from rollout_plugins.content.options import check, one_of, share, whole
 from rollout_plugins.content.talk import Talk
 from rollout_plugins.plugins.alerts import Alerts
-from rollout_plugins.plugins.numbers import correlation, mean, number, numbers, quantile, spread
+from rollout_plugins.plugins.statistics import correlation, mean, numbers, quantile, spread
 
 _TEXTS = 64
 _WORDS = 1000
@@ -28,14 +29,14 @@ Alert = Callable[[str, str], object]
 
 
 class Metrics:
-    """Adds what a person acts on to the trainer's log, under `rollouts/`, and warns. On by default.
+    """Adds numbers that a person can act on to the trainer's log, under `rollouts/`, and warns. On by default.
 
-    Of this process's rollouts, train and eval apart:
+    They are about this process's rollouts, with train and eval separate:
 
     - `truncated`, `duplicated`: shares of the rollouts cut off at the length limit, and of those that repeat others.
     - `groups/no_spread`: share of groups in which all rewards are equal, which teach nothing.
     - `groups/reward_spread`: mean standard deviation of the rewards in a group.
-    - `tools/failed`: share of the tool calls that failed, those of tools that do not exist among them.
+    - `tools/failed`: share of the tool calls that failed, including calls of tools that do not exist.
     - `drops/<reason>`: rollouts lost so far; from the third reason on, `drops/others` has all but the first.
 
     What does not apply (no tools, no groups) is left out, and so is a 0, except the first one after another number.
@@ -57,7 +58,7 @@ class Metrics:
         Metrics(collapse=0.7)
     tool_failure: share of a tool's calls that fail at which it counts as broken.
         Metrics(tool_failure=0.3)
-    patience: training steps in a row for which a rule must hold. The third rule: no group has any reward spread.
+    patience: how many training steps in a row a rule must hold. The third rule: all groups are without reward spread.
         Metrics(patience=10)
     """
 
@@ -201,12 +202,12 @@ def _spreads(groups: Sequence[int], values: Sequence[Any]) -> list[float]:
 
 
 def _correlations(drafts: Drafts) -> dict[str, float | None]:
-    totals = [number(value) for value in drafts["reward"]]
+    totals = [finite(value) for value in drafts["reward"]]
     names = list(dict.fromkeys(chain.from_iterable(drafts["rewards"])))
-    found = {"correlation/length_reward": _related([number(n) for n in drafts["completion_tokens"]], totals)}
+    found = {"correlation/length_reward": _related([finite(n) for n in drafts["completion_tokens"]], totals)}
     if len(names) > 1:
         for name in names:
-            found[f"correlation/{name}"] = _related([number(each.get(name)) for each in drafts["rewards"]], totals)
+            found[f"correlation/{name}"] = _related([finite(each.get(name)) for each in drafts["rewards"]], totals)
     return found
 
 

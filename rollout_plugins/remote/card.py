@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from rollout_plugins.content.names import listed
+from rollout_plugins.remote.folders import Folder, HubFolder
 from rollout_plugins.store.read import StoredRun
+from rollout_plugins.store.schema import FIELDS
 
+_DATA = re.compile(r"(.*/|)(data|sessions)/([^/]+)/(?:.*/)?[^/]+\.(parquet|jsonl)")
 _MEANINGS = {
     "id": "of the rollout; the same in the run's folder and in every viewer",
     "step": "optimizer step that it trained",
@@ -44,13 +49,13 @@ calls, rewards and advantages.
 ```python
 from datasets import load_dataset
 
-rollouts = load_dataset("{repo}", split="{split}")
+rollouts = load_dataset("{repo}", "{config}", split="{split}")
 ```
 
-With the conversations in a viewer, or in SQL:
+{others}With the conversations in a viewer, or in SQL:
 
 ```bash
-rollouts pull hf://datasets/{repo} .
+rollouts pull hf://datasets/{path} .
 rollouts view {folder}
 rollouts sql {folder} 'select step, avg(reward) from rollouts group by step order by step'
 ```
@@ -61,30 +66,64 @@ rollouts sql {folder} 'select step, avg(reward) from rollouts group by step orde
 """
 
 
-def card(run: StoredRun, splits: Mapping[str, int], schema: pa.Schema, repo: str, chosen: Mapping[str, Any]) -> str:
-    """The text of README.md. `splits`: how many rollouts each has; `chosen`: the filters that selected them."""
-    columns = [[f"`{each.name}`", f"`{_kind(each.type)}`", _MEANINGS.get(each.name, "")] for each in schema]
+def publish(target: Folder, run: StoredRun, chosen: Mapping[str, Any]) -> None:
+    """Write the card of the dataset that a run was sent to, if it is one. `chosen`: the filters that selected it."""
+    root = target.repo_root if isinstance(target, HubFolder) else None
+    if root is not None:
+        folder = target.place.path.removeprefix(root.place.path).strip("/")
+        root.write("README.md", card(run, datasets(root.sizes()), folder, root.repo, chosen))
+
+
+def datasets(names: Iterable[str]) -> dict[str, dict[str, str]]:
+    """For each run's folder among files of these names, its splits and the files of each."""
+    found: dict[str, dict[str, str]] = {}
+    for match in filter(None, map(_DATA.fullmatch, sorted(names, reverse=True))):  # train is before eval
+        found.setdefault(match[1].rstrip("/"), {})[match[3]] = f"{match[1]}{match[2]}/{match[3]}/**/*.{match[4]}"
+    return found
+
+
+def card(
+    run: StoredRun, known: Mapping[str, Mapping[str, str]], folder: str, repo: str, chosen: Mapping[str, Any]
+) -> str:
+    """The text of README.md of a dataset in whose `folder` the run is, beside others."""
+    columns = [[f"`{name}`", f"`{_kind(kind)}`", _MEANINGS.get(name, "")] for name, kind in FIELDS]
+    others = [name for name in known if name != folder]
     return _TEXT.format(
-        front=_front(splits),
+        front=_front(known, folder),
         name=_plain(run.name),
         which=" chosen as below" if chosen else "",
-        facts=_table(["", ""], _facts(run, splits)),
+        facts=_table(["", ""], _facts(run, chosen)),
         chosen=_chosen(chosen),
+        others=f"Other runs here: {', '.join(map(_plain, others))}.\n\n" if others else "",
         repo=repo,
-        split=next(iter(splits), "train"),
-        folder=repo.rpartition("/")[2],
+        config=_config(folder),
+        split=next(iter(known.get(folder, ())), "train"),
+        path=f"{repo}/{folder}".rstrip("/"),
+        folder=folder.rpartition("/")[2] or repo.rpartition("/")[2],
         columns=_table(["column", "type", ""], columns),
     )
 
 
-def _front(splits: Mapping[str, int]) -> str:
-    files = [f"  - split: {name}\n    path: data/{name}/*.parquet" for name in splits]
+def _front(known: Mapping[str, Mapping[str, str]], newest: str) -> str:
+    """What the Hub and `load_dataset` read: a configuration for each run, that of the newest by default."""
     head = ["---", "pretty_name: Rollouts", "tags:", "- reinforcement-learning", "- rollouts", "- rollout-plugins"]
-    return "\n".join([*head, "configs:", "- config_name: default", "  data_files:", *files, "---", ""])
+    configs = ["configs:"] if known else []
+    for folder in sorted(known, key=lambda folder: folder != newest):
+        configs.append(f"- config_name: {json.dumps(_config(folder))}")
+        configs += ["  default: true"] * (folder == newest)
+        configs.append("  data_files:")
+        for split, files in known[folder].items():
+            configs += [f"  - split: {json.dumps(split)}", f"    path: {json.dumps(files)}"]
+    return "\n".join([*head, *configs, "---", ""])
 
 
-def _facts(run: StoredRun, splits: Mapping[str, int]) -> list[list[str]]:
-    info = run.info
+def _config(folder: str) -> str:
+    return re.sub(r"[^\w.-]", "-", folder) or "default"
+
+
+def _facts(run: StoredRun, chosen: Mapping[str, Any]) -> list[list[str]]:
+    info, is_live = run.info, not run.attempts or not run.attempts[-1]["ended"]
+    splits = {} if is_live else Counter(run.table(["split"], **(chosen or {"superseded": True}))["split"].to_pylist())
     facts = {
         "run": info.id,
         "trainer": info.trainer or info.host,

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from rollout_plugins.content.nodes import nodes_of
 from rollout_plugins.remote.folders import File, Folder, files_of
@@ -20,6 +21,7 @@ from rollout_plugins.store.compacted import joined
 from rollout_plugins.store.moved import moved
 
 _PART = re.compile(r"data/[^/]+/(\d+-\d+)-\d+\.(parquet|arrows)")
+_OF_A_RUN = re.compile(rf"(.*/|)(run(-\d+)?\.json|{_PART.pattern})")
 #: Rollouts come after the pictures in them, and the facts that count them last.
 _ORDER = ("media/", "data/", "annotations/", "")
 
@@ -41,11 +43,11 @@ class Copying:
         self._journals: dict[str, tuple[int, float]] = {}
 
     @classmethod
-    def beside(cls, source: Path, parent: Folder, attempt: int, rank: int, *, idle_seconds: float = 0.0) -> Copying:
+    def beside(cls, source: Path, parent: Folder, attempt: int, rank: int, **options: Any) -> Copying:
         """To the folder of the same name in `parent`, or to `<name>-2` where that is another run's, and so on."""
         number, name = 1, source.name
         while True:
-            copying = cls(source, parent.inside(name), idle_seconds=idle_seconds)
+            copying = cls(source, parent.inside(name), **options)
             if not copying.is_of_another_run(attempt, rank):
                 return copying
             number += 1
@@ -124,14 +126,15 @@ def _held(nodes: Iterable[Path]) -> Iterator[str]:
     return chain.from_iterable(chain.from_iterable(joined(node).values()) for node in nodes)
 
 
-def run_folder(names: Collection[str]) -> bool:
-    """Whether files of these names are a run."""
-    return any(name == "run.json" or _PART.fullmatch(name) or re.fullmatch(r"run-\d+\.json", name) for name in names)
+def run_folders(names: Iterable[str]) -> list[str]:
+    """The folders among files of these names that are runs; empty text for the folder that all are in."""
+    return sorted({found[1].rstrip("/") for name in names if (found := _OF_A_RUN.fullmatch(name))})
 
 
 def is_fixed(name: str) -> bool:
     """Whether a file of this name never changes."""
-    return name.startswith(("media/", "annotations/")) or (name.startswith("data/") and name.endswith(".parquet"))
+    is_part = name.startswith("data/") and name.endswith(".parquet")
+    return is_part or name.startswith(("media/", "annotations/", "sessions/"))
 
 
 def _rank(file: File) -> int:

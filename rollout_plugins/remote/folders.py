@@ -14,10 +14,10 @@ from uuid import uuid4
 
 from rollout_plugins.content.names import count
 from rollout_plugins.content.nodes import nodes_of
+from rollout_plugins.content.replacing import replace_file
 from rollout_plugins.engine.threads import own_thread
 from rollout_plugins.errors import RunError
 from rollout_plugins.remote.places import Place
-from rollout_plugins.store.write import replace_file
 
 #: Files that are on their way at the same time.
 AT_ONCE = 4
@@ -203,6 +203,11 @@ class HubFolder(Folder):
     def size(self, name: str) -> int | None:
         return self.sizes().get(name)
 
+    @property
+    def repo_root(self) -> HubFolder | None:
+        """All of the dataset, which has a card; None in a bucket."""
+        return None if self._is_bucket else HubFolder(Place("hf", f"datasets/{self.repo}"), private=self._private)
+
     def send(
         self, files: Sequence[File], sent: Callable[[File], object], failed: Callable[[File, Exception], object]
     ) -> None:
@@ -221,12 +226,19 @@ class HubFolder(Folder):
         named = [(str(file.path), f"{self._inside}/{file.name}".lstrip("/")) for file in files]
         if self._is_bucket:
             self._api.batch_bucket_files(self.repo, add=named)
-            return
+        else:
+            self._add(named)
+
+    def _add(self, named: Sequence[tuple[str | bytes, str]]) -> None:
         from huggingface_hub import CommitOperationAdd
 
-        added = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=path) for path, name in named]
+        added = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=content) for content, name in named]
         message = f"Add {named[0][1]}" if len(named) == 1 else f"Add {len(named)} files"
         self._api.create_commit(self.repo, added, repo_type="dataset", commit_message=message)
+
+    def write(self, name: str, text: str) -> None:
+        """A small file of the dataset."""
+        self._add([(text.encode(), f"{self._inside}/{name}".lstrip("/"))])
 
     def remove(self, name: str) -> None:
         path = f"{self._inside}/{name}".lstrip("/")

@@ -16,10 +16,12 @@ from rollout_hookspecs import Run, hookimpl
 from rollout_plugins.content.locks import lock, unlock
 from rollout_plugins.content.options import check, flag
 from rollout_plugins.engine.threads import own_thread
+from rollout_plugins.remote.card import publish
 from rollout_plugins.remote.copying import Copying, parts_to_spare
 from rollout_plugins.remote.folders import files_of, folder, total
 from rollout_plugins.remote.places import Place, place
 from rollout_plugins.store.moved import note_moved
+from rollout_plugins.store.read import StoredRun
 
 logger = logging.getLogger("rollout_plugins")
 
@@ -124,6 +126,7 @@ class Following:
         self._copying: Copying | None = None
         self._turn: IO[Any] | None = None
         self._why = ""
+        self._described: list[str] = []
         self._pause = self._wait = POLL_SECONDS
         self._ends = self._is_done = self._is_stopped = False
         self._changed = threading.Condition()
@@ -173,7 +176,7 @@ class Following:
 
     # --- its own thread -----------------------------------------------------------------------------------------
 
-    _is_last = False
+    _is_last = _is_complete = False
 
     def _follow(self) -> None:
         while not self._is_stopped:
@@ -201,6 +204,8 @@ class Following:
             waiting = self._copying.pending(everything=everything)
             done = self._copying.send(waiting) if waiting else True
             self._note(len(waiting), next(iter(self._copying.failed.values()), "") if not done else "")
+            if done:
+                self._describe(self._copying, is_last=everything)
             if done and self._budget is not None:
                 self._make_room(self._copying, self._budget)
         except Exception as error:  # the thread outlives whatever a filesystem raises
@@ -208,6 +213,13 @@ class Following:
             self._note(self.behind or 1, self._to.why(error))
             return False
         return done
+
+    def _describe(self, copying: Copying, *, is_last: bool) -> None:
+        """Where the place is a dataset of the Hub, its card: when there is something to load, and at the end."""
+        loadable = sorted({path.parent.name for path in self._folder.glob("data/*/*.parquet")})
+        if loadable != self._described or (is_last and not self._is_complete):
+            publish(copying.target, StoredRun(self._folder), {})
+            self._described, self._is_complete = loadable, is_last
 
     def _has_turn(self) -> bool:
         """Whether this process copies. The system gives another one its turn when it dies."""

@@ -10,11 +10,10 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from rollout_plugins.content.elsewhere import is_url
+from rollout_plugins.content.elsewhere import here, is_url
 from rollout_plugins.errors import MissingExtraError, SetupError, need
 
 #: By protocol, the package that fsspec needs for it and our extra that brings it.
@@ -109,8 +108,10 @@ class Place:
 def place(url: str | os.PathLike[str], what: str = "the URL") -> Place:
     """The place that a URL names, or a path of this machine; `what` it is called in errors. Nothing is opened."""
     text = os.fspath(url)
+    if not text:
+        raise SetupError(f"{what} is empty; give a URL, such as s3://bucket/runs, or a folder")
     if not is_url(text):
-        return Place("file", str(Path(text).absolute()))
+        return Place("file", str(here(text).absolute()))
     protocol, _, rest = text.partition(":")
     rest = rest.lstrip("/") if protocol not in _LOCAL else "/" + rest.lstrip("/")
     parts = urlsplit(text)

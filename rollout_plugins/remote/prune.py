@@ -15,12 +15,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from rollout_plugins.content.replacing import replace_file
 from rollout_plugins.errors import RunError
 from rollout_plugins.remote.folders import files_of
 from rollout_plugins.store.parts import find_parts
 from rollout_plugins.store.read import StoredRun
 from rollout_plugins.store.schema import HEAVY
-from rollout_plugins.store.write import ROW_GROUP, encodings, replace_file
+from rollout_plugins.store.write import ROW_GROUP, part_writer
 
 _MARK = b"rollout_plugins.pruned"
 #: What a pruned rollout still has of its text: that it was pruned.
@@ -75,14 +76,13 @@ def prune_part(
 
 def _write(file: pq.ParquetFile, target: Path, gone: pa.ChunkedArray, why: str) -> None:
     schema = file.schema_arrow.with_metadata({**(file.schema_arrow.metadata or {}), _MARK: why.encode()})
-    how = {"compression": "zstd", "compression_level": 1, **encodings(schema)}
     at = 0
-    with pq.ParquetWriter(target, schema, **how) as writer:
+    with part_writer(target, schema) as add:
         for batch in file.iter_batches(ROW_GROUP):
             table = pa.Table.from_batches([batch])
             mask = gone.slice(at, table.num_rows)
             at += table.num_rows
-            writer.write_table(_emptied(table, mask.combine_chunks(), why).cast(schema))
+            add(_emptied(table, mask.combine_chunks(), why).cast(schema))
 
 
 def _emptied(table: pa.Table, gone: pa.BooleanArray, why: str) -> pa.Table:

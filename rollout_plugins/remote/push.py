@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -9,56 +11,55 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
+import pyarrow.compute as pc
 
 from rollout_plugins.content.elsewhere import MARK
+from rollout_plugins.content.names import count
+from rollout_plugins.content.nodes import nodes_of
 from rollout_plugins.errors import RunError
-from rollout_plugins.remote.card import card
-from rollout_plugins.remote.copying import Copying, is_fixed, run_folder
-from rollout_plugins.remote.folders import File, Folder, files_of, folder, total
+from rollout_plugins.remote.card import publish
+from rollout_plugins.remote.copying import Copying, is_fixed, run_folders
+from rollout_plugins.remote.folders import File, Folder, HubFolder, files_of, folder, total
 from rollout_plugins.remote.places import Place, place
+from rollout_plugins.remote.sessions import write_sessions
 from rollout_plugins.store.parts import find_parts
 from rollout_plugins.store.read import StoredRun
+from rollout_plugins.store.run_facts import run_files
 from rollout_plugins.store.write import SEAL_BYTES, read_journal, write_parquet
 
 Progress = Callable[[str, int, int], object]
+#: Files that a folder of the Hub may have, about.
+MOST_SESSIONS = 10_000
 
 
-def push(run: StoredRun, url: str, chosen: Mapping[str, Any], *, public: bool, progress: Progress) -> str:
-    """Send a run; returns where it is. To the Hub as a dataset with a card, elsewhere as it is."""
+def push(
+    run: StoredRun, url: str, chosen: Mapping[str, Any], *, public: bool, sessions: bool, progress: Progress
+) -> str:
+    """Send a run, or those of its rollouts that are chosen; returns where it is. On the Hub it gets a card."""
     check_here(run)
     to = place(url)
     target = folder(to, private=not public)
-    is_dataset = to.protocol == "hf" and to.path.startswith("datasets/") and to.path.count("/") == 2
-    if chosen and not is_dataset:
-        raise RunError(
-            f"{to.url} gets the whole run; filters are for datasets on the Hub, hf://datasets/OWNER/NAME: "
-            "write a file with `rollouts export` instead"
-        )
-    with _explained(to):
+    with _explained(to), tempfile.TemporaryDirectory(prefix="rollouts-push-") as made:
         target.prepare()
-        if is_dataset:
-            _push_dataset(run, target, chosen, progress)
-            return to.url
-        copying = Copying.beside(run.dir, target, *_last(run))
+        staged = _staged(run, Path(made), chosen, sessions=sessions)
+        is_whole = not chosen and not sessions
+        first = run.dir if is_whole else staged
+        copying = Copying.beside(first, target, *_last(run), journals=not is_whole or not _has_card(target))
         _send(copying, to, progress)
+        if is_whole and _has_card(target):  # a dataset has Parquet files alone
+            _send(Copying(staged, copying.target, journals=False), to, progress)
+        publish(copying.target, run, chosen)
     return copying.target.place.url
 
 
 def check_here(run: StoredRun) -> None:
     """Raise when only what was looked at of a run is on this machine."""
-    if (run.dir / MARK).exists():
+    if any((node / MARK).exists() for node in nodes_of(run.dir)):
         raise RunError(f"{run.name} is not on this machine: fetch it with `rollouts pull`, and give that folder")
 
 
-def _push_dataset(run: StoredRun, target: Folder, chosen: Mapping[str, Any], progress: Progress) -> None:
-    to = target.place
-    with _staged(run, to.path.removeprefix("datasets/"), chosen) as folders:
-        found = [Copying(source, target, journals=False) for source in folders]
-        if any(copying.differs() for copying in found):
-            raise RunError(f"{to.url} has another run, or other rollouts of this one; give another name")
-        for copying in found:
-            _send(copying, to, progress)
+def _has_card(target: Folder) -> bool:
+    return isinstance(target, HubFolder) and target.repo_root is not None
 
 
 @contextmanager
@@ -91,38 +92,45 @@ def _send(copying: Copying, to: Place, progress: Progress) -> None:
         raise RunError(f"{to.url}: {left} could not be sent: {why}; say it again to go on")
 
 
-@contextmanager
-def _staged(run: StoredRun, repo: str, chosen: Mapping[str, Any]) -> Iterator[list[Path]]:
-    """The folders whose files make up the dataset: the run's own, where it is taken whole, and what is made for it."""
-    with tempfile.TemporaryDirectory(prefix="rollouts-push-") as made:
-        staging = Path(made)
-        if chosen:
-            _write_chosen(run, staging, chosen)
-        else:
-            _write_journals(run, staging)
-        parts = [part.path for source in (staging, *([] if chosen else [run.dir])) for part in find_parts(source)]
-        parts = [path for path in parts if path.suffix == ".parquet"]
-        if not parts:
-            raise RunError(f"no rollout of {run.dir} matches, so there is nothing to push")
-        rows: dict[str, int] = {}
-        for path in sorted(parts, key=lambda path: path.parent.name != "train"):
-            rows[path.parent.name] = rows.get(path.parent.name, 0) + pq.read_metadata(path).num_rows
-        text = card(run, rows, pq.read_schema(parts[0]), repo, chosen)
-        (staging / "README.md").write_text(text, encoding="utf-8")
-        yield [staging] if chosen else [run.dir, staging]
+def _staged(run: StoredRun, made: Path, chosen: Mapping[str, Any], *, sessions: bool) -> Path:
+    """What is made to be sent: the journals of a whole run as Parquet files, else all there is."""
+    digest = hashlib.sha256(json.dumps(chosen, sort_keys=True, default=str).encode()).hexdigest()[:6]
+    names = [run.dir.name, "sessions" if sessions else "", f"chosen-{digest}" if chosen else ""]
+    staging = made / "-".join(filter(None, names))
+    staging.mkdir()
+    if sessions:
+        _write_sessions(run, staging, chosen)
+    elif chosen:
+        _write_chosen(run, staging, chosen)
+    else:
+        _write_journals(run, staging)
+    return staging
+
+
+def _write_sessions(run: StoredRun, staging: Path, chosen: Mapping[str, Any]) -> None:
+    wanted = run.count(**chosen)
+    if not 0 < wanted <= MOST_SESSIONS:
+        raise RunError(
+            f"{count(wanted, 'rollout')} would be a file each, and the Hub takes 1 to {MOST_SESSIONS:,}; "
+            "choose some with --where, --step or --limit"
+        )
+    write_sessions(run.info, run.rollouts(**chosen), staging)
 
 
 def _write_chosen(run: StoredRun, staging: Path, chosen: Mapping[str, Any]) -> None:
     """The rollouts that were asked for, in files like those of a run, with the pictures in them."""
-    for path in run.dir.glob("run*.json"):
-        (staging / path.name).write_bytes(path.read_bytes())
+    if not run.count(**chosen):
+        raise RunError(f"no rollout of {run.place} matches, so there is nothing to push")
+    for path in run_files(run.dir):
+        facts = json.loads(path.read_bytes())
+        for attempt in facts.get("attempts", ()):
+            attempt.pop("rollouts", None)  # or those that were not chosen would be missed
+        (staging / path.name).write_text(json.dumps({**facts, "chosen": dict(chosen)}, default=str), encoding="utf-8")
     for split in run.values("split"):
-        if chosen.get("split", split) != split:
-            continue
         target = staging / "data" / str(split)
         target.mkdir(parents=True)
-        tables = run.tables(None, **{**chosen, "split": split})
-        for number, some in enumerate(_in_parts(tables)):
+        tables = (table.filter(pc.equal(table["split"], split)) for table in run.tables(None, **chosen))
+        for number, some in enumerate(_in_parts(table for table in tables if table.num_rows)):
             write_parquet(target / f"001-00000-{number:06d}.parquet", some)
             _take_media(run, staging, some)
 
@@ -142,16 +150,16 @@ def _take_media(run: StoredRun, staging: Path, tables: list[pa.Table]) -> None:
     for table in tables:
         for images in table["images"].to_pylist():
             for path in (image["path"] for image in images or () if image["path"]):
-                with suppress(OSError):
-                    (staging / path).parent.mkdir(parents=True, exist_ok=True)
-                    (staging / path).write_bytes((run.dir / path).read_bytes())
+                for node in nodes_of(run.dir):
+                    with suppress(OSError):
+                        (staging / path).parent.mkdir(parents=True, exist_ok=True)
+                        (staging / path).write_bytes((node / path).read_bytes())
 
 
 def _write_journals(run: StoredRun, staging: Path) -> None:
-    """A dataset has Parquet files alone."""
     for part in find_parts(run.dir):
         if part.is_journal and (table := read_journal(part.path)).num_rows:
-            target = staging / part.path.relative_to(run.dir).with_suffix(".parquet")
+            target = (staging / part.name).with_suffix(".parquet")
             target.parent.mkdir(parents=True, exist_ok=True)
             write_parquet(target, [table])
 
@@ -159,17 +167,29 @@ def _write_journals(run: StoredRun, staging: Path) -> None:
 def pull(url: str, parent: Path, *, progress: Progress) -> tuple[Path, int]:
     """Fetch a run into a folder of its name; returns that, and how many files came."""
     source = place(url)
-    target = parent / source.path.rpartition("/")[2]
-    is_origin = any((target / name).exists() for name in (".mirror", ".moved.json"))
     there = folder(source)
     with _explained(source):
         sizes = there.sizes()
-        if not run_folder(sizes):
-            raise RunError(f"{source.url} is not a run: no run.json and no data; give the URL of a run's folder")
+        name = _one_run(source, run_folders(sizes))
+        if name:
+            there = there.inside(name)
+            sizes = {path[len(name) + 1 :]: size for path, size in sizes.items() if path.startswith(f"{name}/")}
+        target = parent / there.place.path.rpartition("/")[2]
+        is_origin = any((target / name).exists() for name in (".mirror", ".moved.json"))
         here = {file.name: file.size for file in files_of(target)}
         wanted = {name: size for name, size in sizes.items() if not _has(name, size, here, is_origin=is_origin)}
         _fetch(there, target, wanted, progress)
     return target, len(wanted)
+
+
+def _one_run(source: Place, found: list[str]) -> str:
+    """The folder of the only run that is there; empty where it is the place itself."""
+    if not found:
+        raise RunError(f"{source.url} is not a run: no run.json and no data; give the URL of a run's folder")
+    if len(found) > 1 and "" not in found:
+        named = ", ".join(found[:5]) + (" and more" if len(found) > 5 else "")
+        raise RunError(f"{source.url} has {len(found):,} runs, {named}; give the URL of one: {source.url}/{found[0]}")
+    return "" if "" in found else found[0]
 
 
 def _has(name: str, size: int, here: Mapping[str, int], *, is_origin: bool) -> bool:
@@ -186,4 +206,4 @@ def _fetch(there: Folder, target: Path, wanted: Mapping[str, int], progress: Pro
             raise RunError(f"{there.place.url} has a file named {name!r}, which no run has")
         there.fetch(name, target / name)
         done += wanted[name]
-        progress(f"fetching {len(wanted):,} files", done, whole)
+        progress(f"fetching {count(len(wanted), 'file')}", done, whole)

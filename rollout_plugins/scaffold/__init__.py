@@ -55,7 +55,7 @@ def new_plugin(name: str, hooks: Sequence[str] = ("on_rollout",), folder: Path |
         "plugin": plugin,
         "kind": "".join(part.title() for part in plugin.split("_")),
         "version": ".".join(__version__.split(".")[:2]),
-        "hooks": " and ".join(f"`{hook}`" for hook in chosen),
+        "hooks": " and ".join(filter(None, [", ".join(f"`{hook}`" for hook in chosen[:-1]), f"`{chosen[-1]}`"])),
     }
     snippets = [SNIPPETS[hook] for hook in chosen]
     files = {

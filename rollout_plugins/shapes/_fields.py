@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from typing import Any, get_args
 
@@ -11,6 +10,7 @@ from rollout_hookspecs._records import Finish
 
 from rollout_plugins.content import incoming
 from rollout_plugins.content.messages import as_messages
+from rollout_plugins.content.numbers import finite, real
 
 FINISHES: dict[str, Finish] = {name: name for name in get_args(Finish)} | {"tool_calls": "stop"}
 
@@ -20,19 +20,14 @@ def finish_of(reason: Any) -> Finish:
     return FINISHES.get(str(reason), "unknown")
 
 
-def number(value: Any) -> float | None:
-    """A float for a number, NaN included; None for anything else."""
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-
-
 def whole_or_none(value: Any) -> int | None:
     """A whole number; None for what is not a number."""
-    return None if number(value) is None else whole(value)
+    return None if real(value) is None else whole(value)
 
 
 def whole(value: Any, default: int = 0) -> int:
-    real = number(value)
-    return int(real) if real is not None and math.isfinite(real) else default
+    known = finite(value)
+    return default if known is None else int(known)
 
 
 def dict_in(row: Mapping[str, Any], name: str) -> dict[str, Any]:

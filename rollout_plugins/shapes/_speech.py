@@ -18,7 +18,7 @@ _copies: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 def decoder(tokenizer: Any) -> Decode:
-    """A function from ids to text for the worker thread: tokenizers object when two threads use one at a time."""
+    """A function from ids to text for the worker thread: tokenizers raise when two threads use one at once."""
     if hasattr(tokenizer, "decode"):
         return _own_copy(tokenizer).decode  # type: ignore[no-any-return]
     if callable(tokenizer):

@@ -21,7 +21,7 @@ from typing import Any
 
 from rollout_hookspecs import Run
 
-from rollout_plugins.content.incoming import Lost, Unplaced, placed
+from rollout_plugins.content.incoming import Lost, Unplaced, sort, unsorted
 from rollout_plugins.content.names import BatchNames, listed
 from rollout_plugins.errors import RunError
 from rollout_plugins.store.write import RunWriter
@@ -67,7 +67,7 @@ def import_rollouts(
     progress: called with what is being done, how much of it is, and of how much (0: not known yet).
     """
     if format_name not in FORMATS:
-        raise RunError(f"no format {format_name!r}; the formats are {', '.join(FORMATS)}")
+        raise RunError(f"{format_name!r} is not a format; the formats are {', '.join(FORMATS)}")
     source = Path(path)
     if not source.exists():
         raise RunError(f"{source} does not exist; give the file or the folder that {format_name} wrote")
@@ -158,7 +158,9 @@ def _write(generations: Iterator[list[Unplaced]], run: Run, report: Report) -> N
         number = numbers[split]
         numbers[split] += 1
         name = names.name(run, split, step)
-        rows = [replace(r, id=f"{name}.0.{r.index}", run_id=run.id, generation=number) for r in placed(batch)]
+        rows = sort(unsorted(batch))
+        ids = [f"{name}.0.{index}" for index in rows["index"]]
+        rows.put(id=ids, run_id=[run.id] * len(ids), generation=[number] * len(ids))
         writer.write(split, rows)
         report.rollouts += len(rows)
     if writer is None:

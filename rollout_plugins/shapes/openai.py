@@ -11,8 +11,9 @@ from rollout_hookspecs import Rollout
 
 from rollout_plugins.content.incoming import Lost, Unplaced
 from rollout_plugins.content.messages import role_of
+from rollout_plugins.content.numbers import real
 from rollout_plugins.content.rewards import given, scores
-from rollout_plugins.shapes._fields import FINISHES, dict_in, finish_of, number, spoken, whole, whole_or_none
+from rollout_plugins.shapes._fields import FINISHES, dict_in, finish_of, spoken, whole, whole_or_none
 from rollout_plugins.shapes._files import each_row, find
 
 NAME = "OpenAI messages"
@@ -65,7 +66,7 @@ def _said(row: dict[str, Any]) -> set[str]:
     """What the rollout's own fields say of a line; the rest becomes columns."""
     talk = {"messages"} if isinstance(row.get("messages"), list) else _TALK - {"messages"}
     said = {*_OWN, *talk, "rewards"} | ({"score"} if "reward" not in row else set())
-    step = number(row.get("step"))
+    step = real(row.get("step"))
     if row.get("step") is None or (step is not None and step == whole(step)):
         said.add("step")
     if row.get("split") in (None, "train", "eval"):

@@ -11,10 +11,11 @@ from typing import Any
 from rollout_hookspecs import Rollout
 
 from rollout_plugins.content.incoming import REJECTED, UNREADABLE, Held, Incoming, Lost, Unplaced, Wanted, held
+from rollout_plugins.content.numbers import real
 from rollout_plugins.content.rewards import given
 from rollout_plugins.content.snapshot import Snapshot
 from rollout_plugins.errors import SetupError
-from rollout_plugins.shapes._fields import dict_in, finish_of, list_in, messages, number, spoken, whole, whole_or_none
+from rollout_plugins.shapes._fields import dict_in, finish_of, list_in, messages, spoken, whole, whole_or_none
 from rollout_plugins.shapes._files import each_row, find
 from rollout_plugins.shapes._speech import Decode, Speech, decoder
 
@@ -232,7 +233,7 @@ def _total(rewards: Sequence[Any]) -> Any:
 
 def _sum(steps: list[dict[str, Any]], name: str) -> int | None:
     """A number of the steps added up; None when one does not have it."""
-    numbers = [number(step.get(name)) for step in steps]
+    numbers = [real(step.get(name)) for step in steps]
     return sum(map(whole, numbers)) if numbers and None not in numbers else None
 
 

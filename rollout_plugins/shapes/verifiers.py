@@ -11,8 +11,9 @@ from rollout_hookspecs import Rollout, Tokens
 from rollout_hookspecs._records import Finish
 
 from rollout_plugins.content.incoming import Lost, Unplaced, each
+from rollout_plugins.content.numbers import real
 from rollout_plugins.content.rewards import given, scores
-from rollout_plugins.shapes._fields import dict_in, list_in, number, spoken, whole, whole_or_none
+from rollout_plugins.shapes._fields import dict_in, list_in, spoken, whole, whole_or_none
 from rollout_plugins.shapes._files import BROKEN, find, json_lines
 
 NAME = "verifiers"
@@ -130,7 +131,7 @@ def _trace(trace: dict[str, Any], nodes: list[dict[str, Any]], task: dict[str, A
 
 
 def _total(rewarded: Mapping[str, Any], scored: Mapping[str, Any]) -> Any:
-    """The weighted sum; a score that is none counts nothing. One that cannot be counted stands for the sum."""
+    """The weighted sum; a score of None counts as nothing. One that cannot be counted stands for the sum."""
     total = 0.0
     for name, score in scored.items():
         weight = given(rewarded[name].get("weight")) if isinstance(rewarded[name], dict) else None
@@ -144,7 +145,7 @@ def _total(rewarded: Mapping[str, Any], scored: Mapping[str, Any]) -> Any:
 def _advantage(nodes: Sequence[dict[str, Any]]) -> float | None:
     """The one advantage of all sampled tokens; None where tokens were credited differently, or not at all."""
     given = {value for node in nodes for value in list_in(node, "advantages")}
-    return number(given.pop()) if len(given) == 1 else None
+    return real(given.pop()) if len(given) == 1 else None
 
 
 def _tokens(nodes: Sequence[dict[str, Any]], first: int) -> Tokens | None:

@@ -10,7 +10,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from rollout_plugins.content.messages import field_of
-from rollout_plugins.show.text import finite, number, one_line
+from rollout_plugins.content.numbers import finite
+from rollout_plugins.show.text import number, one_line
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 #: Columns of one step where there are few.

@@ -47,6 +47,11 @@ def times(count: int) -> str:
     return f"×{count}" if count > 1 else ""
 
 
+def variety(different: int, total: int) -> str:
+    """How many kinds there are among all; nothing where each is of its own."""
+    return "" if different == total else "all the same" if different == 1 else f"{different} different"
+
+
 def parting(one: Conversation, other: Conversation) -> int | None:
     """The first turn in which two conversations differ; None when they are equal."""
     for place, turns in enumerate(zip_longest(one.turns, other.turns)):

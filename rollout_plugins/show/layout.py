@@ -190,17 +190,21 @@ def _all_pieces(view: Conversation, layout: Layout) -> tuple[list[Piece], bool]:
 
 
 def _turn_pieces(place: int, turn: Turn, layout: Layout) -> Iterator[Piece]:
-    thought, said = split_thought(turn.content)
-    if turn.reasoning:
-        yield layout.text(place, turn.role, turn.reasoning.strip("\n"), "dim italic", kind="thought")
-    if thought:
+    thoughts, said = spoken(turn)
+    for thought in thoughts:
         yield layout.text(place, turn.role, thought, "dim italic", kind="thought")
-    if said.strip():
-        yield layout.text(place, turn.role, said.strip("\n"))
-    elif not (turn.reasoning or thought or turn.calls):
+    if said:
+        yield layout.text(place, turn.role, said)
+    elif not (thoughts or turn.calls):
         yield layout.text(place, turn.role, "(empty)", "dim")
     for call in _calls(turn.calls, layout.lines):
         yield _call_piece(place, turn.role, call, layout)
+
+
+def spoken(turn: Turn) -> tuple[list[str], str]:
+    """What a turn reasons, in a key of its own or in the text itself, and what it says."""
+    thought, said = split_thought(turn.content)
+    return [text for text in (turn.reasoning.strip("\n"), thought) if text], said.strip("\n") if said.strip() else ""
 
 
 def split_thought(content: Any) -> tuple[str, str]:
@@ -232,14 +236,19 @@ def _call_piece(place: int, role: str, call: ToolCall, layout: Layout) -> Piece:
 
 
 def _signature(call: ToolCall, layout: Layout) -> Text:
-    try:
-        raw = call_text(call)
-    except Exception:  # arguments that break when they are read: the call is shown all the same
-        raw = f"{readable(call.name)}({readable(call.arguments)})"
+    raw = asked_text(call)
     asked = clean(raw if layout.lines is None else shorten(raw, max(3 * layout.body, 40)))
     asked = asked.replace("\n", "␊")
     name, bracket, rest = asked.partition("(")
     return Text.assemble((name, "bold cyan"), (bracket + rest, "cyan"))
+
+
+def asked_text(call: ToolCall) -> str:
+    """The call as a person would write it; also one whose arguments break when they are read."""
+    try:
+        return call_text(call)
+    except Exception:
+        return f"{readable(call.name)}({readable(call.arguments)})"
 
 
 def outcome_of(call: ToolCall) -> tuple[str, str]:

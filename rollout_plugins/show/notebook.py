@@ -10,11 +10,11 @@ from typing import Any
 from rollout_hookspecs import Rollout, Run, ToolCall
 
 from rollout_plugins.content.elsewhere import place_of
-from rollout_plugins.content.messages import call_text, completion_text, question_text
+from rollout_plugins.content.messages import completion_text, question_text
 from rollout_plugins.content.names import count, run_name
 from rollout_plugins.show.chart import sparkline, training
 from rollout_plugins.show.conversation import Turn, conversation
-from rollout_plugins.show.layout import outcome_of, split_thought
+from rollout_plugins.show.layout import asked_text, outcome_of, spoken
 from rollout_plugins.show.render import facts, place
 from rollout_plugins.show.text import clean, evenly, number, one_line, readable, shorten
 
@@ -39,21 +39,16 @@ def rollout_html(rollout: Rollout) -> str:
 
 
 def _turn(turn: Turn) -> str:
-    thought, said = split_thought(turn.content)
-    parts = [_text(text, _DIM) for text in (turn.reasoning, thought) if text.strip()]
-    parts += [_text(said)] if said.strip() else []
+    thoughts, said = spoken(turn)
+    parts = [*(_text(thought, _DIM) for thought in thoughts), *([_text(said)] if said else [])]
     parts += [part for call in turn.calls for part in _call(call)]
     style = f"border-left:3px solid {_LEFT.get(turn.role, '#888')};padding-left:12px;margin:10px 0"
     return f'<div style="{style}"><b>{escape(one_line(turn.role, 40))}</b>{"".join(parts)}</div>'
 
 
 def _call(call: ToolCall) -> Iterable[str]:
-    try:
-        asked = call_text(call)
-    except Exception:  # arguments that break when they are read
-        asked = f"{readable(call.name)}(…)"
     outcome, style = outcome_of(call)
-    yield _text(asked, _FIXED)
+    yield _text(asked_text(call), _FIXED)
     if outcome:
         yield _text(f"→ {outcome}", _FIXED + _OUTCOME.get(style, _DIM))
 

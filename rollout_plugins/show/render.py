@@ -7,7 +7,7 @@ Takes a `Rollout` or a `Trace`, reads nothing else, never raises, and never need
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
@@ -17,11 +17,12 @@ from rich.text import Text
 from rollout_hookspecs import Rollout, Trace
 
 from rollout_plugins.content.names import count
+from rollout_plugins.content.numbers import finite
 from rollout_plugins.show.chart import sparkline
-from rollout_plugins.show.compare import alike, shared, times
+from rollout_plugins.show.compare import alike, shared, times, variety
 from rollout_plugins.show.conversation import Conversation, Turn, conversation, status_of
 from rollout_plugins.show.layout import Layout, body_rows, fill
-from rollout_plugins.show.text import evenly, finite, number, one_line, rank, signed, tone
+from rollout_plugins.show.text import evenly, number, one_line, rank, signed, tone
 
 Source = Rollout | Trace | Conversation
 _COLUMN = 30
@@ -58,11 +59,16 @@ def render_rollouts(sources: Sequence[tuple[str, Source]], *, width: int = 80, m
 
 
 def _rollout_rows(source: Source, title: str, width: int, max_lines: int | None) -> list[Text]:
-    try:
-        rows = _rows(conversation(source), title, width, max_lines)
-    except Exception as error:  # last resort, whatever a model or a plugin came up with
-        rows = [Text(f"{title} this rollout could not be shown: {type(error).__name__}".strip(), style="red")]
+    rows = _made(f"{title} this rollout".strip(), lambda: _rows(conversation(source), title, width, max_lines))
     return rows if max_lines is None else rows[: max(max_lines, 0)]
+
+
+def _made(what: str, make: Callable[[], list[Text]]) -> list[Text]:
+    """The rows, or one that says why there are none, whatever a model or a plugin came up with."""
+    try:
+        return make()
+    except Exception as error:
+        return [Text(f"{what} could not be shown: {type(error).__name__}", style="red")]
 
 
 def render_group(sources: Sequence[Source], *, width: int = 80, max_lines: int | None = 24) -> Group:
@@ -70,20 +76,15 @@ def render_group(sources: Sequence[Source], *, width: int = 80, max_lines: int |
 
     If they do not all fit, the best, the worst and some in between are shown, and the summary says how many there are.
     """
-    try:
-        rows = _group_rows([conversation(source) for source in sources], max(width, 1), max_lines)
-    except Exception as error:  # as in `_rollout_rows`
-        rows = [Text(f"this group could not be shown: {type(error).__name__}", style="red")]
+    rows = _made("this group", lambda: _group_rows(list(map(conversation, sources)), max(width, 1), max_lines))
     return _group(rows if max_lines is None else rows[: max(max_lines, 0)], width)
 
 
 def render_history(sources: Sequence[Source], *, width: int = 80) -> Group:
     """Answers to one prompt, step by step: the prompt once, and each answer where it is given first."""
-    try:
-        rows = _history_rows([conversation(source) for source in sources], max(width, 1))
-    except Exception as error:  # as in `_rollout_rows`
-        rows = [Text(f"these answers could not be shown: {type(error).__name__}", style="red")]
-    return _group(rows, width)
+    return _group(
+        _made("these answers", lambda: _history_rows(list(map(conversation, sources)), max(width, 1))), width
+    )
 
 
 def _history_rows(views: Sequence[Conversation], width: int) -> list[Text]:
@@ -227,7 +228,7 @@ def _rest(view: Conversation, common: int, *, place: bool = False) -> Conversati
 def _summary(views: Sequence[Conversation], shown: int, different: int, width: int) -> Text:
     first = views[0]
     left = Text("  ".join(place(replace(first, index=None))), style="bold")
-    some = f"{different} different" if different < len(views) else ""
+    some = variety(different, len(views))
     some += f"{', ' * bool(some)}{shown} of them shown" if shown < different else ""
     left = Text.assemble(left, f"  {count(len(views), 'answer')}{', ' * bool(some)}{some}")
     rewards = [view.reward for view in views]

@@ -11,11 +11,11 @@ from rich.style import Style
 from rollout_hookspecs import Image, Panel, ToolCall
 
 from rollout_plugins.content.imaging import file_of
-from rollout_plugins.content.messages import arguments_of, call_text
+from rollout_plugins.content.messages import arguments_of
 from rollout_plugins.show.blocks import Block, Spans, cells_of, clean_spans
 from rollout_plugins.show.conversation import Conversation, Turn, status_of
 from rollout_plugins.show.images import picture
-from rollout_plugins.show.layout import content_text, image_of, outcome_of, split_thought
+from rollout_plugins.show.layout import asked_text, content_text, image_of, outcome_of, spoken
 from rollout_plugins.show.render import header
 from rollout_plugins.show.text import brief, clean, duration, local_time, number, one_line, readable
 
@@ -109,17 +109,16 @@ def _made(view: Conversation) -> Iterator[tuple[str, Any]]:
 
 
 def _turn(place: int, turn: Turn, folder: Path, replaced: set[int | None]) -> Iterator[Block]:
-    thought, text = split_thought(turn.content)
-    for reasoning in filter(None, (turn.reasoning.strip("\n"), thought)):
-        spans = clean_spans(reasoning, "dim italic")
+    thoughts, text = spoken(turn)
+    for thought in thoughts:
+        spans = clean_spans(thought, "dim italic")
         yield Block("reasoning", spans, label=turn.role, turn=place, least=LEAST["reasoning"])
-    text = text.strip("\n")
-    if text.strip():
+    if text:
         block = Block(turn.role, clean_spans(text), label=turn.role, turn=place, least=LEAST.get(turn.role))
         if turn.place is not None and turn.place in replaced:
             block.least, block.short = 1, "shown below by a plugin; unfold to see it as it was"
         yield block
-    elif not (thought or turn.reasoning or turn.calls):
+    elif not (thoughts or turn.calls):
         yield Block(turn.role, (("(empty)", "dim"),), label=turn.role, turn=place)
     yield from _images(turn.content, folder, place)
     for call in turn.calls:
@@ -150,10 +149,9 @@ def _asked(call: ToolCall) -> Spans:
                 spans.append((f"\n  {one_line(key, 60)}=", "cyan"))
                 spans.append((split + shown.replace("\n", "\n    "), ""))
             return [*spans, ("\n)", "bold cyan")]
-        raw = call_text(call)
-    except Exception:  # arguments that break when they are read: the call is shown all the same
-        raw = f"{readable(call.name)}({readable(call.arguments)})"
-    name, bracket, rest = clean(raw).partition("(")
+    except Exception:  # noqa: S110 - arguments that break when they are read: the call is shown all the same
+        pass
+    name, bracket, rest = clean(asked_text(call)).partition("(")
     return [(name, "bold cyan"), (bracket + rest, "cyan")]
 
 

@@ -10,10 +10,10 @@ import math
 import re
 from collections.abc import Sequence
 from datetime import datetime
-from numbers import Real
 from typing import Any, NamedTuple, TypeVar
 
 from rollout_plugins.content.messages import text_of
+from rollout_plugins.content.numbers import finite, real
 from rollout_plugins.content.plain import UNSAFE
 
 T = TypeVar("T")
@@ -93,14 +93,14 @@ def number(value: Any) -> str:
         return MISSING
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**9:
         return f"{value:,}"
-    real = _real(value)
-    if real is None:
+    known = real(value)
+    if known is None:
         return one_line(value, 12)
-    if not math.isfinite(real):
-        return str(real)
-    if real and not 1e-3 <= abs(real) < 1e6:
-        return f"{real:.3g}"
-    whole, _, decimals = f"{real:,.3f}".partition(".")
+    if not math.isfinite(known):
+        return str(known)
+    if known and not 1e-3 <= abs(known) < 1e6:
+        return f"{known:.3g}"
+    whole, _, decimals = f"{known:,.3f}".partition(".")
     return f"{whole}.{decimals.rstrip('0') or '0'}"
 
 
@@ -112,35 +112,20 @@ def brief(value: Any, chars: int = 80) -> str:
 def signed(value: Any) -> str:
     """An advantage: like `number`, with a plus sign if it is positive."""
     text = number(value)
-    real = finite(value)
-    return f"+{text}" if real is not None and real > 0 else text
+    known = finite(value)
+    return f"+{text}" if known is not None and known > 0 else text
 
 
 def tone(value: Any) -> str:
     """The style of an advantage or a change."""
-    real = finite(value) or 0.0
-    return "green" if real > 0 else "red" if real < 0 else ""
+    known = finite(value) or 0.0
+    return "green" if known > 0 else "red" if known < 0 else ""
 
 
 def rank(reward: Any) -> float:
     """What a reward is sorted by; one that is missing or not finite is below all others."""
-    real = finite(reward)
-    return -math.inf if real is None else real
-
-
-def finite(value: Any) -> float | None:
-    """The value as a float to compare or draw; None when it is not a finite number."""
-    real = _real(value)
-    return real if real is not None and math.isfinite(real) else None
-
-
-def _real(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, Real):
-        return None
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
+    known = finite(reward)
+    return -math.inf if known is None else known
 
 
 def local_time(seconds: Any) -> str:
@@ -153,14 +138,14 @@ def local_time(seconds: Any) -> str:
 
 def duration(seconds: Any) -> str:
     """12 ms, 1.3 s, 2 min 5 s; empty when it was not observed."""
-    real = finite(seconds)
-    if real is None or real < 0:
+    known = finite(seconds)
+    if known is None or known < 0:
         return ""
-    if real < 0.001:
+    if known < 0.001:
         return "<1 ms"
-    if real < 0.9995:
-        return f"{real * 1000:.0f} ms"
-    if real < 59.95:
-        return f"{real:.1f} s"
-    minutes, rest = divmod(round(real), 60)
+    if known < 0.9995:
+        return f"{known * 1000:.0f} ms"
+    if known < 59.95:
+        return f"{known:.1f} s"
+    minutes, rest = divmod(round(known), 60)
     return f"{minutes:,} min {rest} s"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_args
@@ -13,6 +13,7 @@ from rollout_hookspecs import Image, Scope, Step, Trace
 
 from rollout_plugins.content.imaging import small_copy
 from rollout_plugins.content.messages import call_text, calls_of, reasoning_of, text_of
+from rollout_plugins.content.numbers import real
 
 SCOPES = get_args(Scope)
 logger = logging.getLogger("rollout_plugins")
@@ -25,6 +26,17 @@ def meant_for(scope: Scope, traces: Sequence[Trace], step: Step) -> Sequence[Tra
     return [trace for trace in traces if trace.metadata.get("rank", step.rank) == step.rank]
 
 
+def without_images(value: Any, shown: Callable[[Image], Any]) -> Any:
+    """The value with each image record in it as `shown` has it."""
+    if isinstance(value, Image):
+        return shown(value)
+    if isinstance(value, Mapping):
+        return {key: without_images(item, shown) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_images(item, shown) for item in value]
+    return value
+
+
 def image_words(image: Image) -> str:
     """What to show instead of an image whose pixels are not there."""
     why = image.note or ("file is missing" if image.path else "pixels were not kept")
@@ -33,9 +45,7 @@ def image_words(image: Image) -> str:
 
 def number(value: object) -> float | None:
     """A number again, where plain JSON had to spell it."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
-    return float(value) if isinstance(value, str) and value in {"NaN", "Infinity", "-Infinity"} else None
+    return float(value) if isinstance(value, str) and value in {"NaN", "Infinity", "-Infinity"} else real(value)
 
 
 def reward_words(facts: Mapping[str, Any]) -> str:

@@ -11,10 +11,10 @@ from rich.console import Console
 from rollout_hookspecs import Step, Trace, hookimpl
 
 from rollout_plugins.content.messages import field_of
+from rollout_plugins.content.numbers import finite
 from rollout_plugins.content.options import check, flag, whole
 from rollout_plugins.content.plain import json_text, plain
 from rollout_plugins.show.render import render_group, render_rollouts
-from rollout_plugins.show.text import finite
 from rollout_plugins.sinks._stream import CLEARED, bars_shown, write_json, write_text
 
 if TYPE_CHECKING:

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import IO, Any
 
 import orjson
-from rollout_hookspecs import Run, Scope, Step, Trace, hookimpl
+from rollout_hookspecs import Image, Run, Scope, Step, Trace, hookimpl
 
 from rollout_plugins.content.locks import locked
 from rollout_plugins.content.messages import role_of
 from rollout_plugins.content.options import check, one_of, whole
-from rollout_plugins.content.trace import images_in, prompt_and_completion, shape_each
+from rollout_plugins.content.trace import prompt_and_completion, shape_each
 from rollout_plugins.errors import SetupError
-from rollout_plugins.sinks._common import SCOPES, meant_for, spoken, under
+from rollout_plugins.sinks._common import SCOPES, meant_for, spoken, under, without_images
 from rollout_plugins.sinks._stream import write_json
 
 ANSWERS = ("answer", "solution", "ground_truth", "target", "label")
@@ -180,7 +180,7 @@ def line(trace: Trace) -> str:
 def record(trace: Trace) -> dict[str, Any]:
     """The trace as one flat object. `input`, `output`, `gts`, `score`: verl; `example_id` to `info`: verifiers."""
     facts = trace.metadata
-    prompt, completion = (list(map(_message, part)) for part in prompt_and_completion(trace))
+    prompt, completion = without_images(prompt_and_completion(trace), _facts)
     rewards = under(facts, "reward/")
     columns = under(facts, "columns/")
     answer = next((columns[name] for name in ANSWERS if name in columns), None)
@@ -203,24 +203,13 @@ def record(trace: Trace) -> dict[str, Any]:
         "info": columns,
         "extra": under(facts, "extra/"),
         "marks": under(facts, "marks/"),
-        "spans": [_images_as_data(span) for span in trace.spans],
+        "spans": without_images(trace.spans, _facts),
     }
 
 
-def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    shown: dict[str, Any] = _images_as_data(message)
-    return shown
-
-
-def _images_as_data(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _images_as_data(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_images_as_data(item) for item in value]
-    for image in images_in(value):
-        kept = {"hash": image.hash, "path": image.path, "uri": image.uri, "note": image.note}
-        return {name: fact for name, fact in kept.items() if fact is not None}
-    return value
+def _facts(image: Image) -> dict[str, Any]:
+    kept = {"hash": image.hash, "path": image.path, "uri": image.uri, "note": image.note}
+    return {name: fact for name, fact in kept.items() if fact is not None}
 
 
 def _said(messages: Sequence[Mapping[str, Any]]) -> str:

@@ -10,31 +10,27 @@ import logging
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from functools import lru_cache, partial
-from pathlib import Path
+from functools import lru_cache
 from typing import Any
 
 from rollout_hookspecs import Image, Run, Scope, Step, Trace, hookimpl
 
-from rollout_plugins.content.imaging import file_of
-from rollout_plugins.content.messages import call_text, calls_of, reasoning_of, text_of
-from rollout_plugins.content.names import own_name
+from rollout_plugins.content.messages import REASONING, call_text, calls_of, reasoning_of, text_of
 from rollout_plugins.content.options import check, named, one_of
 from rollout_plugins.content.trace import images_in, shape_each
-from rollout_plugins.errors import need
 from rollout_plugins.sinks._common import (
     SCOPES,
     image_words,
     meant_for,
     reward_words,
+    without_images,
 )
+from rollout_plugins.sinks._tracker import TrackerSink
 
 logger = logging.getLogger("rollout_plugins")
 
-_REASONING = ("reasoning_content", "reasoning", "thinking")
 
-
-class TrackioSink:
+class TrackioSink(TrackerSink):
     """One `log` a generation, under `rollouts` (training) and `eval_rollouts`.
 
     TrackioSink()                                        # the trainer's run, or a local one named after the run
@@ -42,6 +38,8 @@ class TrackioSink:
     TrackioSink(space_id="me/rollouts")                  # on a Hugging Face Space
     TrackioSink(scope="rank")                            # one run for each rank
     """
+
+    TRACKER = "trackio"
 
     def __init__(
         self,
@@ -58,25 +56,9 @@ class TrackioSink:
             named("name", name),
             named("space_id", space_id),
         )
-        self.scope, self._project, self._name, self._space_id = scope, project, name, space_id
-        self._trackio: Any = need("trackio", "trackio")
-        self._theirs: Any = None
-        self._args: Any = None
-        self._run: Run | None = None
-        self._sender: Any = None
-        self._opened_for: Any = None
+        super().__init__(scope=scope, project=project, name=name, space_id=space_id)
         # One object for each distinct image: trackio then stores its file once.
-        self._image = lru_cache(4096)(self._trackio.Image)
-
-    def __reduce__(self) -> Any:
-        named = partial(type(self), project=self._project, name=self._name)
-        return partial(named, space_id=self._space_id, scope=self.scope), ()
-
-    def bind(self, trainer: Any) -> None:
-        """Called on the training thread, where the trainer's run can be seen."""
-        self._args = getattr(trainer, "args", None)
-        chosen = self._project or self._name or self._space_id or self.scope == "rank"
-        self._theirs = None if chosen else self._trackio.context_vars.current_run.get()
+        self._image = lru_cache(4096)(self._tracker.Image)
 
     @property
     def target(self) -> str:
@@ -89,12 +71,6 @@ class TrackioSink:
         return _ids_in(self._open())
 
     @hookimpl
-    def on_run_start(self, run: Run) -> None:
-        if self._run is not None and self._run.id != run.id:  # that one broke off
-            self.on_run_end(self._run)
-        self._run = run
-
-    @hookimpl
     def export_traces(self, traces: Sequence[Trace], step: Step) -> list[str]:
         traces = meant_for(self.scope, traces, step)
         if not traces:
@@ -104,54 +80,37 @@ class TrackioSink:
         sender.log({key: shape_each(traces, step, self._trace)}, step=step.step)
         return [trace.rollout_id for trace in traces]
 
-    @hookimpl
-    def on_run_end(self, run: Run) -> None:
-        sender, self._sender = self._sender, None
+    def _current(self) -> Any:
+        return self._tracker.context_vars.current_run.get()
+
+    def _beside(self, theirs: Any) -> Any:
+        return _twin(self._tracker, theirs)
+
+    def _forget(self) -> None:
         self._image.cache_clear()
-        if sender is not None and sender is not self._opened_for:
-            sender.finish()
 
-    def alert(self, title: str, text: str = "") -> None:
-        """Show a warning in the dashboard, and send it wherever trackio sends its alerts."""
-        self._open().alert(title, text)
-
-    def open(self) -> None:
-        """Open the run now, so that `target` names it."""
-        self._open()
-
-    def _open(self) -> Any:
-        """What rollouts go to now; the trainer may have begun another run since the last ones."""
-        theirs = self._theirs
-        if self._sender is None or self._opened_for is not theirs:
-            self.on_run_end(self._run or Run(id=""))
-            self._sender = self._own() if theirs is None else _twin(self._trackio, theirs)
-            self._opened_for = theirs
-        return self._sender
-
-    def _own(self) -> Any:
-        run = self._run or Run(id="rollouts")
-        name = self._name or getattr(self._args, "run_name", None) or own_name(run)
-        group = name if self.scope == "rank" else None
+    def _own(self, run: Run) -> Any:
+        name = self._own_name(run)
         options = {
             "project": self._project or getattr(self._args, "project", None) or "rollouts",
             "name": f"{name}-rank{run.rank}" if self.scope == "rank" else name,
-            "group": group,
-            "space_id": self._space_id,
+            "group": name if self.scope == "rank" else None,
+            "space_id": self._options["space_id"],
             "resume": "allow",
             "embed": False,
             "auto_log_gpu": False,
             "auto_log_cpu": False,
             "config": {"rollouts_run": run.id, "model": run.model, "trainer": run.trainer},
         }
-        config = self._trackio.config
+        config = self._tracker.config
         try:  # in a context of its own: this thread may have a run, which `init` would finish
-            return contextvars.Context().run(self._trackio.init, **_accepted(self._trackio.init, options))
+            return contextvars.Context().run(self._tracker.init, **_accepted(self._tracker.init, options))
         finally:
-            self._trackio.config = config
+            self._tracker.config = config
 
     def _trace(self, trace: Trace) -> Any:
         messages = [shown for message in trace.messages for shown in self._messages(message)]
-        return self._trackio.Trace(
+        return self._tracker.Trace(
             messages=_titled(messages, reward_words(trace.metadata)),
             metadata={name: value for name, value in trace.metadata.items() if _is_shown(name, value)},
             spans=[self._span(span) for span in trace.spans],
@@ -161,7 +120,8 @@ class TrackioSink:
         """The message with its text as text, then one that holds its images: parts of both show as raw JSON."""
         content = self._seen(message.get("content"))
         images = list(images_in(content))
-        shown = {key: _unseen(value) for key, value in message.items() if key not in {*_REASONING, "content"}}
+        others = {key: value for key, value in message.items() if key not in {*REASONING, "content"}}
+        shown = without_images(others, str)
         alone = isinstance(content, list) and len(content) == len(images)
         if not (images and alone and not reasoning_of(message)):
             yield {**shown, "content": _text({**message, "content": content})}
@@ -170,7 +130,7 @@ class TrackioSink:
             yield {**shown, "content": [self._image(str(self._file(image))) for image in images]}
 
     def _span(self, span: Mapping[str, Any]) -> dict[str, Any]:
-        shown = {key: _unseen(value) for key, value in span.items() if value is not None}
+        shown = {key: without_images(value, str) for key, value in span.items() if value is not None}
         output = self._seen(span.get("output"))
         images = list(images_in(output))
         if isinstance(output, list):
@@ -192,9 +152,6 @@ class TrackioSink:
             lost = [image for image in images_in(content) if not self._file(image)]
             return {"type": "text", "text": image_words(lost[0])} if lost else content
         return [self._seen(block) for block in content] if isinstance(content, (list, tuple)) else content
-
-    def _file(self, image: Image) -> Path | None:
-        return file_of(image, self._run.dir if self._run else "")
 
 
 def _is_shown(name: str, value: Any) -> bool:
@@ -221,16 +178,6 @@ def _text(message: Mapping[str, Any]) -> str | None:
         text = "\n".join(f"→ {call_text(call)}" for call in calls_of(message)) or text
     reasoning = reasoning_of(message)
     return f"<think>\n{reasoning}\n</think>\n\n{text or ''}".rstrip() if reasoning else text
-
-
-def _unseen(value: Any) -> Any:
-    if isinstance(value, Image):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {key: _unseen(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_unseen(item) for item in value]
-    return value
 
 
 def _ids_in(run: Any) -> set[str] | None:

@@ -23,12 +23,12 @@ import pyarrow.parquet as pq
 
 from rollout_plugins.content.elsewhere import is_elsewhere, opened, place_of, reach
 from rollout_plugins.content.nodes import nodes_of
+from rollout_plugins.content.replacing import replace_file
 from rollout_plugins.errors import RunError
 from rollout_plugins.store.codec import cleaned, encode
 from rollout_plugins.store.parts import TYPES, file_name, gist, wrong_columns
 from rollout_plugins.store.schema import REWARD_PREFIX
 from rollout_plugins.store.sql import literal, name_of
-from rollout_plugins.store.write import replace_file
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from rollout_plugins.content.elsewhere import is_url, reach
+from rollout_plugins.content.elsewhere import here, is_url, reach
 from rollout_plugins.errors import RunError
 from rollout_plugins.store.home import homes_of
 from rollout_plugins.store.joining import one_for_nodes, the_run_of
@@ -36,7 +36,7 @@ def found_in(path: str | Path) -> list[Path]:
     """
     if is_url(path):
         return sorted(one_for_nodes(reach().find(str(path))), key=_started)
-    root = Path(path)
+    root = here(path)
     if not (root.exists() or any(home.is_dir() for home in homes_of(root))):
         raise RunError(f"{root} does not exist; give a run's folder, a folder of runs or the trainer's output_dir")
     if _is_run(root):

@@ -21,7 +21,7 @@ from rollout_hookspecs import Image
 
 from rollout_plugins.content.hashing import bytes_hash, is_loaded, pixel_hash
 from rollout_plugins.content.imaging import for_screen, is_wide, on_white
-from rollout_plugins.store.write import replace_file
+from rollout_plugins.content.replacing import replace_file
 
 MEMORY = 4096
 FULL_SHARE = 0.9
@@ -37,7 +37,7 @@ _KEPT_AS_THEY_ARE = {
     "TIFF": "tiff",
     "AVIF": "avif",
 }
-_SUFFIXES = ("png", "jpg", "webp", "gif", "bmp", "tiff", "avif")
+_SUFFIXES = tuple(dict.fromkeys(_KEPT_AS_THEY_ARE.values()))
 _PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
 _NEAREST = {"La": "LA", "RGBa": "RGBA", "PA": "RGBA"}
 _TIFF_MODES = frozenset({"I", "F", "CMYK", "LAB", "I;16B"})
@@ -75,6 +75,7 @@ class MediaStore:
         self._side = max_side
         self._thumbnail = {"format": format.upper(), "quality": quality}
         self._files = _files_in(self.dir)
+        # Each process counts only its own bytes: asking the disk at each picture would cost more than an even split.
         self._budget = None if budget is None else max(0, budget - sum(self._files.values())) // max(1, ranks)
         self._by_pixels: OrderedDict[str, Image] = OrderedDict()
         self._by_bytes: OrderedDict[str, Image] = OrderedDict()
@@ -178,6 +179,7 @@ class MediaStore:
         target = self.dir / name
         if not _has_content(target):  # another rank may have been first
             self.dir.mkdir(parents=True, exist_ok=True)
+            # Waiting for the disk at each picture would hold up the rest; what a power cut leaves empty is seen above.
             replace_file(target, lambda path: path.write_bytes(content), sync=False)
             self.bytes += len(content)
         self._files[name] = len(content)
@@ -234,7 +236,7 @@ def _has_frames(image: Any) -> bool:
 
 
 def _hidden(image: Any) -> str:
-    """What an opened file holds beside the picture that decoding gives; empty where that is all."""
+    """What an opened file holds besides the picture that decoding gives; empty where that is all."""
     if _has_frames(image):
         return "the first of several frames"
     is_deep = image.format in _DEEP or (";16" in repr(image.tile) and not is_wide(image))
@@ -269,7 +271,7 @@ def _check_size(image: Any) -> None:
 
 
 def _reduced(image: Any, side: int | None) -> Any:
-    """A copy of at most so many pixels each way; Pillow does not reduce every kind of 16 bits."""
+    """A copy with at most `side` pixels each way; Pillow does not reduce every kind of 16 bits."""
     image = image.convert("I") if image.mode.startswith("I;16") else image.copy()
     image.thumbnail((side, side))
     return image

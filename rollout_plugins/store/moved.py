@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from rollout_plugins.content.nodes import nodes_of
-from rollout_plugins.store.write import replace_file
+from rollout_plugins.content.replacing import replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

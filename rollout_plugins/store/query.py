@@ -1,99 +1,69 @@
-"""DuckDB over the files of one run or many: read-only, and never the whole run in memory."""
+"""Questions to one run or many."""
 
 # ruff: noqa: S608 - SQL is put together from quoted names and literals
 from __future__ import annotations
 
-import os
 import re
-import tempfile
 import threading
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import chain, count
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pyarrow as pa
 
-from rollout_plugins.content.elsewhere import SCHEME, is_elsewhere, reach, spelled
-from rollout_plugins.content.nodes import nodes_of
 from rollout_plugins.errors import RunError
-from rollout_plugins.store import annotate, sql
+from rollout_plugins.store import annotate, sql, summary
 from rollout_plugins.store.codec import is_clean
-from rollout_plugins.store.filters import (
-    Column,
-    Filters,
-    condition,
-    no_column,
-    order_by,
-    rewritten,
-)
-from rollout_plugins.store.parts import Part, UnreadableError, gist
+from rollout_plugins.store.filters import Column, Filters, condition, no_column, order_by, rewritten
+from rollout_plugins.store.parts import UnreadableError, gist
 from rollout_plugins.store.rows import integers
-from rollout_plugins.store.schema import HEAVY, LIGHT, REWARD_PREFIX, SCHEMA
-from rollout_plugins.store.small import MANY
+from rollout_plugins.store.schema import HEAVY, REWARD_PREFIX, SCHEMA
 from rollout_plugins.store.sql import listed, literal, name_of
+from rollout_plugins.store.tables import Tables
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from pathlib import Path
 
     from rollout_plugins.store.annotate import Producer
-    from rollout_plugins.store.small import SmallFiles
+    from rollout_plugins.store.tables import Source
 
 TABLES = "rollouts, messages, tool_calls and annotations.<producer>"
-MAX_THREADS = 4  # each brings buffers of its own, and a run should be readable beside a training that needs the memory
-_JOINS_ARROW = int(duckdb.__version__.partition(".")[0]) >= 2
 _PEOPLES = ("rollouts", "messages", "tool_calls")
 _SHOW_TABLES = re.compile(r"\s*show\s+(all\s+)?tables\s*;?\s*", re.IGNORECASE)
 _PRAGMA = re.compile(r"\s*pragma\b", re.IGNORECASE)  # DuckDB 1.5 calls it a SELECT
 #: Generations in which the first rollouts with a text are looked for, before twice as many are.
 _AT_ONCE = 4
 _QUESTION = re.compile(r"\b(from|table)\b", re.IGNORECASE)
-_FILE = "enum_code(filename::file_)::int"
 #: Reward functions that get a column; names that differ from rollout to rollout would never end.
 MOST_REWARDS = 500
 _OURS = (duckdb.IOException, duckdb.InternalException, duckdb.FatalException, duckdb.SerializationException)
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """One run's files, and which of its rollouts a later attempt did again."""
-
-    folder: Path
-    parts: Sequence[Part]
-    tables: Mapping[Path, pa.Table]
-    """What the journals hold."""
-    small: SmallFiles
-    restarts: Sequence[tuple[int, int]]
-    """(attempt, step it was resumed from)."""
-    reward_names: Sequence[str]
-    damaged: dict[str, str]
-
-    @property
-    def parquet_files(self) -> list[Path]:
-        return [part.path for part in self.parts if not part.is_journal]
-
-
-@dataclass
 class Database:
-    """Views over runs: `rollouts`, `messages`, `tool_calls`, and a table for each producer of annotations."""
+    """Views over runs: `rollouts`, `messages`, `tool_calls`, and a table for each producer of annotations.
 
-    sources: Sequence[Source]
-    uneven: bool = False
-    """Whether some files may lack columns; finding out which takes opening all of them first."""
+    Beside them, for questions of our own: `every_rollouts` and `current_rollouts`, those that no later attempt did
+    again; with `whole_` in front also with what was said, and with `annotated_` with what producers said of them. Of
+    their sums `every_generations`, `current_generations` and so on.
+    """
 
-    def __post_init__(self) -> None:
+    def __init__(self, sources: Sequence[Source], *, uneven: bool = False) -> None:
         self._lock = threading.RLock()
-        self._shown, self._has_whole = "", False
-        self._connection = self._connect()
+        self._shown = ""
+        self._made: set[str] = set()
         with self._asking():
-            self._files()
+            self._tables = Tables(sources, uneven=uneven)
+            self._connection = self._tables.connection
+            self._done_again: list[tuple[int, int, int]] = []
+            self._sums()
+            self._done_again = list(self._found_again())
+            self._sums()
             self.stored = self._stored()
-            self._views()
-            self.annotated = self._annotated_views()
-            self._add_annotated("")
+            self.annotated = self._annotated_views(sources)
         self.columns: dict[str, Column] = {
             **self.stored,
             **{
@@ -112,10 +82,10 @@ class Database:
     def _first_places(self, filters: Filters, limit: int, *, whole: bool) -> pa.Table:
         """The first of those with a text: a few generations at a time, for reading all text of a run takes long."""
         with self._lock:
-            light = _view(filters.superseded, annotated=False, whole=False)
-            ((start, last),) = self.rows(f"select min(generation), max(generation) from {light}")
+            query = f"select min(generation), max(generation) from {_sums_of(filters.superseded)}"
+            ((start, last),) = self.rows(query)
             tables = [self._places(replace(filters, limit=0), whole=whole)]
-            width = _AT_ONCE if len(self._numbers) < MANY else 2**32  # each look opens every file
+            width = 2**32 if self._tables.has_many_files else _AT_ONCE  # each look opens every file
             while start is not None and start <= last and limit > 0:
                 some = replace(filters, limit=limit, generations=(start, start + width - 1))
                 tables.append(self._places(some, whole=whole))
@@ -127,8 +97,7 @@ class Database:
         is_about_content = _is_about_content(filters)
         view = _view(filters.superseded, annotated=annotated, whole=is_about_content)
         holds_question = _QUESTION.search(filters.where or "") is not None
-        if is_about_content or holds_question:
-            self._add_whole()
+        self._add(whole=is_about_content)
         with self._asking(f"where={filters.where!r}"):
             if holds_question:
                 self._show(filters.superseded, annotated=annotated)
@@ -138,7 +107,8 @@ class Database:
 
     def _found(self, filters: Filters, view: str, names: str) -> pa.Table:
         """In one question, unless it holds SQL of the caller's, which is to stay the expression that it is."""
-        found, order = f"from {view} where {condition(filters, view)}", order_by(filters.order, self.columns)
+        order = order_by(filters.order, self.columns)
+        found = f"from {view} where {condition(filters, _sums_of(filters.superseded))}"
         most = None if filters.most is None else max(filters.most, 0)
         if filters.where is not None or filters.order:
             relation = self._connection.sql(f"select * {found}")
@@ -155,7 +125,6 @@ class Database:
         """One SELECT over the views."""
         if _SHOW_TABLES.fullmatch(query):
             return pa.table({"name": [*_PEOPLES, *(f"annotations.{name_of(name)}" for name in self.annotated)]})
-        self._add_whole()
         with self._asking("the SQL"):
             written = rewritten(query, self.columns)
             found = self._connection.extract_statements(written)
@@ -176,9 +145,30 @@ class Database:
             return found.select(SCHEMA.names).cast(SCHEMA).append_column("filename", found["filename"])
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
-        """What a query of our own gives, over `current_rollouts`: without what was said in them."""
+        """What a query of our own gives, over sums, or over rollouts without what was said in them."""
+        if "_rollouts" in query:
+            self._add(whole=False)
         with self._asking():
             return list(self._connection.sql(query).fetchall())
+
+    def count(self, *, superseded: bool) -> int:
+        """How many rollouts there are."""
+        return int(self.rows(f"select coalesce(sum(rollouts), 0) from {_sums_of(superseded)}")[0][0])
+
+    def stats(self) -> tuple[list[str], list[tuple[Any, ...]]]:
+        """The run's figures, step by step: their names, and a row for each step."""
+        names, query = summary.query(
+            name.removeprefix(REWARD_PREFIX) for name in self.stored if name.startswith(REWARD_PREFIX)
+        )
+        with self._asking():
+            if self._connection.sql(summary.MINGLED).fetchall()[0][0]:
+                self._tables.add_sums(whole=False)
+                self._sums()
+            return names, self._connection.sql(query).fetchall()
+
+    def done_again(self) -> list[tuple[int, int]]:
+        """(attempt, step) of the attempts that did steps again, after the one they were resumed from."""
+        return [(attempt, step) for _, attempt, step in self._done_again]
 
     @contextmanager
     def _asking(self, what: str = "") -> Iterator[None]:
@@ -189,98 +179,31 @@ class Database:
             except duckdb.Error as error:
                 raise (self._error(error, what) if what else UnreadableError(_gist(error))) from error
 
-    def _connect(self) -> Any:
-        connection = duckdb.connect(":memory:")
-        connection.execute(f"set threads = {min(os.cpu_count() or 1, MAX_THREADS)}")
-        connection.execute("set enable_progress_bar = false")
-        many = sum(len(source.parquet_files) for source in self.sources) >= MANY  # 100 kB each, for good
-        for wish in (
-            f"parquet_metadata_cache = {not many}",
-            "async_threads = 0",  # its threads for the network's files
-            "enable_external_file_cache = false",  # what is read of those is kept on disk
-        ):
-            with suppress(duckdb.CatalogException):  # a DuckDB that calls it something else
-                connection.execute(f"set {wish}")
-        connection.execute(f"set temp_directory = {literal(str(Path(tempfile.gettempdir()) / 'rollouts-duckdb'))}")
-        nodes = [node for source in self.sources for node in nodes_of(source.folder)]
-        folders = [name for node in nodes for name in (str(node), sql.pattern(node))]
-        if away := [node for node in nodes if is_elsewhere(node)]:
-            connection.register_filesystem(reach().filesystem())
-            folders += [f"{SCHEME}://{folder}" for folder in away]
-        try:
-            connection.execute(f"set allowed_directories = [{', '.join(map(literal, folders))}]")
-        except duckdb.CatalogException:  # DuckDB 1.1 can only be locked out of all files, ours too
-            pass
-        else:
-            connection.execute("set enable_external_access = false")
-        connection.execute("set lock_configuration = true")
-        return connection
+    def _sums(self) -> None:
+        """Views of the sums, as of the rollouts."""
+        for name in ("generations", "groups", "rewards"):
+            self._tables.view(f"every_{name}", f"from {name}")
+            self._tables.view(f"current_{name}", f"from {name} where not ({self._is_again})")
 
-    def _files(self) -> None:
-        """`light_files` holds every row there is, without what was said."""
-        self._numbers = {
-            part.path: n for n, part in enumerate(part for source in self.sources for part in source.parts)
-        }
-        names = ", ".join(literal(spelled(path)) for path in self._numbers) or "''"
-        self._connection.execute(f"create type file_ as enum ({names})")
-        self._table("empty", SCHEMA.empty_table())
-        for run, source in enumerate(self.sources):
-            self._journal(run, source)
-        in_memory = {run: self._small(run, source) for run, source in enumerate(self.sources) if not self.uneven}
-        self._view("light_files", self._union(LIGHT, in_memory))
+    def _found_again(self) -> Iterator[tuple[int, int, int]]:
+        """(run, attempt, step) of what is done again."""
+        query = "select _run, attempt, max(step) from generations group by all"
+        last = {(run, attempt): step for run, attempt, step in self._connection.sql(query).fetchall()}
+        for run, source in enumerate(self._tables.sources):
+            for attempt, step in source.restarts:
+                if (last.get((run, attempt)) or step) > step:
+                    yield run, attempt, step
 
-    def _journal(self, run: int, source: Source) -> None:
-        """A table for the rows of a run's journals, and where they are."""
-        tables = []
-        for path, table in source.tables.items():
-            file = pa.repeat(pa.scalar(self._numbers[path], pa.int32()), table.num_rows)
-            tables.append(table.append_column("_file", file).append_column("_row", integers(range(table.num_rows))))
-        if tables:
-            self._table(f"journals_{run}", pa.concat_tables(tables, promote_options="permissive"))
-
-    def _small(self, run: int, source: Source) -> frozenset[Path]:
-        """Those of the run's small files that are in a table in memory."""
-
-        def read(files: Sequence[Path]) -> pa.Table:
-            (query,) = self._parquet(files, LIGHT, "filename, file_row_number as _row")
-            return self._connection.sql(query).to_arrow_table()
-
-        tables, paths = [], set[Path]()
-        for files, table in source.small.light(source.parquet_files, read):
-            file = integers(map(self._numbers.__getitem__, files)).take(table["_file"]).cast(pa.int32())
-            tables.append(table.set_column(table.schema.get_field_index("_file"), "_file", file))
-            paths.update(files)
-        if tables:
-            self._copy(f"small_{run}", pa.concat_tables(tables))
-        return frozenset(paths)
-
-    def _union(self, names: Sequence[str], in_memory: Mapping[int, Collection[Path]]) -> str:
-        """SQL for these columns of every file."""
-        pieces = [f"select {listed(names)}, null::int as _run, null::int as _file, null::bigint as _row from empty"]
-        for run, source in enumerate(self.sources):
-            held = in_memory.get(run, ())
-            others = [path for path in source.parquet_files if path not in held]
-            pieces += self._parquet(others, names, f"{run} as _run, {_FILE} as _file, file_row_number as _row")
-            tables = [f"small_{run}"] * bool(held) + [f"journals_{run}"] * bool(source.tables)
-            pieces += [f"select {listed(names)}, {run} as _run, _file, _row from {table}" for table in tables]
-        return " union all by name ".join(pieces)
-
-    def _parquet(self, files: Sequence[Path], names: Sequence[str], where: str) -> Iterator[str]:
-        """SQL for these columns of the files, if there are any, and `where` the rows are."""
-        if not files:
-            return
-        columns = "* exclude (filename, file_row_number)" if self.uneven else listed(names)
-        query = f"select {columns}, {where} from {sql.parquet(files, uneven=self.uneven)}"
-        kinds, expected = self._kinds(query), self._kinds("from empty")
-        for name in names:
-            found = kinds.get(name, expected[name])
-            if found != expected[name] and not (self.uneven and found.endswith((")", "[]"))):
-                raise UnreadableError(f"column {name} is {found}, not {expected[name]}")
-        yield query
+    @property
+    def _is_again(self) -> str:
+        again = [
+            f"(_run = {run} and attempt < {attempt} and step > {step})" for run, attempt, step in self._done_again
+        ]
+        return " or ".join(again) or "false"
 
     def _stored(self) -> dict[str, Column]:
         """The columns of a rollout: those of the files, and one for each reward function that gave something."""
-        kinds = {**self._kinds("from empty"), **self._kinds("from light_files")}
+        kinds = self._tables.kinds("from empty")
         columns = [Column(name, kinds[name]) for name in SCHEMA.names]
         taken = {column.name.casefold() for column in columns}
         rewards = []
@@ -294,78 +217,40 @@ class Database:
 
     def _reward_names(self) -> list[str]:
         """Those that the run files tell of, and those that rollouts have besides."""
-        told = [name for source in self.sources for name in source.reward_names]
-        query = "select distinct r.name from (select unnest(rewards) as r from light_files) where r.name is not null"
-        found = sorted(name for (name,) in self._connection.sql(query).fetchall())
+        told = [name for source in self._tables.sources for name in source.reward_names]
+        found = sorted(name for (name,) in self._connection.sql("select distinct name from rewards").fetchall())
         names = dict.fromkeys(name for name in (*told, *found) if isinstance(name, str) and is_clean(name))
         return list(names)[:MOST_REWARDS]
 
-    def _views(self) -> None:
-        """The rollouts of `light_files`; those with what was said are made when they are asked for."""
-        again = [
-            f"(_run = {run} and attempt < {attempt} and step > {step})" for run, attempt, step in self.done_again()
-        ]
-        self._again = " or ".join(again) or "false"
-        self._rollouts("", "light_files", [name for name in self.stored if name not in HEAVY])
+    def _add(self, *, whole: bool) -> str:
+        """Views of rollouts, whole or without what was said in them. The first time, each takes a moment."""
+        kind = "whole_" if whole else ""
+        if kind not in self._made:
+            with self._asking():
+                self._tables.add_whole() if whole else self._tables.add_light()
+                self._rollouts(kind, "all_files" if whole else "light_files")
+                self._add_annotated(kind)
+                self._made.add(kind)
+        return kind
 
-    def _rollouts(self, kind: str, files: str, names: Sequence[str]) -> None:
+    def _rollouts(self, kind: str, files: str) -> None:
         """Views of the rollouts in these files: all of them, and those that no later attempt did again."""
         columns = [
             _reward(column) if name.startswith(REWARD_PREFIX) else column.sql
             for name, column in self.stored.items()
-            if name in names
+            if kind or name not in HEAVY
         ]
-        self._view(f"{kind}every_rollouts", f"select {', '.join(columns)}, _run, _file, _row from {files}")
-        self._view(f"{kind}current_rollouts", f"from {kind}every_rollouts where not ({self._again})")
+        self._tables.view(f"{kind}every_rollouts", f"select {', '.join(columns)}, _run, _file, _row from {files}")
+        self._tables.view(f"{kind}current_rollouts", f"from {kind}every_rollouts where not ({self._is_again})")
 
-    def _add_whole(self) -> None:
-        """Views of whole rollouts. Not before they are asked for: with thousands of files each takes a moment."""
-        with self._asking():
-            if not self._has_whole:
-                self._view("all_files", self._union(SCHEMA.names, {}))
-                self._rollouts("whole_", "all_files", list(self.stored))
-                self._add_annotated("whole_")
-                self._has_whole = True
-
-    def done_again(self) -> Iterator[tuple[int, int, int]]:
-        """(run, attempt, step) of the attempts that did steps again, after the one they were resumed from."""
-        if not any(source.restarts for source in self.sources):
-            return
-        query = "select _run, attempt, max(step) from light_files group by all"
-        last = {(run, attempt): step for run, attempt, step in self._connection.sql(query).fetchall()}
-        for run, source in enumerate(self.sources):
-            for attempt, step in source.restarts:
-                if (last.get((run, attempt)) or step) > step:
-                    yield run, attempt, step
-
-    def _table(self, name: str, table: pa.Table) -> None:
-        """Arrow data under a name of its own; a copy for a DuckDB that cannot join what it did not store itself."""
-        if _JOINS_ARROW:
-            self._connection.register(name, table)
-        else:
-            self._copy(name, table)
-
-    def _copy(self, name: str, table: pa.Table) -> None:
-        """Arrow data as a table of DuckDB's own, which takes a moment and is quicker to ask."""
-        self._connection.register("arrow_", table.combine_chunks())  # each chunk would become a row group
-        self._connection.execute(f"create or replace temp table {name} as from arrow_")
-        self._connection.unregister("arrow_")
-
-    def _kinds(self, query: str) -> dict[str, str]:
-        relation = self._connection.sql(query)
-        return dict(zip(relation.columns, map(str, relation.types), strict=True))
-
-    def _view(self, name: str, query: str) -> None:
-        self._connection.execute(f"create or replace temp view {name} as {query}")
-
-    def _annotated_views(self) -> dict[str, Producer]:
+    def _annotated_views(self, sources: Sequence[Source]) -> dict[str, Producer]:
         """A table for each producer; names that are taken are left out."""
         self._connection.execute("create schema annotations")
         annotated: dict[str, Producer] = {}
-        for producer in annotate.find_producers([(source.folder, source.damaged) for source in self.sources]):
+        for producer in annotate.find_producers([(source.folder, source.damaged) for source in sources]):
             if producer.name.casefold() not in {name.casefold() for name in (*self.stored, *annotated)}:
                 said = _said(len(annotated))
-                self._view(said, annotate.select(producer, partial(sql.parquet, uneven=True)))
+                self._tables.view(said, annotate.select(producer, partial(sql.parquet, uneven=True)))
                 view = f"annotations.{name_of(producer.name)}"
                 self._connection.execute(f"create view {view} as select * exclude (_run) from {said}")
                 annotated[producer.name] = producer
@@ -374,22 +259,23 @@ class Database:
     def _add_annotated(self, kind: str) -> None:
         columns, joins = _joined(self.annotated.values())
         for name in (f"{kind}every_rollouts", f"{kind}current_rollouts"):
-            self._view(f"annotated_{name}", f"select r.*{columns} from {name} r{joins}")
+            self._tables.view(f"annotated_{name}", f"select r.*{columns} from {name} r{joins}")
 
     def _with_annotations(self, found: pa.Table) -> pa.Table:
-        self._table("found_", found.append_column("_at", integers(range(found.num_rows))))
+        self._tables.table("found_", found.append_column("_at", integers(range(found.num_rows))))
         columns, joins = _joined(self.annotated.values())
         query = f"select _file, _row, r.id{columns} from found_ r{joins} order by _at"
         return self._connection.sql(query).to_arrow_table()
 
     def _show(self, superseded: bool, *, annotated: bool) -> None:
         """Point the names people use at the views they asked for."""
+        self._add(whole=True)
         wanted = _view(superseded, annotated=annotated, whole=True)
         if wanted != self._shown:
-            self._view("rollouts", f"select * exclude (_run, _file, _row) from {wanted}")
+            self._tables.view("rollouts", f"select * exclude (_run, _file, _row) from {wanted}")
             base = _view(superseded, annotated=False, whole=True)
-            self._view("messages", sql.messages(base))
-            self._view("tool_calls", sql.tool_calls(base))
+            self._tables.view("messages", sql.messages(base))
+            self._tables.view("tool_calls", sql.tool_calls(base))
             self._shown = wanted
 
     def _mentions(self, text: str) -> bool:
@@ -419,6 +305,11 @@ class Database:
 def _view(superseded: bool, *, annotated: bool, whole: bool) -> str:
     kind = f"{'annotated_' if annotated else ''}{'whole_' if whole else ''}"
     return f"{kind}{'every' if superseded else 'current'}_rollouts"
+
+
+def _sums_of(superseded: bool) -> str:
+    """Where to look up which steps and generations there are."""
+    return f"{'every' if superseded else 'current'}_generations"
 
 
 def _is_about_content(filters: Filters) -> bool:

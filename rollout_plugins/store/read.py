@@ -17,17 +17,19 @@ import pyarrow as pa
 from rollout_plugins.content.elsewhere import is_elsewhere, place_of
 from rollout_plugins.content.names import count, listed, run_name
 from rollout_plugins.errors import DamageWarning, RunError, need
-from rollout_plugins.store import annotate, summary
+from rollout_plugins.store import annotate
 from rollout_plugins.store.damage import Damaged
 from rollout_plugins.store.filters import Filters, no_column
 from rollout_plugins.store.finding import found_in, newest_in
 from rollout_plugins.store.matches import Matches, Rollouts
 from rollout_plugins.store.moved import gone
+from rollout_plugins.store.part_sums import PartSums
 from rollout_plugins.store.parts import TYPES, find_parts
 from rollout_plugins.store.run_facts import Facts
 from rollout_plugins.store.session import Session, look_again
 from rollout_plugins.store.small import SmallFiles
 from rollout_plugins.store.sql import name_of
+from rollout_plugins.store.tables import Memory
 
 if TYPE_CHECKING:
     from rollout_hookspecs import Rollout, Run
@@ -55,7 +57,7 @@ class StoredRun:
         self.dir = folder
         self.damaged = Damaged(folder)
         """Files, or single rollouts, that could not be read, and why; the rest of the run is there."""
-        self._small = SmallFiles()
+        self._memory = Memory(SmallFiles(), PartSums())
         self.refresh()
 
     def refresh(self) -> None:
@@ -70,14 +72,13 @@ class StoredRun:
         self._facts = Facts(self.dir, self.damaged)
         for line in self.contradictions:
             warnings.warn(f"{self.place}: {line}", DamageWarning, stacklevel=2)
-        self._session = Session({self.dir: self.damaged}, self._small)
+        self._session = Session({self.dir: self.damaged}, self._memory)
 
     @property
     def unreadable(self) -> list[str]:
         """What of the run cannot be read, in a line each: found so far, or recorded and in no file."""
         recorded = sum(sum(attempt.get("rollouts", {}).values()) for attempt in self.attempts)
-        query = "select count(*) from every_rollouts"
-        missing = recorded - int(self._session.ask(lambda known: known.rows(query))[0][0])
+        missing = recorded - self._session.ask(lambda known: known.count(superseded=True))
         lines = (
             [f"{missing:,} of {recorded:,} recorded rollouts are in no file that can be read"] if missing > 0 else []
         )
@@ -161,7 +162,7 @@ class StoredRun:
     @property
     def done_again(self) -> list[tuple[int, int]]:
         """(attempt, step): what earlier attempts recorded after the step is superseded by this attempt."""
-        return self._session.ask(lambda known: [(attempt, step) for _, attempt, step in known.done_again()])
+        return self._session.ask(lambda known: known.done_again())
 
     def ray(self) -> Any:
         """The rollouts as a Ray dataset, with annotations in columns such as `judge.score`; nothing is loaded."""
@@ -192,19 +193,26 @@ class StoredRun:
         return annotate_by(self, producer, function, **options)
 
     def __len__(self) -> int:
-        return int(self._session.ask(lambda known: known.rows("select count(*) from current_rollouts"))[0][0])
+        return int(
+            self._session.ask(lambda known: known.rows("select coalesce(sum(rollouts), 0) from current_generations"))[
+                0
+            ][0]
+        )
 
     @property
     def steps(self) -> list[int]:
         """Training steps that have rollouts."""
-        query = "select distinct step from current_rollouts where split = 'train' and step is not null order by step"
+        query = (
+            "select distinct step from current_generations where split = 'train' and step is not null order by step"
+        )
         return [row[0] for row in self._session.ask(lambda known: known.rows(query))]
 
     def values(self, column: str) -> list[Any]:
         """The values that a column of numbers or short texts has anywhere in the run, in order."""
         if column not in self.columns:
             raise RunError(no_column(column, self.columns))
-        query = f"select distinct {name_of(column)} as v from every_rollouts where v is not null order by v"  # noqa: S608 - quoted
+        of = "generations" if column in {"split", "step", "attempt", "generation"} else "rollouts"
+        query = f"select distinct {name_of(column)} as v from every_{of} where v is not null order by v"  # noqa: S608 - quoted
         return [row[0] for row in self._session.ask(lambda known: known.rows(query))]
 
     def rollouts(
@@ -336,8 +344,8 @@ class StoredRun:
 
     def stats(self) -> list[dict[str, Any]]:
         """Reward, spread, lengths, truncation and tools: one row for each split and step."""
-        names, query = summary.query(self._session.ask(lambda known: known.stored).values())
-        return [dict(zip(names, row, strict=True)) for row in self._session.ask(lambda known: known.rows(query))]
+        names, rows = self._session.ask(lambda known: known.stats())
+        return [dict(zip(names, row, strict=True)) for row in rows]
 
     def annotate(self, producer: str, rows: Iterable[Mapping[str, Any]]) -> int:
         """Add columns to rollouts: rows of `id` and values. Returns how many rows were written.

@@ -39,7 +39,7 @@ def run_files(folder: Path) -> list[Path]:
 
 
 def earlier_attempts(path: Path) -> list[dict[str, Any]]:
-    """The attempts that a run file tells of, as it has them; none when it cannot be read."""
+    """The attempts that a run file lists, as they stand there; none when it cannot be read."""
     return [attempt for attempt in _listed(_read(path, {}).get("attempts")) if isinstance(attempt, dict)]
 
 
@@ -49,7 +49,7 @@ class Facts:
     def __init__(self, folder: Path, damaged: dict[str, str]) -> None:
         self._folder = folder
         self._read = [facts for path in run_files(folder) if (facts := _read(path, damaged))]
-        newest = max((_whole(facts.get("schema")) or 1 for facts in self._read), default=1)
+        newest = max((whole(facts.get("schema")) or 1 for facts in self._read), default=1)
         if newest > VERSION:
             raise RunError(
                 f"{folder} was written with schema {newest}; this version reads up to {VERSION}: "
@@ -67,7 +67,7 @@ class Facts:
     @property
     def attempts(self) -> list[dict[str, Any]]:
         return [
-            _attempt(attempt, _whole(facts.get("rank")) or 0)
+            _attempt(attempt, whole(facts.get("rank")) or 0)
             for facts in self._read
             for attempt in _listed(facts.get("attempts"))
             if isinstance(attempt, dict)
@@ -79,8 +79,8 @@ class Facts:
         newest = max((attempt["attempt"] for attempt in self.attempts), default=1)
         told = [facts for facts in self._read if _last_attempt(facts) == newest]
         return [
-            f"rank {_whole(facts.get('rank')) or 0} says that {name} is {facts[name]!r}, and rank "
-            f"{_whole(told[0].get('rank')) or 0} that it is {told[0][name]!r}"
+            f"rank {whole(facts.get('rank')) or 0} says that {name} is {facts[name]!r}, and rank "
+            f"{whole(told[0].get('rank')) or 0} that it is {told[0][name]!r}"
             for facts in told[1:]
             for name in _SHARED
             if name in facts and name in told[0] and facts[name] != told[0][name]
@@ -122,12 +122,12 @@ class Facts:
 
 def _last_attempt(facts: Mapping[str, Any]) -> int:
     said = [attempt for attempt in _listed(facts.get("attempts")) if isinstance(attempt, dict)]
-    return max((_whole(attempt.get("attempt")) or 1 for attempt in said), default=1)
+    return max((whole(attempt.get("attempt")) or 1 for attempt in said), default=1)
 
 
 def _is_fact(name: str, value: Any) -> bool:
     """Whether a run file says something of the kind that a `Run` holds; somebody may have edited it."""
-    return _whole(value) is not None if name in _WHOLE else isinstance(value, _KINDS.get(name, ()))
+    return whole(value) is not None if name in _WHOLE else isinstance(value, _KINDS.get(name, ()))
 
 
 def _listed(value: Any) -> Sequence[Any]:
@@ -142,20 +142,20 @@ def _attempt(given: dict[str, Any], rank: int) -> dict[str, Any]:
         if kind in _STORED:
             counts.setdefault(_STORED[kind], {})[rest] = counts["drops"].pop(reason)
     times = {name: _time(given.get(name)) for name in ("started", "ended")}
-    step = _whole(given.get("resumed_from"))
+    step = whole(given.get("resumed_from"))
     return {
         **given,
         **counts,
         **times,
         "resumed_from": step,
-        "attempt": _whole(given.get("attempt")) or 1,
+        "attempt": whole(given.get("attempt")) or 1,
         "rank": rank,
     }
 
 
 def _counts(value: Any) -> dict[str, int]:
     items = value.items() if isinstance(value, dict) else ()
-    return {str(name): number for name, count in items if (number := _whole(count)) is not None}
+    return {str(name): number for name, count in items if (number := whole(count)) is not None}
 
 
 def _number(value: Any) -> float:
@@ -167,8 +167,9 @@ def _time(value: Any) -> float | None:
     return float(value) if type(value) in {int, float} and 0 < value < _YEAR_9000 else None
 
 
-def _whole(value: Any) -> int | None:
+def whole(value: Any) -> int | None:
     """A number that counts something."""
+    # Not isinstance, as True is an int; and beyond 2**53 JSON readers in other languages round.
     return value if type(value) is int and 0 <= value < 2**53 else None
 
 

@@ -16,12 +16,13 @@ from rollout_plugins.content.elsewhere import is_elsewhere, place_of, reach
 from rollout_plugins.content.nodes import nodes_of
 from rollout_plugins.errors import RunError
 from rollout_plugins.store import annotate
+from rollout_plugins.store.part_sums import PartSums
 from rollout_plugins.store.parts import TYPES, Part, UnreadableError, fault, file_name, find_parts, gist, wrong_columns
-from rollout_plugins.store.query import Database, Source
+from rollout_plugins.store.query import Database
 from rollout_plugins.store.rows import Rows, with_columns
 from rollout_plugins.store.run_facts import Facts
-from rollout_plugins.store.schema import LIGHT
 from rollout_plugins.store.small import SmallFiles
+from rollout_plugins.store.tables import Memory, Source
 from rollout_plugins.store.write import read_journal
 
 if TYPE_CHECKING:
@@ -40,11 +41,11 @@ _sessions: WeakSet[Session] = WeakSet()
 class Session:
     """The files of one run or several as they were when they were first asked."""
 
-    def __init__(self, runs: Mapping[Path, dict[str, str]], small: SmallFiles | None = None) -> None:
-        """`small`: what an earlier session of the only run has in memory."""
+    def __init__(self, runs: Mapping[Path, dict[str, str]], memory: Memory | None = None) -> None:
+        """`memory`: that of an earlier session of the only run."""
         self.damaged = {folder.resolve(): damaged for folder, damaged in runs.items()}
         """For each run's folder the files that could not be read, and why."""
-        self._small = {folder: small or SmallFiles() for folder in self.damaged}
+        self._memory = {folder: memory or Memory(SmallFiles(), PartSums()) for folder in self.damaged}
         self._sources: list[Source] = []
         self._database: Database | None = None
         _sessions.add(self)
@@ -79,7 +80,7 @@ class Session:
         if database is None:
             sources = self._sources or [self._source(folder, damaged) for folder, damaged in self.damaged.items()]
             self._sources = sources
-            database = Database(sources, uneven)
+            database = Database(sources, uneven=uneven)
             self._opened = sources
             self._parts = [part for source in sources for part in source.parts]
             self._database = database
@@ -90,7 +91,7 @@ class Session:
         """Journals, and small files, which are read now if they are several."""
         found: dict[Path, pa.Table] = {}
         for source in self._opened:
-            found.update(source.small.whole(files, self._read))
+            found.update(source.memory.small.whole(files, self._read))
             found.update((path, source.tables[path]) for path in files if path in source.tables)
         return found
 
@@ -106,8 +107,6 @@ class Session:
         facts = Facts(folder, damaged)
         parts, tables = [], {}
         there = find_parts(folder)
-        if far := [part.path for part in there if not part.is_journal and is_elsewhere(part.path.parents[2])]:
-            reach().fetch(far, LIGHT)
         for found in there:
             part = found.journal if found.name in damaged and found.journal.path.exists() else found
             if part.name in damaged:
@@ -118,7 +117,7 @@ class Session:
                     continue
                 tables[part.path] = table
             parts.append(part)
-        return Source(folder, parts, tables, self._small[folder], facts.restarts, facts.info.reward_names, damaged)
+        return Source(folder, parts, tables, self._memory[folder], facts.restarts, facts.info.reward_names, damaged)
 
     def verify(self) -> None:
         """Read all of every file, so that `damaged` names each that cannot be read."""

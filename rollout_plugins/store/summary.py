@@ -1,51 +1,85 @@
-"""A run in numbers: one row for each split and step."""
+"""A run in numbers: one row for each split and step, put together from the sums of its generations."""
 
 # ruff: noqa: S608 - SQL is put together from quoted names and literals
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rollout_plugins.store.sql import name_of
+from rollout_plugins.store.schema import REWARD_PREFIX
+from rollout_plugins.store.sql import literal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from rollout_plugins.store.filters import Column
-
-_REAL = "reward is not null and not isnan(reward)"
-_COLUMNS = (
-    ("rollouts", "count(*)"),
-    ("scored", f"count(*) filter (where {_REAL})"),
-    ("reward", f"avg(reward) filter (where {_REAL})"),
-    ("reward_min", f"min(reward) filter (where {_REAL})"),
-    ("reward_max", f"max(reward) filter (where {_REAL})"),
-    ("reward_std", f"stddev_pop(reward) filter (where {_REAL} and isfinite(reward))"),
-    ("completion_tokens", "avg(completion_tokens)"),
-    ("completion_tokens_max", "max(completion_tokens)"),
-    ("truncated", "count(*) filter (where finish = 'length')"),
-    ("errors", "count(*) filter (where error is not null or finish = 'error')"),
-    ("turns", "avg(turns)"),
-    ("tool_calls", "coalesce(sum(calls), 0)::bigint"),
-    ("tool_errors", "coalesce(sum(failed_calls), 0)::bigint"),
-)
-_GROUPS = f"""
-select split, step, avg(spread) as group_std, count(*) as groups, count(*) filter (where spread = 0) as flat_groups
+_MIDDLE = "sum(finite * mean) over apart / nullif(sum(finite) over apart, 0) as middle"
+_SPREAD = "sqrt((sum(squares) + sum(finite * (mean - middle) ** 2)) / sum(finite))"
+_COLUMNS = {
+    "rollouts": "sum(rollouts)::bigint",
+    "scored": "sum(scored)::bigint",
+    "reward": "sum(reward) / nullif(sum(scored), 0)",
+    "reward_min": "min(reward_min) filter (where scored > 0)",
+    "reward_max": "max(reward_max) filter (where scored > 0)",
+    "reward_std": f"""case when sum(finite) = 0 then null
+        when min(reward_min) filter (where scored > 0) = max(reward_max) filter (where scored > 0) then 0
+        else {_SPREAD} end""",
+    "completion_tokens": "sum(tokens) / nullif(sum(with_tokens), 0)",
+    "completion_tokens_max": "max(most_tokens) filter (where with_tokens > 0)",
+    "truncated": "sum(truncated)::bigint",
+    "errors": "sum(errors)::bigint",
+    "turns": "sum(turns) / nullif(sum(with_turns), 0)",
+    "tool_calls": "sum(calls)::bigint",
+    "tool_errors": "sum(failed_calls)::bigint",
+}
+_GROUP = 'split, attempt, step, generation, "group"'
+_PARTED = f"""
+select split, step, count(*) as groups, count(*) filter (where spread = 0) as flat_groups, sum(spread) as spreads
 from (
-  select split, step, stddev_pop(reward) as spread from current_rollouts
-  where {_REAL} and isfinite(reward) group by split, step, attempt, generation, "group" having count(*) > 1
+  select split, step, case when min(least) = max(most) then 0 else {_SPREAD} end as spread
+  from (select *, {_MIDDLE} from current_groups window apart as (partition by {_GROUP}))
+  group by {_GROUP} having sum(finite) > 1
 ) group by split, step"""
+_GROUPS = f"""
+select split, step, sum(spreads) / nullif(sum(groups), 0) as group_std, sum(groups)::bigint as groups,
+  sum(flat_groups)::bigint as flat_groups
+from (
+  select split, step, groups, flat_groups, spreads from current_generations where groups > 0 union all {_PARTED}
+) group by split, step"""
+#: Whether a group that is whole in one part has rollouts in another one as well.
+MINGLED = """
+select exists (
+  select 1 from (
+    select first_group, lag(last_group) over (
+      partition by _run, split, attempt, step, generation order by first_group, last_group) as before
+    from every_generations where first_group is not null
+  ) where first_group <= before
+) or exists (
+  select 1 from every_groups o join every_generations g
+  on g._run = o._run and g._part <> o._part and g.split is not distinct from o.split and g.attempt = o.attempt
+    and g.step is not distinct from o.step and g.generation = o.generation
+  where o."group" between g.first_group and g.last_group
+)"""
 
 
-def query(columns: Iterable[Column]) -> tuple[list[str], str]:
-    """The names and the SQL of a run's numbers; `columns` are the run's, for those of each reward function."""
-    rewards = [column for column in columns if column.name.startswith("reward/")]
-    means = [f"avg({column.sql}) filter (where not isnan({column.sql})) as {column.sql}" for column in rewards]
-    plain = ", ".join([*(f"{value} as {name_of(name)}" for name, value in _COLUMNS), *means])
-    counted = [*(name for name, _ in _COLUMNS), *(column.name for column in rewards)]
-    names = ["split", "step", *counted, "group_std", "groups", "flat_groups"]
-    return names, (
-        f"select s.*, g.group_std, coalesce(g.groups, 0), coalesce(g.flat_groups, 0) "
-        f"from (select split, step, {plain} from current_rollouts group by split, step) s "
-        f"left join ({_GROUPS}) g on g.split = s.split and g.step is not distinct from s.step "
-        "order by s.split = 'eval', s.split, s.step"
+def query(rewards: Iterable[str]) -> tuple[list[str], str]:
+    """The names and the SQL of a run's numbers; `rewards` are the names of its reward functions."""
+    functions = list(rewards)
+    means = "".join(f", {_mean(name)} as r{number}" for number, name in enumerate(functions))
+    plain = ", ".join(f'{value} as "{name}"' for name, value in _COLUMNS.items())
+    names = ["split", "step", *_COLUMNS, *(REWARD_PREFIX + name for name in functions)]
+    apart = f"select *, {_MIDDLE} from current_generations window apart as (partition by split, step)"
+    return [*names, "group_std", "groups", "flat_groups"], (
+        "select s.*, r.* exclude (split, step, n), g.group_std, coalesce(g.groups, 0), coalesce(g.flat_groups, 0) "
+        f"from (select split, step, {plain} from ({apart}) group by split, step) s "
+        f"left join (select split, step, 0 as n{means} from current_rewards group by split, step) r on {_same('r')} "
+        f"left join ({_GROUPS}) g on {_same('g')} order by s.split = 'eval', s.split, s.step"
     )
+
+
+def _same(other: str) -> str:
+    return f"{other}.split is not distinct from s.split and {other}.step is not distinct from s.step"
+
+
+def _mean(name: str) -> str:
+    """What a reward function gave on average."""
+    which = f"filter (where name = {literal(name)})"
+    return f"sum(sum) {which} / nullif(sum(values) {which}, 0)"

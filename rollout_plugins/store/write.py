@@ -14,18 +14,19 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from rollout_hookspecs import Placeholder, Rollout, Run
 
 from rollout_plugins.content.locks import locked
+from rollout_plugins.content.replacing import replace_file
 from rollout_plugins.errors import RunError
+from rollout_plugins.store import sums
 from rollout_plugins.store.codec import tagged
 from rollout_plugins.store.columns import to_batch
 from rollout_plugins.store.run_facts import earlier_attempts
@@ -257,10 +258,10 @@ def seal(journal: Path, rows: int) -> Path:
         with (
             pa.OSFile(str(journal)) as source,
             pa.ipc.open_stream(source) as stream,
-            parquet_writer(path, stream.schema, is_vast=is_vast) as file,
+            part_writer(path, stream.schema, is_vast=is_vast) as add,
         ):
             for table in row_groups(stream):
-                file.write_table(table)
+                add(table)
                 written += table.num_rows
         if written != rows:
             raise OSError(f"{written} of the {rows} rollouts in it can be read")
@@ -271,10 +272,20 @@ def seal(journal: Path, rows: int) -> Path:
     return part
 
 
-def parquet_writer(path: Path, schema: pa.Schema, *, is_vast: bool = False) -> Any:
-    """Writes a part."""
-    how = encodings(schema, is_vast=is_vast)
-    return pq.ParquetWriter(path, schema, compression="zstd", compression_level=1, **how)
+@contextmanager
+def part_writer(path: Path, schema: pa.Schema, *, is_vast: bool = False) -> Iterator[Callable[[pa.Table], None]]:
+    """Writes row groups to a part, and into its footer the sums that figures of the run are made of."""
+    told = {name: value for name, value in (schema.metadata or {}).items() if name != sums.KEY}
+    how = {"compression": "zstd", "compression_level": 1, **encodings(schema, is_vast=is_vast)}
+    rows: list[pa.Table] = []
+
+    def write(table: pa.Table) -> None:
+        file.write_table(table)
+        rows.append(sums.lines(table))
+
+    with pa.OSFile(str(path), "wb") as sink, pq.ParquetWriter(sink, schema.with_metadata(told), **how) as file:
+        yield write
+        file.add_key_value_metadata(sums.footer(rows, sink.tell()))
 
 
 def encodings(schema: pa.Schema, *, is_vast: bool = False) -> dict[str, Any]:
@@ -348,19 +359,6 @@ def _has_header(path: Path) -> bool:
     with path.open("rb") as file:
         start = file.read(8)
     return len(start) == 8 and path.stat().st_size >= 8 + int.from_bytes(start[4:], "little")
-
-
-def replace_file(path: Path, write: Callable[[Path], object], *, sync: bool = True) -> None:
-    """Write a file so that it is either the old one or the new one, whole; with `sync`, whenever the power goes."""
-    temporary = path.with_name(f".{uuid4().hex}.tmp")
-    try:
-        write(temporary)
-        if sync:
-            with temporary.open("rb+") as file:
-                os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def write_parquet(path: Path, tables: Iterable[pa.Table]) -> int:

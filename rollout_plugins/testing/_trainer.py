@@ -12,11 +12,6 @@ from typing import Any
 
 from rollout_plugins.errors import SetupError, need
 
-_NO_TOOLS_TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
 
 def call(name: str, **arguments: Any) -> str:
     """A tool call, as the scripted model writes it."""
@@ -55,12 +50,14 @@ def scripted_grpo(
     need("trl", "trl")
     from trl import GRPOTrainer
 
+    from rollout_plugins.testing.model import load
+
     if not script:
         raise SetupError("script is empty; give the texts that the model writes, for example ['42']")
     accepted = inspect.signature(GRPOTrainer).parameters
     if tools and "tools" not in accepted:
         raise SetupError("the installed TRL has no tools in GRPOTrainer; pip install -U trl")
-    model, tokenizer = _tiny()
+    model, tokenizer = load()
     trainer = GRPOTrainer(
         model,
         processing_class=tokenizer,
@@ -71,18 +68,6 @@ def scripted_grpo(
     )
     trainer.model.generate = _scripted(tokenizer, cycle(script))
     return trainer
-
-
-def _tiny() -> tuple[Any, Any]:
-    import trl
-    from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
-
-    from rollout_plugins.testing.model import CHECKPOINT
-
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(CHECKPOINT)
-    with_tools = Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja"
-    tokenizer.chat_template = with_tools.read_text(encoding="utf-8") if with_tools.exists() else _NO_TOOLS_TEMPLATE
-    return Qwen3ForCausalLM.from_pretrained(CHECKPOINT).float(), tokenizer
 
 
 def _config(out: Path, config: dict[str, Any]) -> Any:

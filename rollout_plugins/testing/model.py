@@ -6,21 +6,24 @@ from pathlib import Path
 from typing import Any
 
 CHECKPOINT = Path(__file__).parent / "tiny-shop"
+_NO_TOOLS_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 
 
 def load() -> tuple[Any, Any]:
     """The model and its tokenizer, from files in this package."""
-    import torch
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-    model = Qwen3ForCausalLM.from_pretrained(CHECKPOINT, dtype=torch.float32)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(CHECKPOINT)
     tokenizer.chat_template = chat_template()
-    return model, tokenizer
+    return Qwen3ForCausalLM.from_pretrained(CHECKPOINT).float(), tokenizer
 
 
 def chat_template() -> str:
     """Qwen3's, as the installed TRL ships it: TRL finds the parser of tool calls by comparing this text."""
     import trl
 
-    return (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text(encoding="utf-8")
+    with_tools = Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja"
+    return with_tools.read_text(encoding="utf-8") if with_tools.exists() else _NO_TOOLS_TEMPLATE

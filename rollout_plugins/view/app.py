@@ -130,7 +130,7 @@ class Viewer(App[None]):
         if seen != self._seen:
             self._seen = seen
             if not self.stored.dir.is_dir():
-                self._complain(f"{self.stored.dir} is gone; what is on the screen was read before")
+                self._complain(f"{self.stored.dir} is gone; the screen shows what was read before")
                 return
             try:
                 self.stored.refresh()

@@ -58,14 +58,17 @@ def choose(run: StoredRun, *, limit: int, keep: Sequence[Rollout] = (), **filter
     room = max(limit - sum(group.size for group in first), 0)
     groups = _within([*first, *_spread(run, others, room, filters)], limit)
     wanted = ", ".join(f"({literal(g.split)}, {g.attempt}, {g.generation}, {g.group})" for g in groups)
-    where = f'(split, attempt, generation, "group") in ({wanted})'
-    if filters.get("where"):
-        where = f"({filters['where']}) and {where}"
+    filters = also(filters, f'(split, attempt, generation, "group") in ({wanted})')
     steps = {group.step for group in groups}
     if filters.get("step") is None and None not in steps:
         filters = {**filters, "step": sorted(step for step in steps if step is not None)}
     count = min(sum(group.size for group in groups), limit)
-    return Chosen(run.rollouts(**{**filters, "where": where}, limit=limit), count, matched)
+    return Chosen(run.rollouts(**filters, limit=limit), count, matched)
+
+
+def also(filters: dict[str, Any], where: str) -> dict[str, Any]:
+    """The filters, with one more condition."""
+    return {**filters, "where": f"({filters['where']}) and {where}" if filters.get("where") else where}
 
 
 def _groups(run: StoredRun, filters: dict[str, Any]) -> list[Group]:

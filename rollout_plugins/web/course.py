@@ -8,7 +8,8 @@ from itertools import zip_longest
 from typing import Any
 
 from rollout_plugins.content.messages import compact
-from rollout_plugins.show.text import clean, finite
+from rollout_plugins.content.numbers import finite
+from rollout_plugins.show.text import clean
 from rollout_plugins.store.read import StoredRun
 from rollout_plugins.web.pools import Texts
 

@@ -9,6 +9,7 @@ from rollout_hookspecs import Rollout
 
 from rollout_plugins.show.text import clean, one_line
 from rollout_plugins.store.read import StoredRun
+from rollout_plugins.web.choose import also
 from rollout_plugins.web.pools import Texts
 
 _FAILING = """
@@ -32,8 +33,7 @@ class First:
         return [rollout for rollout in (self.best, self.worst, self.failing) if rollout is not None]
 
     def _one(self, *, where: str, **more: Any) -> Rollout | None:
-        both = f"({self._filters['where']}) and {where}" if self._filters.get("where") else where
-        return next(self._run.rollouts(**{**self._filters, **more, "where": both, "limit": 1}), None)
+        return next(self._run.rollouts(**{**also(self._filters, where), **more, "limit": 1}), None)
 
     def said(self, stats: Sequence[Mapping[str, Any]], texts: Texts) -> dict[str, Any]:
         """As the page has it."""
@@ -45,12 +45,8 @@ class First:
                     "id": clean(rollout.id),
                     "reward": texts.scalar(rollout.reward),
                     "step": texts.scalar(rollout.step),
-                    "as_much": self._run.count(**{**self._filters, "where": self._where(rollout)}) - 1,
+                    "as_much": self._run.count(**also(self._filters, f"reward = {rollout.reward!r}")) - 1,
                 }
         if self.tool is not None and self.failing is not None:
             made["tool"] = {**self.tool, "name": one_line(self.tool["name"], 120), "id": clean(self.failing.id)}
         return made
-
-    def _where(self, rollout: Rollout) -> str:
-        same = f"reward = {rollout.reward!r}"
-        return f"({self._filters['where']}) and {same}" if self._filters.get("where") else same

@@ -10,27 +10,14 @@ from typing import Any
 from rollout_hookspecs import Image, Panel, Rollout, ToolCall
 
 from rollout_plugins.content.messages import arguments_of, compact
+from rollout_plugins.content.names import NUMBERS
+from rollout_plugins.content.numbers import finite
 from rollout_plugins.show.conversation import Turn, conversation, status_of
 from rollout_plugins.show.layout import image_of, split_thought
-from rollout_plugins.show.text import clean, finite, one_line, readable
+from rollout_plugins.show.text import clean, one_line, readable
 from rollout_plugins.web.course import value_of
 from rollout_plugins.web.pools import Pictures, Texts
 
-_NUMBERS = (
-    "step",
-    "policy_step",
-    "attempt",
-    "generation",
-    "rank",
-    "index",
-    "group",
-    "group_size",
-    "time",
-    "reward",
-    "advantage",
-    "prompt_tokens",
-    "completion_tokens",
-)
 _FAILED = frozenset({"error", "unknown"})
 
 
@@ -48,7 +35,7 @@ class Records:
         record: dict[str, Any] = {
             "id": clean(str(seen.id)),
             "split": clean(str(seen.split)),
-            **{name: self._texts.scalar(getattr(seen, name)) for name in _NUMBERS},
+            **{name: self._texts.scalar(getattr(seen, name)) for name in NUMBERS},
             "finish": one_line(seen.finish, 60),
             "rewards": {clean(name): self._texts.scalar(value) for name, value in seen.rewards.items()},
             "calls": len(calls),

@@ -18,7 +18,7 @@ import pytest
 from reading import called, one, steps, write, writer
 
 from rollout_plugins import open_run
-from rollout_plugins.cli.main import commands, main
+from rollout_plugins.cli.main import commands
 from rollout_plugins.store.read import StoredRun
 from rollout_plugins.view.pages.about import _blocks
 
@@ -29,21 +29,6 @@ FIRST = "r1.1.t1.0.0"
 @pytest.fixture
 def run(tmp_path: Path) -> StoredRun:
     return open_run(write(tmp_path, steps(3), trainer="GRPOTrainer", model="tiny"))
-
-
-@pytest.fixture
-def rollouts(capsys: Any) -> Any:
-    """Call the command; gives the exit code, standard output and standard error."""
-
-    def call(*words: object) -> tuple[int, str, str]:
-        try:
-            code = main([str(word) for word in words])
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return call
 
 
 def on_a_terminal(*words: object, columns: int = 80, lines: int = 24) -> list[str]:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -16,25 +15,9 @@ from reading import called, one, steps, write, writer
 
 from rollout_plugins import open_run
 from rollout_plugins.cli.common import real_format
-from rollout_plugins.cli.main import main
 from rollout_plugins.errors import DamageWarning
 from rollout_plugins.store import write as writing
 from rollout_plugins.store.read import StoredRun, runs
-
-
-@pytest.fixture
-def rollouts(capsys: Any) -> Any:
-    """Call the command; gives the exit code, standard output and standard error."""
-
-    def call(*words: object) -> tuple[int, str, str]:
-        try:
-            code = main([str(word) for word in words])
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return call
 
 
 @pytest.fixture

@@ -7,8 +7,6 @@ import json
 import pytest
 from reading import one, write
 
-from rollout_plugins.cli.main import main
-
 LONG = " ".join(f"word{n}" for n in range(200))
 
 
@@ -21,10 +19,11 @@ def said(text):
 
 
 @pytest.fixture
-def rollouts(capsys):
+def printed(rollouts):
     def call(*words):
-        assert main([str(word) for word in words]) == 0
-        return capsys.readouterr().out
+        code, out, _ = rollouts(*words)
+        assert code == 0
+        return out
 
     return call
 
@@ -38,22 +37,22 @@ def answers(folder, texts, reward=1.0):
     return write(folder, made)
 
 
-def test_diff_shows_the_prompts_whose_answers_or_rewards_changed(tmp_path, rollouts):
+def test_diff_shows_the_prompts_whose_answers_or_rewards_changed(tmp_path, printed):
     before = answers(tmp_path / "a", ["yes", "no", f"{LONG} seven", "the same"])
     after = answers(tmp_path / "b", ["yes", "maybe", f"{LONG} eight", "the same"])
-    shown = rollouts("diff", before, after)
+    shown = printed("diff", before, after)
     assert "2 unchanged" in shown
     assert "question 0" not in shown
     assert "[-no-]{+maybe+}" in shown
     assert "[- seven-]{+ eight+}" in shown
     assert "word100 " not in shown
-    facts = json.loads(rollouts("diff", before, after, "--json"))
+    facts = json.loads(printed("diff", before, after, "--json"))
     assert (facts["unchanged"], len(facts["prompts"])) == (2, 2)
     better = answers(tmp_path / "c", ["yes", "no", "x", "y"], reward=2.0)
-    assert "the same answer" in rollouts("diff", before, better)
+    assert "the same answer" in printed("diff", before, better)
 
 
-def test_history_shows_each_answer_where_it_is_given_first(tmp_path, rollouts):
+def test_history_shows_each_answer_where_it_is_given_first(tmp_path, printed):
     given = {1: ["no", "no", "yes"], 2: ["yes", "yes", "yes"], 5: ["yes", "it is", "yes"]}
     made = [
         one(
@@ -63,7 +62,7 @@ def test_history_shows_each_answer_where_it_is_given_first(tmp_path, rollouts):
         for step, texts in given.items()
         for n, text in enumerate(texts)
     ]  # fmt: skip
-    shown = rollouts("show", write(tmp_path, made), "--history", "question 0")
+    shown = printed("show", write(tmp_path, made), "--history", "question 0")
     assert shown.count("question 0") == 1
     assert [shown.count(f"assistant  {text}") for text in ("no", "yes", "it is")] == [1, 1, 1]
     heads = [line.split(" ─")[0] for line in shown.splitlines() if " ─" in line]

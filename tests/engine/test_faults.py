@@ -328,15 +328,21 @@ def test_the_limit_for_the_end_is_half_a_minute_unless_somebody_says_otherwise(m
     assert pipeline(end_seconds=2).end_seconds == 2
 
 
+class Hangs:
+    """A plugin that waits for an event."""
+
+    def __init__(self, event):
+        self.event = event
+
+    @hookimpl
+    def on_rollout(self, rollout):
+        self.event.wait(60)
+
+
 def test_a_plugin_that_hangs_at_the_end_does_not_take_the_store_with_it(tmp_path):
     for_good = threading.Event()
 
-    class Hangs:
-        @hookimpl
-        def on_rollout(self, rollout):
-            for_good.wait(60)
-
-    line = started(tmp_path, Hangs(), end_seconds=3)
+    line = started(tmp_path, Hangs(for_good), end_seconds=3)
     line.submit(batch(rollouts()))
     line.close()
     for_good.set()
@@ -348,12 +354,7 @@ def test_several_plugins_that_hang_at_the_end_cost_sinks_nothing_that_is_not_cou
     monkeypatch.setenv("ROLLOUT_PLUGINS_HANG_SECONDS", "0.2")
     for_good, before = threading.Event(), set(threading.enumerate())
 
-    class Hangs:
-        @hookimpl
-        def on_rollout(self, rollout):
-            for_good.wait(60)
-
-    line = started(tmp_path, *(Hangs() for _ in range(4)), Sink(), end_seconds=0.3)
+    line = started(tmp_path, *(Hangs(for_good) for _ in range(4)), Sink(), end_seconds=0.3)
     line.submit(batch(rollouts()))
     line.close()
     until(lambda: line.counters.drops == {"sink_failed:sink": 4})

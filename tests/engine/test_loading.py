@@ -268,6 +268,14 @@ def test_options_for_a_plugin_that_was_given_as_an_instance_are_refused():
     assert text == "config has options for plugin 'fine', which was given as an instance; give them to the instance"
 
 
+def test_options_for_a_plugin_that_does_not_run_are_refused():
+    """Whoever sets what `redact` looks for counts on it."""
+    text = fault(config={"redact": {"patterns": ["gadget-\\d+"]}})
+    assert text == "config has options for 'redact', which runs only if asked for: plugins=['redact']"
+    Plugins(config={name: {} for name in ("trackio", "wandb", "cap", "images")})  # those run where they have work
+    Plugins(["redact"], disable=["redact"], config={"redact": {}})
+
+
 def test_options_that_are_no_dict_are_refused():
     assert fault(config={"cap": 8}) == "config of plugin 'cap' is 8; give a dict of its options"
 
@@ -286,13 +294,15 @@ def test_a_property_is_never_run_while_a_plugin_is_loaded():
     class Mine(Fine):
         @property
         def model(self):
-            raise AssertionError("ran")
+            ran.append("model")
 
         @functools.cached_property
         def other(self):
-            return 1
+            ran.append("other")
 
+    ran: list = []
     Plugins([Mine()], autoload=False)
+    assert ran == []
 
 
 def test_decorated_hooks_and_modules_and_hooks_under_another_name_are_plugins(install):
@@ -496,6 +506,8 @@ def test_the_listing_has_a_stable_form_and_says_of_every_plugin_whether_it_would
     assert rows["images"]["status"] == "active"
     assert rows["cap"]["status"] == "available"
     assert rows["cap"]["reason"] == "runs when asked for by name"
+    assert rows["mirror"]["status"] == "available"
+    assert "needs arguments: pass an instance, Mirror(to=…)" in rows["mirror"]["reason"]
     assert {
         "images",
         "dedup",

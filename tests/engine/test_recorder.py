@@ -304,6 +304,8 @@ def test_where_a_batch_belongs_is_checked_at_first_and_marked_later(tmp_path, sa
         ({"dir": "s3://bucket/runs"}, "dir='s3://bucket/runs' is a URL; runs are written to a folder of this machine"),
         ({"dir": Path("hf://datasets/runs")}, "is a URL"),
         ({"dir": "simplecache::gs://bucket"}, "is a URL"),
+        ({"dir": ""}, "dir is empty; give a folder"),
+        ({"mirror": ""}, "mirror is empty; give a URL"),
         ({"rank": 1}, "rank is 1 and world_size None; give both"),
         ({"rank": 2, "world_size": 2}, "a rank from 0 to world_size - 1"),
         ({"rank": "1", "world_size": 2}, "rank is '1' and world_size 2; give both, as whole numbers"),
@@ -316,6 +318,20 @@ def test_where_a_batch_belongs_is_checked_at_first_and_marked_later(tmp_path, sa
 def test_mistakes_of_setup_are_one_sentence(tmp_path, options, words):
     with pytest.raises(SetupError, match=words):
         RolloutRecorder(**{"dir": tmp_path / "runs", **options})
+
+
+def test_a_folder_may_be_named_from_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    with RolloutRecorder(dir="~/mine", mirror="~/copies") as recorder:
+        recorder.record(1, [row()])
+    run = open_run("~/mine")
+    assert run.dir.parent == tmp_path / "mine"
+    assert len(open_run("~/copies")) == len(run) == 1
+    with RolloutRecorder(dir="~nobody-of-this-name") as recorder:
+        recorder.record(1, [row()])
+    assert len(open_run("~nobody-of-this-name")) == 1
+    assert not (tmp_path / "~").exists()
 
 
 def test_with_strict_everything_is_raised(tmp_path):

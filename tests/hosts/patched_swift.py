@@ -106,7 +106,7 @@ class Run(SwiftRLHF):
                 {"request_id": one.request_id, "advantage": float(one.advantages), "encoded": one.encoded,
                  "ids": copy.deepcopy(one.response_token_ids), "logprobs": copy.deepcopy(one.rollout_logprobs),
                  "mask": copy.deepcopy(one.response_loss_mask), "step": trainer.state.global_step}
-                for one in samples
+                for one in samples if hasattr(one, "advantages")
             ]  # fmt: skip
             return log(samples)
 
@@ -361,6 +361,54 @@ def test_what_is_generated_ahead_has_the_step_it_was_asked_for_at_and_the_rest_i
     assert [one.policy_step for one in stored] == [0] * 8 + [1] * 4
     assert [one.step for one in stored] == [1] * 4 + [2] * 4 + [3] * 4
     assert run.drops == {"not_observed": 4}
+
+
+def distilled(folder, **more):
+    """A training with GKD: what was stored of it, and the samples it trained on."""
+    made = []
+
+    def before(trainer):
+        answered = trainer._generate_completions
+
+        def noted(samples):
+            made.extend(answered(samples))
+            return made[-len(samples) :]
+
+        trainer._generate_completions = noted
+        trainer.request_config.logprobs = True
+        trainer.add_callback(RolloutPluginCallback(tokens=True))
+
+    alone = {"reward_funcs": [], "num_generations": 1, "rlhf_type": "gkd", "teacher_model": tiny_model(folder)}
+    answered = {"messages": [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "good day"}]}
+    stored, _, _, run = trained(folder, before, answered, **alone, teacher_model_type="qwen3", **more)
+    return stored, made, run
+
+
+def test_what_a_student_answers_is_kept(tmp_path):
+    stored, samples, run = distilled(tmp_path, lmbda=1.0)
+    tok = tokenizer()
+    assert run.info.host == "ms-swift"
+    assert len(stored) == len(samples) == 8
+    for rollout, sample in zip(stored, samples, strict=True):
+        assert told(rollout.prompt) == [("user", "hello")]
+        assert whole(rollout) == told(sample.messages)
+        assert tok.decode([*rollout.tokens.prompt, *rollout.tokens.completion]).endswith(
+            f"user\nhello<|im_end|>\n<|im_start|>assistant\n{sample.messages[-1]['content']}"
+        )
+        assert list(rollout.tokens.completion) == list(sample.response_token_ids)
+        assert len(rollout.tokens.logprobs) == len(sample.response_token_ids)
+        assert rollout.completion_tokens == len(sample.response_token_ids)
+        assert rollout.finish == sample.finish_reason
+        assert rollout.columns == sample.extra
+        assert rollout.policy_step == rollout.step - 1
+        assert (rollout.rewards, rollout.advantage, rollout.group_size) == ({}, None, 1)
+    assert [rollout.index for rollout in stored] == [0, 1, 2, 3] * 2
+    assert run.drops == {}
+
+
+def test_what_the_dataset_answers_is_no_rollout(tmp_path):
+    stored, samples, run = distilled(tmp_path, lmbda=0.0)
+    assert (stored, samples, run.drops) == ([], [], {})
 
 
 def tiny_vlm(folder):

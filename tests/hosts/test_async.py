@@ -17,7 +17,7 @@ import pytest
 import torch
 from async_rig import Scripted, distilled, ids_of, logprob_of, make_async, number_of, sample, tokenizer
 from copies import copy_of, facts
-from tools import multiply
+from tools import Counted, multiply
 from trackio.sqlite_storage import SQLiteStorage
 from transformers import TrainerCallback
 from trl.experimental.async_grpo.async_rollout_worker import RolloutSample, TurnRecord, _chain_to_sequences
@@ -484,13 +484,16 @@ def test_traces_of_trl_itself_stand_beside_ours_in_trackio(tmp_path, tok):
     assert ours[next(run.rollouts()).id]["metadata"]["marks/trained"] == "yes"
 
 
-def test_a_worker_that_takes_no_attributes_is_left_alone(tmp_path, tok):
-    class Closed(Scripted):
-        def __setattr__(self, name, value):
-            if name == "stop":
-                raise AttributeError("no more attributes")
-            super().__setattr__(name, value)
+class Closed(Scripted):
+    """Cannot be seen to stop."""
 
+    def __setattr__(self, name, value):
+        if name == "stop":
+            raise AttributeError("no more attributes")
+        super().__setattr__(name, value)
+
+
+def test_a_worker_that_takes_no_attributes_is_left_alone(tmp_path, tok):
     trainer = make_async(tmp_path, samples(tok, 12))
     trainer.rollout_worker.__class__ = Closed
     trainer.add_callback(RolloutPluginCallback())
@@ -513,9 +516,10 @@ class Dies(TrainerCallback):
             raise self.error
 
 
-@pytest.mark.parametrize("error", [RuntimeError("no more"), KeyboardInterrupt()])
+@pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt])
 @pytest.mark.parametrize("place", ["get", "training_step", "on_optimizer_step", "on_step_end", "on_log"])
-def test_whatever_ends_training_what_was_received_is_stored(tmp_path, tok, place, error):
+def test_whatever_ends_training_what_was_received_is_stored(tmp_path, tok, place, kind):
+    error = kind("no more")  # of this test alone: it holds on to the trainer
     trainer = make_async(tmp_path, samples(tok, 10 if place == "get" else 24), max_steps=5)
     if place == "get":
         trainer.rollout_worker.death = error
@@ -531,7 +535,7 @@ def test_whatever_ends_training_what_was_received_is_stored(tmp_path, tok, place
     else:
         trainer.add_callback(Dies(place, error))
     trainer.add_callback(callback := RolloutPluginCallback())
-    with pytest.raises(type(error)) as caught:
+    with pytest.raises(kind) as caught:
         trainer.train()
     assert caught.value is error
     assert trainer.rollout_worker.stopped == 1
@@ -545,12 +549,6 @@ def test_whatever_ends_training_what_was_received_is_stored(tmp_path, tok, place
 
 
 def test_a_training_that_dies_without_its_worker_being_seen_to_stop_hands_over_when_the_run_ends(tmp_path, tok):
-    class Closed(Scripted):
-        def __setattr__(self, name, value):
-            if name == "stop":
-                raise AttributeError("no more attributes")
-            super().__setattr__(name, value)
-
     trainer = make_async(tmp_path, samples(tok, 10), max_steps=5)
     trainer.rollout_worker.__class__ = Closed
     trainer.rollout_worker.death = RuntimeError("no more")
@@ -598,26 +596,6 @@ def test_the_host_knows_these_trainers_alone(tmp_path, tok):
         (tmp_path / kind).mkdir()
         assert host.matches(make_async(tmp_path / kind, [], kind=kind))
     assert not host.matches(Scripted([]))
-
-
-class Counted:
-    """An environment of the worker's."""
-
-    def reset(self, **kwargs):
-        self.value = 0
-
-    def increment(self, by: int) -> int:
-        """
-        Add to the counter.
-
-        Args:
-            by: how much
-        """
-        self.value += by
-        return self.value
-
-    def get_reward(self):
-        return float(self.value)
 
 
 def by_len(completions, **kwargs):

@@ -16,7 +16,7 @@ import dill
 import pytest
 from accelerate.state import GradientState
 from rig import GRPO, RLOO, call, dataset, half, make, tiny_model
-from store_rig import until
+from store_rig import Count, until
 from tools import multiply
 
 from rollout_plugins import RolloutPluginCallback, hookimpl, open_run
@@ -298,11 +298,6 @@ def test_strict_lets_a_plugins_error_end_the_run(tmp_path):
 
 
 def test_metrics_join_the_trainers_own_log_apart_for_train_and_eval(tmp_path):
-    class Count:
-        @hookimpl
-        def rollout_metrics(self, rollouts, step):
-            return {"count": len(rollouts)}
-
     trainer = make(tmp_path, max_steps=2, eval_strategy="steps", eval_steps=2, eval_rows=dataset(2))
     trainer.add_callback(RolloutPluginCallback([Count()], sync=True))
     trainer.train()
@@ -341,14 +336,6 @@ def test_a_function_of_the_user_called_train_is_not_taken_for_the_trainers(tmp_p
 
     trainer = make(tmp_path)
     assert train(trainer, True) == train(trainer, "somewhere") == (None, 0)
-
-
-class Count:
-    """A metric that is there for each log, never a moment later."""
-
-    @hookimpl
-    def rollout_metrics(self, rollouts, step):
-        return {"count": len(rollouts)}
 
 
 def logging_trainer(folder, *, on, **config):

@@ -13,7 +13,7 @@ import pytest
 import torch
 from rig import GRPO, RLOO, call, dataset, half, make
 from strict import same
-from tools import PAGE, broken, lookup, multiply, now, numbers, search, slow, slow_broken, sort, sort_later
+from tools import PAGE, Counted, broken, lookup, multiply, now, numbers, search, slow, slow_broken, sort, sort_later
 from trl import GRPOTrainer
 
 from rollout_plugins import Placeholder, RolloutPluginCallback, open_run
@@ -357,23 +357,10 @@ def test_tool_result_tokens_are_not_completion_tokens(tmp_path):
 
 
 def test_environments_observations_and_tools_are_recorded(tmp_path):
-    class Counter:
+    class Counter(Counted):
         def reset(self, **kwargs):
-            self.value = 0
+            super().reset(**kwargs)
             return " The counter is at 0."
-
-        def increment(self, by: int) -> int:
-            """
-            Add to the counter.
-
-            Args:
-                by: how much
-            """
-            self.value += by
-            return self.value
-
-        def get_reward(self):
-            return float(self.value)
 
     trainer, run = train(
         tmp_path, [call("increment", {"by": 3})] * 4 + ["done"] * 4, environment_factory=Counter, rewards=[half]

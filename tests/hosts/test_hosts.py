@@ -5,7 +5,7 @@ from types import MethodType
 import pytest
 import torch
 from copies import bare, copy_of
-from rig import GRPO, dataset, make
+from rig import GRPO, SamplesTwice, dataset, make
 from trl import GRPOTrainer
 
 from rollout_plugins import Batch, Rollout, RolloutPluginCallback, hookimpl, open_run
@@ -103,12 +103,6 @@ def test_a_trainer_with_another_signature_is_recorded_from_what_it_generates(tmp
     assert "expected _calculate_rewards(inputs, prompts, completions, completion_ids_list)" in caplog.text
 
 
-class SamplesTwice(GRPO):
-    def _generate_and_score_completions(self, inputs):
-        super()._generate_and_score_completions(inputs)
-        return super()._generate_and_score_completions(inputs)
-
-
 @pytest.mark.parametrize(("cls", "lost"), [(GRPO, {}), (SamplesTwice, {"not_observed": 8})])
 def test_a_trainer_that_generates_in_another_form_is_read_from_its_log_and_the_rest_is_counted(
     tmp_path, cls, lost, caplog
@@ -188,6 +182,7 @@ def test_a_subclass_that_overrides_everything_is_recorded_from_what_it_trains_on
     assert [r.completion_tokens for r in stored] == [len(r.tokens.completion) for r in stored]
     assert {r.marks["source"] for r in stored} == {"the token ids that the trainer trains on"}
     assert {r.marks["rewards"] for r in stored} == {"the trainer scored it in a way of its own"}
+    assert not any("advantage" in r.marks for r in stored)
     assert {tuple(r.rewards.values()) for r in stored} == {(None,)}
     said = "OverridesAll generates or scores in a way of its own: its rollouts are recorded from the token ids"
     assert caplog.text.count(said) == 1
@@ -223,5 +218,4 @@ def test_an_exception_that_cannot_be_shown_reaches_the_caller_as_it_is(tmp_path)
 
 
 def test_a_version_of_trls_trainer_that_does_everything_elsewhere_is_not_taken_for_the_known_one():
-    """TRL 1.0 to 1.9 have an SDFTTrainer with none of the methods that are watched."""
     assert host_for(type("SDFTTrainer", (), {"__module__": "trl.experimental.sdft"})()) is None

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import threading
 import weakref
 from collections import Counter, defaultdict, deque
 from contextlib import suppress
@@ -9,6 +10,7 @@ from functools import partial
 
 import pytest
 from rig import GRPO, dataset, half, make
+from store_rig import Count
 from test_callback import runs
 from test_trainers import RUNNABLE
 from trainers import KINDS
@@ -130,6 +132,28 @@ def test_two_live_trainers_used_alternately_have_each_their_run(tmp_path):
         assert [a["attempt"] for a in run.attempts] == [1]
         assert run.attempts[0]["rollouts"] == {"eval": 16, "train": 4}
         assert run.drops == {}
+
+
+def test_two_trainers_that_train_at_the_same_time_have_each_their_run(tmp_path):
+    callback, both = RolloutPluginCallback(end_seconds=5), threading.Barrier(2)
+
+    def together(completions, **kwargs):
+        both.wait(60)
+        return half(completions)
+
+    trainers = [
+        make(tmp_path / name, callbacks=[callback], rows=numbered(8), rewards=together, max_steps=12)
+        for name in ("a", "b")
+    ]
+    threads = [threading.Thread(target=trainer.train) for trainer in trainers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for name, trainer in zip(("a", "b"), trainers, strict=True):
+        (run,) = runs(tmp_path / name)
+        assert_true_to(run, trainer)
+        assert [a["attempt"] for a in run.attempts] == [1]
 
 
 def test_a_trainer_that_evaluates_inside_another_ones_training_has_its_own_run(tmp_path):
@@ -398,12 +422,6 @@ def test_added_in_the_middle_of_training_records_from_then_on_and_says_so(tmp_pa
 # --- several evaluations ---------------------------------------------------------------------------------------------
 
 
-class Count:
-    @hookimpl
-    def rollout_metrics(self, rollouts, step):
-        return {"count": len(rollouts)}
-
-
 class Sink:
     name = "sink"
 
@@ -484,3 +502,23 @@ def test_a_fork_of_a_process_that_recorded_has_a_run_of_its_own(tmp_path, before
     both = runs(tmp_path)
     assert sorted(len(run) for run in both) == sorted([theirs + 8, 8 if after == "evaluate" else 4])
     assert [run.drops for run in both] == [{}, {}]
+
+
+def test_a_fork_that_leaves_a_reward_function_takes_no_rollouts_along(tmp_path):
+    def forks(completions, **kwargs):
+        child = os.fork()
+        if not child:
+            raise SystemExit
+        assert os.waitpid(child, 0)[1] == 0
+        return half(completions)
+
+    here = os.getpid()
+    trainer = make(tmp_path, callbacks=[RolloutPluginCallback()], rows=numbered(8), rewards=forks)
+    try:
+        trainer.train()
+    finally:
+        if os.getpid() != here:
+            gc.collect()
+            os._exit(0)
+    (run,) = runs(tmp_path)
+    assert_true_to(run, trainer)

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from copies import copy_of
-from rig import GRPO, dataset, make, tiny_model
+from rig import GRPO, SamplesTwice, dataset, make, tiny_model
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
@@ -112,14 +112,6 @@ def test_rewards_that_are_computed_past_the_method_for_them(tmp_path, logs):
     assert {round(found[n].advantage, 3) for n in range(8)} == {-0.707, 0.707}
     assert all(rollout.prompt[0]["content"].startswith("hello") for rollout in found.values())
     assert run.drops == {}
-
-
-class SamplesTwice(GRPO):
-    """What it generates and scores first is thrown away, as dynamic sampling does."""
-
-    def _generate_and_score_completions(self, inputs):
-        super()._generate_and_score_completions(inputs)
-        return super()._generate_and_score_completions(inputs)
 
 
 @pytest.mark.parametrize("tokens", [True, False])

@@ -10,9 +10,10 @@ from hostile import batches, many
 from hypothesis import given
 from rollout_hookspecs import Rollout, Run, Step, ToolCall
 
+from rollout_plugins.content.numbers import finite
 from rollout_plugins.errors import SetupError
 from rollout_plugins.plugins.metrics import Metrics
-from rollout_plugins.plugins.numbers import correlation, mean, number, quantile, spread
+from rollout_plugins.plugins.statistics import correlation, mean, quantile, spread
 
 
 def said(text, i=0, **fields):
@@ -212,7 +213,7 @@ def test_an_alert_function_that_fails_hurts_nobody(caplog):
 
 
 def test_numbers_are_finite_or_not_there():
-    assert [number(value) for value in (1, 1.5, True, None, "1", float("nan"), float("inf"), 10**400)] == [
+    assert [finite(value) for value in (1, 1.5, True, None, "1", float("nan"), float("inf"), 10**400)] == [
         1.0,
         1.5,
         *[None] * 6,

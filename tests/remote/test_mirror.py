@@ -181,7 +181,7 @@ def test_a_place_that_is_away_costs_training_nothing_and_is_told_of(tmp_path, mo
         recorder.record(2, batch(2))
         recorder.flush()
         behind = recorder.metrics()["rollouts/mirror/behind"]
-        assert behind >= 1
+        assert behind > 0
         run = Path(recorder.run.dir)
     assert "the mirror is not complete: 2 files" in caplog.text
     assert f"rollouts push {run}" in caplog.text

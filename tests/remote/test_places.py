@@ -33,7 +33,7 @@ def test_what_is_a_url_and_what_is_a_path():
     ("url", "said"),
     [
         ("s3://", "names no bucket"),
-        ("nowhere://bucket/runs", "no filesystem for nowhere://; accepted: s3://, gs://"),
+        ("nowhere://bucket/runs", "no filesystem is known for nowhere://; accepted: s3://, gs://"),
         ("ftp://me:hunter22@host/runs", "holds a password"),
         ("az://box/runs?sig=hunter22", "holds a password, a key or options"),
     ],

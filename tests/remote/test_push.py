@@ -2,15 +2,16 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 
 import pytest
-from hub_server import hub_server
+from hub import hub as hub_server
 from test_mirror import answers, batch, contents, recorded
 
-from rollout_plugins import RolloutRecorder, open_run
+from rollout_plugins import RolloutRecorder, open_run, runs
 from rollout_plugins.cli.main import main
 from rollout_plugins.remote.folders import Folder
 
@@ -59,7 +60,8 @@ def test_parts_that_were_removed_here_come_back(tmp_path, capsys):
     ("words", "said"),
     [
         (["pull", "memory://nothing/here"], "memory://nothing/here is not a run: no run.json and no data"),
-        (["push", "RUN", "memory://x/runs", "--where", "reward > 1"], "filters are for datasets on the Hub"),
+        (["push", "RUN", "memory://x/runs", "--where", "reward > 9"], "no rollout of .* matches"),
+        (["push", "RUN", "memory://x/runs", "--sessions", "--where", "reward > 9"], "0 rollouts would be a file each"),
         (["push", "RUN", "hf://models/me/x"], "give hf://datasets/OWNER/NAME or hf://buckets/OWNER/NAME"),
         (["push", "RUN", "nowhere://x/runs"], "no filesystem is known for nowhere://"),
     ],
@@ -67,7 +69,7 @@ def test_parts_that_were_removed_here_come_back(tmp_path, capsys):
 def test_what_cannot_be_done_is_said_in_one_line(run, words, said, capsys):
     assert main([str(run) if word == "RUN" else word for word in words]) == 1
     err = capsys.readouterr().err
-    assert said in err
+    assert re.search(said, err)
     assert err.count("\n") == 1
 
 
@@ -77,50 +79,100 @@ def hub(monkeypatch):
         yield server
 
 
-def test_on_the_hub_a_run_is_a_private_dataset_with_a_card(run, hub, tmp_path, capsys):
-    assert main(["push", str(run), "hf://datasets/me/mine"]) == 0
-    repo = hub.repos["me/mine"]
+def test_on_the_hub_a_run_is_in_a_private_dataset_with_a_card(run, hub, tmp_path):
+    assert main(["push", str(run), "hf://datasets/me/runs"]) == 0
+    repo = hub.repos["me/runs"]
     assert repo["private"] is True
-    assert {name for name in repo["files"] if name != "README.md"} == set(contents(run))
+    assert {name for name in repo["files"] if name != "README.md"} == {f"mine/{name}" for name in contents(run)}
     card = repo["files"]["README.md"].decode()
     for line in (
         "| model | tiny/model |",
         "| rollouts | 12 train |",
-        "path: data/train/*.parquet",
+        'path: "mine/data/train/**/*.parquet"',
+        'load_dataset("me/runs", "mine", split="train")',
         "| `reward` | `double` |",
     ):
         assert line in card
-    assert main(["pull", "hf://datasets/me/mine", str(tmp_path / "back")]) == 0
+    assert main(["pull", "hf://datasets/me/runs", str(tmp_path / "back")]) == 0
     assert answers(tmp_path / "back" / "mine") == answers(run)
     before = len(repo["commits"])
-    assert main(["push", str(run), "hf://datasets/me/mine"]) == 0
-    assert repo["commits"][before:] == [["run.json"], ["README.md"]]
+    assert main(["push", str(run), "hf://datasets/me/runs"]) == 0
+    assert repo["commits"][before:] == [["mine/run.json"], ["README.md"]]
 
 
-def test_public_only_when_told_and_another_run_is_not_mixed_in(run, hub, tmp_path, capsys):
-    assert main(["push", str(run), "hf://datasets/me/open", "--public"]) == 0
-    assert hub.repos["me/open"]["private"] is False
+def test_a_dataset_may_have_several_runs_of_which_the_newest_is_loaded_by_default(run, hub, tmp_path, capsys):
+    assert main(["push", str(run), "hf://datasets/me/runs", "--public"]) == 0
+    assert hub.repos["me/runs"]["private"] is False
     other = recorded(tmp_path / "other", steps=(1,), run_id="other")
-    assert main(["push", str(other), "hf://datasets/me/open"]) == 1
-    assert "has another run, or other rollouts of this one" in capsys.readouterr().err
+    same = recorded(tmp_path / "same", steps=(7,), run_id="mine")
+    for each in (other, same):
+        assert main(["push", str(each), "hf://datasets/me/runs"]) == 0
+    card = hub.repos["me/runs"]["files"]["README.md"].decode()
+    configs = [line.partition(": ")[2] for line in card.splitlines() if "config_name" in line]
+    assert configs == ['"mine-2"', '"other"', '"mine"']
+    assert card.index('"mine-2"') < card.index("default: true") < card.index('"other"')
+    assert "Other runs here: other, mine." in card
+    assert [len(each) for each in runs("hf://datasets/me/runs")] == [12, 4, 4]
+    assert main(["pull", "hf://datasets/me/runs"]) == 1
+    assert "has 3 runs, mine, mine-2, other; give the URL of one" in capsys.readouterr().err
 
 
 def test_a_journal_of_a_run_that_was_killed_is_pushed_as_a_part(run, hub):
     with RolloutRecorder(dir=run.parent, run_id="mine") as recorder:
         recorder.record(4, batch(4))
         recorder.flush()
-        assert main(["push", str(run), "hf://datasets/me/mine"]) == 0
-    names = [name for name in hub.repos["me/mine"]["files"] if name.startswith("data/")]
-    assert names == ["data/train/001-00000-000000.parquet", "data/train/002-00000-000000.parquet"]
+        assert main(["push", str(run), "hf://datasets/me/runs"]) == 0
+    names = [name for name in hub.repos["me/runs"]["files"] if name.startswith("mine/data/")]
+    assert names == ["mine/data/train/001-00000-000000.parquet", "mine/data/train/002-00000-000000.parquet"]
 
 
-def test_the_card_says_which_rollouts_were_chosen(run, hub, tmp_path):
-    assert main(["push", str(run), "hf://datasets/me/best", "--where", "reward >= 2"]) == 0
-    card = hub.repos["me/best"]["files"]["README.md"].decode()
-    assert '"where": "reward >= 2"' in card
-    assert "| rollouts | 6 train |" in card
-    main(["pull", "hf://datasets/me/best", str(tmp_path)])
-    assert {rollout.reward for rollout in open_run(tmp_path / "best").rollouts()} == {2.0, 3.0}
+@pytest.mark.parametrize("url", ["hf://datasets/me/best", "memory://chosen/best"])
+def test_some_rollouts_are_a_run_of_their_own_that_misses_nothing(run, hub, tmp_path, url, capsys):
+    assert main(["push", str(run), url, "--where", "reward >= 2", "--limit", "5"]) == 0
+    assert main(["pull", url, str(tmp_path / "back")]) == 0
+    found = open_run(tmp_path / "back")
+    assert [rollout.reward for rollout in found.rollouts()] == [2.0, 3.0, 2.0, 3.0, 2.0]
+    assert found.dir.name.startswith("mine-chosen-")
+    assert not found.unreadable
+    if url.startswith("hf"):
+        card = hub.repos["me/best"]["files"]["README.md"].decode()
+        assert '"where": "reward >= 2"' in card
+        assert "| rollouts | 5 train |" in card
+
+
+def test_sessions_are_in_the_format_that_the_hub_shows(hub, tmp_path):
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    said = [
+        {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [call]},
+        {"role": "tool", "name": "add", "content": "2"},
+        {"role": "assistant", "content": "two"},
+    ]
+    with RolloutRecorder(dir=tmp_path, run_id="mine", model="tiny/model") as recorder:
+        recorder.record(3, [{"prompt": "1 + 1?", "completion": said, "reward": 1.0}])
+    assert main(["push", str(tmp_path), "hf://datasets/me/chats", "--sessions"]) == 0
+    files = hub.repos["me/chats"]["files"]
+    ident = open_run(tmp_path)[0].id
+    head, *messages = map(json.loads, files[f"mine-sessions/sessions/train/000003/{ident}.jsonl"].splitlines())
+    assert (head["type"], head["harness"], head["id"]) == ("session", "rollout-plugins", ident)
+    assert (head["name"], head["reward"], head["run"]) == ("step 3, reward 1.000", 1.0, "mine")
+    asked = {"id": "c1", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    assert {message["type"] for message in messages} == {"message"}
+    assert [message["message"] for message in messages] == [
+        {"role": "user", "content": "1 + 1?"},
+        {
+            "role": "assistant",
+            "content": "",
+            "reasoningContent": "hm",
+            "toolCalls": [asked],
+            "model": "tiny/model",
+        },
+        {"role": "tool", "content": "2", "toolCallId": "c1"},
+        {"role": "assistant", "content": "two", "model": "tiny/model"},
+    ]
+    assert 'path: "mine-sessions/sessions/train/**/*.jsonl"' in files["README.md"].decode()
+    before = len(hub.repos["me/chats"]["commits"])
+    assert main(["push", str(tmp_path), "hf://datasets/me/chats", "--sessions"]) == 0
+    assert hub.repos["me/chats"]["commits"][before:] == [["README.md"]]
 
 
 def test_a_refusal_of_the_hub_says_what_to_do_and_no_token(run, hub, capsys):
@@ -132,29 +184,35 @@ def test_a_refusal_of_the_hub_says_what_to_do_and_no_token(run, hub, capsys):
     assert main(["push", str(run), "hf://datasets/me/mine"]) == 0
 
 
-def test_a_mirror_on_the_hub_takes_few_commits(hub, tmp_path):
-    run = recorded(tmp_path / "here", mirror="hf://datasets/me/runs")
+def test_a_mirror_on_the_hub_has_the_layout_of_a_push_and_takes_few_commits(hub, tmp_path):
+    run = recorded(tmp_path / "here", mirror="hf://datasets/me/runs", run_id="mine")
     repo = hub.repos["me/runs"]
     assert repo["private"] is True
-    assert repo["files"] == {f"{run.name}/{n}": d for n, d in contents(run).items()}
-    assert len(repo["commits"]) <= 4
+    assert len(repo["commits"]) <= 5
+    mirrored = dict(repo["files"])
+    assert main(["push", str(run), "hf://datasets/me/pushed"]) == 0
+    pushed = {name: data.replace(b"me/pushed", b"me/runs") for name, data in hub.repos["me/pushed"]["files"].items()}
+    assert mirrored == pushed
+    assert {f"mine/{name}": data for name, data in contents(run).items()}.items() <= mirrored.items()
 
 
 LOAD = """
 import json, sys, datasets
-found = datasets.load_dataset("me/mine")
-print(json.dumps({"rows": {split: rows.num_rows for split, rows in found.items()}, "first": found["train"][0]["completion"][0]["content"]}))
+found = [datasets.load_dataset(name) for name in sys.argv[1:]]
+print(json.dumps([{split: rows.num_rows for split, rows in one.items()} for one in found]))
+print(json.dumps([one["train"][0]["completion"][0]["content"] for one in found[:2]]))
 """
 
 
 @pytest.mark.slow
-def test_load_dataset_takes_it_split_by_train_and_eval(run, hub, tmp_path):
-    with RolloutRecorder(dir=run.parent, run_id="mine") as recorder:
+def test_load_dataset_takes_what_was_pushed_or_mirrored_split_by_train_and_eval(run, hub, tmp_path):
+    with RolloutRecorder(dir=run.parent, run_id="mine", mirror="hf://datasets/me/mirrored") as recorder:
         recorder.record(4, batch(4), split="eval")
-    assert main(["push", str(run), "hf://datasets/me/mine"]) == 0
+    assert main(["push", str(run), "hf://datasets/me/pushed"]) == 0
+    assert main(["push", str(run), "hf://datasets/me/chats", "--sessions"]) == 0
     about = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "home")}
     done = subprocess.run(
-        [sys.executable, "-c", LOAD],
+        [sys.executable, "-c", LOAD, "me/mirrored", "me/pushed", "me/chats"],
         check=False,
         env={**os.environ, **about},
         capture_output=True,
@@ -162,8 +220,9 @@ def test_load_dataset_takes_it_split_by_train_and_eval(run, hub, tmp_path):
         timeout=200,
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found == {"rows": {"train": 12, "eval": 4}, "first": "answer 1.0"}
+    rows, first = map(json.loads, done.stdout.splitlines()[-2:])
+    assert rows == [{"train": 12, "eval": 4}] * 2 + [{"train": 36, "eval": 12}]
+    assert first == ["answer 1.0"] * 2
     shutil.rmtree(tmp_path / "home")
 
 

@@ -379,7 +379,7 @@ def test_nothing_to_import_is_one_sentence(tmp_path):
         with pytest.raises(RunError, match=r"no rollouts found there.*is it the right --from\?"):
             import_rollouts(format_name, tmp_path / "bad.jsonl", tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    with pytest.raises(RunError, match="no format 'x'; the formats are trl, verl"):
+    with pytest.raises(RunError, match="'x' is not a format; the formats are trl, verl"):
         import_rollouts("x", tmp_path, tmp_path)
 
 

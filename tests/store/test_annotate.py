@@ -156,6 +156,9 @@ def test_producers_that_differ_in_case_do_not_break_reading(run):
     ),
 )
 def test_any_names_and_values_are_written_and_read(run, producer, values):
+    if len(run.annotations) > 5:  # each question reads what all producers said
+        shutil.rmtree(run.dir / "annotations")
+        run.refresh()
     with suppress(RunError):  # names that are taken, or differ in case alone
         run.annotate(producer, [{"id": FIRST, **values}])
     run.get(FIRST)

@@ -54,7 +54,7 @@ def test_it_stays_what_it_was_when_the_run_grows(tmp_path):
 
 
 def test_a_page_says_which_columns_there_are(run):
-    with pytest.raises(RunError, match="no column 'score'"):
+    with pytest.raises(RunError, match="no column is named 'score'"):
         run.find().rows(["score"])
 
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hub_stand_in import hub
+from hub import hub
 from rig import make
 
 from rollout_plugins import RolloutPluginCallback, open_run
@@ -22,8 +22,9 @@ def trained(folder, *, home=None, **options):
 
 
 def pushed(monkeypatch, folder, **options):
-    with hub(monkeypatch) as uploads:
+    with hub(monkeypatch) as server:
         trained(folder, push_to_hub=True, hub_model_id="me/out", hub_token="token", **options).push_to_hub()
+    uploads = server.repos["me/out"]["commits"]
     paths = [path for upload in uploads for path in upload]
     assert "model.safetensors" in paths
     return uploads, paths

@@ -145,6 +145,14 @@ class RLOO(Truth, RLOOTrainer):
     pass
 
 
+class SamplesTwice(GRPO):
+    """What it generates and scores first is thrown away, as dynamic sampling does."""
+
+    def _generate_and_score_completions(self, inputs):
+        super()._generate_and_score_completions(inputs)
+        return super()._generate_and_score_completions(inputs)
+
+
 def make(
     folder, script=None, *, cls=GRPO, rewards=half, rows=None, eval_rows=None, callbacks=None, tools=None, **config
 ):

@@ -11,7 +11,8 @@ import threading
 import time
 import urllib.request
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from served import Asked, served
 
 KEYS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "a-secret-of-the-test", "AWS_REGION": "us-east-1"}
 
@@ -85,36 +86,23 @@ def s3_server(monkeypatch):
         server.stop()
 
 
-class _Front(BaseHTTPRequestHandler):
+class _Front(Asked):
     """Hands everything on to the real server, unless it has a fault."""
 
-    protocol_version = "HTTP/1.1"
-
     def handle_any(self):
-        body = self._body()
-        fault = self.server.fault
+        body, fault = self.body(), self.server.fault
         if fault == "hangs" or (fault == "hangs in mid-upload" and "partNumber=2" in self.path):
             self.server.hung = True
             self.server.released.wait(120)
             self.close_connection = True
         elif isinstance(fault, tuple):
             status, code = fault
-            self._answer(status, [], f"<Error><Code>{code}</Code><Message>{code}</Message></Error>".encode())
+            self.send(f"<Error><Code>{code}</Code><Message>{code}</Message></Error>".encode(), status)
         else:
             with suppress(OSError):  # the client was killed
                 self._hand_on(body)
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = handle_any
-
-    def _body(self):
-        if self.headers.get("Transfer-Encoding") != "chunked":
-            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        body = b""
-        while size := int(self.rfile.readline(), 16):
-            body += self.rfile.read(size)
-            self.rfile.readline()
-        self.rfile.readline()
-        return body
 
     def _hand_on(self, body):
         connection = http.client.HTTPConnection("127.0.0.1", self.server.behind, timeout=60)
@@ -122,35 +110,17 @@ class _Front(BaseHTTPRequestHandler):
         kept = {name: value for name, value in self.headers.items() if name.lower() not in ours}
         connection.request(self.command, self.path, body, {**kept, "Content-Length": str(len(body))})
         answer = connection.getresponse()
-        kept = [(name, value) for name, value in answer.getheaders() if name not in ("Content-Length", "Connection")]
-        self._answer(answer.status, kept, answer.read(), answer.getheader("Content-Length"))
+        self.send(answer.read(), answer.status, {n: v for n, v in answer.getheaders() if n != "Connection"})
         connection.close()
-
-    def _answer(self, status, headers, body, length=None):
-        self.send_response_only(status)
-        for name, value in headers:
-            self.send_header(name, value)
-        self.send_header("Content-Length", length if self.command == "HEAD" and length else str(len(body)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def log_message(self, *_):
-        pass
 
 
 @contextmanager
 def faulty(s3, monkeypatch):
     """The way to the server for clients, whose `fault` is None, "hangs", or a status and a code of S3's."""
-    front = ThreadingHTTPServer(("127.0.0.1", 0), _Front)
-    front.daemon_threads = True
-    front.behind, front.fault, front.hung, front.released = s3.port, None, False, threading.Event()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{front.server_port}")
-    threading.Thread(target=front.serve_forever, daemon=True).start()
-    try:
-        yield front
-    finally:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", s3.url)
-        front.released.set()
-        front.shutdown()
-        front.server_close()
+    with served(_Front, behind=s3.port, fault=None, hung=False, released=threading.Event()) as front:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", front.url)
+        try:
+            yield front
+        finally:
+            monkeypatch.setenv("AWS_ENDPOINT_URL", s3.url)
+            front.released.set()

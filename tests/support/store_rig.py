@@ -117,3 +117,11 @@ class Sink:
     @hookimpl
     def on_run_end(self, run):
         self.events.append("end")
+
+
+class Count:
+    """A plugin whose metric is there for each log, never a moment later."""
+
+    @hookimpl
+    def rollout_metrics(self, rollouts, step):
+        return {"count": len(rollouts)}

@@ -108,3 +108,23 @@ async def sort_later(items: list, options: dict) -> list:
 
 
 PAGE: list = []
+
+
+class Counted:
+    """An environment that counts, and whose count is its reward."""
+
+    def reset(self, **kwargs):
+        self.value = 0
+
+    def increment(self, by: int) -> int:
+        """
+        Add to the counter.
+
+        Args:
+            by: how much
+        """
+        self.value += by
+        return self.value
+
+    def get_reward(self):
+        return float(self.value)

@@ -55,6 +55,7 @@ class Kind:
     rows: object = dataset
     names: tuple = ()
     evaluates: bool = True
+    before: str = ""
 
     def __post_init__(self):
         if self._missing(self.module) and not self._missing("trl"):  # it was no experiment then
@@ -76,8 +77,10 @@ class Kind:
         foreign = [name for name in self.arguments if name not in takes]
         if foreign:
             return f"{self.trainer} of this TRL takes no {' and no '.join(foreign)}"
-        since = next(s.since for host in known_hosts() for s in host.supports if s.trainer == self.trainer)
-        return f"{self.trainer} is recorded since TRL {since}" if Version(since) > TRL else None
+        if self.before and Version(self.before) <= TRL:
+            return f"{self.trainer} is another trainer since TRL {self.before}"
+        since = min(Version(s.since) for host in known_hosts() for s in host.supports if s.trainer == self.trainer)
+        return f"{self.trainer} is recorded since TRL {since}" if since > TRL else None
 
 
 _SCORED = {"reward_funcs": [half, picky]}
@@ -88,6 +91,11 @@ KINDS = {
     "rloo": Kind("trl", "RLOOTrainer", _SHORT | {"num_generations": 2}, _SCORED),
     "gmpo": Kind("trl.experimental.gmpo", "GMPOTrainer", _SHORT | {"num_generations": 2}, _SCORED),
     "distillation": Kind("trl", "DistillationTrainer", _SHORT, {"teacher_model": "tiny"}),
+    "distillation, with a buffer": Kind(
+        "trl.experimental.distillation", "DistillationTrainer", _CHAT | _SHORT | {"num_generations": 2},
+        {"teacher_model": "tiny"}, conversations, evaluates=False, before="1.10",
+    ),
+    "ssd": Kind("trl.experimental.ssd", "SSDTrainer", _SHORT),
     "server distillation": Kind(
         "trl.experimental.server_distillation",
         "ServerDistillationTrainer",
@@ -100,11 +108,11 @@ KINDS = {
     "a2po": Kind("trl.experimental.a2po", "A2POTrainer", _SHORT | {"num_value_samples": 2, "filter_all_incorrect": False}, {"reward_funcs": [half]}),
     "sdpo": Kind("trl.experimental.sdpo", "SDPOTrainer", _SHORT | {"num_generations": 2}, _SCORED, helped),
     "sdft": Kind(
-        "trl.experimental.sdft", "SDFTTrainer", _SHORT | {"num_generations": 2}, {}, helped
+        "trl.experimental.sdft", "SDFTTrainer", _SHORT | {"num_generations": 2}, {}, helped, evaluates=Version("1.6") <= TRL,
     ),
     "sdft, teacher's prompts": Kind(
         "trl.experimental.sdft", "SDFTTrainer", _SHORT | {"num_generations": 2, "generate_from_teacher": True}, {},
-        helped,
+        helped, evaluates=Version("1.6") <= TRL,
     ),
     "gkd": Kind(
         "trl.experimental.gkd", "GKDTrainer", _CHAT | {"max_new_tokens": 8}, {"teacher_model": "tiny"}, conversations,

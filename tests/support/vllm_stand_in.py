@@ -2,8 +2,9 @@
 
 import json
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
+
+from served import Asked, serve, stop
 
 
 class StandIn:
@@ -12,10 +13,8 @@ class StandIn:
     def __init__(self, tokenizer, script):
         self._tokenizer, self._script = tokenizer, script
         self._numbers, self._lock = count(), threading.Lock()
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        self._http.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
-        threading.Thread(target=self._http.serve_forever, daemon=True).start()
+        self._http = serve(_Asked, stand_in=self)
+        self.url = self._http.url
 
     def answer(self, request):
         if request.get("prompt_logprobs") is not None:
@@ -28,29 +27,12 @@ class StandIn:
         return {"choices": [{"token_ids": ids, "text": text, "logprobs": {"token_logprobs": [-0.5] * len(ids)}}]}
 
     def close(self):
-        self._http.shutdown()
-        self._http.server_close()
+        stop(self._http)
 
 
-def _handler(server):
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+class _Asked(Asked):
+    def do_GET(self):
+        self.answer({"data": [{"id": "teacher", "max_model_len": 4096}]})
 
-        def log_message(self, *args):
-            pass
-
-        def do_GET(self):
-            self._send({"data": [{"id": "teacher", "max_model_len": 4096}]})
-
-        def do_POST(self):
-            self._send(server.answer(json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
-
-        def _send(self, answer):
-            body = json.dumps(answer).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-    return Handler
+    def do_POST(self):
+        self.answer(self.server.stand_in.answer(json.loads(self.body())))

@@ -2,12 +2,11 @@
 
 import json
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import torch
 from rig import GRPO, RLOO, make, tiny_model
+from served import Asked, serve, stop
 from vllm import Engine
 
 from rollout_plugins import RolloutPluginCallback
@@ -29,9 +28,8 @@ class Server:
 
     def __init__(self, model):
         self.engine = Engine(model)
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
-        threading.Thread(target=self._http.serve_forever, daemon=True).start()
+        self._http = serve(_Asked, stand_in=self)
+        self.url = self._http.url
 
     def answered(self, path, request):
         path = path.partition("?")[0].strip("/")
@@ -66,8 +64,7 @@ class Server:
         return self.engine.tokenizer(text)["input_ids"]
 
     def close(self):
-        self._http.shutdown()
-        self._http.server_close()
+        stop(self._http)
 
 
 def _choice(asked, ids, logprobs):
@@ -75,28 +72,15 @@ def _choice(asked, ids, logprobs):
     return {"prompt_token_ids": asked, "token_ids": ids, "logprobs": tokens | {"top_logprobs": [{}] * len(ids)}}
 
 
-def _handler(server):
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+class _Asked(Asked):
+    def do_GET(self):
+        self._answered({})
 
-        def log_message(self, *args):
-            pass
+    def do_POST(self):
+        self._answered(json.loads(self.body() or b"{}"))
 
-        def do_GET(self):
-            self._answer({})
-
-        def do_POST(self):
-            self._answer(json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}"))
-
-        def _answer(self, request):
-            body = json.dumps(server.answered(self.path, request)).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-    return Handler
+    def _answered(self, request):
+        self.answer(self.server.stand_in.answered(self.path, request))
 
 
 def without_gpu():

@@ -290,7 +290,7 @@ def test_siblings_stand_beside_the_best_and_the_parting_is_marked(run):
     async def scenario(eye):
         await eye.sees("0.1")
         await eye.press("b")
-        await eye.sees("4 answers", "rewards", "#3 reward 3.1", "#0 reward 0.1", "◆ they part here")
+        await eye.sees("4 answers", "rewards", "#3 reward 3.1", "#0 reward 0.1", "◆ they diverge here")
         await eye.sees("2 messages in common, to “question 0”", "page=3", "page=0")
         await eye.press("h")
         await eye.sees("#1 reward 1.1", "#3 reward 3.1")

@@ -269,7 +269,7 @@ def test_siblings_side_by_side_and_where_best_and_worst_part(page, pages):
     assert shown[2:] == pytest.approx(group[1:-1], abs=1e-3)
     assert page.texts(".sibling .tag.good, .sibling .tag.bad") == ["best", "worst"]
     assert page.count(".parting") == 2
-    assert "2 turns all begin with" in page.text(".group .fold summary")
+    assert "All begin with these 2 turns" in page.text(".group .fold summary")
     best, worst = page.texts(".parting")
     assert best != worst
     page.click(".sibling:nth-child(3) header a")

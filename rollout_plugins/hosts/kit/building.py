@@ -10,11 +10,10 @@ from typing import Any
 from rollout_hookspecs import Batch, Rollout, Tokens
 
 from rollout_plugins.content.drafts import Drafts
-from rollout_plugins.content.messages import as_messages
+from rollout_plugins.content.incoming import spoken
 from rollout_plugins.content.outcomes import Outcomes, Reader
 from rollout_plugins.content.rewards import weighted
 from rollout_plugins.content.talk import Talk
-from rollout_plugins.content.tool_calls import tool_calls
 from rollout_plugins.hosts.kit.decoding import end_ids, finish_of
 from rollout_plugins.hosts.kit.generation import Generation
 from rollout_plugins.hosts.kit.watching import watched_outcomes
@@ -212,19 +211,13 @@ class Builder:
     def logged(self, logged: Mapping[str, Any], i: int, rank: int) -> Rollout:
         """What the trainer's log knows: no columns, no token counts, no timing of tools."""
         seen = self._seen
-        completion, completion_is_text = as_messages(logged["completion"][i], "assistant")
-        prompt, prompt_is_text = as_messages(logged["prompt"][i], "user")
         rewards = {
             name: self._logged_reward(name, logged, i) for name in seen.rewards.names if name in logged["rewards"]
         }
         return Rollout(
             **self._common(i),
             rank=rank,
-            prompt=prompt,
-            prompt_is_text=prompt_is_text,
-            completion=completion,
-            completion_is_text=completion_is_text,
-            tool_calls=tool_calls(completion, known=self._tools),
+            **spoken(logged["prompt"][i], logged["completion"][i], tools=self._tools),
             rewards=rewards,
             reward=weighted(rewards, seen.rewards.weights),
             advantage=logged["advantages"][i],

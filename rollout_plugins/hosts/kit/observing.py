@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar, Final, TypeAlias
 
-from rollout_hookspecs import Emit
+from rollout_hookspecs import Batch, Emit
 
 from rollout_plugins.hosts.kit.building import batch_of
 from rollout_plugins.hosts.kit.decoding import Decoder
@@ -89,6 +90,7 @@ class Observer:
         if self.now is not None:
             yield self.now
             return
+        here = os.getpid()
         with self.guarded("begin a generation"):
             self.now = self.begin()
         try:
@@ -98,7 +100,7 @@ class Observer:
                 self.now.failed(error)
             raise
         finally:
-            if self.now is not None:
+            if self.now is not None and os.getpid() == here:  # what a forked copy leaves is its parent's
                 self.hand_over(self.now)
             self.now = None
 
@@ -137,10 +139,13 @@ class Observer:
             with self.guarded("read the rewards"):
                 now.read_rewards()
             with self.guarded("record a generation"):
-                self.emit(batch_of(now))
+                self.emit(self.batch(now))
                 self.count_refused(now.count)
         elif now.error is None and now.expected:
             self.missed(now)
+
+    def batch(self, now: Generation) -> Batch:
+        return batch_of(now)
 
     def count_refused(self, count: int) -> None:
         """Count rollouts that are stored without what a method we could not watch would have shown."""

@@ -42,8 +42,14 @@ class Support:
     """Log-probabilities that `tokens=True` keeps, where the trainer has them; the ids are kept for all."""
     since: str = "1.16"
     """Oldest TRL, or other package with its name, on which the host's tests ran."""
+    until: str = ""
+    """Newest TRL that has this trainer, or has it in this form."""
     note: str = ""
     """What a person should know besides."""
+
+    @property
+    def is_of_trl(self) -> bool:
+        return " " not in self.since
 
 
 @dataclass(eq=False)

@@ -29,28 +29,29 @@ class Redact:
 
     That is every text of a rollout: messages, tool calls and results, columns, extras, errors, marks, names; what
     other plugins add, however late; their traces, alerts and metric names; the facts of the run; the reasons that
-    hosts give for what was lost. Our log says of an error only its type and place. Names of plugins stay as they
+    hosts give for what was lost. Our log names only the type and place of an error. Names of plugins stay as they
     are. Matching takes linear time whatever the pattern. What can't be searched is replaced rather than let through.
     Token ids of a rollout that had a secret in its texts are left out, as they spell it. Each rollout says in
     `marks` what was replaced, and `redacted/<rule>` counts it.
 
-    Not found is what a person would not recognise as the secret: with a zero-width character inside it, in another
-    encoding, or inside a picture.
+    A secret is not found where a person would not recognise it either: with a zero-width character inside it, in
+    another encoding, or in a picture.
 
     rules: which of the built-in ones, by default all: private_key, url_password, openai, huggingface, github,
         gitlab, slack, aws, google, stripe, package_index, vendor (other API keys), jwt, bearer, assigned
         (`password=…` in text), named (values of keys called password, api_key, …, also in text that shows a dict).
         Redact(rules=["openai", "aws", "private_key"])
-    patterns: own regular expressions (RE2 syntax), a list, or a mapping of name to pattern.
+    patterns: your own regular expressions (RE2 syntax), as a list, or as a mapping of name to pattern.
         Redact(patterns={"employee": r"EMP-\\d{6}"})
-    function: own function from text to text, called with every text after the rules.
+    function: your own function from text to text, called with every text after the rules.
         Redact(function=lambda text: text.replace("Project Falcon", "[PROJECT]"))
     fields: paths of values to replace whole, starting at prompt, completion, tool_calls, columns, extra, error or
         rendered; `*` is any key or index, and `**.name` a key of that name anywhere, JSON text of tool calls included.
         Redact(fields=["columns.email", "extra.*.user", "**.ssn"])
     keep_equal: equal secrets become equal tokens (`[REDACTED:openai#9f86d081]`), over ranks and restarts of a run.
         Redact(keep_equal=True)
-    salt: for `keep_equal`, instead of the run id: equal over runs, and safe against guessing while it is secret.
+    salt: for `keep_equal`, instead of the run id: then the tokens are equal over runs, too, and nobody can guess a
+        secret from its token while the salt is secret.
         Redact(keep_equal=True, salt=os.environ["REDACT_SALT"])
     """
 

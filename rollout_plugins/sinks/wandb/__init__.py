@@ -13,18 +13,12 @@ from typing import Any
 
 from rollout_hookspecs import Image, Run, Scope, Step, Trace, hookimpl
 
-from rollout_plugins.content.imaging import file_of
-from rollout_plugins.content.names import own_name
 from rollout_plugins.content.options import check, named, one_of, whole
 from rollout_plugins.content.trace import shape_each
-from rollout_plugins.errors import SetupError, need
-from rollout_plugins.sinks._common import (
-    SCOPES,
-    image_words,
-    meant_for,
-    thumbnail,
-)
-from rollout_plugins.sinks.wandb.columns import Columns
+from rollout_plugins.errors import SetupError
+from rollout_plugins.sinks._common import SCOPES, image_words, meant_for, thumbnail
+from rollout_plugins.sinks._tracker import TrackerSink
+from rollout_plugins.sinks.wandb.columns import TableColumns
 from rollout_plugins.sinks.wandb.weave import Weave
 
 logger = logging.getLogger("rollout_plugins")
@@ -35,7 +29,7 @@ ROWS = 10_000
 """Rows wandb keeps of one addition; it cuts the rest off in silence."""
 
 
-class WandbSink:
+class WandbSink(TrackerSink):
     """A table row for each rollout; each step adds its rows to a table, each hundredth step begins a new one.
 
     WandbSink()                                      # the trainer's run, or one named after the run
@@ -44,6 +38,8 @@ class WandbSink:
     WandbSink(image_side=512)                        # larger thumbnails
     WandbSink(weave=True)                            # and a trace of each rollout in Weave
     """
+
+    TRACKER = "wandb"
 
     def __init__(
         self,
@@ -65,40 +61,25 @@ class WandbSink:
             whole("max_chars", max_chars, 100),
             whole("image_side", image_side, 16),
         )
-        self.scope, self._project, self._name = scope, project, name
+        super().__init__(
+            scope=scope,
+            project=project,
+            name=name,
+            max_rows=max_rows,
+            max_chars=max_chars,
+            image_side=image_side,
+            weave=weave,
+        )
         self._most_rows, self._most_chars, self._side = max_rows, max_chars, image_side
-        self._wandb: Any = need("wandb", "wandb")
         self._weave = Weave() if weave else None
-        self._theirs: Any = None
-        self._args: Any = None
-        self._run: Run | None = None
-        self._sender: Any = None
-        self._opened_for: Any = None
         self._tables: dict[str, _Growing] = {}
         self._cut = False
-
-    def __reduce__(self) -> Any:
-        named = partial(type(self), project=self._project, name=self._name, weave=self._weave is not None)
-        capped = partial(named, max_rows=self._most_rows, max_chars=self._most_chars, image_side=self._side)
-        return partial(capped, scope=self.scope), ()
-
-    def bind(self, trainer: Any) -> None:
-        """Called on the training thread, when the trainer's run exists."""
-        self._args = getattr(trainer, "args", None)
-        chosen = self._project or self._name or self.scope == "rank"
-        self._theirs = None if chosen else self._wandb.run
 
     @property
     def target(self) -> str:
         """Where the rollouts go, in words that stay the same for the same place."""
         run = self._sender
         return f"wandb:{run.entity or ''}/{run.project}/{run.id}" if run is not None else "wandb"
-
-    @hookimpl
-    def on_run_start(self, run: Run) -> None:
-        if self._run is not None and self._run.id != run.id:  # that one broke off
-            self.on_run_end(self._run)
-        self._run = run
 
     @hookimpl
     def export_traces(self, traces: Sequence[Trace], step: Step) -> list[str]:
@@ -120,31 +101,13 @@ class WandbSink:
         except Exception as error:
             logger.warning("weave does not show all of %d rollouts, which the table has: %r", len(traces), error)
 
-    @hookimpl
-    def on_run_end(self, run: Run) -> None:
-        sender, self._sender = self._sender, None
+    def _current(self) -> Any:
+        return self._tracker.run
+
+    def _forget(self) -> None:
         self._tables.clear()
         if self._weave is not None:
             self._weave.flush()
-        if sender is not None and sender is not self._opened_for:
-            sender.finish()
-
-    def alert(self, title: str, text: str = "") -> None:
-        """Send a warning the way wandb sends its alerts."""
-        self._open().alert(title=title, text=text)
-
-    def open(self) -> None:
-        """Open the run now, so that `target` names it."""
-        self._open()
-
-    def _open(self) -> Any:
-        """What rollouts go to now; the trainer may have begun another run since the last ones."""
-        theirs = self._theirs
-        if self._sender is None or self._opened_for is not theirs:
-            self.on_run_end(self._run or Run(id=""))
-            self._sender = theirs or self._own()
-            self._opened_for = theirs
-        return self._sender
 
     def _capped(self, traces: Sequence[Trace]) -> Sequence[Trace]:
         if self.scope == "stream" or len(traces) <= self._most_rows:
@@ -160,7 +123,7 @@ class WandbSink:
         table = self._tables.get(key)
         if table is None:
             names = self._run.reward_names if self._run else ()
-            table = self._tables[key] = _Growing(key, Columns(traces, names, self._most_chars), self._wandb)
+            table = self._tables[key] = _Growing(key, TableColumns(traces, names, self._most_chars), self._tracker)
         pictures: dict[tuple[str, ...], Any] = {}
         rows = [table.columns.row(trace, partial(self._picture, pictures)) for trace in traces]
         table.add(rows, step.step, lambda name, value: sender.log({name: value, "train/global_step": step.step}))
@@ -188,18 +151,17 @@ class WandbSink:
             place += picture.width
         lost = [image_words(image) for image, pixels in zip(images, small, strict=False) if not pixels]
         words = [f"{len(opened)} of {len(images)} images"] * (len(opened) < len(images)) + lost
-        return self._wandb.Image(sheet, file_type="jpg", caption=", ".join(words) or None)
+        return self._tracker.Image(sheet, file_type="jpg", caption=", ".join(words) or None)
 
     def _small(self, image: Image) -> bytes | None:
-        file = file_of(image, self._run.dir if self._run else "")
+        file = self._file(image)
         return thumbnail(file, self._side) if file else None
 
-    def _own(self) -> Any:
+    def _own(self, run: Run) -> Any:
         self._check_login()
-        run = self._run or Run(id="rollouts")
-        name = self._name or getattr(self._args, "run_name", None) or own_name(run)
+        name = self._own_name(run)
         rank = f"-rank{run.rank}" if self.scope == "rank" else ""
-        return self._wandb.init(
+        return self._tracker.init(
             project=self._project or os.environ.get("WANDB_PROJECT") or "rollouts",
             name=f"{name}{rank}",
             id=re.sub(r"[^A-Za-z0-9_-]+", "-", f"{run.id}{rank}")[:64],
@@ -207,21 +169,21 @@ class WandbSink:
             resume="allow",
             reinit="create_new",  # a run beside whatever else this process logs
             config={"rollouts_run": run.id, "model": run.model, "trainer": run.trainer},
-            settings=self._wandb.Settings(console="off"),
+            settings=self._tracker.Settings(console="off"),
         )
 
     def _check_login(self) -> None:
         """Without this wandb would ask for a key on the terminal of a training that is running."""
-        login = self._wandb.login
+        login = self._tracker.login
         can_ask = "prompt" in inspect.signature(login).parameters
-        if can_ask and self._wandb.setup().settings.mode == "online" and not login(prompt=False):
+        if can_ask and self._tracker.setup().settings.mode == "online" and not login(prompt=False):
             raise SetupError("wandb has no API key: run 'wandb login', or set WANDB_MODE=offline")
 
 
 class _Growing:
     """Tables of one key, one after another. wandb keeps every row it was given in memory: those it has logged go."""
 
-    def __init__(self, key: str, columns: Columns, wandb: Any) -> None:
+    def __init__(self, key: str, columns: TableColumns, wandb: Any) -> None:
         self.columns = columns
         self._key = key
         self._wandb = wandb

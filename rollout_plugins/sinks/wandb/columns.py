@@ -31,7 +31,7 @@ _AFTER = {
 _UNSHOWN = {"prompt_messages"}
 
 
-class Columns:
+class TableColumns:
     """The columns of a run's tables, fixed by its first batch: numbers or text, nothing between.
 
     What a later batch brings that has no column, or is text in a column of numbers, goes to `more` as JSON.

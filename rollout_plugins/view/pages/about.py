@@ -44,7 +44,7 @@ def _blocks(run: StoredRun) -> Iterator[Block]:
     for attempt in run.attempts:
         yield _block(f"attempt {number(attempt['attempt'])}", dict(_attempt(attempt)))
     yield _block("dropped", run.drops)
-    yield _block("not trained on", run.untrained)
+    yield _block("untrained", run.untrained)
     yield _block("damaged", run.damaged)
     yield _block("annotated", {name: ", ".join(columns) for name, columns in run.annotations.items()})
     yield _block("settings", info.settings)

@@ -10,12 +10,13 @@ from rich.text import Text
 from rollout_hookspecs import Rollout
 
 from rollout_plugins.content.names import count
+from rollout_plugins.content.numbers import finite
 from rollout_plugins.show.blocks import Block
 from rollout_plugins.show.chart import sparkline
-from rollout_plugins.show.compare import alike, parting, shared, times, words
+from rollout_plugins.show.compare import alike, parting, shared, times, variety, words
 from rollout_plugins.show.conversation import Conversation, conversation
 from rollout_plugins.show.rollout_blocks import turn_blocks
-from rollout_plugins.show.text import finite, number, one_line, rank, signed, tone
+from rollout_plugins.show.text import number, one_line, rank, signed, tone
 from rollout_plugins.store.matches import Matches
 from rollout_plugins.view.pages.side_by_side import BesidePage, Side, ruler
 
@@ -111,8 +112,8 @@ class GroupPage(BesidePage):
 
     def _title(self) -> None:
         rewards = [one.reward for one in self._siblings for _ in range(one.copies)]
-        name = f"step {number(self._of.step)}  group {number(self._of.group)}  {count(len(rewards), 'answer')}"
-        name += f", {len(self._siblings)} different" if len(rewards) > len(self._siblings) else ""
+        answers = filter(None, [count(len(rewards), "answer"), variety(len(self._siblings), len(rewards))])
+        name = f"step {number(self._of.step)}  group {number(self._of.group)}  {', '.join(answers)}"
         ends = f"{number(rewards[0])} … {number(rewards[-1])}"
         self.title_is(
             Text(name, style="bold"),
@@ -178,4 +179,4 @@ def _mark_parting(best: Conversation, other: Conversation, left: list[Block] | N
             two.spans = [(text, _OWN if kind == "added" else "") for kind, text in changes if kind != "removed"]
     for blocks in filter(None, (left, right)):
         at = next((n for n, block in enumerate(blocks) if block.turn >= place), len(blocks))
-        blocks.insert(at, Block("parting", [("◆ they part here", "bold yellow")], turn=place))
+        blocks.insert(at, Block("parting", [("◆ they diverge here", "bold yellow")], turn=place))

@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from rich.text import Text
+from textual.binding import Binding
 from textual.dom import DOMNode
+from textual.screen import Screen
 from textual.widget import Widget
 
 from rollout_plugins.show.blocks import Block
 from rollout_plugins.view.pages.page import Page
 from rollout_plugins.view.widgets.pager import Pager
-
-_NAMES = {
-    "question_mark": "?",
-    "slash": "/",
-    "right_square_bracket": "]",
-    "left_square_bracket": "[",
-    "plus": "+",
-    "minus": "-",
-    "up": "↑",
-    "down": "↓",
-    "left": "←",
-    "right": "→",
-    "pagedown": "pgdn",
-    "pageup": "pgup",
-    "escape": "esc",
-}
 
 
 class HelpPage(Page):
@@ -42,8 +29,8 @@ class HelpPage(Page):
     def on_mount(self) -> None:
         self.title_is(Text("Keys", style="bold"))
         focused = self._of.focused
-        parts = [(title, _keys(node)) for title, node in (("Moving", focused), ("This screen", self._of)) if node]
-        parts += [("Everywhere", _keys(self.app)), ("Columns", self._of.NOTES)]
+        parts = [(title, self._keys(node)) for title, node in (("Moving", focused), ("This screen", self._of)) if node]
+        parts += [("Everywhere", self._keys(self.app)), ("Columns", self._of.NOTES)]
         blocks: list[Block] = []
         for title, lines in parts:
             if lines:
@@ -54,17 +41,16 @@ class HelpPage(Page):
     def action_help(self) -> None:
         self.action_back()
 
+    def _keys(self, node: DOMNode) -> Sequence[tuple[str, str]]:
+        """Keys that do the same, together, in the order in which they were bound."""
+        found: dict[tuple[str, str], list[str]] = {}
+        bindings = node._bindings.key_to_bindings.values()  # noqa: SLF001 - textual shows keys in its own panel alone
+        for binding in (one for some in bindings for one in some):
+            inherited = hasattr(Widget, f"action_{binding.action}") or binding.action.startswith("screen.")
+            if binding.description and not inherited and binding not in Screen.BINDINGS:
+                found.setdefault((binding.action, binding.description), []).append(self._key(binding))
+        return [(" ".join(dict.fromkeys(keys)), said) for (_, said), keys in found.items()]
 
-def _keys(node: DOMNode) -> Sequence[tuple[str, str]]:
-    """Keys that do the same, together, in the order in which they were bound."""
-    found: dict[tuple[str, str], list[str]] = {}
-    bindings = node._bindings.key_to_bindings.values()  # noqa: SLF001 - textual shows keys in its own panel alone
-    for binding in (one for some in bindings for one in some):
-        inherited = hasattr(Widget, f"action_{binding.action}") or binding.action.startswith("screen.")
-        if binding.description and not inherited:
-            found.setdefault((binding.action, binding.description), []).append(_name(binding.key))
-    return [(" ".join(dict.fromkeys(keys)), said) for (_, said), keys in found.items()]
-
-
-def _name(key: str) -> str:
-    return _NAMES.get(key, key.replace("ctrl+", "^"))
+    def _key(self, binding: Binding) -> str:
+        """The key itself: `key_display` names one key of several."""
+        return self.app.get_key_display(replace(binding, key_display=None))

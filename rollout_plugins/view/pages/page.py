@@ -10,7 +10,6 @@ from rich.text import Text
 from rollout_hookspecs import Panel, Rollout, Run
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.message import Message
 from textual.screen import Screen
 from textual.widget import Widget
 from textual.widgets import Footer, Static
@@ -55,13 +54,6 @@ class Page(Screen[None]):
         Binding("question_mark", "help", "Help", key_display="?"),
         Binding("i", "facts", "About the run", show=False),
     ]
-
-    class Done(Message):
-        """Work is done; `answer` shows it on the screen."""
-
-        def __init__(self, worker: Worker[Any], answer: Callable[[], None]) -> None:
-            super().__init__()
-            self.worker, self.answer = worker, answer
 
     @property
     def viewer(self) -> Viewer:
@@ -113,15 +105,15 @@ class Page(Screen[None]):
 
     def tell(self, worker: Worker[Any], answer: Callable[[], None]) -> None:
         """From a worker's thread: call `answer` on the screen's thread, unless the work was cancelled."""
-        if not worker.is_cancelled:
-            self.post_message(self.Done(worker, answer))
 
-    def on_page_done(self, message: Done) -> None:
-        if not message.worker.is_cancelled:
-            try:
-                message.answer()
-            except Exception as error:  # one strange rollout must not end the viewer
-                self.failed(error)
+        def told() -> None:
+            if not worker.is_cancelled:
+                try:
+                    answer()
+                except Exception as error:  # one strange rollout must not end the viewer
+                    self.failed(error)
+
+        self.call_later(told)
 
     def failed(self, error: Exception) -> None:
         """Say what went wrong."""

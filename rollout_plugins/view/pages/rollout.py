@@ -31,10 +31,10 @@ class RolloutPage(RolloutActions):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("l,right", "go(1)", "Next rollout", key_display="l"),
-        Binding("h,left", "go(-1)", "Rollout before", show=False),
+        Binding("h,left", "go(-1)", "Previous rollout", show=False),
         Binding("slash", "find", "Find", key_display="/"),
-        Binding("n", "find_next(1)", "Next place", show=False),
-        Binding("N", "find_next(-1)", "Place before", show=False),
+        Binding("n", "find_next(1)", "Next match", show=False),
+        Binding("N", "find_next(-1)", "Previous match", show=False),
         Binding("y", "copy", "Copy"),
         Binding("T", "tokens", "Tokens", show=False),
         Binding("o", "open_image", "Open the image", show=False),
@@ -117,7 +117,9 @@ class RolloutPage(RolloutActions):
         self.query_one(Pager).fold(*kinds)
 
     def action_find(self) -> None:
-        self.ask.open("find", self._text, self._find, hint="text in this rollout; n and N go to the next and the last")
+        self.ask.open(
+            "find", self._text, self._find, hint="text in this rollout; n and N go to the next and the previous match"
+        )
 
     def _find(self, text: str) -> None:
         self._text = text
@@ -161,7 +163,7 @@ class RolloutPage(RolloutActions):
     def action_open_image(self) -> None:
         """The image at the line, or the next one below it, in whatever shows images on this machine."""
         pager = self.query_one(Pager)
-        here = pager.rows[pager.line].block if pager.rows else 0
+        here = pager.rows[pager.cursor].block if pager.rows else 0
         images = [block.image for block in (*pager.blocks[here:], *pager.blocks[:here]) if block.image is not None]
         file = next((found for image in images if (found := file_of(image, self.viewer.stored.dir))), None)
         if file is None:

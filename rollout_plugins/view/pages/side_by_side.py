@@ -39,7 +39,7 @@ class BesidePage(RolloutActions):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("l,right", "choose(1)", "Next", key_display="l"),
-        Binding("h,left", "choose(-1)", "Before", key_display="h"),
+        Binding("h,left", "choose(-1)", "Previous", key_display="h"),
         Binding("enter", "open", "Open", priority=True),
         Binding("y", "copy_rollout", "Copy", show=False),
         Binding("z", "fold_all", "Fold all", show=False, priority=True),
@@ -65,7 +65,7 @@ class BesidePage(RolloutActions):
     def draw(self, *, keep: bool = False) -> None:
         """Put the columns on the screen; `keep`: with the line where it is."""
         pager = self.query_one(Pager)
-        line = pager.line if keep else 0
+        line = pager.cursor if keep else 0
         sides, at = list(self.sides), self.at
         columns = Block("head", drawn=lambda width: beside(sides, width, at), gap=bool(self.above))
         pager.show([*self.above, columns], line=line)

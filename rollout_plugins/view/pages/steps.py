@@ -12,8 +12,9 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 from rollout_plugins.content.names import count
-from rollout_plugins.show.chart import render_steps, sparkline
-from rollout_plugins.show.text import finite, one_line
+from rollout_plugins.content.numbers import finite
+from rollout_plugins.show.chart import render_steps, sparkline, training
+from rollout_plugins.show.text import evenly, one_line
 from rollout_plugins.view.pages.page import Page
 from rollout_plugins.view.pages.rollouts import RolloutsPage
 from rollout_plugins.view.widgets.columns import step_columns
@@ -29,7 +30,7 @@ class StepsPage(Page):
         ("spread", "standard deviation of the reward over the step"),
         ("trunc", "answers that were cut off at the length limit"),
         ("calls, failed", "tool calls, and those that raised or named no tool"),
-        ("flat", "groups in which all got the same reward, so that nothing is learned from them"),
+        ("flat", "groups in which all answers got the same reward, so nothing is learned from them"),
         ("in group", "mean standard deviation of the reward within a group"),
     )
 
@@ -87,16 +88,14 @@ class StepsPage(Page):
         total = sum(row["rollouts"] for row in self._stats)
         self.title_is(name, Text.assemble(*self.viewer.state(), f"  {count(total, 'rollout')}"))
         chart, height = self.query_one("#chart", Static), self.app.size.height
-        rows = [row for row in self._stats if row["split"] == "train"] or self._stats
+        rows = training(self._stats)
         chart.display = bool(rows) and height >= _LOW
         width = self.app.size.width - 2
         if height >= _TALL:
             chart.update(render_steps(rows, width=width, max_lines=14 if height >= _ROOMY else 7))
         elif chart.display:
-            rewards = [row["reward"] for row in rows]
-            room = min(max(width - 7, 1), len(rewards))
-            picked = [rewards[place * len(rewards) // room] for place in range(room)]
-            chart.update(Text.assemble(("reward ", "bold"), (sparkline(picked), "green")))
+            rewards = evenly([row["reward"] for row in rows], max(width - 7, 1))
+            chart.update(Text.assemble(("reward ", "bold"), (sparkline(rewards), "green")))
 
     def on_resize(self, _: events.Resize) -> None:
         if self._stats:

@@ -9,8 +9,9 @@ from typing import Any
 
 from rollout_hookspecs import Tokens
 
+from rollout_plugins.content.numbers import finite
 from rollout_plugins.show.blocks import Block
-from rollout_plugins.show.text import clean, finite, number
+from rollout_plugins.show.text import clean, number
 
 _LIKELY = ((0.9, ""), (0.5, "green"), (0.1, "yellow"), (0.01, "dark_orange"), (0.0, "bold red"))
 _APART = ((0.02, ""), (0.1, "yellow"), (0.5, "dark_orange"), (math.inf, "bold red"))
@@ -37,7 +38,7 @@ def token_blocks(tokens: Tokens, colouring: str, decode: Decode | None) -> Itera
     yield Block("head", list(_legend(tokens, colouring)))
     if decode is None:
         yield Block(
-            "head", [("token ids: the run's model is not a folder with a tokenizer.json on this machine", "dim")]
+            "head", [("only ids: the run's model is not a folder with a tokenizer.json on this machine", "dim")]
         )
     styles = _styles(tokens, colouring)
     spans = [(clean(text(one)), style) for one, style in zip(tokens.completion or (), styles, strict=False)]

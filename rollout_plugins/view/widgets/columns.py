@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rollout_plugins.show.text import MISSING, finite, number, one_line, tone
+from rollout_plugins.content.numbers import finite
+from rollout_plugins.show.text import MISSING, number, one_line, tone
 
 QUESTION, ANSWER = " asked", " said"
 """What was asked and answered. These are not columns of the run, so nothing can be sorted by them."""

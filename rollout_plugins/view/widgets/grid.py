@@ -12,19 +12,20 @@ from textual import events
 from textual.binding import Binding, BindingType
 from textual.geometry import Size
 from textual.message import Message
-from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from rollout_plugins.view.widgets.columns import Column, Shown
+from rollout_plugins.view.widgets.scroller import Scroller
 
 PAGE = 64
 _KEPT = 40 * PAGE
 _WIDEST, _WORDS = 24, 18
 
 
-class Grid(ScrollView, can_focus=True):
+class Grid(Scroller):
     """Rows with a cursor, and a column to sort by."""
 
+    HEAD = 1
     COMPONENT_CLASSES: ClassVar[set[str]] = {"grid--head", "grid--chosen", "grid--cursor"}
     DEFAULT_CSS = """
     Grid { background: $background; scrollbar-size: 0 1; scrollbar-gutter: stable; }
@@ -35,16 +36,8 @@ class Grid(ScrollView, can_focus=True):
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "open", "Open"),
-        Binding("down,j", "move(1)", "Down", show=False),
-        Binding("up,k", "move(-1)", "Up", show=False),
-        Binding("ctrl+d", "move_screen(0.5)", "Half a screen down", show=False),
-        Binding("ctrl+u", "move_screen(-0.5)", "Half a screen up", show=False),
-        Binding("pagedown,ctrl+f", "move_screen(1)", "Screen down", show=False),
-        Binding("pageup,ctrl+b", "move_screen(-1)", "Screen up", show=False),
-        Binding("g,home", "go(0)", "First row", show=False),
-        Binding("G,end", "go(-1)", "Last row", show=False),
         Binding("l,right", "choose(1)", "Next column", show=False),
-        Binding("h,left", "choose(-1)", "Column before", show=False),
+        Binding("h,left", "choose(-1)", "Previous column", show=False),
         Binding("s", "sort", "Sort"),
     ]
 
@@ -67,8 +60,6 @@ class Grid(ScrollView, can_focus=True):
     def __init__(self) -> None:
         super().__init__()
         self.columns: list[Column] = []
-        self.count = 0
-        self.cursor = 0
         self.chosen = 0
         self.order: tuple[str, bool] | None = None
         """Column and whether it goes down; None for the order in which the rows come."""
@@ -98,7 +89,7 @@ class Grid(ScrollView, can_focus=True):
         self._measure()
         self.cursor = max(0, min(cursor, count - 1))
         self.scroll_to(y=max(self.cursor - on_screen, 0), animate=False)
-        self._show_cursor()
+        self.show_cursor()
         self.refresh()
 
     def put(self, start: int, rows: Sequence[Mapping[str, Any] | None]) -> None:
@@ -219,36 +210,16 @@ class Grid(ScrollView, can_focus=True):
             self._asked.add(page)
             self.post_message(self.Wanted(page * PAGE, min(PAGE, self.count - page * PAGE)))
 
-    def move_to(self, row: int) -> None:
-        """Put the cursor there, on the screen."""
-        row = max(0, min(row, self.count - 1))
-        if row != self.cursor:
-            self.cursor = row
-            self.post_message(self.Moved())
-        self._show_cursor()
-        self.refresh()
-
-    def _show_cursor(self) -> None:
-        top, height = self.scroll_offset.y, self.size.height - 1
-        if self.cursor < top:
-            self.scroll_to(y=self.cursor, animate=False)
-        elif height > 0 and self.cursor >= top + height:
-            self.scroll_to(y=self.cursor - height + 1, animate=False)
+    def moved(self) -> None:
+        self.post_message(self.Moved())
 
     def on_resize(self, _: events.Resize) -> None:
         self._measure()
-        self._show_cursor()
+        self.show_cursor()
 
     def on_click(self, event: events.Click) -> None:
         if event.y == 0:
             self._click_head(int(event.x) + self.scroll_offset.x)
-            return
-        row = self.scroll_offset.y + int(event.y) - 1
-        if row < self.count:
-            again = row == self.cursor
-            self.move_to(row)
-            if again:
-                self.action_open()
 
     def _click_head(self, x: int) -> None:
         end = 1
@@ -258,17 +229,6 @@ class Grid(ScrollView, can_focus=True):
                 self.chosen = place
                 self.action_sort()
                 return
-
-    def action_move(self, rows: int) -> None:
-        self.move_to(self.cursor + rows)
-
-    def action_move_screen(self, screens: float) -> None:
-        rows = int((self.size.height - 1) * screens)
-        self.scroll_to(y=self.scroll_offset.y + rows, animate=False)
-        self.move_to(self.cursor + rows)
-
-    def action_go(self, row: int) -> None:
-        self.move_to(self.count - 1 if row < 0 else row)
 
     def action_choose(self, columns: int) -> None:
         """The column that `s` sorts by; it comes on the screen."""
@@ -295,6 +255,9 @@ class Grid(ScrollView, can_focus=True):
             self.order = (name, False) if self.order[1] else None
         self.post_message(self.Sorted())
         self.refresh()
+
+    def opened(self) -> None:
+        self.action_open()
 
     def action_open(self) -> None:
         if self.count:

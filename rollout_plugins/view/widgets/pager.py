@@ -12,15 +12,15 @@ from rich.style import Style
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.geometry import Size
-from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from rollout_plugins.show.blocks import Block, Row, fold, lay_out
+from rollout_plugins.view.widgets.scroller import Scroller
 
 MARKER = "▌"
 
 
-class Pager(ScrollView, can_focus=True):
+class Pager(Scroller):
     """Blocks under each other, with a line to move, folds and search."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"pager--line", "pager--marker", "pager--match"}
@@ -33,16 +33,8 @@ class Pager(ScrollView, can_focus=True):
     Pager > .pager--match { background: $warning; color: $background; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("down,j", "move(1)", "Line down", show=False),
-        Binding("up,k", "move(-1)", "Line up", show=False),
-        Binding("ctrl+d", "move_screen(0.5)", "Half a screen down", show=False),
-        Binding("ctrl+u", "move_screen(-0.5)", "Half a screen up", show=False),
-        Binding("pagedown,ctrl+f", "move_screen(1)", "Screen down", show=False),
-        Binding("pageup,ctrl+b", "move_screen(-1)", "Screen up", show=False),
-        Binding("g,home", "go(0)", "Start", show=False),
-        Binding("G,end", "go(-1)", "End", show=False),
         Binding("right_square_bracket,J", "turn(1)", "Next message", show=False),
-        Binding("left_square_bracket,K", "turn(-1)", "Message before", show=False),
+        Binding("left_square_bracket,K", "turn(-1)", "Previous message", show=False),
         Binding("enter,space", "fold", "Fold", show=True),
         Binding("z", "fold_all", "Fold all", show=False),
     ]
@@ -51,7 +43,6 @@ class Pager(ScrollView, can_focus=True):
         super().__init__()
         self.blocks: Sequence[Block] = ()
         self.rows: list[Row] = []
-        self.line = 0
         self.needle = ""
         self._laid_out = 0
 
@@ -70,13 +61,14 @@ class Pager(ScrollView, can_focus=True):
     @property
     def block(self) -> Block | None:
         """The block of the line."""
-        return self.blocks[self.rows[self.line].block] if self.rows else None
+        return self.blocks[self.rows[self.cursor].block] if self.rows else None
 
     def _lay_out(self) -> None:
         self._laid_out = self.room
         self.rows = lay_out(self.blocks, self.room)
-        self.virtual_size = Size(0, len(self.rows))
-        self.line = min(self.line, max(len(self.rows) - 1, 0))
+        self.count = len(self.rows)
+        self.virtual_size = Size(0, self.count)
+        self.cursor = min(self.cursor, max(self.count - 1, 0))
         self.refresh()
 
     def _lay_out_again(self) -> None:
@@ -84,59 +76,30 @@ class Pager(ScrollView, can_focus=True):
         if not self.rows:
             self._lay_out()
             return
-        block = self.rows[self.line].block
-        above = self.line - self._first(block)
-        on_screen = self.line - self.scroll_offset.y
+        block = self.rows[self.cursor].block
+        above = self.cursor - self._first(block)
+        on_screen = self.cursor - self.scroll_offset.y
         self._lay_out()
         first, last = self._first(block), self._first(block + 1) - 1
         self.move_to(min(first + above, last))
-        self.scroll_to(y=self.line - on_screen, animate=False)
-        self._show_line()
+        self.scroll_to(y=self.cursor - on_screen, animate=False)
+        self.show_cursor()
 
     def _first(self, block: int) -> int:
         return bisect_left(self.rows, block, key=lambda row: row.block)
-
-    def move_to(self, line: int) -> None:
-        """Put the line there, on the screen."""
-        self.line = max(0, min(line, len(self.rows) - 1))
-        self._show_line()
-        self.refresh()
-
-    def _show_line(self) -> None:
-        top, height = self.scroll_offset.y, self.size.height
-        if self.line < top:
-            self.scroll_to(y=self.line, animate=False)
-        elif height and self.line >= top + height:
-            self.scroll_to(y=self.line - height + 1, animate=False)
 
     def on_resize(self, _: events.Resize) -> None:
         if self.room != self._laid_out:
             self._lay_out_again()
 
-    def on_click(self, event: events.Click) -> None:
-        line = int(event.y) + self.scroll_offset.y
-        if line < len(self.rows):
-            again = line == self.line
-            self.move_to(line)
-            if again:
-                self.action_fold()
-
-    def action_move(self, lines: int) -> None:
-        self.move_to(self.line + lines)
-
-    def action_move_screen(self, screens: float) -> None:
-        lines = int(self.size.height * screens)
-        self.scroll_to(y=self.scroll_offset.y + lines, animate=False)
-        self.move_to(self.line + lines)
-
-    def action_go(self, line: int) -> None:
-        self.move_to(len(self.rows) - 1 if line < 0 else line)
+    def opened(self) -> None:
+        self.action_fold()
 
     def action_turn(self, turns: int) -> None:
         """To the first row of the next or last turn, near the top of the screen."""
         if self.block is None:
             return
-        here = self.rows[self.line].block
+        here = self.rows[self.cursor].block
         starts = [number for number, block in enumerate(self.blocks) if block.gap or number == 0]
         wanted = [number for number in starts if (number > here if turns > 0 else number < here)]
         if wanted:
@@ -171,7 +134,7 @@ class Pager(ScrollView, can_focus=True):
         self._lay_out_again()
         found = self._matches()
         if found:
-            self.move_to(next((row for row in found if row >= self.line), found[0]))
+            self.move_to(next((row for row in found if row >= self.cursor), found[0]))
         return len(found)
 
     def find_next(self, step: int) -> tuple[int, int]:
@@ -179,7 +142,7 @@ class Pager(ScrollView, can_focus=True):
         found = self._matches()
         if not found:
             return 0, 0
-        ahead = [row for row in found if (row > self.line if step > 0 else row < self.line)]
+        ahead = [row for row in found if (row > self.cursor if step > 0 else row < self.cursor)]
         row = (ahead or found)[0 if step > 0 else -1]
         self.move_to(row)
         return found.index(row) + 1, len(found)
@@ -187,7 +150,7 @@ class Pager(ScrollView, can_focus=True):
     def place_of_match(self) -> tuple[int, int]:
         """Which of the places of the text the line is at, of how many."""
         found = self._matches()
-        return (found.index(self.line) + 1 if self.line in found else 0), len(found)
+        return (found.index(self.cursor) + 1 if self.cursor in found else 0), len(found)
 
     def _matches(self) -> list[int]:
         """Rows with the text; the first row of a block in which it is broken over two."""
@@ -204,8 +167,8 @@ class Pager(ScrollView, can_focus=True):
         if number >= len(self.rows):
             return Strip.blank(width, base)
         row = self.rows[number]
-        here = number == self.line
-        marked = bool(row.cells) and row.block == self.rows[self.line].block
+        here = number == self.cursor
+        marked = bool(row.cells) and row.block == self.rows[self.cursor].block
         style = base + self.get_component_rich_style("pager--line", partial=True) if here else base
         marker = self.get_component_rich_style("pager--marker", partial=True)
         segments = [Segment(MARKER, marker) if marked else Segment(" ")]

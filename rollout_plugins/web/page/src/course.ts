@@ -20,7 +20,7 @@ export interface Chart {
   note: string;
   lines: Line[];
   write: (value: number | null) => string;
-  /** The axis starts at nought. */
+  /** The axis starts at zero. */
   grounded: boolean;
 }
 
@@ -30,7 +30,7 @@ const MANY = 150;
 /** The steps of all splits; every line has a value or nothing for each. */
 export let steps: number[] = [];
 
-/** The charts of this run; one that would only show noughts is left out. */
+/** The charts of this run; one that would only show zeros is left out. */
 export function charts(): Chart[] {
   steps = [...new Set(Object.values(data.steps).flatMap((series) => series.step as number[]))].sort((a, b) => a - b);
   const column = (name: string) => (series: Series, at: number) => real(series[name]?.[at]);

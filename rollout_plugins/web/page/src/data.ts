@@ -107,7 +107,7 @@ export interface First {
   flat: [number, number];
 }
 
-export interface Data {
+interface Data {
   version: string;
   made: number;
   run: Run;

@@ -64,5 +64,3 @@ export const oneLine = (text: string, most = 200): string =>
     .replace(/\s+/g, " ")
     .trim()
     .slice(0, most);
-
-export const tail = (path: string): string => path.replace(/\/+$/, "").split("/").pop() || path;

@@ -24,15 +24,15 @@ export function Group({ one, all }: { one: Rollout; all: Rollout[] }) {
     <section class="group" aria-label="Group">
       <p class="dim">
         {all.length < size ? `${all.length} of the ${plural(size, "sibling")} are in this page. ` : ""}
-        {sorted.length < all.length && `${plural(sorted.length, "different answer")}; equal ones stand once. `}
+        {sorted.length < all.length && `${plural(sorted.length, "different answer")}; equal ones are shown once. `}
         {rewards.length > 1 &&
           (best.reward === worst.reward
             ? `All have the same reward, ${score(best.reward)}: nothing to learn from here.`
             : `Rewards from ${score(worst.reward)} to ${score(best.reward)}: the best, the worst, and then the others.`)}
-        {apart !== null && ` Best and worst part in turn ${apart + 1}, which is marked.`}
+        {apart !== null && ` Best and worst diverge in turn ${apart + 1}, which is marked.`}
       </p>
       {same > 0 && (
-        <Fold title={`${plural(same, "turn")} all begin with`}>
+        <Fold title={`All begin with ${same === 1 ? "this turn" : `these ${same} turns`}`}>
           {best.turns.slice(0, same).map((turn, at) => (
             <Small key={at} turn={turn} />
           ))}
@@ -152,7 +152,7 @@ function Small({ turn, marked }: { turn: Turn; marked?: boolean }) {
     <div class={`small-turn ${turn.role} ${marked ? "parting" : ""}`}>
       <h2 class="minor">
         {turn.role}
-        {marked && <span class="tag">parts here</span>}
+        {marked && <span class="tag">diverges here</span>}
       </h2>
       {turn.reasoning !== undefined && (
         <div class="reasoning">
@@ -168,7 +168,7 @@ function Small({ turn, marked }: { turn: Turn; marked?: boolean }) {
 }
 
 /** How many turns all begin with, up to the last one the model did not write. */
-export function shared(all: Rollout[]): number {
+function shared(all: Rollout[]): number {
   const [first, ...others] = all;
   if (!first || !others.length) return first ? first.turns.filter((turn) => turn.place === undefined).length : 0;
   let same = 0;
@@ -178,12 +178,12 @@ export function shared(all: Rollout[]): number {
 }
 
 /** The first turn in which two differ; null when they are equal. */
-export function parting(one: Rollout, other: Rollout): number | null {
+function parting(one: Rollout, other: Rollout): number | null {
   const most = Math.max(one.turns.length, other.turns.length);
   for (let at = 0; at < most; at++) if (!alike(one.turns[at], other.turns[at])) return at;
   return null;
 }
 
-/** Texts are numbered, so equal numbers are equal texts; how long a call took is no difference. */
+/** Texts are numbered, so equal numbers are equal texts; how long a call took makes no difference. */
 const alike = (one: Turn | undefined, other: Turn | undefined): boolean =>
   one !== undefined && other !== undefined && one.role === other.role && wordsOf(one) === wordsOf(other);

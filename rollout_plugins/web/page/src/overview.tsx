@@ -83,7 +83,7 @@ function Notices() {
   const errors = counts(run.plugin_errors);
   const damaged = Object.entries(data.damaged);
   const lines: [string, string][] = [];
-  if (filters.length) lines.push(["note", `Listed are only rollouts with ${filters.join(", ")}. The charts show all.`]);
+  if (filters.length) lines.push(["note", `Only rollouts with ${filters.join(", ")} are listed. The charts show all.`]);
   if (data.matched > data.rollouts.length)
     lines.push([
       "note",

@@ -88,7 +88,7 @@ const edge = (line: Line, sign: -1 | 1): Values =>
     return value === null ? null : sign * Math.min(sign * (value + sign * (line.spread![at] ?? 0)), sign * end);
   });
 
-/** Without noughts at the end. */
+/** Without zeros at the end. */
 const short = (written: string): string => written.replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "");
 
 /** A little air around the values; never an axis without height. */

@@ -3,7 +3,7 @@
 import { column, columns } from "./columns";
 import { data, real, textsOf, type Rollout } from "./data";
 
-export interface Query {
+interface Query {
   test: (rollout: Rollout) => boolean;
   /** Texts that were searched for, to be marked where they stand. */
   words: string[];
@@ -60,7 +60,8 @@ function compared(term: string): Query["test"] | string | undefined {
   if (!value) return `What should ${key} be compared with?`;
   const wanted = value.toLowerCase();
   const bound = Number.isNaN(Number(value)) ? real(wanted) : Number(value);
-  if ("<>".includes(sign[0]!) && bound === null) return `${key} ${sign} needs a number; \u201c${value}\u201d is none.`;
+  if ("<>".includes(sign[0]!) && bound === null)
+    return `${key} ${sign} needs a number; \u201c${value}\u201d is not one.`;
   return (rollout) => {
     const found = known.get(rollout);
     if (wanted === "none") return (found === null) !== (sign === "!=");

@@ -288,7 +288,7 @@ function walk(event: KeyboardEvent, rows: number): void {
 }
 
 /** Bring a row into sight and go to it; it may not exist yet. */
-export function focusRow(place: number): void {
+function focusRow(place: number): void {
   const box = document.querySelector<HTMLElement>(".rows");
   if (!box || !listed.value.length) return;
   current = Math.min(place, listed.value.length - 1);

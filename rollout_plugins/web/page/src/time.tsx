@@ -25,7 +25,7 @@ export function Through({ one, all }: { one: Rollout; all: Rollout[] }) {
       </div>
       {steps.size < 2 ? (
         <p class="dim">
-          In this page the prompt stands in {plural(steps.size, "step")} only
+          In this page the prompt appears in only {plural(steps.size, "step")}
           {data.rollouts.length < data.matched ? "; the page does not hold all rollouts of the run." : "."} Below are
           two of its answers.
         </p>

@@ -6,20 +6,11 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-
-def number(value: Any) -> float | None:
-    """The value as a finite float, or None."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    try:
-        converted = float(value)
-    except OverflowError:
-        return None
-    return converted if math.isfinite(converted) else None
+from rollout_plugins.content.numbers import finite
 
 
 def numbers(values: Iterable[Any]) -> list[float]:
-    return [converted for value in values if (converted := number(value)) is not None]
+    return [converted for value in values if (converted := finite(value)) is not None]
 
 
 def mean(values: Sequence[float]) -> float | None:

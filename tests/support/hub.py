@@ -1,0 +1,124 @@
+"""A stand-in for the Hugging Face Hub: the few endpoints that the real client asks for to make, fill and read a repo."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from contextlib import contextmanager
+from urllib.parse import parse_qs
+
+import huggingface_hub
+from huggingface_hub import constants
+from served import Asked, served
+
+SHA = "1" * 40
+_REPO = r"/api/(?:datasets|models)/([^/]+/[^/]+)(?:/revision/[^/]+)?"
+
+
+class _Hub(Asked):
+    def do_POST(self):
+        path, body = self.place, self.body()
+        repos = self.server.repos
+        if path == "/api/repos/create":
+            about = json.loads(body)
+            name = f"{about.get('organization') or 'me'}/{about['name']}"
+            repos.setdefault(name, {"private": about.get("visibility") == "private", "files": {}, "commits": []})
+            self.answer({"url": f"{self.server.url}/{name}", "id": name, "name": name})
+        elif match := re.fullmatch(r"/api/(?:datasets|models)/(.+)/preupload/[^/]+", path):
+            files = [
+                {"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in json.loads(body)["files"]
+            ]
+            self.answer({"files": files})
+        elif match := re.fullmatch(r"/api/(?:datasets|models)/(.+)/commit/[^/]+", path):
+            self._commit(repos[match[1]], [json.loads(line) for line in body.splitlines()], match[1])
+        elif match := re.fullmatch(r"/api/datasets/(.+)/paths-info/[^/]+", path):
+            files, wanted = repos[match[1]]["files"], _wanted(body)
+            self.answer([_about(name, files[name]) for name in wanted if name in files])
+        elif path == "/api/validate-yaml":
+            self.answer({"errors": [], "warnings": []})
+        else:
+            self.answer({"error": f"no {path}"}, 404)
+
+    def _commit(self, repo, entries, name):
+        if self.server.refuses:
+            self.answer({"error": "refused"}, self.server.refuses.pop(0))
+            return
+        for entry in entries:
+            if entry["key"] == "file":
+                repo["files"][entry["value"]["path"]] = base64.b64decode(entry["value"]["content"])
+            if entry["key"] == "deletedFile":
+                del repo["files"][entry["value"]["path"]]
+        repo["commits"].append([entry["value"]["path"] for entry in entries if entry["key"] != "header"])
+        self.answer({"commitUrl": f"{self.server.url}/{name}/commit/{SHA}", "commitOid": SHA, "success": True})
+
+    def do_GET(self):
+        path, repos = self.place, self.server.repos
+        if match := re.fullmatch(r"/api/datasets/(.+?)/tree/[^/]+/?(.*)", path):
+            self._tree(repos.get(match[1]), match[2])
+        elif match := re.fullmatch(r"/datasets/(.+?)/resolve/[^/]+/(.+)", path):
+            self._file(repos.get(match[1], {"files": {}})["files"].get(match[2]))
+        elif (match := re.fullmatch(_REPO, path)) and match[1] in repos:
+            siblings = [{"rfilename": name} for name in repos[match[1]]["files"]]
+            facts = {"id": match[1], "sha": SHA, "private": repos[match[1]]["private"], "siblings": siblings}
+            self.answer({**facts, "tags": [], "downloads": 0, "likes": 0, "gated": False, "disabled": False})
+        elif path == "/api/whoami-v2":
+            self.answer({"name": "me", "type": "user"})
+        else:
+            self.answer({"error": f"no {path}"}, 404)
+
+    do_HEAD = do_GET
+
+    def _tree(self, repo, folder):
+        if repo is None:
+            self.answer({"error": "Repository not found"}, 404, {"X-Error-Code": "RepoNotFound"})
+            return
+        start = f"{folder}/" if folder else ""
+        inside = {name: data for name, data in repo["files"].items() if name.startswith(start)}
+        if folder and not inside:
+            self.answer({"error": "Entry not found"}, 404, {"X-Error-Code": "EntryNotFound"})
+            return
+        is_deep = "recursive=true" in self.path.lower()
+        found, folders = [], set()
+        for name, data in inside.items():
+            parts = name.removeprefix(start).split("/")
+            if is_deep or len(parts) == 1:
+                found.append(_about(name, data))
+            above = parts[:-1] if is_deep else parts[:-1][:1]
+            folders.update(start + "/".join(above[:depth]) for depth in range(1, len(above) + 1))
+        self.answer([*found, *({"type": "directory", "path": one, "oid": SHA, "size": 0} for one in sorted(folders))])
+
+    def _file(self, data):
+        if data is None:
+            self.answer({"error": "Entry not found"}, 404, {"X-Error-Code": "EntryNotFound"})
+            return
+        status, part = self.part_of(data)
+        digest = hashlib.sha1(data).hexdigest()
+        self.send(part, status, {"ETag": f'"{digest}"', "X-Repo-Commit": SHA, "Accept-Ranges": "bytes"})
+
+
+def _wanted(body):
+    try:
+        return json.loads(body)["paths"]
+    except ValueError:
+        return parse_qs(body.decode())["paths"]
+
+
+def _about(name, data):
+    return {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+
+
+@contextmanager
+def hub(monkeypatch):
+    """The server: `repos` by name, each with `private`, `files` and `commits`; `refuses`: answers to the next commits."""
+    with served(_Hub, repos={}, refuses=[]) as server:
+        template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "ENDPOINT", server.url)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setenv("HF_TOKEN", "hf_secretsecretsecret")
+        monkeypatch.setattr("transformers.utils.hub._hf_api", None, raising=False)
+        huggingface_hub.HfFileSystem.clear_instance_cache()
+        yield server
+    huggingface_hub.HfFileSystem.clear_instance_cache()
