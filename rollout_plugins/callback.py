@@ -15,6 +15,7 @@ from typing import Any
 from rollout_hookspecs import Batch, Run
 
 from rollout_plugins.attached import Attached, Wrappers, dataset_of
+from rollout_plugins.content.once import Once
 from rollout_plugins.engine.copying import Given
 from rollout_plugins.engine.environment import flag
 from rollout_plugins.engine.pipeline import Pipeline
@@ -105,7 +106,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         self._pipeline = self._new_pipeline()
         # Weak, since a callback that outlives its trainer must not keep the model in memory.
         self._trainers: weakref.WeakKeyDictionary[Any, Attached] = weakref.WeakKeyDictionary()
-        self._told: set[str] = set()
+        self._once = Once()
         self._turns: defaultdict[int, threading.RLock] = defaultdict(threading.RLock)  # nobody gives back a parent's
         self._own = vars(self).keys() - others
         found = trainer if trainer is not None else trainer_adding(type(self))
@@ -123,6 +124,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         given = [one.plugin if isinstance(one, Given) else one for one in options["plugins"]]
         self.__dict__.update({name: value for name, value in state.items() if name != "_options"})
         plugins = [one for one in given if one is not None]
+        # Not `self.__init__`: that of a subclass may take other arguments.
         RolloutPluginCallback.__init__(self, **{**options, "plugins": plugins})
 
     def _new_pipeline(self) -> Pipeline:
@@ -183,14 +185,9 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         except SetupError:
             raise
         except Exception as error:
-            self._say(f"could not {what}: {shown(error)}; training goes on without it")
+            self._once.warn(f"could not {what}: {shown(error)}; training goes on without it")
             logger.debug("could not %s", what, exc_info=error)
         self._pipeline.raise_strict()
-
-    def _say(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
-            logger.warning("%s", text)
 
     # --- attaching ----------------------------------------------------------------------------------------------
 
@@ -203,7 +200,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         same = [one for one in alike if one.state is state]
         trainer = same[0] if len(same) == 1 else trainer_of(self) or next(iter(alike), None)
         if trainer is None:
-            self._say("found no trainer for RolloutPluginCallback, so nothing is recorded; pass trainer=…")
+            self._once.warn("found no trainer for RolloutPluginCallback, so nothing is recorded; pass trainer=…")
         return trainer
 
     def _known(self, trainer: Any) -> Attached | None:
@@ -241,7 +238,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
     def _say_unknown(self, trainer: Any) -> None:
         if trainer is not None and self._known(trainer) is None:
             kind = type(trainer).__name__
-            self._say(f"{kind} makes no rollouts that are known here; the callback does nothing{_why(trainer)}")
+            self._once.warn(f"{kind} makes no rollouts that are known here; the callback does nothing{_why(trainer)}")
 
     def _attach_late(self, trainer: Any) -> None:
         """Added, or added again, while the trainer is training."""
@@ -249,7 +246,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         attached = self._known(trainer)
         if attached is not None and trainer.is_in_train and not attached.has_begun_training:
             attached.has_begun_training = True
-            self._say(
+            self._once.warn(
                 f"RolloutPluginCallback was added in the middle of training, at step {trainer.state.global_step}: "
                 "rollouts are recorded from here on"
             )
@@ -276,7 +273,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
             self._submit(trainer, attached, batch)
         else:
             self._count(trainer, attached, "before_attach", count)
-            self._say(
+            self._once.warn(
                 f"{count or 'some'} rollouts were made before the callback could attach; pass it in callbacks=[…]"
             )
 
@@ -390,7 +387,11 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
 
     def _submit(self, trainer: Any, attached: Attached, batch: Batch) -> None:
         with self._turn:
-            self._ensure_run(trainer, attached)
+            try:
+                self._ensure_run(trainer, attached)
+            except Exception:
+                attached.pipeline.count("not_begun", batch.count)
+                raise
             attached.submit(batch)
 
     def _count(self, trainer: Any, attached: Attached, reason: str, count: int, *, is_stored: bool = False) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import os
 import threading
 import time
@@ -17,6 +16,7 @@ from rollout_hookspecs import Batch, Run
 
 from rollout_plugins.content.drafts import Drafts
 from rollout_plugins.content.incoming import Held, Incoming, Wanted
+from rollout_plugins.content.once import Once
 from rollout_plugins.engine.environment import flag
 from rollout_plugins.engine.placing import RecordArguments, placed, record_arguments
 from rollout_plugins.engine.rows import rows
@@ -40,7 +40,6 @@ from rollout_plugins.store.write import run_file
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-logger = logging.getLogger("rollout_plugins")
 
 _PACKAGES = (
     "rollout-plugins", "torch", "transformers", "vllm", "sglang", "verl", "areal", "tinker", "tinker-cookbook",
@@ -143,7 +142,7 @@ class RolloutRecorder:
         self._lock = threading.RLock()  # a signal handler may record, too
         self._is_started = self._is_closed = self._is_proven = False
         self._last_step = 0
-        self._told: set[str] = set()
+        self._once = Once()
 
     @property
     def run(self) -> Run:
@@ -212,7 +211,7 @@ class RolloutRecorder:
         except Exception as error:
             if is_checked and (self._strict or isinstance(error, SetupError)):
                 raise
-            self._say(f"a batch could not be recorded: {shown(error)}; the loop goes on without it")
+            self._once.warn(f"a batch could not be recorded: {shown(error)}; the loop goes on without it")
             self._lose("unreadable", rollouts)
             return None
         self._last_step = arguments.step
@@ -258,10 +257,10 @@ class RolloutRecorder:
 
     def _is_open(self) -> bool:
         if self._pid != os.getpid():
-            self._say("this recorder was opened by another process and records nothing here; open one in each process")
+            self._once.warn("this recorder was opened by another process and records nothing here; open one in each")
             return False
         if self._is_closed or (self._is_started and self._pipeline.run is None):
-            self._say("this recorder is closed and no longer records; open another one with the same run_id")
+            self._once.warn("this recorder is closed and no longer records; open another one with the same run_id")
             return False
         return True
 
@@ -272,12 +271,7 @@ class RolloutRecorder:
         try:
             action()
         except Exception as error:
-            self._say(f"could not {what}: {shown(error)}; recording goes on without it")
-
-    def _say(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
-            logger.warning("%s", text)
+            self._once.warn(f"could not {what}: {shown(error)}; recording goes on without it")
 
     # --- around it ----------------------------------------------------------------------------------------------
 

@@ -208,7 +208,7 @@ def _run_checks(run: StoredRun) -> Iterator[Check]:
     count, damage = len(run), run.unreadable
     for line in damage:
         yield Check(run.info.id, DAMAGE, line, "the rest of the run can be read; keep a copy")
-    for what, counts in (("left out", run.drops), ("not trained on", run.untrained)):
+    for what, counts in (("lost", run.drops), ("not trained on", run.untrained)):
         if counts:
             yield Check(run.info.id, "note", f"{what}: {listed(counts)}")
     yield Check(run.info.id, "ok" if not damage else "note", f"{count:,} rollouts in {run.place}")

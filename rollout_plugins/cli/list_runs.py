@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
@@ -37,11 +38,16 @@ def run(options: Namespace) -> None:
         print_json(found)
         note_damage(*opened)
         return
-    shown = [{name: value for name, value in facts.items() if name not in {"damaged", "attempts"}} for facts in found]
-    if not any(facts["drops"] for facts in found):
-        shown = [{name: value for name, value in facts.items() if name != "drops"} for facts in shown]
-    print_table(shown, spare=SPARE)
+    left_out = {"damaged", "attempts"} | ({"drops"} if not any(facts["drops"] for facts in found) else set())
+    shown = [{name: value for name, value in facts.items() if name not in left_out} for facts in found]
+    print_table([{**facts, "folder": _from_here(facts["folder"])} for facts in shown], spare=SPARE)
     note_damage(*opened)
+
+
+def _from_here(place: str) -> str:
+    """A folder below this one as a person would type it; for a program the whole path."""
+    near = sys.stdout.isatty() and Path(place).is_relative_to(Path.cwd())
+    return str(Path(place).relative_to(Path.cwd())) if near else place
 
 
 def _opened(folder: Path) -> StoredRun | None:

@@ -19,23 +19,23 @@ GROUP = "rollout_plugins.commands"
 
 ABOUT = {
     "list": "the runs in a folder, with their size, steps and reward",
-    "show": "rollouts, turn by turn: best, worst, a group, one, or what a filter finds",
-    "view": "a run in the terminal: steps, rollouts, groups, the same prompt over time",
+    "show": "rollouts, turn by turn: best, worst, a group, or by a filter",
+    "view": "a run in the terminal: steps, rollouts, groups, prompts over time",
     "stats": "reward, spread, lengths, truncation, tools and drops, step by step",
     "sql": "query one run or several in SQL",
     "diff": "two runs on the same prompts: what changed in reward and text",
-    "report": "one HTML file that shows the run: charts, table, every conversation",
+    "report": "the run as one HTML file: charts, table, every conversation",
     "annotate": "add columns to rollouts, from a file or a function",
     "export": "rollouts as one file, or to a sink",
     "compact": "join the many small files of a run into few large ones",
-    "push": "send a run to an object store, or to the Hub as a dataset with a card",
+    "push": "send a run to an object store, or to the Hub as a dataset",
     "pull": "fetch a run from an object store or the Hub",
     "prune": "remove the text of old rollouts, and keep their numbers",
     "import": "turn the rollouts of another library into a run",
-    "doctor": "check the environment, a folder, tokenizers or a run before a long run",
+    "doctor": "check environment, folder, tokenizers or a run before a long run",
     "plugins": "the plugins that are installed, and whether they would run",
     "new-plugin": "write a new plugin as a small project with tests",
-    "demo": "train a tiny model with tools, here and now, and look at its rollouts",
+    "demo": "train a tiny model with tools, and look at its rollouts",
     "completion": "completion for bash, zsh or fish",
 }
 """What our own commands do, in the order of the help; another package's command shows that package's summary."""
@@ -172,9 +172,11 @@ def _print_help() -> None:
         "",
         *(f"  {name:<12}{about(entry)}" for name, entry in commands().items()),
         "",
-        "`rollouts help COMMAND` says more. Name a run by its folder. A folder of runs, or the trainer's output_dir,",
-        "stands for the newest run in it. Without a run, most commands take the newest in or below this folder.",
-        "Exit codes: 0 done, 1 failed, 2 wrong arguments, 3 done, except for files that cannot be read.",
+        "`rollouts help COMMAND` says more. Name a run by its folder; a folder of runs,",
+        "or the trainer's output_dir, stands for the newest run in it. Most commands",
+        "also work without a run: on the newest one in or below this folder.",
+        "Exit codes: 0 done, 1 failed, 2 wrong arguments, 3 done, but some files cannot",
+        "be read.",
     ]
     sys.stdout.write("\n".join(lines) + "\n")
 

@@ -38,7 +38,9 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--history", metavar="ID|TEXT", help="one prompt through the run: this rollout's, or the one with this text"
     )
-    parser.add_argument("--lines", type=int, default=LINES, help=f"lines of each on a terminal (default: {LINES})")
+    parser.add_argument(
+        "--lines", type=int, default=LINES, help=f"lines of each rollout on a terminal (default: {LINES})"
+    )
     parser.add_argument("--full", action="store_true", help="leave nothing out")
     add_filters(parser, group=False)
     add_json(parser)

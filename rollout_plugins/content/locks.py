@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import IO, Any
+
+from rollout_plugins.content.once import Once
 
 # Not `import fcntl`, whose functions mypy would miss on Windows.
 fcntl: Any
@@ -15,8 +16,7 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
-logger = logging.getLogger("rollout_plugins")
-_told = False
+_once = Once()
 
 
 def lock(file: IO[Any], *, shared: bool = False, wait: bool = True) -> bool:
@@ -55,7 +55,4 @@ def locked(file: IO[Any]) -> Iterator[None]:
 
 
 def _tell(file: IO[Any], error: OSError) -> None:
-    global _told  # noqa: PLW0603 - one warning is enough
-    if not _told:
-        _told = True
-        logger.warning("%s cannot be locked (%s): let one process at a time write there", file.name, error)
+    _once.warn("%s cannot be locked (%s): let one process at a time write there", file.name, error)

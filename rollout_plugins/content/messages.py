@@ -80,7 +80,7 @@ def calls_of(message: Any) -> list[Call]:
 def _call(call: Any) -> Call:
     if not isinstance(call, Mapping):
         return Call(None, None, call)
-    function = field_of(call, "function")
+    function = field_of(call, "function")  # of this shape, or flat, or the name alone: templates differ
     inner = function if isinstance(function, Mapping) else call
     name = function if isinstance(function, str) else field_of(inner, "name")
     ident = field_of(call, "id")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
+
+from rollout_plugins.content.disks import to_disk
 
 
 def replace_file(path: Path, write: Callable[[Path], object], *, sync: bool = True) -> None:
@@ -15,7 +16,7 @@ def replace_file(path: Path, write: Callable[[Path], object], *, sync: bool = Tr
         write(temporary)
         if sync:
             with temporary.open("rb+") as file:
-                os.fsync(file.fileno())
+                to_disk(file.fileno())
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

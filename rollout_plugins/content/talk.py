@@ -27,7 +27,7 @@ _SIMPLE: Final = frozenset({str, list, tuple, type(None)})
 _CALLS: Final = {frozenset({"type", "function"}), frozenset({"id", "type", "function"})}
 _FUNCTIONS: Final = {frozenset({"name", "arguments"})}
 _NONE: Final = object()
-#: Bytes of a message beside its texts, and of a value that is no text.
+#: Bytes of a message beside its texts, and of a value that is not a text.
 _EACH, _OTHER = 100, 64
 _AT_ONCE = 512
 Copy = Callable[[Any], Any]

@@ -107,7 +107,7 @@ def error_in(content: Any) -> str | None:
     text = text_of(content)
     if not text.startswith(_FAILED):
         return None
-    for read in (ast.literal_eval, json.loads):
+    for read in (ast.literal_eval, json.loads):  # TRL writes what went wrong as a Python dict
         try:
             value = read(text)
         except (ValueError, SyntaxError, MemoryError, RecursionError):

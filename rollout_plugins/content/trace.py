@@ -228,6 +228,11 @@ def _time(seconds: float) -> str | None:
         return None
 
 
+def under(facts: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """The facts whose names begin like that, by the rest of their names."""
+    return {key[len(prefix) :]: value for key, value in facts.items() if key.startswith(prefix)}
+
+
 def images_in(value: Any) -> Iterator[Image]:
     """The `Image` records in a message or any part of one, in order."""
     if isinstance(value, Image):

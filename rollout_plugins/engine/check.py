@@ -33,7 +33,7 @@ def load(name: str, given: Any, entry: EntryPoint | None, options: Mapping[str, 
 def _imported(entry: EntryPoint) -> Any:
     try:
         return entry.load()
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # some modules exit where something they need is missing
         where = f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
         raise SetupError(
             f"plugin {entry.name!r} of {where} does not import: {type(error).__name__}: {error}"

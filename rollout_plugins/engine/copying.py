@@ -11,6 +11,7 @@ from typing import Any
 
 from rollout_hookspecs import Rollout, hookimpl
 
+from rollout_plugins.engine.discover import name_of
 from rollout_plugins.engine.telling import is_required, shown
 
 logger = logging.getLogger("rollout_plugins")
@@ -26,14 +27,15 @@ class Given:
         try:
             return Given(copy.deepcopy(self.plugin, memo))
         except Exception as error:
-            logger.warning("%s cannot be copied (%s); both callbacks use it", _named(self.plugin), shown(error))
+            name = name_of(self.plugin, {})
+            logger.warning("plugin %r cannot be copied (%s); both callbacks use it", name, shown(error))
             return Given(self.plugin)
 
     def __reduce__(self) -> Any:
         try:
             return _load, (_pickled(self.plugin),)
         except Exception as error:
-            why = f"{_named(self.plugin)} cannot be pickled ({shown(error)})"
+            why = f"plugin {name_of(self.plugin, {})!r} cannot be pickled ({shown(error)})"
             logger.warning("%s; the copy of the callback goes without it", why)
             return Given, (Missing(why) if is_required(self.plugin) else None,)
 
@@ -59,6 +61,7 @@ def _pickled(plugin: Any) -> bytes:
 
     class WithoutTrainers(kind):  # type: ignore[misc,valid-type]
         def persistent_id(self, value: Any) -> str | None:
+            # A plugin that knows its trainer would take the model and the data along.
             return "trainer" if hasattr(type(value), "add_callback") else None
 
     WithoutTrainers(out).dump(plugin)
@@ -71,8 +74,3 @@ def _load(pickled: bytes) -> Given:
             """None: the trainer that a plugin knew is not the copy's."""
 
     return Given(WithoutTrainers(io.BytesIO(pickled)).load())
-
-
-def _named(plugin: Any) -> str:
-    kind = plugin if isinstance(plugin, type) else type(plugin)
-    return f"plugin {str(getattr(plugin, 'name', '') or kind.__qualname__)!r}"

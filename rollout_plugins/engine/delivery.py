@@ -98,6 +98,7 @@ class Delivery:
     def _opened(self) -> Ledger | None:
         self._sink.open()
         target = self.target
+        # One sink object may serve several runs, and send each to a place of its own.
         if self._ledger is not None and self._ledger.target != target:
             self.close()
         if self._ledger is None and target is not None:

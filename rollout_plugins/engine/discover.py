@@ -253,6 +253,7 @@ class Plugins:
         try:
             self.manager.register(found.plugin, name=found.name)
         except (pluggy.PluginValidationError, ValueError) as error:
+            # pluggy compares plugins with ==, and dataclasses are equal where their options are.
             twin = next((name for name, other in self.manager.list_name_plugin() if other == found.plugin), None)
             if twin == found.name:
                 self.manager.unregister(name=twin)

@@ -90,7 +90,7 @@ class Dispatcher(PluginCalls):
             name for impl in self.implementations("rollout_metrics") for name in (*impl.argnames, *impl.kwargnames)
         }
         arguments: dict[str, Any] = {"columns": Drafts.of(rollouts), "step": step}
-        if "rollouts" in wanted:
+        if "rollouts" in wanted:  # making the records costs more than most numbers do
             arguments["rollouts"] = tuple(rollouts)
         for impl, (found, odd) in self.results("rollout_metrics", arguments, returned.numbers):
             headlines = None if is_verbose else returned.headlines(impl.plugin)

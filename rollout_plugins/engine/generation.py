@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from rollout_hookspecs import Batch, Rollout, Run, Step, Trace
@@ -20,6 +21,9 @@ def build(run: Run, batch: Batch, number: int, name: str, counters: Counters) ->
     """A batch's rollouts, each with its place in the run and an id of its own, which begins with `name`."""
     drafts = Drafts.of(batch.build())
     counters.drop("unserialisable_field", fit(drafts))
+    with suppress(Exception):  # a list that cannot be read is the store's to replace; plugins see all records then
+        prompts, completions, calls = drafts.talk("prompt"), drafts.talk("completion"), drafts.outcomes()
+        drafts.put(prompt=prompts, completion=completions, tool_calls=calls)
     count = len(drafts)
     ranks = list(drafts["rank"]) if batch.gathered else [run.rank] * count
     ids = _distinct(f"{name}.{rank}.{index}" for rank, index in zip(ranks, drafts["index"], strict=True))

@@ -16,6 +16,7 @@ from typing import Any
 import pluggy
 from rollout_hookspecs import Drop
 
+from rollout_plugins.content.once import Once
 from rollout_plugins.engine.counters import Counters
 from rollout_plugins.engine.telling import is_required, shown
 
@@ -55,14 +56,14 @@ class PluginCalls:
         self._turn = threading.RLock()
         self._required: dict[str, bool] = {}
         self._failures: dict[str, int] = {}
-        self._told: set[tuple[str, str]] = set()
+        self._once = Once()
 
     def begin(self) -> None:
         """Before a run or an attempt: plugins that were taken out of the one before get another chance."""
         self.removed.clear()
         self.lacking = ""
         self._failures.clear()
-        self._told.clear()
+        self._once = Once()
 
     def name_of(self, plugin: Any) -> str:
         return self.manager.get_name(plugin) or type(plugin).__name__
@@ -157,9 +158,8 @@ class PluginCalls:
         self.counters.error(name)
         if self.strict:
             raise error
-        if (name, hook) not in self._told:
-            self._told.add((name, hook))
-            logger.warning("plugin %r failed in %s and was skipped: %s", name, hook, shown(error), exc_info=error)
+        failed = "plugin %r failed in %s and was skipped: %s"
+        self._once.warn(failed, name, hook, shown(error), about=(name, hook), error=error)
         self._failures[name] = self._failures.get(name, 0) + 1
         if self._failures[name] >= FAILURES_ALLOWED:
             self.remove(name, f"failed {FAILURES_ALLOWED} times in a row, last in {hook}: {shown(error)}")

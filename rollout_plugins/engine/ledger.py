@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+from rollout_plugins.content.disks import to_disk
 from rollout_plugins.content.locks import lock, unlock
 from rollout_plugins.errors import RunError
 
@@ -45,7 +46,7 @@ class Ledger:
             head = "" if file.tell() else f"# {self.target}\n"
             file.write((_torn(self.path) + head + "".join(f"{ident}\n" for ident in ids)).encode())
             file.flush()
-            os.fsync(file.fileno())
+            to_disk(file.fileno())
             self._seen = file.tell()
 
     @contextmanager

@@ -26,7 +26,7 @@ class Panels:
         """`plugins`: names, `module:attribute` or objects, in addition to those that are installed."""
         loaded = Plugins([_loaded(one) for one in plugins], autoload=autoload)
         self._calls = PluginCalls(loaded.manager, Counters(), strict=strict)
-        self._turn = threading.Lock()
+        self._turn = threading.Lock()  # viewers ask on several threads, and plugins expect one
 
     def of(self, rollout: Rollout, run: Run) -> tuple[Panel, ...]:
         """All panels of a rollout, in the order of the plugins. One that fails says so in a panel of its own."""

@@ -157,7 +157,7 @@ def write_marker(checkpoint: Path, run: str, generation: int) -> None:
 def run_of(checkpoint: Path | None) -> str:
     """The name of the run that wrote the checkpoint; empty when it does not say."""
     name = str(_read_marker(checkpoint).get("run", ""))
-    return name if Path(name).name == name else ""
+    return name if Path(name).name == name != ".." else ""
 
 
 def _read_marker(checkpoint: Path | None) -> dict[str, Any]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rollout_plugins.content.elsewhere import here
+from rollout_plugins.content.elsewhere import here, is_url
 from rollout_plugins.engine.delivery import as_sink
 from rollout_plugins.engine.discover import Plugins
 from rollout_plugins.engine.pipeline import Pipeline
@@ -37,7 +36,7 @@ def open_pipeline(
 ) -> Pipeline:
     """A pipeline whose run ends when its owner is gone, or the process ends."""
     pipeline = Pipeline(plugins, strict=strict, sync=sync, on_full=on_full, end_seconds=end_seconds)
-    weakref.finalize(owner, end_run, pipeline)
+    weakref.finalize(owner, end_run, pipeline)  # runs at exit, too, which `__del__` may not
     return pipeline
 
 
@@ -105,7 +104,7 @@ def checked_dir(path: str | os.PathLike[str] | None) -> Path | None:
         return None
     if not os.fspath(path):
         raise SetupError("dir is empty; give a folder, or leave it out")
-    if re.match(r"([\w+.-]+::)*[A-Za-z][\w+.-]+:/", os.fspath(path)):  # a Path has only one of a URL's two slashes
+    if is_url(path):
         raise SetupError(
             f"dir={os.fspath(path)!r} is a URL; runs are written to a folder of this machine and copied from there: "
             f"write mirror={os.fspath(path)!r}, and leave dir out or give a folder"

@@ -50,8 +50,12 @@ class Worker:
 
     def start(self) -> None:
         """Start a thread. It goes on with what one that was stopped before has left."""
-        self._thread = own_thread(self._name, self._work)
-        self._thread.start()
+        self._thread = thread = own_thread(self._name, self._work)
+        try:
+            thread.start()
+        except RuntimeError:  # a process may have so many threads and no more: the next one may try again
+            self._thread = None
+            raise
 
     @property
     def is_running(self) -> bool:

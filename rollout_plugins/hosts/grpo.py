@@ -21,7 +21,7 @@ from rollout_plugins.hosts.kit.decoding import Decoder
 from rollout_plugins.hosts.kit.observing import Needs, Observer
 from rollout_plugins.hosts.kit.support import Support, TRLHost
 from rollout_plugins.hosts.kit.turns import Turns
-from rollout_plugins.hosts.kit.wrapping import Call, logger
+from rollout_plugins.hosts.kit.wrapping import Call
 
 LOGPROBS: Final = "sampler, trainer and reference"
 SCORED: Final = ("inputs", "prompts", "completions", "completion_ids_list")
@@ -41,7 +41,7 @@ class GRPOObserver(Observer):
         self.watch("_calculate_rewards", self._rewards)
         self.watch("_generate", self._tokens, optional=True)
         self.watch("_tool_call_loop", self.tool_loop, optional=True)
-        self._has_begun = self._has_told = False
+        self._has_begun = False
         self._unseen_steps = 0
         self.wraps.wrap(trainer, "training_step", self._trained)
 
@@ -105,6 +105,7 @@ class GRPOObserver(Observer):
         if not found or len(found) != len(ids):
             return
         now.claimed = found
+        now.claim_fields(found)
         steps = {made.policy_step for made, _ in found}
         now.policy_step = steps.pop() if len(steps) == 1 else None
         spoken = [made.completions[i] for made, i in found if made.completions is not None]
@@ -185,12 +186,18 @@ class GRPOObserver(Observer):
         """Advantages exist now, as numbers in the trainer's log; only if they don't is its tensor read."""
         now.replaced = self._replaced(now, out)
         log = LogTail.of(now, now.logged)
-        if log is None:
+        if log is None or not self._is_of(now, log):
             known = out["advantages"].tolist()
             now.advantages = [None if i in now.replaced else value for i, value in enumerate(known[: now.count])]
         else:
             self._read_log(now, log)
         now.keep(**{name: out.get(name) for name in _PER_TOKEN})
+
+    def _is_of(self, now: Sampled, log: LogTail) -> bool:
+        """Whether the log's rewards are those that were given here: it is full, and may have got others since."""
+        here = slice(now.rank * now.count, (now.rank + 1) * now.count)
+        logged = enumerate(map(log.reward, now.rewards.names))
+        return all(now.rewards.may_be(i, row[here]) for i, row in logged if row is not None)
 
     def _replaced(self, now: Sampled, out: Mapping[str, Any]) -> frozenset[int]:
         """Rows that the trainer put other rollouts in place of, as one with a replay buffer does.
@@ -253,13 +260,11 @@ class GRPOObserver(Observer):
                 self.lose(max(now.expected, now.generated))
 
     def _tell_what_remains(self, where: str, lacks: str) -> None:
-        if not self._has_told:
-            self._has_told = True
-            logger.warning(
-                "%s generates or scores in a way of its own: its rollouts are recorded from %s, without %s; "
-                "docs/trainers.md says how to write a host for it",
-                type(self.trainer).__name__, where, lacks,
-            )  # fmt: skip
+        self.wraps.once.warn(
+            "%s generates or scores in a way of its own: its rollouts are recorded from %s, without %s; "
+            "docs/trainers.md says how to write a host for it",
+            type(self.trainer).__name__, where, lacks,
+        )  # fmt: skip
 
 
 def _replays(trainer: Any) -> bool:

@@ -7,7 +7,6 @@ they don't like before it is scored. Rows are recognised by their token ids.
 from __future__ import annotations
 
 import copy
-import logging
 import os
 import threading
 from array import array
@@ -17,12 +16,11 @@ from itertools import repeat
 from operator import itemgetter
 from typing import Any, Final
 
+from rollout_plugins.content.once import Once
 from rollout_plugins.content.snapshot import Snapshot
 from rollout_plugins.hosts.kit.decoding import Decoder, unpadded
 from rollout_plugins.hosts.kit.generation import Generation
 from rollout_plugins.hosts.kit.rewards import Rewards
-
-logger = logging.getLogger("rollout_plugins")
 
 _MOST: Final = 8
 NEVER_SCORED: Final = "the trainer did not score it where that can be seen"
@@ -83,6 +81,16 @@ class Sampled(Generation):
         if self.is_played and isinstance(out, tuple):
             self.fields = next((one for one in out if isinstance(one, dict)), {})
 
+    def claim_fields(self, found: Sequence[tuple[Sampled, int]]) -> None:
+        """What the function gave when it was generated, and the rows as they were then."""
+        first = found[0][0]
+        if [(one, i) for one, i in found] == [(first, i) for i in range(first.count)]:
+            self.fields, self.before = first.fields, first.before
+            return
+        names = dict.fromkeys(name for one, _ in found for name in one.fields)
+        self.fields = {name: [_at(one.fields.get(name), i) for one, i in found] for name in names}
+        self.before = [_at(one.before, i) or {} for one, i in found]
+
     def snapshot(self, rows: Any, prompts: Any, completions: Any, ids: Any = None) -> None:
         """The function's fields are kept apart from the columns of the dataset."""
         if self.fields:
@@ -141,6 +149,13 @@ class Sampled(Generation):
         self.returned = None
 
 
+def _at(values: Any, i: int) -> Any:
+    """One of these values; what is not a list is the same for all."""
+    if not isinstance(values, list):
+        return values
+    return values[i] if i < len(values) else None
+
+
 def _are_rows(value: Any, kind: type) -> bool:
     """Whether these are lists of that; an empty list may be one of anything."""
     if not isinstance(value, list) or not all(map(isinstance, value, repeat(list))):
@@ -178,7 +193,7 @@ class Unscored:
         self._changed = changed
         self._lock = threading.Lock()
         self._waiting: list[_Waiting] = []
-        self._is_told = False
+        self._once = Once()
         self.most = _MOST
         self._unknown = 0
 
@@ -233,9 +248,8 @@ class Unscored:
         for one in late:
             one.now.keep_rows(one.left)
             self._hand_over(one.now)
-        if not self._is_told and any(one.now.unknown.get("rewards") == NEVER_SCORED for one in late):
-            self._is_told = True
-            logger.warning(
+        if any(one.now.unknown.get("rewards") == NEVER_SCORED for one in late):
+            self._once.warn(
                 "the trainer generates rollouts that it does not score where that can be seen; they are stored "
                 "without rewards, and marked"
             )

@@ -13,6 +13,7 @@ from rollout_hookspecs import Rollout, Run, Step, hookimpl
 
 from rollout_plugins.content.names import NUMBERS
 from rollout_plugins.content.numbers import real
+from rollout_plugins.content.once import Once
 from rollout_plugins.content.options import check, one_of, whole
 from rollout_plugins.plugins.strategies import STRATEGIES, Pool, Reasons
 
@@ -78,7 +79,7 @@ class Cap:
     def _begin(self) -> None:
         """What is known of a run before its first rollout."""
         self.skip_reasons: dict[str, str] = {}
-        self._told = False
+        self._once = Once()
         self._steps: OrderedDict[tuple[str, int, str, int], Pool] = OrderedDict()
         self._counts: dict[str, Counter[str]] = {}
 
@@ -149,9 +150,7 @@ class Cap:
             known = {rollout.id for rollout in rollouts}
             chosen = dict.fromkeys((r.id for r in answer if r.id in known), "chosen by the given function")
         except Exception as error:
-            if not self._told:
-                self._told = True
-                logger.warning("cap: the given strategy failed, 'groups' is used: %r", error, exc_info=error)
+            self._once.warn("cap: the given strategy failed, 'groups' is used: %r", error, error=error)
             return None
         return dict(list(chosen.items())[:room])
 
@@ -163,9 +162,7 @@ class Cap:
                 return _comparable(getattr(rollout, self._key))
             return _comparable(rollout.rewards.get(self._key))
         except Exception as error:
-            if not self._told:
-                self._told = True
-                logger.warning("cap: key failed, such rollouts rank as if they had none: %r", error, exc_info=error)
+            self._once.warn("cap: key failed, such rollouts rank as if they had none: %r", error, error=error)
             return None
 
 

@@ -34,8 +34,10 @@ _DENIED = re.compile(
     r"access.?denied|forbidden|unauthori[sz]ed|\b40[13]\b|invalidaccesskey|signaturedoesnotmatch|expiredtoken|credential",
     re.IGNORECASE,
 )
-_MISSING = re.compile(r"no.?such.?bucket|repository ?not ?found|bucket does not exist", re.IGNORECASE)
+_MISSING = re.compile(r"no.?such.?bucket|(container|repository) ?not ?found|bucket does not exist", re.IGNORECASE)
 _AWAY = re.compile(r"connect|timed? ?out|resolve|unreachable|503|slow.?down|network", re.IGNORECASE)
+#: Of a connection string.
+_KEY_INSIDE = re.compile(r"(?:AccountKey|SharedAccessSignature)=([^;]{8,})")
 _SECRET_NAME = re.compile(r"SECRET|TOKEN|PASSWORD|CREDENTIAL|ACCESS_KEY|ACCOUNT_KEY|CONNECTION_STRING|SAS\b")
 
 
@@ -94,7 +96,7 @@ class Place:
         """What went wrong here and what to do, in one line that holds no credentials."""
         text = without_secrets(" ".join(str(error).split()) or type(error).__name__)
         extra = _PACKAGES.get(self.protocol, ("", ""))[1]
-        if _MISSING.search(text):
+        if _MISSING.search(text) or (isinstance(error, FileNotFoundError) and not self.is_local):
             return f"no such bucket or repository exists; create it, or correct the URL ({text})"
         if isinstance(error, PermissionError) or _DENIED.search(text):
             where = f": {_WHERE[extra]}" if extra in _WHERE else ""
@@ -170,5 +172,6 @@ def without_secrets(text: str) -> str:
     text = re.sub(r"(\w://[^\s'\"?]*)\?[^\s'\"]*", r"\1?…", text)
     for name, value in os.environ.items():
         if len(value) >= 8 and _SECRET_NAME.search(name):
-            text = text.replace(value, f"[{name}]")
+            for secret in (value, *_KEY_INSIDE.findall(value)):
+                text = text.replace(secret, f"[{name}]")
     return text

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from rollout_plugins.content.messages import field_of
 from rollout_plugins.content.numbers import finite
+from rollout_plugins.show.layout import cut
 from rollout_plugins.show.text import number, one_line
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -77,19 +78,19 @@ def _chart(
     color, label = ("red", _percent) if shares else ("green", number)
     known = [value for value in values if value is not None]
     if not known or height < 1 or width < 16:
-        return [_row(Text.assemble((title, "bold"), "  no numbers yet"), width)]
+        return [cut(Text.assemble((title, "bold"), "  no numbers yet"), width, "crop")]
     # Shares start at 0%, and a run without failures is a flat line at the bottom.
     low, high = (0.0, max(known) or 1.0) if shares else (min(known), max(known))
     names = (label(high), label(low))
     gutter = max(map(len, names)) + 2
     bars = _bars(values, max(width - gutter - 2, 1))
-    lines = [_row(Text.assemble((f"{title} ", "bold"), (f"{label(known[0])} → {label(known[-1])}", color)), width)]
+    lines = [Text.assemble((f"{title} ", "bold"), (f"{label(known[0])} → {label(known[-1])}", color))]
     for level in range(height, 0, -1):
         name = names[0] if level == height else names[1] if level == 1 else ""
         drawn = "".join(_cell(value, low, high, height, level) for value in bars)
-        lines.append(_row(Text.assemble((f"{name:>{gutter - 1}} ", "dim"), ("│", "dim"), (drawn, color)), width))
-    lines.append(_row(Text(" " * gutter + "└" + _axis(steps, len(bars)), style="dim"), width))
-    return lines
+        lines.append(Text.assemble((f"{name:>{gutter - 1}} ", "dim"), ("│", "dim"), (drawn, color)))
+    lines.append(Text(" " * gutter + "└" + _axis(steps, len(bars)), style="dim"))
+    return [cut(line, width, "crop") for line in lines]
 
 
 def _bars(values: Sequence[float | None], room: int) -> list[float | None]:
@@ -118,9 +119,3 @@ def _axis(steps: Sequence[Any], columns: int) -> str:
     first, last = (f"step {one_line(steps[0], 12)}", one_line(steps[-1], 12))
     room = columns - len(first) - len(last)
     return f"{first}{'─' * (room - 2):^{room}}{last}" if room > 3 and len(steps) > 1 else first
-
-
-def _row(text: Text, width: int) -> Text:
-    text.truncate(max(width, 1), overflow="crop")
-    text.no_wrap, text.overflow = True, "crop"
-    return text

@@ -11,6 +11,7 @@ from rollout_hookspecs._records import ToolStatus
 
 from rollout_plugins.content.messages import calls_of, field_of, reasoning_of, role_of
 from rollout_plugins.content.tool_calls import ANSWERING, paired
+from rollout_plugins.content.trace import under
 
 _STATUSES = get_args(ToolStatus)
 _PLACE, _SCORE = ("split", "step", "group", "index"), ("reward", "advantage", "finish", "error")
@@ -99,9 +100,9 @@ def from_trace(trace: Trace) -> Conversation:
     return Conversation(
         id=trace.rollout_id,
         **dict[str, Any]({name: facts.get(name) for name in _IN_TRACES}),
-        rewards=_under(facts, "reward/"),
-        columns=_under(facts, "columns/"),
-        extra=_under(facts, "extra/"),
+        rewards=under(facts, "reward/"),
+        columns=under(facts, "columns/"),
+        extra=under(facts, "extra/"),
         turns=tuple(_turns(messages, _linked(messages, spans))),
     )
 
@@ -163,10 +164,6 @@ def _outcome(span: Mapping[str, Any], content: Any) -> dict[str, Any]:
         "error": error if isinstance(error, str) else None,
         "seconds": milliseconds / 1000 if isinstance(milliseconds, (int, float)) else None,
     }
-
-
-def _under(facts: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    return {key[len(prefix) :]: value for key, value in facts.items() if key.startswith(prefix)}
 
 
 def _items(value: Any) -> Sequence[Any]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, OverflowMethod
 from rich.text import Text
 from rollout_hookspecs import Image, ToolCall
 
@@ -108,6 +108,13 @@ class Layout:
         for row in rows:
             row.truncate(self.body, overflow="crop")
         return rows
+
+
+def cut(row: Text, width: int, end: OverflowMethod) -> Text:
+    """The row on one line of at most this width."""
+    row.truncate(max(width, 1), overflow=end)
+    row.no_wrap, row.overflow = True, "crop"
+    return row
 
 
 def body_rows(view: Conversation, layout: Layout) -> list[Text]:

@@ -21,7 +21,7 @@ from rollout_plugins.content.numbers import finite
 from rollout_plugins.show.chart import sparkline
 from rollout_plugins.show.compare import alike, shared, times, variety
 from rollout_plugins.show.conversation import Conversation, Turn, conversation, status_of
-from rollout_plugins.show.layout import Layout, body_rows, fill
+from rollout_plugins.show.layout import Layout, body_rows, cut, fill
 from rollout_plugins.show.text import evenly, number, one_line, rank, signed, tone
 
 Source = Rollout | Trace | Conversation
@@ -105,13 +105,7 @@ def _history_rows(views: Sequence[Conversation], width: int) -> list[Text]:
 
 
 def _group(rows: Sequence[Text], width: int) -> Group:
-    return Group(*(_row(row, width) for row in rows))
-
-
-def _row(row: Text, width: int) -> Text:
-    row.truncate(max(width, 1), overflow="ellipsis")
-    row.no_wrap, row.overflow = True, "crop"
-    return row
+    return Group(*(cut(row, width, "ellipsis") for row in rows))
 
 
 def _rows(view: Conversation, title: str, width: int, max_lines: int | None) -> list[Text]:

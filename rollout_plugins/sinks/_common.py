@@ -59,11 +59,6 @@ def integer(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def under(facts: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """The facts whose names begin like that, by the rest of their names."""
-    return {key[len(prefix) :]: value for key, value in facts.items() if key.startswith(prefix)}
-
-
 def spoken(message: Mapping[str, Any], call: str = "{}") -> str:
     """All that a message says: reasoning, text and calls, on lines of their own."""
     calls = [call.format(call_text(asked)) for asked in calls_of(message)]

@@ -400,6 +400,7 @@ class StoredRun:
             **{
                 "annotated by": ", ".join(self.annotations),
                 "dropped": listed(self.drops),
+                "not trained on": listed(self.untrained),
                 "damaged": ", ".join(self.damaged),
             },
         )

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from rollout_hookspecs import Placeholder, Rollout, Run
 
+from rollout_plugins.content.disks import to_disk
 from rollout_plugins.content.locks import locked
 from rollout_plugins.content.replacing import replace_file
 from rollout_plugins.errors import RunError
@@ -241,7 +242,7 @@ class _Shard:
 
     def sync(self) -> None:
         self._synced = time.monotonic()
-        os.fsync(self._fd)
+        to_disk(self._fd)
 
     def close(self) -> None:
         with suppress(OSError):

@@ -148,6 +148,10 @@ def test_only_tables_for_people_are_shown(rollouts, run):
     assert shown == ["name", "rollouts", "messages", "tool_calls", 'annotations."my-judge"', ""]
 
 
+def test_the_help_fits_eighty_columns(rollouts):
+    assert max(map(len, rollouts("--help")[1].splitlines())) <= 80
+
+
 def test_help_of_a_command(rollouts):
     assert rollouts("help", "show") == rollouts("show", "--help")
     assert "'shwo' is not a command; did you mean 'show'" in rollouts("help", "shwo")[2]

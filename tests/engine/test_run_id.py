@@ -21,6 +21,14 @@ def test_a_marker_that_somebody_edited_costs_only_its_number(tmp_path, generatio
     assert (found.id, found.attempt, found.generation, found.resumed_from) == ("r1", 2, 0, 3)
 
 
+def test_a_marker_leads_to_no_folder_but_a_runs(tmp_path):
+    checkpoint, home = tmp_path / "checkpoint-3", tmp_path / "home"
+    home.mkdir()
+    checkpoint.mkdir()
+    (checkpoint / MARKER).write_text(json.dumps({"run": "..", "generation": 1}))
+    assert identify(home, "key", checkpoint, 3, None).id != ".."
+
+
 def resumed(tmp_path):
     checkpoint, home = tmp_path / "checkpoint-3", tmp_path / "home"
     checkpoint.mkdir()

@@ -26,6 +26,7 @@ from axolotl.core.trainers.grpo.trainer import (
 from PIL import Image
 from rig import call, dataset, scripted, tiny_model, tokenizer
 from test_every_trl import seeing
+from test_rollout_func import TOLD, heard, said
 from tools import multiply
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -160,17 +161,21 @@ def test_images_and_evaluation(tmp_path):
     assert all(rollout.advantage is not None for rollout in stored if rollout.split == "eval")
 
 
+def worker(out, *launcher):
+    """Run the worker, through a stand-in for vLLM's server."""
+    path = [SUPPORT, SUPPORT / "vllm_package", Path(__file__).parent]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(str, path))}
+    env["RIG_MODEL"] = tiny_model(out)
+    command = [sys.executable, *launcher, str(SUPPORT / "axolotl_worker.py"), str(out)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     """Two ranks that train what the first one generates."""
     out = tmp_path_factory.mktemp("ranks")
-    path = [SUPPORT, SUPPORT / "vllm_package", Path(__file__).parent]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(str, path))}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    command += [str(SUPPORT / "axolotl_worker.py"), str(out)]
-    env["RIG_MODEL"] = tiny_model(out)
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    worker(out, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
     return out
 
 
@@ -211,3 +216,16 @@ def test_ranks_that_share_sequences_keep_each_rollout_once(ranks, mode, own):
         assert rollout.policy_step == rollout.step - 1
         assert rollout.marks == {}
     assert run.drops == {}
+
+
+def test_what_a_function_plays_ahead_is_told_apart_and_its_fields_are_extra(tmp_path):
+    """TRL 0.29 calls it where vLLM is used."""
+    worker(tmp_path)
+    stored = list(open_run(tmp_path / "out").rollouts(tokens=True))
+    assert [rollout.extra["episode"] for rollout in stored] == list(range(20))
+    for rollout in stored:
+        assert rollout.completion == (said("I look."), heard("It is dark."), said("answer number 3"))
+        assert rollout.marks["turns"] == TOLD["turns"]
+        assert rollout.completion_tokens == sum(rollout.tokens.mask) < len(rollout.tokens.completion)
+        assert tuple(rollout.columns) == ("level",)
+        assert rollout.rewards in ({"number": 0.03}, {"number": None})

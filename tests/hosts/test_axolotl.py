@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from ahead import Ahead, Spied, assert_all_is_kept
 from rig import dataset, make
+from test_rollout_func import END, TOLD, between, heard, played, said, since_1
 from transformers import TrainerCallback
 
 from rollout_plugins import RolloutPluginCallback, open_run
@@ -97,3 +98,21 @@ def test_what_was_generated_before_the_callback_came_is_whole_too(tmp_path):
     trainer.finish()
     trained, _ = assert_all_is_kept(trainer, open_run(tmp_path / "out"))
     assert [rollout.policy_step for rollout in trained[:4]] == [0] * 4
+
+
+@since_1
+def test_what_a_function_plays_ahead_is_told_apart_and_its_fields_stay_out_of_the_columns(tmp_path):
+    pieces = [("I look." + END, 1), (between("It is dark."), 0), ("answer number 3" + END, 1)]
+    play = played([pieces], env_reward=lambda n: [i / 4 for i in range(n)], level=lambda n: ["its own"] * n)
+    trainer, run = recorded(tmp_path, rollout_func=play, max_completion_length=200, rewards=[number])
+    stored = list(run.rollouts(tokens=True))
+    assert len(stored) == len(trainer.made) == 20
+    for rollout, (_, step, prompt, _) in zip(stored, trainer.made, strict=True):
+        assert rollout.completion == (said("I look."), heard("It is dark."), said("answer number 3"))
+        assert rollout.marks["turns"] == TOLD["turns"]
+        assert rollout.completion_tokens == sum(rollout.tokens.mask) < len(rollout.tokens.completion)
+        assert (rollout.extra["env_reward"], rollout.extra["level"]) == (rollout.index % 4 / 4, "its own")
+        assert [dict(message) for message in rollout.prompt] == prompt
+        assert rollout.columns == {"level": int(prompt[0]["content"].split()[1])}
+        assert rollout.policy_step == step
+    assert [rollout.marks["trained"] for rollout in stored] == ["yes"] * 16 + ["no: left_over"] * 4

@@ -7,7 +7,7 @@ import os
 import pickle
 import threading
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from pathlib import Path
 from types import MethodType
 
@@ -440,6 +440,25 @@ def picklable(folder, **options):
 
 def wrapped(trainer):
     return [name for name in vars(trainer) if hasattr(type(trainer), name) and callable(getattr(trainer, name))]
+
+
+def test_a_process_that_may_start_no_thread_loses_and_counts_what_is_made_until_it_may(tmp_path, monkeypatch):
+    start, steps = threading.Thread.start, []
+
+    def scarce(thread):
+        if len(steps) < 2 and thread.name.startswith("rollouts-"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    def scored(completions, **kwargs):
+        steps.append(1)
+        return half(completions)
+
+    monkeypatch.setattr(threading.Thread, "start", scarce)
+    make(tmp_path, callbacks=[RolloutPluginCallback()], rewards=scored, max_steps=3).train()
+    (run,) = runs(tmp_path)
+    assert Counter(r.step for r in run.rollouts()) == {2: 4, 3: 4}
+    assert run.drops == {"not_begun": 4}
 
 
 @pytest.mark.parametrize("way", WAYS)

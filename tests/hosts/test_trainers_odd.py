@@ -43,9 +43,8 @@ def warnings(caplog):
 def test_every_trainer_a_host_names_is_tested():
     from rollout_plugins.hosts import known_hosts
 
-    named = {support.trainer for host in known_hosts() for support in getattr(host, "supports", ())}
-    elsewhere = {"AsyncGRPOTrainer", "AsyncDistillationTrainer", "AxolotlAsyncGRPOTrainer", "swift.GRPOTrainer"}
-    assert named == {kind.trainer for kind in KINDS.values()} | elsewhere
+    named = {support.trainer for host in known_hosts() for support in host.supports if support.is_of_trl}
+    assert named == {kind.trainer for kind in KINDS.values()} | {"AsyncGRPOTrainer", "AsyncDistillationTrainer"}
 
 
 # --- evaluation alone, starting over, resuming -----------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """Whatever a trainer generates is stored or counted, also where it generates and scores in its own way."""
 
-import gc
 import os
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from copies import copy_of
 from rig import GRPO, SamplesTwice, dataset, make, tiny_model
+from store_rig import collected
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
@@ -128,6 +128,32 @@ def test_rollouts_that_are_scored_and_thrown_away_are_stored_and_marked(tmp_path
     assert run.drops == {}
 
 
+class LogsMore(GRPO):
+    """Writes other numbers of rows into its log than it has rollouts, as dynamic sampling does."""
+
+    rows = 0
+
+    def _generate_and_score_completions(self, inputs):
+        out = super()._generate_and_score_completions(inputs)
+        for _ in range(self.rows):
+            self._logs["advantages"].append(9.0)
+            self._logs["rewards"]["numbers"].append(9.0)
+        for _ in range(-self.rows):
+            self._logs["advantages"].pop()
+        return out
+
+
+@pytest.mark.parametrize("rows", [2, 4, -1])
+def test_a_log_of_another_length_is_not_taken_for_that_of_the_batch(tmp_path, rows):
+    kind = type("LogsOtherwise", (LogsMore,), {"rows": rows})
+    run, found = recorded(make(tmp_path, ANSWERS, cls=kind, rewards=numbers, max_steps=2), tmp_path)
+    assert sorted(found) == list(range(8))
+    for number, rollout in found.items():
+        assert rollout.rewards == {"numbers": float(number)}
+        assert rollout.advantage == pytest.approx(-0.7071 if number % 2 == 0 else 0.7071, abs=1e-3)
+    assert run.drops == {}
+
+
 class ReplacesRows(GRPO):
     """The second half of each batch is what the first batch was, as a replay buffer does."""
 
@@ -243,9 +269,8 @@ def test_what_waits_to_be_scored_when_training_breaks_off_is_stored_and_marked(t
 
 def test_what_waits_to_be_scored_in_a_trainer_that_is_deleted_is_counted(tmp_path, caplog):
     broken_off(tmp_path)
-    gc.collect()
-    run = open_run(tmp_path / "out")
-    assert (len(run), run.drops) == (4, {"kept_back": 2})
+    collected(lambda: open_run(tmp_path / "out").drops == {"kept_back": 2})
+    assert len(open_run(tmp_path / "out")) == 4
     assert "2 rollouts that were not complete yet went with their trainer" in caplog.text
 
 

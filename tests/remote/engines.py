@@ -78,3 +78,31 @@ def test_the_same_function_writes_the_same_annotations_with_ray_as_here(run, ray
     assert run.annotate_by("here", words, columns=["completion"]) == 16
     assert run.annotate_by("ray", words, columns=["completion"], ray="local") == 16
     assert run.count(where="here.value = ray.value and here.value = 2") == len(run) == 12
+
+
+class Actor:
+    """A process of a loop that Ray started: nothing in its environment says which one it is."""
+
+    def __init__(self, folder, place):
+        from rollout_plugins import RolloutRecorder
+
+        self.recorder = RolloutRecorder(dir=folder, run_id="exp", **place)
+
+    def record(self, name):
+        for step in (1, 2, 3):
+            said = [{"role": "assistant", "content": f"{name} at {step}, {n}"} for n in range(2)]
+            self.recorder.record(step, [{"prompt": "who are you?", "completion": [one]} for one in said])
+        self.recorder.close()
+        return os.environ.get("RANK")
+
+
+@pytest.mark.parametrize("are_numbered", [False, True])
+def test_two_actors_of_ray_that_share_a_run_never_share_an_id(tmp_path, ray, are_numbered):
+    places = [{"rank": n, "world_size": 2} if are_numbered else {} for n in range(2)]
+    actors = [ray.remote(Actor).remote(tmp_path, place) for place in places]
+    assert ray.get([actor.record.remote(f"actor {n}") for n, actor in enumerate(actors)]) == [None, None]
+    stored = list(open_run(tmp_path / "exp"))
+    said = sorted(one.completion[0]["content"] for one in stored)
+    assert said == sorted(f"actor {a} at {step}, {n}" for a in range(2) for step in (1, 2, 3) for n in range(2))
+    assert len({one.id for one in stored}) == len(stored) == 12
+    assert {(one.attempt, one.rank) for one in stored} == ({(1, 0), (1, 1)} if are_numbered else {(1, 0), (2, 0)})

@@ -1,5 +1,6 @@
 """The mirror on S3: moto's server over HTTP, through PyArrow's real client, with what goes wrong on a network."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -12,8 +13,9 @@ from s3_server import faulty, s3_server
 from test_mirror import batch, contents, recorded
 
 from rollout_plugins import RolloutRecorder, open_run
+from rollout_plugins.cli.main import main
 from rollout_plugins.remote import mirror as mirroring
-from rollout_plugins.remote.folders import files_of, folder
+from rollout_plugins.remote.folders import Folder, files_of, folder
 from rollout_plugins.remote.places import place
 
 pytestmark = pytest.mark.slow
@@ -91,6 +93,44 @@ def test_what_the_service_refuses_is_told_with_what_to_do_and_follows_later(
     assert s3.names(f"bucket/runs/{run.name}") == sizes(run)
     assert os.environ["AWS_SECRET_ACCESS_KEY"] not in caplog.text
     assert "not complete" not in caplog.text
+
+
+def test_credentials_are_in_no_file_log_or_error(s3, tmp_path, monkeypatch, caplog, capsys):
+    caplog.set_level(logging.DEBUG)
+    run = recorded(tmp_path / "here", mirror="s3://bucket/runs", run_id="mine")
+    with faulty(s3, monkeypatch) as front:
+        front.fault = 403, "SignatureDoesNotMatch"
+        recorded(tmp_path / "there", mirror="s3://bucket/runs", end_seconds=2)
+        assert main(["push", str(run), "s3://bucket/other"]) == 1
+        assert main(["pull", "s3://bucket/runs/mine", str(tmp_path)]) == 1
+    assert main(["pull", "s3://bucket/runs/mine", str(tmp_path / "back")]) == 0
+    told = caplog.text + "".join(capsys.readouterr())
+    kept = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert "check the credentials: AWS_PROFILE" in told
+    assert os.environ["AWS_SECRET_ACCESS_KEY"].encode() not in told.encode() + kept
+
+
+def test_a_push_that_is_killed_in_mid_upload_goes_on_where_it_was(s3, tmp_path, monkeypatch, capsys):
+    with RolloutRecorder(dir=tmp_path, run_id="mine") as recorder:
+        for step in range(1, 4):
+            recorder.record(step, batch(step))
+    with RolloutRecorder(dir=tmp_path, run_id="mine") as recorder:
+        recorder.record(9, [{"prompt": "q", "completion": os.urandom(30_000_000).hex()}])
+    words = [sys.executable, "-m", "rollout_plugins.cli.main", "push", str(tmp_path), "s3://bucket/runs"]
+    with faulty(s3, monkeypatch) as front:
+        front.fault = "hangs in mid-upload"
+        pushing = subprocess.Popen(words)
+        wait_for(lambda: front.hung)
+        pushing.send_signal(signal.SIGKILL)
+        pushing.wait()
+    assert [name for name in s3.names("bucket/runs/mine") if "data/" in name] == [
+        "data/train/001-00000-000000.parquet"
+    ]
+    sent, send = [], Folder._send
+    monkeypatch.setattr(Folder, "_send", lambda self, file: (sent.append(file.name), send(self, file)))
+    assert main(words[3:]) == 0
+    assert sent == ["data/train/002-00000-000000.parquet", "run.json"]
+    assert s3.names("bucket/runs/mine") == sizes(tmp_path / "mine")
 
 
 ENDS = """

@@ -53,8 +53,10 @@ def test_a_missing_extra_is_one_line_that_names_it(monkeypatch):
 
 def test_no_credentials_are_shown(monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI")
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", "AccountName=me;AccountKey=c2VjcmV0IGtleQ==;Protocol=https")
     text = without_secrets("PUT http://me:pass@host/k?X-Amz-Signature=abcdef with wJalrXUtnFEMI failed")
     assert text == "PUT http://me:…@host/k?… with [AWS_SECRET_ACCESS_KEY] failed"
+    assert without_secrets("key c2VjcmV0IGtleQ==") == "key [AZURE_STORAGE_CONNECTION_STRING]"
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,38 @@ def test_figures_stay_exact_and_only_what_is_kept_has_its_text(run, capsys):
             assert rollout.marks["pruned"] == "not kept by step % 5 = 0 or reward < 1"
 
 
+def test_all_that_stats_shows_stays_exact(tmp_path, capsys):
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    used = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "name": "add", "content": "2"}]
+    rows = [
+        {"completion": used, "rewards": {"style": 0.25, "right": 1.0}, "reward": 1.25, "finish": "stop"},
+        {"completion": "cut o", "rewards": {"style": 0.1, "right": None}, "reward": float("nan"), "finish": "length"},
+        {"completion": "", "error": "the sandbox is away", "finish": "error"},
+    ]
+    with RolloutRecorder(dir=tmp_path, run_id="mine", tokens=True) as recorder:
+        for step in range(1, 5):
+            recorder.record(step, [{"prompt": f"q {step}", **row} for row in rows])
+            recorder.record(step, [{"prompt": f"q {step}", **row} for row in rows], split="eval")
+    file = tmp_path / "mine" / "run.json"
+    file.write_text(file.read_text().replace('"drops": {}', '"drops": {"queue_full": 2}'))
+    capsys.readouterr()
+    shown = []
+    for _ in range(2):
+        for words in (
+            ["stats", "--json"],
+            ["stats"],
+            ["list"],
+            ["sql", "select finish, count(*) from rollouts group by 1 order by 1"],
+        ):
+            assert main([words[0], str(tmp_path), *words[1:]]) == 0
+        shown.append(capsys.readouterr())
+        assert main(["prune", str(tmp_path), "--keep", "step = 4", "--yes"]) == 0
+        assert "the text of" in capsys.readouterr().out
+    assert shown[0] == shown[1]
+    assert '"queue_full": 2' in shown[0].out
+    assert '"tool_calls": 1' in shown[0].out
+
+
 def test_nothing_is_removed_without_a_yes(run, capsys):
     before = files(run)
     assert main(["prune", str(run), "--keep", "step = 1"]) == 0

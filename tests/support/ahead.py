@@ -28,7 +28,7 @@ class Ahead(GRPOTrainer):
 
     def _generate_only(self, inputs, rank0_only=False):
         prompts = [row["prompt"] for row in inputs]
-        prompt_ids, ids, mask, completions, *_ = self._generate(prompts)
+        prompt_ids, ids, mask, completions, *more = self._generate(prompts)
         made = {
             "prompt_ids": _padded(prompt_ids, self.processing_class.pad_token_id, "left"),
             "prompt_mask": _padded([[1] * len(row) for row in prompt_ids], 0, "left"),
@@ -39,6 +39,8 @@ class Ahead(GRPOTrainer):
         }
         if mask is not None:
             made["tool_mask"] = _padded(mask, 1, "right")
+        for i, row in enumerate(inputs):
+            row |= {name: values[i] for one in more if isinstance(one, dict) for name, values in one.items()}
         later = {"inputs": inputs, "prompts": prompts, "completions": completions, "completion_ids_list": ids}
         return made | {f"_deferred_{name}": value for name, value in later.items()} | {"_rank0_only": rank0_only}
 

@@ -62,7 +62,7 @@ class Eye:
     def column(self, label):
         """The cells under a heading, as text."""
         head = next(
-            n for n, line in enumerate(self.lines) if label in line.split() and {"#", "trunc"} & set(line.split())
+            n for n, line in enumerate(self.lines) if label in line.split() and {"#", "spread"} & set(line.split())
         )
         end = self.lines[head].index(label) + len(label)
         cells = [line[:end] for line in self.lines[head + 1 : -1]]

@@ -14,7 +14,7 @@ from rollout_hookspecs import Batch, Emit
 from rollout_plugins.hosts.kit.building import batch_of
 from rollout_plugins.hosts.kit.decoding import Decoder
 from rollout_plugins.hosts.kit.generation import Generation
-from rollout_plugins.hosts.kit.wrapping import Call, Wraps, logger
+from rollout_plugins.hosts.kit.wrapping import Call, Wraps
 
 TOOL_LOOP: Final = ("prompts", "prompt_ids", "completion_ids", "completions")
 AroundOne: TypeAlias = Callable[[Any, Call], Any]
@@ -41,7 +41,6 @@ class Observer:
         self.options = options
         self._threads = threading.local()
         self.refused: list[str] = []
-        self._has_lost = False
         self.wraps = Wraps()
         self.decoder = Decoder(trainer, options) if self.decodes else None
         if hasattr(trainer, "evaluation_loop"):
@@ -159,13 +158,11 @@ class Observer:
     def lose(self, count: int) -> None:
         """Count rollouts that were made and could not be kept; say so the first time."""
         self.emit.lost("not_observed", count)
-        if not self._has_lost:
-            self._has_lost = True
-            logger.warning(
-                "%s made %d rollouts in a way that cannot be observed; such are counted as not_observed; "
-                "docs/trainers.md says how to write a host for it",
-                type(self.trainer).__name__, count,
-            )  # fmt: skip
+        self.wraps.once.warn(
+            "%s made %d rollouts in a way that cannot be observed; such are counted as not_observed; "
+            "docs/trainers.md says how to write a host for it",
+            type(self.trainer).__name__, count,
+        )  # fmt: skip
 
     def given(self, now: Generation, call: Call) -> None:
         """The rows of the dataset that a method was called with as its `inputs`."""

@@ -60,6 +60,14 @@ class Rewards:
         if not self.is_paused:
             self._raw[index] = _as_given(result)
 
+    def may_be(self, index: int, numbers: Sequence[float]) -> bool:
+        """Whether these 32-bit numbers can be what a function gave; yes where that was not seen."""
+        raw = self._raw.get(index, ())
+        if len(raw) != len(numbers) or not all(value is None or type(value) in {int, float, bool} for value in raw):
+            return True
+        pairs = zip((math.nan if value is None else value for value in raw), numbers, strict=True)
+        return all(math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-30) or math.isnan(one) for one, other in pairs)
+
     def read(self, count: int) -> list[str]:
         """Each function's rewards: as it gave them, else the trainer's numbers. Returns the names nobody saw."""
         columns = [self._column(i, count) for i in range(len(self.names))]

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple, TypeAlias
 
+from rollout_plugins.content.once import Once
+
 logger = logging.getLogger("rollout_plugins")
 
 Around: TypeAlias = "Callable[[Call], Any]"
@@ -60,7 +62,7 @@ class Wraps:
 
     def __init__(self) -> None:
         self._links: list[_Link] = []
-        self._told: set[str] = set()
+        self.once = Once()
         self.active = True
 
     def wrap(self, target: Any, name: str, around: Around, parameters: tuple[str, ...] = ()) -> bool:
@@ -89,9 +91,7 @@ class Wraps:
         try:
             yield
         except Exception as error:
-            if what not in self._told:
-                self._told.add(what)
-                logger.warning("could not %s: %r; training goes on", what, error, exc_info=error)
+            self.once.warn("could not %s: %r; training goes on", what, error, about=what, error=error)
 
     def detach(self) -> None:
         """Take the wrappers off, newest first."""

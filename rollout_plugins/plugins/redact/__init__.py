@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -13,11 +12,10 @@ from typing import Any
 from rollout_hookspecs import Drop, Rollout, Run, Step, hookimpl
 
 from rollout_plugins.content.hashing import content_hash
+from rollout_plugins.content.once import Once
 from rollout_plugins.content.options import check, flag
 from rollout_plugins.plugins.redact.places import SEARCHED, Counts, Walk, path_faults
 from rollout_plugins.plugins.redact.secrets import NAMED, RULES, Rule, Scanner, fault_of
-
-logger = logging.getLogger("rollout_plugins")
 
 NAMES = tuple(dict.fromkeys(rule.name for rule in RULES))
 
@@ -89,7 +87,7 @@ class Redact:
     def _begin(self, run: str) -> None:
         self._key = _key(self._salt or run)
         self._counts: dict[str, Counter[str]] = {}
-        self._told = False
+        self._once = Once()
 
     @hookimpl
     def on_run_start(self, run: Run) -> None:
@@ -168,9 +166,8 @@ class Redact:
         return (text, counts) if new == text else (new, counts + Counter(function=1))
 
     def _tell(self, what: str, error: Exception) -> None:
-        if not self._told:
-            self._told = True
-            logger.warning("redact: %s: %s", what, type(error).__name__)  # its message may hold the secret
+        # Without the error's message, which may hold the secret.
+        self._once.warn("redact: %s: %s", what, type(error).__name__, about=what)
 
     def _token(self, rule: str, secret: Any) -> str:
         if not self._keep_equal:

@@ -28,7 +28,7 @@ class StepsPage(Page):
 
     NOTES: ClassVar[Sequence[tuple[str, str]]] = (
         ("spread", "standard deviation of the reward over the step"),
-        ("trunc", "answers that were cut off at the length limit"),
+        ("cut off", "answers that reached the length limit"),
         ("calls, failed", "tool calls, and those that raised or named no tool"),
         ("flat", "groups in which all answers got the same reward, so nothing is learned from them"),
         ("in group", "mean standard deviation of the reward within a group"),

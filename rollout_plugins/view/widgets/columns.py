@@ -60,7 +60,7 @@ def step_columns(stats: Sequence[Mapping[str, Any]]) -> list[Column]:
         Column("reward", "reward", real),
         *([Column("reward", " ", bar)] if low < high else []),
         Column("reward_std", "spread", real),
-        Column("truncated", "trunc", _warned("yellow")),
+        Column("truncated", "cut off", _warned("yellow")),
         Column("tool_calls", "calls", _counted),
         Column("tool_errors", "failed", _warned("red")),
         Column("errors", "errors", _warned("red")),
