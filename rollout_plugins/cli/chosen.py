@@ -19,6 +19,11 @@ MOST_VALUES = 12
 _NAMES = ("split", "step", "group", "rank", "finish", "tool", "where", "search", "order", "limit")
 
 
+def add_one_run(parser: ArgumentParser) -> None:
+    """`RUN`, for a command that takes more words."""
+    parser.add_argument("run", metavar="RUN", help=RUN)
+
+
 def add_run(parser: ArgumentParser) -> None:
     """`RUN`, which may be left out; `opened` opens it."""
     several = "several: the folders of its nodes, where each has a disk of its own"

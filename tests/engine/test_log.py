@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 
 import pytest
-from rig import call, dataset, make
+from rig import call, dataset, half, make
 from store_rig import Sink, batch, record, rollouts, started
 from tools import multiply
 
@@ -170,8 +171,12 @@ def said(capfd):
 
 
 def test_a_training_says_where_its_rollouts_are_when_it_begins_and_when_it_ends(tmp_path, capfd, monkeypatch):
+    def wanders(completions, **kwargs):
+        os.chdir("/")
+        return half(completions)
+
     monkeypatch.chdir(tmp_path)
-    trainer = make(tmp_path, ["a", "b"], eval_rows=dataset(4), disable_tqdm=False, max_steps=2)
+    trainer = make(tmp_path, ["a", "b"], rewards=wanders, eval_rows=dataset(4), disable_tqdm=False, max_steps=2)
     callback = RolloutPluginCallback(None)
     trainer.add_callback(callback)
     trainer.train()
