@@ -16,6 +16,7 @@ from rollout_plugins.engine.counters import Counters
 logger = logging.getLogger("rollout_plugins")
 
 _said: set[str] = set()
+_named: dict[str, str] = {}
 
 
 def say_start(run: Run) -> None:
@@ -38,8 +39,9 @@ def _say(run: Run, text: str) -> None:
     if run.rank or moment in _said or _is_silenced():
         return
     _said.add(moment)
+    folder = _named.setdefault(run.dir, _short(run.dir))  # a reward may change the working directory meanwhile
     with suppress(Exception):  # nobody has to have a terminal
-        _write(f"rollout-plugins {text} rollouts view {shlex.quote(_short(run.dir))}")
+        _write(f"rollout-plugins {text} rollouts view {shlex.quote(folder)}")
 
 
 def _is_silenced() -> bool:

@@ -150,7 +150,7 @@ class Sampled(Generation):
 
 
 def _at(values: Any, i: int) -> Any:
-    """One of these values; what is no list is the same for all."""
+    """One of these values; what is not a list is the same for all."""
     if not isinstance(values, list):
         return values
     return values[i] if i < len(values) else None

@@ -133,6 +133,7 @@ def _facts(run: StoredRun, chosen: Mapping[str, Any]) -> list[list[str]]:
         "rewards": ", ".join(info.reward_names),
         "tools": ", ".join(str(tool.get("function", tool).get("name", "")) for tool in info.tools),
         "lost while recording": listed(run.drops) or "nothing",
+        "not trained on": listed(run.untrained),
         "made with": ", ".join(f"{name} {version}" for name, version in info.versions.items()),
     }
     return [[name, _plain(value)] for name, value in facts.items() if value]

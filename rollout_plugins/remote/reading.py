@@ -296,9 +296,19 @@ def _listed(folder: Place) -> dict[str, Info]:
 def _below(run: Place, part: str) -> dict[str, Info]:
     """The files of a run's rollouts or annotations, by their path in the run."""
     there = run.inside(part)
-    found = _asked(there, lambda: _files(there).find(there.path, detail=True))
+    found = _asked(there, lambda: _found(there))
     paths = {f"{part}/{'/'.join(PurePosixPath(path).parts[-2:])}": info for path, info in found.items()}
     return {path: info for path, info in paths.items() if _is_inside(path)}
+
+
+def _found(there: Place) -> dict[str, Info]:
+    """Every file below a place. Not with fsspec where Arrow can: its walk takes a folder it may not see for empty."""
+    from pyarrow import fs
+
+    if isinstance(there.arrow, fs.PyFileSystem):
+        return dict(_files(there).find(there.path, detail=True))
+    infos = there.arrow.get_file_info(fs.FileSelector(there.path, recursive=True, allow_not_found=True))
+    return {info.path: {"size": info.size, "mtime": info.mtime} for info in infos if info.is_file}
 
 
 def _is_run_file(path: str) -> bool:

@@ -4,7 +4,6 @@ import re
 import runpy
 import shlex
 import warnings
-from argparse import Namespace
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from rig import make
 
 from rollout_plugins import open_run
 from rollout_plugins.cli.main import main
-from rollout_plugins.demo.command import run as run_demo
 
 ROOT = Path(__file__).parents[2]
 GUIDES = ["index", "tutorial", "beside", "trainers", *(f"how-to/{page}" for page in ("look", "trackio", "wandb", "images", "secrets", "ranks", "rollout-func"))]  # fmt: skip
@@ -38,15 +36,13 @@ def commands():
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def place(demo):
     """A folder in which the demo and the tutorial ran, briefly."""
-    folder = tmp_path_factory.mktemp("guides")
-    run_demo(Namespace(out=folder / "outputs" / "demo", steps=2))
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("default")
-        runpy.run_path(str(ROOT / "examples" / "tutorial.py"))["main"](str(folder / "outputs" / "tutorial"), steps=2)
+        runpy.run_path(str(ROOT / "examples" / "tutorial.py"))["main"](str(demo / "outputs" / "tutorial"), steps=2)
     assert [str(each.message) for each in told if issubclass(each.category, (DeprecationWarning, FutureWarning))] == []
-    return folder
+    return demo
 
 
 def test_the_tutorial_keeps_every_rollout_with_calls_that_worked_and_calls_that_failed(place):

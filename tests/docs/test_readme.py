@@ -1,11 +1,8 @@
 """The README, run: its snippets, its commands, and what its demo leaves behind."""
 
-import contextlib
-import io
 import re
 import shlex
 import sys
-from argparse import Namespace
 from functools import partial
 from pathlib import Path
 
@@ -28,16 +25,6 @@ ON_A_CPU = {
     "use_cpu": True, "bf16": False, "max_steps": 1, "num_generations": 2, "max_completion_length": 8,
     "per_device_train_batch_size": 4, "report_to": [],
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory):
-    """A folder in which the demo ran, briefly."""
-    folder = tmp_path_factory.mktemp("readme")
-    with contextlib.redirect_stdout(io.StringIO()) as said:
-        command.run(Namespace(out=folder / "outputs" / "demo", steps=2))
-    (folder / "said.txt").write_text(said.getvalue(), encoding="utf-8")
-    return folder
 
 
 def snippet_with(words):
@@ -108,14 +95,14 @@ def test_each_command_runs_as_printed(demo, monkeypatch, capsys, command):
     assert capsys.readouterr().out.strip()
 
 
-def test_the_demo_shows_a_rollout_of_each_step_and_ends_with_the_path_of_a_report(demo):
-    lines = (demo / "said.txt").read_text(encoding="utf-8").splitlines()
+def test_the_demo_shows_a_rollout_of_each_step_and_ends_with_the_path_of_a_report(made_demo):
+    lines = (made_demo / "said.txt").read_text(encoding="utf-8").splitlines()
     assert [re.match(r"step (\d) +-?\d\.\d\d  \w.*\?", line)[1] for line in lines if line.startswith("step ")] == [
         "1",
         "2",
     ]
     assert max(map(len, lines[:3])) <= 80
-    page = demo / "outputs" / "demo" / "report.html"
+    page = made_demo / "outputs" / "demo" / "report.html"
     assert "".join(lines[-3:]).endswith(f"report  {page}")
     assert page.stat().st_size > 10_000
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 
 import pytest
-from rig import call, dataset, make
+from rig import call, dataset, half, make
 from store_rig import Sink, batch, record, rollouts, started
 from tools import multiply
 
@@ -156,6 +157,7 @@ def test_what_trained_nothing_is_not_among_the_losses(tmp_path, capfd):
     end_run(line)
     run = open_run(tmp_path)
     assert (run.drops, run.untrained, metrics) == ({}, {"stale": 2}, ({}, 2))
+    assert "not trained on" in run._repr_html_()
     assert "none lost, not trained on: 2 stale." in capfd.readouterr().err
     assert main(["stats", str(run.dir)]) == main(["doctor", str(run.dir), "--offline"]) == 0
     assert [text.count("not trained on: 2 stale") for text in capfd.readouterr()] == [1, 1]
@@ -169,8 +171,12 @@ def said(capfd):
 
 
 def test_a_training_says_where_its_rollouts_are_when_it_begins_and_when_it_ends(tmp_path, capfd, monkeypatch):
+    def wanders(completions, **kwargs):
+        os.chdir("/")
+        return half(completions)
+
     monkeypatch.chdir(tmp_path)
-    trainer = make(tmp_path, ["a", "b"], eval_rows=dataset(4), disable_tqdm=False, max_steps=2)
+    trainer = make(tmp_path, ["a", "b"], rewards=wanders, eval_rows=dataset(4), disable_tqdm=False, max_steps=2)
     callback = RolloutPluginCallback(None)
     trainer.add_callback(callback)
     trainer.train()

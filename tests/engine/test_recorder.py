@@ -1,26 +1,16 @@
-"""A loop that is no Trainer: what it hands over is kept, and it neither waits, nor breaks, nor ends because of that."""
+"""`RolloutRecorder`: a loop of one's own gets what a TRL trainer gets, and it may do anything it likes."""
 
-import asyncio
 import contextvars
-import gc
-import logging
-import os
-import random
 import runpy
 import shlex
-import signal
-import subprocess
-import sys
-import threading
-import time
 import tracemalloc
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import trackio
+from loops import HERE, Slow, recorder_in, row
 from PIL import Image as Picture
 from shape_rig import SQLiteStorage, keep, texts
 from store_rig import Sink
@@ -28,36 +18,10 @@ from store_rig import Sink
 from rollout_plugins import Rollout, RolloutRecorder, Tokens, ToolCall, hookimpl, open_run
 from rollout_plugins.cli.main import main
 from rollout_plugins.errors import SetupError
-from rollout_plugins.plugins.metrics import Metrics
 from rollout_plugins.sinks.trackio import TrackioSink
-from rollout_plugins.store.finding import find_runs
 from rollout_plugins.testing import hostile_rollouts
 
-HERE = Path(__file__).parents[1] / "support"
 EXAMPLES = sorted((HERE.parents[1] / "examples").glob("recorder_*.py"))
-
-
-def row(answer="4", **more):
-    return {"prompt": "2+2?", "completion": answer, **more}
-
-
-def recorder_in(folder, *plugins, **options):
-    return RolloutRecorder(plugins, dir=folder / "runs", **options)
-
-
-class Slow:
-    """Holds up the worker thread until told."""
-
-    def __init__(self):
-        self.go = threading.Event()
-        self.gave_up = False
-
-    @hookimpl
-    def on_rollout(self, rollout):
-        self.gave_up = not self.go.wait(20)
-
-
-# --- what is kept --------------------------------------------------------------------------------------------------
 
 
 def test_a_dict_becomes_a_rollout_with_what_it_says_and_nothing_invented(tmp_path):
@@ -185,9 +149,6 @@ def test_tokens_are_kept_only_when_asked_for(tmp_path):
     assert (without.tokens, with_.tokens) == (None, Tokens(completion=[1, 2], mask=[1, 1]))
 
 
-# --- plugins, sinks, metrics ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.needs(part="redact")
 def test_plugins_work_as_in_a_training(tmp_path):
     class Words:
@@ -231,8 +192,6 @@ def test_an_own_loop_reaches_trackio_in_a_run_of_its_own(tmp_path):
     assert texts(trace["messages"]) == [("user", "[reward 1]\n2+2?"), ("assistant", "4")]
     assert trace["metadata"]["reward/right"] == 1.0
 
-
-# --- mistakes ------------------------------------------------------------------------------------------------------
 
 MISTAKES = {
     "did you mean 'completion'": [{"prompt": "a", "completoin": "b"}],
@@ -403,310 +362,6 @@ def test_an_id_says_the_step_that_its_rollout_trained_and_is_nobody_elses(tmp_pa
     assert found == ["exp.1.t20.0.0", "exp.1.t20.0.1", "exp.1.e20.0.0", "exp.1.t20-2.0.0", "exp.1.t21.0.0"]
 
 
-# --- beginning and ending ------------------------------------------------------------------------------------------
-
-
-def test_the_same_name_goes_on_as_the_next_attempt(tmp_path):
-    for attempt, steps in ((1, (1, 2, 3)), (2, (4, 5))):
-        with recorder_in(tmp_path, run_id="exp") as recorder:
-            assert (recorder.run.id, recorder.run.attempt) == ("exp", attempt)
-            for step in steps:
-                recorder.record(step, [row(str(attempt))])
-    run = open_run(tmp_path / "runs" / "exp")
-    assert run.steps == [1, 2, 3, 4, 5]
-    with recorder_in(tmp_path, run_id="exp", resumed_from=3) as recorder:
-        recorder.record(4, [row("3")])
-    run.refresh()
-    assert [(r.step, r.completion[0]["content"]) for r in run.rollouts()] == [(1, "1"), (2, "1"), (3, "1"), (4, "3")]
-    assert len({r.id for r in run.rollouts(superseded=True)}) == 6
-    assert len(find_runs(tmp_path / "runs")) == 1
-
-
-def test_closing_twice_is_fine_and_what_comes_later_is_not_kept_and_said_once(tmp_path, caplog):
-    recorder = recorder_in(tmp_path)
-    recorder.record(1, [row()])
-    recorder.close()
-    recorder.close()
-    with caplog.at_level(logging.WARNING, "rollout_plugins"):
-        recorder.record(2, [row()])
-        recorder.record(3, [row()])
-    assert caplog.text.count("no longer records; open another one with the same run_id") == 1
-    assert recorder.flush()
-    assert open_run(tmp_path / "runs").steps == [1]
-
-
-def test_a_recorder_that_records_nothing_leaves_nothing(tmp_path):
-    with recorder_in(tmp_path) as recorder:
-        assert recorder.metrics() == {}
-    assert not (tmp_path / "runs").exists()
-
-
-def work(scenario, folder, **environment):
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]), **environment}
-    return subprocess.Popen(
-        [sys.executable, str(HERE / "recorder_worker.py"), scenario, str(folder)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=env,
-    )
-
-
-@pytest.mark.parametrize(
-    ("scenario", "code"), [("without_close", 0), ("exception", 1), ("interrupt", -signal.SIGINT), ("light", 0)]
-)
-def test_however_the_loop_ends_everything_is_there_and_the_run_has_ended(tmp_path, scenario, code):
-    child = work(scenario, tmp_path)
-    _, errors = child.communicate(timeout=60)
-    assert child.returncode == code, errors
-    run = open_run(tmp_path)
-    assert run.steps == [1, 2, 3, 4, 5]
-    assert len(run) == 20
-    assert run.attempts[0]["ended"]
-
-
-def test_nothing_that_training_needs_is_loaded():
-    program = "from rollout_plugins import RolloutRecorder as R\nR().close()\nimport sys; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    loaded = {name.partition(".")[0] for name in done.stdout.split()}
-    assert loaded & {"torch", "transformers", "trl", "accelerate", "datasets", "wandb", "trackio"} == set()
-
-
-def test_killed_at_any_moment_it_has_kept_what_was_handed_over(tmp_path):
-    dice = random.Random(4)
-    children = [work("killed", tmp_path / str(number)) for number in range(2)]
-    for number, child in enumerate(children):
-        first = child.stdout.readline()
-        time.sleep(dice.uniform(0, 0.4))
-        child.kill()
-        rest, errors = child.communicate()
-        safe = [int(line) for line in (first + rest).splitlines(keepends=True) if line.endswith("\n")]
-        assert safe, errors
-        run = open_run(tmp_path / str(number))
-        kept = Counter(run.table(["step"])["step"].to_pylist())
-        assert set(safe) <= set(kept)
-        assert set(kept.values()) == {4}
-        assert run.damaged == {}
-
-
-def test_a_forked_copy_records_nothing_and_harms_nothing(tmp_path):
-    child = work("forked", tmp_path)
-    _, errors = child.communicate(timeout=60)
-    assert child.returncode == 0
-    assert "opened by another process" in errors
-    run = open_run(tmp_path)
-    assert (run.steps, len(run)) == ([1, 2], 8)
-
-
-def said_by(scenario, folder):
-    child = work(scenario, folder)
-    try:
-        out, errors = child.communicate(timeout=60)
-    finally:
-        child.kill()
-    assert child.returncode == 0, errors
-    return out
-
-
-def test_a_loop_that_forks_right_after_its_first_batch_goes_on_and_so_do_recorders_of_its_children(tmp_path):
-    seven, theirs = said_by("pool", tmp_path).split()
-    assert seven == "7"
-    assert len(open_run(theirs)) == 4
-    assert open_run(tmp_path / "parent").steps == [1, 2]
-
-
-def test_a_fork_lets_a_plugin_finish_what_it_is_importing(tmp_path):
-    assert said_by("importing", tmp_path) == "7\n"
-    assert len(open_run(tmp_path)) == 4
-
-
-def test_a_forked_copy_may_use_all_it_has_inherited_whatever_was_locked(tmp_path):
-    assert said_by("locked", tmp_path) == "4 4\n"
-    assert len(open_run(tmp_path)) == 4
-
-
-@pytest.mark.parametrize(("options", "each"), [({"autoload": False}, 1), ({}, 2)])
-def test_an_open_run_takes_few_threads(tmp_path, options, each):
-    before = threading.active_count()
-    recorders = [RolloutRecorder(dir=tmp_path, **options) for _ in range(10)]
-    for recorder in recorders:
-        recorder.record(1, [{"prompt": "a", "completion": "b"}])
-        assert recorder.flush()
-    assert threading.active_count() - before <= 10 * each
-    for recorder in recorders:
-        recorder.close()
-    assert len(find_runs(tmp_path)) == 10
-
-
-# --- several processes, threads, tasks -----------------------------------------------------------------------------
-
-
-def assert_one_run_of_two_ranks(folder):
-    run = open_run(folder)
-    assert len(find_runs(folder)) == 1
-    found = list(run.rollouts(step=1))
-    assert len({r.id for r in run.rollouts()}) == len(run) == 16
-    assert sorted(r.index for r in found) == list(range(8))
-    groups = {r.group: [x.rank for x in found if x.group == r.group] for r in found}
-    assert sorted(map(tuple, groups.values())) == [(0, 0), (0, 0), (1, 1), (1, 1)]
-    return run
-
-
-@pytest.mark.slow
-def test_processes_of_torchrun_share_a_run_without_a_process_group(tmp_path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]), "OMP_NUM_THREADS": "1"}
-    subprocess.run(
-        [*command, str(HERE / "recorder_worker.py"), "ranks", str(tmp_path)], env=env, check=True, timeout=120
-    )
-    assert_one_run_of_two_ranks(tmp_path)
-
-
-@pytest.mark.slow
-def test_processes_of_anything_else_share_a_run_by_its_name_also_when_they_go_on(tmp_path):
-    for _ in range(2):
-        children = [work("ranks", tmp_path, RANK=str(n), WORLD_SIZE="2", RUN_NAME="exp") for n in range(2)]
-        said = sorted(child.communicate(timeout=60)[0].split() for child in children)
-        assert said == [["exp", "0", "2"], ["exp", "1", "2"]]
-    run = open_run(tmp_path)
-    assert {(r.attempt, r.rank) for r in run.rollouts()} == {(1, 0), (1, 1), (2, 0), (2, 1)}
-    assert len({r.id for r in run.rollouts()}) == len(run) == 32
-
-
-def open_and_record_together(folder, *environments):
-    children = [work("shared", folder, **environment) for environment in environments]
-    assert [child.stdout.readline() for child in children] == ["open\n"] * len(children)
-    for child in children:
-        child.communicate("\n", timeout=60)
-    assert [child.returncode for child in children] == [0] * len(children)
-
-
-def test_processes_that_nobody_numbered_never_share_an_id(tmp_path):
-    open_and_record_together(tmp_path, {}, {})
-    run = open_run(tmp_path)
-    assert len({r.id for r in run.rollouts()}) == len(run) == 16
-    assert {r.attempt for r in run.rollouts()} == {1, 2}
-    assert [(a["attempt"], a["rollouts"], a["ended"] is None) for a in run.attempts] == [
-        (n, {"train": 8}, False) for n in (1, 2)
-    ]
-
-
-def test_writers_that_go_on_together_do_not_hide_each_others_rollouts(tmp_path):
-    with recorder_in(tmp_path, run_id="exp") as recorder:
-        recorder.record(1, [row("before")])
-        recorder.record(2, [row("done again")])
-    both = [recorder_in(tmp_path, run_id="exp", resumed_from=1) for _ in range(2)]
-    for number, recorder in enumerate(both):
-        recorder.record(2, [row(f"from {number}")])
-    for recorder in both:
-        recorder.close()
-    run = open_run(tmp_path / "runs")
-    assert [r.completion[0]["content"] for r in run.rollouts()] == ["before", "from 0", "from 1"]
-    assert len({r.id for r in run.rollouts(superseded=True)}) == 4
-
-
-def test_processes_may_be_numbered_by_whoever_starts_them(tmp_path):
-    open_and_record_together(tmp_path, {"GIVEN": "0"}, {"GIVEN": "1"})
-    assert {(r.attempt, r.rank) for r in assert_one_run_of_two_ranks(tmp_path).rollouts()} == {(1, 0), (1, 1)}
-
-
-def test_processes_that_cannot_agree_say_how_they_could(tmp_path, monkeypatch, caplog):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with caplog.at_level(logging.WARNING, "rollout_plugins"):
-        recorder_in(tmp_path).close()
-    assert "give all of them the same run_id" in caplog.text
-    monkeypatch.setenv("RANK", "first")
-    with pytest.raises(SetupError, match="RANK is 'first' in the environment"):
-        recorder_in(tmp_path)
-
-
-@pytest.mark.parametrize("sync", [False, True])
-def test_threads_may_record_at_the_same_time(tmp_path, sync):
-    with recorder_in(tmp_path, sync=sync) as recorder:
-
-        def loop(number):
-            for step in range(20):
-                recorder.record(step, [row(f"{number}.{step}.{n}") for n in range(3)])
-
-        threads = [threading.Thread(target=loop, args=(number,)) for number in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    found = list(open_run(tmp_path / "runs").rollouts())
-    assert len({r.id for r in found}) == len(found) == 6 * 20 * 3
-    assert len({r.completion[0]["content"] for r in found}) == len(found)
-    for r in found:
-        assert r.completion[0]["content"].split(".")[1:] == [str(r.step), str(r.index)]
-
-
-def test_asyncio_records_from_many_tasks_and_closes(tmp_path):
-    async def loop():
-        async with recorder_in(tmp_path) as recorder:
-
-            async def sample(number):
-                await asyncio.sleep(0.01 * (number % 3))
-                await recorder.arecord(number, [row(str(number))], policy_step=number)
-
-            await asyncio.gather(*(sample(number) for number in range(30)))
-            assert await recorder.aflush()
-
-    asyncio.run(loop())
-    assert len(open_run(tmp_path / "runs")) == 30
-
-
-def test_a_full_queue_drops_the_newest_batch_whole_and_never_waits(tmp_path):
-    slow = Slow()
-    with recorder_in(tmp_path, slow) as recorder:
-        recorder._pipeline._worker._limit = 10_000
-        for step in range(1, 11):
-            recorder.record(step, [row("x" * 3000)])
-        assert not slow.gave_up
-        slow.go.set()
-    run = open_run(tmp_path / "runs")
-    assert 1 <= len(run) < 10
-    assert run.drops == {"queue_full": 10 - len(run)}
-
-
-def test_with_block_the_event_loop_goes_on_while_the_queue_is_full(tmp_path):
-    slow = Slow()
-    ticks = []
-
-    async def loop():
-        async with recorder_in(tmp_path, slow, on_full="block") as recorder:
-            recorder._pipeline._worker._limit = 10_000
-            tasks = [asyncio.create_task(recorder.arecord(step, [row("x" * 6000)])) for step in range(1, 5)]
-            for _ in range(20):
-                ticks.append(sum(task.done() for task in tasks))
-                await asyncio.sleep(0.01)
-            slow.go.set()
-            await asyncio.gather(*tasks)
-
-    asyncio.run(loop())
-    assert len(ticks) == 20
-    assert ticks[-1] < 4
-    run = open_run(tmp_path / "runs")
-    assert (len(run), run.drops) == (4, {})
-
-
-def test_recording_costs_the_loop_no_more_than_a_copy(tmp_path):
-    slow = Slow()
-    batch = [row([{"role": "assistant", "content": "x" * 2000}] * 8) for _ in range(256)]
-    with recorder_in(tmp_path, slow) as recorder:
-        recorder.record(1, batch)
-        took = []
-        for step in range(2, 7):
-            started = time.thread_time()
-            recorder.record(step, batch)
-            took.append(time.thread_time() - started)
-        slow.go.set()
-    assert min(took) < 0.05
-
-
-# --- examples ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 @pytest.mark.needs(part="shapes")
 def test_the_examples_run_and_what_they_say_to_type_next_works(tmp_path, monkeypatch, capsys, path):
@@ -754,72 +409,3 @@ def test_metrics_that_nobody_asks_for_do_not_pile_up_and_are_averaged(tmp_path):
         assert held < 500_000
         assert rec.metrics()["rollouts/figure 999"] == 20.5
         assert "rollouts/figure 999" not in rec.metrics()
-
-
-# --- what waits ----------------------------------------------------------------------------------------------------
-
-
-def words(count):
-    return "".join(random.choices("abcdefgh ", k=count))
-
-
-def whole_numbers(count):
-    return [random.randrange(100_000) for _ in range(count)]
-
-
-def numbers(count):
-    return [random.random() for _ in range(count)]
-
-
-def siblings(count):
-    prompt = words(count)
-    return [{"prompt": prompt, "completion": words(300), "reward": random.random()} for _ in range(8)]
-
-
-def with_tokens(count):
-    tokens = {"prompt": whole_numbers(count), "completion": whole_numbers(count), "logprobs": numbers(count)}
-    return {"prompt": words(20), "completion": words(40), "tokens": {**tokens, "mask": [1] * count}}
-
-
-def record_of(count):
-    said = {"prompt": ({"role": "user", "content": words(count)},), "completion": (words(count),)}
-    return Rollout(id="", **said, tokens=Tokens(prompt=None, completion=whole_numbers(count), mask=[0] * count))
-
-
-WAITING = {
-    "text": lambda: [{"prompt": words(200), "completion": words(400), "reward": 1.0} for _ in range(8)],
-    "long text": lambda: [{"prompt": words(5000), "completion": "语" * 5000, "reward": 1.0} for _ in range(8)],
-    "siblings that share a prompt": lambda: siblings(20_000),
-    "tokens": lambda: [with_tokens(1000) for _ in range(8)],
-    "records": lambda: [record_of(500) for _ in range(8)],
-    "columns": lambda: [
-        {"prompt": words(99), "columns": {"a": numbers(50), "b": [whole_numbers(9) for _ in range(20)]}}
-        for _ in range(8)
-    ],
-    "bytes": lambda: [{"prompt": words(99), "columns": {"picture": random.randbytes(20_000)}} for _ in range(8)],
-}
-
-
-@pytest.mark.parametrize("shape", sorted(WAITING))
-def test_the_queue_counts_what_it_holds(tmp_path, shape):
-    entered, done = threading.Event(), threading.Event()
-
-    class Waits:
-        @hookimpl
-        def on_rollout(self):
-            entered.set()
-            done.wait(60)
-
-    with RolloutRecorder([Waits(), Metrics("all")], dir=tmp_path, tokens=True) as recorder:
-        recorder.record(0, WAITING[shape]())
-        assert entered.wait(30)
-        counted = recorder.metrics()["rollouts/queue_bytes"]
-        tracemalloc.start()
-        for step in range(1, 41):
-            recorder.record(step, WAITING[shape]())
-        gc.collect()
-        held = tracemalloc.get_traced_memory()[0]
-        tracemalloc.stop()
-        counted = recorder.metrics()["rollouts/queue_bytes"] - counted
-        done.set()
-    assert held / 1.3 < counted < held * 1.3

@@ -15,6 +15,7 @@ import pytest
 import torch
 from hostile import Evil, deep, encoded, many, picture, rollouts, shared
 from hypothesis import given
+from pictures import MODES, PNG, files, noise, started, through
 from PIL import Image as Pil
 from rollout_hookspecs import Image, Placeholder, Rollout, Run, Step, ToolCall
 
@@ -29,30 +30,14 @@ from rollout_plugins.store.media import MediaStore
 HASH = pixel_hash(picture(5))
 
 
-def started(folder, *args, **options):
-    plugin = Images(*args, **options)
-    plugin.on_run_start(Run(id="run", dir=str(folder)))
-    return plugin
-
-
-def through(plugin, **fields):
-    before = Rollout(id="r", **fields)
-    return plugin.on_rollout(before) or before
-
-
 def block_of(plugin, block):
     return through(plugin, prompt=({"role": "user", "content": [block]},)).prompt[0]["content"][0]
-
-
-def files(folder):
-    return sorted(path.name for path in (Path(folder) / "media").glob("*"))
 
 
 def data_url(data):
     return "data:image/png;base64," + base64.b64encode(data).decode()
 
 
-PNG = encoded(5)
 PIXELS = np.array(picture(5))
 SPELLINGS = {
     "PIL": {"type": "image", "image": picture(5)},
@@ -255,28 +240,6 @@ def test_encoded_files_are_kept_byte_for_byte(tmp_path, kind):
     assert record.note is None
 
 
-MODES = [
-    "1",
-    "L",
-    "LA",
-    "P",
-    "RGB",
-    "RGBA",
-    "I;16",
-    "I",
-    "F",
-    "CMYK",
-    "LAB",
-    "YCbCr",
-    "I;16B",
-    "RGBX",
-    "HSV",
-    "La",
-    "RGBa",
-    "PA",
-]
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_any_mode_is_kept_exactly_or_says_what_changed(tmp_path, mode):
     pixels = np.random.default_rng(0).integers(0, 255, 4 * 3 * 4, "uint8").tobytes()
@@ -319,10 +282,6 @@ def test_strip_writes_nothing_and_still_knows_which(tmp_path):
     record = through(started(tmp_path, "strip"), columns={"a": picture(5)}).columns["a"]
     assert (record.hash, record.width, record.path, record.note) == (HASH, 6, None, "pixels stripped")
     assert not (tmp_path / "media").exists()
-
-
-def noise(seed, side=96):
-    return Pil.fromarray(np.random.default_rng(seed).integers(0, 255, (side, side, 3), "uint8"))
 
 
 def test_over_budget_come_thumbnails_then_references(tmp_path):
@@ -485,240 +444,3 @@ def test_a_first_glance_overlooks_no_image(rollout):
     with patch.object(images, "_may_hold_images", return_value=True):
         looked = Images("strip").on_rollout(rollout)
     assert content_hash(glanced) == content_hash(looked)
-
-
-# --- images that differ stay apart ---------------------------------------------------------------------------------
-
-
-def saved(image, kind, **options):
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
-    return buffer.getvalue()
-
-
-def turned(orientation, kind="JPEG"):
-    exif = Pil.Exif()
-    exif[0x0112] = orientation
-    return saved(picture(5), kind, exif=exif.tobytes())
-
-
-def frames(kind, *later):
-    first, *rest = [picture(number).convert("P" if kind == "GIF" else "RGB") for number in (1, *later)]
-    return saved(first, kind, save_all=True, append_images=rest, **({"lossless": True} if kind == "WEBP" else {}))
-
-
-def profiled(profile):
-    return saved(picture(5), "PNG", icc_profile=profile)
-
-
-def png16(low):
-    """A PNG with 16 bits to a colour, of which Pillow shows the upper 8."""
-    import struct
-    import zlib
-
-    def chunk(name, body):
-        return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
-
-    rows = b"".join(b"\0" + bytes([7, low] * 3 * 6) for _ in range(4))
-    head = struct.pack(">IIBBBBB", 6, 4, 16, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
-
-
-def painted(mode, numbers, palette):
-    image = Pil.new(mode, (2, 1))
-    image.putpalette(palette)
-    image.putdata(numbers)
-    return image
-
-
-def gamma(value):
-    from PIL.PngImagePlugin import PngInfo
-
-    info = PngInfo()
-    info.add(b"gAMA", value.to_bytes(4, "big"))
-    return saved(picture(5), "PNG", pnginfo=info)
-
-
-APART = {
-    "GIFs with one first frame": [frames("GIF", 100), frames("GIF", 200), frames("GIF")],
-    "WebPs with one first frame": [frames("WEBP", 100), frames("WEBP", 200), frames("WEBP")],
-    "PNGs with one first frame": [frames("PNG", 100), frames("PNG", 200), frames("PNG")],
-    "TIFFs with one first frame": [frames("TIFF", 100), frames("TIFF", 200)],
-    "orientations of a JPEG": [turned(1), turned(6), turned(3)],
-    "orientations of a PNG": [turned(1, "PNG"), turned(6, "PNG"), turned(3, "PNG")],
-    "colour profiles": [profiled(b"one profile"), profiled(b"another one"), PNG],
-    "gammas": [gamma(45455), gamma(100000), PNG],
-    "16 bits to a colour": [png16(0), png16(200)],
-    "transparent colours": [saved(picture(5), "PNG", transparency=(1, 2, 3)), PNG],
-}
-
-
-@pytest.mark.parametrize("name", APART)
-def test_images_that_differ_in_any_way_stay_apart_and_are_kept_as_they_are(tmp_path, name):
-    new = through(started(tmp_path), columns={"images": APART[name]})
-    assert len({record.hash for record in new.images}) == len(APART[name])
-    assert [(tmp_path / record.path).read_bytes() for record in new.images] == APART[name]
-    assert [record.note for record in new.images] == [None] * len(APART[name])
-
-
-@pytest.mark.parametrize(
-    ("kind", "where"),
-    [
-        *((kind, "in memory") for kind in ("GIF", "PNG", "TIFF")),
-        *((kind, "on disk") for kind in ("GIF", "PNG", "TIFF", "WEBP")),
-    ],
-)
-def test_a_decoded_image_is_kept_with_its_files_other_frames(tmp_path, kind, where):
-    files = [frames(kind, 100), frames(kind, 200)]
-    opened = []
-    for number, data in enumerate(files):
-        path = tmp_path / f"{number}.{kind.lower()}"
-        path.write_bytes(data)
-        opened.append(Pil.open(io.BytesIO(data) if where == "in memory" else path))
-        opened[-1].load()
-    places = [image.tell() for image in opened]
-    new = through(started(tmp_path), columns={"images": opened})
-    assert [(tmp_path / record.path).read_bytes() for record in new.images] == files
-    assert [image.tell() for image in opened] == places
-
-
-def test_a_frame_that_is_not_the_whole_file_says_so(tmp_path):
-    given = [
-        Pil.open(io.BytesIO(frames(kind, *rest)))
-        for kind, rest in (("GIF", [100]), ("GIF", [100]), ("WEBP", [100]), ("GIF", []))
-    ]
-    given[1].seek(1)
-    for image in given:
-        image.load()
-    given[0].putpixel((0, 0), 3)
-    new = through(started(tmp_path), columns={"images": given})
-    assert [record.note for record in new.images] == [*["one of several frames"] * 3, None]
-    small = through(started(tmp_path / "small", "thumbnail"), columns={"images": [frames("GIF", 100), png16(1)]})
-    assert [record.note for record in small.images] == [
-        "thumbnail; the first of several frames",
-        "thumbnail; colours of more than 8 bits read as 8",
-    ]
-
-
-def test_decoded_images_keep_how_they_are_turned_and_which_colours_are_meant(tmp_path):
-    given = [Pil.open(io.BytesIO(data)) for data in (turned(6), turned(3), profiled(b"one"), profiled(b"two"))]
-    for image in given:
-        image.load()
-    new = through(started(tmp_path), columns={"images": given})
-    stored = [Pil.open(tmp_path / record.path) for record in new.images]
-    for image in stored:
-        image.load()
-    assert len({record.hash for record in new.images}) == 4
-    assert [image.getexif().get(0x0112) for image in stored[:2]] == [6, 3]
-    assert [image.info["icc_profile"] for image in stored[2:]] == [b"one", b"two"]
-
-
-@pytest.mark.parametrize("mode", ["P", "PA"])
-def test_labels_and_colours_of_a_palette_both_count(tmp_path, mode):
-    black, red = [0] * 6, [200, 0, 0, 9, 9, 9]
-    numbers = ([0, 1], [1, 0]) if mode == "P" else ([(0, 255), (1, 255)], [(1, 255), (0, 255)])
-    given = [painted(mode, some, palette) for some in numbers for palette in (black, red)]
-    assert len({pixel_hash(image) for image in given}) == 4
-
-
-@pytest.mark.parametrize("wrap", [lambda text: text, lambda text: "data:image/png;base64," + text])
-@pytest.mark.parametrize(
-    "spell",
-    [
-        lambda data: base64.encodebytes(data).decode(),
-        lambda data: base64.encodebytes(data).decode().replace("\n", "\r\n"),
-        lambda data: base64.urlsafe_b64encode(data).decode(),
-        lambda data: base64.urlsafe_b64encode(data).decode().rstrip("="),
-        lambda data: base64.b64encode(data).decode().rstrip("="),
-    ],
-)
-def test_base64_counts_in_every_way_it_is_written(tmp_path, spell, wrap):
-    data = saved(noise(1), "PNG")
-    new = through(
-        started(tmp_path), prompt=({"role": "user", "content": [{"type": "image", "image": wrap(spell(data))}]},)
-    )
-    (record,) = new.images
-    assert (tmp_path / record.path).read_bytes() == data
-
-
-# --- as a screen shows them ----------------------------------------------------------------------------------------
-
-
-def ramp(mode):
-    """Dark on the left, bright on the right, in a range that only this mode has."""
-    values = np.linspace(1000, 60000, 64).astype("uint16").reshape(1, 64).repeat(8, 0)
-    if mode == "F":
-        return Pil.fromarray((values / 60000).astype("float32"))
-    return (
-        Pil.fromarray(values.astype("int32") * 1000)
-        if mode == "I"
-        else Pil.fromarray(values).convert("I").convert(mode)
-    )
-
-
-def shades(image):
-    grey = np.array(image.convert("L")).astype(int)[grey_row(image)]
-    return grey[2], grey[len(grey) // 2], grey[-3]
-
-
-def grey_row(image):
-    return image.size[1] // 2
-
-
-@pytest.mark.parametrize("mode", ["I;16", "I;16B", "I", "F"])
-def test_thumbnails_of_numbers_beyond_eight_bits_show_a_picture(tmp_path, mode):
-    from rollout_plugins.show.images import _opened
-    from rollout_plugins.sinks._common import thumbnail
-    from rollout_plugins.web.pools import Pictures
-
-    image = ramp(mode) if mode != "I;16B" else Pil.open(io.BytesIO(saved_big_endian()))
-    record = through(started(tmp_path), columns={"image": image}).columns["image"]
-    pages = Pictures(tmp_path)
-    pages.add(record)
-    ((facts,), _) = pages.all(lambda *_: None)
-    small = through(started(tmp_path / "small", "thumbnail", max_side=32), columns={"image": image}).columns["image"]
-    shown = [
-        Pil.open(io.BytesIO(thumbnail(tmp_path / record.path, 32))),
-        Pil.open(tmp_path / "small" / small.path),
-        _opened(tmp_path / record.path),
-    ]
-    if "webp" in facts["data"][:20]:
-        shown.append(Pil.open(io.BytesIO(base64.b64decode(facts["data"].partition(",")[2]))))
-    for one in shown:
-        dark, middle, bright = shades(one)
-        assert dark < 40
-        assert 90 < middle < 165
-        assert bright > 215
-
-
-def saved_big_endian():
-    values = np.linspace(1000, 60000, 64).astype(">u2").reshape(1, 64).repeat(8, 0)
-    return saved(Pil.frombytes("I;16B", (64, 8), values.tobytes()), "TIFF")
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_an_image_of_any_mode_is_made_smaller(tmp_path, mode):
-    record = through(started(tmp_path, max_side=4), columns={"images": [Pil.new(mode, (90, 50))]}).images[0]
-    assert record.note.endswith("at most 4 pixels a side")
-    assert max(Pil.open(tmp_path / record.path).size) == 4
-
-
-@pytest.mark.parametrize("values", [[np.nan, 0.0, 1.0], [0.0, np.inf, 1.0], [3.0, 3.0, 3.0], [np.nan] * 3])
-def test_a_picture_of_any_numbers_has_a_thumbnail(tmp_path, values):
-    image = Pil.fromarray(np.array([values], "float32"))
-    record = through(started(tmp_path, "thumbnail"), columns={"image": image}).columns["image"]
-    shown = np.array(Pil.open(tmp_path / record.path).convert("L")).astype(int)
-    if 1.0 in values:
-        assert shown[0, 2] - shown[0, values.index(0.0)] > 150
-
-
-def test_a_turned_picture_is_upright_wherever_it_is_shown(tmp_path):
-    from rollout_plugins.show.images import _opened
-    from rollout_plugins.sinks._common import thumbnail
-
-    record = through(started(tmp_path), columns={"images": [turned(6)]}).images[0]
-    small = through(started(tmp_path / "small", "thumbnail"), columns={"images": [turned(6)]}).images[0]
-    assert (record.width, record.height) == (6, 4)
-    assert _opened(tmp_path / record.path).size == (4, 6)
-    assert Pil.open(io.BytesIO(thumbnail(tmp_path / record.path, 32))).size == (4, 6)
-    assert Pil.open(tmp_path / "small" / small.path).size == (4, 6)

@@ -6,7 +6,7 @@ import sys
 
 import fsspec
 import pytest
-from s3_server import s3_server
+from s3_server import faulty, s3_server
 from store_rig import record, rollouts
 from values import same
 
@@ -50,6 +50,13 @@ def test_a_run_with_thousands_of_files_is_listed_whole(here):
         files.pipe_file(f"s3://bucket/runs/r1/data/train/001-{number:05d}-000000.parquet", part.read_bytes())
     run = open_run("s3://bucket/runs")
     assert len(run) == 1200 * len(here)
+
+
+def test_a_folder_that_may_not_be_listed_is_an_error_and_not_an_empty_run(here, server, monkeypatch):
+    with faulty(server, monkeypatch) as front:
+        front.fault = (403, "AccessDenied", "data")
+        with pytest.raises(RunError, match="s3://bucket/runs/r1/data: "):
+            open_run("s3://bucket/runs")
 
 
 def test_a_server_that_goes_away_is_no_damage(here, server):

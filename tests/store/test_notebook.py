@@ -148,7 +148,7 @@ def test_rollouts_say_how_many_they_are_and_are_not_used_up_by_it(run):
 
 
 def test_a_wrong_question_is_refused_where_it_is_asked(run):
-    with pytest.raises(RunError, match="no column 'rewrd'"):
+    with pytest.raises(RunError, match="no column is named 'rewrd'"):
         run.rollouts(where="rewrd > 1")
 
 

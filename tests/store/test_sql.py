@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import duckdb
 import pytest
 from reading import called, one, steps, write, writer
 
 from rollout_plugins import open_run
 from rollout_plugins.errors import RunError
 from rollout_plugins.store.read import StoredRun
-
-since_1_2 = pytest.mark.skipif(duckdb.__version__.startswith("1.1."), reason="1.1 cannot be locked to some folders")
 
 
 @pytest.fixture
@@ -79,7 +76,7 @@ def test_a_star_shows_the_columns_of_the_files_and_nothing_of_ours(run):
         "install httpfs",
         "load httpfs",
         "set enable_external_access = true",
-        pytest.param("pragma database_list", marks=since_1_2),
+        "pragma database_list",
         "call pragma_version()",
         "export database 'x'",
         "explain analyze copy rollouts to 'x.csv'",
@@ -100,7 +97,6 @@ def test_sql_that_is_no_select_is_one_sentence(run, query, tmp_path, monkeypatch
     assert len(run) == 3
 
 
-@since_1_2
 @pytest.mark.parametrize(
     "query",
     [
@@ -120,7 +116,6 @@ def test_sql_reads_nothing_outside_the_run(run, query, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-@since_1_2
 def test_a_condition_reads_nothing_outside_the_run(run):
     with pytest.raises(RunError, match=r"reaches outside the run; it may read rollouts, messages"):
         list(run.rollouts(where="id in (select content from read_text('/etc/hosts'))"))

@@ -1,4 +1,4 @@
-"""Run by test_recorder: loops that end in all the ways a process can end, or are one of several processes."""
+"""Run by tests of the recorder: loops that end in all the ways a process can end, or are one of several processes."""
 
 import gc
 import multiprocessing

@@ -95,8 +95,8 @@ class _Front(Asked):
             self.server.hung = True
             self.server.released.wait(120)
             self.close_connection = True
-        elif isinstance(fault, tuple):
-            status, code = fault
+        elif isinstance(fault, tuple) and all(part in self.path for part in fault[2:]):
+            status, code = fault[:2]
             self.send(f"<Error><Code>{code}</Code><Message>{code}</Message></Error>".encode(), status)
         else:
             with suppress(OSError):  # the client was killed
@@ -116,7 +116,10 @@ class _Front(Asked):
 
 @contextmanager
 def faulty(s3, monkeypatch):
-    """The way to the server for clients, whose `fault` is None, "hangs", or a status and a code of S3's."""
+    """The way to the server for clients, whose `fault` is None, "hangs", or a status and a code of S3's.
+
+    After the code may stand what must be in the path of a request that fails.
+    """
     with served(_Front, behind=s3.port, fault=None, hung=False, released=threading.Event()) as front:
         monkeypatch.setenv("AWS_ENDPOINT_URL", front.url)
         try:

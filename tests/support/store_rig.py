@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from dataclasses import fields, replace
 from pathlib import Path
@@ -92,6 +93,11 @@ def until(condition, seconds=10.0):
     while not condition():
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.005)
+
+
+def collected(condition):
+    """Wait until garbage was collected: another thread may be at it, and then nothing is done here."""
+    until(lambda: gc.collect() is not None and condition())
 
 
 class Sink:

@@ -1,0 +1,136 @@
+"""Sinks that raise, hang or fall behind cost themselves alone."""
+
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from faults import exits, raises, told
+from store_rig import Sink, batch, pipeline, record, rollouts, run_in, started, until
+
+from rollout_plugins import Drop, RolloutRecorder, open_run
+from rollout_plugins.engine import outbox
+from rollout_plugins.sinks.jsonl import JsonlSink
+
+
+def test_a_sink_without_rollouts_on_its_rank_hears_of_the_runs_end_as_of_its_start(tmp_path):
+    sink = Sink()
+    line = pipeline(sink)
+    line.start(run_in(tmp_path, rank=1, world_size=2))
+    line.submit(batch(rollouts(rank=1)))
+    line.close()
+    assert (sink.events, sink.ids) == (["start", "end"], [])
+
+
+@pytest.mark.parametrize("removed_after", [2, 3])
+def test_lines_that_are_removed_in_mid_run_are_said_and_counted_then_and_sent_by_an_export(
+    tmp_path, caplog, removed_after
+):
+    with RolloutRecorder([JsonlSink()], dir=tmp_path) as recorder:
+        for step in range(3):
+            if step == removed_after:
+                shutil.rmtree(Path(recorder.run.dir) / "jsonl")
+            recorder.record(step, [{"prompt": "p", "completion": "c"}] * 4)
+            recorder.flush()
+        if removed_after == 3:
+            shutil.rmtree(Path(recorder.run.dir) / "jsonl")
+    stored = open_run(tmp_path)
+    lost = 4 * removed_after
+    assert stored.drops == {"sink_failed:jsonl": lost}
+    assert f"{lost} rollouts were removed from jsonl:{stored.dir}/jsonl since they were sent there" in caplog.text
+    done = stored.export("jsonl")
+    assert (done.sent, done.had) == (lost, 12 - lost)
+
+
+def test_a_sink_that_cannot_say_what_is_gone_was_sent_everything(tmp_path, caplog):
+    class Odd(Sink):
+        gone = "no method"
+
+    with RolloutRecorder([Odd()], dir=tmp_path) as recorder:
+        recorder.record(1, [{"prompt": "p", "completion": "c"}] * 4)
+    assert open_run(tmp_path).drops == {}
+    assert told(caplog, "in gone")
+    assert not told(caplog, "misses rollouts")
+
+
+def test_a_fault_of_a_sink_that_costs_nothing_does_not_hide_one_that_does(tmp_path, caplog):
+    class Odd(Sink):
+        gone = "no method"
+
+    calls = []
+    sink = Odd(lambda: calls.append(1) or (len(calls) > 1 and raises()))
+    with RolloutRecorder([sink], dir=tmp_path) as recorder:
+        for step in (1, 2):
+            recorder.record(step, [{"prompt": "p", "completion": "c"}] * 4)
+    assert open_run(tmp_path).drops == {"sink_failed:sink": 4}
+    assert len(told(caplog, "in gone")) == len(told(caplog, "misses rollouts: it raised ValueError")) == 1
+
+
+def test_a_sink_that_falls_behind_holds_no_more_than_so_many_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(outbox, "LIMIT_BYTES", 10_000_000)
+    gate = threading.Event()
+    sink = Sink(gate.wait)
+    with RolloutRecorder([sink], dir=tmp_path, sync=True) as recorder:
+        for step in range(6):
+            recorder.record(step, [{"prompt": "p", "completion": f"{n}" * 1_000_000} for n in range(4)])
+        gate.set()
+    assert len(sink.ids) == 8
+    stored = open_run(tmp_path)
+    assert (len(stored), stored.drops) == (24, {"sink_failed:sink": 16})
+
+
+def cancels():
+    raise GeneratorExit
+
+
+def drops():
+    raise Drop("not for sinks")
+
+
+@pytest.mark.parametrize("act", [raises, exits, cancels, drops])
+def test_a_sink_that_raises_costs_neither_the_store_nor_other_sinks(tmp_path, caplog, act):
+    good, bad = Sink(name="good"), Sink(act, name="bad")
+    run = record(tmp_path, *[rollouts() for _ in range(5)], plugins=(bad, good))
+    assert len(run) == 20
+    assert len(good.ids) == 20
+    assert good.events == bad.events == ["start", "end"]
+    assert run.drops == {"sink_failed:bad": 20}
+    assert len(told(caplog, "'bad' misses rollouts")) == 1
+
+
+def test_a_sink_that_fails_for_a_while_is_asked_again(tmp_path):
+    calls = []
+    sink = Sink(lambda: calls.append(1) or (len(calls) <= 4 and raises()))
+    run = record(tmp_path, *[rollouts() for _ in range(6)], plugins=(sink,))
+    assert len(sink.ids) == 8
+    assert run.drops == {"sink_failed:sink": 16}
+
+
+def test_a_sink_that_hangs_delays_nothing_and_what_it_misses_is_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr("rollout_plugins.engine.outbox.LIMIT", 3)
+    for_good = threading.Event()
+    good, bad = Sink(name="good"), Sink(for_good.wait, name="bad")
+    line = started(tmp_path, bad, good, end_seconds=0.5)
+    for step in range(10):
+        line.submit(batch(rollouts(), step=step))
+        assert line.drain(10, sinks=False)
+    until(lambda: len(good.ids) == 40)
+    assert len(open_run(tmp_path)) == 40
+    line.close()
+    run = open_run(tmp_path)
+    assert len(run) == 40
+    assert run.drops == {"sink_failed:bad": 40}
+    for_good.set()  # only now: nothing above waited until the bad sink was done
+
+
+def test_a_slow_sink_gets_everything_that_its_queue_holds(tmp_path):
+    slow, quick = Sink(lambda: time.sleep(0.05), name="slow"), Sink(name="quick")
+    line = started(tmp_path, slow, quick)
+    for step in range(8):
+        line.submit(batch(rollouts(), step=step))
+    assert line.drain(10)
+    assert len(slow.ids) == 32
+    line.close()
+    assert slow.events == ["start", "end"]
+    assert open_run(tmp_path).drops == {}

@@ -1,0 +1,217 @@
+"""Queues that fill and ends that take long: nothing waits for them, and what they cost is counted."""
+
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+
+import pytest
+from faults import send, told
+from store_rig import Sink, batch, pipeline, record, rollouts, run_in, started, until
+
+from rollout_plugins import hookimpl, open_run
+from rollout_plugins.errors import SetupError
+
+
+def test_hosts_that_give_every_rollout_one_index_or_another_rank_lose_none(tmp_path):
+    made = [replace(r, index=0, rank=3) for r in rollouts(4)]
+    run = record(tmp_path, made)
+    assert len({r.id for r in run.rollouts()}) == 4
+    assert {r.rank for r in run.rollouts()} == {0}
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no"), SystemExit(3)])
+def test_rollouts_that_cannot_be_built_are_counted_and_the_next_ones_recorded(tmp_path, caplog, error):
+    def build():
+        raise error
+
+    line = started(tmp_path)
+    line.submit(batch([], build=build, count=7))
+    send(line, rollouts(), 2)
+    line.close()
+    assert len(open_run(tmp_path)) == 4
+    assert open_run(tmp_path).drops == {"build_failed": 7}
+    assert len(told(caplog, "7 rollouts of step 1 could not be built")) == 1
+
+
+class Gate:
+    """A host whose rollouts take as long to build as the test likes."""
+
+    def __init__(self):
+        self.open = threading.Event()
+        self.entered = threading.Event()
+
+    def build(self):
+        self.entered.set()
+        assert self.open.wait(20)
+        return rollouts()
+
+
+def test_a_full_queue_drops_the_newest_batch_whole_and_counts_it(tmp_path, caplog):
+    gate = Gate()
+    line = started(tmp_path, queue_bytes=2500)
+    line.submit(batch(build=gate.build, made=rollouts(), step=1))
+    for step in range(2, 6):
+        line.submit(batch(rollouts(), step=step))
+    gate.open.set()  # only now: had a submit waited for room, the gate would have given up and lost step 1
+    assert line.drain(10)
+    send(line, rollouts(), 6)
+    line.close()
+    run = open_run(tmp_path)
+    assert [r.step for r in run.rollouts()] == [n for n in (1, 2, 6) for _ in range(4)]
+    assert run.drops == {"queue_full": 12}
+    assert [r.generation for r in run.rollouts()] == [n for n in (0, 1, 5) for _ in range(4)]
+    assert len(told(caplog, "recording is")) == 1
+
+
+def test_a_batch_larger_than_the_queue_is_still_taken_when_nothing_waits_and_the_run_still_ends(tmp_path):
+    class Tells:
+        ended = 0
+
+        @hookimpl
+        def on_run_end(self):
+            self.ended += 1
+
+    tells = Tells()
+    gate = Gate()
+    line = started(tmp_path, tells, queue_bytes=10)
+    line.submit(batch(build=gate.build, made=rollouts(), size=10**9))
+    line.request_sync()
+    threading.Timer(0.1, gate.open.set).start()
+    line.close()
+    assert len(open_run(tmp_path)) == 4
+    assert tells.ended == 1
+    assert [path.suffix for path in (tmp_path / "r1" / "data").glob("*/*")] == [".parquet"]
+
+
+def test_on_full_block_waits_and_loses_nothing(tmp_path):
+    gate = Gate()
+    line = started(tmp_path, queue_bytes=1500, on_full="block")
+    line.submit(batch(build=gate.build, made=rollouts(), step=1))
+    waiting = threading.Thread(target=lambda: [line.submit(batch(rollouts(), step=n)) for n in (2, 3)])
+    waiting.start()
+    waiting.join(0.2)
+    assert waiting.is_alive()
+    gate.open.set()
+    waiting.join(10)
+    line.close()
+    assert [r.step for r in open_run(tmp_path).rollouts()] == [n for n in (1, 2, 3) for _ in range(4)]
+    assert open_run(tmp_path).drops == {}
+
+
+def test_what_is_not_finished_when_patience_ends_is_counted_and_what_finishes_later_is_not(tmp_path, caplog):
+    gate = Gate()
+    line = started(tmp_path, end_seconds=0.3)
+    line.submit(batch(build=gate.build, made=rollouts(4)))
+    line.submit(batch(rollouts(3)))
+    assert gate.entered.wait(5)
+    line.close()
+    assert line.counters.drops == {"not_finished_at_end": 7}
+    assert len(told(caplog, "7 rollouts are not in the store")) == 1
+    gate.open.set()
+    until(lambda: open_run(tmp_path).attempts[0]["ended"])
+    run = open_run(tmp_path)
+    assert (len(run), run.drops) == (4, {"not_finished_at_end": 3})
+
+
+@pytest.mark.parametrize("value", [-1, "soon", float("nan"), float("inf"), True])
+def test_a_limit_for_the_end_that_is_not_a_number_of_seconds_is_refused_by_name(monkeypatch, value):
+    with pytest.raises(SetupError, match="end_seconds is"):
+        pipeline(end_seconds=value)
+    monkeypatch.setenv("ROLLOUT_PLUGINS_END_SECONDS", str(value))
+    with pytest.raises(SetupError, match="ROLLOUT_PLUGINS_END_SECONDS is"):
+        pipeline()
+
+
+def test_the_limit_for_the_end_is_half_a_minute_unless_somebody_says_otherwise(monkeypatch):
+    assert pipeline().end_seconds == 30
+    monkeypatch.setenv("ROLLOUT_PLUGINS_END_SECONDS", "7.5")
+    assert pipeline().end_seconds == 7.5
+    assert pipeline(end_seconds=2).end_seconds == 2
+
+
+class Hangs:
+    """A plugin that waits for an event."""
+
+    def __init__(self, event):
+        self.event = event
+
+    @hookimpl
+    def on_rollout(self, rollout):
+        self.event.wait(60)
+
+
+def test_a_plugin_that_hangs_at_the_end_does_not_take_the_store_with_it(tmp_path):
+    for_good = threading.Event()
+
+    line = started(tmp_path, Hangs(for_good), end_seconds=3)
+    line.submit(batch(rollouts()))
+    line.close()
+    for_good.set()
+    assert len(open_run(tmp_path)) == 4
+    assert line.counters.drops == {}
+
+
+def test_several_plugins_that_hang_at_the_end_cost_sinks_nothing_that_is_not_counted(tmp_path, monkeypatch):
+    monkeypatch.setenv("ROLLOUT_PLUGINS_HANG_SECONDS", "0.2")
+    for_good, before = threading.Event(), set(threading.enumerate())
+
+    line = started(tmp_path, *(Hangs(for_good) for _ in range(4)), Sink(), end_seconds=0.3)
+    line.submit(batch(rollouts()))
+    line.close()
+    until(lambda: line.counters.drops == {"sink_failed:sink": 4})
+    for_good.set()
+    until(lambda: open_run(tmp_path).drops == {"sink_failed:sink": 4})
+    assert len(open_run(tmp_path)) == 4
+    until(lambda: not [one for one in {*threading.enumerate()} - before if one.name == "rollouts-hooks"])
+
+
+def test_a_run_that_begins_again_waits_for_what_the_worker_still_does(tmp_path):
+    gate = Gate()
+    line = started(tmp_path, end_seconds=0.1)
+    line.submit(batch(build=gate.build, made=rollouts(4)))
+    assert gate.entered.wait(5)
+    line.close()
+    line.start(run_in(tmp_path), line.generation)
+    line.submit(batch(rollouts(3)))
+    assert not line.drain(0.2)
+    gate.open.set()
+    assert line.drain(10)
+    line.close()
+    run = open_run(tmp_path)
+    assert [rollout.generation for rollout in run.rollouts()] == [0] * 4 + [1] * 3
+    assert run.drops == {}
+
+
+def test_what_a_resumed_attempt_loses_at_once_is_its_own(tmp_path):
+    gate = Gate()
+    line = started(tmp_path)
+    line.submit(batch(build=gate.build))
+    assert gate.entered.wait(5)
+    line.start(run_in(tmp_path, attempt=2, resumed_from=1), 1)
+    line.count("before_attach", 3)
+    gate.open.set()
+    line.close()
+    assert [attempt["drops"] for attempt in open_run(tmp_path).attempts] == [{}, {"before_attach": 3}]
+
+
+EXIT = """
+import sys, threading, weakref
+from pathlib import Path
+from store_rig import *
+owners = []
+for number in range(20):
+    sink = Sink(threading.Event().wait)
+    line = started(Path(sys.argv[1]) / str(number), sink, end_seconds=1)
+    line.submit(batch(rollouts()))
+    owners.append(sink)
+    weakref.finalize(sink, line.close)
+"""
+
+
+@pytest.mark.slow
+def test_many_runs_that_hang_when_the_interpreter_exits_share_one_limit(tmp_path):
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", EXIT, str(tmp_path)], env=env, check=True, timeout=15)
+    assert [len(open_run(path)) for path in tmp_path.iterdir()] == [4] * 20

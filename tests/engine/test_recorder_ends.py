@@ -1,0 +1,137 @@
+"""However a loop with a recorder ends, everything is there; forks and kills are ends too."""
+
+import logging
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+
+import pytest
+from loops import recorder_in, row, work
+
+from rollout_plugins import RolloutRecorder, open_run
+from rollout_plugins.store.finding import find_runs
+
+
+def test_the_same_name_goes_on_as_the_next_attempt(tmp_path):
+    for attempt, steps in ((1, (1, 2, 3)), (2, (4, 5))):
+        with recorder_in(tmp_path, run_id="exp") as recorder:
+            assert (recorder.run.id, recorder.run.attempt) == ("exp", attempt)
+            for step in steps:
+                recorder.record(step, [row(str(attempt))])
+    run = open_run(tmp_path / "runs" / "exp")
+    assert run.steps == [1, 2, 3, 4, 5]
+    with recorder_in(tmp_path, run_id="exp", resumed_from=3) as recorder:
+        recorder.record(4, [row("3")])
+    run.refresh()
+    assert [(r.step, r.completion[0]["content"]) for r in run.rollouts()] == [(1, "1"), (2, "1"), (3, "1"), (4, "3")]
+    assert len({r.id for r in run.rollouts(superseded=True)}) == 6
+    assert len(find_runs(tmp_path / "runs")) == 1
+
+
+def test_closing_twice_is_fine_and_what_comes_later_is_not_kept_and_said_once(tmp_path, caplog):
+    recorder = recorder_in(tmp_path)
+    recorder.record(1, [row()])
+    recorder.close()
+    recorder.close()
+    with caplog.at_level(logging.WARNING, "rollout_plugins"):
+        recorder.record(2, [row()])
+        recorder.record(3, [row()])
+    assert caplog.text.count("no longer records; open another one with the same run_id") == 1
+    assert recorder.flush()
+    assert open_run(tmp_path / "runs").steps == [1]
+
+
+def test_a_recorder_that_records_nothing_leaves_nothing(tmp_path):
+    with recorder_in(tmp_path) as recorder:
+        assert recorder.metrics() == {}
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("scenario", "code"), [("without_close", 0), ("exception", 1), ("interrupt", -signal.SIGINT), ("light", 0)]
+)
+def test_however_the_loop_ends_everything_is_there_and_the_run_has_ended(tmp_path, scenario, code):
+    child = work(scenario, tmp_path)
+    _, errors = child.communicate(timeout=60)
+    assert child.returncode == code, errors
+    run = open_run(tmp_path)
+    assert run.steps == [1, 2, 3, 4, 5]
+    assert len(run) == 20
+    assert run.attempts[0]["ended"]
+
+
+def test_nothing_that_training_needs_is_loaded():
+    program = "from rollout_plugins import RolloutRecorder as R\nR().close()\nimport sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = {name.partition(".")[0] for name in done.stdout.split()}
+    assert loaded & {"torch", "transformers", "trl", "accelerate", "datasets", "wandb", "trackio"} == set()
+
+
+def test_killed_at_any_moment_it_has_kept_what_was_handed_over(tmp_path):
+    dice = random.Random(4)
+    children = [work("killed", tmp_path / str(number)) for number in range(2)]
+    for number, child in enumerate(children):
+        first = child.stdout.readline()
+        time.sleep(dice.uniform(0, 0.4))
+        child.kill()
+        rest, errors = child.communicate()
+        safe = [int(line) for line in (first + rest).splitlines(keepends=True) if line.endswith("\n")]
+        assert safe, errors
+        run = open_run(tmp_path / str(number))
+        kept = Counter(run.table(["step"])["step"].to_pylist())
+        assert set(safe) <= set(kept)
+        assert set(kept.values()) == {4}
+        assert run.damaged == {}
+
+
+def test_a_forked_copy_records_nothing_and_harms_nothing(tmp_path):
+    child = work("forked", tmp_path)
+    _, errors = child.communicate(timeout=60)
+    assert child.returncode == 0
+    assert "opened by another process" in errors
+    run = open_run(tmp_path)
+    assert (run.steps, len(run)) == ([1, 2], 8)
+
+
+def said_by(scenario, folder):
+    child = work(scenario, folder)
+    try:
+        out, errors = child.communicate(timeout=60)
+    finally:
+        child.kill()
+    assert child.returncode == 0, errors
+    return out
+
+
+def test_a_loop_that_forks_right_after_its_first_batch_goes_on_and_so_do_recorders_of_its_children(tmp_path):
+    seven, theirs = said_by("pool", tmp_path).split()
+    assert seven == "7"
+    assert len(open_run(theirs)) == 4
+    assert open_run(tmp_path / "parent").steps == [1, 2]
+
+
+def test_a_fork_lets_a_plugin_finish_what_it_is_importing(tmp_path):
+    assert said_by("importing", tmp_path) == "7\n"
+    assert len(open_run(tmp_path)) == 4
+
+
+def test_a_forked_copy_may_use_all_it_has_inherited_whatever_was_locked(tmp_path):
+    assert said_by("locked", tmp_path) == "4 4\n"
+    assert len(open_run(tmp_path)) == 4
+
+
+@pytest.mark.parametrize(("options", "each"), [({"autoload": False}, 1), ({}, 2)])
+def test_an_open_run_takes_few_threads(tmp_path, options, each):
+    before = threading.active_count()
+    recorders = [RolloutRecorder(dir=tmp_path, **options) for _ in range(10)]
+    for recorder in recorders:
+        recorder.record(1, [{"prompt": "a", "completion": "b"}])
+        assert recorder.flush()
+    assert threading.active_count() - before <= 10 * each
+    for recorder in recorders:
+        recorder.close()
+    assert len(find_runs(tmp_path)) == 10

@@ -1,0 +1,152 @@
+"""Images that differ in any way stay apart, and are kept as they are."""
+
+from __future__ import annotations
+
+import base64
+import io
+
+import pytest
+from hostile import picture
+from pictures import PNG, noise, saved, started, through, turned
+from PIL import Image as Pil
+
+from rollout_plugins.content.hashing import pixel_hash
+
+
+def frames(kind, *later):
+    first, *rest = [picture(number).convert("P" if kind == "GIF" else "RGB") for number in (1, *later)]
+    return saved(first, kind, save_all=True, append_images=rest, **({"lossless": True} if kind == "WEBP" else {}))
+
+
+def profiled(profile):
+    return saved(picture(5), "PNG", icc_profile=profile)
+
+
+def png16(low):
+    """A PNG with 16 bits to a colour, of which Pillow shows the upper 8."""
+    import struct
+    import zlib
+
+    def chunk(name, body):
+        return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+
+    rows = b"".join(b"\0" + bytes([7, low] * 3 * 6) for _ in range(4))
+    head = struct.pack(">IIBBBBB", 6, 4, 16, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+def painted(mode, numbers, palette):
+    image = Pil.new(mode, (2, 1))
+    image.putpalette(palette)
+    image.putdata(numbers)
+    return image
+
+
+def gamma(value):
+    from PIL.PngImagePlugin import PngInfo
+
+    info = PngInfo()
+    info.add(b"gAMA", value.to_bytes(4, "big"))
+    return saved(picture(5), "PNG", pnginfo=info)
+
+
+APART = {
+    "GIFs with one first frame": [frames("GIF", 100), frames("GIF", 200), frames("GIF")],
+    "WebPs with one first frame": [frames("WEBP", 100), frames("WEBP", 200), frames("WEBP")],
+    "PNGs with one first frame": [frames("PNG", 100), frames("PNG", 200), frames("PNG")],
+    "TIFFs with one first frame": [frames("TIFF", 100), frames("TIFF", 200)],
+    "orientations of a JPEG": [turned(1), turned(6), turned(3)],
+    "orientations of a PNG": [turned(1, "PNG"), turned(6, "PNG"), turned(3, "PNG")],
+    "colour profiles": [profiled(b"one profile"), profiled(b"another one"), PNG],
+    "gammas": [gamma(45455), gamma(100000), PNG],
+    "16 bits to a colour": [png16(0), png16(200)],
+    "transparent colours": [saved(picture(5), "PNG", transparency=(1, 2, 3)), PNG],
+}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_images_that_differ_in_any_way_stay_apart_and_are_kept_as_they_are(tmp_path, name):
+    new = through(started(tmp_path), columns={"images": APART[name]})
+    assert len({record.hash for record in new.images}) == len(APART[name])
+    assert [(tmp_path / record.path).read_bytes() for record in new.images] == APART[name]
+    assert [record.note for record in new.images] == [None] * len(APART[name])
+
+
+@pytest.mark.parametrize(
+    ("kind", "where"),
+    [
+        *((kind, "in memory") for kind in ("GIF", "PNG", "TIFF")),
+        *((kind, "on disk") for kind in ("GIF", "PNG", "TIFF", "WEBP")),
+    ],
+)
+def test_a_decoded_image_is_kept_with_its_files_other_frames(tmp_path, kind, where):
+    files = [frames(kind, 100), frames(kind, 200)]
+    opened = []
+    for number, data in enumerate(files):
+        path = tmp_path / f"{number}.{kind.lower()}"
+        path.write_bytes(data)
+        opened.append(Pil.open(io.BytesIO(data) if where == "in memory" else path))
+        opened[-1].load()
+    places = [image.tell() for image in opened]
+    new = through(started(tmp_path), columns={"images": opened})
+    assert [(tmp_path / record.path).read_bytes() for record in new.images] == files
+    assert [image.tell() for image in opened] == places
+
+
+def test_a_frame_that_is_not_the_whole_file_says_so(tmp_path):
+    given = [
+        Pil.open(io.BytesIO(frames(kind, *rest)))
+        for kind, rest in (("GIF", [100]), ("GIF", [100]), ("WEBP", [100]), ("GIF", []))
+    ]
+    given[1].seek(1)
+    for image in given:
+        image.load()
+    given[0].putpixel((0, 0), 3)
+    new = through(started(tmp_path), columns={"images": given})
+    assert [record.note for record in new.images] == [*["one of several frames"] * 3, None]
+    small = through(started(tmp_path / "small", "thumbnail"), columns={"images": [frames("GIF", 100), png16(1)]})
+    assert [record.note for record in small.images] == [
+        "thumbnail; the first of several frames",
+        "thumbnail; colours of more than 8 bits read as 8",
+    ]
+
+
+def test_decoded_images_keep_how_they_are_turned_and_which_colours_are_meant(tmp_path):
+    given = [Pil.open(io.BytesIO(data)) for data in (turned(6), turned(3), profiled(b"one"), profiled(b"two"))]
+    for image in given:
+        image.load()
+    new = through(started(tmp_path), columns={"images": given})
+    stored = [Pil.open(tmp_path / record.path) for record in new.images]
+    for image in stored:
+        image.load()
+    assert len({record.hash for record in new.images}) == 4
+    assert [image.getexif().get(0x0112) for image in stored[:2]] == [6, 3]
+    assert [image.info["icc_profile"] for image in stored[2:]] == [b"one", b"two"]
+
+
+@pytest.mark.parametrize("mode", ["P", "PA"])
+def test_labels_and_colours_of_a_palette_both_count(tmp_path, mode):
+    black, red = [0] * 6, [200, 0, 0, 9, 9, 9]
+    numbers = ([0, 1], [1, 0]) if mode == "P" else ([(0, 255), (1, 255)], [(1, 255), (0, 255)])
+    given = [painted(mode, some, palette) for some in numbers for palette in (black, red)]
+    assert len({pixel_hash(image) for image in given}) == 4
+
+
+@pytest.mark.parametrize("wrap", [lambda text: text, lambda text: "data:image/png;base64," + text])
+@pytest.mark.parametrize(
+    "spell",
+    [
+        lambda data: base64.encodebytes(data).decode(),
+        lambda data: base64.encodebytes(data).decode().replace("\n", "\r\n"),
+        lambda data: base64.urlsafe_b64encode(data).decode(),
+        lambda data: base64.urlsafe_b64encode(data).decode().rstrip("="),
+        lambda data: base64.b64encode(data).decode().rstrip("="),
+    ],
+)
+def test_base64_counts_in_every_way_it_is_written(tmp_path, spell, wrap):
+    data = saved(noise(1), "PNG")
+    new = through(
+        started(tmp_path), prompt=({"role": "user", "content": [{"type": "image", "image": wrap(spell(data))}]},)
+    )
+    (record,) = new.images
+    assert (tmp_path / record.path).read_bytes() == data
