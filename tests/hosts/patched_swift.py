@@ -292,7 +292,7 @@ def test_groups_that_overflow_and_a_batch_that_never_fills(tmp_path):
     assert_scored(stored, given)
     assert_trained(stored, trained_on)
     assert {one.extra["request_id"] for one in stored if one.marks["trained"] == "yes"} == of(trained_on).keys()
-    assert sum(run.drops.values()) == len(stored) - len(trained_on) == len(given) - 8
+    assert sum(run.untrained.values()) == len(stored) - len(trained_on) == len(given) - 8
 
 
 def test_evaluation_makes_rollouts_too(tmp_path):
