@@ -83,7 +83,7 @@ def alternate(folder: Path, kind: str, steps: int, rounds: int) -> list[list[Any
     same = all(run["losses"] == off[0]["losses"] and run["losses"] for run in [*off, *on])
     assert all(run["kept"] == steps * 16 for run in on), "rollouts are missing"
     (wall, cpu), (wall_on, cpu_on) = _step(off), _step(on)
-    ratio = goal("", wall / wall_on, 0.98, at_least=True)[1:]
+    ratio = goal("", wall / wall_on, 0.99, at_least=True)[1:]
     once = median(run["rest"] for run in on) - median(run["rest"] for run in off)
     verdict = "identical" if same else "DIFFERENT"
     return [[kind, f"{1 / wall:.1f}", *ratio, f"{cpu / cpu_on:.3f}", seconds(once), verdict]]

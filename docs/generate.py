@@ -266,7 +266,7 @@ def numbers() -> str:
 
 def goals() -> str:
     """The tables that hold a goal against what was measured."""
-    shown = (("capture", "Goals"), ("train", "10000 steps"), ("train", "40 steps"))
+    shown = (("capture", "Goals"), ("lock", "Goals: 256"), ("train", "10000 steps"), ("train", "40 steps"))
     return "\n\n".join(found(kind, title)[0].strip() for kind, title in shown)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, TextIO
 
-from rollout_plugins.cli.chosen import RUN, note_damage, opened
+from rollout_plugins.cli.chosen import add_one_run, note_damage, opened
 from rollout_plugins.cli.common import add_json, busy, counted, note, print_json, say
 from rollout_plugins.content.names import count
 from rollout_plugins.errors import RunError
@@ -20,7 +20,7 @@ from rollout_plugins.store.read import StoredRun
 
 
 def configure(parser: ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help=RUN)
+    add_one_run(parser)
     parser.add_argument(
         "file",
         metavar="FILE",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from rollout_plugins.cli.chosen import RUN, add_allow_damaged, note_damage, opened
+from rollout_plugins.cli.chosen import add_allow_damaged, add_one_run, note_damage, opened
 from rollout_plugins.cli.common import counted, say
 from rollout_plugins.remote.folders import size_of
 from rollout_plugins.remote.prune import check_keep, prune
@@ -12,7 +12,7 @@ from rollout_plugins.remote.push import check_here
 
 
 def configure(parser: ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help=RUN)
+    add_one_run(parser)
     example = "step %% 100 = 0 or reward < 0 or split = 'eval'"
     parser.add_argument(
         "--keep", required=True, metavar="SQL", help=f"a condition over the columns, such as {example}"
@@ -27,7 +27,7 @@ def run(options: Namespace) -> int:
     check_keep(stored, options.keep)
     with counted("pruning") as progress:
         found = prune(stored, options.keep, progress=progress, really=options.yes)
-    size = size_of(found.bytes)
+    size = size_of(max(found.bytes, 0))  # a small file may grow, by what it says of the pruning
     if options.yes:
         say(f"the text of {found.rollouts:,} of {found.of:,} rollouts is gone, {size}; their numbers are still there")
     else:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from rollout_plugins.cli.chosen import RUN, add_allow_damaged, add_filters, filters_of, note_damage, opened
+from rollout_plugins.cli.chosen import add_allow_damaged, add_filters, add_one_run, filters_of, note_damage, opened
 from rollout_plugins.cli.common import counted, say
 from rollout_plugins.remote.push import push
 
 
 def configure(parser: ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help=RUN)
+    add_one_run(parser)
     parser.add_argument(
         "url",
         metavar="URL",

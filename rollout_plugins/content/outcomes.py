@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import fields
+from itertools import chain, pairwise, repeat
+from operator import sub
 from typing import Any, Final, overload
 
 from rollout_hookspecs import ToolCall
@@ -28,9 +30,17 @@ class Outcomes(Sequence[tuple[ToolCall, ...]]):
 
     def add(self, calls: Sequence[ToolCall]) -> None:
         """The calls of the next rollout."""
+        self.starts.append(self.starts[-1])
+        self.put(len(self) - 1, calls)
+
+    def put(self, index: int, calls: Sequence[ToolCall]) -> None:
+        """Other calls for one of the rollouts."""
+        here = slice(*self.starts[index : index + 2])
         for name, column in self.columns.items():
-            column += [getattr(call, name) for call in calls]
-        self.starts.append(self.starts[-1] + len(calls))
+            column[here] = [getattr(call, name) for call in calls]
+        more = len(calls) - (here.stop - here.start)
+        if more:
+            self.starts[index + 1 :] = [start + more for start in self.starts[index + 1 :]]
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -60,6 +70,8 @@ class Outcomes(Sequence[tuple[ToolCall, ...]]):
 
 
 Read = Callable[[int], Sequence[ToolCall]]
+Watched = tuple[list[str | None], list[float | None]]
+"""The errors of calls, and the seconds they took; None for those that did not run."""
 
 
 class Reader:
@@ -70,84 +82,86 @@ class Reader:
         self._talk = talk
         self._known = known or [()] * len(talk)
         self._read = read or (lambda i: tool_calls(talk[i], known=self._known[i]))
-        self._odd = talk.odd_ones()
         self._roles, self._texts, self._answers = map(talk.column, ("role", "content", "tool_call_id"))
 
-    def outcomes(self, ran: Callable[[int, slice], Sequence[Ran | None] | None] | None = None) -> Outcomes:
+    def outcomes(self, ran: Callable[[int, slice], Watched | None] | None = None) -> Outcomes:
         """`ran(i, calls)` gives what was watched of a rollout's calls, and None where that is not plain to see."""
-        out, asking = Outcomes(), 0
-        out.is_as_said = True
-        for i in range(len(self._talk)):
-            first = asking
-            while asking < len(self._talk.asking) and self._talk.asking[asking] < self._talk.starts[i + 1]:
-                asking += 1
-            if i in self._odd or (first < asking and not self._add(out, i, first, asking, ran)):
-                out.add(self._read(i))
-                out.is_as_said = False
-            elif first == asking:
-                out.starts.append(out.starts[-1])
+        talk, out, odd = self._talk, Outcomes(), self._talk.odd_ones()
+        out.starts = [talk.call_starts[bisect_left(talk.asking, start)] for start in talk.starts]
+        replies = self._replies(odd)
+        errors, seconds = self._watched(ran, out.starts, odd)
+        begins, rollouts = (_for_each(out.starts, values) for values in (talk.starts, range(len(talk))))
+        results = [None if at is None else self._texts[at] for at in replies]
+        turns = _for_each(talk.call_starts, talk.asking)
+        out.columns = {
+            "turn": list(map(sub, turns, begins)),
+            "position": [at for a, b in pairwise(talk.call_starts) for at in range(b - a)],
+            "reply": [None if at is None else at - begin for at, begin in zip(replies, begins, strict=True)],
+            "name": list(talk.call_names),
+            "arguments": list(talk.arguments),
+            "result": results,
+            "status": ["ok"] * len(replies),
+            "error": [None] * len(replies),
+            "seconds": seconds,
+        }
+        told = zip(talk.call_names, results, replies, errors, seconds, rollouts, strict=True)
+        for at, (name, result, reply, error, took, i) in enumerate(told):
+            if reply is None or took is None or error is not None:
+                seen = None if took is None else Ran(error, took)
+                known = fate(name, result, reply, seen, known=self._known[i], is_watched=ran is not None)
+                out.columns["status"][at], out.columns["error"][at] = known
+        out.is_as_said = not odd
+        for i in odd:
+            out.put(i, self._read(i))
         return out
 
-    def _add(self, out: Outcomes, i: int, first: int, last: int, ran: Any) -> bool:
-        """The calls of one rollout, if each turn's answers follow it in its order; whether they do."""
-        talk, begin = self._talk, self._talk.starts[i]
-        replies = self._replies(i, first, last)
-        if replies is None:
-            return False
-        calls = slice(talk.call_starts[first], talk.call_starts[last])
-        seen: Sequence[Ran | None] | None = [None] * len(replies) if ran is None else ran(i, calls)
-        if seen is None:
-            return False
-        results = [None if reply is None else self._texts[begin + reply] for reply in replies]
-        names, columns = talk.call_names[calls], out.columns
-        told = self._told(i, names, results, replies, seen, is_watched=ran is not None)
-        for asking in range(first, last):
-            count = talk.call_starts[asking + 1] - talk.call_starts[asking]
-            columns["turn"] += [talk.asking[asking] - begin] * count
-            columns["position"] += range(count)
-        columns["reply"] += replies
-        columns["name"] += names
-        columns["arguments"] += talk.arguments[calls]
-        columns["result"] += results
-        columns["status"] += [status for status, _ in told]
-        columns["error"] += [error for _, error in told]
-        columns["seconds"] += [None if one is None else one.seconds for one in seen]
-        out.starts.append(len(columns["name"]))
-        return True
+    def _watched(self, ran: Any, starts: Sequence[int], odd: set[int]) -> Watched:
+        """Errors and seconds of all calls; a rollout where these are not plain to see becomes an odd one."""
+        errors: list[str | None] = [None] * starts[-1]
+        seconds: list[float | None] = [None] * starts[-1]
+        for i, (first, last) in enumerate(pairwise(starts)) if ran is not None else ():
+            if first < last and i not in odd:
+                seen = ran(i, slice(first, last))
+                if seen is None:
+                    odd.add(i)
+                else:
+                    errors[first:last], seconds[first:last] = seen
+        return errors, seconds
 
-    def _told(self, i: int, *calls: Sequence[Any], is_watched: bool) -> list[tuple[Any, str | None]]:
-        """Status and error of each call of a rollout, from its name, result, reply and how it ran."""
-        _, _, replies, seen = calls
-        if None not in replies and all(one is not None and one.error is None for one in seen):
-            return [("ok", None)] * len(seen)
-        return [fate(*each, known=self._known[i], is_watched=is_watched) for each in zip(*calls, strict=True)]
-
-    def _replies(self, i: int, first: int, last: int) -> list[int | None] | None:
-        """The index of each call's answer; None where it takes a closer look to find them."""
-        talk, begin, end = self._talk, self._talk.starts[i], self._talk.starts[i + 1]
+    def _replies(self, odd: set[int]) -> list[int | None]:
+        """The place of each call's answer; a rollout where it takes a closer look to find them becomes an odd one."""
+        talk, i = self._talk, 0
+        answering = list(map(ANSWERING.__contains__, self._roles))
         replies: list[int | None] = []
-        for asking in range(first, last):
-            after = stop = talk.asking[asking] + 1
-            while stop < end and self._roles[stop] in ANSWERING:
+        for at, first, last in zip(talk.asking, talk.call_starts, talk.call_starts[1:], strict=False):
+            while talk.starts[i + 1] <= at:
+                i += 1
+            after = stop = at + 1
+            while stop < talk.starts[i + 1] and answering[stop]:
                 stop += 1
-            calls = slice(talk.call_starts[asking], talk.call_starts[asking + 1])
-            count = calls.stop - calls.start
-            if stop == after and (stop == end or set(talk.call_ids[calls]) == {None}):
-                replies += [None] * count
-            elif stop - after == count and self._are_in_order(calls, slice(after, stop)):
-                replies += range(after - begin, stop - begin)
-            else:
-                return None
+            if stop - after == last - first and self._are_in_order(first, last, after):
+                replies += range(after, stop)
+                continue
+            replies += [None] * (last - first)
+            if stop != after or (stop < talk.starts[i + 1] and set(talk.call_ids[first:last]) != {None}):
+                odd.add(i)
         return replies
 
-    def _are_in_order(self, calls: slice, answers: slice) -> bool:
+    def _are_in_order(self, first: int, last: int, after: int) -> bool:
         """Whether each of the answers, which are texts, is that of the call at its place."""
+        if last - first == 1:
+            asked, answered = self._talk.call_ids[first], self._answers[after]
+            return self._texts[after] is not None and (asked is None or not answered or asked == answered)
+        calls, answers = slice(first, last), slice(after, after + last - first)
         if None in self._texts[answers]:
             return False
-        asked, answered = self._talk.call_ids[calls], self._answers[answers]
-        if asked == answered and None not in asked:
+        ids, answered = self._talk.call_ids[calls], self._answers[answers]
+        if ids == answered and None not in ids:
             return True
-        if len(asked) == 1:
-            return not answered[0] or asked[0] is None
         names = self._talk.column("name")[answers]
-        return set(asked) == {None} and not any(answered) and names == self._talk.call_names[calls]
+        return set(ids) == {None} and not any(answered) and names == self._talk.call_names[calls]
+
+
+def _for_each(starts: Sequence[int], values: Iterable[Any]) -> list[Any]:
+    """The value of each range between two of these starts, as many times as it is long."""
+    return list(chain.from_iterable(map(repeat, values, map(sub, starts[1:], starts))))

@@ -21,7 +21,7 @@ _KEYS: Final = (
 )  # fmt: skip
 _KNOWN: Final = frozenset(_KEYS)
 _TEXTS: Final = frozenset({str, type(None)})
-_LISTS: Final = frozenset({list, type(None)})
+_SHORT: Final = frozenset({"role", "name"})
 _ATOMS: Final = frozenset({str, int, float, bool, type(None)})
 _SIMPLE: Final = frozenset({str, list, tuple, type(None)})
 _CALLS: Final = {frozenset({"type", "function"}), frozenset({"id", "type", "function"})}
@@ -69,15 +69,22 @@ class Talk(Sequence[tuple[Any, ...]]):
         """Messages that the columns cannot hold, by their place."""
         self.columns: dict[str, list[Any]] = {}
         """The texts of all messages, by key; None where a message has none."""
+        self.asking: list[int] = []
+        """Places of the messages that call tools."""
+        self.call_starts = [0]
+        """Where the calls of each of those begin; and their end."""
+        self.call_ids: list[str | None] = []
+        self.call_names: list[str] = []
+        self.arguments: list[Any] = []
+        self._bytes = _EACH * len(flat)
         for start in range(0, len(flat), _AT_ONCE):
-            self._add(flat[start : start + _AT_ONCE])
-        self._add_calls(flat, copy)
+            self._add(flat[start : start + _AT_ONCE], copy)
         for at in self.odd:
             self.shapes[at] = ()
             for column in self.columns.values():
                 column[at] = None
 
-    def _add(self, some: Sequence[Any]) -> None:
+    def _add(self, some: Sequence[Any], copy: Copy) -> None:
         """Some more messages: so few that they are still in the processor's cache when they are looked at again.
 
         Each step is one call for all of them, as a step of Python for each would take several times as long.
@@ -89,39 +96,43 @@ class Talk(Sequence[tuple[Any, ...]]):
         if () in kinds:
             self.odd.update((start + at, some[at]) for at, shape in enumerate(shapes) if not shape)
             some = [message if shape else {} for message, shape in zip(some, shapes, strict=True)]
-        for key in set().union(*kinds) - self.columns.keys():
+        keys = set().union(*kinds)
+        for key in keys - self.columns.keys() - {"tool_calls"}:
             self.columns[key] = [None] * start
         for key, column in self.columns.items():
             values = _under(key, some)
-            fitting = _LISTS if key == "tool_calls" else _TEXTS
-            if not _are(fitting, values):
-                strange = [at for at, value in enumerate(values) if type(value) not in fitting]
-                self.odd.update((start + at, some[at]) for at in strange)
+            if not _are(_TEXTS, values):
+                self.odd.update((start + at, some[at]) for at, value in enumerate(values) if type(value) not in _TEXTS)
+            elif key not in _SHORT:
+                self._bytes += size_of(values)
             column.extend(values)
+        if "tool_calls" in keys:
+            self._add_calls(start, some, copy)
 
-    def _add_calls(self, flat: Sequence[Any], copy: Copy) -> None:
-        found = self.columns.pop("tool_calls", ())
-        places = [at for at, given in enumerate(found) if given is not None and at not in self.odd]
-        calls = _usual([found[at] for at in places])
+    def _add_calls(self, start: int, some: Sequence[Any], copy: Copy) -> None:
+        asked = _under("tool_calls", some)
+        places = [at for at, given in enumerate(asked) if given is not None and start + at not in self.odd]
+        calls = _usual([asked[at] for at in places])
         if calls is None:
-            usual = [at for at in places if _usual([found[at]]) is not None]
-            self.odd.update((at, flat[at]) for at in set(places).difference(usual))
-            places, calls = usual, _usual([found[at] for at in usual]) or ([], [], [])
-        self.asking = places
-        """Places of the messages that call tools."""
-        self.call_starts = list(accumulate([len(found[at]) for at in places], initial=0))
-        """Where the calls of each of those begin; and their end."""
-        self.call_ids, self.call_names, arguments = calls
-        self.arguments = _copied(arguments, copy)
+            usual = [at for at in places if _usual([asked[at]]) is not None]
+            self.odd.update((start + at, some[at]) for at in set(places).difference(usual))
+            places, calls = usual, _usual([asked[at] for at in usual]) or ([], [], [])
+        ids, names, arguments = calls
+        self.asking += [start + at for at in places]
+        self.call_starts += accumulate([len(asked[at]) for at in places], initial=self.call_starts.pop())
+        self.call_ids += ids
+        self.call_names += names
+        self.arguments += _copied(arguments, copy)
+        inside = chain.from_iterable(map(dict.values, filter(_is_dict, arguments)))
+        self._bytes += size_of([*arguments, *inside])
 
     def bytes(self, *, are_shared: bool = False) -> int:
         """Rough size in memory, without what `copy` copied. With `are_shared`, what several share counts once."""
-        texts = list(chain.from_iterable(some for key, some in self.columns.items() if key not in {"role", "name"}))
-        if are_shared:
-            texts = list(dict(zip(map(id, texts), texts, strict=True)).values())
-        inside = chain.from_iterable(map(dict.values, filter(_is_dict, self.arguments)))
-        arguments = list(chain(self.arguments, inside))
-        return size_of(texts) + size_of(arguments) + _EACH * len(self.shapes)
+        if not are_shared:
+            return self._bytes
+        texts = list(chain.from_iterable(self.columns[key] for key in self.columns.keys() - _SHORT))
+        once = dict(zip(map(id, texts), texts, strict=True)).values()
+        return self._bytes - size_of(texts) + size_of(once)
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -222,7 +233,7 @@ def _shapes(some: Sequence[Any], known: _Shapes) -> list[Shape]:
 
 def _usual(asked: Sequence[Any]) -> tuple[list[str | None], list[str], list[Any]] | None:
     """Ids, names and arguments of calls in the shape that all libraries give them; None if one has another."""
-    if not all(asked):
+    if not _are({list}, asked) or not all(asked):
         return None
     calls = list(chain.from_iterable(asked))
     if not _have(_CALLS, calls):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -147,13 +148,12 @@ def _in_parts(tables: Iterator[pa.Table]) -> Iterator[list[pa.Table]]:
 
 
 def _take_media(run: StoredRun, staging: Path, tables: list[pa.Table]) -> None:
-    for table in tables:
-        for images in table["images"].to_pylist():
-            for path in (image["path"] for image in images or () if image["path"]):
-                for node in nodes_of(run.dir):
-                    with suppress(OSError):
-                        (staging / path).parent.mkdir(parents=True, exist_ok=True)
-                        (staging / path).write_bytes((node / path).read_bytes())
+    (staging / "media").mkdir(exist_ok=True)
+    rows = (images or () for table in tables for images in table["images"].to_pylist())
+    for path in {image["path"] for images in rows for image in images if image["path"]}:
+        for node in nodes_of(run.dir):
+            with suppress(OSError):
+                shutil.copyfile(node / path, staging / path)
 
 
 def _write_journals(run: StoredRun, staging: Path) -> None:

@@ -12,7 +12,7 @@ from rollout_hookspecs import Placeholder, ToolCall
 
 from rollout_plugins.content.outcomes import Outcomes
 from rollout_plugins.content.talk import Talk
-from rollout_plugins.store.codec import decode, encode
+from rollout_plugins.store.codec import decode, encode_all
 from rollout_plugins.store.row import Row, is_exact, json_of, list_of, readable, scalars
 from rollout_plugins.store.schema import CALL_DEFAULTS, TEXT, TOOL_CALL
 
@@ -37,8 +37,8 @@ def tool_calls(
     rest: Rest = {}
     out["result"] = pa.nulls(starts[-1], TEXT) if outcomes.is_as_said else _results(outcomes, completion, rest)
     out["name"], out["error"] = (_texts(name, columns[name], rest) for name in ("name", "error"))
-    out["arguments"] = arguments if outcomes.is_as_said else [encode(value, lost) for value in columns["arguments"]]
-    out["rest"] = [json_of(rest.get(at, {}), lost) for at in range(starts[-1])] if rest else pa.nulls(starts[-1], TEXT)
+    out["arguments"] = arguments if outcomes.is_as_said else encode_all(columns["arguments"], lost)
+    out["rest"] = json_of([rest.get(at, {}) for at in range(starts[-1])], lost)
     states = out["status"].to_pylist()
     failed = [states[a:b].count("error") + states[a:b].count("unknown") for a, b in pairwise(starts)]
     counts = [b - a for a, b in pairwise(starts)]

@@ -12,12 +12,13 @@ from __future__ import annotations
 import base64
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import fields
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
+from itertools import chain
 from typing import Any
 
 import orjson
@@ -27,6 +28,7 @@ from rollout_plugins.content.limits import AGAIN, KEPT_DEPTH, STORED_ITEMS, Endl
 
 _MIN_INT, _MAX_INT = -(2**63), 2**64
 _EXACT = frozenset({str, int, bool, type(None)})
+_PLAIN = _EXACT | {float, dict, list}
 #: What an object may raise for being looked at.
 TROUBLE = (Exception, SystemExit)
 
@@ -34,7 +36,7 @@ TROUBLE = (Exception, SystemExit)
 def encode(value: Any, lost: list[Placeholder] | None = None) -> str:
     """Any value as JSON text. What can't be kept becomes a `Placeholder`, also appended to `lost`. Never raises."""
     try:
-        if _is_plain(value):
+        if _are_plain([value]):
             text = orjson.dumps(value)
             if b'"$' not in text or not _TAG.search(text):
                 return text.decode()
@@ -44,6 +46,18 @@ def encode(value: Any, lost: list[Placeholder] | None = None) -> str:
     if lost is not None:
         lost += losses
     return orjson.dumps(structure).decode()
+
+
+def encode_all(values: Sequence[Any], lost: list[Placeholder] | None = None) -> list[str]:
+    """The same for each of many values; where they are ordinary, with one look at all of them."""
+    try:
+        if _are_plain(values):
+            texts = list(map(orjson.dumps, values))
+            if b'"$' not in b"".join(texts):
+                return list(map(bytes.decode, texts))
+    except TROUBLE:
+        pass
+    return [encode(value, lost) for value in values]
 
 
 def tagged(value: Any) -> Any:
@@ -83,27 +97,23 @@ def cleaned(text: str) -> str:
     return str.encode(text, "utf-8", "replace").decode()
 
 
-def _is_plain(value: Any) -> bool:
-    """Whether orjson writes the value exactly, or objects to it itself (it does to odd keys, integers and text)."""
+def _are_plain(values: Sequence[Any]) -> bool:
+    """Whether orjson writes these exactly, or objects to them itself (it does to odd keys, integers and text)."""
     left = STORED_ITEMS
-    unread: list[Any] = [(value,)]
-    while unread:
-        items = unread.pop()
-        if _EXACT.issuperset(map(type, items)):
-            continue
-        for item in items:
-            kind = type(item)
-            if kind is dict:
-                unread.append(item.values())
-            elif kind is list:
-                unread.append(item)
-            elif kind in _EXACT or (kind is float and math.isfinite(item)):
-                continue
-            else:
-                return False
-            left -= 20 + len(item)
-            if left < 0:
-                return False
+    while values:
+        kinds = set(map(type, values))
+        if kinds <= _EXACT:
+            return True
+        if not kinds <= _PLAIN:
+            return False
+        if float in kinds and not all(map(math.isfinite, [one for one in values if type(one) is float])):
+            return False
+        dicts: list[dict[Any, Any]] = [one for one in values if type(one) is dict]
+        lists: list[list[Any]] = [one for one in values if type(one) is list]
+        left -= 20 * (len(dicts) + len(lists)) + sum(map(len, dicts)) + sum(map(len, lists))
+        if left < 0:
+            return False
+        values = [*chain.from_iterable(map(dict.values, dicts)), *chain.from_iterable(lists)]
     return True
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -12,10 +13,10 @@ from rollout_plugins.content.drafts import Drafts
 from rollout_plugins.content.outcomes import Outcomes
 from rollout_plugins.content.talk import Talk
 from rollout_plugins.store.call_columns import read_call, tool_calls
-from rollout_plugins.store.codec import TROUBLE, decode, is_clean
+from rollout_plugins.store.codec import TROUBLE, decode
 from rollout_plugins.store.message_columns import messages, read_message
-from rollout_plugins.store.row import Row, is_a, json_of, list_of, readable, scalars, starts_of
-from rollout_plugins.store.schema import DEFAULTS, IMAGE, JSON, REWARD, SCALARS, SCHEMA, TEXT, TOKENS
+from rollout_plugins.store.row import Row, is_a, is_exact, json_of, list_of, readable, scalars, starts_of
+from rollout_plugins.store.schema import DEFAULTS, IMAGE, JSON, REWARD, SCALARS, SCHEMA, TOKENS
 
 
 def to_batch(rollouts: Sequence[Rollout], lost: list[Placeholder]) -> pa.RecordBatch:
@@ -27,20 +28,20 @@ def to_batch(rollouts: Sequence[Rollout], lost: list[Placeholder]) -> pa.RecordB
     drafts = Drafts.of(rollouts)
     rows = [Row(drafts, place, lost) for place in range(len(drafts))]
     made = {name: _scalars(name, kind, drafts, rows) for name, kind in SCALARS.items()}
-    made["rewards"] = _rewards(rows)
+    made["rewards"] = _rewards(drafts, rows)
     made["prompt"] = messages(_talk("prompt", drafts, rows), lost).column
     completion = _talk("completion", drafts, rows)
     said = messages(completion, lost)
     made["completion"], made["turns"] = said.column, said.turns
     calls = tool_calls(_outcomes(drafts, rows), rows, completion, said.arguments, lost)
     made["tool_calls"], made["calls"], made["failed_calls"] = calls
-    made["images"] = _images(rows)
-    made["tokens"] = _tokens(rows)
+    made["images"] = _images(drafts, rows)
+    made["tokens"] = _tokens(drafts, rows)
     for name in ("columns", "extra"):
-        made[name] = pa.array([json_of(row.mapping(name), lost) for row in rows], TEXT)
-    marks = [{**row.mapping("marks"), **row.marks} for row in rows]
-    made["marks"] = pa.array([json_of(value, lost) for value in marks], TEXT)
-    made["rest"] = pa.array([json_of(row.rest, lost) for row in rows], TEXT)
+        made[name] = json_of(_mappings(name, drafts, rows), lost)
+    marks = zip(_mappings("marks", drafts, rows), rows, strict=True)
+    made["marks"] = json_of([{**said, **row.marks} if row.marks else said for said, row in marks], lost)
+    made["rest"] = json_of([row.rest for row in rows], lost)
     return pa.RecordBatch.from_arrays([made[name] for name in SCHEMA.names], schema=SCHEMA)
 
 
@@ -63,25 +64,33 @@ def _outcomes(drafts: Drafts, rows: Sequence[Row]) -> Outcomes:
     return calls if isinstance(calls, Outcomes) else Outcomes(row.sequence("tool_calls", ToolCall) for row in rows)
 
 
-def _rewards(rows: Sequence[Row]) -> pa.ListArray:
-    for row in rows:
-        row.rewards = _rewards_of(row)
-        if not all(type(name) is str and is_clean(name) for name in row.rewards):
-            row.rest["rewards"] = row.rewards
-    flat = [(readable(name), value) for row in rows for name, value in row.rewards.items()]
-    columns = {"name": [name for name, _ in flat], "value": [value for _, value in flat]}
-    return list_of(REWARD, starts_of(len(row.rewards) for row in rows), columns)
+def _mappings(name: str, drafts: Drafts, rows: Sequence[Row]) -> Sequence[dict[Any, Any]]:
+    values = drafts[name]
+    return values if set(map(type, values)) <= {dict} else [row.mapping(name) for row in rows]
 
 
-def _rewards_of(row: Row) -> dict[Any, float | None]:
-    rewards = row.mapping("rewards")
-    if all(type(value) is float or value is None for value in rewards.values()):
+def _rewards(drafts: Drafts, rows: Sequence[Row]) -> pa.ListArray:
+    given = [_fitting(rewards, row) for rewards, row in zip(_mappings("rewards", drafts, rows), rows, strict=True)]
+    names = list(chain.from_iterable(given))
+    if not all(map(is_exact, names)):
+        for rewards, row in zip(given, rows, strict=True):
+            if not all(map(is_exact, rewards)):
+                row.rest["rewards"] = rewards
+        names = list(map(readable, names))
+    columns = {"name": names, "value": list(chain.from_iterable(map(dict.values, given)))}
+    return list_of(REWARD, starts_of(map(len, given)), columns)
+
+
+def _fitting(rewards: dict[Any, Any], row: Row) -> dict[Any, float | None]:
+    if set(map(type, rewards.values())) <= {float, type(None)}:
         return rewards
     return {name: row.fit(value, pa.float64(), f"rewards.{readable(name)}") for name, value in rewards.items()}
 
 
-def _images(rows: Sequence[Row]) -> pa.ListArray:
+def _images(drafts: Drafts, rows: Sequence[Row]) -> pa.ListArray:
     out = _columns(IMAGE)
+    if set(map(type, drafts["images"])) <= {tuple, list} and not any(drafts["images"]):
+        return list_of(IMAGE, [0] * (len(rows) + 1), out)
     counts = []
     for row in rows:
         images = row.sequence("images", Image)
@@ -94,8 +103,10 @@ def _images(rows: Sequence[Row]) -> pa.ListArray:
     return list_of(IMAGE, starts_of(counts), out)
 
 
-def _tokens(rows: Sequence[Row]) -> pa.StructArray:
+def _tokens(drafts: Drafts, rows: Sequence[Row]) -> pa.StructArray:
     """All null, and free, unless the run keeps tokens."""
+    if set(map(type, drafts["tokens"])) <= {type(None)}:
+        return pa.nulls(len(rows), TOKENS)
     kept = [_tokens_of(row) for row in rows]
     try:
         return pa.array(kept, TOKENS)

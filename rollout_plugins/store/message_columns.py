@@ -12,7 +12,7 @@ from rollout_hookspecs import Placeholder
 
 from rollout_plugins.content.messages import calls_of
 from rollout_plugins.content.talk import Talk
-from rollout_plugins.store.codec import TROUBLE, decode, encode, is_clean
+from rollout_plugins.store.codec import TROUBLE, decode, encode, encode_all, is_clean
 from rollout_plugins.store.row import is_exact, list_of, readable, starts_of
 from rollout_plugins.store.schema import CALL, MESSAGE, TYPED
 
@@ -29,7 +29,7 @@ class Messages(NamedTuple):
 
 def messages(talk: Talk, lost: list[Placeholder]) -> Messages:
     """The messages as columns. Most are texts under the names of columns; the others are looked at one by one."""
-    arguments = [encode(value, lost) for value in talk.arguments]
+    arguments = encode_all(talk.arguments, lost)
     try:
         return _columns(talk, arguments, dict(talk.odd), lost)
     except UnicodeEncodeError:  # a lone surrogate

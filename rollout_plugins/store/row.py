@@ -12,14 +12,14 @@ from rollout_hookspecs import Placeholder
 
 from rollout_plugins.content.drafts import Drafts
 from rollout_plugins.content.messages import text_of
-from rollout_plugins.store.codec import TROUBLE, cleaned, encode, is_clean, placeholder_for
+from rollout_plugins.store.codec import TROUBLE, cleaned, encode_all, is_clean, placeholder_for
 from rollout_plugins.store.schema import SCALARS, TEXT
 
 
 class Row:
     """A rollout on its way into columns, and what was noticed about it."""
 
-    __slots__ = ("_drafts", "_place", "lost", "marks", "rest", "rewards")
+    __slots__ = ("_drafts", "_place", "lost", "marks", "rest")
 
     def __init__(self, drafts: Drafts, place: int, lost: list[Placeholder]) -> None:
         self._drafts = drafts
@@ -27,7 +27,6 @@ class Row:
         self.lost = lost
         self.marks: dict[str, str] = {}
         self.rest: dict[str, Any] = {}
-        self.rewards: dict[Any, float | None] = {}
 
     def value(self, name: str) -> Any:
         """What a field holds."""
@@ -102,18 +101,23 @@ def is_a(value: Any, kind: Any) -> bool:
         return False
 
 
-def json_of(value: dict[Any, Any], lost: list[Placeholder]) -> str | None:
-    return encode(value, lost) if value else None
+def json_of(values: Sequence[dict[Any, Any]], lost: list[Placeholder]) -> pa.Array:
+    """A column of JSON; null where there is nothing to say."""
+    texts = iter(encode_all([value for value in values if value], lost))
+    return array_of([next(texts) if value else None for value in values], TEXT)
 
 
 def list_of(kind: Any, starts: Iterable[int], columns: Mapping[str, Any]) -> pa.ListArray:
     """A list column from flat child columns, and where each row's list begins, with the end of the last."""
-    arrays = [
-        columns[field.name] if isinstance(columns[field.name], pa.Array) else pa.array(columns[field.name], field.type)
-        for field in kind
-    ]
+    found = [(columns[field.name], field.type) for field in kind]
+    arrays = [one if isinstance(one, pa.Array) else array_of(one, kind) for one, kind in found]
     offsets = pa.array(starts, pa.int32())
     return pa.ListArray.from_arrays(offsets, pa.StructArray.from_arrays(arrays, fields=list(kind)))
+
+
+def array_of(values: Sequence[Any], kind: Any) -> pa.Array:
+    """An array of values, quickly where there are none: most columns of small batches are empty."""
+    return pa.array(values, kind) if any(value is not None for value in values) else pa.nulls(len(values), kind)
 
 
 def starts_of(counts: Iterable[int]) -> list[int]:
@@ -169,11 +173,10 @@ def scalars(
     values: Sequence[Any], kind: Any, default: Any, fit: Callable[[int, Any], Any] | None = None
 ) -> pa.Array | None:
     """A column of values that are what it takes; each goes through `fit` where one is not. Without that, None."""
-    if {_COLUMNS[kind].exact, _COLUMNS[kind].exact if default is not None else type(None)}.issuperset(
-        map(type, values)
-    ):
+    exact = _COLUMNS[kind].exact
+    if set(map(type, values)) <= {exact, exact if default is not None else type(None)}:
         try:
-            return pa.array(values, kind)
+            return array_of(values, kind)
         except (pa.ArrowInvalid, OverflowError, UnicodeEncodeError):
             pass  # an integer beyond 64 bits, or a lone surrogate
     return None if fit is None else pa.array([fit(at, value) for at, value in enumerate(values)], kind)

@@ -38,6 +38,7 @@ logger = logging.getLogger("rollout_plugins")
 SEAL_BYTES = 64 * 2**20
 SYNC_SECONDS = 1.0
 ROW_GROUP = 4096
+_ANSWERS = tuple(f"completion.list.element.{name}" for name in ("content", "reasoning"))
 BATCHES_AT_ONCE = 64
 #: Bytes of a row on average from which on its texts are vast.
 VAST_ROW = 2**20
@@ -291,16 +292,18 @@ def part_writer(path: Path, schema: pa.Schema, *, is_vast: bool = False) -> Iter
 def encodings(schema: pa.Schema, *, is_vast: bool = False) -> dict[str, Any]:
     """A dictionary of all log-probabilities would be larger than they are; byte by byte they pack well.
 
-    Dictionaries and least values of vast texts would only be more copies of them in memory.
+    Answers hardly ever repeat, so a dictionary of them is only work, and vast texts would be held once more. Nobody
+    asks for the least and the greatest of texts inside lists, which would be kept whole for each part.
     """
     leaves = [leaf for field in schema for leaf in _leaves(field.name, field.type)]
     split = [leaf for leaf in leaves if leaf.startswith("tokens.") and "logprobs" in leaf]
-    named = [leaf for leaf in leaves if leaf not in split]
-    kept = [leaf for leaf in named if "." not in leaf and leaf not in HEAVY] if is_vast else named
+    plain = [leaf for leaf in leaves if "." not in leaf]
+    light = [leaf for leaf in plain if leaf not in HEAVY]
+    repeated = [leaf for leaf in leaves if leaf not in (*split, *_ANSWERS)]
     return {
-        "use_dictionary": kept,
+        "use_dictionary": light if is_vast else repeated,
         "use_byte_stream_split": split,
-        "write_statistics": kept if is_vast else True,
+        "write_statistics": light if is_vast else plain,
     }
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import UserDict
 from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import accumulate, chain
 from time import perf_counter
 from typing import Any, Final
 
 from rollout_hookspecs import ToolCall
 
 from rollout_plugins.content.messages import Call, calls_of
-from rollout_plugins.content.outcomes import Outcomes, Reader
+from rollout_plugins.content.outcomes import Outcomes, Reader, Watched
 from rollout_plugins.content.snapshot import Snapshot
 from rollout_plugins.content.talk import Talk
 from rollout_plugins.content.tool_calls import Place, Ran, paired, tool_calls
@@ -171,17 +172,22 @@ def watched_calls(completion: Sequence[Any], watch: Watch) -> tuple[ToolCall, ..
 
 def watched_outcomes(talk: Talk, watches: Sequence[Watch]) -> Outcomes:
     """The calls of all completions with what became of them."""
+    notes = list(chain.from_iterable(watch.notes for watch in watches))
+    errors, seconds, deferred, names, given, blocks = (notes[at::_SIZE] for at in range(_SIZE))
+    starts = list(accumulate((watch.count for watch in watches), initial=0))
+    is_usual = _is_usual(deferred, blocks)
 
-    def ran(i: int, calls: slice) -> Sequence[Ran | None] | None:
+    def ran(i: int, calls: slice) -> Watched | None:
         """What was watched, where it is just what the messages ask for."""
-        seen, asked = watches[i].seen(), talk.arguments[calls]
-        now = slice(calls.start, calls.start + len(seen))
-        if len(seen) > len(asked) or any(one.deferred or one.blocks is not None for one in seen):
+        here = slice(*starts[i : i + 2])
+        now = slice(calls.start, calls.start + here.stop - here.start)
+        if now.stop > calls.stop or not (is_usual or _is_usual(deferred[here], blocks[here])):
             return None
-        if [one.name for one in seen] != talk.call_names[now] or not _are_equal(seen, asked[: len(seen)]):
+        if names[here] != talk.call_names[now] or not _are_equal(given[here], talk.arguments[now]):
             return None
-        talk.arguments[now] = [one.arguments for one in seen]
-        return [*seen, *[None] * (len(asked) - len(seen))]
+        talk.arguments[now] = given[here]
+        not_run = [None] * (calls.stop - now.stop)
+        return errors[here] + not_run, seconds[here] + not_run
 
     def read(i: int) -> tuple[ToolCall, ...]:
         messages = talk[i]
@@ -192,9 +198,14 @@ def watched_outcomes(talk: Talk, watches: Sequence[Watch]) -> Outcomes:
     return Reader(talk, known=[watch.tools for watch in watches], read=read).outcomes(ran)
 
 
-def _are_equal(seen: Sequence[Seen], asked: Sequence[Any]) -> bool:
+def _is_usual(deferred: Sequence[bool], blocks: Sequence[Any]) -> bool:
+    """Whether none of these calls was an async one, or returned content blocks."""
+    return not any(deferred) and set(map(type, blocks)) <= {type(None)}
+
+
+def _are_equal(given: Sequence[Any], asked: Sequence[Any]) -> bool:
     try:
-        return [one.arguments for one in seen] == asked
+        return given == asked
     except Exception:  # values that object to being compared
         return False
 
