@@ -380,7 +380,7 @@ class Plugin(Protocol):
     seal_seconds: float | None = None
     """How old a journal may get before it becomes a Parquet file, which does not change any more; None: any age."""
     require_redact: bool | None = None
-    """For plugins that take a run's files away. True: it needs a `required` plugin; False: the lack of one is said."""
+    """For plugins that take a run's files away. True: needs a `required` plugin; False: warns if there is none."""
 
     def clean(self, value: Any) -> Any:
         """For `required` plugins: what may leave of a value that is not a rollout, of the same type; None keeps it."""

@@ -82,7 +82,9 @@ def add_filters(parser: ArgumentParser, *, group: bool = True) -> None:
     chosen.add_argument("--search", metavar="TEXT", help="with this text in a message or a tool call")
     chosen.add_argument("--order", help="columns to sort by, '-' for descending: reward or -judge.score,step")
     chosen.add_argument("--limit", type=int, help="at most this many; 0 for all")
-    chosen.add_argument("--superseded", action="store_true", help="also rollouts that a resumed attempt made anew")
+    chosen.add_argument(
+        "--superseded", action="store_true", help="also rollouts of steps that a resumed attempt repeated"
+    )
 
 
 def filters_of(options: Namespace, *asked: StoredRun) -> dict[str, Any]:

@@ -31,7 +31,9 @@ def configure(parser: ArgumentParser) -> None:
         "query", metavar="SQL", help="one SELECT over rollouts, messages, tool_calls, annotations.<producer>"
     )
     parser.add_argument("--csv", action="store_true", help="print CSV")
-    parser.add_argument("--superseded", action="store_true", help="also rollouts that a resumed attempt made anew")
+    parser.add_argument(
+        "--superseded", action="store_true", help="also rollouts of steps that a resumed attempt repeated"
+    )
     add_allow_damaged(parser)
     add_json(parser)
 

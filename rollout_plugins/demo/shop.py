@@ -1,4 +1,4 @@
-"""The demo's task: what do so many of an item cost? Two tools that can fail, questions, and rewards."""
+"""The demo's task: what does a number of items cost? Two tools that can fail, questions, and rewards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""At most so many rollouts of each step go to the sinks, chosen to be worth reading."""
+"""A limit on how many rollouts of each step go to the sinks, chosen to be worth reading."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class Rewriter:
         return new
 
     def _container(self, value: Any, context: Hashable, place: Place, depth: int) -> Any:
-        """One frame for each level besides `__call__`: depth is dear."""
+        """One frame for each level besides `__call__`: Python allows only so many."""
         same = True
         if isinstance(value, Mapping):
             named: dict[Any, Any] = {}

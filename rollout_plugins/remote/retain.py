@@ -31,7 +31,7 @@ class Retain:
 
     last: how many steps back all rollouts keep their text.
         Retain(last=200)
-    panel: of which share of the prompts it is kept through the whole run, always of the same ones.
+    panel: the share of the prompts whose text is kept through the whole run, always the same ones.
         Retain(panel=0.02)
     sample: of how many other rollouts of each step it is kept, on each rank.
         Retain(sample=8)

@@ -34,7 +34,7 @@ class ConsoleSink:
     by         the fact to rank by instead           ConsoleSink(by="reward/correct")
     group      answers to one prompt side by side    ConsoleSink(group=True)
                (the group whose rewards differ most), instead of the best and the worst
-    every      one generation batch in so many       ConsoleSink(every=10)
+    every      only each tenth generation batch      ConsoleSink(every=10)
     max_lines  lines a batch may take                ConsoleSink(max_lines=40)
                (default: the height of the terminal)
     json       JSON lines, one per rollout, whole    ConsoleSink(json=True)

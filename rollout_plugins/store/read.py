@@ -268,7 +268,7 @@ class StoredRun:
         """Send rollouts to a sink, each once: `run.export("trackio", cap=16, where="reward < 0")`.
 
         `to`: the name of an installed sink, such as `jsonl`, or a sink object. `options`: the sink's own, as a dict.
-        `cap`: at most so many of each generation. `plugins`: those that format or search what is sent, besides the
+        `cap`: at most this many of each generation. `plugins`: those that format or search what is sent, besides the
         installed ones: `["redact"]`. The others are filters, as for `rollouts`.
         """
         from rollout_plugins.engine.export import export

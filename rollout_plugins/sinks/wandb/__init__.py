@@ -34,7 +34,7 @@ class WandbSink(TrackerSink):
 
     WandbSink()                                      # the trainer's run, or one named after the run
     WandbSink(project="math", name="run-1")          # a run of its own
-    WandbSink(max_rows=64, max_chars=4_000)          # at most so many rows a step, characters a cell
+    WandbSink(max_rows=64, max_chars=4_000)          # at most this many rows a step, characters a cell
     WandbSink(image_side=512)                        # larger thumbnails
     WandbSink(weave=True)                            # and a trace of each rollout in Weave
     """
