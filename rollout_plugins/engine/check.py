@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Mapping
 from contextlib import suppress
@@ -124,7 +125,7 @@ def _attributes(plugin: Any) -> list[tuple[str, Any]]:
 
 
 def is_property(plugin: Any, name: str) -> bool:
-    return isinstance(inspect.getattr_static(plugin, name, None), property)
+    return isinstance(inspect.getattr_static(plugin, name, None), (property, functools.cached_property))
 
 
 def _faults_of(function: Any, hook: str, options: Mapping[str, Any]) -> list[str]:

@@ -59,6 +59,8 @@ class Session:
             except UnreadableError as error:
                 self._database, self._sources = None, []
                 reason = str(error)
+                if not any(folder.is_dir() for folder in self.damaged):
+                    break
                 look_again(self.damaged)
                 uneven = not self._find_damage(whole=attempt > 0)
                 if uneven and attempt > 1:
