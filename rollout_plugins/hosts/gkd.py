@@ -18,7 +18,7 @@ from rollout_hookspecs import Emit
 from rollout_plugins.content.snapshot import Snapshot
 from rollout_plugins.hosts.gkd_collating import Collated, Collating
 from rollout_plugins.hosts.kit.generation import Generation
-from rollout_plugins.hosts.kit.observing import Needs, Observer
+from rollout_plugins.hosts.kit.observing import Needs, Observer, rows_in
 from rollout_plugins.hosts.kit.support import Support, TRLHost
 from rollout_plugins.hosts.kit.wrapping import Call
 
@@ -195,7 +195,9 @@ class BufferObserver(TextObserver):
             return call.run()
         finally:
             buffer = vars(self.trainer).get("_buffered_inputs")
-            if isinstance(buffer, list) and id(buffer) != before:
+            if not isinstance(buffer, list):
+                self._unread(now, call)
+            elif id(buffer) != before:
                 self.waiting = set(range(len(buffer)))
 
     def _prepare(self, now: Generation, call: Call) -> Any:
@@ -203,8 +205,17 @@ class BufferObserver(TextObserver):
             return call.run()
         finally:
             if self.waiting:
+                self._unread(now, call)  # until they are taken
                 with self.guarded("copy the tokens of a generation"):
                     self._take(now, next(iter((*call.args, *call.kwargs.values())), ()))
+                    now.expected = 0
+                if now.expected:
+                    self.waiting.clear()
+
+    def _unread(self, now: Generation, call: Call) -> None:
+        """Count all rows as answered, where the buffer does not tell which were."""
+        with self.guarded("count the rows of a generation"):
+            now.expected = rows_in(call)
 
     def _take(self, now: Generation, batch: Any) -> None:
         """What the student has answered in the buffer by now, and was not taken yet."""
@@ -213,7 +224,7 @@ class BufferObserver(TextObserver):
         flags = vars(trainer).get(self.flags) or [True] * len(buffer)
         self.waiting -= {index for index in self.waiting if not flags[index]}
         for index in sorted(self.waiting):
-            if isinstance(buffer[index], dict) and "labels" in buffer[index]:
+            if isinstance(buffer[index], Mapping) and "labels" in buffer[index]:
                 self.waiting.discard(index)
                 self._add_slice(now, buffer[index], index, batch)
                 now.width = len(buffer) * len(buffer[index]["labels"])

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import UserList
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -114,6 +115,22 @@ def test_a_resumed_training_goes_on_in_its_run(tmp_path, name):
         for row in [*before, *again.truth]
     ]
     assert [rollout.step for rollout in stored] == [row["step"] + 1 for row in [*before, *again.truth]]
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=needs(name)) for name in ("gold", "iwopd")])
+def test_what_a_buffer_holds_that_cannot_be_read_is_counted(tmp_path, name):
+    trainer = make(tmp_path, name)
+    fill = trainer._fill_buffer
+
+    def filling(generation_batch, buffer_steps):
+        fill(generation_batch, buffer_steps)
+        trainer._buffered_inputs = UserList(trainer._buffered_inputs)
+
+    trainer._fill_buffer = filling
+    trainer.add_callback(RolloutPluginCallback())
+    trainer.train()
+    run = open_run(tmp_path / "out")
+    assert (len(run), run.drops) == (0, {"not_observed": len(trainer.truth)})
 
 
 @needs("a2po")

@@ -81,7 +81,7 @@ class Observer:
         with self._generation() as now:
             with self.guarded("count the rows of a generation"):
                 if now is not None and not now.expected:
-                    now.expected = self.answers_each * _rows_in(call)
+                    now.expected = self.answers_each * rows_in(call)
             return call.run()
 
     @contextmanager
@@ -197,11 +197,17 @@ class Observer:
             yield
 
 
-def _rows_in(call: Call) -> int:
+def rows_in(call: Call) -> int:
     """How many rows a method was given: a list of them, or a dictionary of columns."""
     for value in (*call.args, *call.kwargs.values()):
+        if isinstance(value, Mapping):
+            return max(map(_length, value.values()), default=0)
         if isinstance(value, (list, tuple)):
             return len(value)
-        if isinstance(value, Mapping):
-            return max((len(column) for column in value.values() if isinstance(column, (list, tuple))), default=0)
     return 0
+
+
+def _length(column: Any) -> int:
+    """Of a list or a tensor; other columns do not tell how many rows there are."""
+    shape = getattr(column, "shape", ())
+    return len(column) if isinstance(column, (list, tuple)) else int(shape[0]) if shape else 0
