@@ -363,8 +363,11 @@ def test_what_is_generated_ahead_has_the_step_it_was_asked_for_at_and_the_rest_i
     assert run.drops == {"not_observed": 4}
 
 
-def distilled(folder, **more):
-    """A training with GKD: what was stored of it, and the samples it trained on."""
+ANSWERED = {"messages": [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "good day"}]}
+
+
+def distilled(folder, row=ANSWERED, **more):
+    """A training with GKD: what was stored of it, and the samples that the student answered."""
     made = []
 
     def before(trainer):
@@ -378,9 +381,9 @@ def distilled(folder, **more):
         trainer.request_config.logprobs = True
         trainer.add_callback(RolloutPluginCallback(tokens=True))
 
-    alone = {"reward_funcs": [], "num_generations": 1, "rlhf_type": "gkd", "teacher_model": tiny_model(folder)}
-    answered = {"messages": [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "good day"}]}
-    stored, _, _, run = trained(folder, before, answered, **alone, teacher_model_type="qwen3", **more)
+    alone = {"reward_funcs": [], "num_generations": 1, "rlhf_type": "gkd"}
+    teacher = {"teacher_model": tiny_model(folder), "teacher_model_type": "qwen3"}
+    stored, _, _, run = trained(folder, before, row, **alone, **teacher | more)
     return stored, made, run
 
 
@@ -409,6 +412,15 @@ def test_what_a_student_answers_is_kept(tmp_path):
 def test_what_the_dataset_answers_is_no_rollout(tmp_path):
     stored, samples, run = distilled(tmp_path, lmbda=0.0)
     assert (stored, samples, run.drops) == ([], [], {})
+
+
+def test_what_a_student_answers_in_evaluation_is_kept(tmp_path):
+    stored, samples, run = distilled(
+        tmp_path, lmbda=1.0, eval_strategy="steps", eval_steps=2, split_dataset_ratio=0.25
+    )
+    assert {one.split for one in stored} == {"train", "eval"}
+    assert sorted(map(whole, stored)) == sorted(told(sample.messages) for sample in samples)
+    assert run.drops == {}
 
 
 def tiny_vlm(folder):
@@ -448,6 +460,21 @@ def test_images_stand_where_the_text_says_that_they_are(tmp_path):
         assert [(image.width, image.height) for image in rollout.images] == [(40, 40)] * 2
         assert told(rollout.completion) == told(row["messages"][-1:])
     assert_trained(stored, trained_on)
+
+
+def test_a_student_that_sees_is_kept_with_its_images(tmp_path):
+    Image.new("RGB", (40, 40), (9, 9, 9)).save(tmp_path / "seen.png")
+    asked = [{"role": "user", "content": "<image>what is it?"}, {"role": "assistant", "content": "dark"}]
+    vlm = {"model": tiny_vlm(tmp_path), "model_type": "llava1_5_hf", "template": "llava1_5_hf"}
+    teacher = {"teacher_model": vlm["model"], "teacher_model_type": "llava1_5_hf"}
+    row = {"images": [str(tmp_path / "seen.png")], "messages": asked}
+    stored, samples, run = distilled(tmp_path, row, lmbda=1.0, **vlm, **teacher)
+    assert len(stored) == len(samples) == 8
+    for rollout, sample in zip(stored, samples, strict=True):
+        assert [block.get("text", block["type"]) for block in rollout.prompt[0]["content"]] == ["image", "what is it?"]
+        assert [image.uri for image in rollout.images] == row["images"]
+        assert told(rollout.completion) == told(sample.messages[-1:])
+    assert run.drops == {}
 
 
 def test_registered_in_callbacks_map_it_finds_its_trainer(tmp_path):
