@@ -15,7 +15,7 @@ import pytest
 import torch
 from hostile import Evil, deep, encoded, many, picture, rollouts, shared
 from hypothesis import given
-from pictures import MODES, PNG, files, noise, started, through
+from image_rig import MODES, PNG, files, noise, started, through
 from PIL import Image as Pil
 from rollout_hookspecs import Image, Placeholder, Rollout, Run, Step, ToolCall
 

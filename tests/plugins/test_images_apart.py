@@ -7,7 +7,7 @@ import io
 
 import pytest
 from hostile import picture
-from pictures import PNG, noise, saved, started, through, turned
+from image_rig import PNG, noise, saved, started, through, turned
 from PIL import Image as Pil
 
 from rollout_plugins.content.hashing import pixel_hash

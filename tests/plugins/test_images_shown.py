@@ -7,7 +7,7 @@ import io
 
 import numpy as np
 import pytest
-from pictures import MODES, saved, started, through, turned
+from image_rig import MODES, saved, started, through, turned
 from PIL import Image as Pil
 
 

@@ -228,7 +228,7 @@ def test_a_search_keeps_the_order_and_the_filter(run):
 
 def test_the_filters_of_the_command_are_where_it_starts(run):
     async def scenario(eye):
-        await eye.sees("step 3", "where reward > 5", "2 rollouts")
+        await eye.sees("step 3", "where reward > 5", "2 rollouts", "6.300")
         assert eye.column("reward▼") == ["7.300", "6.300"]
         await eye.press("q")
         await eye.sees("96 rollouts")
