@@ -39,6 +39,7 @@ def about(run: StoredRun, texts: Texts) -> dict[str, Any]:
         "settings": _texted(info.settings, texts),
         "attempts": [_attempt(attempt) for attempt in run.attempts],
         "drops": _counts(run.drops),
+        "untrained": _counts(run.untrained),
         "plugin_errors": _plugin_errors(run),
         "annotations": {clean(name): list(map(clean, columns)) for name, columns in run.annotations.items()},
     }

@@ -73,7 +73,7 @@ def shop(step, group, index, *, rng, **fields):
     } | fields)  # fmt: skip
 
 
-def fill(folder, steps, *, attempt=1, plugins=(), evaluate=True, groups=2, close=True, **facts):
+def fill(folder, steps, *, attempt=1, plugins=(), evaluate=True, groups=2, close=True, untrained=None, **facts):
     """Train for these steps: two groups of eight each, and an evaluation every four."""
     rng = random.Random(attempt)
     named = {
@@ -96,6 +96,8 @@ def fill(folder, steps, *, attempt=1, plugins=(), evaluate=True, groups=2, close
         if evaluate and step % 4 == 0:
             tests = [shop(step, g, i, rng=rng, split="eval", group_size=2) for g in range(4) for i in range(2)]
             line.submit(batch(tests, step=step, split="eval"))
+    for reason, count in (untrained or {}).items():
+        line.count(reason, count, is_stored=True)
     assert line.drain(60)
     if close:
         line.close()
@@ -141,8 +143,8 @@ def seen(folder, *, count=6, side=160):
 
 
 def resumed(folder):
-    """A run that died at step 9 and went on from the checkpoint of step 6."""
-    fill(folder, range(1, 10))
+    """A run that died at step 9 with rollouts it had not trained on, and went on from the checkpoint of step 6."""
+    fill(folder, range(1, 10), untrained={"stale": 2})
     fill(folder, range(7, 14), attempt=2, resumed_from=6)
     return folder / "r1"
 

@@ -427,6 +427,7 @@ def test_images_and_panels_of_plugins(page, pages):
 
 def test_a_resumed_run_says_so(page, pages):
     page.open(pages["resumed"])
+    assert dict(zip(page.texts(".first dt"), page.texts(".first dd"), strict=True))["Not trained on"] == "2 stale."
     page.click(".whole > summary")
     assert "attempts" in page.text(".whole > summary")
     assert [text.split() for text in page.texts(".across tbody tr")][1][0] == "2"

@@ -86,6 +86,7 @@ export interface Run {
   settings: Record<string, Value>;
   attempts: Record<string, number>[];
   drops: Record<string, number>;
+  untrained: Record<string, number>;
   plugin_errors: Record<string, number>;
   annotations: Record<string, string[]>;
 }

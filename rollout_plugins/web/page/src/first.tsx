@@ -39,6 +39,7 @@ export function First() {
         <Line name="Lost">
           <Lost />
         </Line>
+        {counted(data.run.untrained).length > 0 && <Line name="Not trained on">{reasons(data.run.untrained)}.</Line>}
       </dl>
     </section>
   );
@@ -97,15 +98,22 @@ function List({ where, children }: { where: string; children: ComponentChildren 
 
 const quoted = (name: string): string => (/\s/.test(name) ? `"${name}"` : name);
 
+type Counts = Record<string, number>;
+
+const counted = (counts: Counts): [string, number][] => Object.entries(counts).filter(([, times]) => times);
+
+const reasons = (counts: Counts): string =>
+  counted(counts)
+    .map(([why, times]) => `${count(times)} ${why}`)
+    .join(", ");
+
 function Lost() {
-  const reasons = Object.entries(data.run.drops).filter(([, times]) => times);
-  const total = reasons.reduce((sum, [, times]) => sum + times, 0);
+  const total = counted(data.run.drops).reduce((sum, [, times]) => sum + times, 0);
   const damaged = Object.keys(data.damaged).length;
   if (!total && !damaged) return <>nothing.</>;
   return (
     <span class="bad">
-      {total > 0 &&
-        `${plural(total, "rollout")}: ${reasons.map(([why, times]) => `${count(times)} ${why}`).join(", ")}. `}
+      {total > 0 && `${plural(total, "rollout")}: ${reasons(data.run.drops)}. `}
       {damaged > 0 && `${plural(damaged, "file")} cannot be read.`}
     </span>
   );
