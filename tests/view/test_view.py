@@ -646,7 +646,7 @@ def test_tokens_are_coloured_by_what_was_kept_of_them(tmp_path):
     async def scenario(eye):
         await eye.sees("Answer 0")
         await eye.press("T")
-        await eye.sees("3 tokens by log-prob", "mean -3.337", "least -9.0", "token ids", "1 2 3")
+        await eye.sees("3 tokens by log-prob", "mean -3.337", "least -9.0", "only ids", "1 2 3")
         assert style(eye, 1).color != style(eye, 2).color != style(eye, 3).color
         await eye.press("T")
         await eye.sees("3 tokens by mask", "not trained")
