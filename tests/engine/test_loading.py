@@ -268,6 +268,7 @@ def test_options_for_a_plugin_that_was_given_as_an_instance_are_refused():
     assert text == "config has options for plugin 'fine', which was given as an instance; give them to the instance"
 
 
+@pytest.mark.needs(part="redact")
 def test_options_for_a_plugin_that_does_not_run_are_refused():
     """Whoever sets what `redact` looks for counts on it."""
     text = fault(config={"redact": {"patterns": ["gadget-\\d+"]}})

@@ -264,7 +264,7 @@ def test_where_a_batch_belongs_is_checked_at_first_and_marked_later(tmp_path, sa
         ({"dir": Path("hf://datasets/runs")}, "is a URL"),
         ({"dir": "simplecache::gs://bucket"}, "is a URL"),
         ({"dir": ""}, "dir is empty; give a folder"),
-        ({"mirror": ""}, "mirror is empty; give a URL"),
+        pytest.param({"mirror": ""}, "mirror is empty; give a URL", marks=pytest.mark.needs(part="remote")),
         ({"rank": 1}, "rank is 1 and world_size None; give both"),
         ({"rank": 2, "world_size": 2}, "a rank from 0 to world_size - 1"),
         ({"rank": "1", "world_size": 2}, "rank is '1' and world_size 2; give both, as whole numbers"),
@@ -279,6 +279,7 @@ def test_mistakes_of_setup_are_one_sentence(tmp_path, options, words):
         RolloutRecorder(**{"dir": tmp_path / "runs", **options})
 
 
+@pytest.mark.needs(part="remote")
 def test_a_folder_may_be_named_from_home(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)

@@ -12,7 +12,6 @@ import pytest
 from reading import called, one, steps, write, writer
 
 from rollout_plugins import open_run
-from rollout_plugins.remote.prune import prune
 from rollout_plugins.store import part_sums, sums
 
 
@@ -122,13 +121,21 @@ def with_a_damaged_part(folder):
 
 
 def pruned(folder):
+    from rollout_plugins.remote.prune import prune
+
     run = parts_of(folder, [hostile(step, index) for step in range(1, 6) for index in range(8)])
     prune(open_run(run), "step > 3", progress=lambda *_: None)
     return run
 
 
 @pytest.mark.filterwarnings("ignore::rollout_plugins.errors.DamageWarning")
-@pytest.mark.parametrize("make", [two_ranks, trained_again, not_as_they_say, with_a_damaged_part, pruned])
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(two_ranks, trained_again, not_as_they_say, with_a_damaged_part),
+        pytest.param(pruned, marks=pytest.mark.needs(part="remote")),
+    ],
+)
 def test_the_figures_are_those_of_the_rollouts(make, tmp_path):
     folder = make(tmp_path)
     run = open_run(folder)

@@ -167,6 +167,7 @@ def test_a_copy_of_a_run_stays_another_run(tmp_path):
     assert [len(run) for run in runs(tmp_path)] == [2, 2]
 
 
+@pytest.mark.needs(part="remote")
 def test_it_can_be_pruned_and_sent_but_is_compacted_folder_by_folder(nodes, tmp_path, capsys):
     words = list(map(str, nodes))
     assert main(["prune", str(tmp_path), "--keep", "step = 1", "--yes"]) == 0
