@@ -489,6 +489,7 @@ FIELDS = ["name", "version", "source", "hooks", "order", "status", "reason"]
 
 @pytest.mark.needs(part="redact")
 @pytest.mark.needs(part="scout")
+@pytest.mark.needs(part="remote")
 def test_the_listing_has_a_stable_form_and_says_of_every_plugin_whether_it_would_run(install, monkeypatch):
     install("x-good", {"good": "x_good:Plugin", "off": "x_good:Plugin"}, {"x_good": GOOD}, version="2.1")
     install("x-bad", {"bad": "x_bad:Plugin"}, {"x_bad": "raise RuntimeError('boom')"})
