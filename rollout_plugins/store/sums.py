@@ -99,7 +99,7 @@ def packed(rows: pa.Table, *, end: int = 0, whole: bool = True) -> bytes:
     count, size = groups["rollouts"], groups["group_size_max"]
     seems = pc.and_(pc.greater(size, 0), pc.and_(pc.greater_equal(count, size), pc.is_valid(groups["group"])))
     is_whole = pc.and_(pc.fill_null(seems, False), whole)
-    generations = _generations(rows).join(_of_whole_groups(groups.filter(is_whole)), list(_BY))
+    generations = _with_groups(_generations(rows), groups.filter(is_whole))
     others = groups.filter(pc.and_(pc.invert(is_whole), pc.greater(groups["finite"], 0)))
     texts: dict[str | None, int] = {}
     found = (generations, others, _rewards(rows))
@@ -206,14 +206,32 @@ def _with_squares(found: pa.Table, least: Any, most: Any) -> pa.Table:
     return found.append_column("squares", pc.if_else(pc.equal(least, most), 0.0, squares))
 
 
+def _with_groups(generations: pa.Table, groups: pa.Table) -> pa.Table:
+    """With the figures of their whole groups, and the numbers from the first to the last.
+
+    Where numbers are left out between, a generation has a row for each run of them, of which all but the first say
+    nothing else: so it shows whether a group is in two parts, though their numbers alternate.
+    """
+    ordered = groups.sort_by([(name, "ascending") for name in (*_BY, "group")])
+    told = ordered.append_column("run", pc.subtract(ordered["group"], integers(range(ordered.num_rows))))
+    runs = _grouped(told, [*_BY, "run"], first_group=("group", "min"), last_group=("group", "max"))
+    return _matched(_matched(generations, _of_whole_groups(told), _BY), runs, [*_BY, "run"])
+
+
+def _matched(left: pa.Table, right: pa.Table, by: Sequence[str]) -> pa.Table:
+    """Each row with what the other table has for it, and what it has besides. Unlike in a join, null is like null."""
+    rows = pa.concat_tables([left, right], promote_options="default")
+    return _grouped(rows, by, **{name: (name, "max") for name in rows.column_names if name not in by})
+
+
 def _of_whole_groups(groups: pa.Table) -> pa.Table:
     several = pc.greater(groups["finite"], 1)
     spread = pc.sqrt(pc.divide(groups["squares"], pc.cast(groups["finite"], pa.float64())))
     told = groups.append_column("spread", _where(several, spread))
     told = told.append_column("flat", pc.and_(several, pc.fill_null(pc.equal(groups["least"], groups["most"]), False)))
     return _grouped(
-        told, list(_BY), groups=("spread", "count"), flat_groups=("flat", "sum"), first_group=("group", "min"),
-        last_group=("group", "max"), spreads=("spread", "sum"),
+        told, list(_BY), groups=("spread", "count"), flat_groups=("flat", "sum"), spreads=("spread", "sum"),
+        run=("run", "min"),
     )  # fmt: skip
 
 

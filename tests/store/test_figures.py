@@ -169,6 +169,28 @@ def test_a_sealed_part_is_counted_without_reading_its_rows(tmp_path, monkeypatch
     assert [row["rollouts"] for row in open_run(run).stats()] == [4, 4, 4]
 
 
+@pytest.mark.filterwarnings("error")
+def test_ranks_whose_groups_alternate_are_counted_without_reading_their_rows(tmp_path, monkeypatch):
+    """As in parts of many ranks that were compacted, where a generation begins in one and ends in the next."""
+    for rank in (0, 1):
+        made = [hostile(step, index, rank=rank) for step in (1, 2) for index in range(24) if index // 4 % 2 == rank]
+        run = write(tmp_path, made, rank=rank, world_size=2)
+    wanted = plain(open_run(run))
+    monkeypatch.setattr(part_sums, "_lines", lambda path: pytest.fail(f"{path} was read"))
+    for row, made in zip(open_run(run).stats(), wanted, strict=True):
+        assert {name: _near(value) for name, value in row.items()} == made
+
+
+def test_groups_of_a_part_that_names_no_step_are_counted(tmp_path):
+    run = write(tmp_path, [hostile(1, index) for index in range(8)])
+    wanted = open_run(run).stats()
+    (part,) = run.glob("data/*/*.parquet")
+    table = pq.read_table(part, partitioning=None)
+    nothing = pa.nulls(8, table.schema.field("step").type)
+    pq.write_table(table.set_column(table.schema.get_field_index("step"), "step", nothing), part)
+    assert open_run(run).stats() == [{**row, "step": None} for row in wanted]
+
+
 def test_sums_that_were_copied_with_other_rows_do_not_count(tmp_path):
     """As by a person who filters a part and writes it again, with all that its footer says."""
     run = write(tmp_path, steps(3))
