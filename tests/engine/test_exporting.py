@@ -6,12 +6,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import textwrap
 import threading
 from dataclasses import replace
-
-os.environ.setdefault("TRACKIO_DIR", tempfile.mkdtemp(prefix="trackio-"))
 
 import pytest
 from trackio.sqlite_storage import SQLiteStorage
