@@ -30,8 +30,10 @@ class _Hub(Asked):
             repos.setdefault(name, {"private": about.get("visibility") == "private", "files": {}, "commits": []})
             self.answer({"url": f"{self.server.url}/{name}", "id": name, "name": name})
         elif match := re.fullmatch(r"/api/(?:datasets|models)/(.+)/preupload/[^/]+", path):
+            names = [file["path"] for file in json.loads(body)["files"]]
+            ways = ["lfs" if name.endswith(".parquet") else "regular" for name in names]
             files = [
-                {"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in json.loads(body)["files"]
+                {"path": name, "uploadMode": way, "shouldIgnore": False} for name, way in zip(names, ways, strict=True)
             ]
             self.answer({"files": files})
         elif match := re.fullmatch(r"/api/(?:datasets|models)/(.+)/commit/[^/]+", path):
@@ -57,6 +59,9 @@ class _Hub(Asked):
             self.answer({"error": f"no {path}"}, 404)
 
     def _batch(self, bucket, entries):
+        if self.server.refuses:
+            self.answer({"error": "refused"}, self.server.refuses.pop(0))
+            return
         for entry in entries:
             if entry["type"] == "addFile":
                 bucket["files"][entry["path"]] = entry["xetHash"]
@@ -90,6 +95,8 @@ class _Hub(Asked):
         for entry in entries:
             if entry["key"] == "file":
                 repo["files"][entry["value"]["path"]] = base64.b64decode(entry["value"]["content"])
+            if entry["key"] == "lfsFile":
+                repo["files"][entry["value"]["path"]] = self.server.xet.of_sha256(entry["value"]["oid"])
             if entry["key"] == "deletedFile":
                 del repo["files"][entry["value"]["path"]]
         repo["commits"].append([entry["value"]["path"] for entry in entries if entry["key"] != "header"])
@@ -101,7 +108,9 @@ class _Hub(Asked):
             self._tree(repos.get(match[1]), match[2])
         elif match := re.fullmatch(r"/datasets/(.+?)/resolve/[^/]+/(.+)", path):
             self._file(repos.get(match[1], {"files": {}})["files"].get(match[2]))
-        elif (match := re.fullmatch(_REPO, path)) and match[1] in repos:
+        elif (match := re.fullmatch(_REPO, path)) and match[1] not in repos:
+            self._no_repo()
+        elif match:
             siblings = [{"rfilename": name} for name in repos[match[1]]["files"]]
             facts = {"id": match[1], "sha": SHA, "private": repos[match[1]]["private"], "siblings": siblings}
             self.answer({**facts, "tags": [], "downloads": 0, "likes": 0, "gated": False, "disabled": False})
@@ -110,8 +119,12 @@ class _Hub(Asked):
         elif match := re.fullmatch(r"/buckets/([^/]+/[^/]+)/resolve/(.+)", path):
             digest = self._bucket(match[1])["files"].get(match[2])
             self._file(None if digest is None else self.server.xet.content(digest))
-        elif re.fullmatch(r"/api/buckets/.+/xet-write-token", path):
-            about = {"accessToken": "token-for-xet", "exp": int(time.time()) + 3600, "casUrl": f"{self.server.url}/xet"}
+        elif re.fullmatch(r"/api/(?:buckets|datasets)/.+/xet-write-token(?:/.+)?", path):
+            about = {
+                "accessToken": "token-for-xet",
+                "exp": int(time.time()) + 3600,
+                "casUrl": f"{self.server.url}/xet",
+            }
             self.answer(about)
         elif match := re.fullmatch(r"/api/buckets/([^/]+/[^/]+)", path):
             self._about_bucket(match[1], self.server.buckets.get(match[1]))
@@ -124,7 +137,7 @@ class _Hub(Asked):
 
     def _tree(self, repo, folder):
         if repo is None:
-            self.answer({"error": "Repository not found"}, 404, {"X-Error-Code": "RepoNotFound"})
+            self._no_repo()
             return
         start = f"{folder}/" if folder else ""
         inside = {name: data for name, data in repo["files"].items() if name.startswith(start)}
@@ -141,12 +154,15 @@ class _Hub(Asked):
             folders.update(start + "/".join(above[:depth]) for depth in range(1, len(above) + 1))
         self.answer([*found, *({"type": "directory", "path": one, "oid": SHA, "size": 0} for one in sorted(folders))])
 
+    def _no_repo(self):
+        self.answer({"error": "Repository not found"}, 404, {"X-Error-Code": "RepoNotFound"})
+
     def _bucket(self, name):
         return self.server.buckets.get(name, {"files": {}})
 
     def _about_bucket(self, name, bucket):
         if bucket is None:
-            self.answer({"error": "Repository not found"}, 404, {"X-Error-Code": "RepoNotFound"})
+            self._no_repo()
         else:
             facts = {"id": name, "private": bucket["private"], "createdAt": _DATE}
             self.answer({**facts, "size": 0, "totalFiles": len(bucket["files"])})

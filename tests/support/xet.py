@@ -6,6 +6,7 @@ together when a file is asked for. Nothing is deduplicated across uploads.
 
 from __future__ import annotations
 
+import hashlib
 import struct
 
 import pyarrow as pa
@@ -36,6 +37,9 @@ class Xet:
     def content(self, name):
         parts = self.files[name] if name.strip("0") else []
         return b"".join(chunk for block, first, last in parts for chunk in self.blocks[block][first:last])
+
+    def of_sha256(self, digest):
+        return next(data for data in map(self.content, self.files) if hashlib.sha256(data).hexdigest() == digest)
 
 
 def _chunks(data):
