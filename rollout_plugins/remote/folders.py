@@ -71,7 +71,7 @@ class Folder:
             self.place.fsspec.invalidate_cache()
         root = self.place.path.strip("/")
         chosen = fs.FileSelector(self.place.path, recursive=True, allow_not_found=True)
-        infos = (info for info in self.place.arrow.get_file_info(chosen) if info.type == fs.FileType.File)
+        infos = (info for info in self.place.lists.get_file_info(chosen) if info.type == fs.FileType.File)
         found = ((info.path.strip("/").removeprefix(f"{root}/"), info.size) for info in infos)
         return {name: size for name, size in found if not name.rpartition("/")[2].startswith(".")}
 

@@ -37,6 +37,8 @@ from rollout_plugins.store.finding import DEPTH, found_in
 BLOCK = 256 * 2**10
 #: Requests at once: what takes time is waiting for the first byte of each.
 AT_ONCE = 16
+#: Folders that may have to be asked for what is in them, to find the runs below a URL.
+MOST_FOLDERS = 10_000
 #: What is kept here of runs that were not opened for a day, before the oldest are forgotten.
 MOST_BYTES = 20 * 2**30
 _DAY = 86400
@@ -234,7 +236,7 @@ def _files(run: Place) -> Any:
         return run.fsspec
     from fsspec.implementations.arrow import ArrowFSWrapper
 
-    return ArrowFSWrapper(run.arrow)
+    return ArrowFSWrapper(run.lists)
 
 
 def _read(run: Place, path: str, start: int | None = None, end: int | None = None) -> bytes:
@@ -275,6 +277,11 @@ def _runs(pool: ThreadPoolExecutor, top: Place) -> Iterator[tuple[Place, Mapping
                 yield folder, found
             else:
                 below += [folder.inside(path) for path, info in found.items() if info["type"] == "directory"]
+        if len(below) > MOST_FOLDERS:
+            raise RunError(
+                f"{top.url} has more than {MOST_FOLDERS:,} folders below it, and each could be a run; give the URL of "
+                "a run, or of a folder of runs"
+            )
         level = below
 
 
@@ -307,7 +314,7 @@ def _found(there: Place) -> dict[str, Info]:
 
     if isinstance(there.arrow, fs.PyFileSystem):
         return dict(_files(there).find(there.path, detail=True))
-    infos = there.arrow.get_file_info(fs.FileSelector(there.path, recursive=True, allow_not_found=True))
+    infos = there.lists.get_file_info(fs.FileSelector(there.path, recursive=True, allow_not_found=True))
     return {info.path: {"size": info.size, "mtime": info.mtime} for info in infos if info.is_file}
 
 
