@@ -67,7 +67,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         disable: names of plugins that must not run.
         config: options for plugins given by name, for example `{"cap": {"max_per_step": 8}}`.
         mirror: a URL, such as `s3://bucket/runs`, that the run is copied to while it is recorded; see `Mirror`.
-        autoload: whether installed plugins run without being named.
+        autoload: whether installed plugins run without being named; `trainers` does in any case.
         strict: let errors of plugins end the run; for tests.
         sync: do all work on the training thread; for debugging.
         tokens: also keep token ids, masks and log-probabilities.
