@@ -119,7 +119,7 @@ class _Hub(Asked):
         elif match := re.fullmatch(r"/buckets/([^/]+/[^/]+)/resolve/(.+)", path):
             digest = self._bucket(match[1])["files"].get(match[2])
             self._file(None if digest is None else self.server.xet.content(digest))
-        elif re.fullmatch(r"/api/(?:buckets|datasets)/.+/xet-write-token(?:/.+)?", path):
+        elif re.fullmatch(r"/api/(?:buckets|datasets|models)/.+/xet-write-token(?:/.+)?", path):
             about = {
                 "accessToken": "token-for-xet",
                 "exp": int(time.time()) + 3600,
