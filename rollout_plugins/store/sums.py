@@ -101,8 +101,12 @@ def packed(rows: pa.Table, *, end: int = 0, whole: bool = True) -> bytes:
     is_whole = pc.and_(pc.fill_null(seems, False), whole)
     generations = _with_groups(_generations(rows), groups.filter(is_whole))
     others = groups.filter(pc.and_(pc.invert(is_whole), pc.greater(groups["finite"], 0)))
+    return as_one(Sums(generations, others, _rewards(rows)), end)
+
+
+def as_one(found: Sums, end: int) -> bytes:
+    """Sums as one part has them, small; see `packed` for `end`."""
     texts: dict[str | None, int] = {}
-    found = (generations, others, _rewards(rows))
     tables = [_cells(table, layout, texts) for table, layout in zip(found, LAYOUT.values(), strict=True)]
     head = json.dumps({"bytes": list(map(len, tables)), "texts": list(texts)}).encode()
     plain = b"".join([struct.pack("<I", len(head)), head, *tables])
@@ -133,7 +137,15 @@ def kept(path: Path) -> bytes | None:
             tail = file.read()
     at = tail.rfind(KEY)
     content = _decoded(_text_at(tail, at + len(KEY) + 1)) if at >= 0 else b""
-    return content if _is_of(content, start) else None
+    return content if is_of(content, start) else None
+
+
+def is_of(content: bytes, end: int) -> bool:
+    """Whether these sums are whole, and those that were packed with this `end`."""
+    if len(content) < _HEAD.size:
+        return False
+    told, _, check = _HEAD.unpack_from(content)
+    return bool(told == end and check == crc32(content[_HEAD.size :]))
 
 
 def joined(parts: Sequence[bytes]) -> Sums:
@@ -301,11 +313,3 @@ def _decoded(text: bytes) -> bytes:
         return base64.b64decode(text, validate=True)
     except ValueError:
         return b""
-
-
-def _is_of(content: bytes, start: int) -> bool:
-    """Whether these sums are whole, and of a file whose footer begins there."""
-    if len(content) < _HEAD.size:
-        return False
-    end, _, check = _HEAD.unpack_from(content)
-    return bool(end == start and check == crc32(content[_HEAD.size :]))
