@@ -11,7 +11,7 @@ from rollout_plugins.store.sql import literal
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-MIDDLE = "sum(finite * mean) over apart / nullif(sum(finite) over apart, 0) as middle"
+_MIDDLE = "sum(finite * mean) over apart / nullif(sum(finite) over apart, 0) as middle"
 SQUARES = "sum(squares) + sum(finite * (mean - middle) ** 2)"
 _SPREAD = f"sqrt(({SQUARES}) / sum(finite))"
 _COLUMNS = {
@@ -36,7 +36,7 @@ _PARTED = f"""
 select split, step, count(*) as groups, count(*) filter (where spread = 0) as flat_groups, sum(spread) as spreads
 from (
   select split, step, case when min(least) = max(most) then 0 else {_SPREAD} end as spread
-  from (select *, {MIDDLE} from current_groups window apart as (partition by {_GROUP}))
+  from (select *, {_MIDDLE} from current_groups window apart as (partition by {_GROUP}))
   group by {_GROUP} having sum(finite) > 1
 ) group by split, step"""
 _GROUPS = f"""
@@ -70,7 +70,7 @@ def query(rewards: Iterable[str]) -> tuple[list[str], str]:
     means = "".join(f", {_mean(name)} as r{number}" for number, name in enumerate(functions))
     plain = ", ".join(f'{value} as "{name}"' for name, value in _COLUMNS.items())
     names = ["split", "step", *_COLUMNS, *(REWARD_PREFIX + name for name in functions)]
-    apart = f"select *, {MIDDLE} from current_generations window apart as (partition by split, step)"
+    apart = f"select *, {_MIDDLE} from current_generations window apart as (partition by split, step)"
     return [*names, "group_std", "groups", "flat_groups"], (
         "select s.*, r.* exclude (split, step, n), g.group_std, coalesce(g.groups, 0), coalesce(g.flat_groups, 0) "
         f"from (select split, step, {plain} from ({apart}) group by split, step) s "

@@ -71,7 +71,7 @@ class Tables:
         self.connection = self._connect()
         names = ", ".join(literal(spelled(path)) for path in self._numbers) or "''"
         self.connection.execute(f"create type file_ as enum ({names})")
-        self.table("empty", SCHEMA.empty_table())
+        self.table("empty", pa.Table.from_batches([], SCHEMA))  # `empty_table` would import pandas
         for run, source in enumerate(sources):
             self._journal(run, source)
         self.add_sums()
@@ -112,7 +112,7 @@ class Tables:
         """Tables of the sums of every run."""
         for name in LAYOUT:
             tables = [
-                table.append_column("_run", pa.repeat(pa.scalar(run, pa.int32()), table.num_rows))
+                table.append_column("_run", pa.repeat(integers([run])[0], table.num_rows))
                 for run, one in enumerate(found)
                 for table in [getattr(one, name)]
             ]
