@@ -85,6 +85,38 @@ def test_groups_that_lie_in_parts_of_before_and_after_are_put_together(tmp_path)
         assert {name: near(value) for name, value in row.items()} == wanted
 
 
+def ranks_one_after_the_other(tmp_path, group_size, rank_of):
+    """The run is opened after the first rank has written its parts, and again after the second has."""
+    for rank in (0, 1):
+        made = [
+            hostile(step, index, rank=rank, group_size=group_size)
+            for step in (1, 2, 3)
+            for index in range(36)
+            if rank_of(index // 4) in (rank, None)
+        ]
+        folder = parts_of(tmp_path, made, rank=rank, world_size=2)
+        yield folder, plain(open_run(folder))
+
+
+@pytest.mark.parametrize("rank_of", [lambda group: None, lambda group: None if group == 4 else group % 2])
+def test_a_group_that_a_later_part_has_too_is_put_together(tmp_path, rank_of):
+    """Though both parts say that they have all of it."""
+    for folder, wanted in ranks_one_after_the_other(tmp_path, group_size=2, rank_of=rank_of):
+        for row, made in zip(open_run(folder).stats(), wanted, strict=True):
+            assert {name: near(value) for name, value in row.items()} == made
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("groups_of_a_rank", [1, 2, 3])
+def test_ranks_whose_groups_alternate_are_told_apart(tmp_path, monkeypatch, groups_of_a_rank):
+    monkeypatch.setattr(part_sums, "_lines", lambda path: pytest.fail(f"the rows of {path} were read"))
+    ranks = ranks_one_after_the_other(tmp_path, group_size=4, rank_of=lambda group: group // groups_of_a_rank % 2)
+    for folder, wanted in ranks:
+        for row, made in zip(open_run(folder).stats(), wanted, strict=True):
+            assert {name: near(value) for name, value in row.items()} == made
+        assert (folder / gathered.FILE).exists()
+
+
 @pytest.mark.filterwarnings("ignore::rollout_plugins.errors.DamageWarning")
 def test_a_part_that_is_damaged_or_gone_is_not_counted(tmp_path):
     folder = write(tmp_path, steps(5))
