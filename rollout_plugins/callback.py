@@ -425,7 +425,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
     def _mark_checkpoint(self, trainer: Any, folder: Path) -> None:
         attached = self._known(trainer)
         if attached is not None and attached.run is not None:
-            write_marker(folder, attached.run.id, attached.pipeline.generation)
+            write_marker(folder, Path(attached.run.dir), attached.run.attempt, attached.pipeline.generation)
 
     def _log(self, attached: Attached, call: Call) -> Any:
         """Metrics join the trainer's own log, under names of their own.
