@@ -37,7 +37,9 @@ _DENIED = re.compile(
     r"access.?denied|forbidden|unauthori[sz]ed|\b40[13]\b|invalidaccesskey|signaturedoesnotmatch|expiredtoken|credential",
     re.IGNORECASE,
 )
-_MISSING = re.compile(r"no.?such.?bucket|(container|repository) ?not ?found|bucket does not exist", re.IGNORECASE)
+_MISSING = re.compile(
+    r"no.?such.?bucket|(bucket|container|repository) ?not ?found|bucket does not exist", re.IGNORECASE
+)
 _AWAY = re.compile(r"connect|timed? ?out|resolve|unreachable|503|slow.?down|network", re.IGNORECASE)
 #: Of a connection string.
 _KEY_INSIDE = re.compile(r"(?:AccountKey|SharedAccessSignature)=([^;]{8,})")
@@ -103,11 +105,16 @@ class Place:
             return _s3(self.path.partition("/")[0], endpoint, seconds, os.getpid())
         return fs.PyFileSystem(fs.FSSpecHandler(self.fsspec))
 
+    @staticmethod
+    def is_missing(error: BaseException) -> bool:
+        """Whether the bucket or repository itself is not there, rather than something in it."""
+        return bool(_MISSING.search(f"{error} {error.__cause__}"))
+
     def why(self, error: BaseException) -> str:
         """What went wrong here and what to do, in one line that holds no credentials."""
         text = without_secrets(" ".join(str(error).split()) or type(error).__name__)
         extra = _PACKAGES.get(self.protocol, ("", ""))[1]
-        if _MISSING.search(text) or (isinstance(error, FileNotFoundError) and not self.is_local):
+        if self.is_missing(error) or (isinstance(error, FileNotFoundError) and not self.is_local):
             return f"no such bucket or repository exists; create it, or correct the URL ({text})"
         if isinstance(error, PermissionError) or _DENIED.search(text):
             where = f": {_WHERE[extra]}" if extra in _WHERE else ""

@@ -30,6 +30,7 @@ from rollout_plugins.content.elsewhere import MARK, SCHEME
 from rollout_plugins.content.nodes import root
 from rollout_plugins.content.replacing import replace_file
 from rollout_plugins.errors import RunError, need
+from rollout_plugins.remote import folders
 from rollout_plugins.remote.places import Place, place
 from rollout_plugins.store.compacted import NOTE
 from rollout_plugins.store.finding import DEPTH, found_in
@@ -122,11 +123,14 @@ def send(file: Path) -> None:
     """Copy a file that was written here to where the run is."""
     folder = file.parents[2]
     run = place(name(folder))
-    there = run.inside(file.relative_to(folder).as_posix()).path
+    failed: list[Exception] = []
+    one = folders.File(file, file.relative_to(folder).as_posix(), file.stat().st_size)
     try:
-        _asked(run, lambda: _files(run).pipe_file(there, file.read_bytes()))
+        folders.folder(run).send([one], lambda _: None, lambda _, error: failed.append(error))
     finally:
         file.unlink()  # from now on it stands for the one there
+    if failed:
+        raise RunError(f"{run.url}: {run.why(failed[0])}") from failed[0]
 
 
 @cache
@@ -258,7 +262,7 @@ def _asked(run: Place, question: Callable[[], Any]) -> Any:
     try:
         return question()
     except FileNotFoundError as error:
-        if "bucket does not exist" not in str(error):
+        if not run.is_missing(error):
             raise
         raise RunError(f"{run.url}: {run.why(error)}") from error
     except Exception as error:
