@@ -24,13 +24,18 @@ PARTS = {
     "shapes": ["shapes"],
     "demo": ["demo"],
     "remote": ["remote"],
+    "trainers": ["trainers"],
 }
 COMMANDS = {"view": "view", "web": "report", "shapes": "import", "demo": "demo", "remote": "(?:push|pull|prune)"}
 CORE = ["tests/content", "tests/engine", "tests/hosts", "tests/store"]
 THROUGH_EVERY_ROOM = [
     "tests/content/test_trace.py",
+    "tests/engine/test_export_ends.py",
+    "tests/engine/test_export_plugins.py",
     "tests/engine/test_exporting.py",
+    "tests/engine/test_exports_together.py",
     "tests/engine/test_hooks.py",
+    "tests/engine/test_installed_plugins.py",
     "tests/engine/test_loading.py",
     "tests/engine/test_scopes.py",
     "tests/hosts/test_hosts.py",

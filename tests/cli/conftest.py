@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from reading import steps, write
 
+from rollout_plugins import open_run
 from rollout_plugins.cli.main import main
+from rollout_plugins.store.read import StoredRun
 
 
 @pytest.fixture
@@ -22,3 +26,8 @@ def rollouts(capsys: Any) -> Any:
         return code, printed.out, printed.err
 
     return call
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> StoredRun:
+    return open_run(write(tmp_path, steps(3), trainer="GRPOTrainer", model="tiny"))

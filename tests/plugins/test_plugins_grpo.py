@@ -6,11 +6,8 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections import Counter
 from pathlib import Path
-
-os.environ.setdefault("TRACKIO_DIR", tempfile.mkdtemp(prefix="trackio-"))
 
 import pytest
 from rig import GRPO, RLOO, call, dataset, make

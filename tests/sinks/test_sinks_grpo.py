@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 from uuid import uuid4
 
-os.environ.setdefault("TRACKIO_DIR", tempfile.mkdtemp(prefix="trackio-"))
 os.environ.setdefault("WANDB_DIR", tempfile.mkdtemp(prefix="wandb-"))
 
 import pytest

@@ -1,12 +1,8 @@
 """What tests of the recorder and of the frameworks' shapes share: recording into a run, and the frameworks' classes."""
 
-import os
-import tempfile
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
-
-os.environ.setdefault("TRACKIO_DIR", tempfile.mkdtemp(prefix="trackio-"))
 
 import torch
 from trackio.sqlite_storage import SQLiteStorage

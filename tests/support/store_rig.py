@@ -15,6 +15,7 @@ from rollout_plugins import Batch, Rollout, Run, hookimpl, open_run
 from rollout_plugins.engine.discover import Plugins
 from rollout_plugins.engine.pipeline import Pipeline
 from rollout_plugins.store.columns import from_rows
+from rollout_plugins.store.finding import find_runs
 from rollout_plugins.store.write import RunWriter
 
 STAMPED = ("id", "run_id", "attempt", "split", "step", "generation")
@@ -66,6 +67,11 @@ def written(folder, made, **facts):
     found = {rollout.id: rollout for rollout in open_run(folder).rollouts(tokens=True)}
     assert len(found) == len(made)
     return [found[str(i)] for i in range(len(made))], writer.lost
+
+
+def runs(folder):
+    """The runs of the trainer whose output folder is `out` in this one."""
+    return [open_run(path) for path in find_runs(folder / "out-rollouts")]
 
 
 def through_a_file(made):

@@ -1,0 +1,167 @@
+"""Where commands write: a terminal of any width, a pipe, an output that takes ASCII alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from reading import called, one, steps, write
+
+
+def on_a_terminal(*words: object, columns: int = 80, lines: int = 24) -> list[str]:
+    """What a person sees, without the colours."""
+    main_end, other_end = pty.openpty()
+    settings = {**os.environ, "COLUMNS": str(columns), "LINES": str(lines), "TERM": "xterm", "PAGER": "cat"}
+    command = [sys.executable, "-m", "rollout_plugins.cli.main", *map(str, words)]
+    process = subprocess.Popen(command, stdin=other_end, stdout=other_end, stderr=other_end, env=settings)
+    os.close(other_end)
+    seen = b""
+    while True:
+        try:
+            piece = os.read(main_end, 65536)
+        except OSError:
+            break
+        if not piece:
+            break
+        seen += piece
+    process.wait(60)
+    os.close(main_end)
+    return re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode()))
+
+
+HOSTILE = "\x1b[31mred\x1b[0m \x1b]0;title\x07 [bold]x[/bold] [/] \u202eevil\u202c \x00 \ud800 end"
+
+
+@pytest.mark.slow
+def test_nothing_a_model_wrote_is_obeyed(rollouts, tmp_path):
+    made = one(1, 0, completion=({"role": "assistant", "content": HOSTILE},), tool_calls=(called(HOSTILE),))
+    write(tmp_path, [made], trainer=HOSTILE, model=HOSTILE)
+    for words in (
+        ["show", tmp_path],
+        ["show", tmp_path, "--group", "0"],
+        ["stats", tmp_path],
+        ["list", tmp_path],
+        ["sql", tmp_path, "select content, role from messages"],
+        ["sql", tmp_path, f'select 1 as "{HOSTILE.replace(chr(0), "").replace(chr(0xD800), "")}"'],
+        ["diff", tmp_path, tmp_path],
+        ["doctor", tmp_path, "--offline"],
+    ):
+        code, out, err = rollouts(*words)
+        assert code == 0, (words, err)
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e]", out.replace("\t", "")), words
+        seen = "".join(on_a_terminal(*words))
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e]", seen), words
+    assert "[bold]x[/bold]" in rollouts("show", tmp_path)[1]
+
+
+def test_a_pipe_that_closes_early_is_no_error(tmp_path):
+    write(tmp_path, steps(300, size=8))
+    command = f"{sys.executable} -m rollout_plugins.cli.main sql {tmp_path} 'select * from messages' | head -1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "0"
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.slow
+def test_on_a_terminal_nothing_is_wider_than_the_window(run, columns):
+    for words in (
+        ["stats", run.dir],
+        ["list", run.dir.parent],
+        ["show", run.dir],
+        ["plugins"],
+        ["doctor", run.dir, "--offline"],
+    ):
+        seen = on_a_terminal(*words, columns=columns)
+        assert max(map(len, seen)) <= columns, words
+        assert len(seen) > 3, words
+    assert any("reward 2.5 → 4.5" in line for line in on_a_terminal("stats", run.dir))
+
+
+def test_a_table_that_is_too_wide_gives_up_what_matters_least(tmp_path):
+    calls = (called("search"), called("search", "error"))
+    made = [
+        one(step, n, tool_calls=calls, rewards={"correct": 0.123, "format": 0.456}) for step in (1, 2) for n in (0, 1)
+    ]
+    write(tmp_path, made)
+    narrow, wide = (on_a_terminal("stats", tmp_path, columns=columns) for columns in (80, 160))
+    heads = [next(line for line in seen if line.startswith(" step")) for seen in (narrow, wide)]
+    assert "reward" in heads[0]
+    assert "max" not in heads[0]
+    assert heads[1].split("  ")[-1].strip() == "failed"
+    assert max(map(len, narrow)) <= 80
+
+
+def test_colours_and_charts_stay_out_of_a_pipe(run):
+    done = subprocess.run(
+        [sys.executable, "-m", "rollout_plugins.cli.main", "show", str(run.dir)],
+        capture_output=True, text=True, check=True, env={**os.environ, "FORCE_COLOR": ""},
+    )  # fmt: skip
+    assert "\x1b" not in done.stdout
+
+
+ODD = "caf\u00e9 \u2014 \U0001f600 \x9b31m \u202eevil\u202c \u2028"
+
+
+@pytest.fixture
+def odd(tmp_path: Path) -> Path:
+    made = [one(1, index, prompt=({"role": "user", "content": ODD},), columns={"note": ODD}) for index in range(2)]
+    return write(tmp_path / "odd", made, trainer=ODD, model=ODD)
+
+
+def on_ascii(*words: object) -> tuple[int, str, str]:
+    settings = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    command = [sys.executable, "-m", "rollout_plugins.cli.main", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, env=settings, check=False)
+    return done.returncode, done.stdout.decode("ascii"), done.stderr.decode("ascii")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--help"], ["list"], ["show"], ["show", "--json"], ["show", "--group", "0"], ["stats"], ["stats", "--json"],
+        ["sql", "select json_extract_string(columns, '$.note') as note from rollouts"], ["sql", "--csv", "select json_extract_string(columns, '$.note') as note from rollouts"],
+        ["sql", "--json", "select json_extract_string(columns, '$.note') as note from rollouts"], ["export", "--to", "jsonl", "-o", "-"], ["doctor"],
+        ["plugins"], ["completion", "bash"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+@pytest.mark.slow
+def test_every_command_writes_to_an_output_that_takes_ascii_alone(odd: Path, words: list[str]) -> None:
+    takes_run = words[0] not in {"--help", "plugins", "completion"}
+    code, out, err = on_ascii(words[0], *([odd] if takes_run else []), *words[1:])
+    assert (code, err) == (0, "")
+    assert out
+    if "--json" in words or "-" in words:
+        assert "caf\\u00e9 \\u2014 \\ud83d\\ude00" in out or words[0] == "stats"
+
+
+def test_json_on_an_ascii_output_says_the_same(odd: Path) -> None:
+    _, out, _ = on_ascii("show", odd, "--json", "--limit", 1)
+    assert json.loads(out)["columns"] == {"note": ODD}
+    _, out, _ = on_ascii("export", odd, "--to", "jsonl", "-o", "-", "--limit", 1)
+    assert json.loads(out)["info"] == {"note": ODD}
+    _, out, _ = on_ascii(
+        "sql", odd, "--json", "select json_extract_string(columns, '$.note') as note from rollouts limit 1"
+    )
+    assert json.loads(out) == [{"note": ODD}]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["show", "--json"], ["sql", "--json", "select json_extract_string(columns, '$.note') as note from rollouts"], ["export", "--to", "jsonl", "-o", "-"],
+        ["sql", "--csv", "select json_extract_string(columns, '$.note') as note from rollouts"], ["sql", "select json_extract_string(columns, '$.note') as note from rollouts"], ["show"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_no_output_is_obeyed_by_a_terminal(odd: Path, words: list[str]) -> None:
+    seen = "".join(on_a_terminal(words[0], odd, *words[1:]))
+    assert re.findall("[\x7f-\x9f\u2028-\u202e]", seen) == []
+    assert "\\u202eevil" in seen

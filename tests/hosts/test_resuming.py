@@ -1,0 +1,79 @@
+"""Trainings that resume or start over go on in their run."""
+
+from pathlib import Path
+
+import pytest
+from rig import half, make
+from store_rig import runs
+
+from rollout_plugins import RolloutPluginCallback, open_run
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_resume_continues_the_run_and_supersedes_what_is_done_again(tmp_path, kind):
+    def start(**config):
+        trainer = make(tmp_path, save_strategy="steps", save_steps=2, **config)
+        trainer.add_callback(RolloutPluginCallback())
+        return trainer
+
+    start(max_steps=3).train()
+    start(max_steps=4).train(resume_from_checkpoint=kind(tmp_path / "out" / "checkpoint-2"))
+    (run,) = runs(tmp_path)
+    assert run.info.attempt == 2
+    assert run.info.resumed_from == 2
+    assert [(r.step, r.attempt) for r in run.rollouts()] == [
+        (s, 1 if s < 3 else 2) for s in range(1, 5) for _ in range(4)
+    ]
+    assert len(list(run.rollouts(superseded=True))) == 20
+    assert len({r.id for r in run.rollouts(superseded=True)}) == 20
+
+
+def test_resume_from_a_checkpoint_that_never_had_it_and_the_reverse(tmp_path):
+    make(tmp_path, save_strategy="steps", save_steps=1, max_steps=1).train()
+    trainer = make(tmp_path, save_strategy="steps", save_steps=1, max_steps=2)
+    trainer.add_callback(RolloutPluginCallback())
+    trainer.train(resume_from_checkpoint=True)
+    (run,) = runs(tmp_path)
+    assert run.steps == [2]
+    assert run.info.resumed_from == 1
+    without = make(tmp_path, save_strategy="steps", save_steps=1, max_steps=3)
+    without.train(resume_from_checkpoint=True)
+    assert without.state.global_step == 3
+    assert len(runs(tmp_path)) == 1
+
+
+def test_resume_restores_callback_states_without_us(tmp_path):
+    def start(steps):
+        trainer = make(
+            tmp_path,
+            save_strategy="steps",
+            save_steps=1,
+            max_steps=steps,
+            restore_callback_states_from_checkpoint=True,
+        )
+        trainer.add_callback(RolloutPluginCallback())
+        return trainer
+
+    start(1).train()
+    start(2).train(resume_from_checkpoint=True)
+    assert open_run(tmp_path / "out").steps == [1, 2]
+
+
+def test_a_training_that_starts_over_is_a_new_attempt_of_its_run(tmp_path):
+    calls = []
+
+    def fails_once(completions, **kwargs):
+        calls.append(1)
+        if len(calls) == 2:
+            raise MemoryError
+        return half(completions)
+
+    trainer = make(tmp_path, rewards=fails_once, max_steps=2)
+    trainer.add_callback(RolloutPluginCallback())
+    with pytest.raises(MemoryError):
+        trainer.train()
+    trainer._buffered_inputs = None
+    trainer.train()
+    (run,) = runs(tmp_path)
+    assert [(r.step, r.attempt) for r in run.rollouts()] == [(1, 2)] * 4 + [(2, 2)] * 4
+    assert len(list(run.rollouts(superseded=True))) == 16
