@@ -24,6 +24,7 @@ PARTS = {
     "shapes": ["shapes"],
     "demo": ["demo"],
     "remote": ["remote"],
+    "trainers": ["trainers"],
 }
 COMMANDS = {"view": "view", "web": "report", "shapes": "import", "demo": "demo", "remote": "(?:push|pull|prune)"}
 CORE = ["tests/content", "tests/engine", "tests/hosts", "tests/store"]

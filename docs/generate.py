@@ -23,7 +23,8 @@ from rollout_hookspecs import _records, hooks
 
 from rollout_plugins import RolloutPluginCallback, RolloutRecorder, StoredRun, open_run
 from rollout_plugins.cli import main as cli
-from rollout_plugins.hosts import known_hosts
+from rollout_plugins.hosts import HOSTS
+from rollout_plugins.trainers import Trainers
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -190,7 +191,7 @@ HEAD = ["trainer", "messages", "rewards", "advantage", "tools", "images", "group
 
 def trainers() -> str:
     """What each host says it records, and notes on some; a test trains with each of them and holds it to that."""
-    supports = [support for host in known_hosts() for support in host.supports]
+    supports = [support for host in (*HOSTS, *Trainers().register_hosts()) for support in host.supports]
     supports.sort(key=lambda support: not support.is_of_trl)
     table = [HEAD, ["---"] * len(HEAD), *map(supported, supports)]
     notes = [f"- {named(support)}: {support.note}." for support in supports if support.note]

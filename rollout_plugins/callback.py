@@ -17,6 +17,7 @@ from rollout_hookspecs import Batch, Run
 from rollout_plugins.attached import Attached, Wrappers, dataset_of
 from rollout_plugins.content.once import Once
 from rollout_plugins.engine.copying import Given
+from rollout_plugins.engine.discover import TRAINERS
 from rollout_plugins.engine.environment import flag
 from rollout_plugins.engine.pipeline import Pipeline
 from rollout_plugins.engine.run_id import identify, run_of, write_marker
@@ -66,7 +67,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         disable: names of plugins that must not run.
         config: options for plugins given by name, for example `{"cap": {"max_per_step": 8}}`.
         mirror: a URL, such as `s3://bucket/runs`, that the run is copied to while it is recorded; see `Mirror`.
-        autoload: whether installed plugins run without being named.
+        autoload: whether installed plugins run without being named; `trainers` does in any case.
         strict: let errors of plugins end the run; for tests.
         sync: do all work on the training thread; for debugging.
         tokens: also keep token ids, masks and log-probabilities.
@@ -98,6 +99,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         others = set(vars(self))  # of a subclass
         disable = disable if isinstance(disable, str) else tuple(disable)
         self._plugins = load_plugins(plugins, config, disable=disable, mirror=mirror, autoload=autoload)
+        self._plugins.add(TRAINERS)  # even without autoload: it changes no rollout and sends none
         self._options: dict[str, Any] = {
             "plugins": list(plugins or ()), "dir": checked_dir(dir), "disable": disable, "config": config,
             "mirror": mirror, "autoload": autoload, "strict": strict, "sync": sync, "tokens": tokens,
@@ -237,8 +239,16 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
 
     def _say_unknown(self, trainer: Any) -> None:
         if trainer is not None and self._known(trainer) is None:
-            kind = type(trainer).__name__
-            self._once.warn(f"{kind} makes no rollouts that are known here; the callback does nothing{_why(trainer)}")
+            unknown = f"{type(trainer).__name__} makes no rollouts that are known here; the callback does nothing"
+            self._once.warn(unknown + self._why(trainer))
+
+    def _why(self, trainer: Any) -> str:
+        """What is missing to know the trainer, or how it differs from the known one it is most like."""
+        trainers = self._plugins.found.get(TRAINERS)
+        if trainers is not None and trainers.status != "active":
+            return f": plugin {TRAINERS!r}, which knows more trainers, is off ({trainers.status} {trainers.reason})"
+        found = nearest_to(trainer, self._pipeline.dispatcher.hosts())
+        return f": {found}; docs/trainers.md says how to write a host for it" if found else ""
 
     def _attach_late(self, trainer: Any) -> None:
         """Added, or added again, while the trainer is training."""
@@ -415,7 +425,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
     def _mark_checkpoint(self, trainer: Any, folder: Path) -> None:
         attached = self._known(trainer)
         if attached is not None and attached.run is not None:
-            write_marker(folder, attached.run.id, attached.pipeline.generation)
+            write_marker(folder, Path(attached.run.dir), attached.run.attempt, attached.pipeline.generation)
 
     def _log(self, attached: Attached, call: Call) -> Any:
         """Metrics join the trainer's own log, under names of their own.
@@ -439,9 +449,3 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         if not prefix:
             return named_metrics(attached.pipeline, "train")
         return named_metrics(attached.pipeline, "eval", prefix, dataset_of(prefix))
-
-
-def _why(trainer: Any) -> str:
-    """How the trainer differs from the known one it is most like."""
-    found = nearest_to(trainer)
-    return f": {found}; docs/trainers.md says how to write a host for it" if found else ""

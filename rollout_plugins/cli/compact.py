@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from rollout_plugins.cli.chosen import add_run, note_damage, opened
 from rollout_plugins.cli.common import counted, say
 from rollout_plugins.content.elsewhere import is_elsewhere
+from rollout_plugins.content.names import count
 from rollout_plugins.content.nodes import is_joined
 from rollout_plugins.content.replacing import replace_file
 from rollout_plugins.errors import RunError
@@ -61,13 +62,19 @@ def run(options: Namespace) -> int:
     _remove_joined(stored.dir)
     with counted("files") as progress, ThreadPoolExecutor(min(os.cpu_count() or 1, 2)) as pool:
         done = 0
-        for count in pool.map(partial(_join, stored.dir), targets, groups):
-            done += count
+        for joined_now in pool.map(partial(_join, stored.dir), targets, groups):
+            done += joined_now
             progress("files", done, sum(map(len, groups)))
     stored.refresh()
     after = [part for part in find_parts(stored.dir) if not part.is_journal]
-    say(f"{len(before):,} files are now {len(after):,}, with {len(stored):,} rollouts")
+    say(_what_became(len(before), len(after), count(len(stored), "rollout")))
     return note_damage(stored)
+
+
+def _what_became(before: int, after: int, rollouts: str) -> str:
+    if before == after:
+        return f"nothing to join: {rollouts} in {count(after, 'file')}"
+    return f"{before:,} files are now {after:,}, with {rollouts}"
 
 
 def _groups(stored: StoredRun, *, unended: bool) -> Iterator[list[_Part]]:

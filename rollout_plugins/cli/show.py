@@ -36,7 +36,9 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument("--id", action="append", help="this rollout; may be given again")
     parser.add_argument("--group", metavar="N|ID", help="a group side by side: its number, or any rollout of it")
     parser.add_argument(
-        "--history", metavar="ID|TEXT", help="one prompt through the run: this rollout's, or the one with this text"
+        "--history",
+        metavar="ID|TEXT",
+        help="one prompt through the run: this rollout's, or the one with exactly this text",
     )
     parser.add_argument(
         "--lines", type=int, default=LINES, help=f"lines of each rollout on a terminal (default: {LINES})"
@@ -55,12 +57,17 @@ def run(options: Namespace) -> None:
         for _, rollout in found:
             write_json(sys.stdout, as_json(rollout))
     elif not found:
-        note("no rollouts match" if len(stored) else f"{stored.place} has no rollouts yet")
+        note(_why_none(options) if len(stored) else f"{stored.place} has no rollouts yet")
     else:
         _print(found, options)
     if of:
         note(of)
     note_damage(stored)
+
+
+def _why_none(options: Namespace) -> str:
+    why = "; --history takes the whole text of a message, and --search a part of it" if options.history else ""
+    return f"no rollouts match{why}"
 
 
 def _chosen(stored: StoredRun, options: Namespace, filters: dict[str, Any]) -> Found:

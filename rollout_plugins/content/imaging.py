@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from io import BytesIO
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ IMAGE_NAMES: Final = frozenset({"image", "images"})
 """Fields that hold images, whatever their value looks like."""
 _TYPES: Final = frozenset({"image", "image_url", "input_image"})
 _ATOMS: Final = frozenset({str, int, float, bool, type(None)})
+_READ: Final = _ATOMS | {dict, list, tuple}
 _MOST_VALUES: Final = 200_000
 _SEE_THROUGH = frozenset({"LA", "La", "PA", "RGBa"})
 
@@ -34,24 +36,23 @@ def is_beyond_text(values: Collection[Any]) -> bool:
 
     It looks at types and keys alone: most rollouts hold text, and looking closely costs ten times as much.
     """
-    left = _MOST_VALUES
-    unread: list[Any] = [values]
+    left, level = _MOST_VALUES, list(values)
     try:
-        while unread:
-            items = unread.pop()
-            left -= 1 + len(items)
+        while level:
+            kinds = set(map(type, level))
+            if kinds <= _ATOMS:
+                return False
+            if not kinds <= _READ:
+                return True
+            dicts = [one for one in level if type(one) is dict] if dict in kinds else []
+            keys = set(chain.from_iterable(dicts))
+            if not IMAGE_NAMES.isdisjoint(keys) or ("type" in keys and any(map(is_image_block, dicts))):
+                return True
+            lists = [one for one in level if type(one) is list or type(one) is tuple]
+            left -= len(level) + sum(map(len, dicts)) + sum(map(len, lists))
             if left < 0:
                 return True
-            for item in items:
-                kind = type(item)
-                if kind is dict:
-                    if not IMAGE_NAMES.isdisjoint(item) or is_image_block(item):
-                        return True
-                    unread.append(item.values())
-                elif kind is list or kind is tuple:
-                    unread.append(item)
-                elif kind not in _ATOMS:
-                    return True
+            level = [*chain.from_iterable(map(dict.values, dicts)), *chain.from_iterable(lists)]
     except Exception:  # keys that object to being compared
         return True
     return False

@@ -11,7 +11,7 @@ def real(value: Any) -> float | None:
     """The float in a number, NaN and infinities included; None for a flag, and for whatever is not a number."""
     if type(value) is float:  # nearly all of them, and quick to tell
         return value
-    if isinstance(value, bool) or not isinstance(value, Real):
+    if type(value) is not int and (isinstance(value, bool) or not isinstance(value, Real)):
         return None
     try:
         return float(value)

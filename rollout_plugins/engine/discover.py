@@ -29,8 +29,9 @@ logger = logging.getLogger("rollout_plugins")
 
 DISTRIBUTION = "rollout-plugins"
 DEFAULTS = ("images", "metrics")
-ON_DEMAND = ("trackio", "wandb", "cap")
-"""Those of ours that run where the trainer reports to them, and what goes with them."""
+TRAINERS = "trainers"
+ON_DEMAND = (TRAINERS, "trackio", "wandb", "cap")
+"""Those of ours that a callback adds: what knows its trainer, where that reports to, and what goes with it."""
 
 
 @dataclass
@@ -289,6 +290,7 @@ def name_of(plugin: Any, known: Mapping[str, Installed]) -> str:
 def listing() -> list[dict[str, Any]]:
     """Every installed plugin and whether it would run, for `rollouts plugins`. The format is stable."""
     plugins = Plugins()
+    plugins.add(TRAINERS)
     order = [name for name, _ in reversed(plugins.manager.list_name_plugin())]
     for found in plugins.found.values():
         if found.plugin is None and found.status == "available":

@@ -308,8 +308,10 @@ class Pipeline:
 
     @property
     def _has_plugins(self) -> bool:
-        """Whether there is anything that could hang; a thread for it is only made then."""
-        return any(not isinstance(plugin, DefaultTrace) for plugin in self._all_plugins)
+        """Whether there is anything that could hang; a thread for it is only made then. Hosts run elsewhere."""
+        others = (plugin for plugin in self._all_plugins if not isinstance(plugin, DefaultTrace))
+        callers = (caller for plugin in others for caller in self.dispatcher.manager.get_hookcallers(plugin) or ())
+        return any(caller.name != "register_hosts" for caller in callers)
 
     def _take_out_hung(self) -> bool:
         seconds = self._hang_seconds

@@ -15,9 +15,11 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from rollout_hookspecs import Run
 
+from rollout_plugins.content.replacing import replace_file
 from rollout_plugins.engine import environment
 from rollout_plugins.errors import DamageWarning, RunError
 from rollout_plugins.store.read import open_run
@@ -27,6 +29,8 @@ from rollout_plugins.store.write import ATTEMPTS
 logger = logging.getLogger("rollout_plugins")
 
 MARKER = "rollouts.json"
+#: How long a rank that lost its folder lets others speak first.
+KNOWING = timedelta(seconds=3)
 
 
 @dataclass(frozen=True)
@@ -51,10 +55,17 @@ def identify(root: Path, key: str, checkpoint: Path | None, step: int, restarted
     mine = Identity(new_id(), resumed_from=step or None)
     marker = _read_marker(checkpoint)
     name = restarted or run_of(checkpoint)
-    if name and (root / name).is_dir():
-        mine = Identity(name, max(1, _last_attempt(root / name)) + 1, whole(marker.get("generation")) or 0, step)
-    found = _agreed(key, mine, place_in_launch()[1])
-    return found if found.attempt == 1 else _unshared(root / found.id, found)
+    is_here = (root / name).is_dir()
+    if name and (is_here or marker.get("home") == _home(root)):  # elsewhere it would be a branch of that run
+        last = _last_attempt(root / name) if is_here else whole(marker.get("attempt"))
+        generation = whole(marker.get("generation")) or 0
+        mine = Identity(name, max(1, last or 1) + 1, generation, step)
+    found = _agreed(key, mine, place_in_launch()[1], is_known=is_here or not name)
+    if found.attempt > 1:
+        found = _unshared(root / found.id, found)
+    if found.launch and run_of(checkpoint) == found.id:
+        write_marker(checkpoint, root / found.id, found.attempt, found.generation)
+    return found
 
 
 def identify_loop(
@@ -72,8 +83,10 @@ def identify_loop(
             logger.warning("each process records a run of its own: give all of them the same run_id to make it one")
         return _agreed(key, Identity(new_id()), world_size)
     before = _last_attempt(root / name, "run*.json" if can_agree else file)
-    mine = Identity(name, before + 1, _generations(root / name, before), resumed_from)
-    return _agreed(key, mine, world_size)
+    last = before if resumed_from is None else max(1, before)
+    mine = Identity(name, last + 1, _generations(root / name, before), resumed_from)
+    found = _agreed(key, mine, world_size, is_known=last == before)
+    return replace(found, attempt=max(found.attempt, last + 1))  # of a rank that lost its folder, and does not know
 
 
 def place_in_launch() -> tuple[int, int]:
@@ -125,8 +138,11 @@ def ranks_can_agree(world_size: int) -> bool:
     return "MASTER_PORT" in os.environ and (is_ready or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True")
 
 
-def _agreed(key: str, mine: Identity, world_size: int) -> Identity:
-    """The first writer's identity, on every rank that asks. Waits for no other rank, so any may be absent."""
+def _agreed(key: str, mine: Identity, world_size: int, *, is_known: bool = True) -> Identity:
+    """The first writer's identity, on every rank that asks. Waits for no other rank, so any may be absent.
+
+    A rank that goes on with a run of which its disk has nothing lets those that know it come first, for a moment.
+    """
     with_launch = replace(mine, launch=secrets.token_hex(4))
     if world_size == 1:
         return with_launch
@@ -139,19 +155,33 @@ def _agreed(key: str, mine: Identity, world_size: int) -> Identity:
         store = distributed.TCPStore(
             address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=5)
         )
+        ranks = distributed.PrefixStore("rollout_plugins", store)
+        if not is_known:
+            with suppress(RuntimeError):  # nobody does
+                ranks.wait([key], KNOWING)
         # Sets the value only where there is none yet, and returns what is there: the first rank's, on every rank.
-        first = distributed.PrefixStore("rollout_plugins", store).compare_set(key, "", json.dumps(vars(with_launch)))
+        first = ranks.compare_set(key, "", json.dumps(vars(with_launch)))
         return Identity(**json.loads(bytes(first)))
     except Exception as error:  # every rank then has a run of its own, which is said, and loses nothing
         logger.warning("ranks could not agree on a run id (%r); each records a run of its own", error)
         return mine
 
 
-def write_marker(checkpoint: Path, run: str, generation: int) -> None:
-    """Note in a checkpoint which run it belongs to, so that a resume continues that run."""
-    if checkpoint.is_dir():
+def write_marker(checkpoint: Path | None, run: Path, attempt: int, generation: int) -> None:
+    """Note in a checkpoint which run it belongs to, so that a resume continues that run.
+
+    A resume notes its attempt there, for the next one, which may find an empty disk.
+    """
+    if checkpoint is not None and checkpoint.is_dir():
+        noted = {"run": run.name, "home": _home(run.parent), "attempt": attempt, "generation": generation}
+        text = json.dumps(noted)
         with suppress(OSError):
-            (checkpoint / MARKER).write_text(json.dumps({"run": run, "generation": generation}), encoding="utf-8")
+            replace_file(checkpoint / MARKER, lambda path: path.write_text(text, encoding="utf-8"), sync=False)
+
+
+def _home(root: Path) -> int:
+    """Tells one folder of runs from another, on whatever machine, and names none in a file that may be published."""
+    return crc32(str(root.absolute()).encode())
 
 
 def run_of(checkpoint: Path | None) -> str:

@@ -1,46 +1,41 @@
-"""Where each family of trainers has its rollouts, and how to observe them without changing anything."""
+"""Where the rollouts of a trainer are, and how to observe them without changing anything."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import Any
 
 from rollout_hookspecs import Host
 
-from rollout_plugins.hosts import (
-    a2po,
-    async_queue,
-    axolotl,
-    distillation,
-    gkd,
-    grpo,
-    online_dpo,
-    self_distillation,
-    swift,
-)  # fmt: skip
+from rollout_plugins.hosts import grpo
 
-#: The hosts of this library, most specific first.
-HOSTS = (
-    swift.GRPO, swift.GKD, axolotl.HOST, axolotl.SEQUENCE_PARALLEL, grpo.HOST, async_queue.AsyncHost(),
-    self_distillation.SDPO, self_distillation.SDFT, self_distillation.BUFFERED, distillation.HOST, online_dpo.HOST,
-    a2po.HOST, gkd.GKD, gkd.GOLD, gkd.IWOPD,
-)  # fmt: skip
+logger = logging.getLogger("rollout_plugins")
+
+HOSTS = (grpo.HOST,)
+"""The core's own. Plugins have the others: `rollout_plugins.trainers`, and those of third parties."""
 
 
-def known_hosts() -> list[Host]:
-    return list(HOSTS)
+def host_for(trainer: Any, more: Iterable[Host] = ()) -> Host | None:
+    """The first host that knows the trainer; plugins' hosts come before ours."""
+    return next((host for host in (*more, *HOSTS) if _knows(host, trainer)), None)
 
 
-def nearest_to(trainer: Any) -> str:
+def _knows(host: Host, trainer: Any) -> bool:
+    try:
+        return host.matches(trainer)
+    except Exception as error:
+        kind = type(trainer).__name__
+        logger.warning("host %r was left out: it could not say whether it knows %s: %r", host.name, kind, error)
+        return False
+
+
+def nearest_to(trainer: Any, more: Iterable[Any] = ()) -> str:
     """Which trainer of TRL's an unknown one is most like, and how it differs; empty if it is like none of them."""
-    lacking = [(host.missing(trainer), host) for host in HOSTS if host.supports[0].is_of_trl]
+    of_trl = [host for host in (*HOSTS, *more) if hasattr(host, "missing") and host.supports[0].is_of_trl]
+    lacking = [(host.missing(trainer), host) for host in of_trl]
     alike = [(missing, host) for missing, host in lacking if len(missing) < len(host.missing(object()))]
     if not alike:
         return ""
     missing, host = min(alike, key=lambda one: len(one[0]))
     return f"it is most like TRL's {host.supports[0].trainer}, but it {' and '.join(missing)}"
-
-
-def host_for(trainer: Any, more: Iterable[Host] = ()) -> Host | None:
-    """The first host that knows the trainer; plugins' hosts come before ours."""
-    return next((host for host in (*more, *HOSTS) if host.matches(trainer)), None)

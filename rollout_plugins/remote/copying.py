@@ -6,10 +6,13 @@ of that size is there already. Other files, the run's facts among them, are sent
 
 from __future__ import annotations
 
+import json
 import re
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -19,9 +22,11 @@ from rollout_plugins.remote.folders import File, Folder, files_of
 from rollout_plugins.remote.prune import is_pruned
 from rollout_plugins.store.compacted import joined
 from rollout_plugins.store.moved import moved
+from rollout_plugins.store.run_facts import earlier_attempts
 
 _PART = re.compile(r"data/[^/]+/(\d+-\d+)-\d+\.(parquet|arrows)")
 _OF_A_RUN = re.compile(rf"(.*/|)(run(-\d+)?\.json|{_PART.pattern})")
+_FACTS = re.compile(r"run(-\d+)?\.json")
 #: Rollouts come after the pictures in them, and the facts that count them last.
 _ORDER = ("media/", "data/", "annotations/", "")
 
@@ -41,6 +46,7 @@ class Copying:
         self._there = target.sizes()
         self._stamps: dict[str, tuple[int, int]] = {}
         self._journals: dict[str, tuple[int, float]] = {}
+        self._earlier: dict[str, list[dict[str, Any]]] = {}
 
     @classmethod
     def beside(cls, source: Path, parent: Folder, attempt: int, rank: int, **options: Any) -> Copying:
@@ -107,8 +113,29 @@ class Copying:
             if file.path.exists():  # else it was a journal that became a part, or the user removed it
                 self.failed[file.name] = self.target.place.why(error)
 
-        self.target.send(files, sent, failed)
+        self.target.send([self._with_lost_attempts(file) for file in files], sent, failed)
         return all(self._stamps.get(file.name) == stamps[file.name] or not file.path.exists() for file in files)
+
+    def _with_lost_attempts(self, file: File) -> File:
+        """A run file that also has the attempts that only the other folder knows of: this disk is a new one."""
+        if not _FACTS.fullmatch(file.name):
+            return file
+        made = Path(self._made.name) / file.name
+        if file.name not in self._earlier:
+            if file.name in self._there:
+                self.target.fetch(file.name, made)
+            self._earlier[file.name] = earlier_attempts(made)
+        known = {attempt.get("attempt") for attempt in earlier_attempts(file.path)}
+        lost = [attempt for attempt in self._earlier[file.name] if attempt.get("attempt") not in known]
+        if not lost:
+            return file
+        facts = json.loads(file.path.read_bytes())
+        made.write_text(json.dumps({**facts, "attempts": [*lost, *facts["attempts"]]}, indent=1), encoding="utf-8")
+        return File(made, file.name, made.stat().st_size)
+
+    @cached_property
+    def _made(self) -> tempfile.TemporaryDirectory[str]:
+        return tempfile.TemporaryDirectory(prefix="rollouts-")
 
     def _replace_journal(self, file: File) -> None:
         journal = str(Path(file.name).with_suffix(".arrows"))

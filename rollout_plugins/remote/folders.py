@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -71,7 +71,7 @@ class Folder:
             self.place.fsspec.invalidate_cache()
         root = self.place.path.strip("/")
         chosen = fs.FileSelector(self.place.path, recursive=True, allow_not_found=True)
-        infos = (info for info in self.place.arrow.get_file_info(chosen) if info.type == fs.FileType.File)
+        infos = (info for info in self.place.lists.get_file_info(chosen) if info.type == fs.FileType.File)
         found = ((info.path.strip("/").removeprefix(f"{root}/"), info.size) for info in infos)
         return {name: size for name, size in found if not name.rpartition("/")[2].startswith(".")}
 
@@ -187,6 +187,10 @@ class HubFolder(Folder):
 
     def prepare(self) -> None:
         if self._is_bucket:
+            if not hasattr(self._api, "create_bucket"):
+                raise RunError(
+                    f"{self.place.url}: this huggingface_hub knows no buckets: pip install --upgrade huggingface_hub"
+                )
             self._api.create_bucket(self.repo, private=self._private, exist_ok=True)
         else:
             self._api.create_repo(self.repo, repo_type="dataset", private=self._private, exist_ok=True)
@@ -196,12 +200,22 @@ class HubFolder(Folder):
         root = self.place.path
         try:
             found = self.place.fsspec.find(root, detail=True)
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            if self.place.is_missing(error):
+                raise
             return {}
         return {path.removeprefix(f"{root}/"): about["size"] for path, about in found.items()}
 
     def size(self, name: str) -> int | None:
-        return self.sizes().get(name)
+        paths = [self._path(name)]
+        if self._is_bucket:
+            found = self._api.get_bucket_paths_info(self.repo, paths)
+        else:
+            found = self._api.get_paths_info(self.repo, paths, repo_type="dataset")
+        return next((about.size for about in found), None)
+
+    def _path(self, name: str) -> str:
+        return f"{self._inside}/{name}".lstrip("/")
 
     @property
     def repo_root(self) -> HubFolder | None:
@@ -223,9 +237,10 @@ class HubFolder(Folder):
                 sent(file)
 
     def _commit(self, files: Sequence[File]) -> None:
-        named = [(str(file.path), f"{self._inside}/{file.name}".lstrip("/")) for file in files]
+        named = [(str(file.path), self._path(file.name)) for file in files]
         if self._is_bucket:
-            self._api.batch_bucket_files(self.repo, add=named)
+            with _without_bars():
+                self._api.batch_bucket_files(self.repo, add=named)
         else:
             self._add(named)
 
@@ -234,18 +249,33 @@ class HubFolder(Folder):
 
         added = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=content) for content, name in named]
         message = f"Add {named[0][1]}" if len(named) == 1 else f"Add {len(named)} files"
-        self._api.create_commit(self.repo, added, repo_type="dataset", commit_message=message)
+        with _without_bars():
+            self._api.create_commit(self.repo, added, repo_type="dataset", commit_message=message)
 
     def write(self, name: str, text: str) -> None:
         """A small file of the dataset."""
-        self._add([(text.encode(), f"{self._inside}/{name}".lstrip("/"))])
+        self._add([(text.encode(), self._path(name))])
 
     def remove(self, name: str) -> None:
-        path = f"{self._inside}/{name}".lstrip("/")
         if self._is_bucket:
-            self._api.batch_bucket_files(self.repo, delete=[path])
+            self._api.batch_bucket_files(self.repo, delete=[self._path(name)])
         else:
-            self._api.delete_file(path, self.repo, repo_type="dataset")
+            self._api.delete_file(self._path(name), self.repo, repo_type="dataset")
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Without what the Hub's client draws on the terminal while it sends, which belongs to training."""
+    from huggingface_hub.utils.tqdm import progress_bar_states as shown
+
+    before = dict(shown)
+    shown.clear()
+    shown["_global"] = False
+    try:
+        yield
+    finally:
+        shown.clear()
+        shown.update(before)
 
 
 def folder(place: Place, *, private: bool = True) -> Folder:

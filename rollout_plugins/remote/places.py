@@ -23,6 +23,9 @@ _PACKAGES = {
     **dict.fromkeys(("az", "abfs", "abfss", "adl"), ("adlfs", "azure")),
     "hf": ("huggingface_hub", "hf"),
 }
+#: How long S3 may be silent when it is asked for a file or sent one, and when it is asked for a list. PyArrow waits
+#: for requests that are under way when the process exits, and each is tried three times.
+SECONDS, LIST_SECONDS = 5.0, 20.0
 _S3, _LOCAL = ("s3", "s3a"), ("file", "local")
 _WHERE = {
     "s3": "AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
@@ -34,7 +37,9 @@ _DENIED = re.compile(
     r"access.?denied|forbidden|unauthori[sz]ed|\b40[13]\b|invalidaccesskey|signaturedoesnotmatch|expiredtoken|credential",
     re.IGNORECASE,
 )
-_MISSING = re.compile(r"no.?such.?bucket|(container|repository) ?not ?found|bucket does not exist", re.IGNORECASE)
+_MISSING = re.compile(
+    r"no.?such.?bucket|(bucket|container|repository) ?not ?found|bucket does not exist", re.IGNORECASE
+)
 _AWAY = re.compile(r"connect|timed? ?out|resolve|unreachable|503|slow.?down|network", re.IGNORECASE)
 #: Of a connection string.
 _KEY_INSIDE = re.compile(r"(?:AccountKey|SharedAccessSignature)=([^;]{8,})")
@@ -83,20 +88,33 @@ class Place:
     @cached_property
     def arrow(self) -> Any:
         """The filesystem for PyArrow: its own where it has one, which works without Python's interpreter lock."""
+        return self._arrow(SECONDS)
+
+    @cached_property
+    def lists(self) -> Any:
+        """The same, to list with: of a bucket with very many objects that takes some servers long."""
+        return self._arrow(LIST_SECONDS)
+
+    def _arrow(self, seconds: float) -> Any:
         from pyarrow import fs
 
         if self.is_local:
             return fs.LocalFileSystem()
         if self.protocol in _S3 and hasattr(fs, "S3FileSystem"):
             endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
-            return _s3(self.path.partition("/")[0], endpoint, os.getpid())
+            return _s3(self.path.partition("/")[0], endpoint, seconds, os.getpid())
         return fs.PyFileSystem(fs.FSSpecHandler(self.fsspec))
+
+    @staticmethod
+    def is_missing(error: BaseException) -> bool:
+        """Whether the bucket or repository itself is not there, rather than something in it."""
+        return bool(_MISSING.search(f"{error} {error.__cause__}"))
 
     def why(self, error: BaseException) -> str:
         """What went wrong here and what to do, in one line that holds no credentials."""
         text = without_secrets(" ".join(str(error).split()) or type(error).__name__)
         extra = _PACKAGES.get(self.protocol, ("", ""))[1]
-        if _MISSING.search(text) or (isinstance(error, FileNotFoundError) and not self.is_local):
+        if self.is_missing(error) or (isinstance(error, FileNotFoundError) and not self.is_local):
             return f"no such bucket or repository exists; create it, or correct the URL ({text})"
         if isinstance(error, PermissionError) or _DENIED.search(text):
             where = f": {_WHERE[extra]}" if extra in _WHERE else ""
@@ -145,7 +163,7 @@ def _check_protocol(protocol: str, what: str, text: str) -> None:
 
 
 @cache
-def _s3(bucket: str, endpoint: str, _pid: int) -> Any:
+def _s3(bucket: str, endpoint: str, seconds: float, _pid: int) -> Any:
     """One for all files of a bucket: finding out its region takes a request. A forked process needs its own."""
     from pyarrow import fs
 
@@ -156,9 +174,8 @@ def _s3(bucket: str, endpoint: str, _pid: int) -> Any:
     parts = urlsplit(endpoint)
     where = {"scheme": parts.scheme, "endpoint_override": parts.netloc + parts.path.rstrip("/")} if endpoint else {}
     return fs.S3FileSystem(
-        # PyArrow waits for requests that are under way when the process exits, so none may take long.
-        connect_timeout=5,
-        request_timeout=5,
+        connect_timeout=SECONDS,
+        request_timeout=seconds,
         allow_delayed_open=True,  # a small file is one request, and not three
         retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=3),
         **({"region": region} if region else {}),

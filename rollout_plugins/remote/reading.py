@@ -30,6 +30,7 @@ from rollout_plugins.content.elsewhere import MARK, SCHEME
 from rollout_plugins.content.nodes import root
 from rollout_plugins.content.replacing import replace_file
 from rollout_plugins.errors import RunError, need
+from rollout_plugins.remote import folders
 from rollout_plugins.remote.places import Place, place
 from rollout_plugins.store.compacted import NOTE
 from rollout_plugins.store.finding import DEPTH, found_in
@@ -37,6 +38,8 @@ from rollout_plugins.store.finding import DEPTH, found_in
 BLOCK = 256 * 2**10
 #: Requests at once: what takes time is waiting for the first byte of each.
 AT_ONCE = 16
+#: Folders that may have to be asked for what is in them, to find the runs below a URL.
+MOST_FOLDERS = 10_000
 #: What is kept here of runs that were not opened for a day, before the oldest are forgotten.
 MOST_BYTES = 20 * 2**30
 _DAY = 86400
@@ -120,11 +123,14 @@ def send(file: Path) -> None:
     """Copy a file that was written here to where the run is."""
     folder = file.parents[2]
     run = place(name(folder))
-    there = run.inside(file.relative_to(folder).as_posix()).path
+    failed: list[Exception] = []
+    one = folders.File(file, file.relative_to(folder).as_posix(), file.stat().st_size)
     try:
-        _asked(run, lambda: _files(run).pipe_file(there, file.read_bytes()))
+        folders.folder(run).send([one], lambda _: None, lambda _, error: failed.append(error))
     finally:
         file.unlink()  # from now on it stands for the one there
+    if failed:
+        raise RunError(f"{run.url}: {run.why(failed[0])}") from failed[0]
 
 
 @cache
@@ -234,7 +240,7 @@ def _files(run: Place) -> Any:
         return run.fsspec
     from fsspec.implementations.arrow import ArrowFSWrapper
 
-    return ArrowFSWrapper(run.arrow)
+    return ArrowFSWrapper(run.lists)
 
 
 def _read(run: Place, path: str, start: int | None = None, end: int | None = None) -> bytes:
@@ -256,7 +262,7 @@ def _asked(run: Place, question: Callable[[], Any]) -> Any:
     try:
         return question()
     except FileNotFoundError as error:
-        if "bucket does not exist" not in str(error):
+        if not run.is_missing(error):
             raise
         raise RunError(f"{run.url}: {run.why(error)}") from error
     except Exception as error:
@@ -275,6 +281,11 @@ def _runs(pool: ThreadPoolExecutor, top: Place) -> Iterator[tuple[Place, Mapping
                 yield folder, found
             else:
                 below += [folder.inside(path) for path, info in found.items() if info["type"] == "directory"]
+        if len(below) > MOST_FOLDERS:
+            raise RunError(
+                f"{top.url} has more than {MOST_FOLDERS:,} folders below it, and each could be a run; give the URL of "
+                "a run, or of a folder of runs"
+            )
         level = below
 
 
@@ -307,7 +318,7 @@ def _found(there: Place) -> dict[str, Info]:
 
     if isinstance(there.arrow, fs.PyFileSystem):
         return dict(_files(there).find(there.path, detail=True))
-    infos = there.arrow.get_file_info(fs.FileSelector(there.path, recursive=True, allow_not_found=True))
+    infos = there.lists.get_file_info(fs.FileSelector(there.path, recursive=True, allow_not_found=True))
     return {info.path: {"size": info.size, "mtime": info.mtime} for info in infos if info.is_file}
 
 

@@ -17,7 +17,7 @@ from rollout_plugins.shapes._fields import FINISHES, dict_in, finish_of, spoken,
 from rollout_plugins.shapes._files import each_row, find
 
 NAME = "OpenAI messages"
-LACKS = ("what the lines do not say: reward, rewards, advantage, step, split, group and finish_reason are read",)
+LACKS = ("rewards and the like, unless the lines have reward, rewards, advantage, step, split, group, finish_reason",)
 _TALK = {"messages", "prompt", "completion"}
 _OWN = {"reward", "advantage", "group"}
 _FIELDS = " fields"

@@ -33,6 +33,9 @@ def tool_calls(
 ) -> CallColumns:
     """`arguments` are those in the messages, as JSON; of rollouts that were not changed since, they are the calls'."""
     columns, starts = outcomes.columns, outcomes.starts
+    if not starts[-1]:
+        none = pa.array([0] * len(outcomes), pa.int64())
+        return CallColumns(list_of(TOOL_CALL, starts, {}), none, none)
     out = {name: _scalar(name, kind, outcomes, rows) for name, kind in _SCALARS.items()}
     rest: Rest = {}
     out["result"] = pa.nulls(starts[-1], TEXT) if outcomes.is_as_said else _results(outcomes, completion, rest)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from itertools import accumulate
+from functools import cache, partial
+from itertools import accumulate, repeat
+from operator import is_not
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -107,17 +108,24 @@ def json_of(values: Sequence[dict[Any, Any]], lost: list[Placeholder]) -> pa.Arr
     return array_of([next(texts) if value else None for value in values], TEXT)
 
 
-def list_of(kind: Any, starts: Iterable[int], columns: Mapping[str, Any]) -> pa.ListArray:
+def list_of(kind: Any, starts: Sequence[int], columns: Mapping[str, Any]) -> pa.ListArray:
     """A list column from flat child columns, and where each row's list begins, with the end of the last."""
+    offsets = pa.array(starts, pa.int32())
+    if not starts[-1]:  # as of most batches that call no tools, and show no images
+        return pa.ListArray.from_arrays(offsets, _none_of(kind))
     found = [(columns[field.name], field.type) for field in kind]
     arrays = [one if isinstance(one, pa.Array) else array_of(one, kind) for one, kind in found]
-    offsets = pa.array(starts, pa.int32())
     return pa.ListArray.from_arrays(offsets, pa.StructArray.from_arrays(arrays, fields=list(kind)))
+
+
+@cache
+def _none_of(kind: Any) -> pa.StructArray:
+    return pa.nulls(0, kind)
 
 
 def array_of(values: Sequence[Any], kind: Any) -> pa.Array:
     """An array of values, quickly where there are none: most columns of small batches are empty."""
-    return pa.array(values, kind) if any(value is not None for value in values) else pa.nulls(len(values), kind)
+    return pa.array(values, kind) if any(map(is_not, values, repeat(None))) else pa.nulls(len(values), kind)
 
 
 def starts_of(counts: Iterable[int]) -> list[int]:

@@ -76,8 +76,7 @@ class RunWriter:
         shard = self._shards.get(split)
         if shard is None or not shard.is_there():
             shard = self._new_shard(split)
-        shard.append(batch)
-        self.bytes += batch.nbytes
+        self.bytes += shard.append(batch)
         del batch  # sealing reads it again, and it may be as large as the memory that is left
         if shard.bytes >= SEAL_BYTES:
             self._seal(split)
@@ -217,9 +216,12 @@ class _Shard:
         except OSError:
             return False
 
-    def append(self, batch: pa.RecordBatch) -> None:
+    def append(self, batch: pa.RecordBatch) -> int:
+        """Returns how many bytes that took."""
+        before = self.bytes
         self._write(batch.serialize())
         self.rows += batch.num_rows
+        return self.bytes - before
 
     def _write(self, buffer: pa.Buffer) -> None:
         view = memoryview(buffer)

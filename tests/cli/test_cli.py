@@ -170,6 +170,7 @@ def test_show_into_a_pipe_leaves_nothing_out(rollouts, tmp_path):
 
 def test_show_says_when_nothing_matches(rollouts, run, tmp_path):
     assert rollouts("show", run.dir, "--step", "2", "--where", "false")[2] == "no rollouts match\n"
+    assert "--history takes the whole text of a message" in rollouts("show", run.dir, "--history", "question")[2]
     writer(tmp_path / "new").write_run()
     assert "has no rollouts yet" in rollouts("show", tmp_path / "new")[2]
     assert "has no rollouts yet" in rollouts("stats", tmp_path / "new")[2]

@@ -10,19 +10,13 @@ from functools import partial
 
 import pytest
 from rig import GRPO, dataset, half, make
-from store_rig import Count, collected
-from test_callback import runs
-from test_trainers import RUNNABLE
-from trainers import KINDS
-from trainers import make as make_kind
+from store_rig import Count, collected, runs
 from transformers import TrainerCallback
 
 from rollout_plugins import RolloutPluginCallback, hookimpl, open_run
 from rollout_plugins.engine.export import export
 from rollout_plugins.plugins.cap import Cap
 from rollout_plugins.sinks.jsonl import JsonlSink
-
-EVALUATING = [name for name in ("distillation", "sdpo", "sdft", "a2po", "rloo") if name in RUNNABLE]
 
 pytestmark = pytest.mark.slow
 
@@ -318,24 +312,6 @@ def test_a_training_after_an_evaluation_after_a_training_is_a_run_of_its_own(tmp
     trainer.evaluate()
     trainer.train()
     assert [(len(run), len(run.attempts)) for run in runs(tmp_path)] == [(8, 1), (4, 1)]
-
-
-@pytest.mark.parametrize("name", EVALUATING)
-def test_evaluation_after_training_is_kept_whole_by_every_trainer(tmp_path, name, caplog):
-    assert KINDS[name].evaluates
-    trainer = make_kind(tmp_path, name, eval_strategy="no", per_device_eval_batch_size=8)
-    trainer.add_callback(RolloutPluginCallback(tokens=True))
-    trainer.train()
-    before = len(trainer.truth)
-    trainer.evaluate()
-    run = open_run(tmp_path / "out")
-    stored = list(run.rollouts(split="eval", tokens=True))
-    truth = trainer.truth[before:]
-    assert len(stored) == len(truth) > 0
-    assert [list(r.tokens.completion) for r in stored] == [row["completion"] for row in truth]
-    assert all(r.completion and r.prompt and r.finish in {"stop", "length"} for r in stored)
-    assert run.drops == {}
-    assert [text for text in warnings(caplog) if "before" in text and "stage" not in text] == []
 
 
 # --- taken off -------------------------------------------------------------------------------------------------------

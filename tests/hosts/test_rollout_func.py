@@ -1,10 +1,9 @@
 """GRPO with a `rollout_func`: turns that it glued into one list of token ids are told apart again."""
 
-from itertools import cycle
-
 import pytest
 import trl
 from datasets import Dataset
+from episodes import END, TOLD, between, heard, played, said, since_1
 from packaging.version import Version
 from rig import dataset, make, tiny_model, tokenizer
 from transformers import AutoTokenizer
@@ -13,48 +12,6 @@ from rollout_plugins import RolloutPluginCallback, open_run
 
 if Version(trl.__version__) < Version("0.26"):
     pytest.skip("env_mask came with TRL 0.26", allow_module_level=True)
-
-since_1 = pytest.mark.skipif(
-    Version(trl.__version__) < Version("1.0"), reason="log_extra, and response templates, came with TRL 1.0"
-)
-END = "<|im_end|>"
-TOLD = {"turns": "told apart by env_mask; the trainer had them as one message"}
-
-
-def said(text):
-    return {"role": "assistant", "content": text}
-
-
-def heard(text, role="user"):
-    return {"role": role, "content": text}
-
-
-def played(episodes, *, masked=True, **fields):
-    """A `rollout_func` that plays these episodes: pieces of text or ids, each with whether the model wrote it."""
-    waiting = cycle(episodes)
-
-    def play(prompts, trainer):
-        def ids_of(piece):
-            return (
-                piece
-                if isinstance(piece, list)
-                else trainer.processing_class(piece, add_special_tokens=False)["input_ids"]
-            )
-
-        made = [[(ids_of(piece), wrote) for piece, wrote in next(waiting)] for _ in prompts]
-        out = {
-            "prompt_ids": [
-                ids_of(f"<|im_start|>user\n{i}{END}\n<|im_start|>assistant\n") for i in range(len(prompts))
-            ],
-            "completion_ids": [[token for ids, _ in one for token in ids] for one in made],
-            "env_mask": [[wrote for ids, wrote in one for _ in ids] for one in made],
-        }
-        out["logprobs"] = [[-0.5] * len(ids) for ids in out["completion_ids"]]
-        if not masked:
-            del out["env_mask"]
-        return out | {name: value(len(prompts)) for name, value in fields.items()}
-
-    return play
 
 
 def trained(folder, episodes, *, options=None, masked=True, fields=None, **more):
@@ -65,10 +22,6 @@ def trained(folder, episodes, *, options=None, masked=True, fields=None, **more)
     run = open_run(folder / "out")
     assert run.drops == {}
     return trainer, list(run.rollouts(tokens=True)), run
-
-
-def between(text, role="user"):
-    return f"\n<|im_start|>{role}\n{text}{END}\n<|im_start|>assistant\n"
 
 
 DOOR, LAMP = "I open the door.", "I light a lamp."

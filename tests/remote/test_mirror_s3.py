@@ -147,7 +147,7 @@ def test_a_server_that_never_answers_holds_up_neither_the_end_of_a_run_nor_that_
     with faulty(s3, monkeypatch) as front:
         front.fault = "hangs"
         ended = subprocess.run(  # the server hangs for much longer
-            [sys.executable, "-c", ENDS, str(tmp_path)], check=True, capture_output=True, text=True, timeout=60
+            [sys.executable, "-c", ENDS, str(tmp_path)], check=True, capture_output=True, text=True, timeout=150
         )
     assert "the mirror is not complete: 2 files" in ended.stderr
     assert "does not answer" in ended.stderr

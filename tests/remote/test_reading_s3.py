@@ -43,15 +43,6 @@ def test_a_run_in_a_bucket_is_the_run_on_disk(here):
     assert run.count(where="judge.score = 0.5") == 1
 
 
-def test_a_run_with_thousands_of_files_is_listed_whole(here):
-    files = fsspec.filesystem("s3")
-    (part,) = here.files
-    for number in range(1, 1200):
-        files.pipe_file(f"s3://bucket/runs/r1/data/train/001-{number:05d}-000000.parquet", part.read_bytes())
-    run = open_run("s3://bucket/runs")
-    assert len(run) == 1200 * len(here)
-
-
 def test_a_folder_that_may_not_be_listed_is_an_error_and_not_an_empty_run(here, server, monkeypatch):
     with faulty(server, monkeypatch) as front:
         front.fault = (403, "AccessDenied", "data")

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from axolotl.core.trainers.grpo.trainer import AxolotlGRPOSequenceParallelTrainer
 from axolotl.monkeypatch.ring_attn import set_ring_attn_group
+from episodes import END, between, played
 from patched_axolotl import SpiedAsync, made, number, talkative
 from rig import tiny_model
-from test_rollout_func import END, between, played
 from torch import distributed as dist
 from vllm_worker import Server, without_gpu
 

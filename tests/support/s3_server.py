@@ -71,14 +71,19 @@ class S3:
         return {info.path.removeprefix(f"{folder}/"): info.size for info in found if info.is_file}
 
 
-@contextmanager
-def s3_server(monkeypatch):
-    server = S3(free_port())
+def use_s3(monkeypatch, url):
+    """Clients find a server at this address, and the keys of the tests."""
     for name in list(os.environ):
         if name.startswith("AWS_"):
             monkeypatch.delenv(name)
-    for name, value in {**KEYS, "AWS_ENDPOINT_URL": server.url, "AWS_EC2_METADATA_DISABLED": "true"}.items():
+    for name, value in {**KEYS, "AWS_ENDPOINT_URL": url, "AWS_EC2_METADATA_DISABLED": "true"}.items():
         monkeypatch.setenv(name, value)
+
+
+@contextmanager
+def s3_server(monkeypatch):
+    server = S3(free_port())
+    use_s3(monkeypatch, server.url)
     server.start()
     try:
         yield server

@@ -18,9 +18,18 @@ from packaging.version import Version
 from rig import dataset, half, scripted, tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rollout_plugins.hosts import known_hosts
+from rollout_plugins.engine.discover import TRAINERS, Plugins
+from rollout_plugins.hosts import HOSTS
 
 TRL = Version(version("trl"))
+
+
+@functools.cache
+def hosts():
+    """Those that a callback would ask, in that order."""
+    plugins = Plugins(autoload=False)
+    plugins.add(TRAINERS)
+    return [host for some in (*plugins.manager.hook.register_hosts(), HOSTS) for host in some]
 
 
 def picky(completions, **kwargs):
@@ -79,7 +88,7 @@ class Kind:
             return f"{self.trainer} of this TRL takes no {' and no '.join(foreign)}"
         if self.before and Version(self.before) <= TRL:
             return f"{self.trainer} is another trainer since TRL {self.before}"
-        since = min(Version(s.since) for host in known_hosts() for s in host.supports if s.trainer == self.trainer)
+        since = min(Version(s.since) for host in hosts() for s in host.supports if s.trainer == self.trainer)
         return f"{self.trainer} is recorded since TRL {since}" if since > TRL else None
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 from ahead import Ahead, Spied, assert_all_is_kept
+from episodes import END, TOLD, between, heard, played, said, since_1
 from rig import dataset, make
-from test_rollout_func import END, TOLD, between, heard, played, said, since_1
 from transformers import TrainerCallback
 
 from rollout_plugins import RolloutPluginCallback, open_run

@@ -30,11 +30,11 @@ from typing import Any
 
 from rollout_hookspecs import Batch, Emit
 
-from rollout_plugins.hosts.async_building import Builder, describe_async
-from rollout_plugins.hosts.async_samples import UNKNOWN, Conversation, Stream
 from rollout_plugins.hosts.kit.stand_ins import itself
 from rollout_plugins.hosts.kit.support import Support, named_support
 from rollout_plugins.hosts.kit.wrapping import Call, Wraps
+from rollout_plugins.trainers.async_grpo.building import Builder, describe_async
+from rollout_plugins.trainers.async_grpo.samples import UNKNOWN, Conversation, Stream
 
 _PARTS = ("rollout_queue", "rollout_worker", "model_version")
 

@@ -22,7 +22,7 @@ from rollout_plugins.hosts.kit.generation import Generation
 from rollout_plugins.hosts.kit.observing import Needs, Observer
 from rollout_plugins.hosts.kit.support import Support, TRLHost
 from rollout_plugins.hosts.kit.wrapping import Call
-from rollout_plugins.hosts.swift_building import Sampling, built
+from rollout_plugins.trainers.swift.building import Sampling, built
 
 TRAINED: Final = "yes"
 NO_SPREAD: Final = "no_spread"

@@ -14,7 +14,7 @@ from trackio.sqlite_storage import SQLiteStorage
 from transformers import TrainerCallback
 
 from rollout_plugins import RolloutPluginCallback, open_run
-from rollout_plugins.hosts.async_queue import AsyncHost
+from rollout_plugins.trainers.async_grpo.queue import AsyncHost
 
 
 def test_a_rollout_holds_what_the_sample_held(tmp_path, tok):

@@ -7,7 +7,7 @@ import pytest
 import rig
 from copies import copy_of, facts
 from PIL import Image
-from test_every_trl import seeing
+from seeing import seeing
 from test_trainers import LATE, kinds, trained
 from trainers import KINDS, make
 from trl import GRPOTrainer, RLOOTrainer

@@ -23,10 +23,10 @@ from axolotl.core.trainers.grpo.trainer import (
     AxolotlAsyncGRPOTrainer,
     AxolotlGRPOTrainer,
 )
+from episodes import TOLD, heard, said
 from PIL import Image
 from rig import call, dataset, scripted, tiny_model, tokenizer
-from test_every_trl import seeing
-from test_rollout_func import TOLD, heard, said
+from seeing import seeing
 from tools import multiply
 from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -16,11 +16,11 @@ from typing import Any, ClassVar
 from rollout_hookspecs import Emit
 
 from rollout_plugins.content.snapshot import Snapshot
-from rollout_plugins.hosts.gkd_collating import Collated, Collating
 from rollout_plugins.hosts.kit.generation import Generation
 from rollout_plugins.hosts.kit.observing import Needs, Observer, rows_in
 from rollout_plugins.hosts.kit.support import Support, TRLHost
 from rollout_plugins.hosts.kit.wrapping import Call
+from rollout_plugins.trainers.gkd.collating import Collated, Collating
 
 TEACHER = {"source": "teacher"}
 _SEVERAL = {"columns": "several rows of the dataset have this prompt; which of them it was is not known"}

@@ -18,10 +18,10 @@ import torch
 from datasets import Dataset
 from PIL import Image
 from rig import call, dataset, half, tiny_model
-from test_every_trl import seeing
+from seeing import seeing
 from test_trainers import RUNNABLE, kinds, outcome, trained
 from tools import broken, multiply
-from trainers import KINDS, TRL, Version, make, through_vllm, tok
+from trainers import KINDS, TRL, Version, hosts, make, through_vllm, tok
 from transformers import AutoModelForImageTextToText
 
 from rollout_plugins import RolloutPluginCallback, open_run
@@ -42,9 +42,7 @@ def warnings(caplog):
 
 
 def test_every_trainer_a_host_names_is_tested():
-    from rollout_plugins.hosts import known_hosts
-
-    named = {support.trainer for host in known_hosts() for support in host.supports if support.is_of_trl}
+    named = {support.trainer for host in hosts() for support in host.supports if support.is_of_trl}
     assert named == {kind.trainer for kind in KINDS.values()} | {"AsyncGRPOTrainer", "AsyncDistillationTrainer"}
 
 
@@ -67,6 +65,24 @@ def test_evaluate_alone(tmp_path, name, caplog):
     rollouts = list(open_run(tmp_path / "out").rollouts())
     assert len(rollouts) == len(trainer.truth) > 0
     assert {(rollout.split, rollout.step) for rollout in rollouts if not rollout.marks.get("stage")} == {("eval", 0)}
+
+
+@pytest.mark.parametrize("name", [n for n in ("distillation", "sdpo", "sdft", "a2po", "rloo") if n in RUNNABLE])
+def test_evaluation_after_training_is_kept_whole_by_every_trainer(tmp_path, name, caplog):
+    assert KINDS[name].evaluates
+    trainer = make(tmp_path, name, eval_strategy="no", per_device_eval_batch_size=8)
+    trainer.add_callback(RolloutPluginCallback(tokens=True))
+    trainer.train()
+    before = len(trainer.truth)
+    trainer.evaluate()
+    run = open_run(tmp_path / "out")
+    stored = list(run.rollouts(split="eval", tokens=True))
+    truth = trainer.truth[before:]
+    assert len(stored) == len(truth) > 0
+    assert [list(r.tokens.completion) for r in stored] == [row["completion"] for row in truth]
+    assert all(r.completion and r.prompt and r.finish in {"stop", "length"} for r in stored)
+    assert run.drops == {}
+    assert [text for text in warnings(caplog) if "before" in text and "stage" not in text] == []
 
 
 @needs("a2po")
@@ -297,9 +313,7 @@ def test_iwopd_keeps_the_samplers_log_probabilities_when_vllm_gives_them(tmp_pat
 
 
 def support(name):
-    from rollout_plugins.hosts import known_hosts
-
-    return next(s for host in known_hosts() for s in host.supports if s.trainer == KINDS[name].trainer)
+    return next(s for host in hosts() for s in host.supports if s.trainer == KINDS[name].trainer)
 
 
 @kinds

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from trainers import KINDS, TRL, Version, make, through_vllm, tok
+from trainers import KINDS, TRL, Version, hosts, make, through_vllm, tok
 
 from rollout_plugins import RolloutPluginCallback, open_run
-from rollout_plugins.hosts import host_for, known_hosts
+from rollout_plugins.hosts import host_for
 from rollout_plugins.hosts.kit.support import support_of
 
 RUNNABLE = {name: kind for name, kind in KINDS.items() if kind.skip() is None}
@@ -65,7 +65,7 @@ def trained(name, how):
         truth=trainer.truth,
         run=run,
         rollouts=list(run.rollouts(tokens=True)) if run else [],
-        support=support_of(host_for(trainer), trainer),
+        support=support_of(host_for(trainer, hosts()), trainer),
         made=set(vars(trainer)) - before,
         loader=trainer.callback_handler.train_dataloader,
         collator=trainer.data_collator,
@@ -219,7 +219,7 @@ def test_log_probabilities_are_kept_where_the_trainer_has_them(tmp_path, name):
     if name in {"gmpo", "iwopd"}:
         through_vllm(trainer)
     trainer.train()
-    promised = next(s for host in known_hosts() for s in host.supports if s.trainer == KINDS[name].trainer).logprobs
+    promised = next(s for host in hosts() for s in host.supports if s.trainer == KINDS[name].trainer).logprobs
     if not HAS_SAMPLERS:
         promised = promised.replace("sampler, ", "")
     for rollout in open_run(tmp_path / "out").rollouts(tokens=True):

@@ -1,0 +1,1 @@
+"""TRL's asynchronous trainers, which generate in a process of their own."""
