@@ -161,7 +161,7 @@ class Database:
             name.removeprefix(REWARD_PREFIX) for name in self.stored if name.startswith(REWARD_PREFIX)
         )
         with self._asking():
-            if self._connection.sql(summary.MINGLED).fetchall()[0][0]:
+            if self._connection.sql(summary.mingled("every")).fetchall()[0][0]:
                 self._tables.add_sums(whole=False)
                 self._sums()
             return names, self._connection.sql(query).fetchall()
