@@ -112,7 +112,7 @@ def rollout_metrics(rollouts: Sequence[Rollout], step: Step, columns: Columns) -
 
 @hookspec
 def register_hosts() -> Sequence[Host] | None:
-    """More `Host` adapters, for trainers this library does not know. Asked once, when the callback attaches.
+    """More `Host` adapters, for trainers this library does not know. Asked when the callback finds its trainer.
 
     Example:
         @hookimpl

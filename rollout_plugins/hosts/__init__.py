@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,13 +10,24 @@ from rollout_hookspecs import Host
 
 from rollout_plugins.hosts import grpo
 
+logger = logging.getLogger("rollout_plugins")
+
 HOSTS = (grpo.HOST,)
 """The core's own. Plugins have the others: `rollout_plugins.trainers`, and those of third parties."""
 
 
 def host_for(trainer: Any, more: Iterable[Host] = ()) -> Host | None:
     """The first host that knows the trainer; plugins' hosts come before ours."""
-    return next((host for host in (*more, *HOSTS) if host.matches(trainer)), None)
+    return next((host for host in (*more, *HOSTS) if _knows(host, trainer)), None)
+
+
+def _knows(host: Host, trainer: Any) -> bool:
+    try:
+        return host.matches(trainer)
+    except Exception as error:
+        kind = type(trainer).__name__
+        logger.warning("host %r was left out: it could not say whether it knows %s: %r", host.name, kind, error)
+        return False
 
 
 def nearest_to(trainer: Any, more: Iterable[Any] = ()) -> str:

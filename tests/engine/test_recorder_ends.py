@@ -67,10 +67,12 @@ def test_however_the_loop_ends_everything_is_there_and_the_run_has_ended(tmp_pat
 def test_nothing_that_training_needs_is_loaded():
     program = "from rollout_plugins import RolloutRecorder as R\nR().close()\nimport sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "rollout_plugins.trainers" not in done.stdout.split()
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
     assert loaded & {"torch", "transformers", "trl", "accelerate", "datasets", "wandb", "trackio"} == set()
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_it_has_kept_what_was_handed_over(tmp_path):
     dice = random.Random(4)
     children = [work("killed", tmp_path / str(number)) for number in range(2)]

@@ -72,11 +72,24 @@ def test_a_registered_host_comes_before_ours_and_records(tmp_path, plugins):
     assert len({r.id for r in run.rollouts()}) == 8
 
 
-def test_a_broken_host_plugin_leaves_ours_in_place(tmp_path):
+class Undecided(Foreign):
+    name = "undecided"
+
+    def matches(self, trainer):
+        return trainer.of_theirs
+
+    @hookimpl
+    def register_hosts(self):
+        return [self]
+
+
+@pytest.mark.parametrize(("plugin", "said"), [(Broken(), "no host today"), (Undecided(), "no attribute 'of_theirs'")])
+def test_a_broken_host_leaves_ours_in_place_and_is_told_of(tmp_path, plugin, said, caplog):
     trainer = make(tmp_path)
-    trainer.add_callback(RolloutPluginCallback([Broken()]))
+    trainer.add_callback(RolloutPluginCallback([plugin]))
     trainer.train()
     assert open_run(tmp_path / "out").info.host == "grpo"
+    assert said in caplog.text
 
 
 def refusing(folder, **options):
@@ -185,7 +198,7 @@ def test_a_subclass_that_overrides_everything_is_recorded_from_what_it_trains_on
     assert not any("advantage" in r.marks for r in stored)
     assert {tuple(r.rewards.values()) for r in stored} == {(None,)}
     said = "OverridesAll generates or scores in a way of its own: its rollouts are recorded from the token ids"
-    assert caplog.text.count(said) == 1
+    assert said in caplog.text
     assert "without rewards, messages as they were and tool calls; docs/trainers.md says how" in caplog.text
     assert run.drops == {}
 
