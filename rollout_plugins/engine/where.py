@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shlex
 import sys
 from contextlib import suppress
@@ -50,9 +51,11 @@ def _is_silenced() -> bool:
 
 
 def _short(folder: str) -> str:
-    """As a person would type it from here."""
+    """As a person would type it in the shell, which is elsewhere when a script went to a folder of its own."""
     with suppress(OSError, ValueError):
-        return str(Path(folder).relative_to(Path.cwd()))
+        here = Path.cwd()
+        if here.samefile(os.environ.get("PWD", here)):
+            return str(Path(folder).relative_to(here))
     return folder
 
 

@@ -20,11 +20,13 @@ from rollout_plugins.hosts.grpo_unscored import NEVER_SCORED, NO_ADVANTAGE, Made
 from rollout_plugins.hosts.kit.decoding import Decoder
 from rollout_plugins.hosts.kit.observing import Needs, Observer
 from rollout_plugins.hosts.kit.support import Support, TRLHost
+from rollout_plugins.hosts.kit.trainer_facts import is_trls_own
 from rollout_plugins.hosts.kit.turns import Turns
 from rollout_plugins.hosts.kit.wrapping import Call
 
 LOGPROBS: Final = "sampler, trainer and reference"
 SCORED: Final = ("inputs", "prompts", "completions", "completion_ids_list")
+LOGGED_ADVANTAGE: Final = "what TRL logged; the trainer has another one for each token"
 _PER_TOKEN = ("sampling_per_token_logps", "old_per_token_logps", "ref_per_token_logps")
 
 
@@ -37,6 +39,8 @@ class GRPOObserver(Observer):
     def __init__(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> None:
         super().__init__(trainer, emit, options)
         self.unscored = Unscored(self._keep, self._tell_waiting)
+        self._may_change = {name for name in (self.whole, "_calculate_rewards") if not is_trls_own(trainer, name)}
+        """Methods that a subclass has of its own: what they give back need not be what TRL has in its log."""
         self.watch(self.whole, self._whole)
         self.watch("_calculate_rewards", self._rewards)
         self.watch("_generate", self._tokens, optional=True)
@@ -176,6 +180,8 @@ class GRPOObserver(Observer):
         """Rewards exist now, and so does what reward functions gave to log_extra."""
         here = slice(now.rank * now.count, (now.rank + 1) * now.count)
         now.rewards.numbers = lambda index: gathered[here, index].tolist()
+        if "_calculate_rewards" in self._may_change:
+            now.rewards.see_used(gathered[here].tolist())
         copier = Snapshot()
         pending = getattr(self.trainer, "_pending_extra_logs", None) or {}
         fields = {f"rollout_func.{name}" if name in pending else name: some for name, some in now.extra.items()}
@@ -183,15 +189,26 @@ class GRPOObserver(Observer):
         now.bytes += copier.bytes
 
     def _read_advantages(self, now: Sampled, out: Mapping[str, Any]) -> None:
-        """Advantages exist now, as numbers in the trainer's log; only if they don't is its tensor read."""
-        now.replaced = self._replaced(now, out)
+        """Advantages exist now, as numbers in the trainer's log; only if they need not be those is its tensor read."""
         log = LogTail.of(now, now.logged)
-        if log is None or not self._is_of(now, log):
-            known = out["advantages"].tolist()
-            now.advantages = [None if i in now.replaced else value for i, value in enumerate(known[: now.count])]
-        else:
+        if log is not None and self._is_of(now, log):
             self._read_log(now, log)
+        if not now.advantages or self.whole in self._may_change:
+            self._read_returned(now, out)
+        else:
+            now.replaced = self._replaced(now, out)
         now.keep(**{name: out.get(name) for name in _PER_TOKEN})
+
+    def _read_returned(self, now: Sampled, out: Mapping[str, Any]) -> None:
+        """What the trainer goes on with, which a subclass may have changed; logged ones for rows it replaced."""
+        known, logged = out["advantages"].tolist(), now.advantages
+        is_changed = bool(logged) and known != logged
+        now.replaced = self._replaced(now, out, is_in_doubt=is_changed)
+        if any(isinstance(value, list) for value in known):
+            now.unknown["advantage"] = LOGGED_ADVANTAGE if logged else NO_ADVANTAGE
+            return
+        logged = logged or [None] * now.count
+        now.advantages = [logged[i] if i in now.replaced else known[i] for i in range(now.count)]
 
     def _is_of(self, now: Sampled, log: LogTail) -> bool:
         """Whether the log's rewards are those that were given here: it is full, and may have got others since."""
@@ -199,12 +216,12 @@ class GRPOObserver(Observer):
         logged = enumerate(map(log.reward, now.rewards.names))
         return all(now.rewards.may_be(i, row[here]) for i, row in logged if row is not None)
 
-    def _replaced(self, now: Sampled, out: Mapping[str, Any]) -> frozenset[int]:
+    def _replaced(self, now: Sampled, out: Mapping[str, Any], *, is_in_doubt: bool = False) -> frozenset[int]:
         """Rows that the trainer put other rollouts in place of, as one with a replay buffer does.
 
         It reads the device, so only where something of the trainer's tensors is kept or there is a doubt.
         """
-        is_in_doubt = now.is_one_of_several or _replays(self.trainer)
+        is_in_doubt |= now.is_one_of_several or _replays(self.trainer)
         if not (self.options.get("tokens") or is_in_doubt) or "completion_ids" not in out:
             return frozenset()
         rows = out["completion_ids"].tolist()

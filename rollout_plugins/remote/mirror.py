@@ -126,6 +126,7 @@ class Following:
         self._copying: Copying | None = None
         self._turn: IO[Any] | None = None
         self._why = ""
+        self._told: set[str] = set()
         self._described: list[str] = []
         self._pause = self._wait = POLL_SECONDS
         self._ends = self._is_done = self._is_stopped = False
@@ -259,13 +260,16 @@ class Following:
         return copying
 
     def _note(self, count: int, why: str) -> None:
-        """Say once when files begin to wait, and when they no longer do."""
+        """Say once when files begin to wait, what there is to do about it, and when they no longer wait."""
         self.behind = count if why else 0
-        if why and not self._why:
+        advice = why.partition(" (")[0] if why.endswith(")") else ""
+        if why and (not self._why or advice not in self._told):
+            self._told.add(advice)
             self._say(
                 "the mirror %s does not take files: %s; they wait on this machine and will follow", self._to.url, why
             )
         if self._why and not why:
+            self._told.clear()
             logger.warning("the mirror %s takes files again, and %s is up to date", self._to.url, self._folder)
         self._why = why
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeAlias
+from itertools import chain
+from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 
 from rollout_plugins.content.elsewhere import is_elsewhere, opened
 from rollout_plugins.errors import RunError
-from rollout_plugins.store import sums
+from rollout_plugins.store import gathered, small, sums
 from rollout_plugins.store.parts import TYPES, UnreadableError, file_name, gist, wrong_columns
 
 if TYPE_CHECKING:
@@ -21,36 +22,61 @@ if TYPE_CHECKING:
 
 #: Requests at once, for what takes time there is waiting.
 _ELSEWHERE = 16
-_Version: TypeAlias = "tuple[int, int]"
 
 
 class PartSums:
     """What is known of one run's parts. Files that are sealed do not change, so it outlives a `refresh()`."""
 
     def __init__(self) -> None:
-        self._known: dict[Path, tuple[_Version, bytes]] = {}
+        self._known: dict[Path, tuple[tuple[int, int], bytes]] = {}
+        self._gathered = gathered.NOTHING
 
-    def of(self, files: Sequence[Path], journals: Mapping[Path, pa.Table], *, whole: bool = True) -> sums.Sums:
-        """The sums of these files, and of what these journals hold. See `sums.packed` for `whole`."""
-        if not whole:
-            made = _on_all_cores(_computed_apart, files)
-            return sums.joined([*made, *(sums.packed(sums.lines(table), whole=False) for table in journals.values())])
+    def of(
+        self,
+        folder: Path,
+        files: Sequence[Path],
+        journals: Mapping[Path, pa.Table],
+        gather: Callable[[sums.Sums], sums.Sums | None],
+    ) -> sums.Sums:
+        """The sums of a run's files, and of what its journals hold.
+
+        `gather` puts the sums of many parts together; it returns None for those that must stay apart.
+        """
         versions = {path: _version(path) for path in files}
-        known = {path: self._known[path] for path in files if self._known.get(path, ("",))[0] == versions[path]}
-        new = [path for path in files if path not in known]
-        computed = zip(new, _on_all_cores(_found, new), strict=True)
-        self._known = known = {**known, **{path: (versions[path], value) for path, value in computed}}
-        live = [sums.packed(sums.lines(table)) for table in journals.values()]
-        return sums.joined([*(known[path][1] for path in files), *live])
+        if not (self._gathered.of and self._gathered.counts(versions)):
+            self._gathered = gathered.kept(folder, versions)
+        parts = [*self._gathered.packed, *self._others(versions)]
+        if len(parts) > small.MANY and (together := gather(sums.joined(parts))) is not None:
+            self._gathered, self._known = gathered.keep(folder, versions, together), {}
+            parts = [*self._gathered.packed]
+        return sums.joined([*parts, *(sums.packed(sums.lines(table)) for table in journals.values())])
+
+    def _others(self, versions: gathered.Versions) -> list[bytes]:
+        """The sums of the files that are not among those that are gathered."""
+        others = {path: version for path, version in versions.items() if path not in self._gathered.of}
+        known = {path: self._known[path] for path in others if self._known.get(path, ("",))[0] == others[path]}
+        new = [path for path in others if path not in known]
+        found = zip(new, _on_all_cores(_found, new), strict=True)
+        self._known = known = {**known, **{path: (others[path], value) for path, value in found}}
+        return [known[path][1] for path in others]
+
+
+def apart(files: Sequence[Path], journals: Mapping[Path, pa.Table]) -> sums.Sums:
+    """The same from the rows alone, with every group by itself."""
+    made = _on_all_cores(_computed_apart, files)
+    return sums.joined([*made, *(sums.packed(sums.lines(table), whole=False) for table in journals.values())])
 
 
 def _on_all_cores(function: Callable[[Path], bytes], files: Sequence[Path]) -> list[bytes]:
     away = any(is_elsewhere(path.parents[2]) for path in files)
-    with ThreadPoolExecutor(_ELSEWHERE if away else min(os.cpu_count() or 1, 4)) as pool:
-        return list(pool.map(function, files))
+    threads = _ELSEWHERE if away else min(os.cpu_count() or 1, 4)
+    size = -(-len(files) // (_ELSEWHERE * threads)) or 1  # handing over thousands one by one takes as long as they do
+    some = [files[start : start + size] for start in range(0, len(files), size)]
+    with ThreadPoolExecutor(threads) as pool:
+        return list(chain.from_iterable(pool.map(lambda files: [function(path) for path in files], some)))
 
 
-def _version(path: Path) -> _Version:
+def _version(path: Path) -> tuple[int, int]:
     try:
         about = path.stat()
     except OSError as error:

@@ -54,7 +54,7 @@ def find_parts(folder: Path) -> list[Part]:
 
 def _paths(node: Path) -> list[Path]:
     found: dict[Path, Path] = {}
-    for path in sorted((node / "data").glob("*/*.*")):
+    for path in sorted((node / "data").glob("*/*.*"), key=lambda path: path.parts):
         numbers = path.stem.split("-")
         is_part = path.suffix in {".arrows", ".parquet"} and len(numbers) == 3
         if is_part and all(number.isascii() and number.isdigit() for number in numbers):

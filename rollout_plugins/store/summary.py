@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _MIDDLE = "sum(finite * mean) over apart / nullif(sum(finite) over apart, 0) as middle"
-_SPREAD = "sqrt((sum(squares) + sum(finite * (mean - middle) ** 2)) / sum(finite))"
+SQUARES = "sum(squares) + sum(finite * (mean - middle) ** 2)"
+_SPREAD = f"sqrt(({SQUARES}) / sum(finite))"
 _COLUMNS = {
     "rollouts": "sum(rollouts)::bigint",
     "scored": "sum(scored)::bigint",
@@ -44,16 +45,19 @@ select split, step, sum(spreads) / nullif(sum(groups), 0) as group_std, sum(grou
 from (
   select split, step, groups, flat_groups, spreads from current_generations where groups > 0 union all {_PARTED}
 ) group by split, step"""
-#: Whether a group that is whole in one part has rollouts in another one as well.
-MINGLED = """
+
+
+def mingled(which: str) -> str:
+    """SQL for whether a group that is whole in one part has rollouts in another one as well."""
+    return f"""
 select exists (
   select 1 from (
     select first_group, lag(last_group) over (
       partition by _run, split, attempt, step, generation order by first_group, last_group) as before
-    from every_generations where first_group is not null
+    from {which}_generations where first_group is not null
   ) where first_group <= before
 ) or exists (
-  select 1 from every_groups o join every_generations g
+  select 1 from {which}_groups o join {which}_generations g
   on g._run = o._run and g._part <> o._part and g.split is not distinct from o.split and g.attempt = o.attempt
     and g.step is not distinct from o.step and g.generation = o.generation
   where o."group" between g.first_group and g.last_group

@@ -101,8 +101,12 @@ def packed(rows: pa.Table, *, end: int = 0, whole: bool = True) -> bytes:
     is_whole = pc.and_(pc.fill_null(seems, False), whole)
     generations = _with_groups(_generations(rows), groups.filter(is_whole))
     others = groups.filter(pc.and_(pc.invert(is_whole), pc.greater(groups["finite"], 0)))
+    return as_one(Sums(generations, others, _rewards(rows)), end)
+
+
+def as_one(found: Sums, end: int) -> bytes:
+    """Sums as one part has them, small; see `packed` for `end`."""
     texts: dict[str | None, int] = {}
-    found = (generations, others, _rewards(rows))
     tables = [_cells(table, layout, texts) for table, layout in zip(found, LAYOUT.values(), strict=True)]
     head = json.dumps({"bytes": list(map(len, tables)), "texts": list(texts)}).encode()
     plain = b"".join([struct.pack("<I", len(head)), head, *tables])
@@ -133,7 +137,15 @@ def kept(path: Path) -> bytes | None:
             tail = file.read()
     at = tail.rfind(KEY)
     content = _decoded(_text_at(tail, at + len(KEY) + 1)) if at >= 0 else b""
-    return content if _is_of(content, start) else None
+    return content if is_of(content, start) else None
+
+
+def is_of(content: bytes, end: int) -> bool:
+    """Whether these sums are whole, and those that were packed with this `end`."""
+    if len(content) < _HEAD.size:
+        return False
+    told, _, check = _HEAD.unpack_from(content)
+    return bool(told == end and check == crc32(content[_HEAD.size :]))
 
 
 def joined(parts: Sequence[bytes]) -> Sums:
@@ -162,7 +174,7 @@ def _unpacked(part: bytes) -> tuple[tuple[str | None, ...], list[memoryview]]:
 
 
 def _where(mask: Any, values: Any) -> Any:
-    return pc.if_else(mask, values, pa.scalar(None, values.type))
+    return pc.if_else(mask, values, pa.nulls(1, values.type)[0])
 
 
 def _grouped(rows: pa.Table, by: Sequence[str], **made: tuple[str, str]) -> pa.Table:
@@ -259,9 +271,9 @@ def _column(column: pa.ChunkedArray, kind: str, texts: dict[str | None, int]) ->
     if kind == "text":
         return array("q", (texts.setdefault(text, len(texts)) for text in column.to_pylist()))
     if kind == "real":
-        return array("q", array("d", pc.fill_null(column, 0.0).to_pylist()).tobytes())
+        return array("q", array("d", (value or 0.0 for value in column.to_pylist())).tobytes())
     nothing = _NULL if kind == "whole or null" else 0
-    return array("q", pc.fill_null(column.cast(pa.int64()), nothing).to_pylist())
+    return array("q", (nothing if value is None else value for value in column.cast(pa.int64()).to_pylist()))
 
 
 def _tables(texts: Sequence[str | None], parts: Sequence[tuple[int, Sequence[memoryview]]]) -> list[pa.Table]:
@@ -281,8 +293,21 @@ def _array(data: bytes, kind: str, texts: Sequence[str | None] = ()) -> pa.Array
         pa.float64() if kind == "real" else pa.int64(), len(data) // 8, [None, pa.py_buffer(data)]
     )
     if kind == "text":
-        return pa.array(texts, pa.string()).take(plain)
-    return _where(pc.not_equal(plain, _NULL), plain) if kind == "whole or null" else plain
+        return _texts(texts).take(plain)
+    return _where(pc.not_equal(plain, integers([_NULL])[0]), plain) if kind == "whole or null" else plain
+
+
+def _texts(texts: Sequence[str | None]) -> pa.Array:
+    """`pa.array` would import pandas, which takes longer than the figures of a run."""
+    pieces = [(text or "").encode() for text in texts]
+    ends, there = (
+        array("i", accumulate(map(len, pieces), initial=0)),
+        sum(1 << n for n, t in enumerate(texts) if t is not None),
+    )
+    bits = there.to_bytes(len(texts) // 8 + 1, "little")
+    return pa.StringArray.from_buffers(
+        len(texts), pa.py_buffer(ends), pa.py_buffer(b"".join(pieces)), pa.py_buffer(bits)
+    )
 
 
 def _text_at(footer: bytes, at: int) -> bytes:
@@ -301,11 +326,3 @@ def _decoded(text: bytes) -> bytes:
         return base64.b64decode(text, validate=True)
     except ValueError:
         return b""
-
-
-def _is_of(content: bytes, start: int) -> bool:
-    """Whether these sums are whole, and of a file whose footer begins there."""
-    if len(content) < _HEAD.size:
-        return False
-    end, _, check = _HEAD.unpack_from(content)
-    return bool(end == start and check == crc32(content[_HEAD.size :]))

@@ -16,12 +16,15 @@ import pyarrow as pa
 from rollout_plugins.content.elsewhere import SCHEME, is_elsewhere, reach, spelled
 from rollout_plugins.content.nodes import nodes_of
 from rollout_plugins.store import sql
-from rollout_plugins.store.part_sums import PartSums
+from rollout_plugins.store.gathered import queries
+from rollout_plugins.store.part_sums import PartSums, apart
 from rollout_plugins.store.parts import Part, UnreadableError
 from rollout_plugins.store.rows import integers
 from rollout_plugins.store.schema import LIGHT, SCHEMA
 from rollout_plugins.store.small import MANY, SmallFiles
 from rollout_plugins.store.sql import listed, literal
+from rollout_plugins.store.summary import mingled
+from rollout_plugins.store.sums import LAYOUT, Sums
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -68,7 +71,7 @@ class Tables:
         self.connection = self._connect()
         names = ", ".join(literal(spelled(path)) for path in self._numbers) or "''"
         self.connection.execute(f"create type file_ as enum ({names})")
-        self.table("empty", SCHEMA.empty_table())
+        self.table("empty", pa.Table.from_batches([], SCHEMA))  # `empty_table` would import pandas
         for run, source in enumerate(sources):
             self._journal(run, source)
         self.add_sums()
@@ -87,13 +90,33 @@ class Tables:
 
     def add_sums(self, *, whole: bool = True) -> None:
         """The sums of every generation in every part. See `sums.packed` for `whole`."""
-        found = [source.memory.sums.of(source.parquet_files, source.tables, whole=whole) for source in self.sources]
-        for place, name in enumerate(("generations", "groups", "rewards")):
+        self._register(
+            "",
+            [
+                self._sums_of(source) if whole else apart(source.parquet_files, source.tables)
+                for source in self.sources
+            ],
+        )
+
+    def _sums_of(self, source: Source) -> Sums:
+        return source.memory.sums.of(source.folder, source.parquet_files, source.tables, self._gathered)
+
+    def _gathered(self, found: Sums) -> Sums | None:
+        """The sums of many parts as those of one, unless they share groups."""
+        self._register("part_", [found])
+        if self.connection.sql(mingled("part")).fetchall()[0][0]:
+            return None
+        return Sums(*(self.connection.sql(query).to_arrow_table() for query in queries()))
+
+    def _register(self, prefix: str, found: Sequence[Sums]) -> None:
+        """Tables of the sums of every run."""
+        for name in LAYOUT:
             tables = [
-                one[place].append_column("_run", pa.repeat(pa.scalar(run, pa.int32()), one[place].num_rows))
+                table.append_column("_run", pa.repeat(integers([run])[0], table.num_rows))
                 for run, one in enumerate(found)
+                for table in [getattr(one, name)]
             ]
-            self.table(name, pa.concat_tables(tables))
+            self.table(prefix + name, pa.concat_tables(tables))
 
     def kinds(self, query: str) -> dict[str, str]:
         """The columns of a query and their types."""
@@ -144,14 +167,15 @@ class Tables:
 
     def _union(self, names: Sequence[str], in_memory: Mapping[int, Collection[Path]]) -> str:
         """SQL for these columns of every file."""
-        pieces = [f"select {listed(names)}, null::int as _run, null::int as _file, null::bigint as _row from empty"]
+        none = f"select {listed(names)}, null::int as _run, null::int as _file, null::bigint as _row from empty"
+        pieces = [none] * self._uneven  # else it is in the way: DuckDB passes less of a question on to several pieces
         for run, source in enumerate(self.sources):
             held = in_memory.get(run, ())
             others = [path for path in source.parquet_files if path not in held]
             pieces += self._parquet(others, names, f"{run} as _run, {_FILE} as _file, file_row_number as _row")
             tables = [f"small_{run}"] * bool(held) + [f"journals_{run}"] * bool(source.tables)
             pieces += [f"select {listed(names)}, {run} as _run, _file, _row from {table}" for table in tables]
-        return " union all by name ".join(pieces)
+        return " union all by name ".join(pieces or [none])
 
     def _parquet(self, files: Sequence[Path], names: Sequence[str], where: str) -> Iterator[str]:
         """SQL for these columns of the files, if there are any, and `where` the rows are."""
@@ -169,13 +193,13 @@ class Tables:
     def _connect(self) -> Any:
         connection = duckdb.connect(":memory:")
         connection.execute(f"set threads = {min(os.cpu_count() or 1, MAX_THREADS)}")
-        connection.execute("set enable_progress_bar = false")
         for wish in (
             f"parquet_metadata_cache = {not self.has_many_files}",  # 100 kB each, for good
             "async_threads = 0",  # its threads for the network's files
             "enable_external_file_cache = false",  # what is read of those is kept on disk
+            "enable_progress_bar = false",  # an error in a notebook without ipywidgets, where there is none
         ):
-            with suppress(duckdb.CatalogException):  # a DuckDB that calls it something else
+            with suppress(duckdb.CatalogException, duckdb.InvalidInputException):  # a DuckDB that calls it otherwise
                 connection.execute(f"set {wish}")
         connection.execute(f"set temp_directory = {literal(str(Path(tempfile.gettempdir()) / 'rollouts-duckdb'))}")
         nodes = [node for source in self.sources for node in nodes_of(source.folder)]

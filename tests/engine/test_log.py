@@ -176,6 +176,7 @@ def test_a_training_says_where_its_rollouts_are_when_it_begins_and_when_it_ends(
         return half(completions)
 
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PWD", str(tmp_path))
     trainer = make(tmp_path, ["a", "b"], rewards=wanders, eval_rows=dataset(4), disable_tqdm=False, max_steps=2)
     callback = RolloutPluginCallback(None)
     trainer.add_callback(callback)
@@ -198,6 +199,14 @@ def test_a_recorder_says_it_too_with_what_was_lost(tmp_path, capfd):
     begins, ends = said(capfd)
     assert begins.endswith(f"rollouts view '{folder / 'r'}'")
     assert "recorded 1 rollout, lost: 1 unreadable. To see them: rollouts view" in ends
+
+
+def test_a_script_that_went_to_another_folder_is_given_a_path_that_works_in_the_shell(tmp_path, capfd, monkeypatch):
+    monkeypatch.setenv("PWD", "/")
+    monkeypatch.chdir(tmp_path)
+    with RolloutRecorder(dir="runs", run_id="r") as recorder:
+        recorder.record(1, [{"prompt": "2+2?", "completion": "4"}])
+    assert all(line.endswith(f"rollouts view {tmp_path / 'runs' / 'r'}") for line in said(capfd))
 
 
 def test_only_rank_0_says_it_and_only_if_it_may(tmp_path, capfd, monkeypatch):

@@ -1,4 +1,4 @@
-"""Raw rewards of GRPO and RLOO are those that the functions gave; the functions stay as they were."""
+"""Rewards and advantages of GRPO and RLOO are those that functions gave and that were trained with."""
 
 import inspect
 import math
@@ -11,6 +11,7 @@ import pytest
 import torch
 from rig import GRPO, call, dataset, half, make
 from tools import multiply, now
+from trl import GRPOTrainer
 from whole import assert_whole, train
 
 from rollout_plugins import RolloutPluginCallback, open_run
@@ -218,3 +219,74 @@ def test_rollouts_survive_a_reward_function_that_ends_training(tmp_path):
     assert [r.error for r in rollouts[8:]] == ["ZeroDivisionError: in the reward"] * 4
     assert {r.finish for r in rollouts[8:]} == {"error"}
     assert rollouts[8].rewards == {"dies_late": None}
+
+
+class Scales(GRPOTrainer):
+    """Changes what TRL's method gives back, as people do who try an idea of their own."""
+
+    def _generate_and_score_completions(self, inputs):
+        out = super()._generate_and_score_completions(inputs)
+        self.trained_with = out["advantages"] = out["advantages"] * 2 + 1
+        return out
+
+
+class Shifts(Scales):
+    def _calculate_rewards(self, *args):
+        return super()._calculate_rewards(*args) + 10
+
+
+@pytest.mark.parametrize("others", [0, 1])
+@pytest.mark.parametrize("cls", [Scales, Shifts])
+def test_what_a_subclass_makes_of_rewards_and_advantages_is_what_it_trained_with(tmp_path, cls, others):
+    trainer = make(tmp_path, ["a", "b"], cls=cls)
+    for i in range(others):
+        trainer.add_callback(RolloutPluginCallback(dir=tmp_path / f"other-{i}"))
+    trainer.add_callback(RolloutPluginCallback())
+    trainer.train()
+    stored = list(open_run(tmp_path / "out").rollouts())
+    assert [rollout.advantage for rollout in stored] == trainer.trained_with.tolist()
+    assert [rollout.rewards for rollout in stored] == [{"half": 0.0}, {"half": 1.0}] * 2
+    assert [rollout.reward for rollout in stored] == ([10.0, 11.0] if cls is Shifts else [0.0, 1.0]) * 2
+    said = "as the functions gave them; the trainer changed those of half for reward"
+    assert {rollout.marks.get("rewards") for rollout in stored} == {said if cls is Shifts else None}
+
+
+class Halves(GRPOTrainer):
+    """Trains on the first two alone, with advantages of its own."""
+
+    def _generate_and_score_completions(self, inputs):
+        out = super()._generate_and_score_completions(inputs)
+        out = {name: value[:2] if torch.is_tensor(value) and value.ndim else value for name, value in out.items()}
+        return out | {"advantages": out["advantages"] * 3}
+
+
+def test_rows_that_a_subclass_leaves_out_keep_the_advantage_they_were_given(tmp_path):
+    trainer, run = train(tmp_path, ["a", "b"], cls=Halves)
+    logged = list(trainer._logs["advantages"])
+    stored = list(run.rollouts())
+    assert [rollout.advantage for rollout in stored[:2]] == pytest.approx([3 * value for value in logged[:2]])
+    assert [rollout.advantage for rollout in stored[2:]] == logged[2:]
+    assert ["replaced" in rollout.marks for rollout in stored] == [False, False, True, True]
+
+
+class ForEachToken(GRPOTrainer):
+    def _generate_and_score_completions(self, inputs):
+        out = super()._generate_and_score_completions(inputs)
+        out["advantages"] = out["advantages"][:, None].expand_as(out["completion_ids"]).clone()
+        return out
+
+    def _compute_loss(self, model, inputs):
+        return super()._compute_loss(model, {**inputs, "advantages": inputs["advantages"][:, 0]})
+
+
+def test_a_subclass_that_has_an_advantage_for_each_token_says_so(tmp_path):
+    trainer, run = train(tmp_path, ["a", "b"], cls=ForEachToken)
+    for rollout, logged in zip(run.rollouts(), trainer._logs["advantages"], strict=True):
+        assert rollout.advantage == logged
+        assert rollout.marks["advantage"] == "what TRL logged; the trainer has another one for each token"
+
+
+def test_trls_own_trainer_is_not_said_to_change_anything(tmp_path):
+    trainer, run = train(tmp_path, ["a", "b"], cls=GRPOTrainer)
+    assert [rollout.advantage for rollout in run.rollouts()] == list(trainer._logs["advantages"])
+    assert {(rollout.reward, *rollout.marks) for rollout in run.rollouts()} == {(0.0,), (1.0,)}

@@ -193,6 +193,26 @@ def test_a_place_that_is_away_costs_training_nothing_and_is_told_of(tmp_path, mo
     assert contents(tmp_path / "there" / run.name) == contents(run)
 
 
+def test_each_thing_to_do_about_a_place_that_refuses_is_told_once(tmp_path, monkeypatch, caplog):
+    says = ["SLOW_DOWN", "ExpiredToken: The token has expired", "SLOW_DOWN"]
+    asked = []
+
+    def refuses(self, file):
+        asked.append(file)
+        raise OSError(says[min((len(asked) - 1) // 2, 2)])
+
+    monkeypatch.setattr(Folder, "_send", refuses)
+    with RolloutRecorder(dir=tmp_path / "here", mirror=str(tmp_path / "there"), end_seconds=2) as recorder:
+        recorder.record(1, batch(1))
+        while len(asked) < 6:
+            threading.Event().wait(0.01)
+    told = [message for message in caplog.messages if "does not take files" in message]
+    assert [("limits how often" in message, "have expired; renew" in message) for message in told] == [
+        (True, False),
+        (False, True),
+    ]
+
+
 def test_rollouts_that_nobody_searched_for_secrets_are_warned_of_once_or_refused(tmp_path, caplog):
     for _ in range(2):
         recorded(tmp_path, mirror="memory://once")

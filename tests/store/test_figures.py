@@ -142,7 +142,7 @@ def test_the_figures_are_those_of_the_rollouts(make, tmp_path):
     run.annotate("judge", [{"id": rollout.id, "split": "none", "reward": 9.0} for rollout in list(run)[::2]])
     quick, made = run.stats(), list(run)
     for row, wanted in zip(quick, plain(run), strict=True):
-        assert {name: _near(value) for name, value in row.items()} == wanted
+        assert {name: near(value) for name, value in row.items()} == wanted
     assert len(run) == len(made) == sum(row["rollouts"] for row in quick)
     assert run.steps == sorted({rollout.step for rollout in made if rollout.split == "train"})
     assert run.values("split") == sorted({rollout.split for rollout in made})
@@ -151,7 +151,7 @@ def test_the_figures_are_those_of_the_rollouts(make, tmp_path):
     assert open_run(folder).stats() == quick
 
 
-def _near(value):
+def near(value):
     return pytest.approx(value, rel=1e-9, abs=1e-9, nan_ok=True) if isinstance(value, float) else value
 
 
@@ -178,7 +178,7 @@ def test_ranks_whose_groups_alternate_are_counted_without_reading_their_rows(tmp
     wanted = plain(open_run(run))
     monkeypatch.setattr(part_sums, "_lines", lambda path: pytest.fail(f"{path} was read"))
     for row, made in zip(open_run(run).stats(), wanted, strict=True):
-        assert {name: _near(value) for name, value in row.items()} == made
+        assert {name: near(value) for name, value in row.items()} == made
 
 
 def test_groups_of_a_part_that_names_no_step_are_counted(tmp_path):

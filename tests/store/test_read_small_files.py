@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from dataclasses import replace
 
 from reading import called, ids, one, steps, write, writer
@@ -36,6 +38,18 @@ def test_of_thousands_of_small_files_each_is_opened_once(tmp_path, monkeypatch):
     assert list(stored.rollouts()) == opened == made
     assert [len(list(stored.rollouts(step=step))) for step in stored.steps] == [4] * 8
     assert stored.stats()[2]["tool_calls"] == 4
+
+
+def test_asking_for_numbers_and_rollouts_does_not_import_pandas(tmp_path):
+    """PyArrow does, for any Python value that it makes an array of; importing it takes longer than most questions."""
+    folder = write(tmp_path, steps(2))
+    question = f"""
+import sys
+from rollout_plugins import open_run
+run = open_run({str(folder)!r})
+assert (len(run), len(run.stats()), len(list(run.rollouts(where="reward > 1", order="-reward", limit=2)))) == (8, 2, 2)
+assert "pandas" not in sys.modules"""
+    subprocess.run([sys.executable, "-c", question], check=True)
 
 
 def test_small_files_that_do_not_fit_into_memory_are_read_from_the_disk(tmp_path, monkeypatch):

@@ -64,7 +64,7 @@ class Generation:
         # Tools and scores.
         self.watches: list[Watch] = []
         self.rewards = Rewards(trainer)
-        self.totals: list[float] = []
+        self.totals: list[float | None] = []
         self.advantages: list[float | None] = []
         self.extra: dict[str, list[Any]] = {}
         # Marks of each rollout; those of all, which say why something is not known; rows replaced in training.
@@ -157,6 +157,10 @@ class Generation:
         why = self.unknown.pop("rewards", "") or ("the trainer broke off before they were known" if self.error else "")
         if unseen:
             self.unknown["rewards"] = why or f"nobody saw what was given by {', '.join(unseen)}"
+        elif self.rewards.changed:
+            changed = ", ".join(self.rewards.changed)
+            self.unknown["rewards"] = f"as the functions gave them; the trainer changed those of {changed} for reward"
+            self.totals = self.rewards.totals()
 
     def let_go(self) -> None:
         """Only what rollouts are made of stays. Of tokens these are their numbers, unless they are asked for.

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Final
 
+from rollout_plugins.content.rewards import weighted
 from rollout_plugins.hosts.kit.stand_ins import AsyncStandIn, StandIn, swapped
 from rollout_plugins.hosts.kit.trainer_facts import reward_names, reward_weights, unwrapped
 
@@ -21,6 +22,8 @@ class Rewards:
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._raw: dict[int, Sequence[Any]] = {}
+        self._used: dict[int, Sequence[float]] = {}
+        """Numbers that the trainer goes on with in place of what a function gave."""
         self.is_paused = False
         """Whether the functions score something else meanwhile."""
         self.names = reward_names(trainer)
@@ -60,9 +63,27 @@ class Rewards:
         if not self.is_paused:
             self._raw[index] = _as_given(result)
 
+    def see_used(self, rows: Sequence[Sequence[float]]) -> None:
+        """What the trainer goes on with, where a subclass may have changed what the functions gave."""
+        columns = enumerate(zip(*rows, strict=True))
+        self._used = {i: column for i, column in columns if not self.may_be(i, column)}
+
+    @property
+    def changed(self) -> list[str]:
+        """Functions whose rewards the trainer changed."""
+        return [self.names[i] for i in self._used]
+
+    def totals(self) -> list[float | None]:
+        """The sums the trainer uses, where they are not those of what the functions gave."""
+        rows = [list(row) for row in self.rows] if self._used else []
+        for column, numbers in self._used.items():
+            for row, number in zip(rows, numbers, strict=True):
+                row[column] = number
+        return [weighted(dict(zip(self.names, row, strict=True)), self.weights) for row in rows]
+
     def may_be(self, index: int, numbers: Sequence[float]) -> bool:
         """Whether these 32-bit numbers can be what a function gave; yes where that was not seen."""
-        raw = self._raw.get(index, ())
+        raw = self._used.get(index) or self._raw.get(index, ())
         if len(raw) != len(numbers) or not all(value is None or type(value) in {int, float, bool} for value in raw):
             return True
         pairs = zip((math.nan if value is None else value for value in raw), numbers, strict=True)

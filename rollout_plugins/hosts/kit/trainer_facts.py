@@ -43,6 +43,12 @@ def tokenizer_of(trainer: Any) -> Any:
     return getattr(found, "tokenizer", None) or found
 
 
+def is_trls_own(trainer: Any, method: str) -> bool:
+    """Whether the method is that of one of TRL's trainers; what is around it or in place of it has other globals."""
+    home = getattr(getattr(trainer, method, None), "__globals__", {}).get("__name__", "")
+    return str(home).startswith(("trl.trainer.", "trl.extras."))
+
+
 def reward_names(trainer: Any) -> tuple[str, ...]:
     """Names of the reward functions, made unique: two lambdas are `<lambda>` and `<lambda>#2`."""
     names = getattr(trainer, "reward_func_names", None)

@@ -16,7 +16,7 @@ from rollout_plugins.content.outcomes import Outcomes, Reader, Watched
 from rollout_plugins.content.snapshot import Snapshot
 from rollout_plugins.content.talk import Talk
 from rollout_plugins.content.tool_calls import Place, Ran, paired, tool_calls
-from rollout_plugins.hosts.kit.stand_ins import StandIn, Standing, itself
+from rollout_plugins.hosts.kit.stand_ins import StandIn, Standing
 
 _ATOMS: Final = frozenset({str, int, float, bool, type(None)})
 
@@ -125,13 +125,13 @@ class WatchedTools(UserDict[str, Any], Standing):
     def __init__(self, tools: MutableMapping[str, Any], watch: Watch, *, is_async: bool) -> None:
         self.data = tools  # type: ignore[assignment]  # the trainer's own: what is added here is added there
         self._watch, self._is_async = watch, is_async
-        self._made: dict[str, WatchedTool] = {}
+        self._made: dict[str, tuple[Any, WatchedTool]] = {}
 
     def __getitem__(self, name: str) -> Any:
-        tool, made = self.data[name], self._made.get(name)
-        if made is None or itself(made) is not tool:
-            made = self._made[name] = WatchedTool(tool, self._watch, name, self._is_async)
-        return made
+        tool, known = self.data[name], self._made.get(name)
+        if known is None or known[0] is not tool:
+            known = self._made[name] = tool, WatchedTool(tool, self._watch, name, self._is_async)
+        return known[1]
 
     @property
     def _stands_for(self) -> Any:
