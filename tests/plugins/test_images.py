@@ -6,6 +6,7 @@ import base64
 import io
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
@@ -214,11 +215,8 @@ def test_ranks_may_write_the_same_image_at_the_same_time(tmp_path):
         for image in images:
             store.put(Pil.fromarray(image))
 
-    threads = [threading.Thread(target=write, args=(store,)) for store in stores]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(stores)) as pool:
+        list(pool.map(write, stores))
     assert len(files(tmp_path)) == 8
     assert {pixel_hash(Pil.open(tmp_path / "media" / name).copy()) for name in files(tmp_path)} == {
         name.removesuffix(".png") for name in files(tmp_path)
