@@ -166,7 +166,7 @@ def test_many_plugins_that_hang_one_after_the_other_lose_nothing(tmp_path, monke
     assert [r.index for r in run.rollouts()] == [0, 1, 2, 3] * 2
 
 
-def test_a_limit_for_hanging_that_is_no_number_is_refused_by_name(monkeypatch):
+def test_a_limit_for_hanging_that_is_not_a_number_is_refused_by_name(monkeypatch):
     monkeypatch.setenv("ROLLOUT_PLUGINS_HANG_SECONDS", "soon")
     with pytest.raises(SetupError, match="ROLLOUT_PLUGINS_HANG_SECONDS is 'soon'; give a number of seconds"):
         pipeline()

@@ -65,7 +65,7 @@ def test_a_full_queue_drops_the_newest_batch_whole_and_counts_it(tmp_path, caplo
     assert len(told(caplog, "recording is")) == 1
 
 
-def test_a_batch_larger_than_the_queue_is_still_taken_when_nothing_waits_and_the_run_still_ends(tmp_path):
+def test_a_batch_larger_than_the_queue_is_taken_when_nothing_waits(tmp_path):
     class Tells:
         ended = 0
 

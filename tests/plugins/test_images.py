@@ -363,7 +363,7 @@ def test_an_image_that_is_not_decoded_is_left_undecoded(tmp_path):
     assert lazy[1]._im is None
 
 
-def test_a_later_frame_that_is_not_decoded_is_no_other_picture(tmp_path):
+def test_a_later_frame_that_is_not_decoded_is_not_another_picture(tmp_path):
     data = io.BytesIO()
     picture(1).save(data, "GIF", save_all=True, append_images=[picture(200)])
     image = Pil.open(data)

@@ -68,7 +68,7 @@ def project():
     return f"g{uuid4().hex[:10]}"
 
 
-def test_trackio_in_the_trainers_run_shows_every_rollout_and_leaves_its_charts_as_they_were(tmp_path, project):
+def test_trackio_in_the_trainers_run_shows_every_rollout_and_leaves_its_charts_alone(tmp_path, project):
     trackio_run = {"report_to": "trackio", "project": project}
     make(tmp_path / "plain", SCRIPT, tools=TOOLS, max_steps=3, run_name="plain", **trackio_run).train()
     train(tmp_path, RolloutPluginCallback(), run_name="ours", **trackio_run)
@@ -109,7 +109,7 @@ def test_trackio_keeps_images_of_prompts_and_tools(tmp_path, project):
     assert len(list(images_in([r.completion for r in stored]))) == 4
 
 
-def test_trackio_without_report_to_opens_a_run_of_its_own_with_no_metrics_but_one_empty_row_a_batch(tmp_path, project):
+def test_trackio_without_report_to_has_a_run_of_its_own_with_one_empty_row_a_batch(tmp_path, project):
     train(tmp_path, RolloutPluginCallback([TrackioSink(project=project)]))
     run = open_run(tmp_path / "out")
     assert SQLiteStorage.get_runs(project) == [f"{run.name} · {run.info.id}"]
