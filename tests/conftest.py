@@ -4,15 +4,27 @@ import gc
 import os
 import tempfile
 
+import pytest
+
 os.environ.update(HF_HUB_OFFLINE="1", TRL_EXPERIMENTAL_SILENCE="1", CUDA_VISIBLE_DEVICES="", WANDB_MODE="offline")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TRACKIO_DIR", tempfile.mkdtemp(prefix="trackio-"))
 
 
-def pytest_collection_finish():
-    """A trainer collects garbage whenever it ends, and need not look at all that the libraries brought, which stays."""
+def keep_what_there_is():
+    """A trainer collects garbage whenever it ends, and need not look at all that libraries and earlier tests keep."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_collection_finish():
+    keep_what_there_is()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item, nextitem):
+    if nextitem is not None and nextitem.path != item.path and len(gc.get_objects()) > 10_000:
+        keep_what_there_is()
 
 
 def pytest_sessionfinish():

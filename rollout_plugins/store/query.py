@@ -60,8 +60,9 @@ class Database:
             self._connection = self._tables.connection
             self._done_again: list[tuple[int, int, int]] = []
             self._sums()
-            self._done_again = list(self._found_again())
-            self._sums()
+            if again := list(self._found_again()):
+                self._done_again = again
+                self._sums()
             self.stored = self._stored()
             self.annotated = self._annotated_views(sources)
         self.columns: dict[str, Column] = {
@@ -271,6 +272,8 @@ class Database:
         return annotated
 
     def _add_annotated(self, kind: str) -> None:
+        if not self.annotated:
+            return
         columns, joins = _joined(self.annotated.values())
         for name in (f"{kind}every_rollouts", f"{kind}current_rollouts"):
             self._tables.view(f"annotated_{name}", f"select r.*{columns} from {name} r{joins}")
@@ -284,7 +287,7 @@ class Database:
     def _show(self, superseded: bool, *, annotated: bool) -> None:
         """Point the names people use at the views they asked for."""
         self._add(whole=True)
-        wanted = _view(superseded, annotated=annotated, whole=True)
+        wanted = _view(superseded, annotated=annotated and bool(self.annotated), whole=True)
         if wanted != self._shown:
             self._tables.view("rollouts", f"select * exclude (_run, _file, _row) from {wanted}")
             base = _view(superseded, annotated=False, whole=True)

@@ -193,13 +193,13 @@ class Tables:
     def _connect(self) -> Any:
         connection = duckdb.connect(":memory:")
         connection.execute(f"set threads = {min(os.cpu_count() or 1, MAX_THREADS)}")
-        connection.execute("set enable_progress_bar = false")
         for wish in (
             f"parquet_metadata_cache = {not self.has_many_files}",  # 100 kB each, for good
             "async_threads = 0",  # its threads for the network's files
             "enable_external_file_cache = false",  # what is read of those is kept on disk
+            "enable_progress_bar = false",  # an error in a notebook without ipywidgets, where there is none
         ):
-            with suppress(duckdb.CatalogException):  # a DuckDB that calls it something else
+            with suppress(duckdb.CatalogException, duckdb.InvalidInputException):  # a DuckDB that calls it otherwise
                 connection.execute(f"set {wish}")
         connection.execute(f"set temp_directory = {literal(str(Path(tempfile.gettempdir()) / 'rollouts-duckdb'))}")
         nodes = [node for source in self.sources for node in nodes_of(source.folder)]

@@ -13,7 +13,7 @@ from rollout_plugins.store.compacted import joined
 from rollout_plugins.store.write import RunWriter
 
 
-def many(folder, *, ranks=3, parts=4, ended=True):
+def many(folder, *, ranks=2, parts=2, ended=True):
     """A run of several ranks, each with several parts in two splits."""
     for rank in range(ranks):
         writer = RunWriter(run_in(folder, rank=rank, world_size=ranks))
@@ -39,7 +39,7 @@ def test_a_compacted_run_is_the_same_run_in_fewer_files(tmp_path, capsys):
 
     assert main(["compact", str(run.dir)]) == 0
 
-    assert "24 files are now 2, with 48 rollouts" in capsys.readouterr().out
+    assert "8 files are now 2, with 16 rollouts" in capsys.readouterr().out
     run.refresh()
     assert same(list(run), before)
     assert run.stats() == stats
@@ -86,7 +86,7 @@ def test_what_may_still_be_written_is_left_alone(tmp_path, capsys):
     run = many(tmp_path, ended=False)
     assert main(["compact", str(run.dir)]) == 1
     assert "has not ended; if it was killed and nothing writes to it: --unended" in capsys.readouterr().err
-    assert len(run.files) == 24
+    assert len(run.files) == 8
     assert main(["compact", str(run.dir), "--unended"]) == 0
     assert len(list(run.dir.glob("data/*/*"))) == 2
 
@@ -98,4 +98,4 @@ def test_a_damaged_part_stays_what_it_is(tmp_path, capsys):
     main(["compact", str(run.dir)])
     assert damaged.read_bytes() == b"not Parquet"
     assert "cannot be read and is left out" in capsys.readouterr().err
-    assert len(open_run(run.dir)) == 46
+    assert len(open_run(run.dir)) == 14

@@ -12,12 +12,13 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 import torch
-from hostile import Evil, cycle, deep, encoded, many, picture, shared, values
+from hostile import Evil, cycle, deep, encoded, picture, shared, values
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image as Pil
 from rollout_hookspecs import Image
 
+from examples import thorough
 from rollout_plugins.content.hashing import content_hash, pixel_hash
 
 json_values = st.recursive(
@@ -78,7 +79,7 @@ def _sorted(value):
     return ["list", *map(_sorted, value)] if isinstance(value, list) else value
 
 
-@many
+@thorough
 @given(values)
 def test_anything_has_a_hash_and_always_the_same(value):
     digest = content_hash(value)

@@ -11,8 +11,9 @@ import pytest
 import torch
 from hypothesis import given
 from PIL import Image
-from values import BadItems, BadMapping, Evil, Point, Quits, cycle, deep, kept, same, thorough, vast, wide_cycle
+from values import BadItems, BadMapping, Evil, Point, Quits, cycle, deep, kept, same, vast, wide_cycle
 
+from examples import thorough
 from rollout_plugins import Placeholder
 from rollout_plugins.content.hashing import content_hash
 from rollout_plugins.content.snapshot import Snapshot

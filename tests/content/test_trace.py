@@ -3,14 +3,13 @@ from dataclasses import replace
 
 import pluggy
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from rollout_hookspecs import PROJECT, Image, Placeholder, Rollout, Step, ToolCall, Trace, hookimpl, hooks
 from sink_rollouts import HOSTILE, SHAPE, VALUES, Hostile, Trap, batch, call, cycle, failing, pictured, rejected, tools
 
+from examples import thorough
 from rollout_plugins.content.plain import plain
 from rollout_plugins.content.trace import DefaultTrace, default_trace, images_in, prompt_and_completion, shape_each
-
-QUICK = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def jsonable(value) -> str:
@@ -194,7 +193,7 @@ def test_a_placeholder_becomes_its_words():
 
 
 @given(HOSTILE)
-@QUICK
+@thorough
 def test_no_rollout_can_make_a_trace_that_is_not_plain_json(rollout):
     trace = default_trace(rollout)
     jsonable([trace.messages, trace.metadata, trace.spans, trace.rollout_id])
@@ -203,7 +202,7 @@ def test_no_rollout_can_make_a_trace_that_is_not_plain_json(rollout):
 
 
 @given(VALUES)
-@QUICK
+@thorough
 def test_plain_never_raises_and_changes_nothing_that_was_plain(value):
     first = plain(value)
     jsonable(first)

@@ -40,14 +40,14 @@ def place(demo):
     """A folder in which the demo and the tutorial ran, briefly."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("default")
-        runpy.run_path(str(ROOT / "examples" / "tutorial.py"))["main"](str(demo / "outputs" / "tutorial"), steps=2)
+        runpy.run_path(str(ROOT / "examples" / "tutorial.py"))["main"](str(demo / "outputs" / "tutorial"), steps=1)
     assert [str(each.message) for each in told if issubclass(each.category, (DeprecationWarning, FutureWarning))] == []
     return demo
 
 
 def test_the_tutorial_keeps_every_rollout_with_calls_that_worked_and_calls_that_failed(place):
     run = open_run(place / "outputs" / "tutorial")
-    assert (len(run), run.steps) == (64, [1, 2])
+    assert (len(run), run.steps) == (32, [1])
     assert {"ok", "error"} <= {call.status for rollout in run.rollouts() for call in rollout.tool_calls}
     assert run.info.reward_names == ("correct", "brief")
 

@@ -72,6 +72,7 @@ def test_nothing_that_training_needs_is_loaded():
     assert loaded & {"torch", "transformers", "trl", "accelerate", "datasets", "wandb", "trackio"} == set()
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_it_has_kept_what_was_handed_over(tmp_path):
     dice = random.Random(4)
     children = [work("killed", tmp_path / str(number)) for number in range(2)]

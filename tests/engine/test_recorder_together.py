@@ -56,6 +56,7 @@ def open_and_record_together(folder, *environments):
     assert [child.returncode for child in children] == [0] * len(children)
 
 
+@pytest.mark.slow
 def test_processes_that_nobody_numbered_never_share_an_id(tmp_path):
     open_and_record_together(tmp_path, {}, {})
     run = open_run(tmp_path)
@@ -80,6 +81,7 @@ def test_writers_that_go_on_together_do_not_hide_each_others_rollouts(tmp_path):
     assert len({r.id for r in run.rollouts(superseded=True)}) == 4
 
 
+@pytest.mark.slow
 def test_processes_may_be_numbered_by_whoever_starts_them(tmp_path):
     open_and_record_together(tmp_path, {"GIVEN": "0"}, {"GIVEN": "1"})
     assert {(r.attempt, r.rank) for r in assert_one_run_of_two_ranks(tmp_path).rollouts()} == {(1, 0), (1, 1)}

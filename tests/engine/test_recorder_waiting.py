@@ -60,7 +60,7 @@ def test_the_queue_counts_what_it_holds(tmp_path, shape):
         assert entered.wait(30)
         counted = recorder.metrics()["rollouts/queue_bytes"]
         tracemalloc.start()
-        for step in range(1, 41):
+        for step in range(1, 17):
             recorder.record(step, WAITING[shape]())
         gc.collect()
         held = tracemalloc.get_traced_memory()[0]

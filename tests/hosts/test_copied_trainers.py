@@ -46,7 +46,7 @@ WAYS = {
 def picklable(folder, **options):
     """A trainer as a fresh process has it: trainings leave weak references in accelerate's state."""
     GradientState._reset_state()
-    trainer = make(folder, gradient_checkpointing=False, **options)
+    trainer = make(folder, **options)
     trainer._logs |= {name: defaultdict(deque) for name in ("rewards", "extra")}  # TRL's make theirs by a lambda
     return trainer
 

@@ -6,11 +6,12 @@ import logging
 import random
 
 import pytest
-from hostile import batches, many
+from hostile import batches
 from hypothesis import given
 from hypothesis import strategies as st
 from rollout_hookspecs import Rollout, Run, Step
 
+from examples import thorough
 from rollout_plugins.errors import SetupError
 from rollout_plugins.plugins.cap import Cap
 from rollout_plugins.plugins.strategies import STRATEGIES
@@ -228,7 +229,7 @@ def test_seen_and_kept_are_metrics():
     assert plugin.rollout_metrics(STEP) is None
 
 
-@many
+@thorough
 @given(
     batches,
     st.integers(1, 5),

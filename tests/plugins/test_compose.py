@@ -10,10 +10,11 @@ from itertools import permutations
 from pathlib import Path
 
 import pytest
-from hostile import batches, encoded, many, picture
-from hypothesis import given, settings
+from hostile import batches, encoded, picture
+from hypothesis import given
 from rollout_hookspecs import Batch, Drop, Image, Rollout, Run, ToolCall, hookimpl
 
+from examples import thorough
 from rollout_plugins import open_run
 from rollout_plugins.engine.discover import Plugins
 from rollout_plugins.engine.pipeline import Pipeline
@@ -178,7 +179,7 @@ def test_names_and_options_by_config(tmp_path):
     assert KEY in next(open_run(tmp_path).rollouts()).completion[0]["content"]
 
 
-@settings(many, max_examples=20)
+@thorough
 @given(batches)
 def test_hostile_batches_go_through_all_of_them(tmp_path_factory, batch):
     folder = tmp_path_factory.mktemp("run")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hostile import batches, cycle, deep, many, picture
+from hostile import batches, cycle, deep, picture
 from hypothesis import given
 from rollout_hookspecs import Rollout, Step
 
+from examples import thorough
 from rollout_plugins.errors import SetupError
 from rollout_plugins.plugins.dedup import Dedup
 from rollout_plugins.plugins.images import Images
@@ -131,7 +132,7 @@ def test_how_many_repeat_is_a_metric():
     assert Dedup().rollout_metrics([]) is None
 
 
-@many
+@thorough
 @given(batches)
 def test_anything_survives(batch):
     for plugin in (Dedup(), Dedup("prompt"), Dedup("completion", keep="best", window=2)):

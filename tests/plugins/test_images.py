@@ -13,12 +13,13 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from hostile import Evil, deep, encoded, many, picture, rollouts, shared
+from hostile import Evil, deep, encoded, picture, rollouts, shared
 from hypothesis import given
 from image_rig import MODES, PNG, files, noise, started, through
 from PIL import Image as Pil
 from rollout_hookspecs import Image, Placeholder, Rollout, Run, Step, ToolCall
 
+from examples import thorough
 from rollout_plugins.content.hashing import content_hash, pixel_hash
 from rollout_plugins.content.messages import text_of
 from rollout_plugins.errors import SetupError
@@ -405,7 +406,7 @@ def test_nothing_is_drawn_from_global_generators_and_no_picture_is_touched(tmp_p
     assert image.__dict__ == before[0]
 
 
-@many
+@thorough
 @given(rollout=rollouts())
 def test_anything_survives(tmp_path, rollout):
     plugin = started(tmp_path)
@@ -437,7 +438,7 @@ def test_bad_options_give_one_error_that_names_them_all(options, named):
     assert all(text in str(error.value) for text in named)
 
 
-@many
+@thorough
 @given(rollout=rollouts())
 def test_a_first_glance_overlooks_no_image(rollout):
     glanced = Images("strip").on_rollout(rollout)

@@ -6,10 +6,11 @@ import logging
 import math
 
 import pytest
-from hostile import batches, many
+from hostile import batches
 from hypothesis import given
 from rollout_hookspecs import Rollout, Run, Step, ToolCall
 
+from examples import thorough
 from rollout_plugins.content.numbers import finite
 from rollout_plugins.errors import SetupError
 from rollout_plugins.plugins.metrics import Metrics
@@ -143,7 +144,7 @@ def test_an_empty_batch_has_no_figures():
     assert look([]) == {}
 
 
-@many
+@thorough
 @given(batches)
 def test_anything_survives_and_every_figure_is_a_finite_number(batch):
     for name, value in look(batch).items():

@@ -7,11 +7,12 @@ import re
 from dataclasses import fields
 
 import pytest
-from hostile import encoded, many, rollouts
+from hostile import encoded, rollouts
 from hypothesis import given
 from hypothesis import strategies as st
 from rollout_hookspecs import Drop, Image, Placeholder, Rollout, Run, Step, Tokens, ToolCall
 
+from examples import thorough
 from rollout_plugins.errors import SetupError
 from rollout_plugins.plugins.redact import NAMES, Redact
 from rollout_plugins.plugins.redact.secrets import RULES, Scanner
@@ -357,7 +358,7 @@ def test_pictures_are_left_alone():
     assert Redact().on_rollout(Rollout(id="r", columns=columns)) is None
 
 
-@many
+@thorough
 @given(rollouts(), st.text(max_size=5))
 def test_anything_survives(rollout, beside):
     new = Redact(function=lambda value: value, fields=["**.type", "columns.*.a"]).on_rollout(rollout) or rollout
@@ -365,7 +366,7 @@ def test_anything_survives(rollout, beside):
     assert len(new.columns) == len(rollout.columns)
 
 
-@many
+@thorough
 @given(rollouts(), st.sampled_from(["prompt", "completion", "columns", "extra"]))
 def test_a_secret_beside_anything_is_found(rollout, field):
     from dataclasses import replace

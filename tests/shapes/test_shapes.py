@@ -156,27 +156,34 @@ def as_given(value):
     return None if value is None else float(value.item() if hasattr(value, "item") else value)
 
 
-@pytest.mark.parametrize("shape", SHAPES_OF_NUMBERS)
-@pytest.mark.parametrize("name", NUMBERS)
-def test_a_number_is_the_number_that_was_given_whatever_holds_it(tmp_path, shape, name):
-    value = NUMBERS[name]
-    ((rollout,), run) = begun(tmp_path, SHAPES_OF_NUMBERS[shape](value))
-    want = as_given(value)
-    assert repr(rollout.reward) == repr(want)
-    if shape in {"rows", "torchforge"}:
-        assert repr(rollout.advantage) == repr(want)
-        assert repr(rollout.rewards["a" if shape == "rows" else "b"]) == repr(want)
-    assert (rollout.marks, run.drops) == ({}, {})
+def kept_with(values, shape, folder):
+    """The values' names with the rollouts that were given them, a step each, and the run."""
+    good = [{"prompt": "a", "completion": "b"}]  # mistakes in the first batch are raised
+    run = keep(folder, good, *(SHAPES_OF_NUMBERS[shape](value) for value in values.values()))
+    return [*zip(values, list(run.rollouts())[1:], strict=True)], run
 
 
 @pytest.mark.parametrize("shape", SHAPES_OF_NUMBERS)
-@pytest.mark.parametrize("name", NOT_NUMBERS)
-def test_what_is_not_a_number_is_marked_and_never_replaced_by_another(tmp_path, shape, name):
-    ((rollout,), run) = begun(tmp_path, SHAPES_OF_NUMBERS[shape](NOT_NUMBERS[name]))
-    assert rollout.reward is None
-    assert "lost:reward" in rollout.marks
-    assert run.drops["unserialisable_field"] >= 1
-    assert texts(rollout.completion)
+def test_a_number_is_the_number_that_was_given_whatever_holds_it(tmp_path, shape):
+    stored, run = kept_with(NUMBERS, shape, tmp_path)
+    for name, rollout in stored:
+        want = repr(as_given(NUMBERS[name]))
+        assert repr(rollout.reward) == want, name
+        if shape in {"rows", "torchforge"}:
+            assert repr(rollout.advantage) == want, name
+            assert repr(rollout.rewards["a" if shape == "rows" else "b"]) == want, name
+        assert rollout.marks == {}, name
+    assert run.drops == {}
+
+
+@pytest.mark.parametrize("shape", SHAPES_OF_NUMBERS)
+def test_what_is_not_a_number_is_marked_and_never_replaced_by_another(tmp_path, shape):
+    stored, run = kept_with(NOT_NUMBERS, shape, tmp_path)
+    for name, rollout in stored:
+        assert rollout.reward is None, name
+        assert "lost:reward" in rollout.marks, name
+        assert texts(rollout.completion), name
+    assert run.drops["unserialisable_field"] >= len(NOT_NUMBERS)
 
 
 def test_torchforge_rewards_on_a_device_leave_it_in_one_copy_and_are_those_of_the_moment(tmp_path):

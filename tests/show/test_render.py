@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
-from shown_rollouts import anything, asks, rollout, rollouts, sizes, thorough, traces
+from shown_rollouts import anything, asks, rollout, rollouts, sizes, traces
 
+from examples import thorough
 from rollout_plugins import Image, ToolCall
 from rollout_plugins.content.trace import default_trace
 from rollout_plugins.show import layout, render_group, render_rollout, render_rollouts, render_steps, sparkline

@@ -16,8 +16,9 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given
-from shown_rollouts import rollout, thorough, traces
+from shown_rollouts import rollout, traces
 
+from examples import thorough
 from rollout_plugins import Image, Step, Trace
 from rollout_plugins.content.trace import default_trace
 from rollout_plugins.errors import SetupError

@@ -6,10 +6,11 @@ import sys
 import threading
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from rollout_hookspecs import Rollout, Step
 from sink_rollouts import HOSTILE, batch, pictured, rejected, run_in, tools
 
+from examples import thorough
 from rollout_plugins.content.trace import default_trace
 from rollout_plugins.errors import SetupError
 from rollout_plugins.sinks.jsonl import JsonlSink
@@ -205,7 +206,7 @@ def test_a_sink_for_its_rank_leaves_the_others_to_theirs(tmp_path):
 
 
 @given(HOSTILE)
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@thorough
 def test_any_rollout_is_one_line_next_to_another(tmp_path_factory, rollout):
     folder = tmp_path_factory.mktemp("jsonl")
     send(JsonlSink(folder), run_in(folder), traces=[default_trace(rollout), default_trace(tools())])

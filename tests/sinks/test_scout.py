@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from PIL import Image as Pictures
 from rollout_hookspecs import Run, Step
 from sink_rollouts import HOSTILE, SHAPE, batch, pictured, run_in, tools
 
+from examples import thorough
 from rollout_plugins.content.trace import default_trace
 from rollout_plugins.errors import SetupError
 from rollout_plugins.sinks.scout import ScoutSink
@@ -221,7 +222,7 @@ def test_ranks_share_a_folder(tmp_path):
 
 
 @given(HOSTILE)
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@thorough
 def test_any_rollout_is_a_row_next_to_another(tmp_path_factory, rollout):
     folder = tmp_path_factory.mktemp("scout")
     send(ScoutSink(), run_in(folder), traces=[default_trace(rollout), default_trace(tools())])

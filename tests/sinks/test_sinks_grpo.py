@@ -24,7 +24,7 @@ from test_wandb import history, rows
 from tools import broken, multiply, slow
 from trackio.sqlite_storage import SQLiteStorage
 from trackio.utils import MEDIA_DIR
-from vision import look, make_vision, picture
+from vlm import look, make_vlm, picture
 
 from rollout_plugins import RolloutPluginCallback, open_run
 from rollout_plugins.content.trace import default_trace, images_in
@@ -92,9 +92,9 @@ def test_trackio_in_the_trainers_run_shows_every_rollout_and_leaves_its_charts_a
 
 
 def test_trackio_keeps_images_of_prompts_and_tools(tmp_path, project):
-    script = [call("look", {"number": 1}), "nothing", "a picture"]
-    trainer = make_vision(
-        tmp_path, script, tools=[look], rows=dataset(4), rewards=sometimes,
+    script = [call("look", {"n": 1}), "nothing", "a picture"]
+    trainer = make_vlm(
+        tmp_path, dataset(4), script, tools=[look], rewards=sometimes, max_steps=2,
         callbacks=[RolloutPluginCallback()], report_to="trackio", project=project, run_name="seen",
     )  # fmt: skip
     trainer.train()
@@ -109,12 +109,14 @@ def test_trackio_keeps_images_of_prompts_and_tools(tmp_path, project):
     assert len(list(images_in([r.completion for r in stored]))) == 4
 
 
-def test_trackio_without_report_to_opens_a_run_of_its_own(tmp_path, project):
+def test_trackio_without_report_to_opens_a_run_of_its_own_with_no_metrics_but_one_empty_row_a_batch(tmp_path, project):
     train(tmp_path, RolloutPluginCallback([TrackioSink(project=project)]))
     run = open_run(tmp_path / "out")
     assert SQLiteStorage.get_runs(project) == [f"{run.name} · {run.info.id}"]
     assert len(SQLiteStorage.get_traces(project, f"{run.name} · {run.info.id}")) == 12
     assert trackio.context_vars.current_run.get() is None
+    with sqlite3.connect(SQLiteStorage.get_project_db_path(project)) as db:
+        assert [row[0] for row in db.execute("select metrics from metrics")] == [b"{}"] * 3
 
 
 def test_wandb_in_the_trainers_run(tmp_path):
@@ -206,12 +208,6 @@ def test_a_terminal_nobody_reads_does_not_stop_the_training(tmp_path):
     run = open_run(tmp_path / "out")
     assert len(run) == 48
     assert run.drops["sink_failed:console"] > 0
-
-
-def test_nothing_of_ours_is_left_in_the_databases_metrics_but_one_row_a_batch(tmp_path, project):
-    train(tmp_path, RolloutPluginCallback([TrackioSink(project=project)]))
-    with sqlite3.connect(SQLiteStorage.get_project_db_path(project)) as db:
-        assert [row[0] for row in db.execute("select metrics from metrics")] == [b"{}"] * 3
 
 
 @pytest.mark.slow

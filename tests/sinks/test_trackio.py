@@ -10,12 +10,13 @@ from uuid import uuid4
 
 import pytest
 import trackio
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from rollout_hookspecs import Run, Step
 from sink_rollouts import HOSTILE, batch, run_in, tools
 from trackio.sqlite_storage import SQLiteStorage
 from trackio.utils import MEDIA_DIR
 
+from examples import thorough
 from rollout_plugins.content.trace import default_trace
 from rollout_plugins.errors import MissingExtraError, SetupError
 from rollout_plugins.sinks.trackio import TrackioSink
@@ -153,7 +154,7 @@ def test_rejected_rollouts_and_missing_rewards_appear_as_such(tmp_path, project)
 
 
 @given(HOSTILE)
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@thorough
 def test_one_bad_value_never_costs_another_rollout(tmp_path_factory, rollout):
     project = f"h{uuid4().hex[:10]}"
     folder = tmp_path_factory.mktemp("hostile")

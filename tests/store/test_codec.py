@@ -22,11 +22,11 @@ from values import (
     kept,
     real,
     same,
-    thorough,
     vast,
     wide_cycle,
 )
 
+from examples import thorough
 from rollout_plugins import Image, Placeholder
 from rollout_plugins.store.codec import decode, encode, tagged, untagged
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -160,3 +162,18 @@ def test_runs_are_public_and_each_has_its_line(tmp_path):
     assert [line.strip()[:11] for line in repr(found).splitlines()] == ["2 runs:", "<StoredRun ", "<StoredRun "]
     assert Seen(found._repr_html_()).text.count("reward") == 2
     assert open_run(found[1].dir).dir == found[1].dir
+
+
+JUPYTER = """
+import sys, types
+sys.modules["ipywidgets"] = None  # not installed
+shell = types.SimpleNamespace(config={"IPKernelApp": {}})
+sys.modules["IPython"] = types.SimpleNamespace(get_ipython=lambda: shell)
+from rollout_plugins import open_run
+print(len(open_run(sys.argv[1])))
+"""
+
+
+def test_a_notebook_without_the_widgets_that_duckdb_wants_opens_a_run(run):
+    done = subprocess.run([sys.executable, "-c", JUPYTER, run.dir], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{len(run)}\n"

@@ -6,7 +6,6 @@ import math
 import shutil
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -19,9 +18,10 @@ from rollout_plugins.store.read import StoredRun
 from rollout_plugins.testing import hostile_rollouts
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> StoredRun:
-    return open_run(write(tmp_path, steps(4)))
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> StoredRun:
+    """To be asked, not changed."""
+    return open_run(write(tmp_path_factory.mktemp("read"), steps(4)))
 
 
 def test_everything_comes_back_in_the_order_it_was_made(tmp_path):
@@ -153,7 +153,8 @@ def test_history_of_a_prompt_that_only_shares_a_message_with_others(tmp_path):
     assert ids(stored.history(made[1])) == ["1.1"]
 
 
-def test_a_run_that_was_removed_meanwhile_is_one_sentence(run):
+def test_a_run_that_was_removed_meanwhile_is_one_sentence(tmp_path):
+    run = open_run(write(tmp_path, steps(4)))
     assert len(run) == 16
     shutil.rmtree(run.dir)
     with pytest.raises(RunError, match=r"cannot be read: ") as caught:

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from store_rig import differences, rollouts, run_in, through_a_file, written
-from values import HOSTILE, Bad, Evil, cycle, deep, hostile, kept, keys, real, same, text, thorough, vast, wide_cycle
+from values import HOSTILE, Bad, Evil, cycle, deep, hostile, kept, keys, real, same, text, vast, wide_cycle
 
+from examples import thorough
 from rollout_plugins import Image, Placeholder, Rollout, Tokens, ToolCall, open_run
 from rollout_plugins.content.drafts import Drafts
 from rollout_plugins.content.talk import Talk

@@ -183,6 +183,7 @@ def make_async(
         "output_dir": str(folder / "out"), "per_device_train_batch_size": 4, "max_completion_length": 100,
         "max_steps": 2, "report_to": [], "use_cpu": True, "bf16": False, "logging_steps": 1, "save_strategy": "no",
         "disable_tqdm": True, "token_budget": 0, "queue_maxsize": 8, "max_inflight_tasks": 8, "seed": 7,
+        "gradient_checkpointing": False,
     }  # fmt: skip
     more = {}
     if kind == "grpo":

@@ -37,11 +37,11 @@ HOOKS = {
 }
 
 
-def plugin_with(hook, act):
+def plugin_with(hook, act, name="bad"):
     """A plugin with one hook that does this, and nothing else."""
     function = HOOKS[hook](act)
     function.__name__ = hook
-    return type("Bad", (), {"name": "bad", hook: hookimpl(function)})()
+    return type("Bad", (), {"name": name, hook: hookimpl(function)})()
 
 
 def says(error):

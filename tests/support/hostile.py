@@ -7,14 +7,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from PIL import Image as Pil
 from rollout_hookspecs import Image, Placeholder, Rollout, ToolCall
-
-many = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-)
 
 
 class Evil:

@@ -77,7 +77,7 @@ def tiny_model(folder: Path) -> str:
         path = folder / "tiny-model"
         tok = tokenizer()
         config = Qwen3Config(
-            vocab_size=len(tok), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+            vocab_size=len(tok), hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
             num_key_value_heads=1, head_dim=16, max_position_embeddings=4096, tie_word_embeddings=False,
         )  # fmt: skip
         torch.manual_seed(0)
@@ -162,7 +162,7 @@ def make(
         "output_dir": str(folder / "out"), "per_device_train_batch_size": 4, "per_device_eval_batch_size": 4,
         "num_generations": 2, "max_completion_length": 200 if script else 8, "report_to": [], "use_cpu": True,
         "bf16": False, "logging_steps": 1, "save_strategy": "no", "disable_tqdm": True, "max_steps": 1, "seed": 7,
-        "log_completions": False, "max_tool_calling_iterations": 1,
+        "log_completions": False, "max_tool_calling_iterations": 1, "gradient_checkpointing": False,
     } | config  # fmt: skip
     args = (RLOOConfig if cls is RLOO else GRPOConfig)(**{k: v for k, v in options.items() if k in accepted})
     extra = {"tools": tools} if tools else {}

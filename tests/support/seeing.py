@@ -31,7 +31,7 @@ def seeing(folder):
         projection_dim=16,
     )  # fmt: skip
     text = Qwen3Config(
-        vocab_size=len(tok), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        vocab_size=len(tok), hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=1, head_dim=16, max_position_embeddings=4096, tie_word_embeddings=False,
     )  # fmt: skip
     config = LlavaConfig(

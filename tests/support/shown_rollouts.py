@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from rollout_plugins import Rollout, ToolCall, Trace
@@ -162,4 +161,3 @@ traces = st.builds(
     | anything,
 )
 sizes = {"width": st.integers(1, 130), "max_lines": st.integers(0, 40)}
-thorough = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

@@ -151,6 +151,7 @@ def make(folder, name, callbacks=None, *, arguments=None, script=None, model=Non
         "output_dir": str(folder / "out"), "per_device_train_batch_size": 4, "per_device_eval_batch_size": 4,
         "gradient_accumulation_steps": 2, "max_steps": 2, "report_to": [], "use_cpu": True, "bf16": False,
         "logging_steps": 1, "save_strategy": "no", "disable_tqdm": True, "seed": 7, "learning_rate": 1e-3,
+        "gradient_checkpointing": False,
     }  # fmt: skip
     if kind.evaluates:
         options |= {"eval_strategy": "steps", "eval_steps": 2}

@@ -10,7 +10,6 @@ from enum import Enum, IntEnum
 from typing import NamedTuple
 
 import numpy as np
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from rollout_plugins import Image
@@ -223,7 +222,6 @@ def real(value):
 
 
 hostile = st.builds(Bad, st.sampled_from(sorted(HOSTILE)))
-thorough = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 # What comes back as the plain value it stands for.
 PLAIN = [

@@ -42,14 +42,14 @@ class Eye:
     async def sees(self, *texts, seconds=30.0):
         """Wait until all of these are on the screen."""
         end = time.monotonic() + seconds
-        while not all(text in self.text for text in texts):
+        while not all(map(self.text.__contains__, texts)):
             assert time.monotonic() < end, f"{texts} are not all in\n{self.text}"
             await self.pilot.pause(0.02)
         await self.pilot.pause()
 
     async def sees_not(self, *texts, seconds=30.0):
         end = time.monotonic() + seconds
-        while any(text in self.text for text in texts):
+        while any(map(self.text.__contains__, texts)):
             assert time.monotonic() < end, f"one of {texts} is in\n{self.text}"
             await self.pilot.pause(0.02)
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from functools import partial
 from pathlib import Path
 
 import torch
 from datasets import Dataset
 from PIL import Image
-from rig import GRPO, RLOO, half, scripted, tokenizer
+from rig import make, tokenizer
 from transformers import ProcessorMixin, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
-from trl import GRPOConfig, GRPOTrainer, RLOOConfig
+from trl import GRPOTrainer
 
 VISION = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
 _saved: dict[str, Path] = {}
@@ -40,7 +39,7 @@ def processor():
 
 def model(words) -> Qwen3VLForConditionalGeneration:
     text = {
-        "vocab_size": len(words), "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+        "vocab_size": len(words), "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
         "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": 4096,
         "rope_parameters": {
             "rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3], "mrope_interleaved": True,
@@ -91,27 +90,8 @@ def rows(count: int = 4, **columns) -> Dataset:
     return Dataset.from_dict({"prompt": prompts, **columns})
 
 
-def make_vlm(folder, dataset, script=None, *, cls=GRPO, rewards=half, tools=None, callbacks=None, **config):
-    """A trainer of images: two completions per prompt, four per step, until told otherwise."""
+def make_vlm(folder, dataset, script=None, **config):
+    """As `rig.make`, with a model that sees."""
     made = processor()
-    kind = RLOOConfig if cls is RLOO else GRPOConfig
-    options = {
-        "output_dir": str(folder / "out"), "per_device_train_batch_size": 4, "per_device_eval_batch_size": 4,
-        "num_generations": 2, "max_completion_length": 120 if script else 8, "report_to": [], "use_cpu": True,
-        "bf16": False, "logging_steps": 1, "save_strategy": "no", "disable_tqdm": True, "max_steps": 1, "seed": 7,
-        "max_tool_calling_iterations": 1,
-    } | config  # fmt: skip
-    accepted = inspect.signature(kind.__init__).parameters
-    build = partial(cls, tools=tools) if tools else cls
-    trainer = build(
-        saved_model(Path(folder), made.tokenizer),
-        reward_funcs=rewards,
-        args=kind(**{name: value for name, value in options.items() if name in accepted}),
-        train_dataset=dataset,
-        processing_class=made,
-        callbacks=callbacks,
-    )
-    trainer.truth = []
-    if script is not None:
-        trainer.model.generate = scripted(trainer, script)
-    return trainer
+    model = saved_model(Path(folder), made.tokenizer)
+    return make(folder, script, rows=dataset, model=model, processing_class=made, **config)
