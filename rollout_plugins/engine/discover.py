@@ -170,16 +170,20 @@ class Plugins:
         return self.found[name]
 
     def _object(self, item: Any, chosen: Sequence[Installed]) -> Installed:
-        """A plugin given as an object, or as a class that is instantiated. Several of one kind are numbered."""
+        """A plugin given as an object, or as a class that is instantiated. Several of one name are numbered."""
         base = name_of(item, self.found)
-        if not isinstance(item, type) and base in self._config:
+        installed = self.found.get(base)
+        taken = {other.name for other in chosen}
+        if installed is not None and not _may_be(item, installed):  # the names are the same by chance
+            taken.add(base)
+        same = sum(name == base or name.startswith(f"{base}-") for name in taken)
+        found = Installed(base if not same else f"{base}-{same + 1}", plugin=item)
+        if not isinstance(item, type) and found.name in self._config:
             raise SetupError(
                 f"config has options for plugin {base!r}, which was given as an instance; give them to the instance"
             )
-        same = sum(other.name == base or other.name.startswith(f"{base}-") for other in chosen)
-        found = Installed(base if not same else f"{base}-{same + 1}", plugin=item)
-        if base in self.found and not same:
-            found.entry, found.distribution = self.found[base].entry, self.found[base].distribution
+        if installed is not None and not same:
+            found.entry, found.distribution = installed.entry, installed.distribution
         self.found[found.name] = found
         return found
 
@@ -285,6 +289,14 @@ def name_of(plugin: Any, known: Mapping[str, Installed]) -> str:
     if isinstance(name, str) and name:
         return name
     return str(getattr(plugin, "__name__", kind.__name__)).rpartition(".")[2].lower()
+
+
+def _may_be(plugin: Any, installed: Installed) -> bool:
+    """Whether an object may be an installed plugin, or made from it: some of its classes are of the same package."""
+    kind = plugin if isinstance(plugin, type) else type(plugin)
+    modules = {getattr(plugin, "__name__", ""), *(one.__module__ for one in kind.__mro__)}
+    packages = {str(module).partition(".")[0] for module in modules}
+    return installed.entry is None or installed.entry.module.partition(".")[0] in packages
 
 
 def listing() -> list[dict[str, Any]]:

@@ -118,19 +118,18 @@ class Copying:
 
     def _with_lost_attempts(self, file: File) -> File:
         """A run file that also has the attempts that only the other folder knows of: this disk is a new one."""
-        if not _FACTS.fullmatch(file.name):
+        if not is_facts(file.name):
+            return file
+        if file.name not in self._earlier:
+            theirs = Path(self._made.name) / file.name
+            if file.name in self._there:
+                self.target.fetch(file.name, theirs)
+            self._earlier[file.name] = earlier_attempts(theirs)
+        content = with_attempts(file.path, self._earlier[file.name])
+        if not content:
             return file
         made = Path(self._made.name) / file.name
-        if file.name not in self._earlier:
-            if file.name in self._there:
-                self.target.fetch(file.name, made)
-            self._earlier[file.name] = earlier_attempts(made)
-        known = {attempt.get("attempt") for attempt in earlier_attempts(file.path)}
-        lost = [attempt for attempt in self._earlier[file.name] if attempt.get("attempt") not in known]
-        if not lost:
-            return file
-        facts = json.loads(file.path.read_bytes())
-        made.write_text(json.dumps({**facts, "attempts": [*lost, *facts["attempts"]]}, indent=1), encoding="utf-8")
+        made.write_text(content, encoding="utf-8")
         return File(made, file.name, made.stat().st_size)
 
     @cached_property
@@ -146,6 +145,19 @@ class Copying:
     def is_safe(self, file: File) -> bool:
         """Whether the file is there as it is here; asked of the other folder."""
         return self.target.size(file.name) == file.size
+
+
+def is_facts(name: str) -> bool:
+    """Whether a file of this name says what a rank did in its attempts."""
+    return bool(_FACTS.fullmatch(name))
+
+
+def with_attempts(file: Path, earlier: list[dict[str, Any]]) -> str:
+    """The text of a run file with those of these attempts that it lacks; empty when it lacks none."""
+    known = {attempt.get("attempt") for attempt in earlier_attempts(file)}
+    lost = [attempt for attempt in earlier if attempt.get("attempt") not in known]
+    facts = json.loads(file.read_bytes()) if lost else {}
+    return json.dumps({**facts, "attempts": [*lost, *facts["attempts"]]}, indent=1) if lost else ""
 
 
 def _held(nodes: Iterable[Path]) -> Iterator[str]:

@@ -40,7 +40,25 @@ _DENIED = re.compile(
 _MISSING = re.compile(
     r"no.?such.?bucket|(bucket|container|repository) ?not ?found|bucket does not exist", re.IGNORECASE
 )
-_AWAY = re.compile(r"connect|timed? ?out|resolve|unreachable|503|slow.?down|network", re.IGNORECASE)
+_AWAY = re.compile(r"connect|timed? ?out|resolve|unreachable|network", re.IGNORECASE)
+#: What services say, and what to do then; before the codes that they say it with, such as 403.
+_ADVICE = (
+    (
+        r"slow.?down|too.?many.?requests|throttl|rate.?limit|\b(429|503)\b",
+        "it is overloaded, or limits how often it is asked",
+    ),
+    (
+        r"quota|insufficient.?storage|storage.?(full|limit)|free drive|no space left|\b507\b",
+        "it is full, or a quota is used up; make room there, or raise the quota",
+    ),
+    (r"time.?too.?skewed", "this machine's clock differs from the server's; set it"),
+    (
+        r"AuthorizationHeaderMalformed|PermanentRedirect|MOVED_PERMANENTLY",
+        "the bucket is in another region; set AWS_REGION",
+    ),
+)
+#: Names in an error, which say nothing about what went wrong.
+_NAMES = re.compile(r"(?<!\w)'[^']*'(?!\w)|\w+://\S+")
 #: Of a connection string.
 _KEY_INSIDE = re.compile(r"(?:AccountKey|SharedAccessSignature)=([^;]{8,})")
 _SECRET_NAME = re.compile(r"SECRET|TOKEN|PASSWORD|CREDENTIAL|ACCESS_KEY|ACCOUNT_KEY|CONNECTION_STRING|SAS\b")
@@ -85,12 +103,12 @@ class Place:
         except ImportError as error:
             raise MissingExtraError(f"{self.protocol}:// cannot be used: {error}") from None
 
-    @cached_property
+    @property
     def arrow(self) -> Any:
         """The filesystem for PyArrow: its own where it has one, which works without Python's interpreter lock."""
         return self._arrow(SECONDS)
 
-    @cached_property
+    @property
     def lists(self) -> Any:
         """The same, to list with: of a bucket with very many objects that takes some servers long."""
         return self._arrow(LIST_SECONDS)
@@ -116,10 +134,17 @@ class Place:
         extra = _PACKAGES.get(self.protocol, ("", ""))[1]
         if self.is_missing(error) or (isinstance(error, FileNotFoundError) and not self.is_local):
             return f"no such bucket or repository exists; create it, or correct the URL ({text})"
-        if isinstance(error, PermissionError) or _DENIED.search(text):
+        said = _NAMES.sub("", text)
+        for pattern, advice in _ADVICE:
+            if re.search(pattern, said, re.IGNORECASE):
+                return f"{advice} ({text})"
+        if isinstance(error, PermissionError) or _DENIED.search(said):
             where = f": {_WHERE[extra]}" if extra in _WHERE else ""
-            return f"access is denied; check the credentials{where} ({text})"
-        if isinstance(error, (ConnectionError, TimeoutError)) or _AWAY.search(text):
+            is_old = "expired" in said.lower()
+            what = "the credentials have expired; renew them" if is_old else "access is denied; check the credentials"
+            _s3.cache_clear()  # the next client reads them anew
+            return f"{what}{where} ({text})"
+        if isinstance(error, (ConnectionError, TimeoutError)) or _AWAY.search(said):
             also = " and AWS_ENDPOINT_URL" if self.protocol in _S3 else ""
             return f"it cannot be reached; check the network{also} ({text})"
         return text

@@ -17,15 +17,16 @@ import pyarrow.compute as pc
 from rollout_plugins.content.elsewhere import MARK
 from rollout_plugins.content.names import count
 from rollout_plugins.content.nodes import nodes_of
+from rollout_plugins.content.replacing import replace_file
 from rollout_plugins.errors import RunError
 from rollout_plugins.remote.card import publish
-from rollout_plugins.remote.copying import Copying, is_fixed, run_folders
+from rollout_plugins.remote.copying import Copying, is_facts, is_fixed, run_folders, with_attempts
 from rollout_plugins.remote.folders import File, Folder, HubFolder, files_of, folder, total
 from rollout_plugins.remote.places import Place, place
 from rollout_plugins.remote.sessions import write_sessions
 from rollout_plugins.store.parts import find_parts
 from rollout_plugins.store.read import StoredRun
-from rollout_plugins.store.run_facts import run_files
+from rollout_plugins.store.run_facts import earlier_attempts, run_files
 from rollout_plugins.store.write import SEAL_BYTES, read_journal, write_parquet
 
 Progress = Callable[[str, int, int], object]
@@ -179,7 +180,18 @@ def pull(url: str, parent: Path, *, progress: Progress) -> tuple[Path, int]:
         here = {file.name: file.size for file in files_of(target)}
         wanted = {name: size for name, size in sizes.items() if not _has(name, size, here, is_origin=is_origin)}
         _fetch(there, target, wanted, progress)
+        for name in filter(is_facts, here.keys() & sizes.keys() - wanted.keys()):
+            _fetch_lost_attempts(there, target / name)
     return target, len(wanted)
+
+
+def _fetch_lost_attempts(there: Folder, file: Path) -> None:
+    """Attempts of a run file that was left as it is, on a machine that lost its disk since."""
+    with tempfile.TemporaryDirectory(prefix="rollouts-pull-") as made:
+        there.fetch(file.name, Path(made) / file.name)
+        content = with_attempts(file, earlier_attempts(Path(made) / file.name))
+    if content:
+        replace_file(file, lambda path: path.write_text(content, encoding="utf-8"))
 
 
 def _one_run(source: Place, found: list[str]) -> str:

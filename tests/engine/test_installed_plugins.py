@@ -1,7 +1,9 @@
 """Plugins that are installed: when they run, in which order, and what the listing says of them."""
 
 import functools
+import importlib
 import sys
+import textwrap
 
 import pytest
 from loaded import Fine, order
@@ -127,6 +129,13 @@ def test_a_disabled_plugin_is_not_even_imported(install, monkeypatch, name, by):
 def test_the_environment_switches_off_even_what_the_code_asks_for(monkeypatch):
     monkeypatch.setenv("ROLLOUT_PLUGINS_DISABLE", "fine,images")
     assert order(Plugins([Fine()])) == ["metrics"]
+
+
+def test_one_that_is_given_as_an_object_runs_once_wherever_its_package_defines_it(install):
+    within = textwrap.dedent(GOOD).replace("Plugin", "Judge") + "Judge.__module__ = 'x_top.inner'\n"
+    install("x-top", {"judge": "x_top:Judge"}, {"x_top": within})
+    judge = importlib.import_module("x_top").Judge()
+    assert order(Plugins([judge])) == ["judge", "images", "metrics"]
 
 
 def test_without_autoload_only_what_is_asked_for_runs_and_is_imported(install, monkeypatch):

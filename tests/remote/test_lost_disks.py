@@ -1,12 +1,13 @@
 """A run goes on in the mirror as one run, also from a machine whose disk has nothing of it."""
 
-import json
 import shutil
 
+import pytest
 from rig import make
 from test_mirror import answers, quick, recorded  # noqa: F401 - a fixture for all tests
 
 from rollout_plugins import RolloutPluginCallback, open_run
+from rollout_plugins.cli.main import main
 from rollout_plugins.store.finding import find_runs
 
 
@@ -14,6 +15,7 @@ def attempts(run):
     return [(attempt["attempt"], attempt["rank"], attempt["rollouts"]) for attempt in run.attempts]
 
 
+@pytest.mark.slow
 def test_a_training_that_resumes_on_an_empty_disk_is_one_run_in_the_mirror(tmp_path):
     there = tmp_path / "there"
     for steps, checkpoint in ((2, None), (4, "checkpoint-2"), (4, "checkpoint-2")):
@@ -42,6 +44,7 @@ def test_a_node_that_lost_its_disk_and_one_that_did_not_stay_one_run_in_the_mirr
     run = open_run(mirrored)
     assert attempts(run) == [(1, 0, {"train": 8}), (2, 0, {"train": 8}), (1, 1, {"train": 8}), (2, 1, {"train": 8})]
     assert sorted(answers(mirrored)) == sorted(f"answer {s}.{n}" for s in (1, 2, 3) for n in range(4) for _ in (0, 1))
-    assert [
-        a["attempt"] for a in json.loads((tmp_path / "node1" / "mine" / "run-00001.json").read_text())["attempts"]
-    ] == [2]
+    here = tmp_path / "node1" / "mine"
+    assert attempts(open_run(here)) == [(2, 1, {"train": 8})]
+    assert main(["pull", str(mirrored), str(here.parent)]) == 0
+    assert attempts(open_run(here)) == attempts(run)

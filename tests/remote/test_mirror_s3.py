@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from s3_server import faulty, s3_server
+from s3_stand_in import s3_stand_in
 from test_mirror import batch, contents, recorded
 
 from rollout_plugins import RolloutRecorder, open_run
@@ -73,10 +74,13 @@ def test_a_server_that_is_down_for_a_while_gets_everything_afterwards(s3, tmp_pa
 @pytest.mark.parametrize(
     ("status", "code", "said"),
     [
-        (503, "SlowDown", "does not take files"),
+        (503, "SlowDown", "it is overloaded, or limits how often it is asked"),
         (403, "InvalidAccessKeyId", "check the credentials: AWS_PROFILE"),
         (404, "NoSuchBucket", "no such bucket or repository exists; create it"),
-        (507, "InsufficientStorage", "does not take files"),
+        (507, "InsufficientStorage", "it is full, or a quota is used up; make room there"),
+        (403, "QuotaExceeded", "it is full, or a quota is used up; make room there"),
+        (400, "ExpiredToken", "renew them: AWS_PROFILE"),
+        (403, "RequestTimeTooSkewed", "this machine's clock differs from the server's; set it"),
     ],
 )
 def test_what_the_service_refuses_is_told_with_what_to_do_and_follows_later(
@@ -93,6 +97,30 @@ def test_what_the_service_refuses_is_told_with_what_to_do_and_follows_later(
     assert s3.names(f"bucket/runs/{run.name}") == sizes(run)
     assert os.environ["AWS_SECRET_ACCESS_KEY"] not in caplog.text
     assert "not complete" not in caplog.text
+
+
+def test_credentials_that_expire_in_mid_run_and_are_renewed_in_their_file_are_used(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(mirroring, "POLL_SECONDS", 0.05)
+    with s3_stand_in(monkeypatch, {}) as server:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+        keys = "[default]\naws_access_key_id = key\naws_secret_access_key = secret\naws_session_token = "
+        (tmp_path / "credentials").write_text(f"{keys}first")
+        options = {"mirror": {"seal_seconds": 1e-9}}
+        with RolloutRecorder(dir=tmp_path, run_id="mine", mirror="s3://bucket/runs", config=options) as recorder:
+            recorder.record(1, batch(1))
+            assert recorder.flush()
+            wait_for(lambda: any("data/" in name for name in server.objects))
+            server.expired = "first"
+            recorder.record(2, batch(2))
+            assert recorder.flush()
+            wait_for(lambda: "the credentials have expired; renew them: AWS_PROFILE" in caplog.text)
+            (tmp_path / "credentials").write_text(f"{keys}second")
+            wait_for(lambda: "takes files again" in caplog.text)
+        assert {name: len(data) for name, data in server.objects.items()} == {
+            f"bucket/runs/mine/{name}": size for name, size in sizes(tmp_path / "mine").items()
+        }
 
 
 def test_credentials_are_in_no_file_log_or_error(s3, tmp_path, monkeypatch, caplog, capsys):

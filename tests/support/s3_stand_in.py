@@ -87,11 +87,16 @@ class _S3(Asked):
     def do_PUT(self):
         name, data = self.place.strip("/"), self.body()
         self.server.asked.append((self.command, self.path))
-        if "uploadId" in self.query:
+        if self.headers.get("X-Amz-Security-Token") == self.server.expired:
+            self._xml(
+                "<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>", 400
+            )
+        elif "uploadId" in self.query:
             self.server.parts[name, int(self.query["partNumber"])] = data
+            self.send(b"", 200, _about(data))
         else:
             self.server.objects[name] = data
-        self.send(b"", 200, _about(data))
+            self.send(b"", 200, _about(data))
 
     def do_POST(self):
         name = self.place.strip("/")
@@ -147,9 +152,9 @@ def _about(data):
 def s3_stand_in(monkeypatch, objects):
     """The server, with its `objects` by bucket and key, and what was `asked` of it: methods and paths.
 
-    It answers what is listed when it `may_list`.
+    It answers what is listed when it `may_list`, and takes nothing with the session token that is `expired`.
     """
-    with served(_S3, objects=Bucket(objects), parts={}, asked=[], may_list=Event()) as server:
+    with served(_S3, objects=Bucket(objects), parts={}, asked=[], may_list=Event(), expired="") as server:
         server.may_list.set()
         use_s3(monkeypatch, server.url)
         yield server

@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "hosts"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "trainers"))
 import patched_swift as swift
 
 folder, rank = Path(sys.argv[1]), os.environ["RANK"]
