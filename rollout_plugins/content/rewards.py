@@ -21,6 +21,13 @@ def given(value: Any) -> Any:
         return value
 
 
+def shortest(value: float) -> float:
+    """The number with the fewest digits that is this one in 32 bits: 52.07 for 52.06999969."""
+    import numpy as np
+
+    return float(str(np.float32(value)))
+
+
 def scores(values: Any) -> tuple[dict[str, float | None], Any]:
     """The numbers and None in a mapping, and what else was given; None for nothing else."""
     if not isinstance(values, Mapping):

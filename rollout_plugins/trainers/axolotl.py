@@ -16,11 +16,11 @@ from typing import Any, ClassVar, Final
 
 from rollout_hookspecs import Emit
 
+from rollout_plugins.content.rewards import shortest
 from rollout_plugins.content.snapshot import Snapshot
 from rollout_plugins.hosts.grpo import LOGPROBS, SCORED, GRPOObserver
 from rollout_plugins.hosts.grpo_log import LogTail
 from rollout_plugins.hosts.grpo_unscored import Sampled
-from rollout_plugins.hosts.kit.building import shortest
 from rollout_plugins.hosts.kit.decoding import Decoder, unpadded
 from rollout_plugins.hosts.kit.observing import Needs
 from rollout_plugins.hosts.kit.rewards import Rewards

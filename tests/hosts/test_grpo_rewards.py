@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from rig import GRPO, call, dataset, half, make
+from rig import GRPO, RLOO, call, dataset, half, make
 from tools import multiply, now
 from trl import GRPOTrainer
 from whole import assert_whole, train
@@ -290,3 +290,16 @@ def test_trls_own_trainer_is_not_said_to_change_anything(tmp_path):
     trainer, run = train(tmp_path, ["a", "b"], cls=GRPOTrainer)
     assert [rollout.advantage for rollout in run.rollouts()] == list(trainer._logs["advantages"])
     assert {(rollout.reward, *rollout.marks) for rollout in run.rollouts()} == {(0.0,), (1.0,)}
+
+
+@pytest.mark.parametrize("cls", [GRPO, RLOO])
+def test_reward_is_the_sum_with_the_weights_that_the_trainer_has_then(tmp_path, cls):
+    def first(completions, trainer_state, **kwargs):
+        trainer.reward_weights[1] = 0.1 + trainer_state.global_step
+        return [1.0, 0.0] * (len(completions) // 2)
+
+    trainer = make(tmp_path, ["a", "b"], cls=cls, rewards=[first, half], reward_weights=[0.2, 7.0], max_steps=3)
+    trainer.add_callback(RolloutPluginCallback())
+    trainer.train()
+    for step, weight in ((1, 0.1), (2, 1.1), (3, 2.1)):
+        assert [r.reward for r in open_run(tmp_path / "out").rollouts(step=step)] == [0.2, weight] * 2

@@ -12,7 +12,7 @@ from rollout_hookspecs import Batch, Rollout, Tokens
 from rollout_plugins.content.drafts import Drafts
 from rollout_plugins.content.incoming import spoken
 from rollout_plugins.content.outcomes import Outcomes, Reader
-from rollout_plugins.content.rewards import weighted
+from rollout_plugins.content.rewards import shortest, weighted
 from rollout_plugins.content.talk import Talk
 from rollout_plugins.hosts.kit.decoding import end_ids, finish_of
 from rollout_plugins.hosts.kit.generation import Generation
@@ -236,13 +236,6 @@ class Builder:
         return {
             name for name, one in zip(self._seen.rewards.names, functions, strict=False) if hasattr(one, "forward")
         }
-
-
-def shortest(value: float) -> float:
-    """The number with the fewest digits that is this one in 32 bits: 52.07 for 52.06999969."""
-    import numpy as np
-
-    return float(str(np.float32(value)))
 
 
 def given(value: float) -> float | None:

@@ -173,7 +173,10 @@ class Observer:
     def scored(self, now: Generation, call: Call) -> Any:
         """Run a method that calls the reward functions, and see what each of them gives."""
         with self._swap("watch the reward functions", now.rewards.watched):
-            return call.run()
+            out = call.run()
+        with self.guarded("read the weights of the rewards"):
+            now.rewards.weigh()
+        return out
 
     def tool_loop(self, now: Generation, call: Call) -> Any:
         """Around `_tool_call_loop`: what each call did, and the completions it made as messages."""

@@ -27,11 +27,15 @@ class Rewards:
         self.is_paused = False
         """Whether the functions score something else meanwhile."""
         self.names = reward_names(trainer)
-        self.weights = reward_weights(trainer, len(self.names))
+        self.weigh()
         self.numbers: Callable[[int], Sequence[float] | None] = lambda _: None
         """Reads one function's rewards off the trainer, for those that were not seen raw."""
         self.rows: list[list[float | None]] = []
         """The rewards of each rollout, once they are read."""
+
+    def weigh(self) -> None:
+        """Read the weights again: a reward function may have changed them."""
+        self.weights = reward_weights(self._trainer, len(self.names))
 
     def watched(self) -> AbstractContextManager[None]:
         """The trainer's reward functions, each noting what it gives."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
+from rollout_plugins.content.rewards import shortest
 from rollout_plugins.errors import SetupError
 
 logger = logging.getLogger("rollout_plugins")
@@ -63,8 +64,10 @@ def reward_names(trainer: Any) -> tuple[str, ...]:
 
 
 def reward_weights(trainer: Any, count: int) -> list[float]:
-    """Weights as configured; those the trainer adds for environments are 1."""
-    weights = list(getattr(trainer.args, "reward_weights", None) or [])
+    """Weights as the trainer has them now, since a callback may change them; those it adds for environments are 1."""
+    now: Any = getattr(trainer, "reward_weights", None)
+    known = list(map(shortest, now.tolist())) if hasattr(now, "tolist") else now
+    weights = list(known or getattr(trainer.args, "reward_weights", None) or [])
     return weights + [1.0] * (count - len(weights))
 
 
