@@ -127,10 +127,9 @@ class Folder:
                     self.place.arrow.delete_file(hidden)
                 raise
         arrived = self.size(file.name)
-        if arrived != file.size:
-            if file.path.stat().st_size == file.size:  # it has not changed meanwhile
-                with suppress(Exception):
-                    self.remove(file.name)
+        if arrived != file.size and file.path.stat().st_size == file.size:  # else it changed, and is sent again
+            with suppress(Exception):
+                self.remove(file.name)
             raise OSError(f"{arrived or 0:,} of the {file.size:,} bytes of {file.name} arrived")
 
     def _copy(self, path: Path, target: str) -> None:

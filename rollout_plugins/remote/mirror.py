@@ -18,7 +18,7 @@ from rollout_plugins.content.options import check, flag
 from rollout_plugins.engine.threads import own_thread
 from rollout_plugins.remote.card import publish
 from rollout_plugins.remote.copying import Copying, parts_to_spare
-from rollout_plugins.remote.folders import files_of, folder, total
+from rollout_plugins.remote.folders import File, files_of, folder, total
 from rollout_plugins.remote.places import Place, place
 from rollout_plugins.store.moved import note_moved
 from rollout_plugins.store.read import StoredRun
@@ -160,14 +160,18 @@ class Following:
         """What is left, unless another process of this run has it in hand."""
         if self._turn is None and self._copying is None and not self._why:
             return
-        left = list(files_of(self._folder))
-        with suppress(OSError, RuntimeError):  # it may be at work at this moment
-            left = self._copying.pending(everything=True) if self._copying else left
+        left = self._left()
         logger.warning(
             "the mirror is not complete: %s of %s are not in %s yet (%s). They are safe here; bring them there with: "
             "rollouts push %s %s", total(left), self._folder, self._to.url, self._why or "it does not answer in time",
             shlex.quote(str(self._folder)), shlex.quote(self._to.url),
         )  # fmt: skip
+
+    def _left(self) -> list[File]:
+        with suppress(OSError, RuntimeError):  # it may be at work at this moment
+            if self._copying is not None:
+                return self._copying.pending(everything=True)
+        return list(files_of(self._folder))
 
     def stop(self) -> None:
         """No more after what is on its way now."""
@@ -211,7 +215,7 @@ class Following:
                 self._make_room(self._copying, self._budget)
         except Exception as error:  # the thread outlives whatever a filesystem raises
             logger.debug("the mirror failed", exc_info=error)
-            self._note(self.behind or 1, self._to.why(error))
+            self._note(len(self._left()), self._to.why(error))
             return False
         return done
 

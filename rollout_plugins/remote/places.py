@@ -48,7 +48,7 @@ _ADVICE = (
         "it is overloaded, or limits how often it is asked",
     ),
     (
-        r"quota|insufficient.?storage|storage.?(full|limit)|free drive|\b507\b",
+        r"quota|insufficient.?storage|storage.?(full|limit)|free drive|no space left|\b507\b",
         "it is full, or a quota is used up; make room there, or raise the quota",
     ),
     (r"time.?too.?skewed", "this machine's clock differs from the server's; set it"),

@@ -9,7 +9,7 @@ from test_mirror import answers, batch, contents, quick, recorded  # noqa: F401 
 from rollout_plugins import RolloutRecorder, open_run
 from rollout_plugins.cli.main import main
 
-pytest.importorskip("hf_xet")
+pytestmark = pytest.mark.slow
 URL = "hf://buckets/me/box/runs"
 
 

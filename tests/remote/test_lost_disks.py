@@ -2,6 +2,7 @@
 
 import shutil
 
+import pytest
 from rig import make
 from test_mirror import answers, quick, recorded  # noqa: F401 - a fixture for all tests
 
@@ -14,6 +15,7 @@ def attempts(run):
     return [(attempt["attempt"], attempt["rank"], attempt["rollouts"]) for attempt in run.attempts]
 
 
+@pytest.mark.slow
 def test_a_training_that_resumes_on_an_empty_disk_is_one_run_in_the_mirror(tmp_path):
     there = tmp_path / "there"
     for steps, checkpoint in ((2, None), (4, "checkpoint-2"), (4, "checkpoint-2")):

@@ -1,5 +1,6 @@
 """What is recorded here is there, too: each file once, without training waiting, and whatever happens in between."""
 
+import itertools
 import logging
 import os
 import threading
@@ -78,6 +79,23 @@ def test_each_file_is_sent_once_also_by_the_next_process(tmp_path):
     assert [file.name for file in Copying(run, target).pending()] == ["run.json"]  # it may have changed
     assert [file.name for file in second.pending()] != []  # it does not know, and so takes them for its own
     assert second.send(second.pending())
+
+
+def test_a_run_file_that_changes_while_it_is_sent_is_sent_again_and_no_fault_of_the_place(
+    tmp_path, monkeypatch, caplog
+):
+    copy, grown = Folder._copy, []
+
+    def changes(self, path, target):
+        if path.name == "run.json" and len(grown) < 3:
+            grown.append(path.write_text(path.read_text() + " "))
+        copy(self, path, target)
+
+    monkeypatch.setattr(Folder, "_copy", changes)
+    run = recorded(tmp_path / "here", mirror=str(tmp_path / "there"))
+    assert len(grown) == 3
+    assert contents(tmp_path / "there" / run.name) == contents(run)
+    assert "does not take files" not in caplog.text
 
 
 def test_a_journal_that_a_killed_process_left_is_there_until_its_part_is(tmp_path):
@@ -191,6 +209,20 @@ def test_a_place_that_is_away_costs_training_nothing_and_is_told_of(tmp_path, mo
     again.record(3, batch(3))
     again.close()
     assert contents(tmp_path / "there" / run.name) == contents(run)
+
+
+def test_files_that_wait_are_counted_also_while_the_place_cannot_be_listed(tmp_path, monkeypatch):
+    def refuses(self):
+        raise OSError("AWS Error SLOW_DOWN")
+
+    monkeypatch.setattr(Folder, "sizes", refuses)
+    options = {"config": {"mirror": {"seal_seconds": 1e-9}}, "end_seconds": 1}
+    with RolloutRecorder(dir=tmp_path / "here", mirror=str(tmp_path / "there"), **options) as recorder:
+        for step in itertools.count(1):
+            recorder.record(step, batch(step))
+            assert recorder.flush()
+            if recorder.metrics()["rollouts/mirror/behind"] >= 4:
+                break
 
 
 def test_each_thing_to_do_about_a_place_that_refuses_is_told_once(tmp_path, monkeypatch, caplog):
