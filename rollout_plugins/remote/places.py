@@ -130,6 +130,7 @@ class Place:
 
     def why(self, error: BaseException) -> str:
         """What went wrong here and what to do, in one line that holds no credentials."""
+        _s3.cache_clear()  # the next client reads the credentials, and asks for the bucket's region, anew
         text = without_secrets(" ".join(str(error).split()) or type(error).__name__)
         extra = _PACKAGES.get(self.protocol, ("", ""))[1]
         if self.is_missing(error) or (isinstance(error, FileNotFoundError) and not self.is_local):
@@ -142,7 +143,6 @@ class Place:
             where = f": {_WHERE[extra]}" if extra in _WHERE else ""
             is_old = "expired" in said.lower()
             what = "the credentials have expired; renew them" if is_old else "access is denied; check the credentials"
-            _s3.cache_clear()  # the next client reads them anew
             return f"{what}{where} ({text})"
         if isinstance(error, (ConnectionError, TimeoutError)) or _AWAY.search(said):
             also = " and AWS_ENDPOINT_URL" if self.protocol in _S3 else ""
