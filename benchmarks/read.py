@@ -161,13 +161,24 @@ def compared(run: Path, lines: Path, ident: str, steps: int) -> list[list[Any]]:
         shown = [seconds(first), seconds(again), size(peak), seconds(through[0]), size(through[2])]
         rows.append([label, *shown, seconds(loaded[label][0]), size(loaded[label][2])])
     load = loaded["loaded"][0]
-    rows.append(["viewer: rows on the screen", seconds(first_screen(run)), *["-"] * 4, f"{seconds(load)} to load", ""])
+    rows.append(
+        [
+            "viewer: rows on the screen",
+            seconds(first_screen(run, last_step(run))),
+            *["-"] * 4,
+            f"{seconds(load)} to load",
+            "",
+        ]
+    )
     return rows
 
 
-def first_screen(run: Path) -> float:
+def last_step(run: Path) -> bytes:
+    return str(max(open_run(run).steps)).encode()
+
+
+def first_screen(run: Path, last: bytes) -> float:
     """From starting `rollouts view` to the last step's row on the screen."""
-    last = str(max(open_run(run).steps)).encode()
     started = time.perf_counter()
     process, terminal = pty.fork()
     if not process:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ from rollout_plugins.store.parts import TYPES
 if TYPE_CHECKING:
     from rollout_hookspecs import Rollout
 
+    from rollout_plugins.store.filters import Filters
     from rollout_plugins.store.session import Session
 
 _COUNTS = ("turns", "calls", "failed_calls")
@@ -25,29 +27,71 @@ _RECORD = tuple(name for name in TYPES if name not in {*_COUNTS, "tokens"})
 _OWN = ("_file", "_row", "id")
 #: Rollouts that a prompt or a notebook shows of many.
 _SHOWN = 5
+#: Of a run with more rollouts than this, all places at once would take long and much memory.
+LARGE = 1_000_000
+#: Places that are looked up at first then. For more than this, DuckDB may put all in order.
+FIRST = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Rest:
+    """What was not looked up yet."""
+
+    total: int
+    look_up: Callable[[], pa.Table]
+    """All places, the first ones too."""
+    lock: Lock = field(default_factory=Lock)
 
 
 class Matches:
     """Rollouts in order, none of them read yet. It stays what it was when a live run grows."""
 
-    def __init__(self, session: Session, places: pa.Table) -> None:
+    def __init__(self, session: Session, places: pa.Table, rest: _Rest | None = None) -> None:
         self._session = session
-        self._places = places
+        self._known = places
+        self._rest = rest
+
+    @classmethod
+    def of(cls, session: Session, filters: Filters, *, whole: bool) -> Matches:
+        """The answer to a question. Of one that very many may answer only the first are looked up now."""
+
+        def places(limit: int | None) -> pa.Table:
+            return session.ask(lambda known: known.places(replace(filters, limit=limit), whole=whole))
+
+        is_large = session.ask(lambda known: known.count(superseded=filters.superseded)) > LARGE
+        if filters.limit is not None or filters.search or not is_large:
+            return cls(session, places(filters.limit))
+        first = places(FIRST)
+        if first.num_rows < FIRST:
+            return cls(session, first)
+        return cls(session, first, _Rest(session.ask(lambda known: known.total(filters)), lambda: places(None)))
+
+    @property
+    def _places(self) -> pa.Table:
+        """All of them."""
+        if (rest := self._rest) is not None:
+            with rest.lock:
+                if self._rest is not None:
+                    self._known, self._rest = rest.look_up(), None
+        return self._known
 
     def __len__(self) -> int:
-        return int(self._places.num_rows)
+        return int(self._known.num_rows) if (rest := self._rest) is None else rest.total
 
     def page(self, start: int, count: int) -> Matches:
         """Those from `start` on, at most `count`."""
-        return Matches(self._session, self._places.slice(start, count))
+        known = self._known
+        is_known = min(start + count, len(self)) <= known.num_rows
+        return Matches(self._session, (known if is_known else self._places).slice(start, count))
 
     def at(self, places: Sequence[int]) -> Matches:
         """Those that stand in these places."""
-        return Matches(self._session, self._places.take(pa.array(places, pa.int64())))
+        known = self._known if max(places, default=0) < self._known.num_rows else self._places
+        return Matches(self._session, known.take(pa.array(places, pa.int64())))
 
     def position(self, rollout_id: str) -> int | None:
-        """Where a rollout stands; None when it is not among them."""
-        place = int(pc.index(self._places["id"], rollout_id).as_py())
+        """Where a rollout stands; None when it is not among them, or of very many not among the first."""
+        place = int(pc.index(self._known["id"], rollout_id).as_py())
         return place if place >= 0 else None
 
     def among(self, others: Sequence[Matches]) -> Matches:

@@ -93,7 +93,16 @@ class Database:
                 start, width, limit = start + width, 2 * width, limit - tables[-1].num_rows
         return pa.concat_tables(tables)
 
-    def _places(self, filters: Filters, *, whole: bool) -> pa.Table:
+    def total(self, filters: Filters) -> int:
+        """How many rollouts there are of these."""
+        order_by(filters.order, self.columns)  # raises when it names what is not there
+        if replace(filters, order=None, superseded=False) == Filters():
+            return self.count(superseded=filters.superseded)
+        if filters.limit is not None:
+            return int(self.places(filters).num_rows)
+        return int(self._places(filters, whole=False, counted=True)["n"][0].as_py())
+
+    def _places(self, filters: Filters, *, whole: bool, counted: bool = False) -> pa.Table:
         annotated = self._mentions(filters.texts)
         is_about_content = _is_about_content(filters)
         view = _view(filters.superseded, annotated=annotated, whole=is_about_content)
@@ -102,24 +111,29 @@ class Database:
         with self._asking(f"where={filters.where!r}"):
             if holds_question:
                 self._show(filters.superseded, annotated=annotated)
+            if counted:
+                return self._asked(filters, view).aggregate("count(*) as n").to_arrow_table()
             if whole and self.annotated:
                 return self._with_annotations(self._found(filters, view, "_file, _row, id, _run"))
             return self._found(filters, view, "_file, _row, id" if whole else "_file, _row")
 
+    def _asked(self, filters: Filters, view: str) -> Any:
+        """Those that were asked for, in no order. SQL of the caller's stays the expression that it is."""
+        relation = self._connection.sql(
+            f"select * from {view} where {condition(filters, _sums_of(filters.superseded))}"
+        )
+        return relation if filters.where is None else relation.filter(rewritten(filters.where, self.columns))
+
     def _found(self, filters: Filters, view: str, names: str) -> pa.Table:
-        """In one question, unless it holds SQL of the caller's, which is to stay the expression that it is."""
+        """Where they are, in order; in one question where that is possible."""
         order = order_by(filters.order, self.columns)
-        found = f"from {view} where {condition(filters, _sums_of(filters.superseded))}"
         most = None if filters.most is None else max(filters.most, 0)
         if filters.where is not None or filters.order:
-            relation = self._connection.sql(f"select * {found}")
-            if filters.where is not None:
-                relation = relation.filter(rewritten(filters.where, self.columns))
-            relation = relation.order(order)
+            relation = self._asked(filters, view).order(order)
             relation = (relation if most is None else relation.limit(most)).project(names)
         else:
-            limit = "" if most is None else f" limit {most}"
-            relation = self._connection.sql(f"select {names} {found} order by {order}{limit}")
+            where, limit = condition(filters, _sums_of(filters.superseded)), "" if most is None else f" limit {most}"
+            relation = self._connection.sql(f"select {names} from {view} where {where} order by {order}{limit}")
         return relation.to_arrow_table()
 
     def sql(self, query: str, *, superseded: bool = False) -> pa.Table:

@@ -309,7 +309,7 @@ class StoredRun:
 
     def count(self, **filters: Any) -> int:
         """How many rollouts match; takes what `rollouts` takes."""
-        return int(self._session.ask(lambda known: known.places(Filters(**filters))).num_rows)
+        return self._session.ask(lambda known: known.total(Filters(**filters)))
 
     def tables(self, columns: Sequence[str] | None = None, **filters: Any) -> Iterator[pa.Table]:
         """Rollouts as Arrow tables of all or some columns, a few rows each; takes what `rollouts` takes."""
@@ -362,8 +362,7 @@ class StoredRun:
         return Rollouts(self._find(filters), tokens=tokens)
 
     def _find(self, filters: Filters, *, whole: bool = True) -> Matches:
-        session = self._session
-        return Matches(session, session.ask(lambda known: known.places(filters, whole=whole)))
+        return Matches.of(self._session, filters, whole=whole)
 
     def __iter__(self) -> Iterator[Rollout]:
         return self.rollouts()

@@ -43,6 +43,15 @@ class Rows:
         self, parts: Sequence[int], rows: Sequence[int], names: Sequence[str]
     ) -> Iterator[tuple[pa.Array, pa.Table]]:
         """Tables of the rows, in the order asked for, with the places they stand for. Unreadable rows are left out."""
+        try:
+            yield from self._take(parts, rows, names)
+        finally:
+            for key in list(self._open):
+                self._close(key)
+
+    def _take(
+        self, parts: Sequence[int], rows: Sequence[int], names: Sequence[str]
+    ) -> Iterator[tuple[pa.Array, pa.Table]]:
         chunk = _chunk(names)
         for start in range(0, len(parts), chunk):
             end = min(start + chunk, len(parts))
@@ -54,6 +63,8 @@ class Rows:
                 here.sort(key=rows.__getitem__)
                 whole = held.get(self._parts[number].path)
                 table = self._read(number, [rows[place] for place in here], tuple(names), whole)
+                if end == len(parts):  # nothing more is asked of this file, and what is decoded of it takes megabytes
+                    self._close((number, tuple(names)))
                 if table is not None:
                     found.append(table)
                     places += here
@@ -73,7 +84,7 @@ class Rows:
         except RunError:
             raise
         except Exception as error:
-            self._open.pop((number, names), None)
+            self._close((number, names))
             self._damaged[part.folder][part.name] = gist(error)
             return None
 
@@ -82,8 +93,12 @@ class Rows:
         cursor = self._open.pop(key, None) or _Cursor(self._parts[number].path, names)
         self._open[key] = cursor
         if len(self._open) > OPEN_FILES:
-            self._open.popitem(last=False)[1].close()
+            self._close(next(iter(self._open)))
         return cursor
+
+    def _close(self, key: tuple[int, tuple[str, ...]]) -> None:
+        if cursor := self._open.pop(key, None):
+            cursor.close()
 
 
 def _rows_of(table: pa.Table, rows: Sequence[int]) -> pa.Table:
@@ -136,6 +151,8 @@ class _Cursor:
         return found
 
     def close(self) -> None:
+        """Let go of all now. The batches to come know the cursor, so it would stay until Python looks for such."""
+        self._batches, self._batch = iter(()), None
         self._file.close()
 
 

@@ -99,7 +99,7 @@ def test_a_filter_that_cannot_match_is_an_error_with_what_can(rollouts, run, tmp
         assert said in err.replace("'3'", "3")
 
 
-def test_the_split_of_stats_the_steps_of_diff_and_the_tools_of_a_run_without_any_are_checked(rollouts, run):
+def test_splits_steps_and_tools_that_a_run_does_not_have_are_errors(rollouts, run):
     assert "there is eval, train" in rollouts("stats", run.dir, "--split", "test")[2]
     assert "there is none" in rollouts("show", write(run.dir.parents[2] / "bare", steps(1)), "--tool", "x")[2]
     assert "there is 1 to 20" in rollouts("diff", run.dir, run.dir, "--step", "99")[2]

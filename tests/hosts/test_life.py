@@ -5,6 +5,7 @@ import os
 import threading
 import weakref
 from collections import Counter, defaultdict, deque
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 
@@ -137,11 +138,8 @@ def test_two_trainers_that_train_at_the_same_time_have_each_their_run(tmp_path):
         make(tmp_path / name, callbacks=[callback], rows=numbered(8), rewards=together, max_steps=12)
         for name in ("a", "b")
     ]
-    threads = [threading.Thread(target=trainer.train) for trainer in trainers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda trainer: trainer.train(), trainers))
     for name, trainer in zip(("a", "b"), trainers, strict=True):
         (run,) = runs(tmp_path / name)
         assert_true_to(run, trainer)

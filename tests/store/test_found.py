@@ -1,11 +1,17 @@
 """Pages of what a question found: what the viewer reads a run through."""
 
+import gc
+from itertools import islice
+
+import pyarrow as pa
 import pytest
 from reading import called, ids, one, steps, write
 from rollout_hookspecs import Image
 
 from rollout_plugins import open_run
 from rollout_plugins.errors import RunError
+from rollout_plugins.store import rows
+from rollout_plugins.store import write as writing
 
 
 @pytest.fixture
@@ -88,3 +94,18 @@ def test_a_prompt_with_more_than_text_is_compared_whole(tmp_path):
     made = [asked(1, "a"), asked(2, "b"), asked(3, "a")]
     run = open_run(write(tmp_path, made))
     assert ids(run.history(made[0])) == ["1.0", "3.0"]
+
+
+@pytest.mark.parametrize("most", [3, 20, None])
+def test_what_was_read_does_not_stay_in_memory(tmp_path, monkeypatch, most):
+    """Not even until Python looks for objects that know each other: a page in order of reward is from many files."""
+    monkeypatch.setattr(writing, "SEAL_BYTES", 1)
+    monkeypatch.setattr(rows, "_chunk", lambda names: 8)
+    found = open_run(write(tmp_path, steps(20))).find(order="-reward")
+    gc.disable()
+    try:
+        before = pa.total_allocated_bytes()
+        assert len(list(islice(found.rollouts(), most))) == (most or 80)
+        assert pa.total_allocated_bytes() == before
+    finally:
+        gc.enable()
