@@ -34,7 +34,8 @@ _WHERE = {
     "hf": "HF_TOKEN, or `hf auth login`",
 }
 _DENIED = re.compile(
-    r"access.?denied|forbidden|unauthori[sz]ed|\b40[13]\b|invalidaccesskey|signaturedoesnotmatch|expiredtoken|credential",
+    r"access.?denied|forbidden|unauthori[sz]ed|\b40[13]\b|invalidaccesskey|failed to authenticate|"
+    r"signaturedoesnotmatch|expiredtoken|credential",
     re.IGNORECASE,
 )
 _MISSING = re.compile(
@@ -44,14 +45,17 @@ _AWAY = re.compile(r"connect|timed? ?out|resolve|unreachable|network", re.IGNORE
 #: What services say, and what to do then; before the codes that they say it with, such as 403.
 _ADVICE = (
     (
-        r"slow.?down|too.?many.?requests|throttl|rate.?limit|\b(429|503)\b",
+        r"slow.?down|too.?many.?requests|throttl|rate.?limit|server.?(is.?)?busy|\b(429|503)\b",
         "it is overloaded, or limits how often it is asked",
     ),
     (
         r"quota|insufficient.?storage|storage.?(full|limit)|free drive|no space left|\b507\b",
         "it is full, or a quota is used up; make room there, or raise the quota",
     ),
-    (r"time.?too.?skewed", "this machine's clock differs from the server's; set it"),
+    (
+        r"time.?too.?skewed|date header too old|reasonable timeframe",
+        "this machine's clock differs from the server's; set it",
+    ),
     (
         r"AuthorizationHeaderMalformed|PermanentRedirect|MOVED_PERMANENTLY",
         "the bucket is in another region; set AWS_REGION",

@@ -73,6 +73,13 @@ def test_no_credentials_are_shown(monkeypatch):
         (OSError("AWS Error UNKNOWN (HTTP status 403): QuotaExceeded"), "make room there, or raise the quota"),
         (OSError("HTTP status 507: Storage backend has reached its minimum free drive threshold"), "make room there"),
         (OSError(28, "No space left on device"), "make room there"),
+        (OSError("The server is busy. ErrorCode:ServerBusy"), "limits how often it is asked"),
+        (OSError("AuthenticationFailed: Request date header too old"), "this machine's clock differs"),
+        (OSError("invalid_grant: Token must be a short-lived token and in a reasonable timeframe"), "clock differs"),
+        (
+            OSError("Server failed to authenticate the request. ErrorCode:AuthenticationFailed"),
+            "check the credentials",
+        ),
         (OSError("AWS Error REQUEST_TIME_TOO_SKEWED (HTTP status 403)"), "this machine's clock differs"),
         (OSError("HTTP status 301: PermanentRedirect: use the specified endpoint"), "set AWS_REGION"),
         (OSError("key 'quota/503/network' in bucket 'credentials': AWS Error INTERNAL_FAILURE"), "key 'quota/503"),
