@@ -147,10 +147,23 @@ def test_a_method_that_takes_more_than_is_needed_or_tells_nothing_of_it_is_watch
     assert "expected" not in caplog.text
 
 
+class Elsewhere(Foreign):
+    """A host of somebody else's, with attributes that mean something else than ours of these names."""
+
+    missing, supports = "nothing", ()
+
+    def matches(self, trainer):
+        return False
+
+    @hookimpl
+    def register_hosts(self):
+        return [self]
+
+
 def test_what_an_unknown_trainer_lacks_is_named(tmp_path, caplog):
     copy = copy_of(GRPOTrainer, rewards=("_calculate_rewards(", "_score("))
     trainer = make(tmp_path, cls=copy)
-    trainer.add_callback(RolloutPluginCallback())
+    trainer.add_callback(RolloutPluginCallback([Elsewhere()]))
     trainer.train()
     assert "most like TRL's GRPOTrainer, but it has no method _calculate_rewards" in caplog.text
     assert "docs/trainers.md" in caplog.text
