@@ -143,6 +143,14 @@ def test_a_part_that_turns_out_to_be_damaged_is_named_and_no_longer_counted(tmp_
     assert (list(run.damaged), len(run)) == (["data/train/001-00000-000002.parquet"], 16)
 
 
+def test_rewards_whose_sum_is_beyond_all_numbers_are_counted(tmp_path):
+    huge = [one(step, index, reward=1.7e308 * (1 - 2 * (step % 2))) for step in range(1, 5) for index in range(4)]
+    folder = write(tmp_path, huge)
+    for _ in range(2):
+        run = open_run(folder)
+        assert (len(run), run.steps, run.values("step")) == (16, [1, 2, 3, 4], [1, 2, 3, 4])
+
+
 @pytest.mark.parametrize(
     "harm",
     [
