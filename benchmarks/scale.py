@@ -2,11 +2,11 @@
 
     python -m benchmarks.scale [--rollouts 10000000] [--ranks 256] [--parts 16] [--dir DIR]
 
-Each question is asked in a fresh process, three times, and the quickest counts, for other programs slow it down. `first`
-is from opening the run to the answer, `CPU` what that took on all cores, `again` the same question put once more, `peak`
-the largest resident size of the process. Whoever opens a run of many files first puts their sums together and leaves
-them in its folder; the first two rows are without them. Then `rollouts compact` joins the files, and the same is asked
-again. Files are in the page cache.
+Each question is asked in a fresh process, three times, and the quickest counts, for other programs slow it down.
+`first` is from opening the run to the answer, `CPU` what that took on all cores, `again` the same question put once
+more, `peak` the largest resident size of the process. Whoever opens a run of many files first puts their sums together
+and leaves them in its folder; the first two rows are without them. Then `rollouts compact` joins the files, and the
+same is asked again. Files are in the page cache.
 
 """
 
