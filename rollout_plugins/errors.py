@@ -48,6 +48,14 @@ def check_folder(path: Path) -> None:
         raise SetupError(f"the folder {folder} does not exist; make it, or choose another place")
 
 
+def check_replaceable(path: Path) -> None:
+    """A folder, a device or a pipe is not replaced by a file."""
+    if path.is_dir():
+        raise RunError(f"{path} is a folder; name a file in it")
+    if path.exists() and not path.is_file():
+        raise RunError(f"{path} is not a file")
+
+
 def suggest(name: str, known: Iterable[str]) -> str:
     """The near match if there is one, and everything that would be accepted."""
     known = sorted(known)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from rollout_plugins.cli.common import busy, note
+from rollout_plugins.cli.common import busy, natural, note
 from rollout_plugins.errors import RunError
 from rollout_plugins.store.finding import found_in, newest_in
 from rollout_plugins.store.read import StoredRun
@@ -81,7 +81,7 @@ def add_filters(parser: ArgumentParser, *, group: bool = True) -> None:
     chosen.add_argument("--where", help="a SQL condition over the columns, such as 'reward < 0 and calls > 1'")
     chosen.add_argument("--search", metavar="TEXT", help="with this text in a message or a tool call")
     chosen.add_argument("--order", help="columns to sort by, '-' for descending: reward or -judge.score,step")
-    chosen.add_argument("--limit", type=int, help="at most this many; 0 for all")
+    chosen.add_argument("--limit", type=natural, help="at most this many; 0 for all")
     chosen.add_argument(
         "--superseded", action="store_true", help="also rollouts of steps that a resumed attempt repeated"
     )

@@ -6,7 +6,7 @@ import math
 import os
 import re
 import sys
-from argparse import ArgumentParser
+from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rollout_plugins.content.plain import plain, write_json
-from rollout_plugins.errors import RunError, check_folder
+from rollout_plugins.errors import RunError, check_folder, check_replaceable
 from rollout_plugins.show.text import MISSING, clean, one_line
 
 Progress = Callable[[str, int, int], object]
@@ -31,6 +31,13 @@ WHOLE = 10_000_000
 def add_json(parser: ArgumentParser) -> None:
     """`--json`, for a command whose output a program may read."""
     parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def natural(text: str) -> int:
+    """A number of things, for an option."""
+    if (number := int(text)) < 0:
+        raise ArgumentTypeError(f"{number} is below 0")
+    return number
 
 
 def console() -> Console:
@@ -158,8 +165,7 @@ def counted(what: str) -> Iterator[Progress]:
 
 def check_out(path: Path, *, force: bool) -> None:
     """A file is written where its folder is, and over another one only if that is wanted."""
-    if path.is_dir():
-        raise RunError(f"{path} is a folder; name a file in it with -o")
     check_folder(path)
+    check_replaceable(path)
     if path.exists() and not force:
         raise RunError(f"{path} exists; replace it with --force, or name another file with -o")

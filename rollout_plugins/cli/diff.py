@@ -11,7 +11,7 @@ from rich.text import Text
 from rollout_hookspecs import Rollout
 
 from rollout_plugins.cli.chosen import RUN, check_filters, note_damage, opened
-from rollout_plugins.cli.common import add_json, busy, console, note, print_json, say, show
+from rollout_plugins.cli.common import add_json, busy, console, natural, note, print_json, say, show
 from rollout_plugins.content.messages import call_text, completion_text, prompt_text
 from rollout_plugins.show.compare import words
 from rollout_plugins.show.text import clean, number, one_line, shorten, signed, tone
@@ -29,7 +29,10 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument("--split", help="train or eval")
     parser.add_argument("--step", help="a number, last, -2, or a range such as 10-20 (default: all)")
     parser.add_argument(
-        "--limit", type=int, default=LIMIT, help=f"prompts to show, most changed first; 0 for all (default: {LIMIT})"
+        "--limit",
+        type=natural,
+        default=LIMIT,
+        help=f"prompts to show, most changed first; 0 for all (default: {LIMIT})",
     )
     add_json(parser)
 

@@ -17,6 +17,7 @@ from rollout_plugins.errors import RolloutPluginsError, RunError, SetupError, ch
 from rollout_plugins.store.read import StoredRun
 from rollout_plugins.store.write import write_parquet
 
+TEXT = {".csv", ".json", ".jsonl", ".tsv", ".txt"}
 FLAGS = {"path": "--out", "project": "--project", "name": "--name"}
 """By option of a sink, how it is given here."""
 
@@ -60,6 +61,8 @@ def run(options: Namespace) -> int:
 
 def _parquet(stored: StoredRun, options: Namespace, filters: dict[str, Any]) -> None:
     out = options.out or Path(f"{stored.dir.name}.parquet")
+    if out.suffix.lower() in TEXT or str(out) == "-":
+        raise RunError(f"{out} would hold Parquet; name it *.parquet, or write text: --to jsonl, rollouts sql --csv")
     check_out(out, force=options.force)
     columns = options.columns.split(",") if options.columns else None
     with counted("looking for rollouts") as progress:

@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Sequence
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any, NoReturn
 
 from rollout_plugins import __version__
@@ -82,7 +83,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _take_any_text() -> None:
-    """What the output's encoding cannot write is written out, as \\u2026, instead of ending the command."""
+    """What the output's encoding cannot write is written out, as \\u2026, instead of ending the command.
+
+    A stream that was closed by whoever started the command takes anything.
+    """
+    nowhere = Path(os.devnull)
+    sys.stdout, sys.stderr = sys.stdout or nowhere.open("w"), sys.stderr or nowhere.open("w")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

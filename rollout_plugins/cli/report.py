@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rollout_plugins.cli.chosen import add_allow_damaged, add_filters, add_run, filters_of, note_damage, opened
 from rollout_plugins.cli.common import check_out, counted, note, say
+from rollout_plugins.content.names import count
 from rollout_plugins.report import write_report
 from rollout_plugins.web.page import LIMIT
 
@@ -41,8 +42,8 @@ def run(options: Namespace) -> int:
         made = write_report(
             stored, options.out, plugins=options.plugin, force=options.force, progress=progress, **filters
         )
-    of = f" of {made.matched:,}" if made.matched > made.rollouts else ""
-    say(f"{made.rollouts:,}{of} rollouts in {made.path}, {_size(made.bytes)}")
+    of = f"{made.rollouts:,} of " if made.matched > made.rollouts else ""
+    say(f"{of}{count(made.matched, 'rollout')} in {made.path}, {_size(made.bytes)}")
     if made.matched > made.rollouts:
         chosen = "the first of them" if options.order else "whole groups, spread over the steps"
         note(f"{chosen}; the charts show all. --limit for more, or filters for others")

@@ -12,7 +12,7 @@ from rich.console import Group
 from rollout_hookspecs import Rollout
 
 from rollout_plugins.cli.chosen import add_filters, add_run, filters_of, note_damage, opened
-from rollout_plugins.cli.common import add_json, busy, console, note, show
+from rollout_plugins.cli.common import add_json, busy, console, natural, note, show
 from rollout_plugins.content.plain import write_json
 from rollout_plugins.errors import RunError
 from rollout_plugins.show import render_group, render_history, render_rollouts
@@ -28,10 +28,10 @@ Found = tuple[list[tuple[str, Rollout]], str]
 def configure(parser: ArgumentParser) -> None:
     add_run(parser)
     parser.add_argument(
-        "--best", type=int, metavar="N", help="the N with the highest reward (default: the last step's best)"
+        "--best", type=natural, metavar="N", help="the N with the highest reward (default: the last step's best)"
     )
     parser.add_argument(
-        "--worst", type=int, metavar="N", help="the N with the lowest reward (default: the last step's worst)"
+        "--worst", type=natural, metavar="N", help="the N with the lowest reward (default: the last step's worst)"
     )
     parser.add_argument("--id", action="append", help="this rollout; may be given again")
     parser.add_argument("--group", metavar="N|ID", help="a group side by side: its number, or any rollout of it")

@@ -32,7 +32,8 @@ def _knows(host: Host, trainer: Any) -> bool:
 
 def nearest_to(trainer: Any, more: Iterable[Any] = ()) -> str:
     """Which trainer of TRL's an unknown one is most like, and how it differs; empty if it is like none of them."""
-    of_trl = [host for host in (*HOSTS, *more) if hasattr(host, "missing") and host.supports[0].is_of_trl]
+    telling = [host for host in (*HOSTS, *more) if callable(getattr(host, "missing", None))]
+    of_trl = [host for host in telling if any(support.is_of_trl for support in getattr(host, "supports", ()))]
     lacking = [(host.missing(trainer), host) for host in of_trl]
     alike = [(missing, host) for missing, host in lacking if len(missing) < len(host.missing(object()))]
     if not alike:

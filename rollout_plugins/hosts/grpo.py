@@ -26,7 +26,8 @@ from rollout_plugins.hosts.kit.wrapping import Call
 
 LOGPROBS: Final = "sampler, trainer and reference"
 SCORED: Final = ("inputs", "prompts", "completions", "completion_ids_list")
-LOGGED_ADVANTAGE: Final = "what TRL logged; the trainer has another one for each token"
+LOGGED_ADVANTAGE: Final = "what TRL logged; the trainer goes on with another form of it"
+WRAPPED_SINCE: Final = "as the trainer's method gave it; what was put around that method since may have changed it"
 _PER_TOKEN = ("sampling_per_token_logps", "old_per_token_logps", "ref_per_token_logps")
 
 
@@ -197,17 +198,21 @@ class GRPOObserver(Observer):
             self._read_returned(now, out)
         else:
             now.replaced = self._replaced(now, out)
+        if not self.wraps.is_outermost(self.trainer, self.whole):
+            now.unknown["advantage"] = WRAPPED_SINCE
         now.keep(**{name: out.get(name) for name in _PER_TOKEN})
 
     def _read_returned(self, now: Sampled, out: Mapping[str, Any]) -> None:
         """What the trainer goes on with, which a subclass may have changed; logged ones for rows it replaced."""
-        known, logged = out["advantages"].tolist(), now.advantages
-        is_changed = bool(logged) and known != logged
-        now.replaced = self._replaced(now, out, is_in_doubt=is_changed)
-        if any(isinstance(value, list) for value in known):
-            now.unknown["advantage"] = LOGGED_ADVANTAGE if logged else NO_ADVANTAGE
+        returned: Any = out.get("advantages")
+        if getattr(returned, "ndim", 0) != 1:
+            now.replaced = self._replaced(now, out)
+            now.unknown["advantage"] = LOGGED_ADVANTAGE if now.advantages else NO_ADVANTAGE
             return
-        logged = logged or [None] * now.count
+        known = returned.tolist()
+        is_changed = len(known) != now.count or (bool(now.advantages) and known != now.advantages)
+        now.replaced = self._replaced(now, out, is_in_doubt=is_changed)
+        logged = now.advantages or [None] * now.count
         now.advantages = [logged[i] if i in now.replaced else known[i] for i in range(now.count)]
 
     def _is_of(self, now: Sampled, log: LogTail) -> bool:

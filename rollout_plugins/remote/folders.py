@@ -152,9 +152,12 @@ class Folder:
         def write(temporary: Path) -> None:
             with source.arrow.open_input_stream(source.path) as stream, temporary.open("wb") as file:
                 while block := stream.read(_BLOCK):
-                    file.write(block)
+                    with written_here(path.parent):
+                        file.write(block)
+                        file.flush()
 
-        path.parent.mkdir(parents=True, exist_ok=True)
+        with written_here(path.parent):
+            path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, write)
 
 
@@ -260,6 +263,16 @@ class HubFolder(Folder):
             self._api.batch_bucket_files(self.repo, delete=[self._path(name)])
         else:
             self._api.delete_file(self._path(name), self.repo, repo_type="dataset")
+
+
+@contextmanager
+def written_here(folder: Path, instead: str = "give another folder") -> Iterator[None]:
+    """What this machine's disk refuses, which is nothing that another place says."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise RunError(f"{folder} cannot be written to: {why}; make room there, or {instead}") from error
 
 
 @contextmanager

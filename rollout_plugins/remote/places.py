@@ -34,7 +34,8 @@ _WHERE = {
     "hf": "HF_TOKEN, or `hf auth login`",
 }
 _DENIED = re.compile(
-    r"access.?denied|forbidden|unauthori[sz]ed|\b40[13]\b|invalidaccesskey|signaturedoesnotmatch|expiredtoken|credential",
+    r"access.?denied|forbidden|unauthori[sz]ed|\b40[13]\b|invalidaccesskey|failed to authenticate|"
+    r"signaturedoesnotmatch|expiredtoken|credential",
     re.IGNORECASE,
 )
 _MISSING = re.compile(
@@ -44,14 +45,17 @@ _AWAY = re.compile(r"connect|timed? ?out|resolve|unreachable|network", re.IGNORE
 #: What services say, and what to do then; before the codes that they say it with, such as 403.
 _ADVICE = (
     (
-        r"slow.?down|too.?many.?requests|throttl|rate.?limit|\b(429|503)\b",
+        r"slow.?down|too.?many.?requests|throttl|rate.?limit|server.?(is.?)?busy|\b(429|503)\b",
         "it is overloaded, or limits how often it is asked",
     ),
     (
         r"quota|insufficient.?storage|storage.?(full|limit)|free drive|no space left|\b507\b",
         "it is full, or a quota is used up; make room there, or raise the quota",
     ),
-    (r"time.?too.?skewed", "this machine's clock differs from the server's; set it"),
+    (
+        r"time.?too.?skewed|date header too old|reasonable timeframe",
+        "this machine's clock differs from the server's; set it",
+    ),
     (
         r"AuthorizationHeaderMalformed|PermanentRedirect|MOVED_PERMANENTLY",
         "the bucket is in another region; set AWS_REGION",
@@ -130,6 +134,7 @@ class Place:
 
     def why(self, error: BaseException) -> str:
         """What went wrong here and what to do, in one line that holds no credentials."""
+        _s3.cache_clear()  # the next client reads the credentials, and asks for the bucket's region, anew
         text = without_secrets(" ".join(str(error).split()) or type(error).__name__)
         extra = _PACKAGES.get(self.protocol, ("", ""))[1]
         if self.is_missing(error) or (isinstance(error, FileNotFoundError) and not self.is_local):
@@ -142,7 +147,6 @@ class Place:
             where = f": {_WHERE[extra]}" if extra in _WHERE else ""
             is_old = "expired" in said.lower()
             what = "the credentials have expired; renew them" if is_old else "access is denied; check the credentials"
-            _s3.cache_clear()  # the next client reads them anew
             return f"{what}{where} ({text})"
         if isinstance(error, (ConnectionError, TimeoutError)) or _AWAY.search(said):
             also = " and AWS_ENDPOINT_URL" if self.protocol in _S3 else ""

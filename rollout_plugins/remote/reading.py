@@ -15,7 +15,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import cache, partial
 from itertools import groupby
 from pathlib import Path, PurePosixPath
@@ -214,8 +214,10 @@ class Blocks(io.RawIOBase):
         for _, run in groupby(enumerate(missing), lambda pair: pair[1] - pair[0]):
             numbers = [number for _, number in run]
             at = numbers[0] * BLOCK
-            os.pwrite(self._fd, self._from_there(at, min((numbers[-1] + 1) * BLOCK, self.size)), at)
-            os.pwrite(self._fd, b"\1" * len(numbers), self.size + numbers[0])
+            data = self._from_there(at, min((numbers[-1] + 1) * BLOCK, self.size))
+            with _kept():
+                os.pwrite(self._fd, data, at)
+                os.pwrite(self._fd, b"\1" * len(numbers), self.size + numbers[0])
 
     def _from_there(self, start: int, end: int) -> bytes:
         folder = self._file.parents[2]
@@ -338,7 +340,6 @@ def _folder(run: Place) -> Path:
     if ".." in parts:
         raise RunError(f"{run.url} has .. in it; give the URL that is meant")
     folder = root().joinpath(run.protocol, *(part for part in parts if part != "/"))
-    folder.mkdir(parents=True, exist_ok=True)
     _write(folder / MARK, run.url.encode())
     return folder
 
@@ -390,8 +391,13 @@ def _write(file: Path, content: bytes, *, size: int | None = None, version: int 
         if version is not None:
             os.utime(path, (version, version))
 
-    file.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(file, write, sync=False)
+    with _kept():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(file, write, sync=False)
+
+
+def _kept() -> AbstractContextManager[None]:
+    return folders.written_here(root(), "set ROLLOUTS_CACHE to another folder")
 
 
 def _forget_old(wanted: Iterable[Path]) -> None:

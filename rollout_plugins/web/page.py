@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from rollout_plugins import __version__
 from rollout_plugins.content.replacing import replace_file
-from rollout_plugins.errors import RunError, check_folder
+from rollout_plugins.errors import RunError, check_folder, check_replaceable
 from rollout_plugins.store.read import StoredRun
 from rollout_plugins.web.data import PanelsOf, Progress, page_data
 
@@ -44,6 +44,7 @@ def write_page(
     """Write the file; `rollout_plugins.report.write_report` says what the options do."""
     path = Path(path)
     check_folder(path)
+    check_replaceable(path)
     if not force:
         _check_ours(path)
     data = page_data(run, limit=limit, panels=panels, progress=progress, **filters)
@@ -97,8 +98,6 @@ def _packed(data: dict[str, Any]) -> str:
 
 def _check_ours(path: Path) -> None:
     """Refuse to replace a file that another program or a person wrote."""
-    if path.is_dir():
-        raise RunError(f"{path} is a folder; name a file in it: {path / 'report.html'}")
     if not path.exists():
         return
     with path.open("rb") as file:

@@ -46,7 +46,7 @@ def test_a_compacted_run_is_the_same_run_in_fewer_files(tmp_path, capsys):
     assert run.unreadable == []
     assert len(list(run.dir.glob("data/*/*"))) == 2
     assert main(["compact", str(run.dir)]) == 0
-    assert capsys.readouterr().out == "nothing to join: 48 rollouts in 2 files\n"
+    assert capsys.readouterr().out == "nothing to join: 16 rollouts in 2 files\n"
     assert same(list(open_run(run.dir)), before)
 
 

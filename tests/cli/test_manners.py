@@ -15,7 +15,8 @@ from reading import called, one, steps, write, writer
 
 from rollout_plugins import open_run
 from rollout_plugins.cli.common import real_format
-from rollout_plugins.errors import DamageWarning
+from rollout_plugins.errors import DamageWarning, RunError
+from rollout_plugins.report import write_report
 from rollout_plugins.store import write as writing
 from rollout_plugins.store.read import StoredRun, runs
 
@@ -99,7 +100,7 @@ def test_a_filter_that_cannot_match_is_an_error_with_what_can(rollouts, run, tmp
         assert said in err.replace("'3'", "3")
 
 
-def test_the_split_of_stats_the_steps_of_diff_and_the_tools_of_a_run_without_any_are_checked(rollouts, run):
+def test_splits_steps_and_tools_that_a_run_does_not_have_are_errors(rollouts, run):
     assert "there is eval, train" in rollouts("stats", run.dir, "--split", "test")[2]
     assert "there is none" in rollouts("show", write(run.dir.parents[2] / "bare", steps(1)), "--tool", "x")[2]
     assert "there is 1 to 20" in rollouts("diff", run.dir, run.dir, "--step", "99")[2]
@@ -308,3 +309,36 @@ def test_where_only_ascii_can_be_written_nothing_breaks(run):
         command = [sys.executable, "-m", "rollout_plugins.cli.main", *words]
         done = subprocess.run(command, cwd=run.dir.parents[2], env=settings, capture_output=True, check=True)
         assert (done.stdout + done.stderr).isascii()
+
+
+@pytest.mark.parametrize("command", ["report", "export"])
+def test_what_is_not_a_file_is_never_replaced(rollouts, run, tmp_path, command):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert rollouts(command, run.dir, "-o", pipe, "--force")[::2] == (1, f"rollouts: {pipe} is not a file\n")
+    assert pipe.is_fifo()
+    with pytest.raises(RunError, match="pipe is not a file"):
+        write_report(run, pipe, force=True)
+
+
+@pytest.mark.parametrize("name", ["-", "rollouts.csv", "rollouts.jsonl"])
+def test_parquet_is_not_written_under_a_name_that_says_text(rollouts, run, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = rollouts("export", run.dir, "-o", name)
+    assert code == 1
+    assert f"{name} would hold Parquet; name it *.parquet" in err
+    assert not (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize(("command", "option"), [("show", "--limit"), ("show", "--best"), ("report", "--limit")])
+def test_a_number_below_zero_is_refused(rollouts, run, command, option):
+    code, _, err = rollouts(command, run.dir, option, "-1")
+    assert code == 2
+    assert f"argument {option}: -1 is below 0" in err
+
+
+def test_it_works_without_standard_output(run):
+    done = subprocess.run(
+        ["sh", "-c", '"$0" -m rollout_plugins.cli.main show "$1" >&- 2>&-', sys.executable, run.dir], check=False
+    )
+    assert done.returncode == 0

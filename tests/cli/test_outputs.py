@@ -76,7 +76,7 @@ def test_nothing_a_model_wrote_is_obeyed(rollouts, tmp_path):
     assert "[bold]x[/bold]" in rollouts("show", tmp_path)[1]
 
 
-def test_a_pipe_that_closes_early_is_no_error(tmp_path):
+def test_a_pipe_that_closes_early_is_not_an_error(tmp_path):
     write(tmp_path, steps(300, size=8))
     command = f"{sys.executable} -m rollout_plugins.cli.main sql {tmp_path} 'select * from messages' | head -1; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)

@@ -47,7 +47,7 @@ def test_two_calls_of_one_tool_pair_by_what_the_host_recorded():
     assert [m.get("tool_call_id") for m in messages] == [None, "call_0_1", "call_0_0"]
 
 
-def test_without_a_record_of_replies_results_pair_by_their_own_id_then_by_name_then_in_order():
+def test_results_without_replies_pair_by_id_then_by_name_then_in_order():
     asks = {
         "role": "assistant",
         "tool_calls": [{"id": "a", **call("f", {})}, call("g", {}), call("h", {})],

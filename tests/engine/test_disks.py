@@ -5,8 +5,8 @@ import os
 import re
 import shutil
 import subprocess
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 
@@ -181,13 +181,8 @@ def test_a_file_in_the_way_of_the_folder_is_an_outage_like_others(tmp_path, capl
 
 def test_two_pipelines_write_one_folder_without_harming_each_other(tmp_path):
     lines = [started(tmp_path) for _ in range(2)]
-    threads = [
-        threading.Thread(target=lambda line=line: [send(line, rollouts(), n) for n in range(20)]) for line in lines
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda line: [send(line, rollouts(), n) for n in range(20)], lines))
     for line in lines:
         line.close()
     run = open_run(tmp_path)

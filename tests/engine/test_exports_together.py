@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from exported import ids, in_file, lines
@@ -39,19 +40,6 @@ def test_an_interrupted_export_goes_on_where_it_stopped(run, tmp_path):
     assert [line["id"] for line in lines(folder)] == [r.id for r in run.rollouts()]
 
 
-def in_background(*works):
-    threads = [threading.Thread(target=work, daemon=True) for work in works]
-    for thread in threads:
-        thread.start()
-    return threads
-
-
-def joined(threads):
-    for thread in threads:
-        thread.join(60)
-    return not any(thread.is_alive() for thread in threads)
-
-
 def test_two_processes_that_export_at_once_send_each_rollout_once(run, tmp_path):
     command = [sys.executable, "-m", "rollout_plugins.cli.main", "export", str(run.dir), "--to", "jsonl", "-o"]
     both = [subprocess.Popen([*command, str(tmp_path / "lines")]) for _ in range(2)]
@@ -75,23 +63,26 @@ class Slow(JsonlSink):
 
 def test_an_export_waits_while_another_one_sends_and_then_sends_what_is_left(run, tmp_path):
     slow, folder = Slow(tmp_path / "lines"), tmp_path / "lines"
-    first = in_background(lambda: export(run, slow))
-    assert slow.asked.wait(60)
-    second = in_background(lambda: export(run, JsonlSink(folder)))
-    slow.go_on.set()
-    assert joined([*first, *second])
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(export, run, slow)
+        assert slow.asked.wait(60)
+        second = pool.submit(export, run, JsonlSink(folder))
+        slow.go_on.set()
+        assert first.result(60).sent + second.result(60).sent == 12
     assert in_file(folder) == ids(run)
 
 
 def test_an_export_that_waits_in_vain_names_who_is_sending(run, tmp_path, monkeypatch):
     monkeypatch.setattr(exporting, "PATIENCE_SECONDS", 0.1)
     slow = Slow(tmp_path / "lines")
-    first = in_background(lambda: export(run, slow))
-    assert slow.asked.wait(60)
-    with pytest.raises(RunError, match=rf"process {os.getpid()} on .* has been sending to jsonl:.* and export again"):
-        export(run, JsonlSink(tmp_path / "lines"))
-    slow.go_on.set()
-    assert joined(first)
+    said = rf"process {os.getpid()} on .* has been sending to jsonl:.* and export again"
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(export, run, slow)
+        assert slow.asked.wait(60)
+        with pytest.raises(RunError, match=said):
+            export(run, JsonlSink(tmp_path / "lines"))
+        slow.go_on.set()
+        assert first.result(60).sent == 12
 
 
 def test_a_sender_that_was_killed_keeps_nobody_waiting(run, tmp_path):

@@ -114,7 +114,7 @@ def test_a_sink_that_hangs_delays_nothing_and_what_it_misses_is_counted(tmp_path
     line = started(tmp_path, bad, good, end_seconds=0.5)
     for step in range(10):
         line.submit(batch(rollouts(), step=step))
-        assert line.drain(10, sinks=False)
+        assert line.drain(60, sinks=False)
     until(lambda: len(good.ids) == 40)
     assert len(open_run(tmp_path)) == 40
     line.close()
@@ -129,7 +129,7 @@ def test_a_slow_sink_gets_everything_that_its_queue_holds(tmp_path):
     line = started(tmp_path, slow, quick)
     for step in range(8):
         line.submit(batch(rollouts(), step=step))
-    assert line.drain(10)
+    assert line.drain(60)
     assert len(slow.ids) == 32
     line.close()
     assert slow.events == ["start", "end"]

@@ -239,7 +239,7 @@ def test_order_is_the_list_then_installed_ones_and_marks_move_one_to_an_end():
     assert order == ["f", "a", "b", "z"]
 
 
-def test_a_newer_argument_with_a_default_is_filled_where_there_is_one_and_left_alone_where_not():
+def test_a_newer_argument_with_a_default_is_filled_only_where_the_hook_has_it():
     seen = []
 
     def on_rollout(rollout, step=None, weather="unknown"):

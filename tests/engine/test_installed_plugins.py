@@ -89,7 +89,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("how", sorted(BROKEN))
-def test_a_broken_installed_plugin_is_skipped_with_the_reason_and_raised_when_asked_for_by_name(install, caplog, how):
+def test_a_broken_installed_plugin_is_skipped_with_the_reason_and_raised_if_named(install, caplog, how):
     text, says = BROKEN[how]
     install("x-bad", {"bad": "x_bad:Plugin"}, {"x_bad": text})
     install("x-good", {"good": "x_good:Plugin"}, {"x_good": GOOD})

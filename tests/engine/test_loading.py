@@ -220,7 +220,7 @@ def test_a_wrong_config_key_is_refused_with_those_accepted():
 
 
 @pytest.mark.parametrize("what", ["config", "disable"])
-def test_a_name_that_is_no_plugin_is_refused_with_the_likely_one(what):
+def test_a_name_that_is_not_a_plugin_is_refused_with_the_likely_one(what):
     text = fault(**{what: {"dedupp": {}} if what == "config" else ["dedupp"]})
     assert text.startswith(f"{what} names 'dedupp', which is not a plugin; did you mean 'dedup'?")
 
@@ -239,7 +239,7 @@ def test_options_for_a_plugin_that_does_not_run_are_refused():
     Plugins(["redact"], disable=["redact"], config={"redact": {}})
 
 
-def test_options_that_are_no_dict_are_refused():
+def test_options_that_are_not_a_dict_are_refused():
     assert fault(config={"cap": 8}) == "config of plugin 'cap' is 8; give a dict of its options"
 
 
@@ -248,7 +248,7 @@ def test_a_plugin_that_is_not_installed_is_refused_with_the_likely_one():
 
 
 @pytest.mark.parametrize("plugins", ["cap", 5])
-def test_plugins_that_are_no_list_are_refused(plugins):
+def test_plugins_that_are_not_a_list_are_refused(plugins):
     with pytest.raises(SetupError, match=r"plugins takes a list of names and instances, found "):
         Plugins(plugins)
 

@@ -44,7 +44,7 @@ class Gate:
 
     def build(self):
         self.entered.set()
-        assert self.open.wait(20)
+        assert self.open.wait(60)
         return rollouts()
 
 
@@ -55,7 +55,7 @@ def test_a_full_queue_drops_the_newest_batch_whole_and_counts_it(tmp_path, caplo
     for step in range(2, 6):
         line.submit(batch(rollouts(), step=step))
     gate.open.set()  # only now: had a submit waited for room, the gate would have given up and lost step 1
-    assert line.drain(10)
+    assert line.drain(60)
     send(line, rollouts(), 6)
     line.close()
     run = open_run(tmp_path)
@@ -65,7 +65,7 @@ def test_a_full_queue_drops_the_newest_batch_whole_and_counts_it(tmp_path, caplo
     assert len(told(caplog, "recording is")) == 1
 
 
-def test_a_batch_larger_than_the_queue_is_still_taken_when_nothing_waits_and_the_run_still_ends(tmp_path):
+def test_a_batch_larger_than_the_queue_is_taken_when_nothing_waits(tmp_path):
     class Tells:
         ended = 0
 
@@ -94,7 +94,7 @@ def test_on_full_block_waits_and_loses_nothing(tmp_path):
     waiting.join(0.2)
     assert waiting.is_alive()
     gate.open.set()
-    waiting.join(10)
+    waiting.join(60)
     line.close()
     assert [r.step for r in open_run(tmp_path).rollouts()] == [n for n in (1, 2, 3) for _ in range(4)]
     assert open_run(tmp_path).drops == {}
@@ -105,7 +105,7 @@ def test_what_is_not_finished_when_patience_ends_is_counted_and_what_finishes_la
     line = started(tmp_path, end_seconds=0.3)
     line.submit(batch(build=gate.build, made=rollouts(4)))
     line.submit(batch(rollouts(3)))
-    assert gate.entered.wait(5)
+    assert gate.entered.wait(60)
     line.close()
     assert line.counters.drops == {"not_finished_at_end": 7}
     assert len(told(caplog, "7 rollouts are not in the store")) == 1
@@ -171,13 +171,13 @@ def test_a_run_that_begins_again_waits_for_what_the_worker_still_does(tmp_path):
     gate = Gate()
     line = started(tmp_path, end_seconds=0.1)
     line.submit(batch(build=gate.build, made=rollouts(4)))
-    assert gate.entered.wait(5)
+    assert gate.entered.wait(60)
     line.close()
     line.start(run_in(tmp_path), line.generation)
     line.submit(batch(rollouts(3)))
     assert not line.drain(0.2)
     gate.open.set()
-    assert line.drain(10)
+    assert line.drain(60)
     line.close()
     run = open_run(tmp_path)
     assert [rollout.generation for rollout in run.rollouts()] == [0] * 4 + [1] * 3
@@ -188,7 +188,7 @@ def test_what_a_resumed_attempt_loses_at_once_is_its_own(tmp_path):
     gate = Gate()
     line = started(tmp_path)
     line.submit(batch(build=gate.build))
-    assert gate.entered.wait(5)
+    assert gate.entered.wait(60)
     line.start(run_in(tmp_path, attempt=2, resumed_from=1), 1)
     line.count("before_attach", 3)
     gate.open.set()

@@ -78,7 +78,7 @@ def test_groups_are_equal_prompts_or_what_the_loop_says(tmp_path):
     assert {(r.split, r.policy_step) for r in found} == {("eval", 4)}
 
 
-def test_totals_are_made_of_rewards_only_where_that_is_no_guess(tmp_path):
+def test_totals_are_made_of_rewards_only_where_that_is_not_a_guess(tmp_path):
     both = {"right": 1.0, "brief": 0.5}
     run = keep(tmp_path, [row(rewards=both), row(rewards={"right": 1.0}), row(rewards=both, reward=9.0)])
     assert [r.reward for r in run.rollouts()] == [None, 1.0, 9.0]
@@ -224,7 +224,7 @@ def test_the_first_batch_shows_mistakes_with_their_fix_and_later_ones_never_rais
     }  # fmt: skip
 
 
-def test_a_key_that_is_no_field_is_kept_and_marked_later(tmp_path):
+def test_a_key_that_is_not_a_field_is_kept_and_marked_later(tmp_path):
     with recorder_in(tmp_path) as recorder:
         recorder.record(1, [row()])
         recorder.record(2, [row(judge=0.5)])

@@ -109,7 +109,7 @@ def said_by(scenario, folder):
     return out
 
 
-def test_a_loop_that_forks_right_after_its_first_batch_goes_on_and_so_do_recorders_of_its_children(tmp_path):
+def test_a_loop_that_forks_after_its_first_batch_goes_on_and_children_record_too(tmp_path):
     seven, theirs = said_by("pool", tmp_path).split()
     assert seven == "7"
     assert len(open_run(theirs)) == 4

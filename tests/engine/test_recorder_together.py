@@ -5,8 +5,8 @@ import logging
 import os
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from loops import HERE, Slow, recorder_in, row, work
@@ -105,11 +105,8 @@ def test_threads_may_record_at_the_same_time(tmp_path, sync):
             for step in range(20):
                 recorder.record(step, [row(f"{number}.{step}.{n}") for n in range(3)])
 
-        threads = [threading.Thread(target=loop, args=(number,)) for number in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(6) as pool:
+            list(pool.map(loop, range(6)))
     found = list(open_run(tmp_path / "runs").rollouts())
     assert len({r.id for r in found}) == len(found) == 6 * 20 * 3
     assert len({r.completion[0]["content"] for r in found}) == len(found)

@@ -67,7 +67,7 @@ def test_ranks_that_resume_together_are_one_attempt_and_another_launch_is_the_ne
     assert store
 
 
-def test_a_node_whose_disk_was_replaced_takes_the_run_and_the_attempt_of_those_that_know_them(tmp_path, monkeypatch):
+def test_a_node_with_a_new_disk_takes_run_and_attempt_from_those_that_know_them(tmp_path, monkeypatch):
     home, checkpoint = resumed(tmp_path)
     write_marker(checkpoint, tmp_path / "disk" / "r1", 1, generation=7)
     (home / "r1" / "run.json").write_text(json.dumps({"attempts": [{"attempt": 1}, {"attempt": 2}]}))

@@ -51,7 +51,7 @@ def test_close_may_be_called_again_and_the_pipeline_started_again(tmp_path):
     assert sink.events == ["start", "end"] * 2
 
 
-def test_a_pipeline_that_the_garbage_collector_closes_on_its_own_thread_does_not_wait_for_itself(tmp_path):
+def test_a_pipeline_collected_on_its_own_thread_does_not_wait_for_itself(tmp_path):
     line = started(tmp_path)
 
     def build():

@@ -117,9 +117,7 @@ def test_a_trainer_with_another_signature_is_recorded_from_what_it_generates(tmp
 
 
 @pytest.mark.parametrize(("cls", "lost"), [(GRPO, {}), (SamplesTwice, {"not_observed": 8})])
-def test_a_trainer_that_generates_in_another_form_is_read_from_its_log_and_the_rest_is_counted(
-    tmp_path, cls, lost, caplog
-):
+def test_a_trainer_that_generates_differently_is_read_from_its_log_and_the_rest_counted(tmp_path, cls, lost, caplog):
     trainer = refusing(tmp_path, cls=cls)
     generate = trainer._generate
     trainer._generate = lambda prompts: list(generate(prompts))
@@ -149,10 +147,23 @@ def test_a_method_that_takes_more_than_is_needed_or_tells_nothing_of_it_is_watch
     assert "expected" not in caplog.text
 
 
+class Elsewhere(Foreign):
+    """A host of somebody else's, with attributes that mean something else than ours of these names."""
+
+    missing, supports = "nothing", ()
+
+    def matches(self, trainer):
+        return False
+
+    @hookimpl
+    def register_hosts(self):
+        return [self]
+
+
 def test_what_an_unknown_trainer_lacks_is_named(tmp_path, caplog):
     copy = copy_of(GRPOTrainer, rewards=("_calculate_rewards(", "_score("))
     trainer = make(tmp_path, cls=copy)
-    trainer.add_callback(RolloutPluginCallback())
+    trainer.add_callback(RolloutPluginCallback([Elsewhere()]))
     trainer.train()
     assert "most like TRL's GRPOTrainer, but it has no method _calculate_rewards" in caplog.text
     assert "docs/trainers.md" in caplog.text
@@ -230,5 +241,5 @@ def test_an_exception_that_cannot_be_shown_reaches_the_caller_as_it_is(tmp_path)
     assert {rollout.error for rollout in open_run(tmp_path / "out").rollouts()} == {"Unspeakable"}
 
 
-def test_a_version_of_trls_trainer_that_does_everything_elsewhere_is_not_taken_for_the_known_one():
+def test_a_trainer_of_trl_that_works_differently_is_not_taken_for_the_known_one():
     assert host_for(type("SDFTTrainer", (), {"__module__": "trl.experimental.sdft"})()) is None

@@ -1,60 +1,21 @@
-"""The callback's life on its trainers: kept alive by nothing, shared, between trainings, taken off, put on late."""
+"""The callback keeps no trainer alive, serves several, and is forked."""
 
 import gc
 import os
 import threading
 import weakref
-from collections import Counter, defaultdict, deque
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 
 import pytest
-from rig import GRPO, dataset, half, make
-from store_rig import Count, collected, runs
-from transformers import TrainerCallback
+from lives import add, assert_true_to, given, numbered
+from rig import dataset, half, make
+from store_rig import collected, runs
 
-from rollout_plugins import RolloutPluginCallback, hookimpl, open_run
-from rollout_plugins.engine.export import export
-from rollout_plugins.plugins.cap import Cap
-from rollout_plugins.sinks.jsonl import JsonlSink
+from rollout_plugins import RolloutPluginCallback, hookimpl
 
 pytestmark = pytest.mark.slow
-
-
-def warnings(caplog):
-    return [record.getMessage() for record in caplog.records if record.name == "rollout_plugins"]
-
-
-def assert_true_to(run, trainer):
-    """Every rollout of a trainer of the rig, with what it was scored, beside its row and with its lengths."""
-    stored = list(run.rollouts(superseded=True))
-    assert [list(r.prompt) for r in stored] == [row["prompt"] for row in trainer.truth]
-    assert [list(r.completion) for r in stored] == [row["completion"] for row in trainer.truth]
-    assert [r.columns["number"] for r in stored] == [row["row"]["number"] for row in trainer.truth]
-    assert all(r.completion_tokens and r.finish in {"stop", "length"} for r in stored)
-    assert run.drops == {}
-
-
-def given(way):
-    return [RolloutPluginCallback(["console"])] if way == "callbacks" else None
-
-
-def add(trainer, way):
-    """Add a callback in one of the possible ways, unless it was given; the callback."""
-    if way == "class":
-        trainer.add_callback(RolloutPluginCallback)
-    elif way == "instance":
-        trainer.add_callback(RolloutPluginCallback(["console"]))
-    elif way == "trainer":
-        trainer.add_callback(RolloutPluginCallback(trainer=trainer))
-    return next(one for one in trainer.callback_handler.callbacks if isinstance(one, RolloutPluginCallback))
-
-
-def numbered(rows):
-    return dataset(rows, number=list(range(rows)))
-
-
-# --- kept alive by nothing -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("way", ["callbacks", "class", "instance", "trainer"])
@@ -78,9 +39,6 @@ def test_a_trainer_that_is_deleted_is_freed(tmp_path, way, use):
     model, trainer = weakref.ref(trainer.model), weakref.ref(trainer)
     collected(lambda: trainer() is model() is None)
     assert isinstance(callback, RolloutPluginCallback)
-
-
-# --- one callback, several trainers ----------------------------------------------------------------------------------
 
 
 def test_a_notebook_cell_that_is_run_twice_records_two_runs(tmp_path):
@@ -137,11 +95,8 @@ def test_two_trainers_that_train_at_the_same_time_have_each_their_run(tmp_path):
         make(tmp_path / name, callbacks=[callback], rows=numbered(8), rewards=together, max_steps=12)
         for name in ("a", "b")
     ]
-    threads = [threading.Thread(target=trainer.train) for trainer in trainers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda trainer: trainer.train(), trainers))
     for name, trainer in zip(("a", "b"), trainers, strict=True):
         (run,) = runs(tmp_path / name)
         assert_true_to(run, trainer)
@@ -236,226 +191,6 @@ def test_sinks_hear_of_one_run_at_a_time(tmp_path):
     ids = [runs(tmp_path / name)[0].info.id for name in ("a", "b")]
     a, b = ([(what, ident) for what in ("start", "traces", "end")] for ident in ids)
     assert told == [*a, *b, *a, *b, *a]
-
-
-# --- between trainings -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("way", ["callbacks", "class", "instance"])
-def test_evaluation_after_training_is_kept_whole(tmp_path, way, caplog):
-    callback = RolloutPluginCallback(tokens=True)
-    trainer = make(
-        tmp_path, callbacks=[callback] if way == "callbacks" else None, rows=numbered(8), eval_rows=numbered(8),
-        per_device_eval_batch_size=8,
-    )  # fmt: skip
-    if way != "callbacks":
-        trainer.add_callback(RolloutPluginCallback if way == "class" else callback)
-    trainer.train()
-    trainer.evaluate()
-    trainer.predict(numbered(4))
-    (run,) = runs(tmp_path)
-    stored = list(run.rollouts())
-    assert Counter(r.split for r in stored) == {"train": 4, "eval": 24}
-    assert [list(r.completion) for r in stored] == [row["completion"] for row in trainer.truth]
-    assert all(r.columns for r in stored)
-    assert all(r.completion_tokens and r.finish != "unknown" for r in stored)
-    assert run.drops == {}
-    assert warnings(caplog) == []
-
-
-class Hidden:
-    """A dictionary that cannot be known for one."""
-
-    def __init__(self, values):
-        self.get, self.items, self._values = values.get, values.items, values
-
-    def __getitem__(self, name):
-        return self._values[name]
-
-    def __contains__(self, name):
-        return name in self._values
-
-
-class Hides(GRPO):
-    def _generate_and_score_completions(self, inputs):
-        out = super()._generate_and_score_completions(inputs)
-        return out if self.model.training else Hidden(out)
-
-
-@pytest.mark.parametrize("cls", [GRPO, Hides])
-def test_what_cannot_be_observed_after_training_is_counted_in_its_run(tmp_path, cls):
-    trainer = make(tmp_path, cls=cls, eval_rows=dataset(4))
-    callback = RolloutPluginCallback()
-    trainer.add_callback(callback)
-    trainer.train()
-    for name in ("_calculate_rewards", "_generate"):  # as whoever puts a method of the class back
-        del vars(trainer)[name]
-    nothing = partial(deque, maxlen=0)
-    trainer._logs = defaultdict(nothing, rewards=defaultdict(nothing), extra=defaultdict(nothing))
-    trainer.evaluate()
-    made = len(trainer.truth) - 4
-    del callback, trainer
-    gc.collect()
-    (run,) = runs(tmp_path)
-    if cls is Hides:
-        assert len(run) == 4
-        assert run.drops == {"not_observed": made}
-    else:
-        assert len(run) == 4 + made
-        assert {r.marks["source"] for r in run.rollouts(split="eval")} == {"the token ids that the trainer trains on"}
-        assert run.drops == {}
-
-
-def test_a_training_after_an_evaluation_after_a_training_is_a_run_of_its_own(tmp_path):
-    trainer = make(tmp_path, callbacks=[RolloutPluginCallback()], eval_rows=dataset(2))
-    trainer.train()
-    trainer.evaluate()
-    trainer.train()
-    assert [(len(run), len(run.attempts)) for run in runs(tmp_path)] == [(8, 1), (4, 1)]
-
-
-# --- taken off -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("how", ["remove_callback", "pop_callback", "callback_handler.remove_callback"])
-@pytest.mark.parametrize("what", ["class", "instance"])
-def test_a_callback_that_is_taken_off_records_nothing_more(tmp_path, how, what):
-    callback = RolloutPluginCallback()
-    trainer = make(tmp_path, callbacks=[callback], eval_rows=dataset(4))
-    trainer.train()
-    *path, method = how.split(".")
-    getattr(getattr(trainer, *path) if path else trainer, method)(
-        RolloutPluginCallback if what == "class" else callback
-    )
-    history = len(trainer.state.log_history)
-    trainer.evaluate()
-    trainer.train()
-    (run,) = runs(tmp_path)
-    assert len(run) == 4
-    assert run.drops == {}
-    assert not [name for name, value in vars(trainer).items() if hasattr(value, "_link")]
-    assert not any("rollouts/" in name for entry in trainer.state.log_history[history:] for name in entry)
-
-
-class Doing(TrainerCallback):
-    """Does something in the middle of training, once."""
-
-    def __init__(self, event, step, action):
-        self._step, self._action = step, action
-        setattr(self, event, self._act)
-
-    def _act(self, args, state, control, **kwargs):
-        if self._action is not None and state.global_step >= self._step:
-            action, self._action = self._action, None
-            action()
-
-
-def test_taken_off_in_the_middle_of_training_and_put_on_again(tmp_path):
-    callback = RolloutPluginCallback()
-    trainer = make(tmp_path, callbacks=[callback], max_steps=6)
-    trainer.add_callback(Doing("on_step_begin", 2, lambda: trainer.remove_callback(callback)))
-    trainer.add_callback(Doing("on_step_begin", 4, lambda: trainer.add_callback(callback)))
-    trainer.train()
-    (run,) = runs(tmp_path)
-    assert run.steps == [1, 2, 5, 6]
-    assert [a["attempt"] for a in run.attempts] == [1]
-    assert run.attempts[0]["ended"]
-
-
-def test_taken_off_in_the_middle_of_a_training_the_next_one_is_a_run_of_its_own(tmp_path):
-    callback = RolloutPluginCallback()
-    trainer = make(tmp_path, callbacks=[callback], max_steps=3)
-    trainer.add_callback(Doing("on_step_begin", 1, lambda: trainer.remove_callback(callback)))
-    trainer.train()
-    trainer.add_callback(callback)
-    trainer.train()
-    assert [(run.steps, len(run.attempts)) for run in runs(tmp_path)] == [([1], 1), ([1, 2, 3], 1)]
-
-
-# --- put on late -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["class", "instance"])
-@pytest.mark.parametrize("event", ["on_step_begin", "on_substep_end", "on_step_end", "on_log", "on_save"])
-def test_added_in_the_middle_of_training_records_from_then_on_and_says_so(tmp_path, kind, event, caplog):
-    trainer = make(
-        tmp_path, rows=numbered(16), max_steps=4, gradient_accumulation_steps=2, save_strategy="steps", save_steps=1
-    )
-    trainer.add_callback(Doing(event, 2, lambda: add(trainer, kind)))
-    trainer.train()
-    (run,) = runs(tmp_path)
-    first = 4 if event == "on_substep_end" else 3
-    assert run.steps == list(range(first, 5))
-    truth = [row for row in trainer.truth if row["policy_step"] >= first - 1]
-    assert [list(r.completion) for r in run.rollouts()] == [row["completion"] for row in truth]
-    assert run.drops == {}
-    assert run.attempts[0]["ended"]
-    assert [text for text in warnings(caplog) if "in the middle of training, at step 2" in text]
-
-
-# --- several evaluations ---------------------------------------------------------------------------------------------
-
-
-class Sink:
-    name = "sink"
-
-    def __init__(self):
-        self.traces, self.steps = [], []
-
-    @hookimpl
-    def export_traces(self, traces, step):
-        self.traces += traces
-        self.steps.append(step)
-
-
-def test_rollouts_say_which_of_several_eval_datasets_they_are_of(tmp_path):
-    sink = Sink()
-    trainer = make(
-        tmp_path, callbacks=[RolloutPluginCallback([Count(), sink], sync=True)], eval_strategy="steps", eval_steps=1,
-        eval_rows={"maths": numbered(2), "code": numbered(4)},
-    )  # fmt: skip
-    trainer.train()
-    run = open_run(tmp_path / "out")
-    marks = [r.marks.get("dataset") for r in run.rollouts(split="eval")]
-    assert marks == ["maths"] * 4 + ["code"] * 8
-    assert {r.marks.get("dataset") for r in run.rollouts(split="train")} == {None}
-    assert [step.dataset for step in sink.steps] == ["", "maths", "code", "code"]
-    counts = [(k, v) for entry in trainer.state.log_history for k, v in entry.items() if k.endswith("rollouts/count")]
-    assert counts == [("rollouts/count", 4.0), ("eval_maths_rollouts/count", 4.0), ("eval_code_rollouts/count", 4.0)]
-
-
-def test_evaluation_under_another_prefix_is_named_and_measured_as_such(tmp_path):
-    trainer = make(tmp_path, callbacks=[RolloutPluginCallback([Count()], sync=True)], eval_rows=dataset(2))
-    trainer.evaluate(metric_key_prefix="held_out")
-    trainer.evaluate()
-    assert [r.marks.get("dataset") for r in open_run(tmp_path / "out").rollouts()] == ["held_out"] * 4 + [None] * 4
-    counted = [{k: v for k, v in e.items() if k.endswith("/count")} for e in trainer.state.log_history]
-    assert counted == [{"held_out_rollouts/count": 4.0}, {"eval_rollouts/count": 4.0}]
-
-
-def test_the_cap_holds_for_each_evaluation(tmp_path):
-    sink = Sink()
-    trainer = make(
-        tmp_path, callbacks=[RolloutPluginCallback([Cap(3), sink], sync=True)],
-        eval_rows={"maths": numbered(4), "code": numbered(4)},
-    )  # fmt: skip
-    trainer.evaluate()
-    trainer.evaluate()
-    run = open_run(tmp_path / "out")
-    sent = {trace.rollout_id for trace in sink.traces}
-    kept = Counter((r.generation // 2, r.marks["dataset"]) for r in run.rollouts() if r.id in sent)
-    assert kept == {(0, "maths"): 3, (1, "code"): 3, (2, "maths"): 3, (3, "code"): 3}
-
-
-def test_the_cap_of_an_export_holds_for_each_generation_of_each_dataset(tmp_path):
-    rows = {"maths": dataset(4), "code": dataset(4)}
-    trainer = make(tmp_path, callbacks=[RolloutPluginCallback()], eval_rows=rows)
-    trainer.evaluate()
-    done = export(open_run(tmp_path / "out"), JsonlSink(tmp_path / "lines"), cap=3)
-    assert (done.sent, done.capped) == (12, 4)
-
-
-# --- forks -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("before", ["evaluate", "train"])

@@ -85,7 +85,7 @@ def test_arrays_and_tensors_are_lists_of_numbers_too(tmp_path):
 
 
 @pytest.mark.parametrize("bad", [["x"], [2**40], 7, [None, [1]], object()])
-def test_what_is_no_list_of_ids_costs_only_itself(tmp_path, bad):
+def test_what_is_not_a_list_of_ids_costs_only_itself(tmp_path, bad):
     base, other = rollouts(2)
     tokens = Tokens(prompt=[1], completion=bad, logprobs=[-1.0])
     found, lost = written(tmp_path, [replace(base, tokens=tokens), replace(other, tokens=Tokens(prompt=[2]))])

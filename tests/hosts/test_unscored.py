@@ -74,7 +74,7 @@ def generating_ahead(folder, **options):
     return trainer, finished
 
 
-def test_a_batch_that_is_generated_on_a_thread_while_another_is_scored_is_not_mixed_with_it(tmp_path, caplog):
+def test_batches_generated_and_scored_on_two_threads_are_not_mixed(tmp_path, caplog):
     trainer, finished = generating_ahead(tmp_path)
     callback = RolloutPluginCallback(tokens=True)
     trainer.add_callback(callback)

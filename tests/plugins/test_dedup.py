@@ -67,7 +67,7 @@ def test_the_window_counts_steps_and_keeps_train_and_eval_apart():
     assert plugin.select_rollouts([said("e", "x")], Step(step=15)) == []
 
 
-def test_without_a_window_a_later_step_shows_it_again_and_a_later_batch_of_the_step_does_not():
+def test_without_a_window_a_later_step_shows_it_again_and_a_later_batch_does_not():
     plugin = Dedup()
     assert ids(plugin.select_rollouts([said("a", "x")], Step(step=1))) == ["a"]
     assert plugin.select_rollouts([said("b", "x")], Step(step=1)) == []

@@ -6,6 +6,7 @@ import base64
 import io
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
@@ -214,11 +215,8 @@ def test_ranks_may_write_the_same_image_at_the_same_time(tmp_path):
         for image in images:
             store.put(Pil.fromarray(image))
 
-    threads = [threading.Thread(target=write, args=(store,)) for store in stores]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(stores)) as pool:
+        list(pool.map(write, stores))
     assert len(files(tmp_path)) == 8
     assert {pixel_hash(Pil.open(tmp_path / "media" / name).copy()) for name in files(tmp_path)} == {
         name.removesuffix(".png") for name in files(tmp_path)
@@ -365,7 +363,7 @@ def test_an_image_that_is_not_decoded_is_left_undecoded(tmp_path):
     assert lazy[1]._im is None
 
 
-def test_a_later_frame_that_is_not_decoded_is_no_other_picture(tmp_path):
+def test_a_later_frame_that_is_not_decoded_is_not_another_picture(tmp_path):
     data = io.BytesIO()
     picture(1).save(data, "GIF", save_all=True, append_images=[picture(200)])
     image = Pil.open(data)

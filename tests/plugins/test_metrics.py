@@ -132,7 +132,7 @@ def test_names_a_model_makes_up_cannot_flood_the_log():
     assert all(name.startswith("tool_") for name in names)
 
 
-def test_what_is_no_tool_has_no_figures_even_where_the_tools_are_not_known():
+def test_what_is_not_a_tool_has_no_figures_even_where_the_tools_are_not_known():
     made = calls(search=[("ok", None)], serach=[("unknown", None)])
     figures = look([said("a", tool_calls=made)])
     assert figures["tools/search/calls"] == 1

@@ -169,9 +169,7 @@ with RolloutRecorder(dir=sys.argv[1], mirror="s3://bucket/runs", end_seconds=2) 
 """
 
 
-def test_a_server_that_never_answers_holds_up_neither_the_end_of_a_run_nor_that_of_the_process(
-    s3, tmp_path, monkeypatch
-):
+def test_a_server_that_never_answers_holds_up_neither_the_run_nor_the_process(s3, tmp_path, monkeypatch):
     with faulty(s3, monkeypatch) as front:
         front.fault = "hangs"
         ended = subprocess.run(  # the server hangs for much longer
@@ -182,9 +180,7 @@ def test_a_server_that_never_answers_holds_up_neither_the_end_of_a_run_nor_that_
     assert len(open_run(tmp_path)) == 1
 
 
-def test_a_process_that_is_killed_in_mid_upload_leaves_nothing_half_and_the_next_one_goes_on(
-    s3, tmp_path, monkeypatch
-):
+def test_a_process_killed_in_mid_upload_leaves_nothing_half_and_the_next_goes_on(s3, tmp_path, monkeypatch):
     with faulty(s3, monkeypatch) as front:
         front.fault = "hangs in mid-upload"  # of a part of many megabytes
         worker = subprocess.Popen([sys.executable, str(WORKER), str(tmp_path)])

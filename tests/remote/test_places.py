@@ -73,6 +73,13 @@ def test_no_credentials_are_shown(monkeypatch):
         (OSError("AWS Error UNKNOWN (HTTP status 403): QuotaExceeded"), "make room there, or raise the quota"),
         (OSError("HTTP status 507: Storage backend has reached its minimum free drive threshold"), "make room there"),
         (OSError(28, "No space left on device"), "make room there"),
+        (OSError("The server is busy. ErrorCode:ServerBusy"), "limits how often it is asked"),
+        (OSError("AuthenticationFailed: Request date header too old"), "this machine's clock differs"),
+        (OSError("invalid_grant: Token must be a short-lived token and in a reasonable timeframe"), "clock differs"),
+        (
+            OSError("Server failed to authenticate the request. ErrorCode:AuthenticationFailed"),
+            "check the credentials",
+        ),
         (OSError("AWS Error REQUEST_TIME_TOO_SKEWED (HTTP status 403)"), "this machine's clock differs"),
         (OSError("HTTP status 301: PermanentRedirect: use the specified endpoint"), "set AWS_REGION"),
         (OSError("key 'quota/503/network' in bucket 'credentials': AWS Error INTERNAL_FAILURE"), "key 'quota/503"),
@@ -81,3 +88,20 @@ def test_no_credentials_are_shown(monkeypatch):
 )
 def test_an_error_of_the_service_says_what_to_do(error, said):
     assert said in place("s3://bucket/runs").why(error)
+
+
+def test_a_region_that_could_not_be_asked_for_is_asked_for_again_after_an_error(monkeypatch):
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    found = iter([OSError("the network is away"), "eu-central-1"])
+
+    def resolve(bucket):
+        if isinstance(answer := next(found), OSError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr("pyarrow.fs.resolve_s3_region", resolve)
+    there = place("s3://a-bucket-of-its-own/runs")
+    assert there.arrow.region != "eu-central-1"
+    there.why(OSError("AWS Error UNKNOWN (HTTP status 301): PermanentRedirect"))
+    assert there.arrow.region == "eu-central-1"

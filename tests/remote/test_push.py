@@ -60,6 +60,10 @@ def test_parts_that_were_removed_here_come_back(tmp_path, capsys):
     ("words", "said"),
     [
         (["pull", "memory://nothing/here"], "memory://nothing/here is not a run: no run.json and no data"),
+        (
+            ["pull", "RUN", "/dev/null"],
+            "/dev/null/mine.* cannot be written to: Not a directory; make room there, or give",
+        ),
         (["push", "RUN", "memory://x/runs", "--where", "reward > 9"], "no rollout of .* matches"),
         (["push", "RUN", "memory://x/runs", "--sessions", "--where", "reward > 9"], "0 rollouts would be a file each"),
         (["push", "RUN", "hf://models/me/x"], "give hf://datasets/OWNER/NAME or hf://buckets/OWNER/NAME"),

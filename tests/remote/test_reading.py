@@ -246,3 +246,11 @@ def test_commands_take_a_url(tmp_path, there, capsys):
         assert main([words[0], there, *words[1:]]) == 0
     assert main(["sql", there, "select count(*) as n from rollouts"]) == 0
     assert capsys.readouterr().out.endswith("n\n4\n")
+
+
+def test_a_cache_that_cannot_be_written_to_is_named_and_not_the_place(there, tmp_path, monkeypatch, capsys):
+    put(record(tmp_path, rollouts(2)).dir, f"{there}/mine")
+    monkeypatch.setenv("ROLLOUTS_CACHE", "/dev/null/cache")
+    assert main(["stats", there]) == 1
+    said = "/dev/null/cache cannot be written to: Not a directory; make room there, or set ROLLOUTS_CACHE to another"
+    assert said in capsys.readouterr().err

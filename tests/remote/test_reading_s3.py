@@ -50,7 +50,7 @@ def test_a_folder_that_may_not_be_listed_is_an_error_and_not_an_empty_run(here, 
             open_run("s3://bucket/runs")
 
 
-def test_a_server_that_goes_away_is_no_damage(here, server):
+def test_a_server_that_goes_away_is_not_damage(here, server):
     run = open_run("s3://bucket/runs")
     server.stop()
     with pytest.raises(

@@ -47,7 +47,7 @@ def test_areal_tokens_are_without_padding_and_align(tmp_path):
     )
 
 
-def test_areal_left_padding_is_no_prompt(tmp_path):
+def test_areal_left_padding_is_not_a_prompt(tmp_path):
     whole = trajectory(TALK)
     batch = {
         name: torch.cat([torch.zeros_like(tensor[:, :2]), tensor], 1) if tensor.ndim == 2 else tensor

@@ -43,7 +43,7 @@ def test_tinker_groups_transitions_and_rewards_line_up_in_the_store_and_trackio(
 
 
 @pytest.mark.parametrize(("metric", "finish"), [("parse_error", "error"), ("context_overflow", "length")])
-def test_tinker_prompts_are_from_before_the_environment_changed_its_history_on_every_ending(tmp_path, metric, finish):
+def test_tinker_prompts_are_from_before_the_environment_changed_its_history(tmp_path, metric, finish):
     history = [{"role": "user", "content": "asked"}]
     first = transition(history, "one")
     history += [{"role": "assistant", "content": "one"}, {"role": "user", "content": "again"}]

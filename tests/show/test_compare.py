@@ -35,7 +35,7 @@ def test_conversations_part_at_the_first_turn_that_differs():
     assert parting(one, longer) == 2
 
 
-def test_how_long_a_tool_took_is_no_difference():
+def test_how_long_a_tool_took_is_not_a_difference():
     one, other = (make_rollout(), make_rollout())
     slow = replace(other, tool_calls=tuple(replace(call, seconds=9.0) for call in other.tool_calls))
     wrong = replace(other, tool_calls=tuple(replace(call, result="43") for call in other.tool_calls))

@@ -259,7 +259,7 @@ def test_the_chart_shows_reward_rising_and_tool_errors_falling():
     assert text[-1].endswith(" 10")
 
 
-def test_the_chart_leaves_tools_out_where_there_are_none_and_more_steps_than_columns_are_averaged():
+def test_the_chart_leaves_out_absent_tools_and_averages_steps_beyond_its_width():
     text = lines(render_steps([{"step": n, "reward": math.sin(n / 99)} for n in range(5000)], width=60), 60)
     assert not any("tool" in row for row in text)
     assert max(map(len, text)) <= 60
@@ -291,7 +291,7 @@ def test_a_sparkline_has_a_gap_where_there_is_no_number():
         ("NaN", "NaN"),
     ],
 )
-def test_numbers_are_short_and_a_missing_one_is_no_zero(value, text):
+def test_numbers_are_short_and_a_missing_one_is_not_zero(value, text):
     assert number(value) == text
 
 

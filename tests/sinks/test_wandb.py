@@ -308,7 +308,7 @@ def test_each_rank_has_a_run_of_its_own_when_asked(tmp_path):
         assert {row["ranks"] for row in rows(f"{run.id}-rank{rank}")} == {f"only rank {rank} of 2"}
 
 
-def test_the_target_names_the_place_and_strange_run_ids_are_no_problem(tmp_path):
+def test_the_target_names_the_place_and_strange_run_ids_work(tmp_path):
     sink, run = WandbSink(project="math"), start(tmp_path)
     sink.on_run_start(run)
     sink.export_traces(TRACES, Step(step=1))

@@ -155,7 +155,7 @@ def test_a_cycle_is_cut_where_it_closes():
     }
 
 
-def test_the_same_list_twice_is_no_cycle():
+def test_the_same_list_twice_is_not_a_cycle():
     shared = [1.0]
     assert same(back({"a": shared, "b": (shared, shared)}), {"a": [1.0], "b": ([1.0], [1.0])})
 

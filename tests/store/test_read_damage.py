@@ -26,7 +26,7 @@ def test_a_torn_journal_gives_every_whole_generation(tmp_path):
     assert ids(open_run(tmp_path).rollouts()) == ["1.0", "2.0"]
 
 
-def test_an_empty_journal_is_no_damage_and_hides_nothing(tmp_path):
+def test_an_empty_journal_is_not_damage_and_hides_nothing(tmp_path):
     folder = write(tmp_path, steps(1))
     (folder / "data" / "train" / "001-00000-000009.arrows").touch()
     stored = open_run(folder)

@@ -129,7 +129,7 @@ def test_files_of_both_versions_in_one_run_are_read_by_others_as_the_documentati
     assert (stored.export("jsonl").sent, stored.damaged) == (len(stored), {})
 
 
-def test_files_that_are_no_parts_are_ignored(tmp_path):
+def test_files_that_are_not_parts_are_ignored(tmp_path):
     folder = write(tmp_path, steps(1))
     for name in ("notes.txt", ".001-00000-000000.parquet.12.tmp", "a-b-c.parquet", "1-2.parquet"):
         (folder / "data" / "train" / name).write_text("x")
@@ -255,7 +255,7 @@ def test_a_path_with_what_duckdb_takes_for_a_pattern(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["", "file.txt", "empty"])
-def test_a_path_that_is_no_run_is_one_sentence(tmp_path, name):
+def test_a_path_that_is_not_a_run_is_one_sentence(tmp_path, name):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file.txt").write_text("x")
     path = tmp_path / (name or "missing")

@@ -86,7 +86,7 @@ def test_a_star_shows_the_columns_of_the_files_and_nothing_of_ours(run):
         ";",
     ],
 )
-def test_sql_that_is_no_select_is_one_sentence(run, query, tmp_path, monkeypatch):
+def test_sql_that_is_not_a_select_is_one_sentence(run, query, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(
@@ -138,7 +138,7 @@ def test_wrong_sql_is_one_sentence(run, query, said):
     assert "\n" not in str(caught.value)
 
 
-def test_python_variables_are_no_tables(run):
+def test_python_variables_are_not_tables(run):
     secret = run.table(["id"])  # noqa: F841 - DuckDB would find it by its name
     with pytest.raises(RunError):
         run.sql("select * from secret")

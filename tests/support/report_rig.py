@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from io import BytesIO
 
 from PIL import Image as Pil
 from PIL import ImageDraw
-from rollout_hookspecs import Rollout, ToolCall
+from rollout_hookspecs import Panel, Rollout, ToolCall
 from store_rig import batch, pipeline, run_in
 
-from rollout_plugins import open_run
+from rollout_plugins import hookimpl, open_run
 from rollout_plugins.plugins.images import Images
 from rollout_plugins.testing import hostile_rollouts
 
@@ -163,3 +164,17 @@ def hostile(folder, *more):
     assert line.drain(120)
     line.close()
     return open_run(folder)
+
+
+class Boards:
+    """A plugin whose panels stand in the place of a message and beside it."""
+
+    @hookimpl
+    def show_rollout(self, rollout):
+        image = BytesIO()
+        picture(1).save(image, format="PNG")
+        table = [["move", "score"], ["e4", 0.5]]
+        return [
+            Panel(title="Board", text="x o\no x", turn=0, replaces=True),
+            Panel(title="Moves", table=table, image=image.getvalue()),
+        ]

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 import torch
 from datasets import Dataset
 from packaging.version import Version
@@ -140,6 +141,27 @@ KINDS = {
         conversations, evaluates=False,
     ),
 }  # fmt: skip
+
+
+RUNNABLE = {name: kind for name, kind in KINDS.items() if kind.skip() is None}
+kinds = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.skip(reason=kind.skip())] if name not in RUNNABLE else [])
+        for name, kind in KINDS.items()
+    ],
+)
+
+
+def needs(name):
+    return pytest.mark.skipif(name not in RUNNABLE, reason=str(KINDS[name].skip()))
+
+
+def signature_of(name):
+    return inspect.signature(getattr(import_module("trl"), name)).parameters
+
+
+TAKES_TOOLS = "distillation" in RUNNABLE and "max_tool_calling_iterations" in signature_of("DistillationConfig")
 
 
 def make(folder, name, callbacks=None, *, arguments=None, script=None, model=None, **config):

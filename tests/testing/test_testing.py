@@ -207,7 +207,7 @@ def test_a_plugin_that_exits_does_not_end_the_test_run():
     assert isinstance(run_plugins([on_rollout(leave)], [make_rollout()], strict=False).errors[0].error, SystemExit)
 
 
-def test_dropping_is_no_error():
+def test_dropping_is_not_an_error():
     def drop(rollout):
         raise Drop("because")
 

@@ -52,7 +52,7 @@ def test_whatever_ends_training_what_was_received_is_stored(tmp_path, tok, place
         assert stored[f"hello {number}"][1] == ("yes" if is_trained else "no: broke_off")
 
 
-def test_a_training_that_dies_without_its_worker_being_seen_to_stop_hands_over_when_the_run_ends(tmp_path, tok):
+def test_a_training_that_dies_unseen_hands_over_when_the_run_ends(tmp_path, tok):
     trainer = make_async(tmp_path, samples(tok, 10), max_steps=5)
     trainer.rollout_worker.__class__ = Closed
     trainer.rollout_worker.death = RuntimeError("no more")

@@ -8,8 +8,8 @@ import rig
 from copies import copy_of, facts
 from PIL import Image
 from seeing import seeing
-from test_trainers import LATE, kinds, trained
-from trainers import KINDS, make
+from test_trainers import LATE, trained
+from trainers import KINDS, kinds, make
 from trl import GRPOTrainer, RLOOTrainer
 
 from rollout_plugins import RolloutPluginCallback, open_run

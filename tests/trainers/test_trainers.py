@@ -7,21 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from trainers import KINDS, TRL, Version, hosts, make, through_vllm, tok
+from trainers import KINDS, RUNNABLE, TRL, Version, hosts, kinds, make, through_vllm, tok
 
 from rollout_plugins import RolloutPluginCallback, open_run
 from rollout_plugins.hosts import host_for
 from rollout_plugins.hosts.kit.support import support_of
-
-RUNNABLE = {name: kind for name, kind in KINDS.items() if kind.skip() is None}
-kinds = pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.skip(reason=kind.skip())] if name not in RUNNABLE else [])
-        for name, kind in KINDS.items()
-    ],
-)
-
 
 # Added to a trainer that is ready; but no event comes before the first stage of A2PO.
 LATE = dict.fromkeys(KINDS, "added, with tokens") | {"a2po": "in callbacks, with tokens"}

@@ -1,14 +1,10 @@
-"""Each trainer of TRL where something is odd: methods that are missing, trainings that die, tools, doubled prompts."""
+"""What some trainers of TRL have besides: doubled prompts, tools, images, ranks."""
 
 import inspect
 import json
-import logging
 import os
-import shutil
 import subprocess
 import sys
-from collections import UserList
-from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,12 +12,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from datasets import Dataset
+from lives import warnings
 from PIL import Image
-from rig import call, dataset, half, tiny_model
+from rig import call, dataset, tiny_model
 from seeing import seeing
-from test_trainers import RUNNABLE, kinds, outcome, trained
+from test_trainers import trained
 from tools import broken, multiply
-from trainers import KINDS, TRL, Version, hosts, make, through_vllm, tok
+from trainers import KINDS, RUNNABLE, TAKES_TOOLS, TRL, Version, hosts, kinds, make, needs, through_vllm, tok
 from transformers import AutoModelForImageTextToText
 
 from rollout_plugins import RolloutPluginCallback, open_run
@@ -29,141 +26,9 @@ from rollout_plugins import RolloutPluginCallback, open_run
 pytestmark = pytest.mark.slow
 
 
-def needs(name):
-    return pytest.mark.skipif(name not in RUNNABLE, reason=str(KINDS[name].skip()))
-
-
-def signature_of(name):
-    return inspect.signature(getattr(import_module("trl"), name)).parameters
-
-
-def warnings(caplog):
-    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-
-
 def test_every_trainer_a_host_names_is_tested():
     named = {support.trainer for host in hosts() for support in host.supports if support.is_of_trl}
     assert named == {kind.trainer for kind in KINDS.values()} | {"AsyncGRPOTrainer", "AsyncDistillationTrainer"}
-
-
-# --- evaluation alone, starting over, resuming -----------------------------------------------------------------------
-
-
-@kinds
-def test_evaluate_alone(tmp_path, name, caplog):
-    callback = RolloutPluginCallback()
-    trainer = make(tmp_path, name, [callback] if KINDS[name].evaluates else None)
-    if not KINDS[name].evaluates:
-        trainer.add_callback(callback)
-    with suppress(ValueError if name == "online dpo" else ()):  # which TRL itself cannot evaluate
-        trainer.evaluate()
-    assert [text for text in warnings(caplog) if "rollout" in text] == []
-    if not KINDS[name].evaluates:
-        assert trainer.truth == []
-        assert not (tmp_path / "out-rollouts").exists()
-        return
-    rollouts = list(open_run(tmp_path / "out").rollouts())
-    assert len(rollouts) == len(trainer.truth) > 0
-    assert {(rollout.split, rollout.step) for rollout in rollouts if not rollout.marks.get("stage")} == {("eval", 0)}
-
-
-@pytest.mark.parametrize("name", [n for n in ("distillation", "sdpo", "sdft", "a2po", "rloo") if n in RUNNABLE])
-def test_evaluation_after_training_is_kept_whole_by_every_trainer(tmp_path, name, caplog):
-    assert KINDS[name].evaluates
-    trainer = make(tmp_path, name, eval_strategy="no", per_device_eval_batch_size=8)
-    trainer.add_callback(RolloutPluginCallback(tokens=True))
-    trainer.train()
-    before = len(trainer.truth)
-    trainer.evaluate()
-    run = open_run(tmp_path / "out")
-    stored = list(run.rollouts(split="eval", tokens=True))
-    truth = trainer.truth[before:]
-    assert len(stored) == len(truth) > 0
-    assert [list(r.tokens.completion) for r in stored] == [row["completion"] for row in truth]
-    assert all(r.completion and r.prompt and r.finish in {"stop", "length"} for r in stored)
-    assert run.drops == {}
-    assert [text for text in warnings(caplog) if "before" in text and "stage" not in text] == []
-
-
-@needs("a2po")
-def test_a2po_samples_before_training_in_the_run_of_that_training(tmp_path, caplog):
-    done = trained("a2po", "in callbacks")
-    first = [rollout for rollout in done.rollouts if rollout.marks.get("stage")]
-    assert len(first) == sum(row["model"] == "ref_model" for row in done.truth) == 24
-    assert {(r.split, r.step, r.policy_step, r.group_size, r.advantage) for r in first} == {("train", 0, 0, 2, None)}
-    assert all(one.prompt == other.prompt for one, other in zip(first[::2], first[1::2], strict=True))
-    values = {str(one.prompt): (one.reward, other.reward) for one, other in zip(first[::2], first[1::2], strict=True)}
-    for rollout in done.rollouts:
-        if rollout.advantage is not None:
-            beta, worth = 0.5, torch.tensor(values[str(rollout.prompt)])
-            estimate = beta * (torch.logsumexp(worth / beta, 0) - torch.log(torch.tensor(2.0)))
-            assert rollout.advantage == pytest.approx(rollout.reward - estimate.item(), abs=1e-6)
-    trainer = make(tmp_path, "a2po")
-    trainer.add_callback(RolloutPluginCallback())
-    trainer.train()
-    assert len(open_run(tmp_path / "out")) == sum(row["model"] == "model" for row in trainer.truth) == 20
-    assert [text for text in warnings(caplog) if "A2PO's first stage" in text]
-
-
-@pytest.mark.parametrize("name", [n for n in ("a2po", "distillation", "gold") if n in RUNNABLE])
-def test_a_second_training_is_a_run_of_its_own_and_whole(tmp_path, name, caplog):
-    trainer = make(tmp_path, name, [RolloutPluginCallback()])
-    trainer.train()
-    first = len(trainer.truth)
-    trainer.train()
-    assert len(open_run(tmp_path / "out")) == len(trainer.truth) - first > 0
-    assert not [text for text in warnings(caplog) if "before the callback" in text]
-
-
-@pytest.mark.parametrize("name", [n for n in ("distillation", "sdft", "gold", "iwopd") if n in RUNNABLE])
-def test_a_resumed_training_goes_on_in_its_run(tmp_path, name):
-    first = make(tmp_path, name, [RolloutPluginCallback()], save_strategy="steps", save_steps=1, eval_strategy="no")
-    first.train()
-    again = make(tmp_path, name, [RolloutPluginCallback()], eval_strategy="no")
-    again.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-1"))
-    # IWOPD finds its data used up: an attempt without rollouts takes the place of none
-    before = [row for row in first.truth if row["step"] == 0 or not again.truth]
-    run = open_run(tmp_path / "out")
-    stored = list(run.rollouts())
-    assert len(run.attempts) == 2
-    assert [message["content"] for rollout in stored for message in rollout.completion] == [
-        tok().decode([token for token in row["completion"] if token != tok().eos_token_id])
-        for row in [*before, *again.truth]
-    ]
-    assert [rollout.step for rollout in stored] == [row["step"] + 1 for row in [*before, *again.truth]]
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=needs(name)) for name in ("gold", "iwopd")])
-def test_what_a_buffer_holds_that_cannot_be_read_is_counted(tmp_path, name):
-    trainer = make(tmp_path, name)
-    fill = trainer._fill_buffer
-
-    def filling(generation_batch, buffer_steps):
-        fill(generation_batch, buffer_steps)
-        trainer._buffered_inputs = UserList(trainer._buffered_inputs)
-
-    trainer._fill_buffer = filling
-    trainer.add_callback(RolloutPluginCallback())
-    trainer.train()
-    run = open_run(tmp_path / "out")
-    assert (len(run), run.drops) == (0, {"not_observed": len(trainer.truth)})
-
-
-@needs("a2po")
-@pytest.mark.parametrize("given", ["its path", True])
-def test_a_resumed_a2po_samples_again_in_the_attempt_that_resumes(tmp_path, given):
-    make(tmp_path, "a2po", [RolloutPluginCallback()], save_strategy="steps", save_steps=1, eval_strategy="no").train()
-    shutil.rmtree(tmp_path / "out" / "checkpoint-2")
-    again = make(tmp_path, "a2po", [RolloutPluginCallback()], eval_strategy="no")
-    again.train(resume_from_checkpoint=given if given is True else str(tmp_path / "out" / "checkpoint-1"))
-    run = open_run(tmp_path / "out")
-    assert [attempt["resumed_from"] for attempt in run.attempts] == [None, 1]
-    last = [rollout for rollout in run.rollouts() if rollout.attempt == 2]
-    assert len(last) == len(again.truth)
-    assert {rollout.step for rollout in last} == {0, 2}
-
-
-# --- prompts of the dataset, found again -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [n for n in ("gkd", "gold", "iwopd") if n in RUNNABLE])
@@ -225,9 +90,6 @@ def test_prompts_that_are_plain_text_read_back_as_such(tmp_path, name):
         assert rollout.prompt[0]["content"].startswith("hello ")
 
 
-# --- what some of them have besides ----------------------------------------------------------------------------------
-
-
 @needs("online dpo")
 def test_online_dpo_keeps_the_rewards_it_compared_and_what_it_preferred(tmp_path):
     rows = dataset(answer=[str(i) for i in range(8)])
@@ -256,9 +118,6 @@ def test_online_dpo_takes_off_what_a_missing_end_costs():
     for rollout in trained("online dpo", "in callbacks").rollouts:
         summed = sum(value for value in rollout.rewards.values() if value is not None)
         assert rollout.reward == summed - (rollout.finish != "stop")
-
-
-TAKES_TOOLS = "distillation" in RUNNABLE and "max_tool_calling_iterations" in signature_of("DistillationConfig")
 
 
 @pytest.mark.skipif(not TAKES_TOOLS, reason="DistillationTrainer takes no tools in this TRL")
@@ -372,143 +231,3 @@ def test_two_ranks_keep_their_rollouts_under_places_of_the_whole_batch(tmp_path)
             for group in {rollout.group for rollout in batch}:
                 assert len({str(rollout.prompt) for rollout in batch if rollout.group == group}) == 1
                 assert len({rollout.group_size for rollout in batch}) == 1
-
-
-# --- what breaks -----------------------------------------------------------------------------------------------------
-
-
-MISSING = {  # what is recorded of how many when the method takes other arguments than expected
-    ("gmpo", "_calculate_rewards"): "all",
-    ("distillation", "_generate_and_score_completions"): "all",
-    ("distillation", "_generate"): "none",
-    ("online dpo", "_calculate_rewards_from_functions"): "none",
-    ("a2po", "_calculate_rewards"): "none",
-    ("a2po", "_prepare_inputs"): "all",
-    ("sdpo", "_calculate_rewards"): "all",
-    ("sdpo", "_prepare_training_batch"): "all",
-    ("sdft", "_prepare_training_batch"): "all",
-    ("sdft", "_generate"): "none",
-    ("gkd", "generate_on_policy_outputs"): "all",
-    ("gold", "_prepare_inputs"): "all",
-    ("iwopd", "_fill_buffer"): "all",
-}
-
-
-def take_other_arguments(trainer, method):
-    original = getattr(trainer, method)
-
-    def another(*args, **kwargs):
-        return original(*args, **kwargs)
-
-    theirs = inspect.signature(original).parameters.values()
-    another.__signature__ = inspect.Signature([one.replace(name=f"their_{one.name}") for one in theirs])
-    setattr(trainer, method, another)
-
-
-BOTH = {
-    "distillation": ("_generate_and_score_completions", "_generate"),
-    "sdft": ("_prepare_training_batch", "_generate"),
-    "online dpo": ("training_step", "_calculate_rewards_from_functions"),
-    "a2po": ("_prepare_inputs", "_calculate_rewards"),
-}
-
-
-@pytest.mark.parametrize("name", [name for name in BOTH if name in RUNNABLE])
-def test_what_is_made_where_no_method_takes_the_expected_arguments_is_counted(tmp_path, name, caplog):
-    trainer = make(tmp_path, name)
-    for method in BOTH[name]:
-        take_other_arguments(trainer, method)
-    trainer.callback_handler.callbacks.append(RolloutPluginCallback(trainer=trainer))
-    trainer.train()
-    assert outcome(trainer).losses == trained(name, "alone").outcome.losses
-    made = sum(row["model"] != "teacher_model" for row in trainer.truth)
-    assert open_run(tmp_path / "out").drops == {"not_observed": made}
-    assert sum("cannot be observed" in text for text in warnings(caplog)) == 1
-
-
-@pytest.mark.parametrize(("name", "method"), [key for key in MISSING if key[0] in RUNNABLE])
-def test_a_method_that_takes_other_arguments_costs_what_it_tells_and_is_named(tmp_path, name, method, caplog):
-    trainer = make(tmp_path, name)
-    take_other_arguments(trainer, method)
-    callback = RolloutPluginCallback(trainer=trainer)
-    trainer.callback_handler.callbacks.append(callback)
-    trainer.train()
-    assert outcome(trainer).losses == trained(name, "alone").outcome.losses
-    assert sum(method in text for text in warnings(caplog)) == (name not in {"gkd", "gold", "iwopd"})
-    run = open_run(tmp_path / "out")
-    made = sum(row["model"] != "teacher_model" for row in trainer.truth)
-    assert len(run) == (made if MISSING[name, method] == "all" else 0)
-    assert len(run) + run.drops.get("not_observed", 0) == made
-
-
-def dying(trainer, callback):
-    """Train until it dies, and what is in the store then."""
-    with pytest.raises(ZeroDivisionError):
-        trainer.train()
-    assert callback.flush()
-    return list(open_run(trainer.args.output_dir).rollouts())
-
-
-def on_call(number, function):
-    """The function, which dies when it is called for that time."""
-    calls = []
-
-    def dies(*args, **kwargs):
-        calls.append(1)
-        if len(calls) == number:
-            raise ZeroDivisionError("in the middle")
-        return function(*args, **kwargs)
-
-    return dies
-
-
-def dies(completions, **kwargs):
-    raise ZeroDivisionError("in the middle")
-
-
-@pytest.mark.parametrize("name", [n for n in ("gmpo", "sdpo", "a2po", "online dpo") if n in RUNNABLE])
-def test_a_reward_function_that_ends_training_leaves_what_it_was_given(tmp_path, name):
-    callback = RolloutPluginCallback()
-    trainer = make(tmp_path, name, [callback], arguments={"reward_funcs": [half, dies]})
-    stored = dying(trainer, callback)
-    assert len(stored) == len(trainer.truth) > 0
-    assert {rollout.error for rollout in stored} == {"ZeroDivisionError: in the middle"}
-    assert {rollout.finish for rollout in stored} == {"error"}
-    assert [rollout.rewards for rollout in stored] == [
-        {"half": float(i % 2) if name != "online dpo" else float(i // 2 % 2), "dies": None} for i in range(len(stored))
-    ]
-
-
-@pytest.mark.skipif(not TAKES_TOOLS, reason="DistillationTrainer takes no tools in this TRL")
-def test_a_generation_that_breaks_off_between_turns_leaves_the_turns_there_were(tmp_path):
-    callback = RolloutPluginCallback()
-    script = [call("multiply", {"a": 2, "b": 3}), "plain"] * 2
-    trainer = make(
-        tmp_path, "distillation", [callback], script=script, arguments={"tools": [multiply]}, eval_strategy="no",
-        max_completion_length=300, gradient_accumulation_steps=1,
-    )  # fmt: skip
-    trainer.model.generate = on_call(2, trainer.model.generate)
-    stored = dying(trainer, callback)
-    assert [[c.result for c in rollout.tool_calls] for rollout in stored] == [["6"], [], ["6"], []]
-    assert {rollout.error for rollout in stored} == {"ZeroDivisionError: in the middle"}
-    assert [rollout.prompt[0]["content"][:6] for rollout in stored] == ["hello "] * 4
-
-
-@pytest.mark.parametrize("name", [n for n in ("gold", "iwopd", "gkd") if n in RUNNABLE])
-def test_a_student_that_dies_over_its_second_answer_leaves_the_first(tmp_path, name):
-    callback = RolloutPluginCallback()
-    trainer = make(tmp_path, name, [callback])
-    trainer.model.generate = on_call(2, trainer.model.generate)
-    stored = dying(trainer, callback)
-    assert len(stored) == len(trainer.truth) == 4
-    assert {rollout.error for rollout in stored} == ({None} if name == "gkd" else {"ZeroDivisionError: in the middle"})
-
-
-@needs("sdft")
-def test_what_follows_the_generation_of_sdft_may_die(tmp_path):
-    callback = RolloutPluginCallback()
-    trainer = make(tmp_path, "sdft", [callback])
-    trainer.teacher_context_builder.build = on_call(1, None)
-    stored = dying(trainer, callback)
-    assert len(stored) == len(trainer.truth) == 8
-    assert {rollout.error for rollout in stored} == {"ZeroDivisionError: in the middle"}

@@ -11,8 +11,8 @@ from io import BytesIO
 import pytest
 from PIL import Image as Pil
 from reading import write
-from report_rig import TOOLS, empty, fill, hostile, picture, resumed, seen
-from rollout_hookspecs import Image, Panel
+from report_rig import TOOLS, Boards, empty, fill, hostile, picture, resumed, seen
+from rollout_hookspecs import Image
 
 from rollout_plugins import hookimpl, open_run
 from rollout_plugins.errors import RunError, SetupError
@@ -267,18 +267,6 @@ def test_numbers_json_has_no_word_for_are_spelled(tmp_path):
         "-inf",
         {"text": one["columns"]["big"]["text"]},
     )
-
-
-class Boards:
-    @hookimpl
-    def show_rollout(self, rollout):
-        image = BytesIO()
-        picture(1).save(image, format="PNG")
-        table = [["move", "score"], ["e4", 0.5]]
-        return [
-            Panel(title="Board", text="x o\no x", turn=0, replaces=True),
-            Panel(title="Moves", table=table, image=image.getvalue()),
-        ]
 
 
 class Fails:

@@ -55,7 +55,7 @@ def test_a_file_of_somebody_else_is_kept(said, shop, tmp_path):
 
 
 def test_a_plugin_that_is_not_installed_shows_its_panels(said, shop, tmp_path):
-    assert said(shop, "--limit", 2, "--plugin", "test_report:Boards")[0] == 0
+    assert said(shop, "--limit", 2, "--plugin", "report_rig:Boards")[0] == 0
     shown = data_of(tmp_path / "report.html")["rollouts"][0]["panels"]
     assert [panel["title"] for panel in shown] == ["Board", "Moves"]
 
