@@ -27,6 +27,7 @@ from rollout_plugins.hosts.kit.wrapping import Call
 LOGPROBS: Final = "sampler, trainer and reference"
 SCORED: Final = ("inputs", "prompts", "completions", "completion_ids_list")
 LOGGED_ADVANTAGE: Final = "what TRL logged; the trainer goes on with another form of it"
+WRAPPED_SINCE: Final = "as the trainer's method gave it; what was put around that method since may have changed it"
 _PER_TOKEN = ("sampling_per_token_logps", "old_per_token_logps", "ref_per_token_logps")
 
 
@@ -197,6 +198,8 @@ class GRPOObserver(Observer):
             self._read_returned(now, out)
         else:
             now.replaced = self._replaced(now, out)
+        if not self.wraps.is_outermost(self.trainer, self.whole):
+            now.unknown["advantage"] = WRAPPED_SINCE
         now.keep(**{name: out.get(name) for name in _PER_TOKEN})
 
     def _read_returned(self, now: Sampled, out: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ from rollout_plugins.errors import RunError
 from rollout_plugins.store.columns import from_rows
 from rollout_plugins.store.filters import no_column
 from rollout_plugins.store.parts import TYPES
+from rollout_plugins.store.rows import integers
 
 if TYPE_CHECKING:
     from rollout_hookspecs import Rollout
@@ -121,10 +122,8 @@ class Matches:
                 raise RunError(no_column(name, known))
         said = {name: (known[name].producer, known[name].name) for name in wanted if known[name].producer}
         stored = [name for name in wanted if name not in said]
-        for places, table in self._session.take(self._places, stored or ["id"]):
-            more = {
-                name: pc.struct_field(self._places[of].take(places), column) for name, (of, column) in said.items()
-            }
+        for places, table, found in self._read(stored or ["id"]):
+            more = {name: pc.struct_field(found[of], column) for name, (of, column) in said.items()}
             arrays = [more[name] if name in more else table[name] for name in wanted]
             yield places, pa.Table.from_arrays(arrays, names=wanted)
 
@@ -134,9 +133,9 @@ class Matches:
 
     def numbered(self, *, tokens: bool = False) -> Iterator[tuple[int, Rollout]]:
         """The same with the place of each; those that cannot be read are missing."""
-        said = [name for name in self._places.column_names if name not in _OWN]
-        for places, table in self._session.take(self._places, (*_RECORD, "tokens") if tokens else _RECORD):
-            values = {name: self._places[name].take(places).to_pylist() for name in said}
+        said = [name for name in self._known.column_names if name not in _OWN]
+        for places, table, found in self._read((*_RECORD, "tokens") if tokens else _RECORD):
+            values = {name: found[name].to_pylist() for name in said}
             for number, rollout in self._decode(table):
                 extra = {
                     f"{name}.{column}": value
@@ -145,6 +144,15 @@ class Matches:
                     if value is not None
                 }
                 yield places[number].as_py(), replace(rollout, extra={**rollout.extra, **extra}) if extra else rollout
+
+    def _read(self, names: Sequence[str]) -> Iterator[tuple[pa.Array, pa.Table, pa.Table]]:
+        """Rows of these columns, a few at a time, with their places among those found, and what is known of them."""
+        done = 0
+        while done < len(self):
+            known = self._known if done < self._known.num_rows else self._places
+            for places, table in self._session.take(known.slice(done), names):
+                yield (pc.add(places, integers([done])[0]) if done else places), table, known.slice(done).take(places)
+            done = known.num_rows
 
     def _decode(self, table: pa.Table) -> Iterator[tuple[int, Rollout]]:
         """The rollouts in a table, with their row; one that does not decode is noted in `damaged`."""

@@ -296,6 +296,22 @@ def test_advantages_that_a_subclass_brings_into_another_form_are_the_logged_ones
         assert rollout.marks["advantage"] == "what TRL logged; the trainer goes on with another form of it"
 
 
+def test_what_a_method_that_is_wrapped_after_ours_gives_is_in_doubt_and_the_mark_says_so(tmp_path):
+    trainer = make(tmp_path, ["a", "b"], cls=GRPOTrainer, callbacks=[RolloutPluginCallback()])
+    inner = trainer._generate_and_score_completions
+
+    def nines(inputs):
+        out = inner(inputs)
+        return out | {"advantages": out["advantages"] * 0 + 9}
+
+    trainer._generate_and_score_completions = nines
+    trainer.add_callback(RolloutPluginCallback(dir=tmp_path / "around"))  # attaches when training begins
+    trainer.train()
+    for rollout in open_run(tmp_path / "out").rollouts():
+        assert "put around that method since may have changed it" in rollout.marks["advantage"]
+    assert [(r.advantage, dict(r.marks)) for r in open_run(tmp_path / "around").rollouts()] == [(9.0, {})] * 4
+
+
 def test_trls_own_trainer_is_not_said_to_change_anything(tmp_path):
     trainer, run = train(tmp_path, ["a", "b"], cls=GRPOTrainer)
     assert [rollout.advantage for rollout in run.rollouts()] == list(trainer._logs["advantages"])

@@ -143,6 +143,14 @@ def test_a_part_that_turns_out_to_be_damaged_is_named_and_no_longer_counted(tmp_
     assert (list(run.damaged), len(run)) == (["data/train/001-00000-000002.parquet"], 16)
 
 
+def test_rewards_whose_sum_is_beyond_all_numbers_are_counted(tmp_path):
+    huge = [one(step, index, reward=1.7e308 * (1 - 2 * (step % 2))) for step in range(1, 5) for index in range(4)]
+    folder = write(tmp_path, huge)
+    for _ in range(2):
+        run = open_run(folder)
+        assert (len(run), run.steps, run.values("step")) == (16, [1, 2, 3, 4], [1, 2, 3, 4])
+
+
 @pytest.mark.parametrize(
     "harm",
     [
@@ -191,3 +199,21 @@ def test_they_stay_where_they_are(tmp_path):
     assert main(["push", str(folder), f"file://{tmp_path}/there"]) == 0
     assert not list((tmp_path / "there").rglob(gathered.FILE))
     assert len(open_run(f"file://{tmp_path}/there")) == 16
+
+
+@pytest.mark.needs(part="remote")
+def test_those_of_a_run_at_a_url_are_kept_here(tmp_path, monkeypatch, no_part_is_opened):
+    import fsspec
+
+    monkeypatch.setenv("ROLLOUTS_CACHE", str(tmp_path / "cache"))
+    folder, there = write(tmp_path, steps(4)), fsspec.filesystem("memory")
+    url = f"memory://{tmp_path.name}/r1"
+    for path in folder.rglob("*.*"):
+        there.pipe_file(f"{url}/{path.relative_to(folder).as_posix()}", path.read_bytes())
+    assert counted(url) == [(step, 4) for step in range(1, 5)]
+    there.rm_file(f"{url}/data/train/001-00000-000001.parquet")
+    wanted = counted(url)
+    no_part_is_opened()
+    assert counted(url) == wanted == [(1, 4), (3, 4), (4, 4)]
+    assert not there.exists(f"{url}/{gathered.FILE}")
+    there.rm(f"memory://{tmp_path.name}", recursive=True)

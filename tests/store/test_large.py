@@ -50,6 +50,23 @@ def test_every_page_is_what_it_is_in_a_small_run(tmp_path, monkeypatch, looked_u
     assert len(found) == run.count(**asked) == len(wanted)
 
 
+def test_reading_all_begins_with_the_first(tmp_path, looked_up):
+    run = open_run(write(tmp_path, made()))
+    run.annotate("judge", [{"id": rollout.id, "score": rollout.step} for rollout in made()])
+    del looked_up[:]
+    reading = run.rollouts()
+    assert (next(reading).extra["judge.score"], looked_up) == (1, [10])
+    assert [rollout.extra["judge.score"] for rollout in reading] == [n // 4 + 1 for n in range(1, 40)]
+    assert looked_up == [10, 40]
+    table = run.table(["judge.score", "index", "step"], order="-step")
+    assert table.to_pydict() == {
+        "judge.score": [10 - n // 4 for n in range(40)],
+        "index": [n % 4 for n in range(40)],
+        "step": [10 - n // 4 for n in range(40)],
+    }
+    assert [row["step"] for row in run.find().rows(["step"])] == [n // 4 + 1 for n in range(40)]
+
+
 def test_a_rollout_is_found_among_the_first(tmp_path, looked_up):
     found = open_run(write(tmp_path, made())).find()
     assert found.position("r1.1.t2.0.1") == 5

@@ -85,6 +85,13 @@ class Wraps:
         vars(target)["__getstate__"] = MethodType(_state_without_wrappers, target)
         return True
 
+    def is_outermost(self, target: Any, name: str) -> bool:
+        """Whether nobody but callbacks of ours wrapped the method since."""
+        link = _link_of(vars(target).get(name))
+        while link is not None and link.owner is not self:
+            link = _link_of(link.before)
+        return link is not None
+
     @contextmanager
     def guarded(self, what: str) -> Iterator[None]:
         """Our own mistakes end here: logged once, never raised into the trainer."""
