@@ -42,12 +42,13 @@ def generating_ahead(folder, **options):
     """It generates the next batch on a thread while it scores this one, as axolotl's asynchronous trainer does."""
     whole = ("_generate_and_score_completions", "_make_batch")
     cls = copy_of(GRPOTrainer, whole=whole, ahead=("self._generate(prompts)", "self._made_ahead(prompts)"))
-    pool, scoring, ahead = ThreadPoolExecutor(1), threading.Event(), []
+    pool, generated, scoring, ahead = ThreadPoolExecutor(1), threading.Event(), threading.Event(), []
     single_turn = cls._generate_single_turn
 
     def slowly(trainer, *args, **kwargs):
         made = single_turn(trainer, *args, **kwargs)
         if threading.current_thread() is not threading.main_thread():
+            generated.set()
             assert scoring.wait(30)
             scoring.clear()
         return made
@@ -55,6 +56,8 @@ def generating_ahead(folder, **options):
     def made_ahead(trainer, prompts):
         made = ahead.pop().result() if ahead else trainer._generate(prompts)
         ahead.append(pool.submit(trainer._generate, prompts))
+        assert generated.wait(30)  # or it would be of a later step on a busy machine
+        generated.clear()
         return made
 
     def rewards(completions, **kwargs):
