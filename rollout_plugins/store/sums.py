@@ -300,14 +300,10 @@ def _array(data: bytes, kind: str, texts: Sequence[str | None] = ()) -> pa.Array
 def _texts(texts: Sequence[str | None]) -> pa.Array:
     """`pa.array` would import pandas, which takes longer than the figures of a run."""
     pieces = [(text or "").encode() for text in texts]
-    ends, there = (
-        array("i", accumulate(map(len, pieces), initial=0)),
-        sum(1 << n for n, t in enumerate(texts) if t is not None),
-    )
-    bits = there.to_bytes(len(texts) // 8 + 1, "little")
-    return pa.StringArray.from_buffers(
-        len(texts), pa.py_buffer(ends), pa.py_buffer(b"".join(pieces)), pa.py_buffer(bits)
-    )
+    ends = array("i", accumulate(map(len, pieces), initial=0))
+    there = sum(1 << place for place, text in enumerate(texts) if text is not None)
+    buffers = (ends, b"".join(pieces), there.to_bytes(len(texts) // 8 + 1, "little"))
+    return pa.StringArray.from_buffers(len(texts), *map(pa.py_buffer, buffers))
 
 
 def _text_at(footer: bytes, at: int) -> bytes:
