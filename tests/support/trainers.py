@@ -89,8 +89,10 @@ class Kind:
             return f"{self.trainer} of this TRL takes no {' and no '.join(foreign)}"
         if self.before and Version(self.before) <= TRL:
             return f"{self.trainer} is another trainer since TRL {self.before}"
-        since = min(Version(s.since) for host in hosts() for s in host.supports if s.trainer == self.trainer)
-        return f"{self.trainer} is recorded since TRL {since}" if since > TRL else None
+        known = [Version(s.since) for host in hosts() for s in host.supports if s.trainer == self.trainer]
+        if not known:
+            return f"no plugin that is installed knows {self.trainer}"
+        return f"{self.trainer} is recorded since TRL {min(known)}" if min(known) > TRL else None
 
 
 _SCORED = {"reward_funcs": [half, picky]}
