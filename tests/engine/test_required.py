@@ -307,6 +307,7 @@ def test_what_was_not_cleaned_to_the_end_is_not_stored(tmp_path, strict):
     with suppress(Exception):
         trainer.train()
     callback.flush()
+    trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)  # strict=True broke it off
     stored = list(open_run(tmp_path / "out").rollouts())
     assert len(stored) == 4
     assert [rollout.id for rollout in stored if KEY in str(rollout.marks)] == []
