@@ -12,7 +12,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -113,28 +112,25 @@ class Copying:
             if file.path.exists():  # else it was a journal that became a part, or the user removed it
                 self.failed[file.name] = self.target.place.why(error)
 
-        self.target.send([self._with_lost_attempts(file) for file in files], sent, failed)
+        with tempfile.TemporaryDirectory(prefix="rollouts-") as made:
+            self.target.send([self._with_lost_attempts(file, Path(made)) for file in files], sent, failed)
         return all(self._stamps.get(file.name) == stamps[file.name] or not file.path.exists() for file in files)
 
-    def _with_lost_attempts(self, file: File) -> File:
+    def _with_lost_attempts(self, file: File, folder: Path) -> File:
         """A run file that also has the attempts that only the other folder knows of: this disk is a new one."""
         if not is_facts(file.name):
             return file
         if file.name not in self._earlier:
-            theirs = Path(self._made.name) / file.name
+            theirs = folder / file.name
             if file.name in self._there:
                 self.target.fetch(file.name, theirs)
             self._earlier[file.name] = earlier_attempts(theirs)
         content = with_attempts(file.path, self._earlier[file.name])
         if not content:
             return file
-        made = Path(self._made.name) / file.name
+        made = folder / file.name
         made.write_text(content, encoding="utf-8")
         return File(made, file.name, made.stat().st_size)
-
-    @cached_property
-    def _made(self) -> tempfile.TemporaryDirectory[str]:
-        return tempfile.TemporaryDirectory(prefix="rollouts-")
 
     def _replace_journal(self, file: File) -> None:
         journal = str(Path(file.name).with_suffix(".arrows"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -241,7 +242,7 @@ class HubFolder(Folder):
     def _commit(self, files: Sequence[File]) -> None:
         named = [(str(file.path), self._path(file.name)) for file in files]
         if self._is_bucket:
-            with _without_bars():
+            with BARS.hidden():
                 self._api.batch_bucket_files(self.repo, add=named)
         else:
             self._add(named)
@@ -251,7 +252,7 @@ class HubFolder(Folder):
 
         added = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=content) for content, name in named]
         message = f"Add {named[0][1]}" if len(named) == 1 else f"Add {len(named)} files"
-        with _without_bars():
+        with BARS.hidden():
             self._api.create_commit(self.repo, added, repo_type="dataset", commit_message=message)
 
     def write(self, name: str, text: str) -> None:
@@ -275,19 +276,36 @@ def written_here(folder: Path, instead: str = "give another folder") -> Iterator
         raise RunError(f"{folder} cannot be written to: {why}; make room there, or {instead}") from error
 
 
-@contextmanager
-def _without_bars() -> Iterator[None]:
-    """Without what the Hub's client draws on the terminal while it sends, which belongs to training."""
-    from huggingface_hub.utils.tqdm import progress_bar_states as shown
+class Bars:
+    """What the Hub's client draws on the terminal while it sends. Several runs may be sent at once."""
 
-    before = dict(shown)
-    shown.clear()
-    shown["_global"] = False
-    try:
-        yield
-    finally:
-        shown.clear()
-        shown.update(before)
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._senders = 0
+        self._before: dict[str, bool] = {}
+
+    @contextmanager
+    def hidden(self) -> Iterator[None]:
+        """Without it: the terminal belongs to training."""
+        from huggingface_hub.utils.tqdm import progress_bar_states as shown
+
+        with self._lock:
+            self._senders += 1
+            if self._senders == 1:
+                self._before = dict(shown)
+                shown.clear()
+                shown["_global"] = False
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._senders -= 1
+                if not self._senders:
+                    shown.clear()
+                    shown.update(self._before)
+
+
+BARS = Bars()
 
 
 def folder(place: Place, *, private: bool = True) -> Folder:

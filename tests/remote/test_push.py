@@ -13,7 +13,7 @@ from test_mirror import answers, batch, contents, recorded
 
 from rollout_plugins import RolloutRecorder, open_run, runs
 from rollout_plugins.cli.main import main
-from rollout_plugins.remote.folders import Folder
+from rollout_plugins.remote.folders import BARS, Folder
 
 
 @pytest.fixture
@@ -239,3 +239,16 @@ def test_a_run_that_is_not_here_is_fetched_before_it_is_sent_on_or_pruned(run, t
         capsys.readouterr()
         assert main(words) == 1
         assert "is not on this machine: fetch it with `rollouts pull`" in capsys.readouterr().err
+
+
+def test_runs_that_are_sent_at_once_leave_the_clients_progress_bars_as_they_were():
+    from huggingface_hub.utils import are_progress_bars_disabled
+
+    before = are_progress_bars_disabled()
+    first, second = BARS.hidden(), BARS.hidden()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert are_progress_bars_disabled()
+    second.__exit__(None, None, None)
+    assert are_progress_bars_disabled() == before
