@@ -14,7 +14,7 @@ from rollout_plugins.engine.panels import Panels
 from rollout_plugins.web.page import LIMIT, Written, write_page
 
 if TYPE_CHECKING:
-    from rollout_plugins.store.read import StoredRun
+    from rollout_plugins.reading.runs import StoredRun
 
 __all__ = ["LIMIT", "Written", "write_report"]
 

@@ -21,10 +21,10 @@ from rollout_plugins.content.names import count
 from rollout_plugins.content.nodes import is_joined
 from rollout_plugins.content.replacing import replace_file
 from rollout_plugins.errors import RunError
+from rollout_plugins.reading.runs import StoredRun
+from rollout_plugins.store.any_version import with_columns
 from rollout_plugins.store.compacted import joined, note_joined
 from rollout_plugins.store.parts import find_parts
-from rollout_plugins.store.read import StoredRun
-from rollout_plugins.store.rows import with_columns
 from rollout_plugins.store.schema import SCHEMA
 from rollout_plugins.store.write import part_writer, row_groups
 

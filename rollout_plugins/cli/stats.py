@@ -13,10 +13,10 @@ from rich.text import Text
 from rollout_plugins.cli.chosen import add_allow_damaged, add_run, check_filters, note_damage, opened
 from rollout_plugins.cli.common import add_json, busy, console, note, print_json, print_table, show, table_of
 from rollout_plugins.content.names import count
+from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.show import render_steps, sparkline
 from rollout_plugins.show.chart import training
 from rollout_plugins.show.text import evenly, number, one_line
-from rollout_plugins.store.read import StoredRun
 
 ROWS = 8
 SPARE = ("errors", "max", "min", "cut off", "failed", "rollouts", "tokens", "calls")

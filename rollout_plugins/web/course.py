@@ -9,8 +9,8 @@ from typing import Any
 
 from rollout_plugins.content.messages import compact
 from rollout_plugins.content.numbers import finite
+from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.show.text import clean
-from rollout_plugins.store.read import StoredRun
 from rollout_plugins.web.pools import Texts
 
 #: Points of a chart; neighbouring steps of a longer run share one.

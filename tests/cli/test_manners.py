@@ -16,9 +16,9 @@ from reading import called, one, steps, write, writer
 from rollout_plugins import open_run
 from rollout_plugins.cli.common import real_format
 from rollout_plugins.errors import DamageWarning, RunError
+from rollout_plugins.reading.runs import StoredRun, runs
 from rollout_plugins.report import write_report
 from rollout_plugins.store import write as writing
-from rollout_plugins.store.read import StoredRun, runs
 
 
 @pytest.fixture
