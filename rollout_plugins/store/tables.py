@@ -15,15 +15,13 @@ import pyarrow as pa
 
 from rollout_plugins.content.elsewhere import SCHEME, is_elsewhere, reach, spelled
 from rollout_plugins.content.nodes import nodes_of
-from rollout_plugins.store import sql
-from rollout_plugins.store.gathered import queries
+from rollout_plugins.store import sql, together
 from rollout_plugins.store.part_sums import PartSums, apart
 from rollout_plugins.store.parts import Part, UnreadableError
 from rollout_plugins.store.rows import integers
 from rollout_plugins.store.schema import LIGHT, SCHEMA
 from rollout_plugins.store.small import MANY, SmallFiles
 from rollout_plugins.store.sql import listed, literal
-from rollout_plugins.store.summary import mingled
 from rollout_plugins.store.sums import LAYOUT, Sums
 
 if TYPE_CHECKING:
@@ -103,10 +101,14 @@ class Tables:
 
     def _gathered(self, found: Sums) -> Sums | None:
         """The sums of many parts as those of one, unless they share groups."""
+        spans = together.spans(found)
+        if spans is None:
+            return None
         self._register("part_", [found])
         with suppress(duckdb.OutOfRangeException):  # older ones take sums beyond the largest number for a mistake
-            if not self.connection.sql(mingled("part")).fetchall()[0][0]:
-                return Sums(*(self.connection.sql(query).to_arrow_table() for query in queries()))
+            made = Sums(*(self.connection.sql(query).to_arrow_table() for query in together.queries()))
+            whole = pa.concat_tables([made.generations, spans], promote_options="default")
+            return made._replace(generations=whole)
         return None
 
     def _register(self, prefix: str, found: Sequence[Sums]) -> None:
