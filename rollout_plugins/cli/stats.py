@@ -45,6 +45,7 @@ def run(options: Namespace) -> int:
             "drops": stored.drops,
             "untrained": stored.untrained,
             "skipped": stored.skipped,
+            "plugin_errors": stored.plugin_errors,
             "costs": stored.costs,
         }
         print_json({**facts, "annotations": stored.annotations, "damaged": stored.damaged})
@@ -61,6 +62,8 @@ def run(options: Namespace) -> int:
         note(f"not trained on: {untrained:,} {reason}")
     for name, skipped in stored.skipped.items():
         note(f"not sent to the sinks: {skipped:,} skipped by {name}")
+    for name, failures in stored.plugin_errors.items():
+        note(f"plugin {name} failed {count(failures, 'time')}")
     if stored.costs:
         note(_recording(**stored.costs))
     return note_damage(stored, allowed=options.allow_damaged)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from rollout_plugins.errors import RunError
+from rollout_plugins.errors import RunError, suggest
 from rollout_plugins.reading.sql import literal, name_of
 from rollout_plugins.store.codec import cleaned
 
@@ -212,4 +212,4 @@ def rewritten(text: str, columns: Mapping[str, Column]) -> str:
 
 def no_column(name: str, columns: Collection[str]) -> str:
     """One sentence that names what there is."""
-    return f"no column is named {name!r}; the columns are {', '.join(columns)}"
+    return f"no column is named {name!r}; {suggest(name, columns)}"

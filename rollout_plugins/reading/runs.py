@@ -130,6 +130,11 @@ class StoredRun:
         return self._facts.total("skipped")
 
     @property
+    def plugin_errors(self) -> dict[str, int]:
+        """How often each plugin failed; after three times in a row it was off for the rest of its run."""
+        return self._facts.total("plugin_errors")
+
+    @property
     def costs(self) -> dict[str, float]:
         """What recording took: seconds on the training thread and beside it, bytes written, and most in the queue."""
         return self._facts.costs
@@ -401,6 +406,7 @@ class StoredRun:
                 "annotated by": ", ".join(self.annotations),
                 "dropped": listed(self.drops),
                 "not trained on": listed(self.untrained),
+                "errors of plugins": listed(self.plugin_errors),
                 "damaged": ", ".join(self.damaged),
             },
         )

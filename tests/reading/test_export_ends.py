@@ -11,6 +11,7 @@ from rollout_plugins import RolloutRecorder, hookimpl, open_run
 from rollout_plugins.cli.main import main
 from rollout_plugins.errors import RunError
 from rollout_plugins.reading.export import export
+from rollout_plugins.testing import make_rollout, run_plugins
 
 
 class Foreign:
@@ -44,6 +45,26 @@ def test_rollouts_of_a_sink_that_returns_other_ids_are_counted_while_training(tm
     assert stored.drops == {"sink_failed:foreign": 3}
     assert stored.attempts[0]["plugin_errors"] == {"foreign": 1}
     assert "returns the rollout_id of each trace that arrived, or None for all" in caplog.text
+
+
+class Counts(Least):
+    @hookimpl
+    def export_traces(self, traces):
+        super().export_traces(traces)
+        return len(traces)
+
+
+def test_a_sink_that_returns_something_else_is_told_so_and_has_what_it_was_given(tmp_path, caplog):
+    with RolloutRecorder([Counts()], dir=tmp_path) as recorder:
+        recorder.record(1, [{"prompt": "p", "completion": "c"}] * 4)
+        recorder.record(2, [{"prompt": "p", "completion": "c"}])
+    stored = open_run(tmp_path)
+    assert (stored.drops, stored.plugin_errors) == ({}, {"counts": 2})
+    assert caplog.text.count("sink 'counts': export_traces returned int, expected a list of ids or None") == 1
+    with pytest.raises(TypeError, match="'counts': export_traces returned int"):
+        run_plugins([Counts()], [make_rollout()])
+    with pytest.raises(RunError, match="'foreign': it returned 'row"):
+        run_plugins([Foreign()], [make_rollout()])
 
 
 class Breaks(Least):

@@ -192,7 +192,7 @@ def test_a_table_has_the_columns_asked_for_with_their_types(run):
     assert all(table.schema.field(name).type == stored.field(name).type for name in table.column_names)
     assert run.table().num_rows == 16
     assert run.table(["id"], limit=0).to_pydict() == {"id": []}
-    with pytest.raises(RunError, match=r"no column is named 'nope'; the columns are id, run_id"):
+    with pytest.raises(RunError, match=r"no column is named 'nope'; accepted: advantage, attempt"):
         run.table(["nope"])
 
 
@@ -242,10 +242,10 @@ def test_an_empty_run_answers_every_question(tmp_path):
 @pytest.mark.parametrize(
     ("ask", "said"),
     [
-        (lambda run: list(run.rollouts(where="rewrd > 1")), "no column is named 'rewrd'; the columns are id, run_id"),
+        (lambda run: list(run.rollouts(where="rewrd > 1")), "no column is named 'rewrd'; did you mean 'reward'"),
         (lambda run: list(run.rollouts(where="reward >")), "is not understood: syntax error"),
         (lambda run: list(run.rollouts(where="step = 'x'")), "is not understood: "),
-        (lambda run: list(run.rollouts(order="-rewrd")), "no column is named 'rewrd'; the columns are"),
+        (lambda run: list(run.rollouts(order="-rewrd")), "no column is named 'rewrd'; did you mean 'reward'"),
         (lambda run: list(run.rollouts(step="first")), "step='first' is not a step; give a number, 'last'"),
         (lambda run: list(run.rollouts(step=[None])), "step=None is not a step"),
         (lambda run: list(run.rollouts(step=1.5)), "step=1.5 is not a step"),

@@ -124,7 +124,7 @@ def test_a_condition_reads_nothing_outside_the_run(run):
 @pytest.mark.parametrize(
     ("query", "said"),
     [
-        ("select rewrd from rollouts", "no column is named 'rewrd'; the columns are id, run_id"),
+        ("select rewrd from rollouts", "no column is named 'rewrd'; did you mean 'reward'"),
         ("select * from rolouts", "there are rollouts, messages, tool_calls and annotations.<producer>"),
         ("selec 1", "the SQL is not understood: syntax error"),
         ("select nope(reward) from rollouts", "the SQL is not understood"),
