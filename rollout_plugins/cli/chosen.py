@@ -9,8 +9,8 @@ from typing import Any
 
 from rollout_plugins.cli.common import busy, natural, note
 from rollout_plugins.errors import RunError
-from rollout_plugins.store.finding import found_in, newest_in
-from rollout_plugins.store.read import StoredRun
+from rollout_plugins.reading.finding import found_in, newest_in
+from rollout_plugins.reading.runs import StoredRun
 
 RUN = "a run's folder, a folder of runs, or the trainer's output_dir (the newest run in it)"
 DAMAGED = 3

@@ -21,8 +21,8 @@ from rollout_plugins.cli.chosen import DAMAGED, add_allow_damaged
 from rollout_plugins.cli.common import add_json, busy, console, print_json, print_table
 from rollout_plugins.content.names import listed
 from rollout_plugins.errors import RolloutPluginsError
-from rollout_plugins.store.finding import found_in
-from rollout_plugins.store.read import StoredRun
+from rollout_plugins.reading.finding import found_in
+from rollout_plugins.reading.runs import StoredRun
 
 DISTRIBUTION = "rollout-plugins"
 NEWEST_TRL = (1, 16)

@@ -11,10 +11,10 @@ from rollout_plugins.cli.chosen import add_allow_damaged, add_filters, add_run, 
 from rollout_plugins.cli.common import Progress, check_out, counted, say
 from rollout_plugins.content.names import count
 from rollout_plugins.engine.discover import known_sinks, options_of
-from rollout_plugins.engine.export import Sent
 from rollout_plugins.engine.telling import shown
 from rollout_plugins.errors import RolloutPluginsError, RunError, SetupError, check_folder
-from rollout_plugins.store.read import StoredRun
+from rollout_plugins.reading.export import Sent
+from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.store.write import write_parquet
 
 TEXT = {".csv", ".json", ".jsonl", ".tsv", ".txt"}

@@ -20,12 +20,12 @@ import pyarrow.parquet as pq
 from rollout_plugins.content.elsewhere import opened
 from rollout_plugins.errors import RunError
 from rollout_plugins.remote.engines import ray_files, started
-from rollout_plugins.store.parts import TYPES
-from rollout_plugins.store.rows import with_columns
+from rollout_plugins.store.any_version import with_columns
+from rollout_plugins.store.schema import TYPES
 from rollout_plugins.store.write import read_journal
 
 if TYPE_CHECKING:
-    from rollout_plugins.store.read import StoredRun
+    from rollout_plugins.reading.runs import StoredRun
 
 #: Rollouts in a batch.
 BATCH = 1024

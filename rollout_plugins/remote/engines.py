@@ -15,7 +15,7 @@ from rollout_plugins.store.schema import SCHEMA
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rollout_plugins.store.read import StoredRun
+    from rollout_plugins.reading.runs import StoredRun
 
 
 def ray_dataset(run: StoredRun) -> Any:

@@ -20,8 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rollout_plugins.content.elsewhere import opened
-from rollout_plugins.store.rows import integers, with_columns
-from rollout_plugins.store.schema import FIELDS
+from rollout_plugins.store.any_version import integers, with_columns
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,7 +33,6 @@ _AT_ONCE = 256
 _HEAD = struct.Struct("<QII")
 _NULL = -(2**63)
 _CODEC = pa.Codec("zstd")
-_TYPES = dict(FIELDS)
 BY = ("split", "attempt", "step", "generation")
 _KEYS = {"split": "text", **dict.fromkeys(BY[1:], "whole or null")}
 #: Of each generation in a part, of each group that is not whole in it, of each reward function.

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 import subprocess
 import sys
+from dataclasses import asdict, replace
 
 import pytest
 from reading import one, steps, write, writer
+from rollout_hookspecs import Image, Tokens, ToolCall
 
 from rollout_plugins.cli.main import commands
 
@@ -41,7 +44,7 @@ def test_every_command_has_help(rollouts, command):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["shwo"], "rollouts: 'shwo' is not a command; did you mean 'show'? Accepted: annotate, "),
+        (["shwo"], "rollouts: 'shwo' is not a command; did you mean 'show'?"),
         (["xyz"], "'xyz' is not a command; accepted: annotate, compact, completion, demo"),
         (
             ["annotate"],
@@ -68,7 +71,7 @@ def test_without_a_command_the_help_is_shown(rollouts):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["show", "{run}", "--where", "rewrd > 1"], "rollouts: no column is named 'rewrd'; the columns are id"),
+        (["show", "{run}", "--where", "rewrd > 1"], "rollouts: no column is named 'rewrd'; did you mean 'reward'?"),
         (["show", "{run}", "--id", "nope"], "rollouts: no rollout 'nope' in "),
         (["sql", "{run}", "drop table x"], "rollouts: runs are read-only, and the SQL is DROP; write one SELECT"),
         (["stats", "/nowhere"], "rollouts: /nowhere does not exist; give a run's folder"),
@@ -160,6 +163,19 @@ def test_show_finds(rollouts, run, words, found):
     assert code == 0
     assert [f"{row['step']}.{row['index']}" for row in shown] == found
     assert rollouts("show", run.dir, *words)[0] == 0
+
+
+def test_show_prints_json_that_other_programs_understand(rollouts, tmp_path):
+    call = ToolCall(name="price", arguments={"item": "hats"}, status="ok", seconds=0.5)
+    image = Image(hash="ab", path="media/ab.png", width=2)
+    said = {"role": "user", "content": [{"type": "image", "image": image}]}
+    odd = one(1, 0, prompt=(said,), tool_calls=(call,), images=(image,), columns={"pair": (1, 2)}, reward=math.nan)
+    write(tmp_path, [replace(odd, tokens=Tokens(completion=[5, 6]))])
+    shown = json.loads(rollouts("show", tmp_path, "--id", odd.id, "--json")[1])
+    assert shown["prompt"][0]["content"][0]["image"] == {"$image": {"hash": "ab", "path": "media/ab.png", "width": 2}}
+    assert (shown["tool_calls"], shown["images"]) == ([asdict(call)], [asdict(image)])
+    assert shown["tokens"]["completion"] == [5, 6]
+    assert (shown["columns"], shown["reward"]) == ({"pair": {"$tuple": [1, 2]}}, {"$float": "nan"})
 
 
 def test_show_into_a_pipe_leaves_nothing_out(rollouts, tmp_path):
