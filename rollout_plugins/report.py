@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rollout_plugins.engine.panels import Panels
+from rollout_plugins.reading.panels import Panels
 from rollout_plugins.web.page import LIMIT, Written, write_page
 
 if TYPE_CHECKING:

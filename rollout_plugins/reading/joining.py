@@ -1,17 +1,26 @@
-"""Which folders hold one run: those of nodes that share no disk, copied side by side."""
+"""Which folders hold one run: those of nodes that share no disk, copied side by side. One folder stands for them."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from rollout_plugins.content.elsewhere import place_of
-from rollout_plugins.content.nodes import join
+from rollout_plugins.content.nodes import NOTE
 from rollout_plugins.errors import RunError
 from rollout_plugins.reading.facts import Facts
 from rollout_plugins.store.parts import find_parts
+
+
+def root() -> Path:
+    """Where the folders are that stand for others."""
+    chosen, caches = os.environ.get("ROLLOUTS_CACHE"), os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(chosen or f"{caches}/rollout-plugins").expanduser()
 
 
 class _Node(NamedTuple):
@@ -69,4 +78,20 @@ def _twice(nodes: Sequence[_Node]) -> list[Path]:
 def _joined(nodes: Sequence[_Node]) -> Path:
     """Rank 0's folder comes first."""
     by_rank = sorted(nodes, key=lambda node: sorted((rank, attempt) for attempt, rank in node.wrote))
-    return join(nodes[0].run, [node.folder for node in by_rank])
+    return _join(nodes[0].run, [node.folder for node in by_rank])
+
+
+def is_joined(folder: Path) -> bool:
+    """Whether a folder stands for those of several nodes."""
+    return (folder / NOTE).is_file()
+
+
+def _join(run: str, folders: Sequence[Path]) -> Path:
+    """The folder that stands for these, of one run."""
+    text = json.dumps([str(folder.resolve()) for folder in folders])
+    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    joined = root().joinpath("nodes", digest, *folders[0].resolve().parts[-3:-1], run)  # named as the run's folder is
+    if not is_joined(joined):
+        joined.mkdir(parents=True, exist_ok=True)
+        (joined / NOTE).write_text(text, encoding="utf-8")
+    return joined

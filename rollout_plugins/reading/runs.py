@@ -23,12 +23,12 @@ from rollout_plugins.reading.facts import Facts
 from rollout_plugins.reading.filters import Filters, no_column
 from rollout_plugins.reading.finding import found_in, newest_in
 from rollout_plugins.reading.matches import Matches, Rollouts
+from rollout_plugins.reading.moved import gone
 from rollout_plugins.reading.part_sums import PartSums
 from rollout_plugins.reading.session import Session, look_again
 from rollout_plugins.reading.small import SmallFiles
 from rollout_plugins.reading.sql import name_of
 from rollout_plugins.reading.tables import Memory
-from rollout_plugins.store.moved import gone
 from rollout_plugins.store.parts import find_parts
 from rollout_plugins.store.schema import TYPES
 

@@ -27,10 +27,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rollout_plugins.content.elsewhere import MARK, SCHEME
-from rollout_plugins.content.nodes import root
 from rollout_plugins.content.replacing import replace_file
 from rollout_plugins.errors import RunError, need
 from rollout_plugins.reading.finding import DEPTH, found_in
+from rollout_plugins.reading.joining import root
 from rollout_plugins.remote import folders
 from rollout_plugins.remote.places import Place, place
 from rollout_plugins.store.compacted import NOTE

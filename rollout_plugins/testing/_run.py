@@ -18,8 +18,8 @@ from rollout_hookspecs import Batch, Drop, Panel, Rollout, Run, Step, Trace, hoo
 from rollout_plugins.content.hashing import content_hash
 from rollout_plugins.engine.discover import DISTRIBUTION, Plugins
 from rollout_plugins.engine.dispatch import Dispatcher
-from rollout_plugins.engine.panels import Panels
 from rollout_plugins.engine.pipeline import Pipeline
+from rollout_plugins.reading.panels import Panels
 from rollout_plugins.testing._records import make_run
 
 COLLECTOR = "testing-collector"

@@ -15,7 +15,7 @@ from urllib.parse import unquote, unquote_to_bytes, urlparse
 from rollout_hookspecs import Image
 
 from rollout_plugins.content.hashing import bytes_hash, is_array, is_loaded, is_pil, is_tensor, pixel_hash
-from rollout_plugins.store.media import MediaStore, Unreadable, first_of_several
+from rollout_plugins.plugins.images.media import MediaStore, Unreadable, first_of_several
 
 MAX_FILE_BYTES = 1 << 28
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif")
