@@ -345,7 +345,7 @@ class StoredRun:
         return need("datasets").Dataset(self.table(columns, **filters))
 
     def sql(self, query: str, *, superseded: bool = False) -> pa.Table:
-        """One SELECT over `rollouts`, `messages`, `tool_calls` and `annotations.<producer>`; DuckDB's SQL."""
+        """One SELECT over `rollouts`, `messages`, `tool_calls` and `annotations.<producer>`; gives an Arrow table."""
         return self._session.ask(lambda known: known.sql(query, superseded=superseded))
 
     def stats(self) -> list[dict[str, Any]]:

@@ -7,8 +7,9 @@ import ctypes
 import os
 from collections import deque
 from itertools import chain
+from threading import RLock
 from typing import TYPE_CHECKING, Literal, TypeVar
-from weakref import WeakSet, ref
+from weakref import WeakKeyDictionary, ref
 
 import pyarrow as pa
 
@@ -38,7 +39,8 @@ _TRIES = 4
 #: DuckDB takes threads and megabytes for each session, which runs that are only held open need not.
 _OPEN_AT_ONCE = 8
 _opened: deque[ref[Session]] = deque()
-_sessions: WeakSet[Session] = WeakSet()
+#: With what lets one thread open each: not in the session, for a run that nobody has asked yet can be pickled.
+_sessions: WeakKeyDictionary[Session, RLock] = WeakKeyDictionary()
 
 
 class Session:
@@ -51,7 +53,7 @@ class Session:
         self._memory = {folder: memory or Memory(SmallFiles(), PartSums()) for folder in self.damaged}
         self._sources: list[Source] = []
         self._database: Database | None = None
-        _sessions.add(self)
+        _sessions[self] = RLock()
 
     def ask(self, question: Callable[[Database], T]) -> T:
         """The answer; files that turn out to be unreadable are noted in `damaged` and left out."""
@@ -81,15 +83,17 @@ class Session:
         damaged[what] = gist(error)
 
     def _open(self, *, uneven: bool) -> Database:
-        database = self._database
-        if database is None:
-            sources = self._sources or [self._source(folder, damaged) for folder, damaged in self.damaged.items()]
-            self._sources = sources
-            database = Database(sources, uneven=uneven)
-            self._opened = sources
-            self._parts = [part for source in sources for part in source.parts]
-            self._database = database
-            _close_the_first(self)
+        with _sessions.setdefault(self, RLock()):  # of several threads that ask at once, the others wait
+            return self._database or self._opened_now(uneven=uneven)
+
+    def _opened_now(self, *, uneven: bool) -> Database:
+        sources = self._sources or [self._source(folder, damaged) for folder, damaged in self.damaged.items()]
+        self._sources = sources
+        database = Database(sources, uneven=uneven)
+        self._opened = sources
+        self._parts = [part for source in sources for part in source.parts]
+        self._database = database
+        _close_the_first(self)
         return database
 
     def _in_memory(self, files: Sequence[Path]) -> dict[Path, pa.Table]:
@@ -181,7 +185,8 @@ def _close_the_first(latest: Session) -> None:
 
 def _leave_to_parent() -> None:
     """In a forked child: the sessions' threads are not there, so DuckDB can neither be asked nor be freed."""
-    for session in _sessions:
+    for session in list(_sessions):
+        _sessions[session] = RLock()
         if session._database is not None:  # noqa: SLF001 - one class in two parts
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(session._database))  # noqa: SLF001
             session.close()

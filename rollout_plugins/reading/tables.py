@@ -15,13 +15,11 @@ import pyarrow as pa
 
 from rollout_plugins.content.elsewhere import SCHEME, is_elsewhere, reach, spelled
 from rollout_plugins.content.nodes import nodes_of
-from rollout_plugins.reading import sql
+from rollout_plugins.reading import sql, together
 from rollout_plugins.reading.damage import UnreadableError
-from rollout_plugins.reading.gathered import queries
 from rollout_plugins.reading.part_sums import PartSums, apart
 from rollout_plugins.reading.small import MANY, SmallFiles
 from rollout_plugins.reading.sql import listed, literal
-from rollout_plugins.reading.summary import mingled
 from rollout_plugins.store.any_version import integers
 from rollout_plugins.store.parts import Part
 from rollout_plugins.store.schema import LIGHT, SCHEMA
@@ -104,10 +102,14 @@ class Tables:
 
     def _gathered(self, found: Sums) -> Sums | None:
         """The sums of many parts as those of one, unless they share groups."""
+        spans = together.spans(found)
+        if spans is None:
+            return None
         self._register("part_", [found])
         with suppress(duckdb.OutOfRangeException):  # older ones take sums beyond the largest number for a mistake
-            if not self.connection.sql(mingled("part")).fetchall()[0][0]:
-                return Sums(*(self.connection.sql(query).to_arrow_table() for query in queries()))
+            made = Sums(*(self.connection.sql(query).to_arrow_table() for query in together.queries()))
+            whole = pa.concat_tables([made.generations, spans], promote_options="default")
+            return made._replace(generations=whole)
         return None
 
     def _register(self, prefix: str, found: Sequence[Sums]) -> None:

@@ -5,14 +5,23 @@ They count only while every file they are of is there as it was.
 
 import os
 import shutil
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
+import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from reading import one, steps, write, writer
 from test_figures import hostile, near, not_as_they_say, parts_of, plain, trained_again, two_ranks
 
 from rollout_plugins import open_run
 from rollout_plugins.reading import gathered, part_sums, small
+from rollout_plugins.reading.together import spans
+from rollout_plugins.store import sums
 from rollout_plugins.store import write as writing
+from rollout_plugins.store.schema import TYPES
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +63,20 @@ def test_a_run_that_was_opened_before_is_counted_without_opening_its_parts(tmp_p
     assert counted(folder) == wanted == [(step, 4) for step in range(1, 6)]
     shutil.copytree(folder, tmp_path / "copy" / "r1")
     assert counted(tmp_path / "copy") == wanted
+
+
+def test_a_run_that_several_threads_ask_at_once_is_opened_once(tmp_path, monkeypatch):
+    folder, opened, real = write(tmp_path, steps(5)), Counter(), part_sums._found
+    monkeypatch.setattr(part_sums, "_found", lambda path: opened.update([path]) or real(path))
+    run, at_once = open_run(folder), Barrier(4)
+
+    def ask(_):
+        at_once.wait()
+        return len(run)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(ask, range(4))) == [20] * 4
+    assert list(opened.values()) == [1] * 5
 
 
 def test_parts_that_came_later_are_counted(tmp_path, monkeypatch):
@@ -217,3 +240,42 @@ def test_those_of_a_run_at_a_url_are_kept_here(tmp_path, monkeypatch, no_part_is
     assert counted(url) == wanted == [(1, 4), (3, 4), (4, 4)]
     assert not there.exists(f"{url}/{gathered.FILE}")
     there.rm(f"memory://{tmp_path.name}", recursive=True)
+
+
+GROUPS = st.dictionaries(st.tuples(st.sampled_from((None, 7, 2**62)), st.integers(0, 7)), st.booleans(), max_size=9)
+
+
+def summed(groups):
+    """The sums of a part that has these groups, and whether it has all of each."""
+    rows = [
+        {"split": "train", "attempt": 1, "step": None, "generation": generation, "group": group, "group_size": 2}
+        for (generation, group), is_whole in groups.items()
+        for _ in range(1 + is_whole)
+    ]
+    table = pa.Table.from_pylist(rows, pa.schema([(name, TYPES[name]) for name in sums._NEEDED]))
+    reward = table.column_names.index("reward")
+    return sums.packed(sums.lines(table.set_column(reward, "reward", pa.array([1.0] * len(rows)))))
+
+
+@given(st.lists(GROUPS, min_size=1, max_size=4))
+def test_groups_that_lie_in_two_parts_are_seen_and_spans_have_all_the_others(parts):
+    found = spans(sums.joined([summed(groups) for groups in parts]))
+    is_shared = any(
+        key in other
+        for place, groups in enumerate(parts)
+        for other in (*parts[:place], *parts[place + 1 :])
+        for key, is_whole in groups.items()
+        if is_whole
+    )
+    assert (found is None) == is_shared
+    if found is not None:
+        whole = {key for groups in parts for key in groups if groups[key]}
+        starts = sorted(
+            (generation or 0, group) for generation, group in whole if (generation, group - 1) not in whole
+        )
+        ends = sorted((generation or 0, group) for generation, group in whole if (generation, group + 1) not in whole)
+        told = [
+            [(row["generation"] or 0, row[name]) for row in found.to_pylist()]
+            for name in ("first_group", "last_group")
+        ]
+        assert [sorted(told[0]), sorted(told[1])] == [starts, ends]

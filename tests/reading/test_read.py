@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 import shutil
 import sys
 from dataclasses import replace
@@ -151,6 +152,10 @@ def test_history_of_a_prompt_that_only_shares_a_message_with_others(tmp_path):
     made = [one(1, n, prompt=(system, {"role": "user", "content": f"q{n}"})) for n in range(3)]
     stored = open_run(write(tmp_path, made))
     assert ids(stored.history(made[1])) == ["1.1"]
+
+
+def test_a_run_can_be_handed_to_another_process_before_it_is_asked(run):
+    assert len(pickle.loads(pickle.dumps(open_run(run.dir)))) == len(run)
 
 
 def test_a_run_that_was_removed_meanwhile_is_one_sentence(tmp_path):
