@@ -369,6 +369,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
             id=found.id,
             attempt=found.attempt,
             dir=str(root / found.id),
+            name=attached.output_dir.name,
             rank=trainer.accelerator.process_index,
             world_size=trainer.accelerator.num_processes,
             host=attached.host.name if attached.host else "",
