@@ -49,6 +49,9 @@ class Elsewhere(Protocol):
     def send(self, file: Path) -> None:
         """Copy a file that was written here to where the run is."""
 
+    def arrow(self, urls: Sequence[str]) -> tuple[Any, list[str]]:
+        """PyArrow's filesystem for URLs of one place, and their paths in it."""
+
     def filesystem(self) -> Any:
         """An fsspec filesystem of protocol `elsewhere` over the files that stand for others."""
 

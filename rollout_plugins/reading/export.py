@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from rollout_hookspecs import Rollout, Run, Step
 
@@ -27,6 +27,7 @@ from rollout_plugins.engine.leaving import cleaned_run, seen_by_required
 from rollout_plugins.engine.outbox import Outbox
 from rollout_plugins.engine.telling import be_discreet, is_required, shown
 from rollout_plugins.errors import RolloutPluginsError, RunError, SetupError, suggest
+from rollout_plugins.reading.stored import Stored
 
 logger = logging.getLogger("rollout_plugins")
 
@@ -36,17 +37,6 @@ HANG_SECONDS = 600.0
 """How long a sink may take over one generation, unless ROLLOUT_PLUGINS_HANG_SECONDS says otherwise."""
 END_SECONDS = 20.0
 """How long it may take to finish after an error."""
-
-
-class Exported(Protocol):
-    """What is asked of a stored run."""
-
-    @property
-    def info(self) -> Run: ...
-
-    def rollouts(self, *args: Any, **filters: Any) -> Iterator[Rollout]: ...
-
-    def tables(self, *args: Any, **filters: Any) -> Iterator[Any]: ...
 
 
 @dataclass(frozen=True)
@@ -64,7 +54,7 @@ class Sent:
 
 
 def export(
-    run: Exported,
+    run: Stored,
     to: str | Any,
     *,
     cap: int | None = None,
@@ -99,7 +89,7 @@ def export(
     return Sent(", ".join(dict.fromkeys(targets)), sent, had, done - sent - had)
 
 
-def _ranks(run: Exported, sink: Any, filters: Mapping[str, Any]) -> Sequence[int | None]:
+def _ranks(run: Stored, sink: Any, filters: Mapping[str, Any]) -> Sequence[int | None]:
     """None: all rollouts go to one place. A sink that has a place for each rank is given one after the other."""
     if as_sink(sink).scope != "rank":
         return [None]
@@ -238,7 +228,7 @@ def _chooser(cap: int | None) -> Callable[[Sequence[Rollout], Step], Sequence[Ro
     return choose
 
 
-def _generations(run: Exported, facts: Run, filters: Mapping[str, Any]) -> Iterator[tuple[Step, Sequence[Rollout]]]:
+def _generations(run: Stored, facts: Run, filters: Mapping[str, Any]) -> Iterator[tuple[Step, Sequence[Rollout]]]:
     """The rollouts as they were made, one generation batch after the other.
 
     A rank that evaluates alone counts further than the others, so one number may be that of several steps.

@@ -172,19 +172,19 @@ class StoredRun:
 
     def ray(self) -> Any:
         """The rollouts as a Ray dataset, with annotations in columns such as `judge.score`; nothing is loaded."""
-        from rollout_plugins.remote.engines import ray_dataset
+        from rollout_plugins.reading.engines import ray_dataset
 
         return ray_dataset(self)
 
     def spark(self, session: Any) -> Any:
         """The same as a data frame of this Spark session."""
-        from rollout_plugins.remote.engines import spark_dataset
+        from rollout_plugins.reading.engines import spark_dataset
 
         return spark_dataset(self, session)
 
     def daft(self) -> Any:
         """The same as a Daft data frame."""
-        from rollout_plugins.remote.engines import daft_dataset
+        from rollout_plugins.reading.engines import daft_dataset
 
         return daft_dataset(self)
 
@@ -194,7 +194,7 @@ class StoredRun:
         `columns`: those that the function is given, as an Arrow table. It returns a value for each row, or a dict of
         such columns.
         """
-        from rollout_plugins.remote.analysing import annotate_by
+        from rollout_plugins.reading.analysing import annotate_by
 
         return annotate_by(self, producer, function, **options)
 
@@ -345,7 +345,7 @@ class StoredRun:
         return need("datasets").Dataset(self.table(columns, **filters))
 
     def sql(self, query: str, *, superseded: bool = False) -> pa.Table:
-        """One SELECT over `rollouts`, `messages`, `tool_calls` and `annotations.<producer>`; DuckDB's SQL."""
+        """One SELECT over `rollouts`, `messages`, `tool_calls` and `annotations.<producer>`; gives an Arrow table."""
         return self._session.ask(lambda known: known.sql(query, superseded=superseded))
 
     def stats(self) -> list[dict[str, Any]]:

@@ -134,6 +134,11 @@ def send(file: Path) -> None:
 
 
 @cache
+def arrow(urls: Sequence[str]) -> tuple[Any, list[str]]:
+    """PyArrow's filesystem for URLs of one place, and their paths in it."""
+    return place(urls[0]).arrow, [place(url).path for url in urls]
+
+
 def filesystem() -> Any:
     """The files that stand for others, for DuckDB."""
     from fsspec.spec import AbstractFileSystem

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rollout_plugins.content.elsewhere import is_url, reach
 from rollout_plugins.errors import RunError, need
-from rollout_plugins.remote.places import place
 from rollout_plugins.store.schema import SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rollout_plugins.reading.runs import StoredRun
+    from rollout_plugins.reading.stored import Stored
 
 
-def ray_dataset(run: StoredRun) -> Any:
+def ray_dataset(run: Stored) -> Any:
     """A Ray dataset."""
     said = _said(run)
     found = ray_files(run, SCHEMA.names)
@@ -27,15 +27,14 @@ def ray_dataset(run: StoredRun) -> Any:
     )
 
 
-def ray_files(run: StoredRun, columns: Sequence[str]) -> Any:
+def ray_files(run: Stored, columns: Sequence[str]) -> Any:
     """The rows of the run's Parquet files, whichever attempt they are of."""
     data = need("ray.data", "ray")
     files = _parquet(run)
-    there = place(files[0])
-    if there.is_local:
+    if not is_url(files[0]):
         return data.read_parquet(files, columns=list(columns))
-    paths = [place(file).path for file in files]
-    return data.read_parquet(paths, columns=list(columns), filesystem=there.arrow)
+    filesystem, paths = reach().arrow(files)
+    return data.read_parquet(paths, columns=list(columns), filesystem=filesystem)
 
 
 def started(address: str) -> None:
@@ -45,7 +44,7 @@ def started(address: str) -> None:
         ray.init(address=address, log_to_driver=False, logging_level="warning")
 
 
-def spark_dataset(run: StoredRun, session: Any) -> Any:
+def spark_dataset(run: Stored, session: Any) -> Any:
     """A Spark data frame. `s3://` is `s3a://` there."""
     need("pyspark", "spark")
     found = session.read.parquet(*(file.replace("s3://", "s3a://", 1) for file in _parquet(run)))
@@ -57,7 +56,7 @@ def spark_dataset(run: StoredRun, session: Any) -> Any:
     return found.join(session.createDataFrame(said.to_pandas()), "id", "left")
 
 
-def daft_dataset(run: StoredRun) -> Any:
+def daft_dataset(run: Stored) -> Any:
     """A Daft data frame."""
     daft = need("daft", "daft")
     found = daft.read_parquet(_parquet(run))
@@ -68,7 +67,7 @@ def daft_dataset(run: StoredRun) -> Any:
     return found if said is None else found.join(daft.from_arrow(said), on="id", how="left")
 
 
-def _said(run: StoredRun) -> pa.Table | None:
+def _said(run: Stored) -> pa.Table | None:
     """What producers said, by id, in columns such as `judge.score`; None when nobody said anything."""
     names = [f"{producer}.{column}" for producer, columns in run.annotations.items() for column in columns]
     if not names:
@@ -95,7 +94,7 @@ def _current(table: pa.Table, *, again: Sequence[tuple[int, int]], said: pa.Tabl
     return table
 
 
-def _parquet(run: StoredRun) -> list[str]:
+def _parquet(run: Stored) -> list[str]:
     """The run's Parquet files; other engines cannot read a journal."""
     journals = [path for path in run.parts if path.suffix == ".arrows"]
     if journals and not run.files:

@@ -19,13 +19,13 @@ import pyarrow.parquet as pq
 
 from rollout_plugins.content.elsewhere import opened
 from rollout_plugins.errors import RunError
-from rollout_plugins.remote.engines import ray_files, started
+from rollout_plugins.reading.engines import ray_files, started
 from rollout_plugins.store.any_version import with_columns
 from rollout_plugins.store.schema import TYPES
 from rollout_plugins.store.write import read_journal
 
 if TYPE_CHECKING:
-    from rollout_plugins.reading.runs import StoredRun
+    from rollout_plugins.reading.stored import Stored
 
 #: Rollouts in a batch.
 BATCH = 1024
@@ -34,7 +34,7 @@ Progress = Callable[[int, int], object]
 
 
 def annotate_by(
-    run: StoredRun,
+    run: Stored,
     producer: str,
     function: Function,
     *,
@@ -70,9 +70,7 @@ def apply(function: Function, table: pa.Table, *, columns: Sequence[str]) -> pa.
     return pa.table({"id": table["id"], **values})
 
 
-def _on_all_cores(
-    run: StoredRun, applied: Callable[[pa.Table], pa.Table], progress: Progress | None
-) -> list[pa.Table]:
+def _on_all_cores(run: Stored, applied: Callable[[pa.Table], pa.Table], progress: Progress | None) -> list[pa.Table]:
     """In processes of their own: what a function does in Python holds the interpreter's lock."""
     files = run.parts
     context = multiprocessing.get_context("spawn")
@@ -101,7 +99,7 @@ def _batches(path: Path) -> Iterator[pa.Table]:
             yield pa.Table.from_batches([batch])
 
 
-def _with_ray(run: StoredRun, applied: Function, columns: Sequence[str], address: str) -> list[pa.Table]:
+def _with_ray(run: Stored, applied: Function, columns: Sequence[str], address: str) -> list[pa.Table]:
     """The same over a Ray cluster; journals, which only we can read, are done here."""
     started(address)
     journals = [_file(path, applied) for path in run.parts if path.suffix == ".arrows"]
