@@ -19,11 +19,13 @@ import textwrap
 from importlib import import_module
 from pathlib import Path
 
+import pyarrow as pa
 from rollout_hookspecs import _records, hooks
 
 from rollout_plugins import RolloutPluginCallback, RolloutRecorder, StoredRun, open_run
 from rollout_plugins.cli import main as cli
 from rollout_plugins.hosts import HOSTS
+from rollout_plugins.store import schema
 from rollout_plugins.trainers import Trainers
 
 ROOT = Path(__file__).parents[1]
@@ -77,13 +79,66 @@ def signature(name: str) -> str:
 
 def record(name: str) -> str:
     """A table of a record's fields, from its source."""
-    (node,) = [one for one in ast.parse(inspect.getsource(_records)).body if getattr(one, "name", None) == name]
-    rows = []
-    for item, after in zip(node.body, node.body[1:], strict=False):
-        if isinstance(item, ast.AnnAssign):
-            kind = code(ast.unparse(item.annotation))
-            rows.append(f"| `{item.target.id}` | {kind} | {initial(item.value)} | {cell(after.value.value)} |")
+    rows = [
+        f"| `{item.target.id}` | {code(ast.unparse(item.annotation))} | {initial(item.value)} | {said} |"
+        for item, said in fields_of(name)
+    ]
     return "\n".join(["| field | type | default | |", "|---|---|---|---|", *rows])
+
+
+def fields_of(name: str) -> list[tuple[ast.AnnAssign, str]]:
+    """A record's fields, with what the docstring below each says."""
+    (node,) = [one for one in ast.parse(inspect.getsource(_records)).body if getattr(one, "name", None) == name]
+    pairs = zip(node.body, node.body[1:], strict=False)
+    return [(item, cell(after.value.value)) for item, after in pairs if isinstance(item, ast.AnnAssign)]
+
+
+STORED = {
+    "": {
+        "turns": "How many messages of the completion are the assistant's.",
+        "calls": "How many tool calls it has.",
+        "failed_calls": "How many of them raised, or named no tool that there is.",
+        "rewards": "Reward of each function; null means that it gave none.",
+        "tool_calls": "Every call the model asked for, in order: see below.",
+        "prompt": "Messages the model was given: see below.",
+        "completion": "Messages the rollout added: see below.",
+        "images": "Images that left the messages, in order of appearance; `path` is inside the run's folder.",
+        "columns": "JSON. The rest of the dataset row; null when there is none.",
+        "extra": "JSON. What reward functions gave to `log_extra`, and what else the host knew; null when nothing.",
+        "marks": "JSON. Notes by plugins and the library; null when there are none.",
+        "rest": "JSON. Fields that did not fit their columns exactly; nearly always null.",
+    },
+    "MESSAGE": {
+        "role": "`user`, `assistant`, `tool`, …",
+        "content": "Its text; of several parts, what a person can read of them.",
+        "name": "Of a tool's answer: the tool.",
+        "reasoning": "What `reasoning_content` says.",
+        "tool_calls": "Calls in the message, with arguments as JSON.",
+        "rest": "JSON. Whatever the other fields do not say exactly; the message is the two together.",
+    },
+    "TOOL_CALL": {
+        "arguments": "JSON. Arguments with their types, as the model wrote them.",
+        "result": "What the model was shown; null where it is the content of the message `completion[reply]`.",
+        "rest": "JSON. Fields that did not fit exactly; nearly always null.",
+    },
+}
+"""What columns hold that are not the field of a record as it is."""
+
+
+def columns(name: str = "") -> str:
+    """A table of the columns in a run's files; what a record says of a field of the same name holds for it."""
+    fields = schema.SCHEMA if not name else getattr(schema, name)
+    said = {item.target.id: text for item, text in fields_of("ToolCall" if name else "Rollout")} | STORED[name]
+    rows = [f"| `{field.name}` | {code(sql_type(field.type))} | {said[field.name]} |" for field in fields]
+    return "\n".join(["| column | type | |", "|---|---|---|", *rows])
+
+
+def sql_type(kind: pa.DataType) -> str:
+    if pa.types.is_list(kind):
+        return f"list<{sql_type(kind.value_type)}>"
+    if pa.types.is_struct(kind):
+        return f"struct<{', '.join(field.name for field in kind)}>"
+    return str(kind).replace("large_", "").replace("double", "float64")
 
 
 def initial(value: ast.expr | None) -> str:
@@ -313,6 +368,7 @@ PARTS = {
         arguments,
         beside,
         benchmarks,
+        columns,
         commands,
         goals,
         methods,

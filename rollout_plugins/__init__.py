@@ -39,19 +39,19 @@ from rollout_hookspecs import (
 
 if TYPE_CHECKING:
     from rollout_plugins.callback import RolloutPluginCallback as RolloutPluginCallback
+    from rollout_plugins.reading.runs import StoredRun as StoredRun
+    from rollout_plugins.reading.runs import open_run as open_run
+    from rollout_plugins.reading.runs import runs as runs
     from rollout_plugins.recorder import RolloutRecorder as RolloutRecorder
-    from rollout_plugins.store.read import StoredRun as StoredRun
-    from rollout_plugins.store.read import open_run as open_run
-    from rollout_plugins.store.read import runs as runs
 
 __version__ = "0.1.0"
 
 _LAZY = {
     "RolloutPluginCallback": "rollout_plugins.callback",
     "RolloutRecorder": "rollout_plugins.recorder",
-    "StoredRun": "rollout_plugins.store.read",
-    "open_run": "rollout_plugins.store.read",
-    "runs": "rollout_plugins.store.read",
+    "StoredRun": "rollout_plugins.reading.runs",
+    "open_run": "rollout_plugins.reading.runs",
+    "runs": "rollout_plugins.reading.runs",
 }
 
 __all__ = [

@@ -57,8 +57,7 @@ def check_replaceable(path: Path) -> None:
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """The near match if there is one, and everything that would be accepted."""
-    known = sorted(known)
+    """The near match, or everything that would be accepted."""
+    known = list(known)
     near = difflib.get_close_matches(name, known, n=1)
-    accepted = ", ".join(known) or "none"
-    return f"did you mean {near[0]!r}? Accepted: {accepted}" if near else f"accepted: {accepted}"
+    return f"did you mean {near[0]!r}?" if near else f"accepted: {', '.join(sorted(known)) or 'none'}"

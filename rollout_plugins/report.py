@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rollout_plugins.engine.panels import Panels
+from rollout_plugins.reading.panels import Panels
 from rollout_plugins.web.page import LIMIT, Written, write_page
 
 if TYPE_CHECKING:
-    from rollout_plugins.store.read import StoredRun
+    from rollout_plugins.reading.runs import StoredRun
 
 __all__ = ["LIMIT", "Written", "write_report"]
 

@@ -15,8 +15,8 @@ from rollout_plugins.cli.chosen import add_one_run, note_damage, opened
 from rollout_plugins.cli.common import add_json, busy, counted, note, print_json, say
 from rollout_plugins.content.names import count
 from rollout_plugins.errors import RunError
-from rollout_plugins.store.annotate import some_of, unmatched
-from rollout_plugins.store.read import StoredRun
+from rollout_plugins.reading.annotate import some_of, unmatched
+from rollout_plugins.reading.runs import StoredRun
 
 
 def configure(parser: ArgumentParser) -> None:

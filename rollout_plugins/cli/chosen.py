@@ -9,8 +9,8 @@ from typing import Any
 
 from rollout_plugins.cli.common import busy, natural, note
 from rollout_plugins.errors import RunError
-from rollout_plugins.store.finding import found_in, newest_in
-from rollout_plugins.store.read import StoredRun
+from rollout_plugins.reading.finding import found_in, newest_in
+from rollout_plugins.reading.runs import StoredRun
 
 RUN = "a run's folder, a folder of runs, or the trainer's output_dir (the newest run in it)"
 DAMAGED = 3
@@ -100,7 +100,7 @@ def filters_of(options: Namespace, *asked: StoredRun) -> dict[str, Any]:
 
 def check_filters(run: StoredRun, given: Mapping[str, Any]) -> None:
     """Raise where no rollout of the run has such a value, which is then a slip of the pen."""
-    if not len(run):
+    if all(value is None for value in given.values()) or not len(run):  # counting opens the run
         return
     for name in ("split", "group", "rank", "finish"):
         is_a_value = name != "group" or str(given.get(name, 0)).isdigit()  # or the id of one of its rollouts

@@ -35,9 +35,9 @@ def add_json(parser: ArgumentParser) -> None:
 
 def natural(text: str) -> int:
     """A number of things, for an option."""
-    if (number := int(text)) < 0:
-        raise ArgumentTypeError(f"{number} is below 0")
-    return number
+    if not text.isdecimal():
+        raise ArgumentTypeError(f"{text!r} is not a number of things, such as 10")
+    return int(text)
 
 
 def console() -> Console:

@@ -18,13 +18,13 @@ from rollout_plugins.cli.chosen import add_run, note_damage, opened
 from rollout_plugins.cli.common import counted, say
 from rollout_plugins.content.elsewhere import is_elsewhere
 from rollout_plugins.content.names import count
-from rollout_plugins.content.nodes import is_joined
 from rollout_plugins.content.replacing import replace_file
 from rollout_plugins.errors import RunError
+from rollout_plugins.reading.joining import is_joined
+from rollout_plugins.reading.runs import StoredRun
+from rollout_plugins.store.any_version import with_columns
 from rollout_plugins.store.compacted import joined, note_joined
 from rollout_plugins.store.parts import find_parts
-from rollout_plugins.store.read import StoredRun
-from rollout_plugins.store.rows import with_columns
 from rollout_plugins.store.schema import SCHEMA
 from rollout_plugins.store.write import part_writer, row_groups
 

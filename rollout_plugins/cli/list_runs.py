@@ -10,10 +10,10 @@ from typing import Any
 from rollout_plugins.cli.chosen import note_damage
 from rollout_plugins.cli.common import add_json, busy, note, print_json, print_table
 from rollout_plugins.errors import RunError
+from rollout_plugins.reading.finding import found_in
+from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.show.chart import sparkline, training
 from rollout_plugins.show.text import evenly, local_time
-from rollout_plugins.store.finding import found_in
-from rollout_plugins.store.read import StoredRun
 
 SPARKS = 12
 SPARE = ("run", "trainer", "over time", "started", "drops")

@@ -15,9 +15,9 @@ from rollout_plugins.cli.chosen import add_filters, add_run, filters_of, note_da
 from rollout_plugins.cli.common import add_json, busy, console, natural, note, show
 from rollout_plugins.content.plain import write_json
 from rollout_plugins.errors import RunError
+from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.show import render_group, render_history, render_rollouts
 from rollout_plugins.store.codec import as_json
-from rollout_plugins.store.read import StoredRun
 
 LIMIT, HISTORY = 10, 1000
 LINES = 40

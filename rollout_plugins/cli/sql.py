@@ -12,9 +12,9 @@ from typing import Any
 from rollout_plugins.cli.chosen import RUN, add_allow_damaged, note_damage, opened
 from rollout_plugins.cli.common import add_json, busy, print_json, print_table
 from rollout_plugins.errors import RunError
+from rollout_plugins.reading.joining import one_for_nodes
+from rollout_plugins.reading.runs import Runs, StoredRun
 from rollout_plugins.show.text import clean
-from rollout_plugins.store.joining import one_for_nodes
-from rollout_plugins.store.read import Runs, StoredRun
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 

@@ -13,10 +13,10 @@ from rich.text import Text
 from rollout_plugins.cli.chosen import add_allow_damaged, add_run, check_filters, note_damage, opened
 from rollout_plugins.cli.common import add_json, busy, console, note, print_json, print_table, show, table_of
 from rollout_plugins.content.names import count
+from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.show import render_steps, sparkline
 from rollout_plugins.show.chart import training
 from rollout_plugins.show.text import evenly, number, one_line
-from rollout_plugins.store.read import StoredRun
 
 ROWS = 8
 SPARE = ("errors", "max", "min", "cut off", "failed", "rollouts", "tokens", "calls")
@@ -45,6 +45,7 @@ def run(options: Namespace) -> int:
             "drops": stored.drops,
             "untrained": stored.untrained,
             "skipped": stored.skipped,
+            "plugin_errors": stored.plugin_errors,
             "costs": stored.costs,
         }
         print_json({**facts, "annotations": stored.annotations, "damaged": stored.damaged})
@@ -61,6 +62,8 @@ def run(options: Namespace) -> int:
         note(f"not trained on: {untrained:,} {reason}")
     for name, skipped in stored.skipped.items():
         note(f"not sent to the sinks: {skipped:,} skipped by {name}")
+    for name, failures in stored.plugin_errors.items():
+        note(f"plugin {name} failed {count(failures, 'time')}")
     if stored.costs:
         note(_recording(**stored.costs))
     return note_damage(stored, allowed=options.allow_damaged)

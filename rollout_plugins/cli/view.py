@@ -56,7 +56,7 @@ def run(options: Namespace) -> None:
 
 def _panels(plugins: Sequence[str]) -> Callable[[Rollout, Run], Sequence[Panel]]:
     """What plugins show; a wrong name fails now, the installed ones are loaded when the first rollout is shown."""
-    from rollout_plugins.engine.panels import Panels
+    from rollout_plugins.reading.panels import Panels
 
     if plugins:
         return Panels(plugins).of

@@ -21,4 +21,4 @@ class Once:
         topic = text if about is None else about
         if topic not in self._said:
             self._said.add(topic)
-            logger.warning(text, *values, exc_info=error)
+            logger.warning(text, *values, exc_info=error if error is not None and error.__traceback__ else None)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from math import isfinite
-from typing import Any, TypeVar
+from typing import Any
 
-from rollout_hookspecs import Image, Rollout, Step, ToolCall, Trace, hookimpl
+from rollout_hookspecs import Rollout, ToolCall, Trace, hookimpl
 
 from rollout_plugins.content.messages import Call, arguments_of, calls_of, compact, role_of
 from rollout_plugins.content.plain import json_text, plain, plain_text
 from rollout_plugins.content.tool_calls import Place, paired
-
-T = TypeVar("T")
-logger = logging.getLogger("rollout_plugins")
 
 
 class DefaultTrace:
@@ -38,49 +34,6 @@ def default_trace(rollout: Rollout) -> Trace:
         metadata=_metadata(rollout),
         spans=tuple(_span(call) for call in rollout.tool_calls),
     )
-
-
-def prompt_and_completion(trace: Trace) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
-    """The trace's messages in two parts; without the fact `prompt_messages` the first answer starts the second."""
-    count = trace.metadata.get("prompt_messages")
-    if not isinstance(count, int):
-        roles = [role_of(message) for message in trace.messages]
-        count = roles.index("assistant") if "assistant" in roles else len(roles)
-    return list(trace.messages[:count]), list(trace.messages[count:])
-
-
-def shape_each(traces: Iterable[Trace], step: Step, shape: Callable[[Trace], T]) -> list[T]:
-    """Each trace in a sink's own shape. One that fails becomes a note; the others do not notice."""
-    return [_shaped(trace, step, shape) for trace in traces]
-
-
-def _shaped(trace: Trace, step: Step, shape: Callable[[Trace], T]) -> T:
-    try:
-        return shape(_checked(trace, step))
-    except Exception as error:
-        logger.warning("rollout %s could not be shown: %r", getattr(trace, "rollout_id", "?"), error)
-        note = f"this rollout could not be shown here ({type(error).__name__}); the store has it"
-        facts = {"split": step.split, "step": step.step, "generation": step.generation, "status": "error"}
-        ident = str(plain(getattr(trace, "rollout_id", "unknown")))
-        message = {"role": "unknown", "content": note}
-        return shape(Trace(rollout_id=ident, messages=(message,), metadata={"id": ident, **facts, "error": note}))
-
-
-def _checked(trace: Trace, step: Step) -> Trace:
-    """The trace with plain values, and with a word about ranks when the sink sees one of several."""
-    facts = {str(name): _one(value) for name, value in plain(trace.metadata or {}).items()}
-    if step.world_size > 1 and not step.gathered:
-        facts["ranks"] = f"only rank {step.rank} of {step.world_size}"
-    return Trace(
-        rollout_id=plain_text(str(trace.rollout_id)),
-        messages=tuple(_dict(plain(m, images=True), "content") for m in trace.messages or ()),
-        metadata={"id": trace.rollout_id, "split": step.split, "step": step.step, **facts},
-        spans=tuple(_dict(plain(s, images=True), "output") for s in trace.spans or ()),
-    )
-
-
-def _dict(value: Any, name: str) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {name: value}
 
 
 class _Ids:
@@ -190,10 +143,11 @@ def _metadata(rollout: Rollout) -> dict[str, Any]:
 
 
 def _flat(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    return {f"{prefix}/{name}": _one(value) for name, value in values.items()}
+    return {f"{prefix}/{name}": fact(value) for name, value in values.items()}
 
 
-def _one(value: Any) -> Any:
+def fact(value: Any) -> Any:
+    """A value as a fact: what holds others becomes text."""
     shown = plain(value)
     return json_text(shown) if isinstance(shown, (dict, list)) else shown
 
@@ -231,15 +185,3 @@ def _time(seconds: float) -> str | None:
 def under(facts: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """The facts whose names begin like that, by the rest of their names."""
     return {key[len(prefix) :]: value for key, value in facts.items() if key.startswith(prefix)}
-
-
-def images_in(value: Any) -> Iterator[Image]:
-    """The `Image` records in a message or any part of one, in order."""
-    if isinstance(value, Image):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from images_in(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from images_in(item)

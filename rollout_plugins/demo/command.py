@@ -19,10 +19,10 @@ from rollout_hookspecs import Rollout
 from rollout_plugins.demo.stream import STATUSES, Stream
 from rollout_plugins.demo.train import STEPS, OnStep, train
 from rollout_plugins.errors import need
+from rollout_plugins.reading.runs import StoredRun, open_run
 from rollout_plugins.report import write_report
 from rollout_plugins.show import render_rollouts, render_steps
 from rollout_plugins.show.chart import training
-from rollout_plugins.store.read import StoredRun, open_run
 
 OUT = "outputs/demo"
 

@@ -116,7 +116,7 @@ class Delivery:
 
 def _arrived(ids: Sequence[str], said: object) -> list[str]:
     """What the target has now: all, unless the sink says which."""
-    if not _are_ids(said):
+    if not are_ids(said):
         return list(ids)
     arrived = set(said)
     return [ident for ident in ids if ident in arrived]
@@ -124,8 +124,9 @@ def _arrived(ids: Sequence[str], said: object) -> list[str]:
 
 def _foreign(ids: Sequence[str], said: object) -> str:
     """The first id that is not one of these; empty when there is none."""
-    return next(iter(set(said).difference(ids)), "") if _are_ids(said) else ""
+    return next(iter(set(said).difference(ids)), "") if are_ids(said) else ""
 
 
-def _are_ids(said: object) -> TypeGuard[Collection[str]]:
+def are_ids(said: object) -> TypeGuard[Collection[str]]:
+    """Whether a sink says what arrived."""
     return isinstance(said, (list, tuple, set, frozenset)) and all(isinstance(ident, str) for ident in said)

@@ -11,6 +11,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import pluggy
@@ -24,6 +26,7 @@ logger = logging.getLogger("rollout_plugins")
 
 FAILURES_ALLOWED = 3
 _MAY_DROP = ("on_tool_call", "on_rollout")
+_HERE = Path(__file__).parent
 
 
 class Abandoned(BaseException):
@@ -104,6 +107,7 @@ class PluginCalls:
             result = read(impl.function(**asked_for(impl, arguments)))
         except BaseException as error:  # plugins, and what they depend on, raise more than Exception
             self._leave(running)
+            error.__traceback__ = _of_plugin(error.__traceback__)
             if not isinstance(error, Drop) or hook not in _MAY_DROP:
                 self.failed(impl.plugin, hook, error)
                 return False, None
@@ -173,6 +177,13 @@ class PluginCalls:
             if is_required(plugin):
                 self.lacking = name
                 logger.warning("nothing is recorded without plugin %r; rollouts are counted as dropped by it", name)
+
+
+def _of_plugin(frames: TracebackType | None) -> TracebackType | None:
+    """What the plugin's author can do something about: nothing, when we object to what the plugin returned."""
+    while frames is not None and Path(frames.tb_frame.f_code.co_filename).parent == _HERE:
+        frames = frames.tb_next
+    return frames
 
 
 def asked_for(impl: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:

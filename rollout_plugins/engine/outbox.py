@@ -13,7 +13,7 @@ from rollout_hookspecs import Run, Step, Trace
 
 from rollout_plugins.content.patience import be_patient
 from rollout_plugins.engine.counters import Counters
-from rollout_plugins.engine.delivery import Delivered, Delivery, as_sink
+from rollout_plugins.engine.delivery import Delivered, Delivery, are_ids, as_sink
 from rollout_plugins.engine.dispatch import Dispatcher
 from rollout_plugins.engine.isolation import asked_for
 from rollout_plugins.engine.telling import shown
@@ -139,7 +139,10 @@ class Outbox:
         def export(ids: Collection[str]) -> Any:
             wanted = set(ids)
             new = tuple(trace for trace in traces if trace.rollout_id in wanted)
-            return self._call("export_traces", traces=new, step=step)
+            said = self._call("export_traces", traces=new, step=step)
+            if said is not None and not are_ids(said):
+                self._object_to(said)
+            return said
 
         assert self._delivery is not None
         ids = list(dict.fromkeys(trace.rollout_id for trace in traces))
@@ -166,6 +169,13 @@ class Outbox:
         why = f"it returned {foreign!r}, which is not the id of a rollout it was given"
         self._miss(lost, f"{why}; export_traces returns the rollout_id of each trace that arrived, or None for all")
         self._on_error(RunError(f"sink {self.name!r}: {why}"))
+
+    def _object_to(self, said: object) -> None:
+        """It did not raise, so what it was given counts as sent."""
+        self._counters.error(self.name)
+        why = f"export_traces returned {type(said).__name__}, expected a list of ids or None"
+        self._complain(why)
+        self._on_error(TypeError(f"sink {self.name!r}: {why}"))
 
     def _call(self, hook: str, **arguments: Any) -> Any:
         result = None

@@ -21,9 +21,8 @@ from rollout_hookspecs import Run
 
 from rollout_plugins.content.replacing import replace_file
 from rollout_plugins.engine import environment
-from rollout_plugins.errors import DamageWarning, RunError
-from rollout_plugins.store.read import open_run
 from rollout_plugins.store.run_facts import earlier_attempts, whole
+from rollout_plugins.store.so_far import last_generation
 from rollout_plugins.store.write import ATTEMPTS
 
 logger = logging.getLogger("rollout_plugins")
@@ -208,10 +207,5 @@ def _last_attempt(folder: Path, files: str = "run*.json") -> int:
 
 def _generations(folder: Path, attempt: int) -> int:
     """How many generation batches a run had up to an attempt, so that the next ones are counted on."""
-    if not attempt:
-        return 0
-    with suppress(RunError, OSError, DamageWarning):  # a warning, where those are errors
-        query = f"select max(generation) as last from rollouts where attempt <= {attempt}"  # noqa: S608 - a number
-        last = open_run(folder).sql(query, superseded=True)["last"][0].as_py()
-        return 0 if last is None else int(last) + 1
-    return 0
+    last = last_generation(folder, attempt) if attempt else None
+    return 0 if last is None else last + 1

@@ -19,8 +19,8 @@ from rollout_plugins.engine.run_id import place_in_launch
 from rollout_plugins.engine.telling import is_required
 from rollout_plugins.engine.where import say_end
 from rollout_plugins.errors import SetupError
-from rollout_plugins.store.finding import find_runs
-from rollout_plugins.store.read import open_run
+from rollout_plugins.store.run_facts import earlier_attempts, run_files
+from rollout_plugins.store.so_far import count_rollouts
 
 logger = logging.getLogger("rollout_plugins")
 
@@ -127,10 +127,10 @@ def checked_dir(path: str | os.PathLike[str] | None) -> Path | None:
 def tell_of_unfinished(root: Path, current: str) -> None:
     """Say what earlier runs in the folder left behind when they were killed: it is all readable."""
     _known.add(root / current)
-    for folder in find_runs(root):
-        if folder in _known:
-            continue
+    found = {file.parent for file in root.glob("[!.]*/run*.json")}
+    for folder in sorted(found - _known):
         _known.add(folder)
-        run = open_run(folder)
-        if run.attempts and not any(attempt.get("ended") for attempt in run.attempts):
-            logger.warning("%s did not end properly, or still runs; its %d rollouts are readable", folder, len(run))
+        attempts = [attempt for file in run_files(folder) for attempt in earlier_attempts(file)]
+        if attempts and not any(attempt.get("ended") for attempt in attempts):
+            count = count_rollouts(folder)
+            logger.warning("%s did not end properly, or still runs; its %d rollouts are readable", folder, count)

@@ -10,7 +10,7 @@ from rollout_hookspecs import Rollout, Run
 
 from rollout_plugins.engine.counters import Counters
 from rollout_plugins.engine.telling import shown
-from rollout_plugins.store.annotate import annotate
+from rollout_plugins.store.annotations import write_texts
 from rollout_plugins.store.write import RunWriter
 
 logger = logging.getLogger("rollout_plugins")
@@ -54,7 +54,7 @@ class Storage:
 
     def _write_chosen(self) -> None:
         chosen, self._chosen = self._chosen, []
-        self._try(lambda writer: annotate(writer.dir, "selection", chosen))
+        self._try(lambda writer: write_texts(writer.dir, "selection", chosen))
 
     def sync(self) -> None:
         """Have the disk keep what there is."""

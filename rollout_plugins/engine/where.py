@@ -1,4 +1,4 @@
-"""Two lines for the person at the terminal: that a run is recorded, and where it is."""
+"""What the person at the terminal is told: where a run is, when it begins and when it ends, and warnings."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from pathlib import Path
 
 from rollout_hookspecs import Run
 
+from rollout_plugins.content.bars import AboveBars
 from rollout_plugins.content.names import count, listed
 from rollout_plugins.engine.counters import Counters
 
 logger = logging.getLogger("rollout_plugins")
+logger.addHandler(AboveBars(logging.WARNING))
 
 _said: set[str] = set()
 _named: dict[str, str] = {}
@@ -30,8 +32,10 @@ def say_end(run: Run, counters: Counters) -> None:
     kept = count(sum(counters.rollouts.values()), "rollout")
     here = f" on rank 0 of {run.world_size}" if run.world_size > 1 else ""
     lost, untrained = listed(counters.drops), listed(counters.untrained)
+    failed = listed({who: n for who, n in counters.errors.items() if f"sink_failed:{who}" not in counters.drops})
     parts = [f"lost: {lost}" if lost else "none lost"]
     parts += [f"not trained on: {untrained}"] if untrained else []
+    parts += [f"errors of plugins: {failed}"] if failed else []
     _say(run, f"recorded {kept}{here}, {', '.join(parts)}. To see them:")
 
 

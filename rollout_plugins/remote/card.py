@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 
 from rollout_plugins.content.names import listed
+from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.remote.folders import Folder, HubFolder
-from rollout_plugins.store.read import StoredRun
 from rollout_plugins.store.schema import FIELDS
 
 _DATA = re.compile(r"(.*/|)(data|sessions)/([^/]+)/(?:.*/)?[^/]+\.(parquet|jsonl)")

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from rollout_plugins.content.nodes import nodes_of
+from rollout_plugins.reading.moved import moved
 from rollout_plugins.remote.folders import File, Folder, files_of
 from rollout_plugins.remote.prune import is_pruned
 from rollout_plugins.store.compacted import joined
-from rollout_plugins.store.moved import moved
 from rollout_plugins.store.run_facts import earlier_attempts
 
 _PART = re.compile(r"data/[^/]+/(\d+-\d+)-\d+\.(parquet|arrows)")

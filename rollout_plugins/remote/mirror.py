@@ -16,12 +16,12 @@ from rollout_hookspecs import Run, hookimpl
 from rollout_plugins.content.locks import lock, unlock
 from rollout_plugins.content.options import check, flag
 from rollout_plugins.engine.threads import own_thread
+from rollout_plugins.reading.moved import note_moved
+from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.remote.card import publish
 from rollout_plugins.remote.copying import Copying, parts_to_spare
 from rollout_plugins.remote.folders import File, files_of, folder, total
 from rollout_plugins.remote.places import Place, place
-from rollout_plugins.store.moved import note_moved
-from rollout_plugins.store.read import StoredRun
 
 logger = logging.getLogger("rollout_plugins")
 

@@ -17,9 +17,9 @@ import pyarrow.parquet as pq
 
 from rollout_plugins.content.replacing import replace_file
 from rollout_plugins.errors import RunError
+from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.remote.folders import files_of
 from rollout_plugins.store.parts import find_parts
-from rollout_plugins.store.read import StoredRun
 from rollout_plugins.store.schema import HEAVY
 from rollout_plugins.store.write import ROW_GROUP, part_writer
 

@@ -19,13 +19,13 @@ from rollout_plugins.content.names import count
 from rollout_plugins.content.nodes import nodes_of
 from rollout_plugins.content.replacing import replace_file
 from rollout_plugins.errors import RunError
+from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.remote.card import publish
 from rollout_plugins.remote.copying import Copying, is_facts, is_fixed, run_folders, with_attempts
 from rollout_plugins.remote.folders import File, Folder, HubFolder, files_of, folder, total
 from rollout_plugins.remote.places import Place, place
 from rollout_plugins.remote.sessions import write_sessions
 from rollout_plugins.store.parts import find_parts
-from rollout_plugins.store.read import StoredRun
 from rollout_plugins.store.run_facts import earlier_attempts, run_files
 from rollout_plugins.store.write import SEAL_BYTES, read_journal, write_parquet
 

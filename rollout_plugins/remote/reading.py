@@ -27,13 +27,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rollout_plugins.content.elsewhere import MARK, SCHEME
-from rollout_plugins.content.nodes import root
 from rollout_plugins.content.replacing import replace_file
 from rollout_plugins.errors import RunError, need
+from rollout_plugins.reading.finding import DEPTH, found_in
+from rollout_plugins.reading.joining import root
 from rollout_plugins.remote import folders
 from rollout_plugins.remote.places import Place, place
 from rollout_plugins.store.compacted import NOTE
-from rollout_plugins.store.finding import DEPTH, found_in
 
 BLOCK = 256 * 2**10
 #: Requests at once: what takes time is waiting for the first byte of each.
@@ -134,6 +134,11 @@ def send(file: Path) -> None:
 
 
 @cache
+def arrow(urls: Sequence[str]) -> tuple[Any, list[str]]:
+    """PyArrow's filesystem for URLs of one place, and their paths in it."""
+    return place(urls[0]).arrow, [place(url).path for url in urls]
+
+
 def filesystem() -> Any:
     """The files that stand for others, for DuckDB."""
     from fsspec.spec import AbstractFileSystem

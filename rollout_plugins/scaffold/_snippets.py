@@ -198,6 +198,11 @@ class Seen:
     def lost(self, reason: str, count: int) -> None:
         raise AssertionError(reason)
 
+    untrained = lost
+
+    def waits(self, count: int, hand_over: object) -> None:
+        raise AssertionError(hand_over)
+
 
 def test_the_host_sees_what_its_trainer_generates() -> None:
     trainer, seen = KINDTrainer(), Seen()

@@ -17,10 +17,11 @@ from rollout_hookspecs import Image, Run, Scope, Step, Trace, hookimpl
 from rollout_plugins.content.locks import locked
 from rollout_plugins.content.messages import role_of
 from rollout_plugins.content.options import check, one_of, whole
-from rollout_plugins.content.trace import prompt_and_completion, shape_each, under
+from rollout_plugins.content.trace import under
 from rollout_plugins.errors import SetupError
 from rollout_plugins.sinks._common import SCOPES, meant_for, spoken, without_images
 from rollout_plugins.sinks._stream import write_json
+from rollout_plugins.sinks._traces import prompt_and_completion, shape_each
 
 ANSWERS = ("answer", "solution", "ground_truth", "target", "label")
 

@@ -17,7 +17,6 @@ from rollout_hookspecs import Image, Run, Scope, Step, Trace, hookimpl
 
 from rollout_plugins.content.messages import REASONING, call_text, calls_of, reasoning_of, text_of
 from rollout_plugins.content.options import check, named, one_of
-from rollout_plugins.content.trace import images_in, shape_each
 from rollout_plugins.sinks._common import (
     SCOPES,
     image_words,
@@ -25,6 +24,7 @@ from rollout_plugins.sinks._common import (
     reward_words,
     without_images,
 )
+from rollout_plugins.sinks._traces import images_in, shape_each
 from rollout_plugins.sinks._tracker import TrackerSink
 
 logger = logging.getLogger("rollout_plugins")

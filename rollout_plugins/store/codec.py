@@ -22,7 +22,7 @@ from itertools import chain
 from typing import Any
 
 import orjson
-from rollout_hookspecs import Image, Placeholder, Rollout
+from rollout_hookspecs import Image, Placeholder, Rollout, Tokens, ToolCall
 
 from rollout_plugins.content.limits import AGAIN, KEPT_DEPTH, STORED_ITEMS, EndlessError, Nesting
 
@@ -302,5 +302,12 @@ _TAG = re.compile(b'"(?:%s)":' % b"|".join(re.escape(key.encode()) for key in _U
 
 
 def as_json(rollout: Rollout) -> str:
-    """The whole record, as `rollouts show --json` prints it."""
-    return encode({field.name: getattr(rollout, field.name) for field in fields(rollout)}) + "\n"
+    """The whole record, as `rollouts show --json` prints it: plain JSON, but for values that JSON cannot say."""
+    return encode(_spread_out(rollout)) + "\n"
+
+
+def _spread_out(value: Any) -> Any:
+    """Records as dicts and their tuples as lists; what models and datasets made stays as it is."""
+    if isinstance(value, (Rollout, ToolCall, Image, Tokens)):
+        return {field.name: _spread_out(getattr(value, field.name)) for field in fields(value)}
+    return [_spread_out(one) for one in value] if isinstance(value, tuple) else value

@@ -97,6 +97,7 @@ FIELDS: tuple[tuple[str, Any], ...] = (
     ("tokens", TOKENS),
     ("rest", TEXT),
 )
+TYPES: dict[str, pa.DataType] = dict(FIELDS)
 # What readers call the column of one reward function's values, for filters and charts: this and its name.
 REWARD_PREFIX = "reward/"
 JSON = ("columns", "extra", "marks")

@@ -11,7 +11,7 @@ import base64
 import json
 import struct
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
@@ -20,8 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rollout_plugins.content.elsewhere import opened
-from rollout_plugins.store.rows import integers, with_columns
-from rollout_plugins.store.schema import FIELDS
+from rollout_plugins.store.any_version import integers, with_columns
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,9 +33,8 @@ _AT_ONCE = 256
 _HEAD = struct.Struct("<QII")
 _NULL = -(2**63)
 _CODEC = pa.Codec("zstd")
-_TYPES = dict(FIELDS)
-_BY = ("split", "attempt", "step", "generation")
-_KEYS = {"split": "text", **dict.fromkeys(_BY[1:], "whole or null")}
+BY = ("split", "attempt", "step", "generation")
+_KEYS = {"split": "text", **dict.fromkeys(BY[1:], "whole or null")}
 #: Of each generation in a part, of each group that is not whole in it, of each reward function.
 LAYOUT: dict[str, dict[str, str]] = {
     "generations": {
@@ -56,7 +54,7 @@ LAYOUT: dict[str, dict[str, str]] = {
     "rewards": {**_KEYS, "name": "text", "values": "whole", "sum": "real"},
 }
 _NEEDED = (
-    *_BY, "group", "group_size", "reward", "completion_tokens", "finish", "error", "turns", "calls", "failed_calls",
+    *BY, "group", "group_size", "reward", "completion_tokens", "finish", "error", "turns", "calls", "failed_calls",
     "rewards",
 )  # fmt: skip
 
@@ -81,8 +79,8 @@ def lines(table: pa.Table) -> pa.Table:
     real = pc.fill_null(pc.invert(pc.is_nan(rows["reward"])), False)
     kept = rows.drop_columns(["error", "finish", "reward"])
     for name, column in {
-        "reward": _where(real, rows["reward"]),
-        "finite": _where(pc.fill_null(pc.is_finite(rows["reward"]), False), rows["reward"]),
+        "reward": where(real, rows["reward"]),
+        "finite": where(pc.fill_null(pc.is_finite(rows["reward"]), False), rows["reward"]),
         "truncated": pc.fill_null(pc.equal(rows["finish"], "length"), False),
         "errors": failed,
     }.items():
@@ -125,7 +123,7 @@ def kept(path: Path) -> bytes | None:
     They are found by their key. Taking a whole footer apart takes a millisecond, and a run may have thousands.
     """
     there = opened(path)
-    with path.open("rb") if there is path else there as file:
+    with path.open("rb", buffering=0) if there is path else there as file:
         size = file.seek(0, 2)
         file.seek(max(size - _TAIL, 0))
         tail = file.read()
@@ -157,27 +155,33 @@ def joined(parts: Sequence[bytes]) -> Sums:
 def _joined(parts: Sequence[bytes], first: int) -> list[list[pa.Table]]:
     """The tables of so many parts that what is unpacked of them takes little memory."""
     alike: dict[tuple[str | None, ...], list[tuple[int, list[memoryview]]]] = {}
-    for number, part in enumerate(parts, first):
-        texts, tables = _unpacked(part)
+    for number, plain in enumerate(_unpacked(parts), first):
+        texts, tables = _taken_apart(plain)
         alike.setdefault(texts, []).append((number, tables))
     return [_tables(texts, some) for texts, some in (alike or {(): []}).items()]
 
 
-def _unpacked(part: bytes) -> tuple[tuple[str | None, ...], list[memoryview]]:
+def _unpacked(parts: Sequence[bytes]) -> Iterator[memoryview]:
+    """What was packed. Of many parts it is one call, for other threads can work meanwhile."""
+    sizes = [_HEAD.unpack_from(part)[1] for part in parts]
+    small = b"".join([part[_HEAD.size :] for part in parts])
+    plain = memoryview(_CODEC.decompress(small, sum(sizes)) if parts else b"")
+    return (plain[start:end] for start, end in pairwise(accumulate(sizes, initial=0)))
+
+
+def _taken_apart(plain: memoryview) -> tuple[tuple[str | None, ...], list[memoryview]]:
     """The texts and the tables of a part's sums."""
-    _, size, _ = _HEAD.unpack_from(part)
-    plain = memoryview(_CODEC.decompress(part[_HEAD.size :], size))
     start = 4 + int.from_bytes(plain[:4], "little")
     head = json.loads(bytes(plain[4:start]))
     ends = list(accumulate(head["bytes"], initial=start))
     return tuple(head["texts"]), [plain[at:end] for at, end in pairwise(ends)]
 
 
-def _where(mask: Any, values: Any) -> Any:
+def where(mask: Any, values: Any) -> Any:
     return pc.if_else(mask, values, pa.nulls(1, values.type)[0])
 
 
-def _grouped(rows: pa.Table, by: Sequence[str], **made: tuple[str, str]) -> pa.Table:
+def grouped(rows: pa.Table, by: Sequence[str], **made: tuple[str, str]) -> pa.Table:
     """A row for each group of rows; `made` says which column and which function of it."""
     asked = [
         (column, how, pc.VarianceOptions(ddof=0, min_count=0) if how == "variance" else None)
@@ -190,9 +194,9 @@ def _grouped(rows: pa.Table, by: Sequence[str], **made: tuple[str, str]) -> pa.T
 
 def _generations(rows: pa.Table) -> pa.Table:
     tokens = "completion_tokens"
-    found = _grouped(
+    found = grouped(
         rows.append_column("one", pa.repeat(pa.scalar(1, pa.int64()), rows.num_rows)),
-        list(_BY),
+        list(BY),
         rollouts=("one", "sum"), scored=("reward", "count"), finite=("finite", "count"), with_tokens=(tokens, "count"),
         tokens=(tokens, "sum"), most_tokens=(tokens, "max"), truncated=("truncated", "sum"), errors=("errors", "sum"),
         with_turns=("turns", "count"), turns=("turns", "sum"), calls=("calls", "sum"),
@@ -203,9 +207,9 @@ def _generations(rows: pa.Table) -> pa.Table:
 
 
 def _groups(rows: pa.Table) -> pa.Table:
-    found = _grouped(
+    found = grouped(
         rows.append_column("one", pa.repeat(pa.scalar(1, pa.int64()), rows.num_rows)),
-        [*_BY, "group"],
+        [*BY, "group"],
         rollouts=("one", "sum"), group_size_max=("group_size", "max"), finite=("finite", "count"),
         mean=("finite", "mean"), variance=("finite", "variance"), least=("finite", "min"), most=("finite", "max"),
     )  # fmt: skip
@@ -224,25 +228,25 @@ def _with_groups(generations: pa.Table, groups: pa.Table) -> pa.Table:
     Where numbers are left out between, a generation has a row for each run of them, of which all but the first say
     nothing else: so it shows whether a group is in two parts, though their numbers alternate.
     """
-    ordered = groups.sort_by([(name, "ascending") for name in (*_BY, "group")])
+    ordered = groups.sort_by([(name, "ascending") for name in (*BY, "group")])
     told = ordered.append_column("run", pc.subtract(ordered["group"], integers(range(ordered.num_rows))))
-    runs = _grouped(told, [*_BY, "run"], first_group=("group", "min"), last_group=("group", "max"))
-    return _matched(_matched(generations, _of_whole_groups(told), _BY), runs, [*_BY, "run"])
+    runs = grouped(told, [*BY, "run"], first_group=("group", "min"), last_group=("group", "max"))
+    return _matched(_matched(generations, _of_whole_groups(told), BY), runs, [*BY, "run"])
 
 
 def _matched(left: pa.Table, right: pa.Table, by: Sequence[str]) -> pa.Table:
     """Each row with what the other table has for it, and what it has besides. Unlike in a join, null is like null."""
     rows = pa.concat_tables([left, right], promote_options="default")
-    return _grouped(rows, by, **{name: (name, "max") for name in rows.column_names if name not in by})
+    return grouped(rows, by, **{name: (name, "max") for name in rows.column_names if name not in by})
 
 
 def _of_whole_groups(groups: pa.Table) -> pa.Table:
     several = pc.greater(groups["finite"], 1)
     spread = pc.sqrt(pc.divide(groups["squares"], pc.cast(groups["finite"], pa.float64())))
-    told = groups.append_column("spread", _where(several, spread))
+    told = groups.append_column("spread", where(several, spread))
     told = told.append_column("flat", pc.and_(several, pc.fill_null(pc.equal(groups["least"], groups["most"]), False)))
-    return _grouped(
-        told, list(_BY), groups=("spread", "count"), flat_groups=("flat", "sum"), spreads=("spread", "sum"),
+    return grouped(
+        told, list(BY), groups=("spread", "count"), flat_groups=("flat", "sum"), spreads=("spread", "sum"),
         run=("run", "min"),
     )  # fmt: skip
 
@@ -253,10 +257,10 @@ def _rewards(rows: pa.Table) -> pa.Table:
     rewards = rewards.combine_chunks() if isinstance(rewards, pa.ChunkedArray) else rewards
     pairs, of = pc.list_flatten(rewards), pc.list_parent_indices(rewards)
     value, name = pc.struct_field(pairs, "value"), pc.struct_field(pairs, "name")
-    told = rows.select(list(_BY)).take(of).append_column("name", name).append_column("value", value)
+    told = rows.select(list(BY)).take(of).append_column("name", name).append_column("value", value)
     told = told.filter(pc.is_valid(name))
-    told = told.set_column(5, "value", _where(pc.fill_null(pc.invert(pc.is_nan(told["value"])), False), told["value"]))
-    return _grouped(told, [*_BY, "name"], values=("value", "count"), sum=("value", "sum"))
+    told = told.set_column(5, "value", where(pc.fill_null(pc.invert(pc.is_nan(told["value"])), False), told["value"]))
+    return grouped(told, [*BY, "name"], values=("value", "count"), sum=("value", "sum"))
 
 
 def _cells(table: pa.Table, layout: Mapping[str, str], texts: dict[str | None, int]) -> bytes:
@@ -281,20 +285,22 @@ def _tables(texts: Sequence[str | None], parts: Sequence[tuple[int, Sequence[mem
     made = []
     for place, layout in enumerate(LAYOUT.values()):
         width = len(layout)
-        cells = memoryview(b"".join(tables[place] for _, tables in parts)).cast("q")
-        columns = [_array(cells[at::width].tobytes(), kind, texts) for at, kind in enumerate(layout.values())]
-        part = b"".join(struct.pack("<q", number) * (len(tables[place]) // 8 // width) for number, tables in parts)
+        cells = array("q", b"".join(tables[place] for _, tables in parts))
+        columns = [_array(cells[at::width], kind, texts) for at, kind in enumerate(layout.values())]
+        part = array("q")
+        for number, tables in parts:
+            part.extend(array("q", [number]) * (len(tables[place]) // 8 // width))
         made.append(pa.table([*columns, _array(part, "whole")], names=[*layout, "_part"]))
     return made
 
 
-def _array(data: bytes, kind: str, texts: Sequence[str | None] = ()) -> pa.Array:
+def _array(cells: array[int], kind: str, texts: Sequence[str | None] = ()) -> pa.Array:
     plain = pa.Array.from_buffers(
-        pa.float64() if kind == "real" else pa.int64(), len(data) // 8, [None, pa.py_buffer(data)]
+        pa.float64() if kind == "real" else pa.int64(), len(cells), [None, pa.py_buffer(cells)]
     )
     if kind == "text":
         return _texts(texts).take(plain)
-    return _where(pc.not_equal(plain, integers([_NULL])[0]), plain) if kind == "whole or null" else plain
+    return where(pc.not_equal(plain, integers([_NULL])[0]), plain) if kind == "whole or null" else plain
 
 
 def _texts(texts: Sequence[str | None]) -> pa.Array:

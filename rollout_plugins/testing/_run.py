@@ -18,8 +18,8 @@ from rollout_hookspecs import Batch, Drop, Panel, Rollout, Run, Step, Trace, hoo
 from rollout_plugins.content.hashing import content_hash
 from rollout_plugins.engine.discover import DISTRIBUTION, Plugins
 from rollout_plugins.engine.dispatch import Dispatcher
-from rollout_plugins.engine.panels import Panels
 from rollout_plugins.engine.pipeline import Pipeline
+from rollout_plugins.reading.panels import Panels
 from rollout_plugins.testing._records import make_run
 
 COLLECTOR = "testing-collector"
@@ -148,6 +148,7 @@ def _through(pipeline: Pipeline, result: Result, run: Run, rollouts: Sequence[Ro
         pipeline.close()
     result.traces.extend(collector.traces)
     result.drops.update(pipeline.counters.drops)
+    result.errors.extend(_wrong_answers(pipeline, result))
     result.errors.extend(_late_sinks(result, seconds))
 
 
@@ -172,6 +173,17 @@ def _metrics(pipeline: Pipeline) -> dict[str, float]:
         for split, prefix in (("train", "rollouts"), ("eval", "eval_rollouts"))
         for name, value in pipeline.pop_metrics(split).items()
     }
+
+
+def _wrong_answers(pipeline: Pipeline, result: Result) -> Iterable[PluginError]:
+    """What a sink returned and should not have; what plugins raised is known."""
+    try:
+        pipeline.raise_strict()
+    except Exception as error:
+        if not any(known.error is error for known in result.errors):
+            known = {found.plugin for found in result.errors}
+            name = next((name for name in pipeline.counters.errors if name not in known), "")
+            yield PluginError(name, "export_traces", error)
 
 
 def _late_sinks(result: Result, seconds: float) -> Iterable[PluginError]:

@@ -12,8 +12,8 @@ from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
+from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.show.text import one_line
-from rollout_plugins.store.read import StoredRun
 from rollout_plugins.view.pages.about import AboutPage
 from rollout_plugins.view.pages.group import GroupPage
 from rollout_plugins.view.pages.help import HelpPage

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from rollout_hookspecs import Rollout
 
+from rollout_plugins.reading.runs import StoredRun
+from rollout_plugins.reading.sql import literal
 from rollout_plugins.show.text import evenly
-from rollout_plugins.store.read import StoredRun
-from rollout_plugins.store.sql import literal
 
 STEPS = 32
 EVAL_SHARE = 0.3

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
 from rollout_plugins.content.messages import compact
 from rollout_plugins.content.numbers import finite
+from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.show.text import clean
-from rollout_plugins.store.read import StoredRun
 from rollout_plugins.web.pools import Texts
 
 #: Points of a chart; neighbouring steps of a longer run share one.
@@ -40,7 +39,7 @@ def about(run: StoredRun, texts: Texts) -> dict[str, Any]:
         "attempts": [_attempt(attempt) for attempt in run.attempts],
         "drops": _counts(run.drops),
         "untrained": _counts(run.untrained),
-        "plugin_errors": _plugin_errors(run),
+        "plugin_errors": _counts(run.plugin_errors),
         "annotations": {clean(name): list(map(clean, columns)) for name, columns in run.annotations.items()},
     }
 
@@ -76,13 +75,6 @@ def _counts(value: Any) -> dict[str, int]:
     """Numbers by name, of what a run file holds."""
     items = value.items() if isinstance(value, dict) else ()
     return {clean(str(name)): count for name, count in items if isinstance(count, int)}
-
-
-def _plugin_errors(run: StoredRun) -> dict[str, int]:
-    total: Counter[str] = Counter()
-    for attempt in run.attempts:
-        total.update(_counts(attempt.get("plugin_errors")))
-    return dict(total)
 
 
 def step_width(rows: Sequence[Mapping[str, Any]]) -> int:

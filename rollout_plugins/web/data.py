@@ -11,8 +11,8 @@ from rollout_hookspecs import Panel, Rollout, Run
 
 from rollout_plugins import __version__
 from rollout_plugins.errors import RunError
+from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.show.text import clean
-from rollout_plugins.store.read import StoredRun
 from rollout_plugins.web.choose import choose
 from rollout_plugins.web.course import about, course, step_width
 from rollout_plugins.web.first import First

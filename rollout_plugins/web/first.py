@@ -7,8 +7,8 @@ from typing import Any
 
 from rollout_hookspecs import Rollout
 
+from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.show.text import clean, one_line
-from rollout_plugins.store.read import StoredRun
 from rollout_plugins.web.choose import also
 from rollout_plugins.web.pools import Texts
 

@@ -10,7 +10,7 @@ from reading import steps, write
 
 from rollout_plugins import open_run
 from rollout_plugins.cli.main import main
-from rollout_plugins.store.read import StoredRun
+from rollout_plugins.reading.runs import StoredRun
 
 
 @pytest.fixture

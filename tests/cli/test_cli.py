@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 import subprocess
 import sys
+from dataclasses import asdict, replace
 
 import pytest
 from reading import one, steps, write, writer
+from rollout_hookspecs import Image, Tokens, ToolCall
 
 from rollout_plugins.cli.main import commands
 
@@ -41,7 +44,7 @@ def test_every_command_has_help(rollouts, command):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["shwo"], "rollouts: 'shwo' is not a command; did you mean 'show'? Accepted: annotate, "),
+        (["shwo"], "rollouts: 'shwo' is not a command; did you mean 'show'?"),
         (["xyz"], "'xyz' is not a command; accepted: annotate, compact, completion, demo"),
         (
             ["annotate"],
@@ -68,7 +71,7 @@ def test_without_a_command_the_help_is_shown(rollouts):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["show", "{run}", "--where", "rewrd > 1"], "rollouts: no column is named 'rewrd'; the columns are id"),
+        (["show", "{run}", "--where", "rewrd > 1"], "rollouts: no column is named 'rewrd'; did you mean 'reward'?"),
         (["show", "{run}", "--id", "nope"], "rollouts: no rollout 'nope' in "),
         (["sql", "{run}", "drop table x"], "rollouts: runs are read-only, and the SQL is DROP; write one SELECT"),
         (["stats", "/nowhere"], "rollouts: /nowhere does not exist; give a run's folder"),
@@ -162,6 +165,19 @@ def test_show_finds(rollouts, run, words, found):
     assert rollouts("show", run.dir, *words)[0] == 0
 
 
+def test_show_prints_json_that_other_programs_understand(rollouts, tmp_path):
+    call = ToolCall(name="price", arguments={"item": "hats"}, status="ok", seconds=0.5)
+    image = Image(hash="ab", path="media/ab.png", width=2)
+    said = {"role": "user", "content": [{"type": "image", "image": image}]}
+    odd = one(1, 0, prompt=(said,), tool_calls=(call,), images=(image,), columns={"pair": (1, 2)}, reward=math.nan)
+    write(tmp_path, [replace(odd, tokens=Tokens(completion=[5, 6]))])
+    shown = json.loads(rollouts("show", tmp_path, "--id", odd.id, "--json")[1])
+    assert shown["prompt"][0]["content"][0]["image"] == {"$image": {"hash": "ab", "path": "media/ab.png", "width": 2}}
+    assert (shown["tool_calls"], shown["images"]) == ([asdict(call)], [asdict(image)])
+    assert shown["tokens"]["completion"] == [5, 6]
+    assert (shown["columns"], shown["reward"]) == ({"pair": {"$tuple": [1, 2]}}, {"$float": "nan"})
+
+
 def test_show_into_a_pipe_leaves_nothing_out(rollouts, tmp_path):
     said = "\n".join(f"line {n}" for n in range(500))
     write(tmp_path, [one(1, 0, completion=({"role": "assistant", "content": said},))])
@@ -221,6 +237,17 @@ def test_plugins_as_json(rollouts):
     assert "images" in rollouts("plugins")[1]
 
 
+@pytest.mark.needs(part="jsonl")
+def test_export_sets_any_option_of_a_sink(rollouts, run, tmp_path):
+    words = ("export", run.dir, "--to", "jsonl", "-o", tmp_path / "lines", "--set")
+    assert rollouts(*words, "max_bytes=1", "--set", "scope=rank")[0] == 0
+    assert len([*(tmp_path / "lines").rglob("*.jsonl")]) == 3
+    assert "has no option 'max_byts'; did you mean 'max_bytes'?" in rollouts(*words, "max_byts=1")[2]
+    assert "max_bytes='many'" in rollouts(*words, "max_bytes=many")[2]
+    code, _, err = rollouts(*words, "max_bytes")
+    assert (code, "'max_bytes' is not an option and its value" in err) == (2, True)
+
+
 def test_doctor_says_ok_and_what_is_wrong(rollouts, run, monkeypatch):
     code, out, _ = rollouts("doctor", run.dir, "--offline", "--json")
     checks = {check["check"]: check for check in json.loads(out)["checks"]}
@@ -236,6 +263,11 @@ def test_doctor_says_ok_and_what_is_wrong(rollouts, run, monkeypatch):
     assert checks["pyarrow"] == {
         "check": "pyarrow", "status": "fail", "found": "not installed", "do": checks["pyarrow"]["do"]
     }  # fmt: skip
+    assert checks["extras"]["status"] == "note"
+    assert {"torch", "textual", "ray"} <= set(checks["extras"]["found"].removeprefix("not installed: ").split(", "))
+    extras = checks["extras"]["do"].partition("[")[2].partition("]")[0].split(",")
+    assert {"demo", "view", "ray"} <= set(extras)
+    assert "all" not in extras
 
 
 def test_doctor_of_a_folder_that_is_not_there_yet(rollouts, tmp_path):

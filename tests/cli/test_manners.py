@@ -16,9 +16,9 @@ from reading import called, one, steps, write, writer
 from rollout_plugins import open_run
 from rollout_plugins.cli.common import real_format
 from rollout_plugins.errors import DamageWarning, RunError
+from rollout_plugins.reading.runs import StoredRun, runs
 from rollout_plugins.report import write_report
 from rollout_plugins.store import write as writing
-from rollout_plugins.store.read import StoredRun, runs
 
 
 @pytest.fixture
@@ -334,7 +334,7 @@ def test_parquet_is_not_written_under_a_name_that_says_text(rollouts, run, tmp_p
 def test_a_number_below_zero_is_refused(rollouts, run, command, option):
     code, _, err = rollouts(command, run.dir, option, "-1")
     assert code == 2
-    assert f"argument {option}: -1 is below 0" in err
+    assert f"argument {option}: '-1' is not a number of things" in err
 
 
 def test_it_works_without_standard_output(run):

@@ -4,12 +4,13 @@ from dataclasses import replace
 import pluggy
 import pytest
 from hypothesis import given
-from rollout_hookspecs import PROJECT, Image, Placeholder, Rollout, Step, ToolCall, Trace, hookimpl, hooks
+from rollout_hookspecs import PROJECT, Image, Placeholder, Rollout, ToolCall, Trace, hookimpl, hooks
 from sink_rollouts import HOSTILE, SHAPE, VALUES, Hostile, Trap, batch, call, cycle, failing, pictured, rejected, tools
 
 from examples import thorough
 from rollout_plugins.content.plain import plain
-from rollout_plugins.content.trace import DefaultTrace, default_trace, images_in, prompt_and_completion, shape_each
+from rollout_plugins.content.trace import DefaultTrace, default_trace
+from rollout_plugins.sinks._traces import images_in
 
 
 def jsonable(value) -> str:
@@ -258,35 +259,3 @@ def test_another_plugin_may_format_and_the_built_in_is_last():
     manager.register(DefaultTrace())
     assert manager.hook.format_trace(rollout=replace(tools(), id="mine")).messages == ()
     assert manager.hook.format_trace(rollout=tools()) == default_trace(tools())
-
-
-def test_one_trace_that_cannot_be_shown_costs_only_itself():
-    def shape(trace):
-        if "boom" in trace.metadata:
-            raise ValueError("boom")
-        return trace.rollout_id, jsonable([trace.messages, trace.metadata, trace.spans])
-
-    odd = Trace(rollout_id="odd", messages=("text", {"role": Hostile(), "content": object()}), metadata={"x": {1: 2}})
-    bad = Trace(rollout_id="bad", messages=(), metadata={"boom": 1})
-    worse = Trace(rollout_id="worse", messages=5, metadata=None)
-    result = shape_each([default_trace(tools()), odd, bad, worse, "no trace"], Step(step=9), shape)
-    assert [ident for ident, _ in result] == ["r-tools", "odd", "bad", "worse", "unknown"]
-    assert "could not be shown here (ValueError)" in result[2][1]
-
-
-def test_a_sink_that_sees_one_of_several_ranks_says_so():
-    def ranks(step):
-        return [facts.get("ranks") for facts in shape_each([default_trace(tools())], step, lambda t: t.metadata)]
-
-    assert ranks(Step(rank=2, world_size=4, gathered=False)) == ["only rank 2 of 4"]
-    assert ranks(Step(rank=2, world_size=4, gathered=True)) == [None]
-    assert ranks(Step(gathered=False)) == [None]
-
-
-def test_a_trace_splits_into_prompt_and_completion():
-    prompt, rest = prompt_and_completion(default_trace(tools()))
-    assert [m["role"] for m in prompt] == ["system", "user"]
-    assert rest[0]["reasoning_content"] == "Two tools."
-    roles = ("user", "assistant", "user", "assistant")
-    foreign = Trace(rollout_id="x", messages=tuple({"role": role} for role in roles))
-    assert [len(part) for part in prompt_and_completion(foreign)] == [1, 3]

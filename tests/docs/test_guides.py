@@ -7,15 +7,18 @@ import warnings
 from functools import partial
 from pathlib import Path
 
+import duckdb
 import pytest
 import trl
+from reading import one, steps, write
 from rig import make
 
 from rollout_plugins import open_run
 from rollout_plugins.cli.main import main
+from rollout_plugins.store.schema import MESSAGE, SCHEMA, TOOL_CALL
 
 ROOT = Path(__file__).parents[2]
-GUIDES = ["index", "tutorial", "beside", "trainers", *(f"how-to/{page}" for page in ("look", "trackio", "wandb", "images", "secrets", "ranks", "rollout-func"))]  # fmt: skip
+GUIDES = ["index", "tutorial", "beside", "trainers", *(f"how-to/{page}" for page in ("look", "trackio", "wandb", "images", "secrets", "ranks", "rollout-func")), "reference/files"]  # fmt: skip
 GENERATED = re.compile(r"<!-- generated: .*?<!-- /generated -->", re.DOTALL)
 NEEDS_A_TERMINAL = ("view",)
 
@@ -63,6 +66,28 @@ def test_each_snippet_runs_as_printed(code, place, tmp_path, monkeypatch):
     exec(code, {"trainer": trainer})
     trainer.train()
     assert len(open_run(tmp_path / "out")) == 4
+
+
+def test_the_sql_of_the_page_on_files_leaves_out_what_was_done_again(tmp_path):
+    write(tmp_path, steps(5))
+    write(tmp_path, [one(step, 0, attempt=2) for step in range(3, 7)], attempt=2, resumed_from=2)
+    current = re.search(r'current = f"""(.*?)"""', text_of("reference/files"), re.DOTALL)[1]
+    counted = duckdb.sql(current.replace("{run}", str(tmp_path / "r1"))).fetchall()
+    stored = open_run(tmp_path)
+    assert sorted(row[0] for row in counted) == sorted(rollout.id for rollout in stored.rollouts())
+    assert len(counted) == 12 < stored.count(superseded=True)
+
+
+def test_the_tables_have_the_columns_that_the_page_on_files_gives_them(tmp_path):
+    write(tmp_path, steps(1))
+    stored = open_run(tmp_path)
+    ours = ["id", "run_id", "split", "step", "group", "rank", "reward"]
+    said = [field.name for field in MESSAGE if field.name != "rest"]
+    called = [field.name for field in TOOL_CALL if field.name not in {"reply", "rest"}]
+    assert stored.sql("describe messages")["column_name"].to_pylist() == [*ours, "part", "position", *said]
+    assert stored.sql("describe tool_calls")["column_name"].to_pylist() == [*ours, *called]
+    found = stored.sql("describe rollouts")["column_name"].to_pylist()
+    assert set(found) == {*SCHEMA.names, "reward/correct", "reward/format"}
 
 
 @pytest.mark.parametrize("words", commands(), ids=" ".join)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import re
+import sys
+import traceback
 
 import pytest
+import tqdm
 from rig import call, dataset, half, make
 from store_rig import Sink, batch, record, rollouts, started
 from tools import multiply
@@ -158,9 +162,65 @@ def test_what_trained_nothing_is_not_among_the_losses(tmp_path, capfd):
     run = open_run(tmp_path)
     assert (run.drops, run.untrained, metrics) == ({}, {"stale": 2}, ({}, 2))
     assert "not trained on" in run._repr_html_()
-    assert "none lost, not trained on: 2 stale." in capfd.readouterr().err
+    assert "none lost, not trained on: 2 stale" in capfd.readouterr().err
     assert main(["stats", str(run.dir)]) == main(["doctor", str(run.dir), "--offline"]) == 0
     assert [text.count("not trained on: 2 stale") for text in capfd.readouterr()] == [1, 1]
+
+
+def test_a_plugin_that_failed_is_named_at_the_end_and_in_the_figures_of_the_run(tmp_path, capfd):
+    class Judge:
+        @hookimpl
+        def on_rollout(self, rollout):
+            raise OSError("no server")
+
+    with RolloutRecorder(dir=tmp_path, plugins=[Judge()]) as recorder:
+        recorder.record(1, [{"prompt": "a", "completion": "b"}] * 4)
+    run = open_run(tmp_path)
+    assert run.plugin_errors == {"judge": 3}
+    assert "errors of plugins" in run._repr_html_()
+    assert "recorded 4 rollouts, none lost, errors of plugins: 3 judge. To see them:" in capfd.readouterr().err
+    assert main(["stats", str(run.dir)]) == 0
+    assert "plugin judge failed 3 times\n" in capfd.readouterr().err
+
+
+def test_a_traceback_shows_the_plugins_code_and_none_of_ours(tmp_path, caplog):
+    class Raises:
+        @hookimpl
+        def on_rollout(self, rollout):
+            raise OSError("no server")
+
+    class Returns:
+        @hookimpl
+        def on_rollout(self, rollout):
+            return "text"
+
+    with RolloutRecorder(dir=tmp_path, plugins=[Raises(), Returns()]) as recorder:
+        recorder.record(1, [{"prompt": "a", "completion": "b"}])
+    raised, returned = (record for record in caplog.records if "was skipped" in record.message)
+    assert [frame.name for frame in traceback.extract_tb(raised.exc_info[2])] == ["on_rollout"]
+    assert returned.message.endswith("TypeError('returned str, expected Rollout or None')")
+    assert returned.exc_info is None
+
+
+def test_a_warning_does_not_stand_in_the_line_of_the_trainers_progress_bar(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    logger, screen = logging.getLogger("rollout_plugins"), Terminal()
+    monkeypatch.setattr(logging.root, "handlers", [])
+    monkeypatch.setattr(sys, "stderr", screen)
+    with tqdm.tqdm(total=2, file=screen) as bar:
+        bar.refresh()
+        logger.warning("plugin %r failed", "judge")
+    assert "\r\x1b[Jplugin 'judge' failed\n" in screen.getvalue()
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    logger.warning("into a file")
+    logger.info("not asked for")
+    assert sys.stderr.getvalue() == "into a file\n"
+    monkeypatch.setattr(logging.root, "handlers", [logging.NullHandler()])
+    logger.warning("somebody else shows it")
+    assert sys.stderr.getvalue() == "into a file\n"
 
 
 # --- where the rollouts are -----------------------------------------------------------------------------------------
@@ -234,5 +294,5 @@ def test_an_unknown_name_among_the_disabled_is_told_with_a_suggestion(monkeypatc
     Plugins([Says()])
     (record,) = caplog.records
     assert record.getMessage().startswith(
-        "ROLLOUT_PLUGINS_DISABLE names 'metrcs', which is not a plugin; did you mean 'metrics'? Accepted: "
+        "ROLLOUT_PLUGINS_DISABLE names 'metrcs', which is not a plugin; did you mean 'metrics'?"
     )

@@ -13,7 +13,7 @@ import pytest
 from loops import recorder_in, row, work
 
 from rollout_plugins import RolloutRecorder, open_run
-from rollout_plugins.store.finding import find_runs
+from rollout_plugins.reading.finding import find_runs
 
 
 def test_the_same_name_goes_on_as_the_next_attempt(tmp_path):

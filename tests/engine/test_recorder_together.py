@@ -13,7 +13,7 @@ from loops import HERE, Slow, recorder_in, row, work
 
 from rollout_plugins import open_run
 from rollout_plugins.errors import SetupError
-from rollout_plugins.store.finding import find_runs
+from rollout_plugins.reading.finding import find_runs
 
 
 def assert_one_run_of_two_ranks(folder):

@@ -10,8 +10,8 @@ from rig import GRPO, dataset, make
 from store_rig import Count, runs
 
 from rollout_plugins import RolloutPluginCallback, open_run
-from rollout_plugins.engine.export import export
 from rollout_plugins.plugins.cap import Cap
+from rollout_plugins.reading.export import export
 from rollout_plugins.sinks.jsonl import JsonlSink
 
 pytestmark = pytest.mark.slow

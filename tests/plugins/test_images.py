@@ -26,8 +26,8 @@ from rollout_plugins.content.messages import text_of
 from rollout_plugins.errors import SetupError
 from rollout_plugins.plugins import images
 from rollout_plugins.plugins.images import Images
+from rollout_plugins.plugins.images.media import MediaStore
 from rollout_plugins.store.codec import decode, encode
-from rollout_plugins.store.media import MediaStore
 
 HASH = pixel_hash(picture(5))
 

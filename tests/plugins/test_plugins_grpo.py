@@ -19,8 +19,8 @@ from rollout_plugins import RolloutPluginCallback, hookimpl, open_run
 from rollout_plugins.content.hashing import pixel_hash
 from rollout_plugins.plugins.cap import Cap
 from rollout_plugins.plugins.metrics import Metrics
+from rollout_plugins.reading.finding import find_runs
 from rollout_plugins.sinks.trackio import TrackioSink
-from rollout_plugins.store.finding import find_runs
 
 HERE = Path(__file__).parents[1] / "support"
 KEY = "hf_" + "aB3d" * 9

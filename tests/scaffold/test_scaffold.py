@@ -53,7 +53,14 @@ def test_generated_tests_pass_whatever_the_hooks_also_without_a_trainer(projects
     assert f"{3 * len(HOOKS) + 1} passed, {len(folders)} skipped" in told
 
 
-def test_generated_code_is_formatted_typed_and_clean(projects):
+@pytest.mark.slow
+def test_a_type_checker_has_nothing_to_say_of_generated_code(projects):
+    env = os.environ | {"MYPYPATH": os.pathsep.join(map(str, [ROOT, ROOT / "hookspecs", *projects.iterdir()]))}
+    options = ("--strict", "--follow-imports=silent", "--no-incremental", f"--config-file={ROOT / 'pyproject.toml'}")
+    checked(sys.executable, "-m", "mypy", *options, *projects.rglob("*.py"), env=env, cwd=projects)
+
+
+def test_generated_code_is_formatted_and_clean(projects):
     ruff = [sys.executable, "-m", "ruff"]
     checked(*ruff, "format", "--isolated", "--line-length=119", "--check", ".", cwd=projects)
     checked(

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_plugins import Panel, hookimpl
-from rollout_plugins.engine.panels import PANELS, Panels
 from rollout_plugins.errors import SetupError
+from rollout_plugins.reading.panels import PANELS, Panels
 from rollout_plugins.show import compare
 from rollout_plugins.show.compare import parting, shared, words
 from rollout_plugins.show.conversation import conversation

@@ -26,7 +26,8 @@ from trackio.utils import MEDIA_DIR
 from vlm import look, make_vlm, picture
 
 from rollout_plugins import RolloutPluginCallback, open_run
-from rollout_plugins.content.trace import default_trace, images_in
+from rollout_plugins.content.trace import default_trace
+from rollout_plugins.sinks._traces import images_in
 from rollout_plugins.sinks.jsonl import JsonlSink
 from rollout_plugins.sinks.trackio import TrackioSink
 from rollout_plugins.sinks.wandb import WandbSink

@@ -10,8 +10,8 @@ from hub import hub
 from rig import make
 
 from rollout_plugins import RolloutPluginCallback, open_run
+from rollout_plugins.reading.runs import runs
 from rollout_plugins.store.home import home_of
-from rollout_plugins.store.read import runs
 
 
 def trained(folder, *, home=None, **options):

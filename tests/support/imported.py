@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from rollout_plugins import open_run
+from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.shapes.importing import Report, import_rollouts
-from rollout_plugins.store.read import StoredRun
 
 
 def lines(path: Path, rows: list[Any], *, torn: str = "") -> Path:

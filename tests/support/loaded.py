@@ -1,6 +1,10 @@
 """What tests of loading share: distributions as pip leaves them, a plugin without faults, and the order of plugins."""
 
+import sys
 import textwrap
+from functools import partial
+
+import pytest
 
 from rollout_plugins import hookimpl
 
@@ -15,6 +19,15 @@ def distribution(folder, name, entries, modules=None, *, version="1.0", group="r
     (info / "entry_points.txt").write_text(f"[{group}]\n{lines}\n")
     for module, text in (modules or {}).items():
         (folder / f"{module}.py").write_text(textwrap.dedent(text))
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Put a distribution with entry points on the path, and forget its modules afterwards, whose names begin with x_."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield partial(distribution, tmp_path)
+    for name in [name for name in sys.modules if name.startswith("x_")]:
+        del sys.modules[name]
 
 
 class Fine:

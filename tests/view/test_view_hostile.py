@@ -9,7 +9,7 @@ from rollout_hookspecs import Image
 from viewer import look
 
 from rollout_plugins import Panel, hookimpl
-from rollout_plugins.engine.panels import Panels
+from rollout_plugins.reading.panels import Panels
 from rollout_plugins.testing import hostile_rollouts
 
 NASTY = "[bold red]x[/] [@click=app.quit]y[/] [/] \x1b[31mred\x1b[0m \u202eevil\u202c \x07\x00 <script> [link=http://z]z[/link]"

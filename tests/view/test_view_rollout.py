@@ -8,7 +8,7 @@ from reading import one, write
 from rollout_hookspecs import Tokens
 from viewer import look
 
-from rollout_plugins.store.media import MediaStore
+from rollout_plugins.plugins.images.media import MediaStore
 
 
 def test_a_rollout_shows_all_that_is_known_of_it(run):

@@ -14,7 +14,7 @@ from rollout_plugins.content.imaging import file_of
 from rollout_plugins.content.messages import arguments_of, calls_of, reasoning_of, role_of, text_of
 from rollout_plugins.content.options import check, one_of, whole
 from rollout_plugins.content.plain import json_text
-from rollout_plugins.content.trace import images_in, shape_each, under
+from rollout_plugins.content.trace import under
 from rollout_plugins.errors import SetupError
 from rollout_plugins.sinks._common import (
     SCOPES,
@@ -24,6 +24,7 @@ from rollout_plugins.sinks._common import (
     number,
     thumbnail,
 )
+from rollout_plugins.sinks._traces import images_in, shape_each
 from rollout_plugins.sinks.scout.parts import Parts, column_of
 
 # All of Scout's own columns, used or not: its viewer asks for some of them without looking whether they are there.

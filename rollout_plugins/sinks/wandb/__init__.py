@@ -14,9 +14,9 @@ from typing import Any
 from rollout_hookspecs import Image, Run, Scope, Step, Trace, hookimpl
 
 from rollout_plugins.content.options import check, named, one_of, whole
-from rollout_plugins.content.trace import shape_each
 from rollout_plugins.errors import SetupError
 from rollout_plugins.sinks._common import SCOPES, image_words, meant_for, thumbnail
+from rollout_plugins.sinks._traces import shape_each
 from rollout_plugins.sinks._tracker import TrackerSink
 from rollout_plugins.sinks.wandb.columns import TableColumns
 from rollout_plugins.sinks.wandb.weave import Weave

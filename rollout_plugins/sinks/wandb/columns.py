@@ -10,8 +10,8 @@ from rollout_hookspecs import Image, Trace
 
 from rollout_plugins.content.messages import role_of
 from rollout_plugins.content.plain import json_text
-from rollout_plugins.content.trace import images_in, prompt_and_completion
 from rollout_plugins.sinks._common import number, spoken
+from rollout_plugins.sinks._traces import images_in, prompt_and_completion
 
 logger = logging.getLogger("rollout_plugins")
 

@@ -9,9 +9,9 @@ from typing import Any
 from rollout_hookspecs import Trace
 
 from rollout_plugins.content.plain import plain
-from rollout_plugins.content.trace import prompt_and_completion
 from rollout_plugins.errors import MissingExtraError
 from rollout_plugins.sinks._common import reward_words
+from rollout_plugins.sinks._traces import prompt_and_completion
 
 
 class Weave:

@@ -8,9 +8,9 @@ from typing import Any
 from rich.text import Text
 from textual.widget import Widget
 
+from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.show.blocks import Block
 from rollout_plugins.show.text import clean, duration, local_time, number, one_line, readable
-from rollout_plugins.store.read import StoredRun
 from rollout_plugins.view.pages.page import Page
 from rollout_plugins.view.widgets.pager import Pager
 

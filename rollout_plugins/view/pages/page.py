@@ -16,8 +16,8 @@ from textual.widgets import Footer, Static
 from textual.worker import Worker, get_current_worker
 
 from rollout_plugins.errors import RolloutPluginsError
+from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.show.text import one_line
-from rollout_plugins.store.read import StoredRun
 from rollout_plugins.view.widgets.ask import Ask
 
 T = TypeVar("T")

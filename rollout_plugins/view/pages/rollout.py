@@ -15,11 +15,11 @@ from textual.binding import Binding, BindingType
 from textual.widget import Widget
 
 from rollout_plugins.content.imaging import file_of
+from rollout_plugins.reading.matches import Matches
 from rollout_plugins.show.blocks import Block, lay_out
 from rollout_plugins.show.conversation import conversation
 from rollout_plugins.show.rollout_blocks import rollout_blocks
 from rollout_plugins.show.text import one_line
-from rollout_plugins.store.matches import Matches
 from rollout_plugins.view.pages.page import Viewer
 from rollout_plugins.view.pages.rollout_actions import FOLDS, RolloutActions
 from rollout_plugins.view.pages.tokens import colourings, decoder, token_blocks

@@ -1,0 +1,255 @@
+"""Images leave the messages: files in `media/`, and in their place records that still know which image it was."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from enum import IntEnum
+from typing import Any
+
+from rollout_hookspecs import Columns, Image, Rollout, Run, Step, ToolCall, hookimpl
+
+from rollout_plugins.content.drafts import Drafts
+from rollout_plugins.content.hashing import is_array, is_pil, is_tensor
+from rollout_plugins.content.imaging import IMAGE_NAMES, is_beyond_text, is_image_block
+from rollout_plugins.content.options import check, one_of, whole
+from rollout_plugins.plugins.images.media import MediaStore, Unreadable
+from rollout_plugins.plugins.images.pixels import kept
+from rollout_plugins.plugins.rewrite import ATOMS, Place, Rewriter, lost
+
+MODES = ("keep", "thumbnail", "strip")
+FORMATS = ("webp", "jpeg")
+
+_PAYLOADS = frozenset({"image", "image_url", "url", "path", "base64", "data", "bytes", "source"})
+_MOST_VALUES = 200_000
+_BY_MODEL = frozenset({"tool_calls", "arguments"})
+
+
+class Slot(IntEnum):
+    """What may stand in a place."""
+
+    ANYTHING = 0
+    """Only what can be nothing else is an image: PIL objects and encoded image files."""
+    NAMED = 1
+    """A field called `image` or `images`: text and arrays may be one too."""
+    IMAGE = 2
+    """The payload of an image block: whatever stands here is one."""
+    BY_MODEL = 3
+    """Inside what the model wrote, text stays text."""
+
+
+class Images:
+    """Moves images out of prompts, answers, tool results, dataset columns and extras. On by default.
+
+    An `Image` record takes the place of the pixels; `Rollout.images` lists them in order of appearance: prompt and
+    completion, then those found only in columns and extras. One file is written for each distinct image of a run,
+    no matter how many rollouts hold it, or how often. Remote URLs are kept as references and never fetched. An image
+    that can't be read, or is larger than `PIL.Image.MAX_IMAGE_PIXELS`, costs one marked `Placeholder` and is counted.
+
+    mode: `keep` (as they are), `thumbnail` (small and lossy) or `strip` (only hash and size).
+        Images("thumbnail")
+    max_side: longest side in pixels; larger images are made smaller. None: as they are (256 for thumbnails).
+        Images(max_side=1024)
+    format: `webp` or `jpeg`, for thumbnails.
+        Images("thumbnail", format="jpeg")
+    quality: 1 to 100, for thumbnails.
+        Images("thumbnail", quality=60)
+    budget: bytes `media/` may take: full images up to nine tenths of it, then thumbnails, then only references.
+        Images(budget=10 * 2**30)
+    """
+
+    headlines = ("images/unreadable",)
+    skips_text = True
+
+    def __init__(
+        self,
+        mode: str = "keep",
+        *,
+        max_side: int | None = None,
+        format: str = "webp",  # noqa: A002 - what Pillow and its users call it
+        quality: int = 80,
+        budget: int | None = None,
+    ) -> None:
+        check(
+            "images",
+            one_of("mode", mode, MODES),
+            whole("max_side", max_side, 1, optional=True),
+            one_of("format", format, FORMATS),
+            whole("quality", quality, 1, 100),
+            whole("budget", budget, 1, optional=True),
+        )
+        self._options: dict[str, Any] = {
+            "mode": mode,
+            "max_side": max_side,
+            "format": format,
+            "quality": quality,
+            "budget": budget,
+        }
+        self._begin(MediaStore("", mode="strip"))
+
+    def _begin(self, media: MediaStore) -> None:
+        self._media = media
+        self._unreadable: Counter[str] = Counter()
+        self._written = 0
+
+    @hookimpl
+    def on_run_start(self, run: Run) -> None:
+        kept = MediaStore(run.dir, ranks=run.world_size, **self._options) if run.dir else MediaStore("", mode="strip")
+        self._begin(kept)
+
+    @hookimpl
+    def on_rollout(self, rollout: Rollout) -> Rollout | None:
+        if not _may_hold_images(rollout):
+            return None
+        work = _Extraction(self._media)
+        columns = work.field(rollout.columns, "columns")
+        beside = _images_in(columns) if work.found else []
+        prompt = work.field(_filled(rollout.prompt, beside), "prompt")
+        completion = work.field(rollout.completion, "completion")
+        tool_calls = tuple(work.tool_call(call, i) for i, call in enumerate(rollout.tool_calls))
+        extra = work.field(rollout.extra, "extra")
+        self._unreadable[rollout.split] += work.unreadable
+        if not work.found and not work.unreadable:
+            return None
+        shown = (*_images_in(prompt), *_images_in(completion))
+        known = {image.hash for image in shown}
+        images = (*shown, *(image for image in (*beside, *_images_in(extra)) if image.hash not in known))
+        return replace(
+            rollout,
+            prompt=prompt,
+            completion=completion,
+            tool_calls=tool_calls,
+            columns=columns,
+            extra=extra,
+            images=images,
+        )
+
+    @hookimpl
+    def rollout_metrics(self, columns: Columns, step: Step) -> Mapping[str, float] | None:
+        held = Drafts.of(columns)["images"]
+        images = [image for some in held for image in some]
+        unreadable = self._unreadable.pop(step.split, 0)
+        if not images and not unreadable:
+            return None
+        written, self._written = self._media.bytes - self._written, self._media.bytes
+        figures = {
+            "images/count": len(images) / max(1, len(held)),
+            "images/bytes_written": float(written),
+        }
+        losses = {
+            "images/unreadable": unreadable,
+            "images/without_pixels": sum(image.path is None for image in images),
+            "images/reduced": sum(image.path is not None and image.note is not None for image in images),
+        }
+        return figures | {name: float(count) for name, count in losses.items() if count}
+
+
+def _may_hold_images(rollout: Rollout) -> bool:
+    calls = [part for call in rollout.tool_calls for part in (call.arguments, call.result)]
+    return is_beyond_text((rollout.prompt, rollout.completion, rollout.columns, rollout.extra, *calls))
+
+
+class _Extraction:
+    """Takes the images out of one rollout."""
+
+    def __init__(self, media: MediaStore) -> None:
+        self.found = 0
+        self.unreadable = 0
+        self._media = media
+        self._rewrite = Rewriter(self._change, _slot_inside)
+        self._seen: dict[int, Any] = {}
+
+    def field(self, value: Any, name: str, slot: Slot = Slot.ANYTHING) -> Any:
+        """The field without images. One that can't be walked at all stays as it is, for the store to deal with."""
+        new = self._rewrite(value, slot, Place(None, name))
+        return new if isinstance(new, type(value)) or isinstance(value, (str, int, float)) else value
+
+    def tool_call(self, call: ToolCall, number: int) -> ToolCall:
+        place = Place(Place(None, "tool_calls"), number)
+        arguments = self._rewrite(call.arguments, Slot.BY_MODEL, Place(place, "arguments"))
+        result = self._rewrite(call.result, Slot.ANYTHING, Place(place, "result"))
+        if arguments is call.arguments and result is call.result:
+            return call
+        return replace(call, arguments=arguments, result=result)
+
+    def _change(self, value: Any, slot: Slot, place: Place) -> Any:
+        if type(value) in ATOMS or (isinstance(value, str) and slot not in {Slot.NAMED, Slot.IMAGE}):
+            return value
+        if not is_pil(value):
+            return self._image(value, slot, place)
+        if id(value) not in self._seen:
+            self._seen[id(value)] = self._image(value, slot, place)
+        return self._seen[id(value)]
+
+    def _image(self, value: Any, slot: Slot, place: Place) -> Any:
+        certain = slot is Slot.IMAGE and not (isinstance(value, str) and not value)
+        guess = slot is Slot.NAMED and (is_array(value) or is_tensor(value))
+        try:
+            record = kept(value, self._media, certain=certain or guess)
+        except Exception as error:
+            if not is_pil(value) and not certain and (guess or slot is not Slot.NAMED or isinstance(value, str)):
+                return value  # it only looked like one
+            self.unreadable += 1
+            return lost(value, place, str(error) if isinstance(error, Unreadable) else f"not decodable: {error!r}")
+        if record is None:
+            return value
+        self.found += 1
+        return record
+
+
+def _slot_inside(container: Any, key: Any, slot: Slot) -> Slot:
+    """What a child of a dict or list may be."""
+    if slot is Slot.BY_MODEL or not isinstance(container, Mapping):
+        return slot
+    if key in _BY_MODEL:
+        return Slot.BY_MODEL
+    if is_image_block(container) or slot is Slot.IMAGE:
+        return Slot.IMAGE if key in _PAYLOADS else Slot.ANYTHING
+    if key in IMAGE_NAMES or (slot is Slot.NAMED and key in _PAYLOADS):
+        return Slot.NAMED
+    return Slot.ANYTHING
+
+
+def _images_in(value: Any) -> list[Image]:
+    """Image records in order of appearance."""
+    found: list[Image] = []
+    waiting = [value]
+    for _ in range(_MOST_VALUES):
+        if not waiting:
+            break
+        value = waiting.pop()
+        kind = type(value)  # isinstance asks the value, which may object
+        if kind is Image:
+            found.append(value)
+        elif issubclass(kind, dict):
+            waiting += reversed(value.values())
+        elif issubclass(kind, (list, tuple)):
+            waiting += reversed(value)
+    return found
+
+
+def _filled(prompt: tuple[Any, ...], images: Sequence[Image]) -> tuple[Any, ...]:
+    """The prompt with the row's images in its bare `{"type": "image"}` blocks, when there is one for each.
+
+    Hosts that keep images beside the messages mark their places like this.
+    """
+    bare = sum(_is_bare(block) for message in prompt for block in _blocks(message))
+    if not bare or bare != len(images):
+        return prompt
+    left = iter(images)
+    return tuple(
+        {**message, "content": [{**b, "image": next(left)} if _is_bare(b) else b for b in _blocks(message)]}
+        if any(_is_bare(b) for b in _blocks(message))
+        else message
+        for message in prompt
+    )
+
+
+def _blocks(message: Any) -> Sequence[Any]:
+    content: Any = message.get("content") if issubclass(type(message), Mapping) else None
+    return content if issubclass(type(content), (list, tuple)) else ()
+
+
+def _is_bare(block: Any) -> bool:
+    return is_image_block(block) and all(block.get(key) is None for key in _PAYLOADS)

@@ -1,0 +1,110 @@
+"""One function for each batch of rollouts: the unit of every analysis that looks at content.
+
+It takes an Arrow table of some columns and returns a column, or several by name, with a value for each row. It runs on
+all cores here, or with Ray Data on many machines, on the same files, and the values become the same annotations.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rollout_plugins.content.elsewhere import opened
+from rollout_plugins.errors import RunError
+from rollout_plugins.reading.engines import ray_files, started
+from rollout_plugins.store.any_version import with_columns
+from rollout_plugins.store.schema import TYPES
+from rollout_plugins.store.write import read_journal
+
+if TYPE_CHECKING:
+    from rollout_plugins.reading.stored import Stored
+
+#: Rollouts in a batch.
+BATCH = 1024
+Function = Callable[[pa.Table], Any]
+Progress = Callable[[int, int], object]
+
+
+def annotate_by(
+    run: Stored,
+    producer: str,
+    function: Function,
+    *,
+    columns: Sequence[str],
+    ray: str | None = None,
+    progress: Progress | None = None,
+) -> int:
+    """Write what a function says of every rollout as annotations; returns of how many.
+
+    `columns`: those of the files that it is given; `ray`: a Ray cluster's address, or `local` for one of this machine.
+    """
+    unknown = [name for name in columns if name not in TYPES]
+    if unknown:
+        raise RunError(f"a batch has no column {unknown[0]!r}; it may have {', '.join(TYPES)}")
+    applied = partial(apply, function, columns=tuple(columns))
+    tables = _with_ray(run, applied, columns, ray) if ray else _on_all_cores(run, applied, progress)
+    rows = pa.concat_tables(tables, promote_options="permissive")
+    return run.annotate(producer, rows.to_pylist()) if rows.num_rows else 0
+
+
+def apply(function: Function, table: pa.Table, *, columns: Sequence[str]) -> pa.Table:
+    """What the function says of a batch, beside the rollouts' ids."""
+    said = function(with_columns(table, columns))
+    values = said if isinstance(said, Mapping) else {"value": said}
+    if isinstance(said, pa.Table):
+        values = dict(zip(said.column_names, said.columns, strict=True))
+    wrong = [name for name, column in values.items() if len(column) != table.num_rows]
+    if wrong:
+        raise RunError(
+            f"the function gave {len(values[wrong[0]])} values of {wrong[0]!r} for {table.num_rows} rollouts; "
+            "give one for each"
+        )
+    return pa.table({"id": table["id"], **values})
+
+
+def _on_all_cores(run: Stored, applied: Callable[[pa.Table], pa.Table], progress: Progress | None) -> list[pa.Table]:
+    """In processes of their own: what a function does in Python holds the interpreter's lock."""
+    files = run.parts
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(os.cpu_count() or 1, len(files) or 1), mp_context=context) as pool:
+        waiting = {pool.submit(_file, path, applied): path for path in files}
+        found: dict[Path, pa.Table] = {}
+        for done in as_completed(waiting):
+            found[waiting[done]] = done.result()
+            if progress:
+                progress(len(found), len(files))
+    return [found[path] for path in files]
+
+
+def _file(path: Path, applied: Function) -> pa.Table:
+    """What the function says of a file's rollouts."""
+    return pa.concat_tables([*map(applied, _batches(path))] or [pa.table({"id": pa.array([], pa.large_string())})])
+
+
+def _batches(path: Path) -> Iterator[pa.Table]:
+    if path.suffix == ".arrows":
+        batches: Iterable[pa.RecordBatch] = read_journal(path).to_batches(max_chunksize=BATCH)
+        yield from (pa.Table.from_batches([batch]) for batch in batches if batch.num_rows)
+        return
+    with pq.ParquetFile(opened(path)) as file:
+        for batch in file.iter_batches(BATCH):
+            yield pa.Table.from_batches([batch])
+
+
+def _with_ray(run: Stored, applied: Function, columns: Sequence[str], address: str) -> list[pa.Table]:
+    """The same over a Ray cluster; journals, which only we can read, are done here."""
+    started(address)
+    journals = [_file(path, applied) for path in run.parts if path.suffix == ".arrows"]
+    if not run.files:
+        return journals
+    wanted = list(dict.fromkeys(["id", *columns]))
+    done = ray_files(run, wanted).map_batches(applied, batch_format="pyarrow", batch_size=BATCH)
+    return [*journals, *done.iter_batches(batch_format="pyarrow", batch_size=None)]

@@ -1,0 +1,112 @@
+"""The sums of a run's parts: out of their footers, or computed from their rows, over all cores. Each part once."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import pyarrow.parquet as pq
+
+from rollout_plugins.content.elsewhere import lies_elsewhere, opened
+from rollout_plugins.errors import RunError
+from rollout_plugins.reading import gathered, small
+from rollout_plugins.reading.damage import UnreadableError, gist, wrong_columns
+from rollout_plugins.store import sums
+from rollout_plugins.store.parts import file_name
+from rollout_plugins.store.schema import TYPES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    import pyarrow as pa
+
+#: Requests at once, for what takes time there is waiting.
+_ELSEWHERE = 16
+
+
+class PartSums:
+    """What is known of one run's parts. Files that are sealed do not change, so it outlives a `refresh()`."""
+
+    def __init__(self) -> None:
+        self._known: dict[Path, tuple[tuple[int, int], bytes]] = {}
+        self._gathered = gathered.NOTHING
+
+    def of(
+        self,
+        folder: Path,
+        files: Sequence[Path],
+        journals: Mapping[Path, pa.Table],
+        gather: Callable[[sums.Sums], sums.Sums | None],
+    ) -> sums.Sums:
+        """The sums of a run's files, and of what its journals hold.
+
+        `gather` puts the sums of many parts together; it returns None for those that must stay apart.
+        """
+        versions = {path: _version(path) for path in files}
+        if not (self._gathered.of and self._gathered.counts(versions)):
+            self._gathered = gathered.kept(folder, versions)
+        parts = [*self._gathered.packed, *self._others(versions)]
+        if len(parts) > small.MANY and (together := gather(sums.joined(parts))) is not None:
+            self._gathered, self._known = gathered.keep(folder, versions, together), {}
+            parts = [*self._gathered.packed]
+        return sums.joined([*parts, *(sums.packed(sums.lines(table)) for table in journals.values())])
+
+    def _others(self, versions: gathered.Versions) -> list[bytes]:
+        """The sums of the files that are not among those that are gathered."""
+        others = {path: version for path, version in versions.items() if path not in self._gathered.of}
+        known = {path: self._known[path] for path in others if self._known.get(path, ("",))[0] == others[path]}
+        new = [path for path in others if path not in known]
+        found = zip(new, _on_all_cores(_found, new), strict=True)
+        self._known = known = {**known, **{path: (others[path], value) for path, value in found}}
+        return [known[path][1] for path in others]
+
+
+def apart(files: Sequence[Path], journals: Mapping[Path, pa.Table]) -> sums.Sums:
+    """The same from the rows alone, with every group by itself."""
+    made = _on_all_cores(_computed_apart, files)
+    return sums.joined([*made, *(sums.packed(sums.lines(table), whole=False) for table in journals.values())])
+
+
+def _on_all_cores(function: Callable[[Path], bytes], files: Sequence[Path]) -> list[bytes]:
+    away = any(map(lies_elsewhere, files))
+    threads = _ELSEWHERE if away else min(os.cpu_count() or 1, 4)
+    size = -(-len(files) // (_ELSEWHERE * threads)) or 1  # handing over thousands one by one takes as long as they do
+    some = [files[start : start + size] for start in range(0, len(files), size)]
+    with ThreadPoolExecutor(threads) as pool:
+        return list(chain.from_iterable(pool.map(lambda files: [function(path) for path in files], some)))
+
+
+def _version(path: Path) -> tuple[int, int]:
+    try:
+        about = path.stat()
+    except OSError as error:
+        raise UnreadableError(f"{file_name(path)}: {gist(error)}") from error
+    return about.st_size, about.st_mtime_ns
+
+
+def _found(path: Path) -> bytes:
+    """Kept in the footer, or computed."""
+    return _careful(path, lambda: sums.kept(path) or sums.packed(_lines(path)))
+
+
+def _computed_apart(path: Path) -> bytes:
+    return _careful(path, lambda: sums.packed(_lines(path), whole=False))
+
+
+def _careful(path: Path, read: Callable[[], bytes]) -> bytes:
+    try:
+        return read()
+    except (RunError, UnreadableError):
+        raise
+    except Exception as error:
+        raise UnreadableError(f"{file_name(path)}: {gist(error)}") from error
+
+
+def _lines(path: Path) -> pa.Table:
+    with pq.ParquetFile(opened(path)) as file:
+        if why := wrong_columns(file.schema_arrow, TYPES):
+            raise UnreadableError(f"{file_name(path)}: {why}")
+        return sums.lines(file.read(columns=sums.columns(file.schema_arrow.names), use_threads=False))

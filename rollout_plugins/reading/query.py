@@ -1,0 +1,384 @@
+"""Questions to one run or many."""
+
+# ruff: noqa: S608 - SQL is put together from quoted names and literals
+from __future__ import annotations
+
+import re
+import threading
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from itertools import chain, count
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import pyarrow as pa
+
+from rollout_plugins.errors import RunError
+from rollout_plugins.reading import annotate, sql, summary
+from rollout_plugins.reading.damage import UnreadableError, gist
+from rollout_plugins.reading.filters import Column, Filters, condition, no_column, order_by, rewritten
+from rollout_plugins.reading.sql import listed, literal, name_of
+from rollout_plugins.reading.tables import Tables
+from rollout_plugins.store.any_version import integers
+from rollout_plugins.store.codec import is_clean
+from rollout_plugins.store.schema import HEAVY, REWARD_PREFIX, SCHEMA
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    from rollout_plugins.reading.annotate import Producer
+    from rollout_plugins.reading.tables import Source
+
+TABLES = "rollouts, messages, tool_calls and annotations.<producer>"
+_PEOPLES = ("rollouts", "messages", "tool_calls")
+_SHOW_TABLES = re.compile(r"\s*show\s+(all\s+)?tables\s*;?\s*", re.IGNORECASE)
+_PRAGMA = re.compile(r"\s*pragma\b", re.IGNORECASE)  # DuckDB 1.5 calls it a SELECT
+#: Generations in which the first rollouts with a text are looked for, before twice as many are.
+_AT_ONCE = 4
+_QUESTION = re.compile(r"\b(from|table)\b", re.IGNORECASE)
+#: Reward functions that get a column; names that differ from rollout to rollout would never end.
+MOST_REWARDS = 500
+_OURS = (duckdb.IOException, duckdb.InternalException, duckdb.FatalException, duckdb.SerializationException)
+
+
+class Database:
+    """Views over runs: `rollouts`, `messages`, `tool_calls`, and a table for each producer of annotations.
+
+    Beside them, for questions of our own: `every_rollouts` and `current_rollouts`, those that no later attempt did
+    again; with `whole_` in front also with what was said, and with `annotated_` with what producers said of them. Of
+    their sums `every_generations`, `current_generations` and so on.
+    """
+
+    def __init__(self, sources: Sequence[Source], *, uneven: bool = False) -> None:
+        self._lock = threading.RLock()
+        self._shown = ""
+        self._made: set[str] = set()
+        with self._asking():
+            self._tables = Tables(sources, uneven=uneven)
+            self._connection = self._tables.connection
+            self._done_again: list[tuple[int, int, int]] = []
+            self._sums()
+            if again := list(self._found_again()):
+                self._done_again = again
+                self._sums()
+            self.stored = self._stored()
+            self.annotated = self._annotated_views(sources)
+        self.columns: dict[str, Column] = {
+            **self.stored,
+            **{
+                f"{producer.name}.{name}": Column(name, kind, producer.name)
+                for producer in self.annotated.values()
+                for name, kind in producer.columns.items()
+            },
+        }
+
+    def places(self, filters: Filters, *, whole: bool = False) -> pa.Table:
+        """Where the rollouts are, in order: `_file`, `_row`; with `whole`, also `id` and what producers said."""
+        if filters.search and filters.most is not None and not filters.order:
+            return self._first_places(filters, filters.most, whole=whole)
+        return self._places(filters, whole=whole)
+
+    def _first_places(self, filters: Filters, limit: int, *, whole: bool) -> pa.Table:
+        """The first of those with a text: a few generations at a time, for reading all text of a run takes long."""
+        with self._lock:
+            query = f"select min(generation), max(generation) from {_sums_of(filters.superseded)}"
+            ((start, last),) = self.rows(query)
+            tables = [self._places(replace(filters, limit=0), whole=whole)]
+            width = 2**32 if self._tables.has_many_files else _AT_ONCE  # each look opens every file
+            while start is not None and start <= last and limit > 0:
+                some = replace(filters, limit=limit, generations=(start, start + width - 1))
+                tables.append(self._places(some, whole=whole))
+                start, width, limit = start + width, 2 * width, limit - tables[-1].num_rows
+        return pa.concat_tables(tables)
+
+    def total(self, filters: Filters) -> int:
+        """How many rollouts there are of these."""
+        order_by(filters.order, self.columns)  # raises when it names what is not there
+        if replace(filters, order=None, superseded=False) == Filters():
+            return self.count(superseded=filters.superseded)
+        if filters.limit is not None:
+            return int(self.places(filters).num_rows)
+        return int(self._places(filters, whole=False, counted=True)["n"][0].as_py())
+
+    def _places(self, filters: Filters, *, whole: bool, counted: bool = False) -> pa.Table:
+        annotated = self._mentions(filters.texts)
+        is_about_content = _is_about_content(filters)
+        view = _view(filters.superseded, annotated=annotated, whole=is_about_content)
+        holds_question = _QUESTION.search(filters.where or "") is not None
+        self._add(whole=is_about_content)
+        with self._asking(f"where={filters.where!r}"):
+            if holds_question:
+                self._show(filters.superseded, annotated=annotated)
+            if counted:
+                return self._asked(filters, view).aggregate("count(*) as n").to_arrow_table()
+            if whole and self.annotated:
+                return self._with_annotations(self._found(filters, view, "_file, _row, id, _run"))
+            return self._found(filters, view, "_file, _row, id" if whole else "_file, _row")
+
+    def _asked(self, filters: Filters, view: str) -> Any:
+        """Those that were asked for, in no order. SQL of the caller's stays the expression that it is."""
+        relation = self._connection.sql(
+            f"select * from {view} where {condition(filters, _sums_of(filters.superseded))}"
+        )
+        return relation if filters.where is None else relation.filter(rewritten(filters.where, self.columns))
+
+    def _found(self, filters: Filters, view: str, names: str) -> pa.Table:
+        """Where they are, in order; in one question where that is possible."""
+        order = order_by(filters.order, self.columns)
+        most = None if filters.most is None else max(filters.most, 0)
+        if filters.where is not None or filters.order:
+            relation = self._asked(filters, view).order(order)
+            relation = (relation if most is None else relation.limit(most)).project(names)
+        else:
+            where, limit = condition(filters, _sums_of(filters.superseded)), "" if most is None else f" limit {most}"
+            relation = self._connection.sql(f"select {names} from {view} where {where} order by {order}{limit}")
+        return relation.to_arrow_table()
+
+    def sql(self, query: str, *, superseded: bool = False) -> pa.Table:
+        """One SELECT over the views."""
+        if _SHOW_TABLES.fullmatch(query):
+            return pa.table({"name": [*_PEOPLES, *(f"annotations.{name_of(name)}" for name in self.annotated)]})
+        with self._asking("the SQL"):
+            written = rewritten(query, self.columns)
+            found = self._connection.extract_statements(written)
+            kinds = [str(statement.type).rpartition(".")[2] for statement in found]
+            if kinds != ["SELECT"] or _PRAGMA.match(query):
+                raise RunError(_refused(kinds))
+            counted = re.sub(r"count\s*\(\s*\*\s*\)", "", query, flags=re.IGNORECASE)
+            self._show(superseded, annotated="*" in counted or self._mentions(query))
+            table = self._connection.sql(written).to_arrow_table()
+            names = {column.spelled: name for name, column in self.stored.items() if column.spelled}
+            return table.rename_columns(_distinct(names.get(name, name) for name in table.column_names))
+
+    def read(self, files: Sequence[Path]) -> pa.Table:
+        """All rows of these files, one file after the other, with the `filename` of each."""
+        with self._asking():
+            query = f"select {listed(SCHEMA.names)}, filename from {sql.parquet(files)}"
+            found = self._connection.sql(query).to_arrow_table()
+            return found.select(SCHEMA.names).cast(SCHEMA).append_column("filename", found["filename"])
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        """What a query of our own gives, over sums, or over rollouts without what was said in them."""
+        if "_rollouts" in query:
+            self._add(whole=False)
+        with self._asking():
+            return list(self._connection.sql(query).fetchall())
+
+    def count(self, *, superseded: bool) -> int:
+        """How many rollouts there are."""
+        return int(self.rows(f"select coalesce(sum(rollouts), 0) from {_sums_of(superseded)}")[0][0])
+
+    def stats(self) -> tuple[list[str], list[tuple[Any, ...]]]:
+        """The run's figures, step by step: their names, and a row for each step."""
+        names, query = summary.query(
+            name.removeprefix(REWARD_PREFIX) for name in self.stored if name.startswith(REWARD_PREFIX)
+        )
+        with self._asking():
+            if self._connection.sql(summary.mingled("every")).fetchall()[0][0]:
+                self._tables.add_sums(whole=False)
+                self._sums()
+            return names, self._connection.sql(query).fetchall()
+
+    def done_again(self) -> list[tuple[int, int]]:
+        """(attempt, step) of the attempts that did steps again, after the one they were resumed from."""
+        return [(attempt, step) for _, attempt, step in self._done_again]
+
+    @contextmanager
+    def _asking(self, what: str = "") -> Iterator[None]:
+        """One question at a time. `what` the caller wrote may be why DuckDB objects; else the files are."""
+        with self._lock:
+            try:
+                yield
+            except duckdb.Error as error:
+                raise (self._error(error, what) if what else UnreadableError(_gist(error))) from error
+
+    def _sums(self) -> None:
+        """Views of the sums, as of the rollouts."""
+        for name in ("generations", "groups", "rewards"):
+            self._tables.view(f"every_{name}", f"from {name}")
+            self._tables.view(f"current_{name}", f"from {name} where not ({self._is_again})")
+
+    def _found_again(self) -> Iterator[tuple[int, int, int]]:
+        """(run, attempt, step) of what is done again."""
+        query = "select _run, attempt, max(step) from generations group by all"
+        last = {(run, attempt): step for run, attempt, step in self._connection.sql(query).fetchall()}
+        for run, source in enumerate(self._tables.sources):
+            for attempt, step in source.restarts:
+                if (last.get((run, attempt)) or step) > step:
+                    yield run, attempt, step
+
+    @property
+    def _is_again(self) -> str:
+        again = [
+            f"(_run = {run} and attempt < {attempt} and step > {step})" for run, attempt, step in self._done_again
+        ]
+        return " or ".join(again) or "false"
+
+    def _stored(self) -> dict[str, Column]:
+        """The columns of a rollout: those of the files, and one for each reward function that gave something."""
+        kinds = self._tables.kinds("from empty")
+        columns = [Column(name, kinds[name]) for name in SCHEMA.names]
+        taken = {column.name.casefold() for column in columns}
+        rewards = []
+        for name in self._reward_names():
+            column = REWARD_PREFIX + name
+            spelled = _free(column.replace("\0", "\u2400"), taken)
+            taken.add(spelled.casefold())
+            rewards.append(Column(column, "DOUBLE", spelled=spelled))
+        at = [column.name for column in columns].index("prompt_tokens")
+        return {column.name: column for column in (*columns[:at], *rewards, *columns[at:])}
+
+    def _reward_names(self) -> list[str]:
+        """Those that the run files tell of, and those that rollouts have besides."""
+        told = [name for source in self._tables.sources for name in source.reward_names]
+        found = sorted(name for (name,) in self._connection.sql("select distinct name from rewards").fetchall())
+        names = dict.fromkeys(name for name in (*told, *found) if isinstance(name, str) and is_clean(name))
+        return list(names)[:MOST_REWARDS]
+
+    def _add(self, *, whole: bool) -> str:
+        """Views of rollouts, whole or without what was said in them. The first time, each takes a moment."""
+        kind = "whole_" if whole else ""
+        if kind not in self._made:
+            with self._asking():
+                self._tables.add_whole() if whole else self._tables.add_light()
+                self._rollouts(kind, "all_files" if whole else "light_files")
+                self._add_annotated(kind)
+                self._made.add(kind)
+        return kind
+
+    def _rollouts(self, kind: str, files: str) -> None:
+        """Views of the rollouts in these files: all of them, and those that no later attempt did again."""
+        columns = [
+            _reward(column) if name.startswith(REWARD_PREFIX) else column.sql
+            for name, column in self.stored.items()
+            if kind or name not in HEAVY
+        ]
+        self._tables.view(f"{kind}every_rollouts", f"select {', '.join(columns)}, _run, _file, _row from {files}")
+        self._tables.view(f"{kind}current_rollouts", f"from {kind}every_rollouts where not ({self._is_again})")
+
+    def _annotated_views(self, sources: Sequence[Source]) -> dict[str, Producer]:
+        """A table for each producer; names that are taken are left out."""
+        self._connection.execute("create schema annotations")
+        annotated: dict[str, Producer] = {}
+        for producer in annotate.find_producers([(source.folder, source.damaged) for source in sources]):
+            if producer.name.casefold() not in {name.casefold() for name in (*self.stored, *annotated)}:
+                said = _said(len(annotated))
+                self._tables.view(said, annotate.select(producer, partial(sql.parquet, uneven=True)))
+                view = f"annotations.{name_of(producer.name)}"
+                self._connection.execute(f"create view {view} as select * exclude (_run) from {said}")
+                annotated[producer.name] = producer
+        return annotated
+
+    def _add_annotated(self, kind: str) -> None:
+        if not self.annotated:
+            return
+        columns, joins = _joined(self.annotated.values())
+        for name in (f"{kind}every_rollouts", f"{kind}current_rollouts"):
+            self._tables.view(f"annotated_{name}", f"select r.*{columns} from {name} r{joins}")
+
+    def _with_annotations(self, found: pa.Table) -> pa.Table:
+        self._tables.table("found_", found.append_column("_at", integers(range(found.num_rows))))
+        columns, joins = _joined(self.annotated.values())
+        query = f"select _file, _row, r.id{columns} from found_ r{joins} order by _at"
+        return self._connection.sql(query).to_arrow_table()
+
+    def _show(self, superseded: bool, *, annotated: bool) -> None:
+        """Point the names people use at the views they asked for."""
+        self._add(whole=True)
+        wanted = _view(superseded, annotated=annotated and bool(self.annotated), whole=True)
+        if wanted != self._shown:
+            self._tables.view("rollouts", f"select * exclude (_run, _file, _row) from {wanted}")
+            base = _view(superseded, annotated=False, whole=True)
+            self._tables.view("messages", sql.messages(base))
+            self._tables.view("tool_calls", sql.tool_calls(base))
+            self._shown = wanted
+
+    def _mentions(self, text: str) -> bool:
+        lowered = text.casefold()
+        return any(producer.casefold() in lowered for producer in self.annotated)
+
+    def _error(self, error: Exception, what: str) -> Exception:
+        """One sentence for a mistake of the caller; everything else is about the files."""
+        text = _gist(error)
+        if isinstance(error, _OURS):
+            return UnreadableError(text)
+        missing = re.search(r'(?:column "([^"]+)" not found|key "([^"]+)" in struct)', text)
+        if missing:
+            return RunError(no_column(missing[1] or missing[2], self.columns))
+        if isinstance(error, duckdb.PermissionException):
+            return RunError(f"{what} reaches outside the run; it may read {TABLES}")
+        if re.search(r"[Tt]able with name", text):
+            return RunError(f"{what}: {text}; there are {TABLES}")
+        if isinstance(error, duckdb.ProgrammingError | duckdb.DataError):
+            accepted = (
+                "write one SELECT" if what == "the SQL" else "write a condition such as reward < 0 and step > 10"
+            )
+            return RunError(f"{what} is not understood: {text}; {accepted}, in DuckDB's SQL")
+        return UnreadableError(text)
+
+
+def _view(superseded: bool, *, annotated: bool, whole: bool) -> str:
+    kind = f"{'annotated_' if annotated else ''}{'whole_' if whole else ''}"
+    return f"{kind}{'every' if superseded else 'current'}_rollouts"
+
+
+def _sums_of(superseded: bool) -> str:
+    """Where to look up which steps and generations there are."""
+    return f"{'every' if superseded else 'current'}_generations"
+
+
+def _is_about_content(filters: Filters) -> bool:
+    """Whether the question is about what was said; those about numbers and names are answered without it."""
+    text = filters.texts.casefold()
+    inside = (filters.tool, filters.prompt, filters.messages, filters.search or None)
+    return any(value is not None for value in inside) or any(name in text for name in HEAVY)
+
+
+def _free(name: str, taken: Collection[str]) -> str:
+    """The name, or one like it: DuckDB does not tell apart names that differ only in case."""
+    numbered = (f"{name}_{number}" for number in count(1))
+    return next(one for one in chain([name], numbered) if one.casefold() not in taken)
+
+
+def _distinct(names: Iterable[str]) -> list[str]:
+    """The names, told apart: `a.score` and `b.score` are both called score, and a row has one value for each name."""
+    made: dict[str, None] = {}
+    for name in names:
+        made[_free(name, {taken.casefold() for taken in made})] = None
+    return list(made)
+
+
+def _reward(column: Column) -> str:
+    """SQL for what one reward function gave."""
+    name = literal(column.name.removeprefix(REWARD_PREFIX))
+    return f"rewards[list_position(list_transform(rewards, lambda r: r.name), {name})].value as {column.sql}"
+
+
+def _said(number: int) -> str:
+    """The view of what a producer said, and in which run."""
+    return f"said_{number}"
+
+
+def _joined(producers: Any) -> tuple[str, str]:
+    """SQL for the columns and the joins that put every producer's values beside a rollout `r`."""
+    columns = joins = ""
+    for number, producer in enumerate(producers):
+        columns += f", a{number}.v as {name_of(producer.name)}"
+        joins += (
+            f" left join (select _run, id, {annotate.struct(producer)} as v from {_said(number)}) a{number}"
+            f" on a{number}.id = r.id and a{number}._run = r._run"
+        )
+    return columns, joins
+
+
+def _refused(kinds: Sequence[str]) -> str:
+    if len(kinds) == 1:
+        return f"runs are read-only, and the SQL is {kinds[0]}; write one SELECT over {TABLES}"
+    return f"the SQL has {len(kinds) or 'no'} statements; write one SELECT over {TABLES}"
+
+
+def _gist(error: Exception) -> str:
+    """The gist of an error message of DuckDB's."""
+    return re.sub(r"^\w+( \w+)? Error: ", "", gist(error))

@@ -1,0 +1,89 @@
+"""A run in numbers: one row for each split and step, put together from the sums of its generations."""
+
+# ruff: noqa: S608 - SQL is put together from quoted names and literals
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rollout_plugins.reading.sql import literal
+from rollout_plugins.store.schema import REWARD_PREFIX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_MIDDLE = "sum(finite * mean) over apart / nullif(sum(finite) over apart, 0) as middle"
+SQUARES = "sum(squares) + sum(finite * (mean - middle) ** 2)"
+_SPREAD = f"sqrt(({SQUARES}) / sum(finite))"
+_COLUMNS = {
+    "rollouts": "sum(rollouts)::bigint",
+    "scored": "sum(scored)::bigint",
+    "reward": "sum(reward) / nullif(sum(scored), 0)",
+    "reward_min": "min(reward_min) filter (where scored > 0)",
+    "reward_max": "max(reward_max) filter (where scored > 0)",
+    "reward_std": f"""case when sum(finite) = 0 then null
+        when min(reward_min) filter (where scored > 0) = max(reward_max) filter (where scored > 0) then 0
+        else {_SPREAD} end""",
+    "completion_tokens": "sum(tokens) / nullif(sum(with_tokens), 0)",
+    "completion_tokens_max": "max(most_tokens) filter (where with_tokens > 0)",
+    "truncated": "sum(truncated)::bigint",
+    "errors": "sum(errors)::bigint",
+    "turns": "sum(turns) / nullif(sum(with_turns), 0)",
+    "tool_calls": "sum(calls)::bigint",
+    "tool_errors": "sum(failed_calls)::bigint",
+}
+_GROUP = 'split, attempt, step, generation, "group"'
+_PARTED = f"""
+select split, step, count(*) as groups, count(*) filter (where spread = 0) as flat_groups, sum(spread) as spreads
+from (
+  select split, step, case when min(least) = max(most) then 0 else {_SPREAD} end as spread
+  from (select *, {_MIDDLE} from current_groups window apart as (partition by {_GROUP}))
+  group by {_GROUP} having sum(finite) > 1
+) group by split, step"""
+_GROUPS = f"""
+select split, step, sum(spreads) / nullif(sum(groups), 0) as group_std, sum(groups)::bigint as groups,
+  sum(flat_groups)::bigint as flat_groups
+from (
+  select split, step, groups, flat_groups, spreads from current_generations where groups > 0 union all {_PARTED}
+) group by split, step"""
+
+
+def mingled(which: str) -> str:
+    """SQL for whether a group that is whole in one part has rollouts in another one as well."""
+    return f"""
+select exists (
+  select 1 from (
+    select first_group, lag(last_group) over (
+      partition by _run, split, attempt, step, generation order by first_group, last_group) as before
+    from {which}_generations where first_group is not null
+  ) where first_group <= before
+) or exists (
+  select 1 from {which}_groups o join {which}_generations g
+  on g._run = o._run and g._part <> o._part and g.split is not distinct from o.split and g.attempt = o.attempt
+    and g.step is not distinct from o.step and g.generation = o.generation
+  where o."group" between g.first_group and g.last_group
+)"""
+
+
+def query(rewards: Iterable[str]) -> tuple[list[str], str]:
+    """The names and the SQL of a run's numbers; `rewards` are the names of its reward functions."""
+    functions = list(rewards)
+    means = "".join(f", {_mean(name)} as r{number}" for number, name in enumerate(functions))
+    plain = ", ".join(f'{value} as "{name}"' for name, value in _COLUMNS.items())
+    names = ["split", "step", *_COLUMNS, *(REWARD_PREFIX + name for name in functions)]
+    apart = f"select *, {_MIDDLE} from current_generations window apart as (partition by split, step)"
+    return [*names, "group_std", "groups", "flat_groups"], (
+        "select s.*, r.* exclude (split, step, n), g.group_std, coalesce(g.groups, 0), coalesce(g.flat_groups, 0) "
+        f"from (select split, step, {plain} from ({apart}) group by split, step) s "
+        f"left join (select split, step, 0 as n{means} from current_rewards group by split, step) r on {_same('r')} "
+        f"left join ({_GROUPS}) g on {_same('g')} order by s.split = 'eval', s.split, s.step"
+    )
+
+
+def _same(other: str) -> str:
+    return f"{other}.split is not distinct from s.split and {other}.step is not distinct from s.step"
+
+
+def _mean(name: str) -> str:
+    """What a reward function gave on average."""
+    which = f"filter (where name = {literal(name)})"
+    return f"sum(sum) {which} / nullif(sum(values) {which}, 0)"

@@ -1,0 +1,221 @@
+"""The files of runs as tables of DuckDB: read-only, each made when it is asked for, never a whole run in memory."""
+
+# ruff: noqa: S608 - SQL is put together from quoted names and literals
+from __future__ import annotations
+
+import os
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import duckdb
+import pyarrow as pa
+
+from rollout_plugins.content.elsewhere import SCHEME, is_elsewhere, lies_elsewhere, reach, spelled
+from rollout_plugins.content.nodes import nodes_of
+from rollout_plugins.reading import sql, together
+from rollout_plugins.reading.damage import UnreadableError
+from rollout_plugins.reading.part_sums import PartSums, apart
+from rollout_plugins.reading.small import MANY, SmallFiles
+from rollout_plugins.reading.sql import listed, literal
+from rollout_plugins.store.any_version import integers
+from rollout_plugins.store.parts import Part
+from rollout_plugins.store.schema import LIGHT, SCHEMA
+from rollout_plugins.store.sums import LAYOUT, Sums
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+MAX_THREADS = 4  # each brings buffers of its own, and a run should be readable beside a training that needs the memory
+_JOINS_ARROW = int(duckdb.__version__.partition(".")[0]) >= 2
+_FILE = "enum_code(filename::file_)::int"
+
+
+class Memory(NamedTuple):
+    """What is in memory of one run's sealed files, and outlives a `refresh()`."""
+
+    small: SmallFiles
+    sums: PartSums
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One run's files, and which of its rollouts a later attempt did again."""
+
+    folder: Path
+    parts: Sequence[Part]
+    tables: Mapping[Path, pa.Table]
+    """What the journals hold."""
+    memory: Memory
+    restarts: Sequence[tuple[int, int]]
+    """(attempt, step it was resumed from)."""
+    reward_names: Sequence[str]
+    damaged: dict[str, str]
+
+    @property
+    def parquet_files(self) -> list[Path]:
+        return [part.path for part in self.parts if not part.is_journal]
+
+
+class Tables:
+    """`light_files` and `all_files` with every row there is, and `generations`, `groups`, `rewards` of their sums."""
+
+    def __init__(self, sources: Sequence[Source], *, uneven: bool) -> None:
+        """`uneven`: some files may lack columns; finding out which takes opening all of them first."""
+        self.sources, self._uneven = sources, uneven
+        self._numbers = {part.path: n for n, part in enumerate(part for source in sources for part in source.parts)}
+        self.has_many_files = len(self._numbers) >= MANY
+        self.connection = self._connect()
+        names = ", ".join(literal(spelled(path)) for path in self._numbers) or "''"
+        self.connection.execute(f"create type file_ as enum ({names})")
+        self.table("empty", pa.Table.from_batches([], SCHEMA))  # `empty_table` would import pandas
+        for run, source in enumerate(sources):
+            self._journal(run, source)
+        self.add_sums()
+
+    def add_light(self) -> None:
+        """Numbers and names of every rollout."""
+        for source in self.sources:
+            if far := [path for path in source.parquet_files if lies_elsewhere(path)]:
+                reach().fetch(far, LIGHT)
+        held = {run: self._small(run, source) for run, source in enumerate(self.sources) if not self._uneven}
+        self.view("light_files", self._union(LIGHT, held))
+
+    def add_whole(self) -> None:
+        """Everything of every rollout."""
+        self.view("all_files", self._union(SCHEMA.names, {}))
+
+    def add_sums(self, *, whole: bool = True) -> None:
+        """The sums of every generation in every part. See `sums.packed` for `whole`."""
+        self._register(
+            "",
+            [
+                self._sums_of(source) if whole else apart(source.parquet_files, source.tables)
+                for source in self.sources
+            ],
+        )
+
+    def _sums_of(self, source: Source) -> Sums:
+        return source.memory.sums.of(source.folder, source.parquet_files, source.tables, self._gathered)
+
+    def _gathered(self, found: Sums) -> Sums | None:
+        """The sums of many parts as those of one, unless they share groups."""
+        spans = together.spans(found)
+        if spans is None:
+            return None
+        self._register("part_", [found])
+        with suppress(duckdb.OutOfRangeException):  # older ones take sums beyond the largest number for a mistake
+            made = Sums(*(self.connection.sql(query).to_arrow_table() for query in together.queries()))
+            whole = pa.concat_tables([made.generations, spans], promote_options="default")
+            return made._replace(generations=whole)
+        return None
+
+    def _register(self, prefix: str, found: Sequence[Sums]) -> None:
+        """Tables of the sums of every run."""
+        for name in LAYOUT:
+            tables = [
+                table.append_column("_run", pa.repeat(integers([run])[0], table.num_rows))
+                for run, one in enumerate(found)
+                for table in [getattr(one, name)]
+            ]
+            self.table(prefix + name, pa.concat_tables(tables))
+
+    def kinds(self, query: str) -> dict[str, str]:
+        """The columns of a query and their types."""
+        relation = self.connection.sql(query)
+        return dict(zip(relation.columns, map(str, relation.types), strict=True))
+
+    def view(self, name: str, query: str) -> None:
+        """Give a query a name."""
+        self.connection.execute(f"create or replace temp view {name} as {query}")
+
+    def table(self, name: str, table: pa.Table) -> None:
+        """Arrow data under a name of its own; a copy for a DuckDB that cannot join what it did not store itself."""
+        if _JOINS_ARROW:
+            self.connection.register(name, table)
+        else:
+            self._copy(name, table)
+
+    def _copy(self, name: str, table: pa.Table) -> None:
+        """Arrow data as a table of DuckDB's own, which takes a moment and is quicker to ask."""
+        self.connection.register("arrow_", table.combine_chunks())  # each chunk would become a row group
+        self.connection.execute(f"create or replace temp table {name} as from arrow_")
+        self.connection.unregister("arrow_")
+
+    def _journal(self, run: int, source: Source) -> None:
+        """A table for the rows of a run's journals, and where they are."""
+        tables = []
+        for path, table in source.tables.items():
+            file = pa.repeat(pa.scalar(self._numbers[path], pa.int32()), table.num_rows)
+            tables.append(table.append_column("_file", file).append_column("_row", integers(range(table.num_rows))))
+        if tables:
+            self.table(f"journals_{run}", pa.concat_tables(tables, promote_options="permissive"))
+
+    def _small(self, run: int, source: Source) -> frozenset[Path]:
+        """Those of the run's small files that are in a table in memory."""
+
+        def read(files: Sequence[Path]) -> pa.Table:
+            (query,) = self._parquet(files, LIGHT, "filename, file_row_number as _row")
+            return self.connection.sql(query).to_arrow_table()
+
+        tables, paths = [], set[Path]()
+        for files, table in source.memory.small.light(source.parquet_files, read):
+            file = integers(map(self._numbers.__getitem__, files)).take(table["_file"]).cast(pa.int32())
+            tables.append(table.set_column(table.schema.get_field_index("_file"), "_file", file))
+            paths.update(files)
+        if tables:
+            self._copy(f"small_{run}", pa.concat_tables(tables))
+        return frozenset(paths)
+
+    def _union(self, names: Sequence[str], in_memory: Mapping[int, Collection[Path]]) -> str:
+        """SQL for these columns of every file."""
+        none = f"select {listed(names)}, null::int as _run, null::int as _file, null::bigint as _row from empty"
+        pieces = [none] * self._uneven  # else it is in the way: DuckDB passes less of a question on to several pieces
+        for run, source in enumerate(self.sources):
+            held = in_memory.get(run, ())
+            others = [path for path in source.parquet_files if path not in held]
+            pieces += self._parquet(others, names, f"{run} as _run, {_FILE} as _file, file_row_number as _row")
+            tables = [f"small_{run}"] * bool(held) + [f"journals_{run}"] * bool(source.tables)
+            pieces += [f"select {listed(names)}, {run} as _run, _file, _row from {table}" for table in tables]
+        return " union all by name ".join(pieces or [none])
+
+    def _parquet(self, files: Sequence[Path], names: Sequence[str], where: str) -> Iterator[str]:
+        """SQL for these columns of the files, if there are any, and `where` the rows are."""
+        if not files:
+            return
+        columns = "* exclude (filename, file_row_number)" if self._uneven else listed(names)
+        query = f"select {columns}, {where} from {sql.parquet(files, uneven=self._uneven)}"
+        kinds, expected = self.kinds(query), self.kinds("from empty")
+        for name in names:
+            found = kinds.get(name, expected[name])
+            if found != expected[name] and not (self._uneven and found.endswith((")", "[]"))):
+                raise UnreadableError(f"column {name} is {found}, not {expected[name]}")
+        yield query
+
+    def _connect(self) -> Any:
+        connection = duckdb.connect(":memory:")
+        connection.execute(f"set threads = {min(os.cpu_count() or 1, MAX_THREADS)}")
+        for wish in (
+            f"parquet_metadata_cache = {not self.has_many_files}",  # 100 kB each, for good
+            "async_threads = 0",  # its threads for the network's files
+            "enable_external_file_cache = false",  # what is read of those is kept on disk
+            "enable_progress_bar = false",  # an error in a notebook without ipywidgets, where there is none
+        ):
+            with suppress(duckdb.CatalogException, duckdb.InvalidInputException):  # a DuckDB that calls it otherwise
+                connection.execute(f"set {wish}")
+        connection.execute(f"set temp_directory = {literal(str(Path(tempfile.gettempdir()) / 'rollouts-duckdb'))}")
+        nodes = [node for source in self.sources for node in nodes_of(source.folder)]
+        folders = [name for node in nodes for name in (str(node), sql.pattern(node))]
+        if away := [node for node in nodes if is_elsewhere(node)]:
+            connection.register_filesystem(reach().filesystem())
+            folders += [f"{SCHEME}://{folder}" for folder in away]
+        try:
+            connection.execute(f"set allowed_directories = [{', '.join(map(literal, folders))}]")
+        except duckdb.CatalogException:  # DuckDB 1.1 can only be locked out of all files, ours too
+            pass
+        else:
+            connection.execute("set enable_external_access = false")
+        connection.execute("set lock_configuration = true")
+        return connection

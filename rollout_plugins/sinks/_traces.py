@@ -1,0 +1,71 @@
+"""Traces as any sink can take them: with plain values, in two parts, each in the sink's own shape."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from rollout_hookspecs import Image, Step, Trace
+
+from rollout_plugins.content.messages import role_of
+from rollout_plugins.content.plain import plain, plain_text
+from rollout_plugins.content.trace import fact
+
+T = TypeVar("T")
+logger = logging.getLogger("rollout_plugins")
+
+
+def prompt_and_completion(trace: Trace) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """The trace's messages in two parts; without the fact `prompt_messages` the first answer starts the second."""
+    count = trace.metadata.get("prompt_messages")
+    if not isinstance(count, int):
+        roles = [role_of(message) for message in trace.messages]
+        count = roles.index("assistant") if "assistant" in roles else len(roles)
+    return list(trace.messages[:count]), list(trace.messages[count:])
+
+
+def shape_each(traces: Iterable[Trace], step: Step, shape: Callable[[Trace], T]) -> list[T]:
+    """Each trace in a sink's own shape. One that fails becomes a note; the others do not notice."""
+    return [_shaped(trace, step, shape) for trace in traces]
+
+
+def _shaped(trace: Trace, step: Step, shape: Callable[[Trace], T]) -> T:
+    try:
+        return shape(_checked(trace, step))
+    except Exception as error:
+        logger.warning("rollout %s could not be shown: %r", getattr(trace, "rollout_id", "?"), error)
+        note = f"this rollout could not be shown here ({type(error).__name__}); the store has it"
+        facts = {"split": step.split, "step": step.step, "generation": step.generation, "status": "error"}
+        ident = str(plain(getattr(trace, "rollout_id", "unknown")))
+        message = {"role": "unknown", "content": note}
+        return shape(Trace(rollout_id=ident, messages=(message,), metadata={"id": ident, **facts, "error": note}))
+
+
+def _checked(trace: Trace, step: Step) -> Trace:
+    """The trace with plain values, and with a word about ranks when the sink sees one of several."""
+    facts = {str(name): fact(value) for name, value in plain(trace.metadata or {}).items()}
+    if step.world_size > 1 and not step.gathered:
+        facts["ranks"] = f"only rank {step.rank} of {step.world_size}"
+    return Trace(
+        rollout_id=plain_text(str(trace.rollout_id)),
+        messages=tuple(_dict(plain(m, images=True), "content") for m in trace.messages or ()),
+        metadata={"id": trace.rollout_id, "split": step.split, "step": step.step, **facts},
+        spans=tuple(_dict(plain(s, images=True), "output") for s in trace.spans or ()),
+    )
+
+
+def _dict(value: Any, name: str) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {name: value}
+
+
+def images_in(value: Any) -> Iterator[Image]:
+    """The `Image` records in a message or any part of one, in order."""
+    if isinstance(value, Image):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from images_in(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from images_in(item)

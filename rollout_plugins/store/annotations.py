@@ -1,0 +1,68 @@
+"""Columns that are added to rollouts later, without rewriting them.
+
+`annotations/<producer>/<time>-<shape>-<random>.parquet` holds what one `annotate` call gave: `id` and the producer's
+columns. Files are only ever added. Of two values for the same rollout and column the later one counts; a column a
+call does not name keeps its earlier value, one it names with None loses it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rollout_plugins.content.replacing import replace_file
+from rollout_plugins.store.codec import cleaned
+from rollout_plugins.store.schema import TEXT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+PRODUCER = b"rollout_plugins.producer"
+
+
+def write_texts(folder: Path, producer: str, rows: Sequence[Mapping[str, str]]) -> Path:
+    """Write rows of texts that all have the same columns, `id` among them."""
+    columns = {name: pa.array([cleaned(row[name]) for row in rows], TEXT) for name in rows[0]}
+    return write_annotations(folder, producer, pa.table(columns))
+
+
+def write_annotations(folder: Path, producer: str, table: pa.Table) -> Path:
+    """Write one file to a run's folder: `id` and the producer's columns."""
+    target = folder / "annotations" / folder_name(producer)
+    target.mkdir(parents=True, exist_ok=True)
+    file = _new_file(target, table.schema)
+    told = table.replace_schema_metadata({PRODUCER: sql_name(producer).encode()})
+    replace_file(file, partial(pq.write_table, told))
+    return file
+
+
+def folder_name(producer: str) -> str:
+    """A folder for any name: the name itself when it is harmless, else what is harmless of it and a hash."""
+    if re.fullmatch(r"[a-z0-9_][a-z0-9_-]{0,60}", producer):
+        return producer
+    digest = hashlib.sha256(producer.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+    return f"{re.sub(r'[^a-z0-9_]+', '-', producer.lower())[:40].strip('-') or 'producer'}-{digest}"
+
+
+def sql_name(text: str) -> str:
+    """A name that SQL can write."""
+    return cleaned(text).replace("\0", "\u2400")
+
+
+def _new_file(folder: Path, schema: pa.Schema) -> Path:
+    """A name later than every other in the folder, that says which columns are inside."""
+    newest = max(
+        (int(stamp) for path in folder.glob("*.parquet") if (stamp := path.name.partition("-")[0]).isdigit()),
+        default=0,
+    )
+    shape = hashlib.sha256(str(schema.remove_metadata()).encode("utf-8", "replace")).hexdigest()[:12]
+    return folder / f"{max(time.time_ns(), newest + 1):020d}-{shape}-{os.getpid():x}{uuid4().hex[:6]}.parquet"
