@@ -237,6 +237,17 @@ def test_plugins_as_json(rollouts):
     assert "images" in rollouts("plugins")[1]
 
 
+@pytest.mark.needs(part="jsonl")
+def test_export_sets_any_option_of_a_sink(rollouts, run, tmp_path):
+    words = ("export", run.dir, "--to", "jsonl", "-o", tmp_path / "lines", "--set")
+    assert rollouts(*words, "max_bytes=1", "--set", "scope=rank")[0] == 0
+    assert len([*(tmp_path / "lines").rglob("*.jsonl")]) == 3
+    assert "has no option 'max_byts'; did you mean 'max_bytes'?" in rollouts(*words, "max_byts=1")[2]
+    assert "max_bytes='many'" in rollouts(*words, "max_bytes=many")[2]
+    code, _, err = rollouts(*words, "max_bytes")
+    assert (code, "'max_bytes' is not an option and its value" in err) == (2, True)
+
+
 def test_doctor_says_ok_and_what_is_wrong(rollouts, run, monkeypatch):
     code, out, _ = rollouts("doctor", run.dir, "--offline", "--json")
     checks = {check["check"]: check for check in json.loads(out)["checks"]}
@@ -252,6 +263,11 @@ def test_doctor_says_ok_and_what_is_wrong(rollouts, run, monkeypatch):
     assert checks["pyarrow"] == {
         "check": "pyarrow", "status": "fail", "found": "not installed", "do": checks["pyarrow"]["do"]
     }  # fmt: skip
+    assert checks["extras"]["status"] == "note"
+    assert {"torch", "textual", "ray"} <= set(checks["extras"]["found"].removeprefix("not installed: ").split(", "))
+    extras = checks["extras"]["do"].partition("[")[2].partition("]")[0].split(",")
+    assert {"demo", "view", "ray"} <= set(extras)
+    assert "all" not in extras
 
 
 def test_doctor_of_a_folder_that_is_not_there_yet(rollouts, tmp_path):

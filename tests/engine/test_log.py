@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import re
+import sys
 import traceback
 
 import pytest
+import tqdm
 from rig import call, dataset, half, make
 from store_rig import Sink, batch, record, rollouts, started
 from tools import multiply
@@ -197,6 +200,27 @@ def test_a_traceback_shows_the_plugins_code_and_none_of_ours(tmp_path, caplog):
     assert [frame.name for frame in traceback.extract_tb(raised.exc_info[2])] == ["on_rollout"]
     assert returned.message.endswith("TypeError('returned str, expected Rollout or None')")
     assert returned.exc_info is None
+
+
+def test_a_warning_does_not_stand_in_the_line_of_the_trainers_progress_bar(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    logger, screen = logging.getLogger("rollout_plugins"), Terminal()
+    monkeypatch.setattr(logging.root, "handlers", [])
+    monkeypatch.setattr(sys, "stderr", screen)
+    with tqdm.tqdm(total=2, file=screen) as bar:
+        bar.refresh()
+        logger.warning("plugin %r failed", "judge")
+    assert "\r\x1b[Jplugin 'judge' failed\n" in screen.getvalue()
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    logger.warning("into a file")
+    logger.info("not asked for")
+    assert sys.stderr.getvalue() == "into a file\n"
+    monkeypatch.setattr(logging.root, "handlers", [logging.NullHandler()])
+    logger.warning("somebody else shows it")
+    assert sys.stderr.getvalue() == "into a file\n"
 
 
 # --- where the rollouts are -----------------------------------------------------------------------------------------
