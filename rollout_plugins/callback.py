@@ -319,21 +319,25 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         return self._turns[os.getpid()]
 
     def _begin_training(self, trainer: Any, step: int) -> None:
-        """A new run; a new attempt when training resumes or starts over; the same one after an evaluate() before."""
+        """A new run; a new attempt when training resumes or itself starts over; the same one after an evaluate()."""
         attached = self._known(trainer)
         if attached is None:
             self._say_unknown(trainer)
             return
         attached.output_dir = Path(trainer.args.output_dir).absolute()
         self._use(attached)
-        run, has_trained, has_ended = attached.run, attached.has_trained, attached.has_ended_training
-        if has_ended or (run is not None and not has_trained and step != (run.resumed_from or 0)):
-            attached.pipeline.close()
+        run, has_trained = attached.run, attached.has_trained
+        # A smaller batch is tried within one `train()`. Called again, after Ctrl-C in a notebook, it is another one.
+        may_retry = getattr(trainer.args, "auto_find_batch_size", False)
+        starts_over = may_retry and has_trained and not attached.has_ended_training
+        is_elsewhere = run is not None and not has_trained and step != (run.resumed_from or 0)
+        if attached.has_ended_training or is_elsewhere or (has_trained and not starts_over):
+            end_run(attached.pipeline)
             attached.begin_run(self._new_pipeline())
             self._use(attached)
         attached.has_begun_training = True
         if attached.run is None or has_trained:
-            self._begin(trainer, attached, step, restarted=run if has_trained and not has_ended else None)
+            self._begin(trainer, attached, step, restarted=run if starts_over else None)
         else:
             self._ensure_run(trainer, attached)
 
@@ -365,6 +369,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
             id=found.id,
             attempt=found.attempt,
             dir=str(root / found.id),
+            name=attached.output_dir.name,
             rank=trainer.accelerator.process_index,
             world_size=trainer.accelerator.num_processes,
             host=attached.host.name if attached.host else "",

@@ -111,12 +111,22 @@ def versions_checks() -> Iterator[Check]:
     python = ".".join(map(str, sys.version_info[:3]))
     supported = sys.version_info >= (3, 10)
     yield Check("Python", "ok" if supported else "fail", python, "" if supported else "use Python 3.10 or newer")
-    for name, (least, extra) in _requirements().items():
-        yield _version(name, least, extra)
+    wanted = _requirements()
+    missing = {name: extra for name, (_, extra) in wanted.items() if extra and installed(name) is None}
+    for name, (least, _) in wanted.items():
+        if name not in missing:
+            yield _version(name, least)
+    if missing:
+        extras = ",".join(sorted(set(missing.values())))
+        what = f"pip install 'rollout-plugins[{extras}]', or those of them that you want"
+        yield Check("extras", "note", f"not installed: {', '.join(missing)}", what)
 
 
 def _requirements() -> dict[str, tuple[str, str]]:
-    """Package → (oldest version, the extra that brings it), as the installed distribution says."""
+    """Package → (oldest version, the extra that brings it), as the installed distribution says.
+
+    Extras stand in alphabetical order, so of several the last one is not `all`, which brings everything.
+    """
     found: dict[str, tuple[str, str]] = {}
     try:
         required = metadata.requires(DISTRIBUTION) or []
@@ -126,16 +136,14 @@ def _requirements() -> dict[str, tuple[str, str]]:
         match = re.match(r"([A-Za-z0-9._-]+)(?:\[.*?\])?\s*\(?[^;]*?>=\s*([0-9.]+)", line)
         extra = re.search(r"extra\s*==\s*['\"](\w+)", line)
         if match and match[1] != DISTRIBUTION and (extra is None or extra[1] not in {"dev", "docs"}):
-            found.setdefault(match[1].lower(), (match[2], extra[1] if extra else ""))
+            found[match[1].lower()] = (match[2], extra[1] if extra else "")
     return found
 
 
-def _version(name: str, least: str, extra: str) -> Check:
+def _version(name: str, least: str) -> Check:
     found = installed(name)
-    if found is None and not extra:
-        return Check(name, "fail", "not installed", f"pip install '{name}>={least}'")
     if found is None:
-        return Check(name, "note", "not installed", f"pip install 'rollout-plugins[{extra}]' if you want it")
+        return Check(name, "fail", "not installed", f"pip install '{name}>={least}'")
     if numbers(found) < numbers(least):
         return Check(name, "fail", f"{found}; at least {least} is needed", f"pip install -U '{name}>={least}'")
     if name == "trl" and numbers(found)[:2] > NEWEST_TRL:
@@ -246,7 +254,7 @@ def _reach(name: str, host: str, advice: str) -> Check:
 
 def plugins_checks() -> Iterator[Check]:
     """Plugins that would not run as they are, and why."""
-    from rollout_plugins.engine.discover import listing
+    from rollout_plugins.cli.plugins import listing
 
     try:
         rows = listing()

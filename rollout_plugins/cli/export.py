@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+import json
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,26 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument("--cap", type=int, metavar="N", help="sinks: at most N of each generation, whole groups first")
     parser.add_argument("--project", help="trackio, wandb: the project")
     parser.add_argument("--name", help="trackio, wandb: the run; one that exists is continued")
+    parser.add_argument(
+        "--set",
+        action="append",
+        type=_setting,
+        default=[],
+        metavar="OPTION=VALUE",
+        help="sinks: any option of the sink, such as max_rows=64; may be given again",
+    )
     add_allow_damaged(parser)
     add_filters(parser)
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ArgumentTypeError(f"{text!r} is not an option and its value, such as max_rows=64")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
 
 
 def run(options: Namespace) -> int:
@@ -87,7 +106,7 @@ def _sink(stored: StoredRun, options: Namespace, filters: dict[str, Any]) -> Non
         if value is not None and name not in takes:
             flags = ", ".join(flag for option, flag in FLAGS.items() if option in takes) or "no such option"
             raise SetupError(f"{FLAGS[name]} is not for {options.to}; it takes {flags}")
-    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None} | dict(options.set)
     plugins = options.plugins.split(",") if options.plugins else []
     if options.out and str(options.out) != "-":
         check_folder(options.out)

@@ -79,10 +79,19 @@ def reach() -> Elsewhere:
     raise SetupError("runs at a URL cannot be opened: rollout-plugins is installed without its part for them")
 
 
-@cache
 def is_elsewhere(folder: Path) -> bool:
     """Whether a folder stands for a run elsewhere."""
-    return (folder / MARK).is_file()
+    return _is_marked(str(folder))
+
+
+def lies_elsewhere(file: Path) -> bool:
+    """Whether a file of rollouts or annotations stands for one elsewhere."""
+    return _is_marked(str(file).rsplit(os.sep, 3)[0])  # asked for thousands, of which a `Path` takes its time
+
+
+@cache
+def _is_marked(folder: str) -> bool:
+    return Path(folder, MARK).is_file()
 
 
 def place_of(folder: Path) -> str:
@@ -94,9 +103,9 @@ def place_of(folder: Path) -> str:
 
 def spelled(file: Path) -> str:
     """A rollout file's name for DuckDB."""
-    return f"{SCHEME}://{file}" if is_elsewhere(file.parents[2]) else str(file)
+    return f"{SCHEME}://{file}" if lies_elsewhere(file) else str(file)
 
 
 def opened(file: Path) -> Any:
     """What PyArrow opens for a rollout file: its path here, or what reads it from there."""
-    return reach().opened(file) if is_elsewhere(file.parents[2]) else file
+    return reach().opened(file) if lies_elsewhere(file) else file

@@ -1,4 +1,4 @@
-"""Two lines for the person at the terminal: that a run is recorded, and where it is."""
+"""What the person at the terminal is told: where a run is, when it begins and when it ends, and warnings."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from pathlib import Path
 
 from rollout_hookspecs import Run
 
+from rollout_plugins.content.bars import AboveBars
 from rollout_plugins.content.names import count, listed
 from rollout_plugins.engine.counters import Counters
 
 logger = logging.getLogger("rollout_plugins")
+logger.addHandler(AboveBars(logging.WARNING))
 
 _said: set[str] = set()
 _named: dict[str, str] = {}
@@ -44,7 +46,11 @@ def _say(run: Run, text: str) -> None:
     _said.add(moment)
     folder = _named.setdefault(run.dir, _short(run.dir))  # a reward may change the working directory meanwhile
     with suppress(Exception):  # nobody has to have a terminal
-        _write(f"rollout-plugins {text} rollouts view {shlex.quote(folder)}")
+        _write(f"rollout-plugins {text} {_how_to_see(folder)}")
+
+
+def _how_to_see(folder: str) -> str:
+    return f"open_run({folder!r})" if "ipykernel.kernelapp" in sys.modules else f"rollouts view {shlex.quote(folder)}"
 
 
 def _is_silenced() -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 
-from rollout_plugins.content.elsewhere import is_elsewhere, opened
+from rollout_plugins.content.elsewhere import lies_elsewhere, opened
 from rollout_plugins.errors import RunError
 from rollout_plugins.reading import gathered, small
 from rollout_plugins.reading.damage import UnreadableError, gist, wrong_columns
@@ -71,7 +71,7 @@ def apart(files: Sequence[Path], journals: Mapping[Path, pa.Table]) -> sums.Sums
 
 
 def _on_all_cores(function: Callable[[Path], bytes], files: Sequence[Path]) -> list[bytes]:
-    away = any(is_elsewhere(path.parents[2]) for path in files)
+    away = any(map(lies_elsewhere, files))
     threads = _ELSEWHERE if away else min(os.cpu_count() or 1, 4)
     size = -(-len(files) // (_ELSEWHERE * threads)) or 1  # handing over thousands one by one takes as long as they do
     some = [files[start : start + size] for start in range(0, len(files), size)]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from rollout_plugins.content.elsewhere import is_elsewhere, spelled
+from rollout_plugins.content.elsewhere import lies_elsewhere, spelled
 from rollout_plugins.store.codec import cleaned
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def listed(names: Iterable[str]) -> str:
 
 def parquet(paths: Iterable[Path], *, uneven: bool = False) -> str:
     """A table of Parquet files. Folders above a run may be called `key=value`, which are not columns."""
-    names = ", ".join(literal(spelled(path) if is_elsewhere(path.parents[2]) else pattern(path)) for path in paths)
+    names = ", ".join(literal(spelled(path) if lies_elsewhere(path) else pattern(path)) for path in paths)
     options = "filename = true, file_row_number = true, hive_partitioning = false"
     return f"read_parquet([{names}], {options}, union_by_name = {'true' if uneven else 'false'})"
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import duckdb
 import pyarrow as pa
 
-from rollout_plugins.content.elsewhere import SCHEME, is_elsewhere, reach, spelled
+from rollout_plugins.content.elsewhere import SCHEME, is_elsewhere, lies_elsewhere, reach, spelled
 from rollout_plugins.content.nodes import nodes_of
 from rollout_plugins.reading import sql, together
 from rollout_plugins.reading.damage import UnreadableError
@@ -78,7 +78,7 @@ class Tables:
     def add_light(self) -> None:
         """Numbers and names of every rollout."""
         for source in self.sources:
-            if far := [path for path in source.parquet_files if is_elsewhere(path.parents[2])]:
+            if far := [path for path in source.parquet_files if lies_elsewhere(path)]:
                 reach().fetch(far, LIGHT)
         held = {run: self._small(run, source) for run, source in enumerate(self.sources) if not self._uneven}
         self.view("light_files", self._union(LIGHT, held))

@@ -67,19 +67,19 @@ def spans(found: Sums) -> pa.Table | None:
         return whole
     others = found.groups.select([*BY, "group"]).filter(pc.is_valid(found.groups["group"]))
     rows = pa.concat_tables([whole, others.rename_columns([*BY, "first_group"])], promote_options="default")
-    rows = rows.append_column("of", _numbered(rows, BY))
-    rows = rows.take(pc.sort_indices(rows, sort_keys=[(name, "ascending") for name in ("of", *_SPAN)]))
-    is_whole = pc.is_valid(rows["last_group"])
-    same = pc.equal(rows["of"], _before(where(is_whole, rows["of"]), -1))
-    last = _before(rows["last_group"], 0)
-    if pc.any(pc.and_(same, pc.less_equal(rows["first_group"], last))).as_py():
+    places = pa.table([_numbered(rows, BY), *rows.select(_SPAN).combine_chunks()], names=["of", *_SPAN])
+    order = pc.sort_indices(places, sort_keys=[(name, "ascending") for name in places.column_names])
+    of, first, last = places.take(order)
+    is_whole = pc.is_valid(last)
+    before = _before(last, 0)
+    same = pc.equal(of, _before(where(is_whole, of), -1))
+    if pc.any(pc.and_(same, pc.less_equal(first, before))).as_py():
         return None
-    goes_on = pc.and_(same, pc.equal(pc.subtract(rows["first_group"], last), _ONE))
+    goes_on = pc.and_(same, pc.equal(pc.subtract(first, before), _ONE))
     begins = pc.invert(goes_on).filter(is_whole)
     ends = pa.chunked_array([*begins.slice(1).chunks, *begins.slice(0, 1).chunks])  # the first one begins a span
-    whole = rows.filter(is_whole)
-    starts = whole.filter(begins).drop_columns(["of", "last_group"])
-    return starts.append_column("last_group", whole["last_group"].filter(ends))
+    starts = rows.take(pc.filter(order, is_whole).filter(begins)).drop_columns(["last_group"])
+    return starts.append_column("last_group", last.filter(is_whole).filter(ends))
 
 
 def _before(column: pa.ChunkedArray, first: int) -> pa.ChunkedArray:

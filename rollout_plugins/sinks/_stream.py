@@ -21,8 +21,6 @@ from typing import TextIO
 from rollout_plugins.content.patience import is_patient
 from rollout_plugins.content.plain import json_for
 
-CLEARED = "\r\x1b[J"
-"""Takes progress bars off the screen; they draw themselves again."""
 _READER_SECONDS = 0.25
 _PIPE_BYTES = 16_384
 _UNREAD = "nobody reads the terminal, so rollouts are not shown in it"
@@ -41,12 +39,6 @@ def write_text(stream: TextIO, text: str) -> None:
 def write_json(stream: TextIO, lines: str) -> None:
     """Write lines of JSON, which stay JSON where the stream has no letters for them."""
     _write(stream, json_for(stream, lines))
-
-
-def bars_shown() -> bool:
-    """Whether tqdm's bars, the trainer's among them, are on the screen."""
-    tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)
-    return bool(len(getattr(tqdm, "_instances", ())))
 
 
 def _encoding(stream: TextIO) -> str:

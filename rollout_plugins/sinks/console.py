@@ -10,12 +10,13 @@ import orjson
 from rich.console import Console
 from rollout_hookspecs import Step, Trace, hookimpl
 
+from rollout_plugins.content.bars import cleared
 from rollout_plugins.content.messages import field_of
 from rollout_plugins.content.numbers import finite
 from rollout_plugins.content.options import check, flag, whole
 from rollout_plugins.content.plain import json_text, plain
 from rollout_plugins.show.render import render_group, render_rollouts
-from rollout_plugins.sinks._stream import CLEARED, bars_shown, write_json, write_text
+from rollout_plugins.sinks._stream import write_json, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -104,7 +105,7 @@ class ConsoleSink:
             return
         with console.capture() as captured:
             console.print(shown)
-        write_text(stream, (CLEARED if bars_shown() else "") + captured.get())
+        write_text(stream, cleared() + captured.get())
 
 
 def extremes(traces: Sequence[Trace], by: str, best: int, worst: int) -> list[Titled]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from rollout_plugins.content.nodes import nodes_of
@@ -10,6 +13,9 @@ from rollout_plugins.store.compacted import without_joined
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+_NAME = re.compile(r"([0-9]+-[0-9]+-[0-9]+)\.(?:arrows|parquet)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +46,13 @@ def find_parts(folder: Path) -> list[Part]:
 
 
 def _paths(node: Path) -> list[Path]:
-    found: dict[Path, Path] = {}
-    for path in sorted((node / "data").glob("*/*.*"), key=lambda path: path.parts):
-        numbers = path.stem.split("-")
-        is_part = path.suffix in {".arrows", ".parquet"} and len(numbers) == 3
-        if is_part and all(number.isascii() and number.isdigit() for number in numbers):
-            found[path.with_suffix("")] = path  # sorted: .parquet comes after .arrows and wins
-    kept = without_joined(node, set(map(file_name, found.values())))
-    return [path for path in found.values() if file_name(path) in kept]
+    found: list[Path] = []
+    for split in sorted((node / "data").glob("*")):
+        with suppress(OSError):  # it is not a folder
+            there = sorted(split.iterdir(), key=attrgetter("name"))  # .parquet comes after .arrows and wins
+            found += {match[1]: path for path in there if (match := _NAME.fullmatch(path.name))}.values()
+    kept = without_joined(node, set(map(file_name, found)))
+    return [path for path in found if file_name(path) in kept]
 
 
 def file_name(path: Path) -> str:

@@ -11,7 +11,7 @@ import base64
 import json
 import struct
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
@@ -132,7 +132,7 @@ def kept(path: Path) -> bytes | None:
     They are found by their key. Taking a whole footer apart takes a millisecond, and a run may have thousands.
     """
     there = opened(path)
-    with path.open("rb") if there is path else there as file:
+    with path.open("rb", buffering=0) if there is path else there as file:
         size = file.seek(0, 2)
         file.seek(max(size - _TAIL, 0))
         tail = file.read()
@@ -164,16 +164,22 @@ def joined(parts: Sequence[bytes]) -> Sums:
 def _joined(parts: Sequence[bytes], first: int) -> list[list[pa.Table]]:
     """The tables of so many parts that what is unpacked of them takes little memory."""
     alike: dict[tuple[str | None, ...], list[tuple[int, list[memoryview]]]] = {}
-    for number, part in enumerate(parts, first):
-        texts, tables = _unpacked(part)
+    for number, plain in enumerate(_unpacked(parts), first):
+        texts, tables = _taken_apart(plain)
         alike.setdefault(texts, []).append((number, tables))
     return [_tables(texts, some) for texts, some in (alike or {(): []}).items()]
 
 
-def _unpacked(part: bytes) -> tuple[tuple[str | None, ...], list[memoryview]]:
+def _unpacked(parts: Sequence[bytes]) -> Iterator[memoryview]:
+    """What was packed. Of many parts it is one call, for other threads can work meanwhile."""
+    sizes = [_HEAD.unpack_from(part)[1] for part in parts]
+    small = b"".join([part[_HEAD.size :] for part in parts])
+    plain = memoryview(_CODEC.decompress(small, sum(sizes)) if parts else b"")
+    return (plain[start:end] for start, end in pairwise(accumulate(sizes, initial=0)))
+
+
+def _taken_apart(plain: memoryview) -> tuple[tuple[str | None, ...], list[memoryview]]:
     """The texts and the tables of a part's sums."""
-    _, size, _ = _HEAD.unpack_from(part)
-    plain = memoryview(_CODEC.decompress(part[_HEAD.size :], size))
     start = 4 + int.from_bytes(plain[:4], "little")
     head = json.loads(bytes(plain[4:start]))
     ends = list(accumulate(head["bytes"], initial=start))

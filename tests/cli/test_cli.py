@@ -230,11 +230,34 @@ def test_diff_shows_what_changed_on_the_same_prompts(rollouts, tmp_path):
     assert "no prompt in both: 2 in the first, 1 in the second" in rollouts("diff", a, c)[1]
 
 
+def test_diff_shows_answers_that_explain_the_difference(rollouts, tmp_path):
+    def said(index, reward, text):
+        return one(1, index, group=0, prompt=("What?",), reward=reward, completion=(text,))
+
+    a = write(tmp_path, [said(0, 1.0, "right"), said(1, 1.0, "right"), said(2, 0.0, "wrong")], run="a")
+    b = write(tmp_path, [said(0, 1.0, "right"), said(1, 0.0, "wrong"), said(2, 0.0, "wrong")], run="b")
+    out = rollouts("diff", a, b)[1]
+    assert "0.667 → 0.333  -0.333  What?" in out
+    assert "[-right-]{+wrong+}" in out
+    assert "typical answers are the same" not in out
+
+
 def test_plugins_as_json(rollouts):
     rows = json.loads(rollouts("plugins", "--json")[1])
     assert {"name", "version", "source", "hooks", "status", "reason"} <= rows[0].keys()
     assert {"images", "metrics", "trackio"} <= {row["name"] for row in rows}
     assert "images" in rollouts("plugins")[1]
+
+
+@pytest.mark.needs(part="jsonl")
+def test_export_sets_any_option_of_a_sink(rollouts, run, tmp_path):
+    words = ("export", run.dir, "--to", "jsonl", "-o", tmp_path / "lines", "--set")
+    assert rollouts(*words, "max_bytes=1", "--set", "scope=rank")[0] == 0
+    assert len([*(tmp_path / "lines").rglob("*.jsonl")]) == 3
+    assert "has no option 'max_byts'; did you mean 'max_bytes'?" in rollouts(*words, "max_byts=1")[2]
+    assert "max_bytes='many'" in rollouts(*words, "max_bytes=many")[2]
+    code, _, err = rollouts(*words, "max_bytes")
+    assert (code, "'max_bytes' is not an option and its value" in err) == (2, True)
 
 
 def test_doctor_says_ok_and_what_is_wrong(rollouts, run, monkeypatch):
@@ -252,6 +275,11 @@ def test_doctor_says_ok_and_what_is_wrong(rollouts, run, monkeypatch):
     assert checks["pyarrow"] == {
         "check": "pyarrow", "status": "fail", "found": "not installed", "do": checks["pyarrow"]["do"]
     }  # fmt: skip
+    assert checks["extras"]["status"] == "note"
+    assert {"torch", "textual", "ray"} <= set(checks["extras"]["found"].removeprefix("not installed: ").split(", "))
+    extras = checks["extras"]["do"].partition("[")[2].partition("]")[0].split(",")
+    assert {"demo", "view", "ray"} <= set(extras)
+    assert "all" not in extras
 
 
 def test_doctor_of_a_folder_that_is_not_there_yet(rollouts, tmp_path):

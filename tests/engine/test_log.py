@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import re
+import sys
 import traceback
 
 import pytest
+import tqdm
 from rig import call, dataset, half, make
 from store_rig import Sink, batch, record, rollouts, started
 from tools import multiply
@@ -199,6 +202,27 @@ def test_a_traceback_shows_the_plugins_code_and_none_of_ours(tmp_path, caplog):
     assert returned.exc_info is None
 
 
+def test_a_warning_does_not_stand_in_the_line_of_the_trainers_progress_bar(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    logger, screen = logging.getLogger("rollout_plugins"), Terminal()
+    monkeypatch.setattr(logging.root, "handlers", [])
+    monkeypatch.setattr(sys, "stderr", screen)
+    with tqdm.tqdm(total=2, file=screen) as bar:
+        bar.refresh()
+        logger.warning("plugin %r failed", "judge")
+    assert "\r\x1b[Jplugin 'judge' failed\n" in screen.getvalue()
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    logger.warning("into a file")
+    logger.info("not asked for")
+    assert sys.stderr.getvalue() == "into a file\n"
+    monkeypatch.setattr(logging.root, "handlers", [logging.NullHandler()])
+    logger.warning("somebody else shows it")
+    assert sys.stderr.getvalue() == "into a file\n"
+
+
 # --- where the rollouts are -----------------------------------------------------------------------------------------
 
 
@@ -243,6 +267,13 @@ def test_a_script_that_went_to_another_folder_is_given_a_path_that_works_in_the_
     with RolloutRecorder(dir="runs", run_id="r") as recorder:
         recorder.record(1, [{"prompt": "2+2?", "completion": "4"}])
     assert all(line.endswith(f"rollouts view {tmp_path / 'runs' / 'r'}") for line in said(capfd))
+
+
+def test_a_notebook_is_given_what_works_in_a_notebook(tmp_path, capfd, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ipykernel.kernelapp", sys)
+    with RolloutRecorder(dir=tmp_path, run_id="r") as recorder:
+        recorder.record(1, [{"prompt": "2+2?", "completion": "4"}])
+    assert all(line.endswith(f": open_run({str(tmp_path / 'r')!r})") for line in said(capfd))
 
 
 def test_only_rank_0_says_it_and_only_if_it_may(tmp_path, capfd, monkeypatch):

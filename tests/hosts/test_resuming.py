@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from rig import half, make
+from rig import dataset, half, make
 from store_rig import runs
 
 from rollout_plugins import RolloutPluginCallback, open_run
@@ -59,21 +59,58 @@ def test_resume_restores_callback_states_without_us(tmp_path):
     assert open_run(tmp_path / "out").steps == [1, 2]
 
 
-def test_a_training_that_starts_over_is_a_new_attempt_of_its_run(tmp_path):
+def failing_once(error):
     calls = []
 
-    def fails_once(completions, **kwargs):
+    def reward(completions, **kwargs):
         calls.append(1)
         if len(calls) == 2:
-            raise MemoryError
+            raise error
         return half(completions)
 
-    trainer = make(tmp_path, rewards=fails_once, max_steps=2)
+    return reward
+
+
+def test_an_interrupted_training_and_the_next_one_are_two_runs_and_hide_nothing_of_each_other(tmp_path, capfd):
+    trainer = make(tmp_path, rewards=failing_once(KeyboardInterrupt()), max_steps=2)
     trainer.add_callback(RolloutPluginCallback())
-    with pytest.raises(MemoryError):
+    with pytest.raises(KeyboardInterrupt):
         trainer.train()
     trainer._buffered_inputs = None
     trainer.train()
+    first, second = runs(tmp_path)
+    told = capfd.readouterr().err
+    assert told.index("recorded 8 rollouts, none lost") < told.index(f"now or later: rollouts view {second.dir}")
+    assert [run.info.attempt for run in (first, second)] == [1, 1]
+    assert [(r.step, r.error) for r in first.rollouts()] == [(1, None)] * 4 + [(2, "KeyboardInterrupt")] * 4
+    assert [r.step for r in second.rollouts()] == [1] * 4 + [2] * 4
+
+
+def test_an_interrupted_training_that_resumes_goes_on_in_its_run(tmp_path):
+    trainer = make(
+        tmp_path, rewards=failing_once(KeyboardInterrupt()), max_steps=2, save_steps=1, save_strategy="steps"
+    )
+    trainer.add_callback(RolloutPluginCallback())
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    trainer._buffered_inputs = None
+    trainer.train(resume_from_checkpoint=True)
     (run,) = runs(tmp_path)
-    assert [(r.step, r.attempt) for r in run.rollouts()] == [(1, 2)] * 4 + [(2, 2)] * 4
-    assert len(list(run.rollouts(superseded=True))) == 16
+    assert [(r.step, r.attempt) for r in run.rollouts()] == [(1, 1)] * 4 + [(2, 2)] * 4
+    assert len(list(run.rollouts(superseded=True))) == 12
+
+
+def test_a_training_that_starts_over_with_a_smaller_batch_is_a_new_attempt_of_its_run(tmp_path):
+    trainer = make(
+        tmp_path,
+        rewards=failing_once(RuntimeError("CUDA out of memory.")),
+        rows=dataset(64),
+        max_steps=2,
+        per_device_train_batch_size=20,
+    )
+    trainer.args.auto_find_batch_size = True  # which TRL 1.16 no longer takes
+    trainer.add_callback(RolloutPluginCallback())
+    trainer.train()
+    (run,) = runs(tmp_path)
+    assert [(r.step, r.attempt) for r in run.rollouts()] == [(1, 2)] * 18 + [(2, 2)] * 18
+    assert len(list(run.rollouts(superseded=True))) == 76

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from rollout_plugins.content.rewards import shortest
 from rollout_plugins.errors import SetupError
+from rollout_plugins.hosts.kit.wrapping import beneath
 
 logger = logging.getLogger("rollout_plugins")
 
@@ -47,7 +48,7 @@ def tokenizer_of(trainer: Any) -> Any:
 
 def is_trls_own(trainer: Any, method: str) -> bool:
     """Whether the method is that of one of TRL's trainers; what is around it or in place of it has other globals."""
-    home = getattr(getattr(trainer, method, None), "__globals__", {}).get("__name__", "")
+    home = getattr(beneath(trainer, method), "__globals__", {}).get("__name__", "")
     return str(home).startswith(("trl.trainer.", "trl.extras."))
 
 
