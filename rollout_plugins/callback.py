@@ -332,7 +332,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         starts_over = may_retry and has_trained and not attached.has_ended_training
         is_elsewhere = run is not None and not has_trained and step != (run.resumed_from or 0)
         if attached.has_ended_training or is_elsewhere or (has_trained and not starts_over):
-            attached.pipeline.close()
+            end_run(attached.pipeline)
             attached.begin_run(self._new_pipeline())
             self._use(attached)
         attached.has_begun_training = True
