@@ -332,7 +332,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         starts_over = may_retry and has_trained and not attached.has_ended_training
         is_elsewhere = run is not None and not has_trained and step != (run.resumed_from or 0)
         if attached.has_ended_training or is_elsewhere or (has_trained and not starts_over):
-            attached.pipeline.close()
+            end_run(attached.pipeline)
             attached.begin_run(self._new_pipeline())
             self._use(attached)
         attached.has_begun_training = True
@@ -369,6 +369,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
             id=found.id,
             attempt=found.attempt,
             dir=str(root / found.id),
+            name=attached.output_dir.name,
             rank=trainer.accelerator.process_index,
             world_size=trainer.accelerator.num_processes,
             host=attached.host.name if attached.host else "",

@@ -232,6 +232,8 @@ class Run:
     """Which start of the run this is."""
     dir: str = ""
     """The run's folder."""
+    name: str = ""
+    """Name of the trainer's output folder, so that the run is still called by it in another place."""
     rank: int = 0
     """This process."""
     world_size: int = 1

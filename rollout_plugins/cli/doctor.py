@@ -254,7 +254,7 @@ def _reach(name: str, host: str, advice: str) -> Check:
 
 def plugins_checks() -> Iterator[Check]:
     """Plugins that would not run as they are, and why."""
-    from rollout_plugins.engine.discover import listing
+    from rollout_plugins.cli.plugins import listing
 
     try:
         rows = listing()

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import fields
-from pathlib import PurePath
+from pathlib import Path
 
 from rollout_hookspecs import Rollout, Run
 
@@ -30,9 +30,11 @@ def own_name(run: Run) -> str:
 
 
 def output_folder(run: Run) -> str:
-    """The name of the output folder that a run belongs to; empty when its own folder is not known."""
-    parents = PurePath(run.dir).parts[:-1]
-    inside = bool(parents) and parents[-1] in {"_rollouts", "rollouts"}
+    """The name of the output folder that a run belongs to, or is in; empty when its own folder is not known."""
+    if run.name or not run.dir:
+        return run.name
+    parents = Path(run.dir).absolute().parts[:-1]
+    inside = parents[-1] in {"_rollouts", "rollouts"}
     return (parents[-2] if inside else parents[-1]).removesuffix("-rollouts") if len(parents) > 1 else ""
 
 

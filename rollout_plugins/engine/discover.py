@@ -14,11 +14,9 @@ from rollout_hookspecs import PROJECT, hooks
 
 from rollout_plugins.engine import environment
 from rollout_plugins.engine.check import (
-    HOOKS,
     NeedsOptionsError,
     accepted_options,
     check,
-    implements,
     is_property,
     load,
 )
@@ -297,25 +295,3 @@ def _may_be(plugin: Any, installed: Installed) -> bool:
     modules = {getattr(plugin, "__name__", ""), *(one.__module__ for one in kind.__mro__)}
     packages = {str(module).partition(".")[0] for module in modules}
     return installed.entry is None or installed.entry.module.partition(".")[0] in packages
-
-
-def listing() -> list[dict[str, Any]]:
-    """Every installed plugin and whether it would run, for `rollouts plugins`. The format is stable."""
-    plugins = Plugins()
-    plugins.add(TRAINERS)
-    order = [name for name, _ in reversed(plugins.manager.list_name_plugin())]
-    for found in plugins.found.values():
-        if found.plugin is None and found.status == "available":
-            plugins.peek(found)
-    return [
-        {
-            "name": found.name,
-            "version": found.version,
-            "source": found.distribution,
-            "hooks": [hook for hook in HOOKS if found.plugin is not None and implements(found.plugin, hook)],
-            "order": order.index(found.name) + 1 if found.name in order else None,
-            "status": found.status,
-            "reason": found.reason,
-        }
-        for found in plugins.found.values()
-    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing.util
 import os
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -36,8 +37,16 @@ def open_pipeline(
 ) -> Pipeline:
     """A pipeline whose run ends when its owner is gone, or the process ends."""
     pipeline = Pipeline(plugins, strict=strict, sync=sync, on_full=on_full, end_seconds=end_seconds)
-    weakref.finalize(owner, end_run, pipeline)  # runs at exit, too, which `__del__` may not
+    end = weakref.finalize(owner, end_run, pipeline)  # runs at exit, too, which `__del__` may not
+    _end_with_child(end)
+    multiprocessing.util.register_after_fork(pipeline, lambda _: _end_with_child(end))
     return pipeline
+
+
+def _end_with_child(end: Callable[[], object]) -> None:
+    """A child that `multiprocessing` forks ends without `atexit`, but not without its own finalizers."""
+    if multiprocessing.parent_process() is not None:
+        multiprocessing.util.Finalize(None, end, exitpriority=0)
 
 
 def end_run(pipeline: Pipeline) -> None:

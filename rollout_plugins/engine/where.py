@@ -46,7 +46,11 @@ def _say(run: Run, text: str) -> None:
     _said.add(moment)
     folder = _named.setdefault(run.dir, _short(run.dir))  # a reward may change the working directory meanwhile
     with suppress(Exception):  # nobody has to have a terminal
-        _write(f"rollout-plugins {text} rollouts view {shlex.quote(folder)}")
+        _write(f"rollout-plugins {text} {_how_to_see(folder)}")
+
+
+def _how_to_see(folder: str) -> str:
+    return f"open_run({folder!r})" if "ipykernel.kernelapp" in sys.modules else f"rollouts view {shlex.quote(folder)}"
 
 
 def _is_silenced() -> bool:

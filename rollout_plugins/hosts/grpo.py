@@ -40,8 +40,6 @@ class GRPOObserver(Observer):
     def __init__(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> None:
         super().__init__(trainer, emit, options)
         self.unscored = Unscored(self._keep, self._tell_waiting)
-        self._may_change = {name for name in (self.whole, "_calculate_rewards") if not is_trls_own(trainer, name)}
-        """Methods that a subclass has of its own: what they give back need not be what TRL has in its log."""
         self.watch(self.whole, self._whole)
         self.watch("_calculate_rewards", self._rewards)
         self.watch("_generate", self._tokens, optional=True)
@@ -177,11 +175,15 @@ class GRPOObserver(Observer):
             if unknown:
                 self.lose(unknown)
 
+    def _may_change(self, method: str) -> bool:
+        """Whether it is not TRL's own: what it gives back need not be what TRL has in its log."""
+        return not is_trls_own(self.trainer, method)
+
     def _read_rewards(self, now: Sampled, gathered: Any) -> None:
         """Rewards exist now, and so does what reward functions gave to log_extra."""
         here = slice(now.rank * now.count, (now.rank + 1) * now.count)
         now.rewards.numbers = lambda index: gathered[here, index].tolist()
-        if "_calculate_rewards" in self._may_change:
+        if self._may_change("_calculate_rewards"):
             now.rewards.see_used(gathered[here].tolist())
         copier = Snapshot()
         pending = getattr(self.trainer, "_pending_extra_logs", None) or {}
@@ -194,7 +196,7 @@ class GRPOObserver(Observer):
         log = LogTail.of(now, now.logged)
         if log is not None and self._is_of(now, log):
             self._read_log(now, log)
-        if not now.advantages or self.whole in self._may_change:
+        if not now.advantages or self._may_change(self.whole):
             self._read_returned(now, out)
         else:
             now.replaced = self._replaced(now, out)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _WHOLE = ("attempt", "rank", "world_size", "num_generations", "resumed_from")
 _KINDS: dict[str, type] = {
-    **dict.fromkeys(("id", "trainer", "host", "model", "chat_template"), str),
+    **dict.fromkeys(("id", "name", "trainer", "host", "model", "chat_template"), str),
     **dict.fromkeys(("versions", "settings"), dict),
 }
 _TUPLES: dict[str, type | tuple[type, ...]] = {"reward_names": str, "reward_weights": (int, float), "tools": dict}

@@ -230,6 +230,18 @@ def test_diff_shows_what_changed_on_the_same_prompts(rollouts, tmp_path):
     assert "no prompt in both: 2 in the first, 1 in the second" in rollouts("diff", a, c)[1]
 
 
+def test_diff_shows_answers_that_explain_the_difference(rollouts, tmp_path):
+    def said(index, reward, text):
+        return one(1, index, group=0, prompt=("What?",), reward=reward, completion=(text,))
+
+    a = write(tmp_path, [said(0, 1.0, "right"), said(1, 1.0, "right"), said(2, 0.0, "wrong")], run="a")
+    b = write(tmp_path, [said(0, 1.0, "right"), said(1, 0.0, "wrong"), said(2, 0.0, "wrong")], run="b")
+    out = rollouts("diff", a, b)[1]
+    assert "0.667 → 0.333  -0.333  What?" in out
+    assert "[-right-]{+wrong+}" in out
+    assert "typical answers are the same" not in out
+
+
 def test_plugins_as_json(rollouts):
     rows = json.loads(rollouts("plugins", "--json")[1])
     assert {"name", "version", "source", "hooks", "status", "reason"} <= rows[0].keys()

@@ -67,6 +67,7 @@ def test_equal_content_has_one_hash(left, right):
     assert content_hash(left) == content_hash(right)
 
 
+@thorough
 @given(json_values, json_values)
 def test_json_hashes_are_equal_exactly_when_the_json_is(left, right):
     same = repr(_sorted(left)) == repr(_sorted(right))

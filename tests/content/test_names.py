@@ -40,6 +40,14 @@ def test_a_run_is_called_by_its_model_and_output_folder_or_the_id_somebody_chose
     assert run_name(Run(id=run, dir=f"{folder}/{run}" if folder else "", model="org/tiny")) == name
 
 
+def test_a_run_keeps_its_name_where_it_is_moved_to_and_is_called_the_same_from_everywhere(monkeypatch, tmp_path):
+    moved = Run(id=BY_CHANCE, name="shop", dir=f"/w/mail/{BY_CHANCE}", model="org/tiny")
+    assert run_name(moved) == "tiny · shop"
+    (tmp_path / "shop-rollouts").mkdir()
+    monkeypatch.chdir(tmp_path / "shop-rollouts")
+    assert run_name(Run(id=BY_CHANCE, dir=BY_CHANCE, model="org/tiny")) == "tiny · shop"
+
+
 def test_a_run_of_which_nothing_is_known_is_called_by_its_id():
     assert run_name(Run(id=BY_CHANCE)) == BY_CHANCE
 

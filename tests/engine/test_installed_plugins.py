@@ -9,7 +9,8 @@ import pytest
 from loaded import Fine, order
 
 from rollout_plugins import hookimpl
-from rollout_plugins.engine.discover import Plugins, listing
+from rollout_plugins.cli.plugins import listing
+from rollout_plugins.engine.discover import Plugins
 from rollout_plugins.engine.environment import flag
 from rollout_plugins.errors import SetupError
 

@@ -269,6 +269,13 @@ def test_a_script_that_went_to_another_folder_is_given_a_path_that_works_in_the_
     assert all(line.endswith(f"rollouts view {tmp_path / 'runs' / 'r'}") for line in said(capfd))
 
 
+def test_a_notebook_is_given_what_works_in_a_notebook(tmp_path, capfd, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ipykernel.kernelapp", sys)
+    with RolloutRecorder(dir=tmp_path, run_id="r") as recorder:
+        recorder.record(1, [{"prompt": "2+2?", "completion": "4"}])
+    assert all(line.endswith(f": open_run({str(tmp_path / 'r')!r})") for line in said(capfd))
+
+
 def test_only_rank_0_says_it_and_only_if_it_may(tmp_path, capfd, monkeypatch):
     with RolloutRecorder(dir=tmp_path, run_id="r", rank=1, world_size=2) as recorder:
         recorder.record(1, [{"prompt": "2+2?", "completion": "4"}])

@@ -7,6 +7,8 @@ import weakref
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from multiprocessing import get_context
+from multiprocessing.util import Finalize
 
 import pytest
 from lives import add, assert_true_to, given, numbered
@@ -211,6 +213,34 @@ def test_a_fork_of_a_process_that_recorded_has_a_run_of_its_own(tmp_path, before
     both = runs(tmp_path)
     assert sorted(len(run) for run in both) == sorted([theirs + 8, 8 if after == "evaluate" else 4])
     assert [run.drops for run in both] == [{}, {}]
+
+
+@pytest.mark.parametrize("made", ["before the fork", "in the child"])
+def test_a_child_of_multiprocessing_whose_training_breaks_off_stores_everything(tmp_path, made):
+    is_ending = threading.Event()
+
+    class Waits:
+        """Holds back what is recorded until the child has nothing left to do but to end."""
+
+        @hookimpl
+        def on_rollout(self, rollout):
+            is_ending.wait()
+
+    def broken(completions, **kwargs):
+        raise MemoryError
+
+    def child(callback=None):
+        Finalize(None, is_ending.set, exitpriority=100)
+        make(tmp_path, callbacks=[callback or RolloutPluginCallback([Waits()])], rewards=broken).train()
+
+    given = [RolloutPluginCallback([Waits()])] if made == "before the fork" else []
+    process = get_context("fork").Process(target=child, args=given)
+    process.start()
+    process.join()
+    assert process.exitcode == 1
+    (run,) = runs(tmp_path)
+    assert (len(list(run.rollouts())), run.drops) == (4, {})
+    assert all(attempt["ended"] for attempt in run.attempts)
 
 
 def test_a_fork_that_leaves_a_reward_function_takes_no_rollouts_along(tmp_path):

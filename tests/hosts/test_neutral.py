@@ -7,8 +7,9 @@ import pytest
 import torch
 from rig import GRPO, RLOO, call, half, make
 from tools import multiply, slow
+from transformers import TrainerCallback
 
-from rollout_plugins import RolloutPluginCallback
+from rollout_plugins import RolloutPluginCallback, open_run
 
 
 def outcome(folder, cls, options, *, on):
@@ -50,3 +51,32 @@ def test_training_is_bit_identical_with_and_without(tmp_path, name, capsys):
             assert torch.equal(value, with_it[key])
         else:
             assert repr(value) == repr(with_it[key])
+
+
+@pytest.mark.parametrize("others", [0, 1])
+@pytest.mark.parametrize("when", ["before training", "while it trains"])
+def test_a_method_that_a_class_gets_after_the_callback_came_is_the_one_that_runs(tmp_path, when, others):
+    class Edited(GRPO):
+        pass
+
+    def tripled(self, inputs, prompts, completions, completion_ids_list):
+        return 3 * GRPO._calculate_rewards(self, inputs, prompts, completions, completion_ids_list)
+
+    class Edits(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            Edited._calculate_rewards = tripled
+
+    others = [RolloutPluginCallback(dir=tmp_path / f"other-{i}") for i in range(others)]
+    trainer = make(tmp_path, cls=Edited, max_steps=2, callbacks=[*others, RolloutPluginCallback()])
+    for other in others:
+        trainer.remove_callback(other)
+    if when == "before training":
+        Edited._calculate_rewards = tripled
+    else:
+        trainer.add_callback(Edits())
+    trainer.train()
+    means = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
+    assert means == ([1.5, 1.5] if when == "before training" else [0.5, 1.5])
+    stored = list(open_run(tmp_path / "out").rollouts())
+    assert [sum(r.reward for r in stored if r.step == step) / 4 for step in (1, 2)] == means
+    assert [r.rewards for r in stored] == [{"half": 0.0}, {"half": 1.0}] * 4

@@ -71,7 +71,7 @@ def failing_once(error):
     return reward
 
 
-def test_an_interrupted_training_and_the_next_one_are_two_runs_and_hide_nothing_of_each_other(tmp_path):
+def test_an_interrupted_training_and_the_next_one_are_two_runs_and_hide_nothing_of_each_other(tmp_path, capfd):
     trainer = make(tmp_path, rewards=failing_once(KeyboardInterrupt()), max_steps=2)
     trainer.add_callback(RolloutPluginCallback())
     with pytest.raises(KeyboardInterrupt):
@@ -79,6 +79,8 @@ def test_an_interrupted_training_and_the_next_one_are_two_runs_and_hide_nothing_
     trainer._buffered_inputs = None
     trainer.train()
     first, second = runs(tmp_path)
+    told = capfd.readouterr().err
+    assert told.index("recorded 8 rollouts, none lost") < told.index(f"now or later: rollouts view {second.dir}")
     assert [run.info.attempt for run in (first, second)] == [1, 1]
     assert [(r.step, r.error) for r in first.rollouts()] == [(1, None)] * 4 + [(2, "KeyboardInterrupt")] * 4
     assert [r.step for r in second.rollouts()] == [1] * 4 + [2] * 4

@@ -208,6 +208,7 @@ def test_equal_secrets_get_equal_tokens_over_ranks_and_other_runs_get_others():
     assert token("run", KEY, salt="s") == token("other", KEY, salt="s") != token("run", KEY)
 
 
+@thorough
 @given(st.sampled_from([secret for all_of in SECRETS.values() for secret in all_of]), st.booleans())
 def test_what_was_redacted_is_not_redacted_again(secret, keep_equal):
     plugin = Redact(keep_equal=keep_equal)

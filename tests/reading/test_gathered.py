@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from reading import one, steps, write, writer
 from test_figures import hostile, near, not_as_they_say, parts_of, plain, trained_again, two_ranks
 
+from examples import thorough
 from rollout_plugins import open_run
 from rollout_plugins.reading import gathered, part_sums, small
 from rollout_plugins.reading.together import spans
@@ -319,6 +320,7 @@ def summed(groups):
     return sums.packed(sums.lines(table.set_column(reward, "reward", pa.array([1.0] * len(rows)))))
 
 
+@thorough
 @given(st.lists(GROUPS, min_size=1, max_size=4))
 def test_groups_that_lie_in_two_parts_are_seen_and_spans_have_all_the_others(parts):
     found = spans(sums.joined([summed(groups) for groups in parts]))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -54,6 +55,12 @@ def trained(tmp_path_factory):
     trainer.add_callback(RolloutPluginCallback())
     trainer.train()
     return trainer, folder / "out"
+
+
+def test_a_run_that_was_mailed_has_the_name_it_had(trained, tmp_path):
+    run = open_run(trained[1])
+    mailed = shutil.copytree(run.dir, tmp_path / "mail" / "yesterday")
+    assert open_run(mailed).name == run.name == f"{Path(run.info.model).name} · out"
 
 
 def test_a_grpo_run_with_tools_answers_as_the_trainer_would(trained):

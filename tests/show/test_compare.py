@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from examples import thorough
 from rollout_plugins import Panel, hookimpl
 from rollout_plugins.errors import SetupError
 from rollout_plugins.reading.panels import PANELS, Panels
@@ -58,6 +59,7 @@ def test_words_that_changed():
     assert words("", "") == []
 
 
+@thorough
 @given(st.text(alphabet="ab \n\t", max_size=60), st.text(alphabet="ab \n\t", max_size=60))
 def test_the_difference_holds_both_texts_whole(before, after):
     changes = words(before, after)

@@ -320,6 +320,7 @@ def test_shortening_says_exactly_how_much_is_missing():
     assert shorten("short", 5) == "short"
 
 
+@thorough
 @given(st.text(st.characters(codec=None)), st.integers(1, 50))
 def test_one_line_is_one_clean_line_of_the_asked_length(text, chars):
     line = one_line(text, chars)
@@ -327,11 +328,13 @@ def test_one_line_is_one_clean_line_of_the_asked_length(text, chars):
     assert len(line.splitlines()) <= 1
 
 
+@thorough
 @given(st.text(st.characters(codec=None)))
 def test_clean_text_can_be_encoded_and_is_clean_already(text):
     assert clean(clean(text)) == clean(text) == clean(text).encode().decode()
 
 
+@thorough
 @given(st.text(st.characters(categories=["L", "N", "P", "S", "Zs"])))
 def test_clean_leaves_ordinary_text_alone(text):
     assert clean(text) == text

@@ -5,11 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from examples import thorough
 from rollout_plugins.show.blocks import Block, clean_spans, lay_out, wrap
 from rollout_plugins.show.text import clean
 from rollout_plugins.view.saving import as_markdown
 
 
+@thorough
 @given(st.text(alphabet=st.sampled_from("ab 日本é\n-語"), max_size=80), st.integers(2, 20))
 def test_wrapping_loses_nothing_but_the_spaces_it_breaks_at(text, width):
     rows = [text[start:end] for start, end in wrap(text, width)]
@@ -28,6 +30,7 @@ def test_a_megabyte_is_wrapped_whole(text):  # in time that grows with its lengt
     assert wrap(text, 80)[-1][1] == len(text)
 
 
+@thorough
 @given(st.lists(st.text(max_size=30), max_size=5), st.integers(1, 30))
 def test_styles_stay_on_their_characters(parts, width):
     spans = [(clean(part), str(number)) for number, part in enumerate(parts)]

@@ -83,7 +83,7 @@ def test_none_of_them_takes_what_the_core_knows(tmp_path, name):
 def test_they_are_listed_as_running_and_imported_only_when_a_trainer_is_there():
     program = """
         import json, sys
-        from rollout_plugins.engine.discover import listing
+        from rollout_plugins.cli.plugins import listing
         (row,) = [row for row in listing() if row["name"] == "trainers"]
         print(json.dumps([row, [name for name in sys.modules if name.startswith("rollout_plugins.trainers.")]]))
     """

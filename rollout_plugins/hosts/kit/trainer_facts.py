@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from rollout_plugins.content.rewards import shortest
 from rollout_plugins.errors import SetupError
+from rollout_plugins.hosts.kit.wrapping import beneath
 
 logger = logging.getLogger("rollout_plugins")
 
@@ -30,6 +31,7 @@ _TRL_FLOOR: Final = (0, 22)
 _LOG_COMPLETIONS_CAN_CRASH: Final = (1, 15)
 
 
+@functools.cache  # finding one takes most of a millisecond, and each run names them all
 def installed(package: str) -> str | None:
     """Version of a distribution; the modules' own `__version__` are not always right."""
     try:
@@ -46,7 +48,7 @@ def tokenizer_of(trainer: Any) -> Any:
 
 def is_trls_own(trainer: Any, method: str) -> bool:
     """Whether the method is that of one of TRL's trainers; what is around it or in place of it has other globals."""
-    home = getattr(getattr(trainer, method, None), "__globals__", {}).get("__name__", "")
+    home = getattr(beneath(trainer, method), "__globals__", {}).get("__name__", "")
     return str(home).startswith(("trl.trainer.", "trl.extras."))
 
 

@@ -27,8 +27,8 @@ class Call:
     kwargs: dict[str, Any]
     parameters: tuple[str, ...] = ()
     """Those the method was expected to have."""
-    signatures: dict[tuple[str, ...], inspect.Signature] = field(default_factory=dict)
-    """Of the method, by the parameters it is asked for; what one call found out, the next ones know."""
+    signatures: dict[tuple[Any, tuple[str, ...]], inspect.Signature] = field(default_factory=dict)
+    """By method and the parameters it is asked for; what one call found out, the next ones know."""
 
     def run(self) -> Any:
         return self.method(*self.args, **self.kwargs)
@@ -40,9 +40,10 @@ class Call:
 
     def named(self, parameters: tuple[str, ...]) -> dict[str, Any]:
         """The arguments by name; by their position among these parameters if the method doesn't name them."""
-        if parameters not in self.signatures:
-            self.signatures[parameters] = _signature(self.method, parameters)
-        bound = self.signatures[parameters].bind(*self.args, **self.kwargs)
+        known = getattr(self.method, "__func__", self.method), parameters
+        if known not in self.signatures:
+            self.signatures[known] = _signature(self.method, parameters)
+        bound = self.signatures[known].bind(*self.args, **self.kwargs)
         bound.apply_defaults()
         return bound.arguments
 
@@ -70,15 +71,16 @@ class Wraps:
         if missing := lacks(target, name, parameters):
             logger.warning("%s %s; rollouts are recorded without what it would tell", type(target).__name__, missing)
             return False
-        original, signatures = getattr(target, name), {}  # type: ignore[var-annotated]
+        original, before, signatures = getattr(target, name), vars(target).get(name), {}  # type: ignore[var-annotated]
 
         @functools.wraps(original)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
+            method = original if before is not None else _of_class(target, name, original)
             if not self.active:
-                return original(*args, **kwargs)
-            return around(Call(original, args, kwargs, parameters, signatures))
+                return method(*args, **kwargs)
+            return around(Call(method, args, kwargs, parameters, signatures))
 
-        link = _Link(wrapper, self, target, name, vars(target).get(name))
+        link = _Link(wrapper, self, target, name, before)
         vars(wrapper)["_link"] = link
         setattr(target, name, wrapper)
         self._links.append(link)
@@ -132,6 +134,21 @@ def _before(value: Any, skips: Callable[[_Link], bool] = lambda _: True) -> Any:
     while (link := _link_of(value)) is not None and skips(link):
         value = link.before
     return value
+
+
+def beneath(target: Any, name: str) -> Any:
+    """The target's method without wrappers of ours; None if it has none."""
+    found = _before(vars(target).get(name))
+    return _of_class(target, name) if found is None else found
+
+
+def _of_class(target: Any, name: str, otherwise: Any = None) -> Any:
+    """The method as the target's class has it now: somebody may have replaced it there since it was wrapped."""
+    for owner in type(target).__mro__:
+        if name in vars(owner):
+            found = vars(owner)[name]
+            return found.__get__(target, type(target)) if hasattr(found, "__get__") else found
+    return otherwise
 
 
 def _state_without_wrappers(target: Any) -> Any:
