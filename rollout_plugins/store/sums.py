@@ -135,13 +135,13 @@ def kept(path: Path) -> bytes | None:
     with path.open("rb", buffering=0) if there is path else there as file:
         size = file.seek(0, 2)
         file.seek(max(size - _TAIL, 0))
-        tail = file.read()
+        tail = file.read(_TAIL)
         start = size - 8 - int.from_bytes(tail[-8:-4], "little")
         if tail[-4:] != b"PAR1" or start < 4:
             return None
         if size - start > len(tail):
             file.seek(start)
-            tail = file.read()
+            tail = file.read(size - start)
     at = tail.rfind(KEY)
     content = _decoded(_text_at(tail, at + len(KEY) + 1)) if at >= 0 else b""
     return content if is_of(content, start) else None
