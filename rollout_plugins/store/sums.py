@@ -29,7 +29,7 @@ KEY = b"rollout_plugins.sums.1"
 #: The end of a file that is read at once; the footer of a part with few row groups fits in.
 _TAIL = 32 * 2**10
 #: Parts that are unpacked at once.
-_AT_ONCE = 256
+_AT_ONCE = 64
 _HEAD = struct.Struct("<QII")
 _NULL = -(2**63)
 _CODEC = pa.Codec("zstd")
