@@ -31,10 +31,11 @@ SLACK = 5e6
 
 
 def trained(folder: Path, kind: str, steps: int, *, on: bool) -> dict[str, Any]:
-    from rig import GRPO, RLOO, dataset, make
+    from rig import GRPO, RLOO, dataset, make, tiny_model
 
     trainer = make(
         folder,
+        model=tiny_model(folder, layers=2),
         cls=RLOO if kind == "RLOO" else GRPO,
         max_steps=steps,
         rows=dataset(64),
@@ -43,6 +44,7 @@ def trained(folder: Path, kind: str, steps: int, *, on: bool) -> dict[str, Any]:
         max_completion_length=32,
         logging_steps=1,
         learning_rate=1e-3,
+        gradient_checkpointing=True,  # as TRL does unless it is told otherwise
     )
     trainer.__class__ = type(trainer).__mro__[2]  # TRL's own class, without what the tests note down
     if on:

@@ -60,14 +60,15 @@ def run(options: Namespace) -> None:
 
 
 def _by_prompt(stored: StoredRun, options: Namespace) -> dict[str, dict[str, Any]]:
-    """Mean reward for each prompt, and its latest, best rollout."""
+    """Mean reward for each prompt, and the rollout that is nearest to it; of several the latest."""
     where = condition(Filters(split=options.split, step=options.step), "rollouts")
+    far = "(coalesce(abs(reward - mean), 'inf'::double), -step, id)"
     query = (
-        "select md5(prompt::varchar) as key, count(*) as n, "  # noqa: S608 - put together from quoted literals
-        "avg(reward) filter (where not isnan(reward)) as reward, "
-        "arg_max(id, (step, coalesce(reward, '-inf'::double))) as id, "
-        "arg_max(md5(completion::varchar), (step, coalesce(reward, '-inf'::double))) as said "
-        f"from rollouts where {where} group by 1"
+        "select key, count(*) as n, any_value(mean) as reward, "  # noqa: S608 - put together from quoted literals
+        f"arg_min(id, {far}) as id, arg_min(said, {far}) as said from ("
+        "select md5(prompt::varchar) as key, id, step, reward, md5(completion::varchar) as said, "
+        "avg(reward) filter (where not isnan(reward)) over (partition by md5(prompt::varchar)) as mean "
+        f"from rollouts where {where}) group by key"
     )
     return {row["key"]: row for row in stored.sql(query).to_pylist()}
 
@@ -127,15 +128,17 @@ def _print(summary: dict[str, Any], pairs: list[dict[str, Any]]) -> None:
         change = f"{number(pair['reward_a'])} → {number(pair['reward_b'])}  {signed(pair['change'])}"
         prompt = one_line(pair["prompt"], 160)
         parts += [Text(), Text.assemble((change, tone(pair["change"])), f"  {prompt}")]
-        parts += [Text(f"{pair['id_a']} → {pair['id_b']}", style="dim"), _changes(pair["text_a"], pair["text_b"])]
+        parts += [Text(f"{pair['id_a']} → {pair['id_b']}", style="dim"), _changes(pair)]
     width = console().width
     show(Group(*parts), sum(len(part.wrap(console(), width)) for part in parts))
 
 
-def _changes(a: str, b: str) -> Text:
+def _changes(pair: dict[str, Any]) -> Text:
     """What changed, word by word: colours for a person, `[-…-]{+…+}` in a pipe; of the rest as much as to find it."""
+    a, b = pair["text_a"], pair["text_b"]
     if a == b:
-        return Text("the same answer", style="dim")
+        several = pair["rollouts_a"] + pair["rollouts_b"] > 2
+        return Text("typical answers are the same" if several else "the same answer", style="dim")
     text = Text()
     for kind, part in words(shorten(a, CHARS), shorten(b, CHARS)):
         if kind == "same":

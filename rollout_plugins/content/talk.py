@@ -11,6 +11,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import accumulate, chain, repeat
+from operator import is_
+from sys import getsizeof
 from typing import Any, Final, overload
 
 from rollout_plugins.content.messages import as_messages
@@ -24,8 +26,6 @@ _TEXTS: Final = frozenset({str, type(None)})
 _SHORT: Final = frozenset({"role", "name"})
 _ATOMS: Final = frozenset({str, int, float, bool, type(None)})
 _SIMPLE: Final = frozenset({str, list, tuple, type(None)})
-_CALLS: Final = {frozenset({"type", "function"}), frozenset({"id", "type", "function"})}
-_FUNCTIONS: Final = {frozenset({"name", "arguments"})}
 _NONE: Final = object()
 #: Bytes of a message beside its texts, and of a value that is not a text.
 _EACH, _OTHER = 100, 64
@@ -100,17 +100,17 @@ class Talk(Sequence[tuple[Any, ...]]):
         for key in keys - self.columns.keys() - {"tool_calls"}:
             self.columns[key] = [None] * start
         for key, column in self.columns.items():
-            values = _under(key, some)
+            values = _under(key, some, None)
             if not _are(_TEXTS, values):
                 self.odd.update((start + at, some[at]) for at, value in enumerate(values) if type(value) not in _TEXTS)
             elif key not in _SHORT:
-                self._bytes += size_of(values)
+                self._bytes += sum(map(str.__sizeof__, filter(None, values)))
             column.extend(values)
         if "tool_calls" in keys:
             self._add_calls(start, some, copy)
 
     def _add_calls(self, start: int, some: Sequence[Any], copy: Copy) -> None:
-        asked = _under("tool_calls", some)
+        asked = _under("tool_calls", some, None)
         places = [at for at, given in enumerate(asked) if given is not None and start + at not in self.odd]
         calls = _usual([asked[at] for at in places])
         if calls is None:
@@ -122,9 +122,9 @@ class Talk(Sequence[tuple[Any, ...]]):
         self.call_starts += accumulate([len(asked[at]) for at in places], initial=self.call_starts.pop())
         self.call_ids += ids
         self.call_names += names
-        self.arguments += _copied(arguments, copy)
-        inside = chain.from_iterable(map(dict.values, filter(_is_dict, arguments)))
-        self._bytes += size_of([*arguments, *inside])
+        copies, size = _copied(arguments, copy)
+        self.arguments += copies
+        self._bytes += size
 
     def bytes(self, *, are_shared: bool = False) -> int:
         """Rough size in memory, without what `copy` copied. With `are_shared`, what several share counts once."""
@@ -236,36 +236,38 @@ def _usual(asked: Sequence[Any]) -> tuple[list[str | None], list[str], list[Any]
     if not _are({list}, asked) or not all(asked):
         return None
     calls = list(chain.from_iterable(asked))
-    if not _have(_CALLS, calls):
-        return None
-    kinds, functions = (_under(key, calls) for key in ("type", "function"))
-    if not (_are({str}, kinds) and {"function"}.issuperset(kinds) and _have(_FUNCTIONS, functions)):
-        return None
-    ids, names = list(map(dict.get, calls, repeat("id"), repeat(_NONE))), _under("name", functions)
-    if not (_are({str, object}, ids) and _are({str}, names)):
-        return None
-    return [None if one is _NONE else one for one in ids], names, _under("arguments", functions)
-
-
-def _under(key: str, values: Sequence[Any]) -> list[Any]:
-    return list(map(dict.get, values, repeat(key)))
-
-
-def _have(keys: AbstractSet[frozenset[str]], values: Sequence[Any]) -> bool:
-    """Whether all are dicts with one of these sets of keys."""
     try:
-        return _are({dict}, values) and set(map(frozenset, set(map(tuple, values)))) <= keys
+        return _parts(calls) if _are({dict}, calls) else None
     except Exception:  # keys that object to being compared
-        return False
+        return None
 
 
-def _copied(arguments: list[Any], copy: Copy) -> list[Any]:
-    """Arguments of calls: most are a dict of a few texts and numbers."""
-    if copy is as_it_is:
-        return arguments
-    if _are({dict}, arguments) and _are(_ATOMS, chain.from_iterable(map(dict.values, arguments))):
-        return list(map(dict.copy, arguments))
-    return [value if type(value) is str else copy(value) for value in arguments]
+def _parts(calls: Sequence[dict[Any, Any]]) -> tuple[list[str | None], list[str], list[Any]] | None:
+    """Dicts that have these keys, and as many keys as these are, have no others."""
+    kinds, functions, ids = (_under(key, calls) for key in ("type", "function", "id"))
+    if not (_are({str}, kinds) and {"function"}.issuperset(kinds) and _are({dict}, functions)):
+        return None
+    names, arguments = (_under(key, functions) for key in ("name", "arguments"))
+    if not (_are({str, object}, ids) and _are({str}, names)) or any(map(is_, arguments, repeat(_NONE))):
+        return None
+    if sum(map(len, calls)) + ids.count(_NONE) != 3 * len(calls) or sum(map(len, functions)) != 2 * len(calls):
+        return None
+    return [None if one is _NONE else one for one in ids], names, arguments
+
+
+def _under(key: str, values: Sequence[Any], missing: object = _NONE) -> list[Any]:
+    return list(map(dict.get, values, repeat(key), repeat(missing)))
+
+
+def _copied(arguments: list[Any], copy: Copy) -> tuple[list[Any], int]:
+    """Arguments of calls, and what they take beside what `copy` copies: most are a dict of a few texts and numbers."""
+    if _are({dict}, arguments):
+        inside = list(chain.from_iterable(map(dict.values, arguments)))
+        if _are(_ATOMS, inside):
+            copies = arguments if copy is as_it_is else list(map(dict.copy, arguments))
+            return copies, _OTHER * len(arguments) + sum(map(getsizeof, inside))
+    copies = [value if type(value) is str else copy(value) for value in arguments]
+    return copies, size_of([*arguments, *chain.from_iterable(map(dict.values, filter(_is_dict, arguments)))])
 
 
 def _call(ident: str | None, name: str, arguments: Any) -> dict[str, Any]:

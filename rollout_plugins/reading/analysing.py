@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
@@ -18,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rollout_plugins.content.elsewhere import opened
-from rollout_plugins.errors import RunError
+from rollout_plugins.errors import RunError, suggest
 from rollout_plugins.reading.engines import ray_files, started
 from rollout_plugins.store.any_version import with_columns
 from rollout_plugins.store.schema import TYPES
@@ -48,7 +49,7 @@ def annotate_by(
     """
     unknown = [name for name in columns if name not in TYPES]
     if unknown:
-        raise RunError(f"a batch has no column {unknown[0]!r}; it may have {', '.join(TYPES)}")
+        raise RunError(f"a batch has no column {unknown[0]!r}; {suggest(unknown[0], TYPES)}")
     applied = partial(apply, function, columns=tuple(columns))
     tables = _with_ray(run, applied, columns, ray) if ray else _on_all_cores(run, applied, progress)
     rows = pa.concat_tables(tables, promote_options="permissive")
@@ -57,7 +58,7 @@ def annotate_by(
 
 def apply(function: Function, table: pa.Table, *, columns: Sequence[str]) -> pa.Table:
     """What the function says of a batch, beside the rollouts' ids."""
-    said = function(with_columns(table, columns))
+    said = _called(function, with_columns(table, columns))
     values = said if isinstance(said, Mapping) else {"value": said}
     if isinstance(said, pa.Table):
         values = dict(zip(said.column_names, said.columns, strict=True))
@@ -68,6 +69,15 @@ def apply(function: Function, table: pa.Table, *, columns: Sequence[str]) -> pa.
             "give one for each"
         )
     return pa.table({"id": table["id"], **values})
+
+
+def _called(function: Function, table: pa.Table) -> Any:
+    try:
+        return function(table)
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(frame.filename).name}:{frame.lineno}"
+        raise RunError(f"the function raised {error!r} at {where}") from error
 
 
 def _on_all_cores(run: Stored, applied: Callable[[pa.Table], pa.Table], progress: Progress | None) -> list[pa.Table]:

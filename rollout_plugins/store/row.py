@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
+from io import BytesIO
 from itertools import accumulate, repeat
 from operator import is_not
 from typing import Any, NamedTuple
@@ -15,6 +17,9 @@ from rollout_plugins.content.drafts import Drafts
 from rollout_plugins.content.messages import text_of
 from rollout_plugins.store.codec import TROUBLE, cleaned, encode_all, is_clean, placeholder_for
 from rollout_plugins.store.schema import SCALARS, TEXT
+
+#: Characters on average from which on texts are long.
+_LONG = 200
 
 
 class Row:
@@ -125,7 +130,20 @@ def _none_of(kind: Any) -> pa.StructArray:
 
 def array_of(values: Sequence[Any], kind: Any) -> pa.Array:
     """An array of values, quickly where there are none: most columns of small batches are empty."""
-    return pa.array(values, kind) if any(map(is_not, values, repeat(None))) else pa.nulls(len(values), kind)
+    if not any(map(is_not, values, repeat(None))):
+        return pa.nulls(len(values), kind)
+    if kind == TEXT and sum(map(len, filter(None, values))) > _LONG * len(values):
+        return _long_texts(values)
+    return pa.array(values, kind)
+
+
+def _long_texts(values: Sequence[Any]) -> pa.Array:
+    """An array of long texts, in hardly more memory than it takes: Arrow's builder doubles its own when it grows."""
+    known = pa.array([text is not None for text in values]).buffers()[1] if None in values else None
+    texts = values if known is None else [text or "" for text in values]
+    data = BytesIO()
+    ends = array("q", accumulate(map(data.write, map(str.encode, texts)), initial=0))
+    return pa.Array.from_buffers(TEXT, len(texts), [known, pa.py_buffer(ends), pa.py_buffer(data.getbuffer())])
 
 
 def starts_of(counts: Iterable[int]) -> list[int]:

@@ -72,9 +72,18 @@ def columns(present: Iterable[str]) -> list[str]:
     return [name for name in present if name in _NEEDED]
 
 
+def apart(table: pa.Table) -> pa.Table:
+    """Of rollouts only the columns that sums are made of, in memory of their own."""
+    copy = pa.BufferOutputStream()
+    needed = table.select(columns(table.column_names))
+    with pa.ipc.new_stream(copy, needed.schema) as stream:
+        stream.write_table(needed)
+    return pa.ipc.open_stream(copy.getvalue()).read_all()
+
+
 def lines(table: pa.Table) -> pa.Table:
-    """Of rollouts only what sums are made of, in memory of its own."""
-    rows = with_columns(table, _NEEDED).take(integers(range(table.num_rows)))
+    """What sums are made of, for each rollout."""
+    rows = with_columns(table, _NEEDED)
     failed = pc.or_(pc.is_valid(rows["error"]), pc.fill_null(pc.equal(rows["finish"], "error"), False))
     real = pc.fill_null(pc.invert(pc.is_nan(rows["reward"])), False)
     kept = rows.drop_columns(["error", "finish", "reward"])
@@ -113,8 +122,8 @@ def as_one(found: Sums, end: int) -> bytes:
 
 
 def footer(rows: Sequence[pa.Table], end: int) -> dict[bytes, bytes]:
-    """What a part's footer, which begins at `end`, says of these `lines`: text, as all readers of Parquet expect."""
-    return {KEY: base64.b64encode(packed(pa.concat_tables(rows), end=end))} if rows else {}
+    """What a part's footer, which begins at `end`, says of these rollouts: text, as all readers of Parquet expect."""
+    return {KEY: base64.b64encode(packed(lines(pa.concat_tables(rows)), end=end))} if rows else {}
 
 
 def kept(path: Path) -> bytes | None:

@@ -7,7 +7,6 @@ two. Killing the process at any moment leaves at worst a torn last batch, which 
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
@@ -19,6 +18,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 from rollout_hookspecs import Placeholder, Rollout, Run
@@ -40,6 +40,8 @@ SYNC_SECONDS = 1.0
 ROW_GROUP = 4096
 _ANSWERS = tuple(f"completion.list.element.{name}" for name in ("content", "reasoning"))
 BATCHES_AT_ONCE = 64
+#: A page of a part has so many values at least, and the memory for a page is held several times over.
+TEXTS_AT_ONCE = 256
 #: Bytes of a row on average from which on its texts are vast.
 VAST_ROW = 2**20
 #: Where processes that may begin the same run at once take their attempts.
@@ -162,8 +164,8 @@ class RunWriter:
         self.dir.mkdir(parents=True, exist_ok=True)
         with self._in_turn():
             others = [a for a in earlier_attempts(file) if a.get("attempt") != self.run.attempt]
-            text = json.dumps(tagged({"schema": VERSION, **run, "attempts": [*others, attempt]}), indent=1)
-            replace_file(file, lambda path: path.write_text(text, encoding="utf-8"))
+            facts = tagged({"schema": VERSION, **run, "attempts": [*others, attempt]})
+            replace_file(file, lambda path: path.write_bytes(orjson.dumps(facts, option=orjson.OPT_INDENT_2)))
 
     def _in_turn(self) -> AbstractContextManager[None]:
         """Alone with the run file, where other processes may write attempts of theirs to it."""
@@ -266,11 +268,11 @@ def seal(journal: Path, rows: int) -> Path:
             for table in row_groups(stream):
                 add(table)
                 written += table.num_rows
+                del table  # or it is there until the file is finished
         if written != rows:
             raise OSError(f"{written} of the {rows} rollouts in it can be read")
 
     replace_file(part, write)
-    pa.default_memory_pool().release_unused()
     journal.unlink()
     return part
 
@@ -280,14 +282,16 @@ def part_writer(path: Path, schema: pa.Schema, *, is_vast: bool = False) -> Iter
     """Writes row groups to a part, and into its footer the sums that figures of the run are made of."""
     told = {name: value for name, value in (schema.metadata or {}).items() if name != sums.KEY}
     how = {"compression": "zstd", "compression_level": 1, **encodings(schema, is_vast=is_vast)}
+    how["write_batch_size"] = TEXTS_AT_ONCE
     rows: list[pa.Table] = []
 
     def write(table: pa.Table) -> None:
         file.write_table(table)
-        rows.append(sums.lines(table))
+        rows.append(sums.apart(table))
 
     with pa.OSFile(str(path), "wb") as sink, pq.ParquetWriter(sink, schema.with_metadata(told), **how) as file:
         yield write
+        pa.default_memory_pool().release_unused()
         file.add_key_value_metadata(sums.footer(rows, sink.tell()))
 
 

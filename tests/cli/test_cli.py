@@ -44,7 +44,7 @@ def test_every_command_has_help(rollouts, command):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["shwo"], "rollouts: 'shwo' is not a command; did you mean 'show'?"),
+        (["shwo"], "rollouts: 'shwo' is not a command; did you mean 'show'? See rollouts --help"),
         (["xyz"], "'xyz' is not a command; accepted: annotate, compact, completion, demo"),
         (
             ["annotate"],
@@ -228,6 +228,18 @@ def test_diff_shows_what_changed_on_the_same_prompts(rollouts, tmp_path):
     assert (facts["shared"], [pair["change"] for pair in facts["prompts"]]) == (2, [1.0])
     c = write(tmp_path, [one(1, 6)], run="c")
     assert "no prompt in both: 2 in the first, 1 in the second" in rollouts("diff", a, c)[1]
+
+
+def test_diff_shows_answers_that_explain_the_difference(rollouts, tmp_path):
+    def said(index, reward, text):
+        return one(1, index, group=0, prompt=("What?",), reward=reward, completion=(text,))
+
+    a = write(tmp_path, [said(0, 1.0, "right"), said(1, 1.0, "right"), said(2, 0.0, "wrong")], run="a")
+    b = write(tmp_path, [said(0, 1.0, "right"), said(1, 0.0, "wrong"), said(2, 0.0, "wrong")], run="b")
+    out = rollouts("diff", a, b)[1]
+    assert "0.667 → 0.333  -0.333  What?" in out
+    assert "[-right-]{+wrong+}" in out
+    assert "typical answers are the same" not in out
 
 
 def test_plugins_as_json(rollouts):

@@ -19,6 +19,10 @@ def one_short(table):
     return table["reward"].slice(1)
 
 
+def raising(table):
+    raise ValueError("not today")
+
+
 def test_what_a_function_says_of_each_batch_becomes_annotations_of_every_file_and_journal(tmp_path):
     record(tmp_path, rollouts(4))
     writer = RunWriter(run_in(tmp_path, attempt=2))
@@ -37,8 +41,10 @@ def test_a_function_that_says_too_little_is_told(tmp_path):
     run = record(tmp_path, rollouts(4))
     with pytest.raises(RunError, match="the function gave 3 values of 'value' for 4 rollouts; give one for each"):
         run.annotate_by("check", one_short, columns=["reward"])
-    with pytest.raises(RunError, match="a batch has no column 'rewrd'; it may have id, run_id"):
+    with pytest.raises(RunError, match="a batch has no column 'rewrd'; did you mean 'reward'"):
         run.annotate_by("check", twice, columns=["rewrd"])
+    with pytest.raises(RunError, match=r"the function raised ValueError\('not today'\) at test_analysing.py:\d+$"):
+        run.annotate_by("check", raising, columns=["reward"])
     assert run.annotations == {}
 
 

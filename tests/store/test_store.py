@@ -248,6 +248,15 @@ def test_a_text_of_100_mb_comes_back(tmp_path):
     assert lost == []
 
 
+def test_long_texts_of_any_kind_come_back_side_by_side(tmp_path):
+    contents = ["plain " * 200, None, "", "é" * 500, "文" * 500, "\U0001f600\x00$" * 300, "\ud83d half " * 300, "end"]
+    said = tuple({"role": "assistant", "content": one} for one in contents)
+    made = [*rollouts(1, completion=said), *rollouts(1, completion=said[:6]), *rollouts(1)]
+    found, lost = written(tmp_path, made)
+    assert [list(one.completion) for one in found] == [list(said), list(said[:6]), list(made[2].completion)]
+    assert lost == []
+
+
 DOCUMENTED = {
     *("id", "run_id", "split", "attempt", "step", "policy_step", "generation", "rank", "index", "group", "group_size"),
     *("time", "reward", "advantage", "prompt_tokens", "completion_tokens", "turns", "calls"),

@@ -69,15 +69,16 @@ def _template() -> str:
     return qwen3_chat_template
 
 
-def tiny_model(folder: Path) -> str:
+def tiny_model(folder: Path, layers: int = 1) -> str:
     """A saved model of a few thousand weights, made once per process; ranks are given one by RIG_MODEL."""
     if "RIG_MODEL" in os.environ:
         return os.environ["RIG_MODEL"]
-    if "tiny" not in _made:
-        path = folder / "tiny-model"
+    name = f"tiny-model-{layers}"
+    if name not in _made:
+        path = folder / name
         tok = tokenizer()
         config = Qwen3Config(
-            vocab_size=len(tok), hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+            vocab_size=len(tok), hidden_size=32, intermediate_size=64, num_hidden_layers=layers, num_attention_heads=2,
             num_key_value_heads=1, head_dim=16, max_position_embeddings=4096, tie_word_embeddings=False,
         )  # fmt: skip
         torch.manual_seed(0)
@@ -86,8 +87,8 @@ def tiny_model(folder: Path) -> str:
         model.generation_config.pad_token_id = tok.pad_token_id
         model.save_pretrained(path)
         tok.save_pretrained(path)
-        _made["tiny"] = path
-    return str(_made["tiny"])
+        _made[name] = path
+    return str(_made[name])
 
 
 def call(name, arguments) -> str:

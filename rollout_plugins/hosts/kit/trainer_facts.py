@@ -31,6 +31,7 @@ _TRL_FLOOR: Final = (0, 22)
 _LOG_COMPLETIONS_CAN_CRASH: Final = (1, 15)
 
 
+@functools.cache  # finding one takes most of a millisecond, and each run names them all
 def installed(package: str) -> str | None:
     """Version of a distribution; the modules' own `__version__` are not always right."""
     try:
