@@ -25,6 +25,7 @@ from rollout_plugins.show import render_rollouts, render_steps
 from rollout_plugins.show.chart import training
 
 OUT = "outputs/demo"
+_SPOKEN = {"ok": "ok", "error": "failed", "unknown": "of unknown tools", "not_run": "not run"}
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -79,7 +80,7 @@ def _most_mishaps(rollouts: Sequence[Rollout]) -> Rollout:
 def _summary(stored: StoredRun, rollouts: list[Rollout], out: Path, seconds: float) -> Group:
     statuses = Counter[str](call.status for r in rollouts for call in r.tool_calls)
     kept = f"{len(rollouts):,} rollouts of {len(stored.steps)} steps kept in {seconds:.0f} s"
-    said = [(f"{statuses[status]:,} {status.replace('_', ' ')}", colour) for status, colour in STATUSES.items()]
+    said = [(f"{statuses[status]:,} {_SPOKEN[status]}", colour) for status, colour in STATUSES.items()]
     heads = ("next    ", *["        "] * 2)
     lines = [Text.assemble((head, "bold"), line) for head, line in zip(heads, next_commands(out), strict=True)]
     return Group(kept, Text("tool calls: ").append_text(Text(", ").join(Text(*each) for each in said)), "", *lines)

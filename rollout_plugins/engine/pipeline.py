@@ -20,6 +20,7 @@ from typing import Any
 import pyarrow as pa
 from rollout_hookspecs import Batch, Run
 
+from rollout_plugins.content.discretion import be_discreet, be_open
 from rollout_plugins.content.names import BatchNames
 from rollout_plugins.content.trace import DefaultTrace
 from rollout_plugins.engine import environment
@@ -33,7 +34,7 @@ from rollout_plugins.engine.generation import Generation, build, step_of
 from rollout_plugins.engine.leaving import clean, cleaned_run
 from rollout_plugins.engine.outbox import Outbox, is_more_than_sink
 from rollout_plugins.engine.storage import Storage
-from rollout_plugins.engine.telling import be_discreet, be_open, is_required, shown
+from rollout_plugins.engine.telling import is_required, shown
 from rollout_plugins.engine.worker import Job, ReplaceableThread, Worker
 from rollout_plugins.errors import SetupError
 

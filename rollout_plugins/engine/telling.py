@@ -8,19 +8,8 @@ import os
 import traceback
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
 
-_discreet: WeakSet[Any] = WeakSet()
-
-
-def be_discreet(owner: object) -> None:
-    """Show exceptions without their text, until `be_open` or the owner is gone."""
-    _discreet.add(owner)
-
-
-def be_open(owner: object) -> None:
-    """Show exceptions in full again."""
-    _discreet.discard(owner)
+from rollout_plugins.content.discretion import is_discreet
 
 
 def is_required(plugin: Any) -> bool:
@@ -30,7 +19,7 @@ def is_required(plugin: Any) -> bool:
 
 def shown(error: BaseException, *, discreetly: bool = False) -> str:
     """An exception in one piece, even when it objects to being shown; only its type and place where that is safer."""
-    if discreetly or _discreet:
+    if discreetly or is_discreet():
         cause = error.__cause__
         return _kind_and_place(error) + (f" from {_kind_and_place(cause)}" if cause else "")
     try:
@@ -49,7 +38,7 @@ def _kind_and_place(error: BaseException) -> str:
 
 def _without_texts(record: logging.LogRecord) -> bool:
     """A filter: exceptions in any log line of ours are shown like all others."""
-    if _discreet:
+    if is_discreet():
         record.exc_info = record.exc_text = None
         if isinstance(record.args, tuple):
             record.args = tuple(shown(arg) if isinstance(arg, BaseException) else arg for arg in record.args)

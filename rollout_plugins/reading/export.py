@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from rollout_hookspecs import Rollout, Run, Step
 
+from rollout_plugins.content.discretion import be_discreet
 from rollout_plugins.content.trace import DefaultTrace
 from rollout_plugins.engine import environment
 from rollout_plugins.engine.counters import Counters
@@ -25,7 +26,7 @@ from rollout_plugins.engine.discover import Plugins, discover, known_sinks, name
 from rollout_plugins.engine.dispatch import Dispatcher
 from rollout_plugins.engine.leaving import cleaned_run, seen_by_required
 from rollout_plugins.engine.outbox import Outbox
-from rollout_plugins.engine.telling import be_discreet, is_required, shown
+from rollout_plugins.engine.telling import is_required, shown
 from rollout_plugins.errors import RolloutPluginsError, RunError, SetupError, suggest
 from rollout_plugins.reading.stored import Stored
 

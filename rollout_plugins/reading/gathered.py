@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 FILE = ".sums"
 Versions: TypeAlias = "Mapping[Path, tuple[int, int]]"
 """The size of each file, and when it was changed."""
+Spans: TypeAlias = "Mapping[Path, tuple[int, int]]"
+"""The first and the last generation in each file; without those of which that cannot be said."""
 
 
 class Gathered(NamedTuple):
@@ -30,13 +32,14 @@ class Gathered(NamedTuple):
     of: Versions
     packed: tuple[bytes, ...]
     """None or one."""
+    generations: Spans
 
     def counts(self, files: Versions) -> bool:
         """Whether every part that it is of is there as it was."""
         return all(files.get(path) == version for path, version in self.of.items())
 
 
-NOTHING = Gathered({}, ())
+NOTHING = Gathered({}, (), {})
 
 
 def kept(folder: Path, files: Versions) -> Gathered:
@@ -46,19 +49,23 @@ def kept(folder: Path, files: Versions) -> Gathered:
         if sums.is_of(packed, crc32(listing)):
             there = {_name(folder, path): path for path in files}
             told = json.loads(listing)
-            found = Gathered({there[name]: tuple(told[name]) for name in told if name in there}, (packed,))
-            if len(found.of) == len(told) and found.counts(files):
+            known = {there[name]: noted for name, noted in told.items() if name in there}
+            of = {path: (size, time) for path, (size, time, *_) in known.items()}
+            spans = {path: (span[0], span[1]) for path, (_, _, *span) in known.items() if len(span) > 1}
+            found = Gathered(of, (packed,), spans)
+            if len(of) == len(told) and found.counts(files):
                 return found
     return NOTHING
 
 
-def keep(folder: Path, files: Versions, found: sums.Sums) -> Gathered:
+def keep(folder: Path, files: Versions, found: sums.Sums, spans: Spans) -> Gathered:
     """Write what these files say together."""
-    listing = json.dumps({_name(folder, path): version for path, version in files.items()}).encode()
+    noted = {_name(folder, path): (*version, *spans.get(path, ())) for path, version in files.items()}
+    listing = json.dumps(noted).encode()
     packed = sums.as_one(found, crc32(listing))
     with suppress(OSError):  # opening takes longer the next time
         replace_file(folder / FILE, lambda path: path.write_bytes(listing + b"\n" + packed), sync=False)
-    return Gathered(files, (packed,))
+    return Gathered(files, (packed,), spans)
 
 
 def _name(folder: Path, path: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from rollout_plugins.content.elsewhere import lies_elsewhere, opened
 from rollout_plugins.errors import RunError
 from rollout_plugins.reading import gathered, small
 from rollout_plugins.reading.damage import UnreadableError, gist, wrong_columns
+from rollout_plugins.reading.together import generations_of
 from rollout_plugins.store import sums
 from rollout_plugins.store.parts import file_name
 from rollout_plugins.store.schema import TYPES
@@ -49,10 +51,25 @@ class PartSums:
         if not (self._gathered.of and self._gathered.counts(versions)):
             self._gathered = gathered.kept(folder, versions)
         parts = [*self._gathered.packed, *self._others(versions)]
-        if len(parts) > small.MANY and (together := gather(sums.joined(parts))) is not None:
-            self._gathered, self._known = gathered.keep(folder, versions, together), {}
+        if len(parts) > small.MANY and (together := gather(found := sums.joined(parts))) is not None:
+            spans = self._generations(found, versions)
+            self._gathered, self._known = gathered.keep(folder, versions, together, spans), {}
             parts = [*self._gathered.packed]
         return sums.joined([*parts, *(sums.packed(sums.lines(table)) for table in journals.values())])
+
+    def lacks(self, path: Path, generations: Sequence[int]) -> bool:
+        """Whether a file is known to have none of these generations, which are in order."""
+        if (span := self._gathered.generations.get(path)) is None:
+            return False
+        place = bisect_left(generations, span[0])
+        return place == len(generations) or generations[place] > span[1]
+
+    def _generations(self, found: sums.Sums, versions: gathered.Versions) -> gathered.Spans:
+        """The first and the last generation in each file, of those that were gathered before as it was noted then."""
+        new = [path for path in versions if path not in self._gathered.of]
+        spans = generations_of(found)
+        numbered = enumerate(new, len(self._gathered.packed))
+        return {**self._gathered.generations, **{path: spans[n] for n, path in numbered if n in spans}}
 
     def _others(self, versions: gathered.Versions) -> list[bytes]:
         """The sums of the files that are not among those that are gathered."""

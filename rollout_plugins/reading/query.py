@@ -40,6 +40,7 @@ _AT_ONCE = 4
 _QUESTION = re.compile(r"\b(from|table)\b", re.IGNORECASE)
 #: Reward functions that get a column; names that differ from rollout to rollout would never end.
 MOST_REWARDS = 500
+_ALL = Filters()
 _OURS = (duckdb.IOException, duckdb.InternalException, duckdb.FatalException, duckdb.SerializationException)
 
 
@@ -96,8 +97,8 @@ class Database:
     def total(self, filters: Filters) -> int:
         """How many rollouts there are of these."""
         order_by(filters.order, self.columns)  # raises when it names what is not there
-        if replace(filters, order=None, superseded=False) == Filters():
-            return self.count(superseded=filters.superseded)
+        if replace(filters, order=None) == replace(when := _when(filters), superseded=filters.superseded):
+            return self.count(when, superseded=filters.superseded)
         if filters.limit is not None:
             return int(self.places(filters).num_rows)
         return int(self._places(filters, whole=False, counted=True)["n"][0].as_py())
@@ -119,9 +120,7 @@ class Database:
 
     def _asked(self, filters: Filters, view: str) -> Any:
         """Those that were asked for, in no order. SQL of the caller's stays the expression that it is."""
-        relation = self._connection.sql(
-            f"select * from {view} where {condition(filters, _sums_of(filters.superseded))}"
-        )
+        relation = self._connection.sql(f"select * from {view} where {self._condition(filters)}")
         return relation if filters.where is None else relation.filter(rewritten(filters.where, self.columns))
 
     def _found(self, filters: Filters, view: str, names: str) -> pa.Table:
@@ -132,14 +131,28 @@ class Database:
             relation = self._asked(filters, view).order(order)
             relation = (relation if most is None else relation.limit(most)).project(names)
         else:
-            where, limit = condition(filters, _sums_of(filters.superseded)), "" if most is None else f" limit {most}"
+            where, limit = self._condition(filters), "" if most is None else f" limit {most}"
             relation = self._connection.sql(f"select {names} from {view} where {where} order by {order}{limit}")
         return relation.to_arrow_table()
+
+    def _condition(self, filters: Filters) -> str:
+        """SQL for everything but `where`. DuckDB opens no file that is known to have none, for it names the others."""
+        of = _sums_of(filters.superseded)
+        whole = condition(filters, of)
+        when = _when(filters)
+        if when == _ALL:
+            return whole
+        query = f"select distinct generation from {of} where {condition(when, of)} order by generation"
+        found = [generation for (generation,) in self._connection.sql(query).fetchall()]
+        if None in found:
+            return whole
+        files = self._tables.files_with(found)
+        return whole if files is None else f"_file in ({', '.join(map(str, files)) or 'null'}) and {whole}"
 
     def sql(self, query: str, *, superseded: bool = False) -> pa.Table:
         """One SELECT over the views."""
         if _SHOW_TABLES.fullmatch(query):
-            return pa.table({"name": [*_PEOPLES, *(f"annotations.{name_of(name)}" for name in self.annotated)]})
+            return pa.table({"name": self._names_of_tables})
         with self._asking("the SQL"):
             written = rewritten(query, self.columns)
             found = self._connection.extract_statements(written)
@@ -166,9 +179,12 @@ class Database:
         with self._asking():
             return list(self._connection.sql(query).fetchall())
 
-    def count(self, *, superseded: bool) -> int:
-        """How many rollouts there are."""
-        return int(self.rows(f"select coalesce(sum(rollouts), 0) from {_sums_of(superseded)}")[0][0])
+    def count(self, when: Filters = _ALL, *, superseded: bool) -> int:
+        """How many rollouts there are, or were made then: the sums say it."""
+        of = _sums_of(superseded)
+        query = f"select coalesce(sum(rollouts), 0) from {of} where {condition(when, of)}"
+        with self._asking(f"where={when.where!r}"):
+            return int(self._connection.sql(query).fetchall()[0][0])
 
     def stats(self) -> tuple[list[str], list[tuple[Any, ...]]]:
         """The run's figures, step by step: their names, and a row for each step."""
@@ -295,6 +311,10 @@ class Database:
             self._tables.view("tool_calls", sql.tool_calls(base))
             self._shown = wanted
 
+    @property
+    def _names_of_tables(self) -> list[str]:
+        return [*_PEOPLES, *(f"annotations.{name_of(name)}" for name in self.annotated)]
+
     def _mentions(self, text: str) -> bool:
         lowered = text.casefold()
         return any(producer.casefold() in lowered for producer in self.annotated)
@@ -302,15 +322,15 @@ class Database:
     def _error(self, error: Exception, what: str) -> Exception:
         """One sentence for a mistake of the caller; everything else is about the files."""
         text = _gist(error)
-        if isinstance(error, _OURS):
+        if isinstance(error, _OURS) or "magic bytes" in text:  # the end of a Parquet file
             return UnreadableError(text)
         missing = re.search(r'(?:column "([^"]+)" not found|key "([^"]+)" in struct)', text)
         if missing:
             return RunError(no_column(missing[1] or missing[2], self.columns))
         if isinstance(error, duckdb.PermissionException):
             return RunError(f"{what} reaches outside the run; it may read {TABLES}")
-        if re.search(r"[Tt]able with name", text):
-            return RunError(f"{what}: {text}; there are {TABLES}")
+        if table := re.search(r"[Tt]able with name (\S+)", text):
+            return RunError(f"no table is named {table[1]!r}; there are {', '.join(self._names_of_tables)}")
         if isinstance(error, duckdb.ProgrammingError | duckdb.DataError):
             accepted = (
                 "write one SELECT" if what == "the SQL" else "write a condition such as reward < 0 and step > 10"
@@ -327,6 +347,11 @@ def _view(superseded: bool, *, annotated: bool, whole: bool) -> str:
 def _sums_of(superseded: bool) -> str:
     """Where to look up which steps and generations there are."""
     return f"{'every' if superseded else 'current'}_generations"
+
+
+def _when(filters: Filters) -> Filters:
+    """What of the filters is about whole generations."""
+    return Filters(split=filters.split, step=filters.step, generations=filters.generations)
 
 
 def _is_about_content(filters: Filters) -> bool:

@@ -287,8 +287,9 @@ class StoredRun:
 
     def siblings(self, rollout: Rollout) -> Matches:
         """Where the rollout and its siblings are, for a group too large to read at once."""
-        same = f"generation = {rollout.generation} and attempt = {rollout.attempt}"
-        return self.find(split=rollout.split, group=rollout.group, where=same, superseded=True)
+        when = (rollout.generation, rollout.generation)
+        same = f"attempt = {rollout.attempt}"
+        return self.find(split=rollout.split, group=rollout.group, generations=when, where=same, superseded=True)
 
     def history(self, prompt: Rollout | str, **filters: Any) -> Iterator[Rollout]:
         """The same prompt through the whole run: that of a rollout, or one with a message of exactly this text."""

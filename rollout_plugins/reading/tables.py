@@ -122,6 +122,16 @@ class Tables:
             ]
             self.table(prefix + name, pa.concat_tables(tables))
 
+    def files_with(self, generations: Sequence[int]) -> list[int] | None:
+        """The numbers of the files that may have rollouts of these generations, which are in order; None for all."""
+        lacking = {
+            path
+            for source in self.sources
+            for path in source.parquet_files
+            if source.memory.sums.lacks(path, generations)
+        }
+        return [number for path, number in self._numbers.items() if path not in lacking] if lacking else None
+
     def kinds(self, query: str) -> dict[str, str]:
         """The columns of a query and their types."""
         relation = self.connection.sql(query)

@@ -82,6 +82,17 @@ def spans(found: Sums) -> pa.Table | None:
     return starts.append_column("last_group", last.filter(is_whole).filter(ends))
 
 
+def generations_of(found: Sums) -> dict[int, tuple[int, int]]:
+    """The first and the last generation of each part, by its place; without parts that have rows of none."""
+    rows = found.generations.select(["_part", "generation"]).combine_chunks()
+    part, generation = rows.take(pc.sort_indices(rows, sort_keys=[(name, "ascending") for name in rows.column_names]))
+    parts, generations = part.to_pylist(), generation.to_pylist()
+    firsts = [n for n, number in enumerate(parts) if n == 0 or number != parts[n - 1]]
+    ends = zip(firsts, [*firsts[1:], len(parts)], strict=True)
+    spans = {parts[start]: (generations[start], generations[end - 1]) for start, end in ends}
+    return {number: (first, last) for number, (first, last) in spans.items() if last is not None}  # nulls come last
+
+
 def _before(column: pa.ChunkedArray, first: int) -> pa.ChunkedArray:
     """For each row the last value that stands before it."""
     return pc.fill_null_forward(pa.chunked_array([integers([first]), *column.chunks])).slice(0, len(column))

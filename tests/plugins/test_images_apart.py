@@ -8,9 +8,14 @@ import io
 import pytest
 from hostile import picture
 from image_rig import PNG, noise, saved, started, through, turned
+from loops import recorder_in, row
 from PIL import Image as Pil
+from PIL.PngImagePlugin import PngInfo
 
+from rollout_plugins import open_run
 from rollout_plugins.content.hashing import pixel_hash
+
+KEY = "sk-" + "a1B2" * 8
 
 
 def frames(kind, *later):
@@ -43,8 +48,6 @@ def painted(mode, numbers, palette):
 
 
 def gamma(value):
-    from PIL.PngImagePlugin import PngInfo
-
     info = PngInfo()
     info.add(b"gAMA", value.to_bytes(4, "big"))
     return saved(picture(5), "PNG", pnginfo=info)
@@ -150,3 +153,56 @@ def test_base64_counts_in_every_way_it_is_written(tmp_path, spell, wrap):
     )
     (record,) = new.images
     assert (tmp_path / record.path).read_bytes() == data
+
+
+def worded(kind, words, orientation=6):
+    """A picture whose file says something beside it, in each way that its format has."""
+    exif = Pil.Exif()
+    exif[0x010E], exif[0x0112] = words, orientation
+    text = PngInfo()
+    text.add_text("Comment", words)
+    text.add_itxt("Author", words, zip=True)
+    beside = {
+        "JPEG": {"exif": exif.tobytes(), "comment": words, "xmp": words.encode()},
+        "PNG": {"exif": exif.tobytes(), "pnginfo": text},
+        "WEBP": {"exif": exif.tobytes(), "xmp": words.encode(), "lossless": True},
+        "GIF": {"comment": words},
+        "TIFF": {"exif": exif, "description": words},
+    }
+    return saved(picture(5).convert("P" if kind == "GIF" else "RGB"), kind, **beside[kind])
+
+
+@pytest.mark.parametrize("is_opened", [False, True])
+@pytest.mark.parametrize("options", [{}, {"max_side": 4}, {"mode": "thumbnail", "format": "jpeg"}])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "TIFF"])
+@pytest.mark.needs(part="redact")
+def test_where_secrets_are_searched_for_no_picture_says_more_than_it_shows(tmp_path, kind, options, is_opened):
+    file = worded(kind, KEY)
+    opened = Pil.open(io.BytesIO(file))
+    opened.load()
+    with recorder_in(tmp_path, "redact", config={"images": options}) as recorder:
+        recorder.record(1, [row(columns={"image": opened if is_opened else file})])
+    run = open_run(tmp_path / "runs")
+    (image,) = next(iter(run.rollouts())).images
+    stored = (run.dir / image.path).read_bytes()
+    assert KEY.encode() not in stored
+    back = Pil.open(io.BytesIO(stored))
+    back.load()
+    said = [back.info, dict(back.getexif()), getattr(back, "text", ""), getattr(back, "applist", "")]
+    assert KEY not in repr(said)
+    if not options:
+        assert back.convert("RGB").tobytes() == opened.convert("RGB").tobytes()
+        assert back.getexif().get(0x0112) == opened.getexif().get(0x0112)
+    assert run.drops == {}
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF"])
+@pytest.mark.needs(part="redact")
+def test_a_file_that_says_nothing_beside_its_picture_is_kept_as_it_is_where_secrets_are_searched_for(tmp_path, kind):
+    silent = saved(picture(5).convert("P" if kind == "GIF" else "RGB"), kind)
+    several = frames("GIF", 100)
+    with recorder_in(tmp_path, "redact") as recorder:
+        recorder.record(1, [row("one", columns={"image": silent}), row("several", columns={"image": several})])
+    run = open_run(tmp_path / "runs")
+    assert [(run.dir / rollout.images[0].path).read_bytes() for rollout in run.rollouts()] == [silent, several]
+    assert [rollout.images[0].note for rollout in run.rollouts()] == [None, None]

@@ -3,11 +3,13 @@
 They count only while every file they are of is there as it was.
 """
 
+import json
 import os
 import shutil
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
+from zlib import crc32
 
 import pyarrow as pa
 import pytest
@@ -154,16 +156,15 @@ def test_a_part_that_is_damaged_or_gone_is_not_counted(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::rollout_plugins.errors.DamageWarning")
-def test_a_part_that_turns_out_to_be_damaged_is_named_and_no_longer_counted(tmp_path):
-    """Though its size and time say that it is what it was."""
+@pytest.mark.parametrize("asked", [{}, {"where": "reward > 0"}, {"step": "1-5", "order": "-reward"}])
+@pytest.mark.parametrize("small_bytes", [0, 2**20])
+def test_a_part_that_turns_out_to_be_damaged_is_named_and_no_longer_counted(tmp_path, monkeypatch, asked, small_bytes):
+    monkeypatch.setattr(small, "SMALL_BYTES", small_bytes)
     folder = write(tmp_path, steps(5))
     assert len(open_run(folder)) == 20
-    part = next(iter(folder.glob("data/*/*-000002.parquet")))
-    about = part.stat()
-    part.write_bytes(bytes(about.st_size))
-    os.utime(part, ns=(about.st_atime_ns, about.st_mtime_ns))
+    harm(folder / "data/train/001-00000-000002.parquet")
     run = open_run(folder)
-    assert len(list(run)) == 16
+    assert len(list(run.rollouts(**asked))) == 16
     assert (list(run.damaged), len(run)) == (["data/train/001-00000-000002.parquet"], 16)
 
 
@@ -241,6 +242,67 @@ def test_those_of_a_run_at_a_url_are_kept_here(tmp_path, monkeypatch, no_part_is
     assert counted(url) == wanted == [(1, 4), (3, 4), (4, 4)]
     assert not there.exists(f"{url}/{gathered.FILE}")
     there.rm(f"memory://{tmp_path.name}", recursive=True)
+
+
+def harm(part):
+    """So that only its size and its time say that it is what it was."""
+    about = part.stat()
+    part.write_bytes(bytes(about.st_size))
+    os.utime(part, ns=(about.st_atime_ns, about.st_mtime_ns))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("asked", [{"step": 4}, {"step": "4"}, {"step": range(4, 5)}, {"generations": (4, 4)}])
+def test_who_asks_for_a_step_reads_the_files_that_have_it(tmp_path, monkeypatch, asked):
+    monkeypatch.setattr(small, "SMALL_BYTES", 0)  # small ones would be read at once
+    folder = write(tmp_path, steps(6))
+    assert len(open_run(folder)) == 24
+    for number in (1, 2, 4, 5):  # what columns there are is looked up in the first one
+        harm(folder / f"data/train/001-00000-{number:06d}.parquet")
+    run = open_run(folder)
+    found = list(run.find(**asked).rollouts())
+    assert [rollout.id for rollout in found] == [f"r1.1.t4.0.{index}" for index in range(4)]
+    assert (run.count(**asked), list(run.siblings(found[3]).rollouts())) == (4, found[2:])
+    assert run.count(**asked, where="reward > 4") == 3
+
+
+@pytest.mark.parametrize("make", [two_ranks, trained_again, not_as_they_say])
+def test_a_step_is_found_wherever_it_is(make, tmp_path):
+    folder = make(tmp_path)
+    for _ in range(2):
+        run = open_run(folder)
+        made = list(run.rollouts(superseded=True))
+        last = max(rollout.step for rollout in made if rollout.split == "train")
+        for step, chosen in {1: {1}, 3: {3}, 9: set(), "last": {last}, "2-3": {2, 3}, "1,3": {1, 3}}.items():
+            found = {rollout.id for rollout in run.rollouts(step=step, superseded=True)}
+            assert found == {rollout.id for rollout in made if rollout.step in chosen}
+            assert run.count(step=step, superseded=True) == len(found)
+        for rollout in made:
+            of = ("split", "attempt", "generation", "group")
+            siblings = {one.id for one in made if all(getattr(one, name) == getattr(rollout, name) for name in of)}
+            assert {one.id for one in run.group(rollout.id)} == siblings
+
+
+def test_a_step_is_found_in_parts_that_came_later_or_were_made_anew(tmp_path):
+    folder = write(tmp_path, steps(5))
+    assert len(open_run(folder)) == 20
+    parts = sorted(folder.glob("data/*/*.parquet"))
+    parts[1].write_bytes(parts[4].read_bytes())  # has step 5 now, and no longer step 2
+    write(tmp_path, [one(2, index, attempt=2) for index in range(4)], attempt=2)
+    for _ in range(2):
+        run = open_run(folder)
+        assert [run.count(step=step) for step in (1, 2, 3, 4, 5)] == [4, 4, 4, 4, 8]
+
+
+def test_sums_that_an_older_version_kept_do_not_say_where_a_step_is(tmp_path):
+    folder = write(tmp_path, steps(5))
+    wanted = counted(folder)
+    listing, _, packed = (folder / gathered.FILE).read_bytes().partition(b"\n")
+    older = json.dumps({name: noted[:2] for name, noted in json.loads(listing).items()}).encode()
+    head = sums._HEAD.pack(crc32(older), *sums._HEAD.unpack_from(packed)[1:])
+    (folder / gathered.FILE).write_bytes(older + b"\n" + head + packed[sums._HEAD.size :])
+    run = open_run(folder)
+    assert (counted(folder), [run.count(step=step) for step in (1, 5, 6)]) == (wanted, [4, 4, 0])
 
 
 GROUPS = st.dictionaries(st.tuples(st.sampled_from((None, 7, 2**62)), st.integers(0, 7)), st.booleans(), max_size=9)

@@ -41,7 +41,7 @@ def test_the_run_is_described(run):
     async def scenario(eye):
         await eye.sees("96 rollouts")
         await eye.press("i")
-        await eye.sees("About the run", "id: r1", "dropped", "none", "judge: score")
+        await eye.sees("About the run", "id: r1", "dropped", "none", "failed", "judge: score")
         await eye.press("q")
         await eye.sees("96 rollouts")
 

@@ -19,9 +19,11 @@ from typing import Any
 
 from rollout_hookspecs import Image
 
+from rollout_plugins.content.discretion import is_discreet
 from rollout_plugins.content.hashing import bytes_hash, is_loaded, pixel_hash
 from rollout_plugins.content.imaging import for_screen, is_wide, on_white
 from rollout_plugins.content.replacing import replace_file
+from rollout_plugins.plugins.images.words import LEFT_OUT, has_words, without_words
 
 MEMORY = 4096
 FULL_SHARE = 0.9
@@ -100,11 +102,15 @@ class MediaStore:
         image = _open(data)
         hidden = _hidden(image)
         image = _load(image)
+        is_secret = is_discreet() and has_words(image)
         if not hidden:  # a plain TIFF becomes a PNG, which everything shows
-            return self._put(image, pixel_hash(image), data if image.format != "TIFF" else None)
-        record = self._put(image, key, data)
+            record = self._put(image, pixel_hash(image), None if is_secret or image.format == "TIFF" else data)
+            return noted(record, LEFT_OUT) if is_secret else record
+        record = self._put(image, key, None if is_secret else data)
+        if is_secret:
+            record = noted(record, LEFT_OUT)
         is_whole = record.path is not None and record.note is None and image.format in _KEPT_AS_THEY_ARE
-        return record if is_whole else replace(record, note="; ".join(filter(None, (record.note, hidden))))
+        return record if is_whole else noted(record, hidden)
 
     def _put(self, image: Any, digest: str, data: bytes | None) -> Image:
         record = self._by_pixels.get(digest)
@@ -157,6 +163,8 @@ class MediaStore:
     def _encode(self, image: Any, data: bytes | None, *, small: bool, resized: bool) -> tuple[bytes, str]:
         if data is not None and not resized and image.format in _KEPT_AS_THEY_ARE:
             return data, _KEPT_AS_THEY_ARE[image.format]
+        if is_discreet():
+            image = without_words(image)
         side = self._limit(small=small)
         if small:
             kind = str(self._thumbnail["format"])
@@ -183,6 +191,11 @@ class MediaStore:
             replace_file(target, lambda path: path.write_bytes(content), sync=False)
             self.bytes += len(content)
         self._files[name] = len(content)
+
+
+def noted(record: Image, note: str) -> Image:
+    """The record with this said of it, too."""
+    return replace(record, note=note if record.note is None else f"{record.note}; {note}")
 
 
 def _has_content(path: Path) -> bool:

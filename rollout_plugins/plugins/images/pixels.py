@@ -7,7 +7,6 @@ import binascii
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
 from urllib.parse import unquote, unquote_to_bytes, urlparse
@@ -15,7 +14,7 @@ from urllib.parse import unquote, unquote_to_bytes, urlparse
 from rollout_hookspecs import Image
 
 from rollout_plugins.content.hashing import bytes_hash, is_array, is_loaded, is_pil, is_tensor, pixel_hash
-from rollout_plugins.plugins.images.media import MediaStore, Unreadable, first_of_several
+from rollout_plugins.plugins.images.media import MediaStore, Unreadable, first_of_several, noted
 
 MAX_FILE_BYTES = 1 << 28
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif")
@@ -78,8 +77,8 @@ def _decoded(image: Any, media: MediaStore) -> Image:
         return media.put_encoded(data, uri=name)
     record = media.put(image, uri=name)
     if first or has_frames:
-        return _noted(record, "one of several frames")
-    return record if first is not None else _noted(record, "a frame of a GIF that may have others")
+        return noted(record, "one of several frames")
+    return record if first is not None else noted(record, "a frame of a GIF that may have others")
 
 
 def _read(name: str) -> bytes | None:
@@ -194,7 +193,7 @@ def _array(value: Any, media: MediaStore, *, certain: bool) -> Image | None:
     from PIL import Image as Pil
 
     image = media.put(Pil.fromarray(array))
-    return image if note is None else _noted(image, note)
+    return image if note is None else noted(image, note)
 
 
 def _colours_last(array: Any, *, first: bool) -> Any:
@@ -225,7 +224,3 @@ def _as_bytes(array: Any) -> tuple[Any, str | None]:
     if array.dtype.kind in "iu" and array.size and 0 <= array.min() <= array.max() <= 255:
         return array.astype(np.uint8), None
     raise Unreadable(f"an array of {array.dtype} whose values are not pixels")
-
-
-def _noted(image: Image, note: str) -> Image:
-    return replace(image, note=note if image.note is None else f"{image.note}; {note}")

@@ -30,10 +30,11 @@ class Redact:
     hosts give for what was lost. Our log names only the type and place of an error. Names of plugins stay as they
     are. Matching takes linear time whatever the pattern. What can't be searched is replaced rather than let through.
     Token ids of a rollout that had a secret in its texts are left out, as they spell it. Each rollout says in
-    `marks` what was replaced, and `redacted/<rule>` counts it.
+    `marks` what was replaced, and `redacted/<rule>` counts it. What the files of pictures say beside the picture
+    (EXIF, XMP, comments) is left out, except which way is up.
 
     A secret is not found where a person would not recognise it either: with a zero-width character inside it, in
-    another encoding, or in a picture.
+    another encoding, or in the pixels of a picture.
 
     rules: which of the built-in ones, by default all: private_key, url_password, openai, huggingface, github,
         gitlab, slack, aws, google, stripe, package_index, vendor (other API keys), jwt, bearer, assigned
