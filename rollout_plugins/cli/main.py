@@ -51,7 +51,8 @@ class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, and where the help is."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(USAGE, f"{self.prog}: {message}; see {self.prog} --help\n")
+        see = " See" if message.endswith("?") else "; see"
+        self.exit(USAGE, f"{self.prog}: {message}{see} {self.prog} --help\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -270,6 +270,8 @@ class Plugins:
 
 
 def _checked_config(config: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    if not isinstance(config, Mapping):
+        raise SetupError(f"config is {config!r}; give a dict of options for each plugin, by its name")
     for name, options in config.items():
         if not isinstance(options, Mapping):
             raise SetupError(f"config of plugin {name!r} is {options!r}; give a dict of its options")

@@ -33,12 +33,18 @@ class Ending:
         """Gives a function that says at which `time.monotonic()` a share of the limit is used up."""
         self.has_begun = True
         began = time.monotonic() - self._waited
-        if not threading.main_thread().is_alive():  # the interpreter exits, and every run that is open waits in turn
+        if _is_exiting():  # every run that is open waits in turn
             began = min(began, _exit_began())
         try:
             yield lambda share: began + share * self.seconds
         finally:
             self._waited = time.monotonic() - began
+
+
+def _is_exiting() -> bool:
+    """Whether the interpreter exits, which the main thread does last; others may outlive the main program by hours."""
+    main = threading.main_thread()
+    return threading.current_thread() is main and not main.is_alive()
 
 
 @functools.cache

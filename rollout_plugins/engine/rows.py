@@ -128,7 +128,7 @@ def _faults(item: Any) -> Iterator[str]:
         if key in _DECIDED:
             yield f"has {key!r}, which the recorder decides; leave it out, or use record(step, …, split=…)"
         elif key not in KEYS:
-            yield f"has no field {key!r}; {suggest(str(key), KEYS)}; what else belongs to it goes into 'columns'"
+            yield f"has no field {key!r}, and what is not a field goes into 'columns'; {suggest(str(key), KEYS)}"
         else:
             yield from _wrong(key, value)
     if "prompt" not in item and "completion" not in item:

@@ -152,7 +152,7 @@ class Database:
     def sql(self, query: str, *, superseded: bool = False) -> pa.Table:
         """One SELECT over the views."""
         if _SHOW_TABLES.fullmatch(query):
-            return pa.table({"name": [*_PEOPLES, *(f"annotations.{name_of(name)}" for name in self.annotated)]})
+            return pa.table({"name": self._names_of_tables})
         with self._asking("the SQL"):
             written = rewritten(query, self.columns)
             found = self._connection.extract_statements(written)
@@ -311,6 +311,10 @@ class Database:
             self._tables.view("tool_calls", sql.tool_calls(base))
             self._shown = wanted
 
+    @property
+    def _names_of_tables(self) -> list[str]:
+        return [*_PEOPLES, *(f"annotations.{name_of(name)}" for name in self.annotated)]
+
     def _mentions(self, text: str) -> bool:
         lowered = text.casefold()
         return any(producer.casefold() in lowered for producer in self.annotated)
@@ -325,8 +329,8 @@ class Database:
             return RunError(no_column(missing[1] or missing[2], self.columns))
         if isinstance(error, duckdb.PermissionException):
             return RunError(f"{what} reaches outside the run; it may read {TABLES}")
-        if re.search(r"[Tt]able with name", text):
-            return RunError(f"{what}: {text}; there are {TABLES}")
+        if table := re.search(r"[Tt]able with name (\S+)", text):
+            return RunError(f"no table is named {table[1]!r}; there are {', '.join(self._names_of_tables)}")
         if isinstance(error, duckdb.ProgrammingError | duckdb.DataError):
             accepted = (
                 "write one SELECT" if what == "the SQL" else "write a condition such as reward < 0 and step > 10"

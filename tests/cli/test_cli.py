@@ -44,7 +44,7 @@ def test_every_command_has_help(rollouts, command):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["shwo"], "rollouts: 'shwo' is not a command; did you mean 'show'?"),
+        (["shwo"], "rollouts: 'shwo' is not a command; did you mean 'show'? See rollouts --help"),
         (["xyz"], "'xyz' is not a command; accepted: annotate, compact, completion, demo"),
         (
             ["annotate"],

@@ -241,6 +241,7 @@ def test_options_for_a_plugin_that_does_not_run_are_refused():
 
 def test_options_that_are_not_a_dict_are_refused():
     assert fault(config={"cap": 8}) == "config of plugin 'cap' is 8; give a dict of its options"
+    assert fault(config=["cap"]) == "config is ['cap']; give a dict of options for each plugin, by its name"
 
 
 def test_a_plugin_that_is_not_installed_is_refused_with_the_likely_one():

@@ -215,3 +215,25 @@ def test_many_runs_that_hang_when_the_interpreter_exits_share_one_limit(tmp_path
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", EXIT, str(tmp_path)], env=env, check=True, timeout=15)
     assert [len(open_run(path)) for path in tmp_path.iterdir()] == [4] * 20
+
+
+OUTLIVES = """
+import threading
+from rollout_plugins.engine.ending import Ending
+
+def trains():
+    threading.main_thread().join()
+    began = []
+    for _ in range(3):
+        with Ending(30).waiting() as until:
+            began.append(until(0))
+    print(began[1] < began[2])
+
+threading.Thread(target=trains).start()
+"""
+
+
+def test_runs_on_a_thread_that_outlives_the_main_program_have_a_limit_each(tmp_path):
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", OUTLIVES], env=env, check=True, capture_output=True, text=True)
+    assert done.stdout == "True\n"

@@ -13,7 +13,7 @@ from store_rig import collected
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
-from rollout_plugins import RolloutPluginCallback, open_run
+from rollout_plugins import RolloutPluginCallback, open_run, runs
 
 ANSWERS = [f"answer number {n}" for n in range(64)]
 SCORING = "self._calculate_rewards(inputs, prompts, completions, completion_ids_list)"
@@ -262,8 +262,8 @@ def take_off(trainer, callback, folder):
 @pytest.mark.parametrize("goes_on", [train_again, train_another, take_off])
 def test_what_waits_to_be_scored_when_training_breaks_off_is_stored_and_marked(tmp_path, goes_on):
     goes_on(*broken_off(tmp_path), tmp_path)
-    run = open_run(tmp_path / "out")
-    first = [rollout for rollout in run.rollouts(superseded=True) if rollout.attempt == 1]
+    run = runs(tmp_path / "out")[0]
+    first = list(run.rollouts())
     assert [number_of(rollout.completion) for rollout in first] == list(range(6))
     assert [rollout.reward for rollout in first] == [0.0, 1.0, 2.0, 3.0, None, None]
     assert ["rewards" in rollout.marks for rollout in first] == [False] * 4 + [True] * 2

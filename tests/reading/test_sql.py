@@ -125,7 +125,7 @@ def test_a_condition_reads_nothing_outside_the_run(run):
     ("query", "said"),
     [
         ("select rewrd from rollouts", "no column is named 'rewrd'; did you mean 'reward'"),
-        ("select * from rolouts", "there are rollouts, messages, tool_calls and annotations.<producer>"),
+        ("select * from rolouts", "no table is named 'rolouts'; there are rollouts, messages, tool_calls"),
         ("selec 1", "the SQL is not understood: syntax error"),
         ("select nope(reward) from rollouts", "the SQL is not understood"),
         ("select cast(id as integer) from rollouts", "the SQL is not understood"),

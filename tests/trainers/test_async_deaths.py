@@ -5,7 +5,7 @@ from async_rig import make_async, sample
 from async_streams import Closed, fates, said, samples
 from transformers import TrainerCallback
 
-from rollout_plugins import RolloutPluginCallback, open_run
+from rollout_plugins import RolloutPluginCallback, open_run, runs
 
 
 class Dies(TrainerCallback):
@@ -71,6 +71,6 @@ def test_after_a_training_that_died_the_next_one_is_recorded(tmp_path, tok):
     trainer.rollout_worker.samples = [sample(tok, n, group=9) for n in range(20, 32)]
     trainer.rollout_worker.start()
     trainer.train()
-    run = open_run(tmp_path / "out")
+    died, run = runs(tmp_path / "out")
     assert [said(r) for r in run.rollouts(where="marks like '%yes%'")] == [f"hello {n}" for n in range(20, 28)]
-    assert len(list(run.rollouts(superseded=True))) == 18
+    assert (len(died), len(run)) == (6, 12)
