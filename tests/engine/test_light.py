@@ -35,6 +35,13 @@ def test_the_store_is_read_without_what_training_needs():
     assert there & {"torch", "transformers", "trl", "wandb", "trackio"} == set()
 
 
+def test_recording_loads_nothing_that_only_reading_needs(tmp_path):
+    rollouts = [{"prompt": "2+2?", "completion": "4"}]
+    loop = f"recorder = RolloutRecorder(dir={str(tmp_path)!r}); recorder.record(1, {rollouts}); recorder.close()"
+    there = loaded(f"from rollout_plugins import RolloutRecorder; {loop}")
+    assert there & {"duckdb", "torch", "transformers"} == set()
+
+
 def test_everything_that_is_public_is_there():
     program = (
         "import rollout_plugins as r; [getattr(r, n) for n in r.__all__ if n != 'RolloutPluginCallback']; r.nonsense"
