@@ -2,13 +2,14 @@
 
 import gc
 import os
+import subprocess
+import sys
 import threading
 import weakref
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from multiprocessing import get_context
-from multiprocessing.util import Finalize
+from pathlib import Path
 
 import pytest
 from lives import add, assert_true_to, given, numbered
@@ -217,27 +218,12 @@ def test_a_fork_of_a_process_that_recorded_has_a_run_of_its_own(tmp_path, before
 
 @pytest.mark.parametrize("made", ["before the fork", "in the child"])
 def test_a_child_of_multiprocessing_whose_training_breaks_off_stores_everything(tmp_path, made):
-    is_ending = threading.Event()
-
-    class Waits:
-        """Holds back what is recorded until the child has nothing left to do but to end."""
-
-        @hookimpl
-        def on_rollout(self, rollout):
-            is_ending.wait()
-
-    def broken(completions, **kwargs):
-        raise MemoryError
-
-    def child(callback=None):
-        Finalize(None, is_ending.set, exitpriority=100)
-        make(tmp_path, callbacks=[callback or RolloutPluginCallback([Waits()])], rewards=broken).train()
-
-    given = [RolloutPluginCallback([Waits()])] if made == "before the fork" else []
-    process = get_context("fork").Process(target=child, args=given)
-    process.start()
-    process.join()
-    assert process.exitcode == 1
+    worker = str(Path(__file__).parents[1] / "support" / "forked_worker.py")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, worker, str(tmp_path), made]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "MemoryError" in done.stderr
     (run,) = runs(tmp_path)
     assert (len(list(run.rollouts())), run.drops) == (4, {})
     assert all(attempt["ended"] for attempt in run.attempts)
