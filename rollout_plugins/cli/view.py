@@ -14,6 +14,10 @@ from rollout_hookspecs import Panel, Rollout, Run
 from rollout_plugins.cli.chosen import add_filters, add_run, filters_of, note_damage, opened
 from rollout_plugins.errors import RunError, need
 
+#: Seconds after which a thread lets others have a turn. By default it is ten times as long, and reading the run would
+#: wait for the import of textual that long for each file.
+_TURN = 0.0005
+
 
 def configure(parser: ArgumentParser) -> None:
     add_run(parser)
@@ -33,6 +37,7 @@ def run(options: Namespace) -> None:
         raise RunError(
             f"view needs a terminal; for text to read or to pipe: rollouts show {shlex.join(options.run or ['.'])}"
         )
+    sys.setswitchinterval(_TURN)
     with ThreadPoolExecutor(1) as pool:
         stored = opened(options.run)
         stats = pool.submit(stored.stats)  # while textual is imported

@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
-from io import BytesIO
 from itertools import accumulate, repeat
 from operator import is_not
 from typing import Any, NamedTuple
@@ -18,8 +17,8 @@ from rollout_plugins.content.messages import text_of
 from rollout_plugins.store.codec import TROUBLE, cleaned, encode_all, is_clean, placeholder_for
 from rollout_plugins.store.schema import SCALARS, TEXT
 
-#: Characters on average from which on texts are long.
-_LONG = 200
+#: Characters on average from which on texts are long, and of how many of those there are copies at once.
+_LONG, _AT_ONCE = 200, 32
 
 
 class Row:
@@ -138,12 +137,18 @@ def array_of(values: Sequence[Any], kind: Any) -> pa.Array:
 
 
 def _long_texts(values: Sequence[Any]) -> pa.Array:
-    """An array of long texts, in hardly more memory than it takes: Arrow's builder doubles its own when it grows."""
+    """An array of long texts, in just the memory that it takes: Arrow's builder doubles its own when it grows."""
     known = pa.array([text is not None for text in values]).buffers()[1] if None in values else None
     texts = values if known is None else [text or "" for text in values]
-    data = BytesIO()
-    ends = array("q", accumulate(map(data.write, map(str.encode, texts)), initial=0))
-    return pa.Array.from_buffers(TEXT, len(texts), [known, pa.py_buffer(ends), pa.py_buffer(data.getbuffer())])
+    is_plain = all(map(str.isascii, texts))
+    held: Sequence[Any] = texts if is_plain else list(map(str.encode, texts))
+    ends = array("q", accumulate(map(len, held), initial=0))
+    data = pa.allocate_buffer(ends[-1])
+    with memoryview(data).cast("B") as view:
+        for at in range(0, len(held), _AT_ONCE):
+            some = held[at : at + _AT_ONCE]
+            view[ends[at] : ends[at + len(some)]] = "".join(some).encode() if is_plain else b"".join(some)
+    return pa.Array.from_buffers(TEXT, len(held), [known, pa.py_buffer(ends), data])
 
 
 def starts_of(counts: Iterable[int]) -> list[int]:
