@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
+from itertools import accumulate
 from typing import Any, ClassVar, Final
 
 from rollout_hookspecs import Batch, Emit
 
 from rollout_plugins.content.snapshot import Snapshot
 from rollout_plugins.hosts.grpo_log import LogTail, batch_from_log
+from rollout_plugins.hosts.grpo_trained import Trained
 from rollout_plugins.hosts.grpo_unscored import NEVER_SCORED, NO_ADVANTAGE, Made, Sampled, Unscored
 from rollout_plugins.hosts.kit.decoding import Decoder
 from rollout_plugins.hosts.kit.observing import Needs, Observer
@@ -122,7 +124,9 @@ class GRPOObserver(Observer):
         """The trainer goes on with other rollouts: those before are scored and done, or wait for that."""
         earlier = now.split_off()
         if earlier.count:
-            self._keep(earlier)
+            with self.guarded("read the rewards"):
+                earlier.read_rewards()
+            now.earlier.append(earlier)
         elif earlier.made is not None:
             self._complete(earlier, earlier.made)
             self.unscored.wait(earlier, earlier.made.ids)
@@ -136,6 +140,9 @@ class GRPOObserver(Observer):
 
     def hand_over(self, now: Sampled) -> None:  # type: ignore[override]  # `begin` makes no others
         """A `_generate` by itself waits for the batch that scores it."""
+        earlier, now.earlier = now.earlier, []
+        for one in earlier:
+            self._keep(one)
         if not now.count and now.made is not None:
             with self.guarded("take a snapshot of a generation"):
                 self._complete(now, now.made)
@@ -196,26 +203,51 @@ class GRPOObserver(Observer):
         log = LogTail.of(now, now.logged)
         if log is not None and self._is_of(now, log):
             self._read_log(now, log)
-        if not now.advantages or self._may_change(self.whole):
+        if now.earlier or not now.advantages or self._may_change(self.whole):
             self._read_returned(now, out)
         else:
-            now.replaced = self._replaced(now, out)
+            self._keep_trained(now, out, self._places(now, out))
         if not self.wraps.is_outermost(self.trainer, self.whole):
             now.unknown["advantage"] = WRAPPED_SINCE
-        now.keep(**{name: out.get(name) for name in _PER_TOKEN})
 
     def _read_returned(self, now: Sampled, out: Mapping[str, Any]) -> None:
         """What the trainer goes on with, which a subclass may have changed; logged ones for rows it replaced."""
         returned: Any = out.get("advantages")
         if getattr(returned, "ndim", 0) != 1:
-            now.replaced = self._replaced(now, out)
+            self._keep_trained(now, out, self._places(now, out))
             now.unknown["advantage"] = LOGGED_ADVANTAGE if now.advantages else NO_ADVANTAGE
             return
         known = returned.tolist()
+        if now.earlier and "completion_ids" in out:
+            self._share_out(now, out, known)
+            return
         is_changed = len(known) != now.count or (bool(now.advantages) and known != now.advantages)
-        now.replaced = self._replaced(now, out, is_in_doubt=is_changed)
+        self._give(now, out, known, self._places(now, out, is_in_doubt=is_changed))
+
+    def _share_out(self, now: Sampled, out: Mapping[str, Any], known: Sequence[float]) -> None:
+        """The trainer generated several times: it may go on with some of each, or with the last ones alone."""
+        trained = Trained(out)
+        starts = accumulate((one.count for one in now.earlier), initial=0)
+        are_joined = len(known) == sum(one.count for one in (*now.earlier, now))
+        for one, start in sorted(zip((*now.earlier, now), starts, strict=True), key=lambda pair: pair[0] is not now):
+            places = trained.places(one, start if are_joined else 0)
+            if one is now or any(place is not None for place in places):
+                self._give(one, out, known, places)
+
+    def _give(
+        self, now: Sampled, out: Mapping[str, Any], known: Sequence[float], places: Sequence[int | None]
+    ) -> None:
         logged = now.advantages or [None] * now.count
-        now.advantages = [logged[i] if i in now.replaced else known[i] for i in range(now.count)]
+        now.advantages = [logged[i] if place is None else known[place] for i, place in enumerate(places)]
+        self._keep_trained(now, out, places)
+
+    def _keep_trained(self, now: Sampled, out: Mapping[str, Any], places: Sequence[int | None]) -> None:
+        """What the trainer has for each rollout's tokens, and which rollouts it put others in place of."""
+        now.replaced = frozenset(i for i, place in enumerate(places) if place is None)
+        rows = [place or 0 for place in places]
+        moved = None if rows == list(range(now.count)) else rows
+        tensors = {name: tensor for name in _PER_TOKEN if (tensor := out.get(name)) is not None}
+        now.keep(**{name: tensor if moved is None else tensor[moved] for name, tensor in tensors.items()})
 
     def _is_of(self, now: Sampled, log: LogTail) -> bool:
         """Whether the log's rewards are those that were given here: it is full, and may have got others since."""
@@ -223,18 +255,15 @@ class GRPOObserver(Observer):
         logged = enumerate(map(log.reward, now.rewards.names))
         return all(now.rewards.may_be(i, row[here]) for i, row in logged if row is not None)
 
-    def _replaced(self, now: Sampled, out: Mapping[str, Any], *, is_in_doubt: bool = False) -> frozenset[int]:
-        """Rows that the trainer put other rollouts in place of, as one with a replay buffer does.
+    def _places(self, now: Sampled, out: Mapping[str, Any], *, is_in_doubt: bool = False) -> Sequence[int | None]:
+        """Where the trainer has each rollout; None where it put another in its place, as a replay buffer does.
 
         It reads the device, so only where something of the trainer's tensors is kept or there is a doubt.
         """
         is_in_doubt |= now.is_one_of_several or _replays(self.trainer)
         if not (self.options.get("tokens") or is_in_doubt) or "completion_ids" not in out:
-            return frozenset()
-        rows = out["completion_ids"].tolist()
-        ids = now.scored_ids or (now.made.ids if now.made else ())
-        own = [i < len(rows) and rows[i][: len(ids[i])] == list(ids[i]) for i in range(now.count)]
-        return frozenset(i for i, is_own in enumerate(own) if not is_own)
+            return range(now.count)
+        return Trained(out).places(now)
 
     def _read_log(self, now: Sampled, log: LogTail) -> None:
         here = slice(now.rank * now.count, (now.rank + 1) * now.count)

@@ -63,6 +63,8 @@ class Sampled(Generation):
         self.returned: Any = None
         """What the whole method gave back, where nothing else was seen."""
         self.is_one_of_several = False
+        self.earlier: list[Sampled] = []
+        """What was generated and scored before it, in the same call of the trainer's method."""
         self.claimed: Sequence[tuple[Sampled, int]] = ()
         """For each row, the generation it was made in and its place there, if it was made before it was scored."""
         self.is_played = getattr(trainer, "rollout_func", None) is not None
@@ -135,10 +137,12 @@ class Sampled(Generation):
     def split_off(self) -> Sampled:
         """What was seen so far, as a generation of its own: the trainer goes on with another one."""
         earlier = copy.copy(self)
+        earlier.earlier = []
         self.is_one_of_several = True
         self.count = self.bytes = 0
         self.made, self.seconds, self.prompt_ids, self.tool_mask, self.said = None, 0.0, None, None, None
         self.watches, self.later, self.marks, self.extra, self.unknown = [], [], [], {}, {}
+        self.tensors = {}
         self.scored_ids, self.claimed, self.rewards = (), (), Rewards(self.trainer)
         return earlier
 

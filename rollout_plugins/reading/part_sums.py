@@ -6,7 +6,7 @@ import os
 from bisect import bisect_left
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow.parquet as pq
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+T = TypeVar("T")
 #: Requests at once, for what takes time there is waiting.
 _ELSEWHERE = 16
 
@@ -76,7 +77,7 @@ class PartSums:
         others = {path: version for path, version in versions.items() if path not in self._gathered.of}
         known = {path: self._known[path] for path in others if self._known.get(path, ("",))[0] == others[path]}
         new = [path for path in others if path not in known]
-        found = zip(new, _on_all_cores(_found, new), strict=True)
+        found = zip(new, _all_found(new), strict=True)
         self._known = known = {**known, **{path: (others[path], value) for path, value in found}}
         return [known[path][1] for path in others]
 
@@ -87,9 +88,20 @@ def apart(files: Sequence[Path], journals: Mapping[Path, pa.Table]) -> sums.Sums
     return sums.joined([*made, *(sums.packed(sums.lines(table), whole=False) for table in journals.values())])
 
 
-def _on_all_cores(function: Callable[[Path], bytes], files: Sequence[Path]) -> list[bytes]:
+def _all_found(files: Sequence[Path]) -> list[bytes]:
+    """Out of the footers, or computed from the rows of those that have none.
+
+    Looking into a footer is a few calls of Python, for which threads take turns: of those, one more is in the way.
+    """
+    found = dict(zip(files, _on_all_cores(_found, files, but=1), strict=True))
+    without = [path for path, value in found.items() if value is None]
+    found.update(zip(without, _on_all_cores(_computed, without), strict=True))
+    return [value for value in found.values() if value is not None]
+
+
+def _on_all_cores(function: Callable[[Path], T], files: Sequence[Path], *, but: int = 0) -> list[T]:
     away = any(map(lies_elsewhere, files))
-    threads = _ELSEWHERE if away else min(os.cpu_count() or 1, 4)
+    threads = _ELSEWHERE if away else max(min(os.cpu_count() or 1, 4) - but, 1)
     size = -(-len(files) // (_ELSEWHERE * threads)) or 1  # handing over thousands one by one takes as long as they do
     some = [files[start : start + size] for start in range(0, len(files), size)]
     with ThreadPoolExecutor(threads) as pool:
@@ -104,16 +116,20 @@ def _version(path: Path) -> tuple[int, int]:
     return about.st_size, about.st_mtime_ns
 
 
-def _found(path: Path) -> bytes:
-    """Kept in the footer, or computed."""
-    return _careful(path, lambda: sums.kept(path) or sums.packed(_lines(path)))
+def _found(path: Path) -> bytes | None:
+    """Kept in the footer."""
+    return _careful(path, lambda: sums.kept(path))
+
+
+def _computed(path: Path) -> bytes:
+    return _careful(path, lambda: sums.packed(_lines(path)))
 
 
 def _computed_apart(path: Path) -> bytes:
     return _careful(path, lambda: sums.packed(_lines(path), whole=False))
 
 
-def _careful(path: Path, read: Callable[[], bytes]) -> bytes:
+def _careful(path: Path, read: Callable[[], T]) -> T:
     try:
         return read()
     except (RunError, UnreadableError):

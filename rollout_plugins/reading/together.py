@@ -86,11 +86,14 @@ def generations_of(found: Sums) -> dict[int, tuple[int, int]]:
     """The first and the last generation of each part, by its place; without parts that have rows of none."""
     rows = found.generations.select(["_part", "generation"]).combine_chunks()
     part, generation = rows.take(pc.sort_indices(rows, sort_keys=[(name, "ascending") for name in rows.column_names]))
-    parts, generations = part.to_pylist(), generation.to_pylist()
-    firsts = [n for n, number in enumerate(parts) if n == 0 or number != parts[n - 1]]
-    ends = zip(firsts, [*firsts[1:], len(parts)], strict=True)
-    spans = {parts[start]: (generations[start], generations[end - 1]) for start, end in ends}
-    return {number: (first, last) for number, (first, last) in spans.items() if last is not None}  # nulls come last
+    if not rows.num_rows:
+        return {}
+    others = pc.not_equal(part.slice(1), part.slice(0, len(part) - 1))
+    ends = [*pc.indices_nonzero(others).to_pylist(), len(part) - 1]
+    starts = [0, *(end + 1 for end in ends[:-1])]
+    firsts, lasts = (generation.take(integers(places)).to_pylist() for places in (starts, ends))
+    spans = zip(part.take(integers(starts)).to_pylist(), firsts, lasts, strict=True)
+    return {number: (first, last) for number, first, last in spans if last is not None}  # a null comes last
 
 
 def _before(column: pa.ChunkedArray, first: int) -> pa.ChunkedArray:

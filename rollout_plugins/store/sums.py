@@ -29,7 +29,7 @@ KEY = b"rollout_plugins.sums.1"
 #: The end of a file that is read at once; the footer of a part with few row groups fits in.
 _TAIL = 32 * 2**10
 #: Parts that are unpacked at once.
-_AT_ONCE = 256
+_AT_ONCE = 64
 _HEAD = struct.Struct("<QII")
 _NULL = -(2**63)
 _CODEC = pa.Codec("zstd")
@@ -135,13 +135,13 @@ def kept(path: Path) -> bytes | None:
     with path.open("rb", buffering=0) if there is path else there as file:
         size = file.seek(0, 2)
         file.seek(max(size - _TAIL, 0))
-        tail = file.read()
+        tail = file.read(_TAIL)
         start = size - 8 - int.from_bytes(tail[-8:-4], "little")
         if tail[-4:] != b"PAR1" or start < 4:
             return None
         if size - start > len(tail):
             file.seek(start)
-            tail = file.read()
+            tail = file.read(size - start)
     at = tail.rfind(KEY)
     content = _decoded(_text_at(tail, at + len(KEY) + 1)) if at >= 0 else b""
     return content if is_of(content, start) else None

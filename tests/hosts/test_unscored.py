@@ -7,6 +7,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 from copies import copy_of
 from rig import GRPO, SamplesTwice, dataset, make, tiny_model
 from store_rig import collected
@@ -128,6 +129,51 @@ def test_rollouts_that_are_scored_and_thrown_away_are_stored_and_marked(tmp_path
         assert (rollout.advantage is not None) is is_kept
         assert ("advantage" in rollout.marks) is not is_kept
     assert [len({r.advantage for r in found.values()} - {None})] == [2]
+    assert run.drops == {}
+
+
+def rows_of(out, rows):
+    return {name: value[rows] if value.ndim else value for name, value in out.items()}
+
+
+def joined(first, second):
+    """Two batches as one; all completions are equally long here."""
+    return {name: torch.cat([one, second[name]]) if one.ndim else one for name, one in first.items()}
+
+
+class InHalves(GRPO):
+    """Generates a part of the batch after the other, which takes less memory."""
+
+    def _generate_and_score_completions(self, inputs):
+        halves = (inputs[:2], inputs[2:])
+        self.trained = joined(*map(super()._generate_and_score_completions, halves))
+        return self.trained
+
+
+class PutsTogether(GRPO):
+    """Trains on the second group of one generation and on the first group of another, as dynamic sampling does."""
+
+    def _generate_and_score_completions(self, inputs):
+        first, second = (super(PutsTogether, self)._generate_and_score_completions(inputs) for _ in range(2))
+        self.trained = joined(rows_of(first, slice(2, 4)), rows_of(second, slice(0, 2)))
+        return self.trained
+
+
+@pytest.mark.parametrize("tokens", [True, False])
+@pytest.mark.parametrize(("cls", "kept"), [(InHalves, [0, 1, 2, 3]), (PutsTogether, [2, 3, 4, 5])])
+def test_rollouts_of_several_generations_that_are_trained_on_together_are_known(tmp_path, cls, kept, tokens):
+    script = [f"answer number {n}" for n in range(10, 18)]  # all equally long
+    trainer = make(tmp_path, script, cls=cls, rewards=numbers, beta=0.1)
+    run, found = recorded(trainer, tmp_path, tokens=tokens)
+    of = [found[10 + n] for n in range(len(found))]
+    assert [rollout.advantage for rollout in (of[n] for n in kept)] == trainer.trained["advantages"].tolist()
+    assert all(not rollout.marks for rollout in (of[n] for n in kept))
+    assert [n for n, rollout in enumerate(of) if "replaced" in rollout.marks] == [
+        n for n in range(len(of)) if n not in kept
+    ]
+    if tokens:
+        stored = [of[n].tokens.reference_logprobs for n in kept]
+        assert stored == trainer.trained["ref_per_token_logps"].tolist()
     assert run.drops == {}
 
 
