@@ -12,10 +12,11 @@ from rollout_hookspecs import Rollout
 
 from rollout_plugins.cli.chosen import RUN, check_filters, note_damage, opened
 from rollout_plugins.cli.common import add_json, busy, console, natural, note, print_json, say, show
-from rollout_plugins.content.messages import call_text, completion_text, prompt_text
+from rollout_plugins.content.messages import call_text
 from rollout_plugins.reading.filters import Filters, condition
 from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.show.compare import words
+from rollout_plugins.show.conversation import completion_text, prompt_text
 from rollout_plugins.show.text import clean, number, one_line, shorten, signed, tone
 
 LIMIT = 5

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from rollout_hookspecs import Image, Placeholder, Rollout, ToolCall
+from rollout_hookspecs import Image, Placeholder, ToolCall
 
 IMAGE = "[IMAGE]"
 _MEDIA = {"video": "[VIDEO]", "video_url": "[VIDEO]", "audio": "[AUDIO]", "input_audio": "[AUDIO]", "file": "[FILE]"}
@@ -118,26 +118,6 @@ def compact(value: Any) -> str:
         return str(value)
     except Exception:
         return f"<{type(value).__name__}>"
-
-
-def prompt_text(rollout: Rollout) -> str:
-    """The whole prompt as text, a line per message."""
-    return "\n".join(map(_said, rollout.prompt))
-
-
-def question_text(rollout: Rollout) -> str:
-    """What the user asked last; the last message of a prompt in which no user speaks."""
-    asked = [message for message in rollout.prompt if role_of(message) == "user"] or rollout.prompt
-    return _said(asked[-1]) if asked else ""
-
-
-def completion_text(rollout: Rollout) -> str:
-    """What the model itself wrote, without tool results."""
-    return "\n".join(_said(m) for m in rollout.completion if role_of(m) in {"assistant", "unknown"})
-
-
-def _said(message: Any) -> str:
-    return text_of(message.get("content") if isinstance(message, Mapping) else message)
 
 
 def as_messages(value: Any, role: str) -> tuple[tuple[Any, ...], bool]:

@@ -28,15 +28,6 @@ def shortest(value: float) -> float:
     return float(str(np.float32(value)))
 
 
-def scores(values: Any) -> tuple[dict[str, float | None], Any]:
-    """The numbers and None in a mapping, and what else was given; None for nothing else."""
-    if not isinstance(values, Mapping):
-        return {}, values
-    read = {name: given(value) for name, value in values.items()}
-    good = {name: value for name, value in read.items() if value is None or type(value) is float}
-    return {str(name): value for name, value in good.items()}, {n: v for n, v in read.items() if n not in good} or None
-
-
 def weighted(rewards: Mapping[str, float | None], weights: Sequence[float]) -> float | None:
     """The sum the trainer uses: functions that gave nothing (or NaN) don't count; None when none gave anything."""
     terms = [

@@ -11,6 +11,7 @@ from rollout_hookspecs._records import Finish
 from rollout_plugins.content import incoming
 from rollout_plugins.content.messages import as_messages
 from rollout_plugins.content.numbers import finite, real
+from rollout_plugins.content.rewards import given
 
 FINISHES: dict[str, Finish] = {name: name for name in get_args(Finish)} | {"tool_calls": "stop"}
 
@@ -70,3 +71,12 @@ def _call(call: Any) -> Any:
         return call
     rest = {key: value for key, value in call.items() if key not in {"name", "arguments", "type"}}
     return {**rest, "type": "function", "function": {"name": call["name"], "arguments": call.get("arguments")}}
+
+
+def scores(values: Any) -> tuple[dict[str, float | None], Any]:
+    """The numbers and None in a mapping, and what else was given; None for nothing else."""
+    if not isinstance(values, Mapping):
+        return {}, values
+    read = {name: given(value) for name, value in values.items()}
+    good = {name: value for name, value in read.items() if value is None or type(value) is float}
+    return {str(name): value for name, value in good.items()}, {n: v for n, v in read.items() if n not in good} or None

@@ -12,8 +12,8 @@ from rollout_hookspecs import Rollout
 from rollout_plugins.content.incoming import Lost, Unplaced
 from rollout_plugins.content.messages import role_of
 from rollout_plugins.content.numbers import real
-from rollout_plugins.content.rewards import given, scores
-from rollout_plugins.shapes._fields import FINISHES, dict_in, finish_of, spoken, whole, whole_or_none
+from rollout_plugins.content.rewards import given
+from rollout_plugins.shapes._fields import FINISHES, dict_in, finish_of, scores, spoken, whole, whole_or_none
 from rollout_plugins.shapes._files import each_row, find
 
 NAME = "OpenAI messages"

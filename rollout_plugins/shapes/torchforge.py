@@ -9,10 +9,10 @@ from rollout_hookspecs import Rollout, Tokens
 
 from rollout_plugins.content.hashing import is_tensor
 from rollout_plugins.content.incoming import REJECTED, UNREADABLE, Held, Incoming, Lost, Unplaced, Wanted, held
-from rollout_plugins.content.rewards import given, scores
+from rollout_plugins.content.rewards import given
 from rollout_plugins.content.snapshot import Snapshot
 from rollout_plugins.errors import SetupError
-from rollout_plugins.shapes._fields import finish_of, spoken
+from rollout_plugins.shapes._fields import finish_of, scores, spoken
 from rollout_plugins.shapes._tensors import to_host
 
 READ = ("request", "prompt", "response", "target", "reward", "reward_breakdown", "advantage", "policy_version")

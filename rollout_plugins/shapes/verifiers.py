@@ -12,8 +12,8 @@ from rollout_hookspecs._records import Finish
 
 from rollout_plugins.content.incoming import Lost, Unplaced, each
 from rollout_plugins.content.numbers import real
-from rollout_plugins.content.rewards import given, scores
-from rollout_plugins.shapes._fields import dict_in, list_in, spoken, whole, whole_or_none
+from rollout_plugins.content.rewards import given
+from rollout_plugins.shapes._fields import dict_in, list_in, scores, spoken, whole, whole_or_none
 from rollout_plugins.shapes._files import BROKEN, find, json_lines
 
 NAME = "verifiers"

@@ -9,7 +9,7 @@ from typing import Any, get_args
 from rollout_hookspecs import Rollout, ToolCall, Trace
 from rollout_hookspecs._records import ToolStatus
 
-from rollout_plugins.content.messages import calls_of, field_of, reasoning_of, role_of
+from rollout_plugins.content.messages import calls_of, field_of, reasoning_of, role_of, text_of
 from rollout_plugins.content.tool_calls import ANSWERING, paired
 from rollout_plugins.content.trace import under
 
@@ -175,3 +175,23 @@ def _mapping(value: Any) -> dict[str, Any]:
         return {key: item for key, item in value.items() if isinstance(key, str)}
     except Exception:  # a value that breaks when it is read is shown as if it were not there
         return {}
+
+
+def prompt_text(rollout: Rollout) -> str:
+    """The whole prompt as text, a line per message."""
+    return "\n".join(map(_said, rollout.prompt))
+
+
+def question_text(rollout: Rollout) -> str:
+    """What the user asked last; the last message of a prompt in which no user speaks."""
+    asked = [message for message in rollout.prompt if role_of(message) == "user"] or rollout.prompt
+    return _said(asked[-1]) if asked else ""
+
+
+def completion_text(rollout: Rollout) -> str:
+    """What the model itself wrote, without tool results."""
+    return "\n".join(_said(m) for m in rollout.completion if role_of(m) in {"assistant", "unknown"})
+
+
+def _said(message: Any) -> str:
+    return text_of(message.get("content") if isinstance(message, Mapping) else message)

@@ -10,10 +10,9 @@ from typing import Any
 from rollout_hookspecs import Rollout, Run, ToolCall
 
 from rollout_plugins.content.elsewhere import place_of
-from rollout_plugins.content.messages import completion_text, question_text
 from rollout_plugins.content.names import count, run_name
 from rollout_plugins.show.chart import sparkline, training
-from rollout_plugins.show.conversation import Turn, conversation
+from rollout_plugins.show.conversation import Turn, completion_text, conversation, question_text
 from rollout_plugins.show.layout import asked_text, outcome_of, spoken
 from rollout_plugins.show.render import facts, place
 from rollout_plugins.show.text import clean, evenly, number, one_line, readable, shorten

@@ -17,8 +17,8 @@ from rollout_plugins.content.messages import text_of
 from rollout_plugins.store.codec import TROUBLE, cleaned, encode_all, is_clean, placeholder_for
 from rollout_plugins.store.schema import SCALARS, TEXT
 
-#: Characters on average from which on texts are long, and of how many of those there are copies at once.
-_LONG, _AT_ONCE = 200, 32
+#: Characters on average from which on texts are long, and about how many bytes of such are copied at once.
+_LONG, _AT_ONCE = 200, 2**16
 
 
 class Row:
@@ -143,10 +143,10 @@ def _long_texts(values: Sequence[Any]) -> pa.Array:
     is_plain = all(map(str.isascii, texts))
     held: Sequence[Any] = texts if is_plain else list(map(str.encode, texts))
     ends = array("q", accumulate(map(len, held), initial=0))
-    data = pa.allocate_buffer(ends[-1])
+    data, step = pa.allocate_buffer(ends[-1]), _AT_ONCE * len(held) // ends[-1] or 1
     with memoryview(data).cast("B") as view:
-        for at in range(0, len(held), _AT_ONCE):
-            some = held[at : at + _AT_ONCE]
+        for at in range(0, len(held), step):
+            some = held[at : at + step]
             view[ends[at] : ends[at + len(some)]] = "".join(some).encode() if is_plain else b"".join(some)
     return pa.Array.from_buffers(TEXT, len(held), [known, pa.py_buffer(ends), data])
 

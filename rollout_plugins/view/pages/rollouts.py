@@ -16,10 +16,10 @@ from textual.timer import Timer
 from textual.widget import Widget
 from textual.worker import get_current_worker
 
-from rollout_plugins.content.messages import completion_text, question_text
 from rollout_plugins.content.names import count
 from rollout_plugins.reading.matches import Matches
 from rollout_plugins.show.blocks import Block
+from rollout_plugins.show.conversation import completion_text, question_text
 from rollout_plugins.show.text import one_line
 from rollout_plugins.view.pages.rollout import RolloutPage, blocks_of
 from rollout_plugins.view.pages.rollout_actions import RolloutActions

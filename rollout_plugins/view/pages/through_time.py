@@ -11,14 +11,13 @@ from rollout_hookspecs import Rollout
 from textual.binding import Binding, BindingType
 from textual.worker import get_current_worker
 
-from rollout_plugins.content.messages import prompt_text
 from rollout_plugins.content.names import count
 from rollout_plugins.content.numbers import finite
 from rollout_plugins.reading.matches import Matches
 from rollout_plugins.show.blocks import Block, clean_spans
 from rollout_plugins.show.chart import sparkline
 from rollout_plugins.show.compare import words
-from rollout_plugins.show.conversation import conversation
+from rollout_plugins.show.conversation import conversation, prompt_text
 from rollout_plugins.show.rollout_blocks import turn_blocks
 from rollout_plugins.show.text import clean, evenly, number, one_line, rank
 from rollout_plugins.view.pages.side_by_side import BesidePage, Side, ruler
