@@ -67,8 +67,8 @@ class Filters:
         if self.limit is None:
             return None
         number = _whole(self.limit)
-        if number is None:
-            raise RunError(f"limit={self.limit!r} is not a number of rollouts; give a whole number")
+        if number is None or number < 0:
+            raise RunError(f"limit={self.limit!r} is not a number of rollouts; give a whole number, 0 or more")
         return number
 
     @property

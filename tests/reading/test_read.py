@@ -261,6 +261,7 @@ def test_an_empty_run_answers_every_question(tmp_path):
         (lambda run: run.group(None), "a rollout's id is text, not None"),
         (lambda run: run.history(None), "the prompt is None; give a rollout, or the text of a message"),
         (lambda run: run.count(limit=1.5), "limit=1.5 is not a number of rollouts"),
+        (lambda run: list(run.rollouts(limit=-1)), "limit=-1 is not a number of rollouts"),
     ],
 )
 def test_a_wrong_question_is_one_sentence(run, ask, said):
