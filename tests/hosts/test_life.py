@@ -216,6 +216,7 @@ def test_a_fork_of_a_process_that_recorded_has_a_run_of_its_own(tmp_path, before
     assert [run.drops for run in both] == [{}, {}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("made", ["before the fork", "in the child"])
 def test_a_child_of_multiprocessing_whose_training_breaks_off_stores_everything(tmp_path, made):
     worker = str(Path(__file__).parents[1] / "support" / "forked_worker.py")
