@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from rollout_plugins.hosts.grpo_unscored import Sampled
@@ -38,11 +40,27 @@ class Trained:
 
     def _like(self, prompt: Sequence[int] | None, ids: Sequence[int]) -> Iterator[int]:
         """Rows with these ids, and nothing but padding around them."""
-        for place in list(self._free):
+        for place in (*self._by_ids[tuple(ids)], *self._by_ids[_without_tail(ids)]):
             if not self._is(place, ids) or len(set(self._completions[place][len(ids) :])) > 1:
                 continue
             if self._prompts is None or prompt is None or _ends_with(self._prompts[place], list(prompt)):
                 yield place
+
+    @cached_property
+    def _by_ids(self) -> defaultdict[tuple[int, ...], list[int]]:
+        """Comparing each rollout with every row would take minutes for thousands of them."""
+        found = defaultdict(list)
+        for place, row in enumerate(self._completions):
+            found[_without_tail(row)].append(place)
+        return found
+
+
+def _without_tail(row: Sequence[int]) -> tuple[int, ...]:
+    """Without the token at the end, however often it stands there: padding, or the last one of a row that has none."""
+    end = len(row)
+    while end and row[end - 1] == row[-1]:
+        end -= 1
+    return tuple(row[:end])
 
 
 def _ends_with(row: list[int], ids: list[int]) -> bool:
