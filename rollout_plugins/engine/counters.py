@@ -68,8 +68,8 @@ class Counters:
             self.rollouts[split] += count
             self.generations[split] += 1
 
-    def summary(self) -> dict[str, Any]:
-        """For run.json."""
+    def counted(self) -> dict[str, dict[str, int]]:
+        """What happened, for run.json."""
         with self._lock:
             return {
                 "rollouts": dict(self.rollouts),
@@ -78,9 +78,13 @@ class Counters:
                 "untrained": dict(self.untrained),
                 "skipped": dict(self.skipped),
                 "plugin_errors": dict(self.errors),
-                "seconds": {kind: round(value, 6) for kind, value in self.seconds.items()},
-                "queue_bytes": self.queue_bytes,
             }
+
+    def costs(self) -> dict[str, Any]:
+        """What recording cost, for run.json."""
+        with self._lock:
+            seconds = {kind: round(value, 6) for kind, value in self.seconds.items()}
+            return {"seconds": seconds, "queue_bytes": self.queue_bytes}
 
 
 def _renew_locks() -> None:

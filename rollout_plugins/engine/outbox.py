@@ -51,7 +51,6 @@ class Outbox:
         self.plugin = plugin
         self.scope = scope
         self.name = dispatcher.name_of(plugin)
-        self.missed = 0
         self.delivered = Delivered(0, 0)
         self._on_error = on_error
         self._dispatcher = dispatcher
@@ -102,7 +101,6 @@ class Outbox:
         elif not self._told:
             self._told = True
             logger.warning("sink %r misses rollouts: %s; send them later with: rollouts export", self.name, why)
-        self.missed += count
         self._counters.drop(f"sink_failed:{self.name}", count)
 
     def _complain(self, why: str) -> None:

@@ -265,7 +265,7 @@ class Pipeline:
         logger.warning("recording did not finish in time; %d rollouts are not in the store", left)
 
     def _forget_run(self, run: Run, until: Callable[[float], float]) -> None:
-        self._storage.forget(count_again=any(outbox.missed for outbox in self._outboxes))
+        self._storage.forget()
         self._outboxes = []
         self._tell_stored(run, until(1))
         if self._hooks is not None:  # not sooner: the worker may still be at work with it

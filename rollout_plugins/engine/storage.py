@@ -29,6 +29,7 @@ class Storage:
         self._writer: RunWriter | None = None
         self._lost_in_outage: int | None = None
         self._chosen: list[dict[str, str]] = []
+        self._noted: dict[str, dict[str, int]] = {}
 
     @property
     def bytes(self) -> int | None:
@@ -68,15 +69,16 @@ class Storage:
             if self._chosen:
                 self._write_chosen()
 
-    def forget(self, *, count_again: bool) -> None:
-        """Let go of a closed run, and note in it what was lost since."""
-        if count_again:
+    def forget(self) -> None:
+        """Let go of a closed run, and note in it what was counted since, such as what a sink got wrong at the end."""
+        if self._writer is not None and self._counters.counted() != self._noted:
             self._try(lambda writer: writer.write_run(self._summary(writer), ended=True))
         self._writer = None
 
     def _summary(self, writer: RunWriter) -> dict[str, Any]:
         """What run.json says of the attempt."""
-        return {**self._counters.summary(), "bytes_written": writer.bytes}
+        self._noted = self._counters.counted()
+        return {**self._noted, **self._counters.costs(), "bytes_written": writer.bytes}
 
     def _try(self, write: Callable[[RunWriter], T], count: int = 0) -> T | None:
         """Write `count` rollouts, or a file beside them; None if that failed."""

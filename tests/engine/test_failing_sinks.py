@@ -9,7 +9,7 @@ import pytest
 from faults import exits, raises, told
 from store_rig import Sink, batch, pipeline, record, rollouts, run_in, started, until
 
-from rollout_plugins import Drop, RolloutRecorder, open_run
+from rollout_plugins import Drop, RolloutRecorder, hookimpl, open_run
 from rollout_plugins.engine import outbox
 from rollout_plugins.sinks.jsonl import JsonlSink
 
@@ -52,6 +52,25 @@ def test_a_sink_that_cannot_say_what_is_gone_was_sent_everything(tmp_path, caplo
     assert open_run(tmp_path).drops == {}
     assert told(caplog, "in gone")
     assert not told(caplog, "misses rollouts")
+
+
+def test_what_a_sink_gets_wrong_after_the_store_has_ended_is_noted_in_the_run(tmp_path):
+    class Late(Sink):
+        @hookimpl
+        def export_traces(self, traces):
+            until(lambda: open_run(tmp_path).attempts[-1]["ended"])
+            return len(traces)
+
+    class Later(Sink):
+        @hookimpl
+        def on_run_end(self):
+            until(lambda: open_run(tmp_path).attempts[-1]["ended"])
+            raise ValueError("wrong")
+
+    with RolloutRecorder([Late(name="late"), Later(name="later")], dir=tmp_path) as recorder:
+        recorder.record(1, [{"prompt": "p", "completion": "c"}])
+    stored = open_run(tmp_path)
+    assert (stored.plugin_errors, stored.drops) == ({"late": 1, "later": 1}, {})
 
 
 def test_a_fault_of_a_sink_that_costs_nothing_does_not_hide_one_that_does(tmp_path, caplog):
