@@ -65,8 +65,11 @@ class Copying:
         nodes = nodes_of(self._source)
         gone = (*chain.from_iterable(map(moved, nodes)), *_held(nodes))
         known = {Path(name).with_suffix("") for name in (*ours, *gone)}
+        complete = {Path(name).with_suffix("") for name in (*filter(is_fixed, ours), *gone)}
         made = [name for name in self._there if (part := _PART.fullmatch(name)) and part[1] == stem]
-        return self.differs() or any(Path(name).with_suffix("") not in known for name in made)
+        # A part that is complete there and still grows here is not ours.
+        foreign = (name for name in made if Path(name).with_suffix("") not in (complete if is_fixed(name) else known))
+        return self.differs() or any(foreign)
 
     def differs(self) -> bool:
         """Whether a part is there that has our name, and is not ours."""

@@ -160,6 +160,28 @@ def test_a_run_of_the_same_name_from_another_machine_is_not_mixed_in(tmp_path, c
     assert len(open_run(there / "mine-2")) == 8
 
 
+def test_a_run_of_the_same_name_is_not_mixed_in_where_the_place_answers_late(tmp_path, monkeypatch):
+    there, sizes = tmp_path / "there", Folder.sizes
+    begun, asked = threading.Event(), threading.Event()
+
+    def late(self):
+        assert begun.wait(60)
+        try:
+            return sizes(self)
+        finally:
+            asked.set()
+
+    first = recorded(tmp_path / "a", mirror=str(there), run_id="mine")
+    monkeypatch.setattr(Folder, "sizes", late)
+    with RolloutRecorder(dir=tmp_path / "b", mirror=str(there), run_id="mine") as recorder:
+        recorder.record(7, batch(7))
+        assert recorder.flush()
+        begun.set()
+        assert asked.wait(60)
+    assert contents(there / "mine") == contents(first)
+    assert contents(there / "mine-2") == contents(tmp_path / "b" / "mine")
+
+
 def test_two_nodes_fill_one_folder(tmp_path):
     there = tmp_path / "there"
     options = {"mirror": str(there), "run_id": "mine", "world_size": 2}
