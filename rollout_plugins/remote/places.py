@@ -160,8 +160,11 @@ def place(url: str | os.PathLike[str], what: str = "the URL") -> Place:
     if not text:
         raise SetupError(f"{what} is empty; give a URL, such as s3://bucket/runs, or a folder")
     if not is_url(text):
+        if text.partition(":")[0] in _PACKAGES:
+            raise SetupError(f"{what} {text!r} has no slashes after the colon; give a URL, such as s3://bucket/runs")
         return Place("file", str(here(text).absolute()))
     protocol, _, rest = text.partition(":")
+    rest = re.sub("/+", "/", rest) if protocol in _S3 else rest  # Arrow refuses an empty name between two slashes
     rest = rest.lstrip("/") if protocol not in _LOCAL else "/" + rest.lstrip("/")
     parts = urlsplit(text)
     if parts.password or parts.query:
