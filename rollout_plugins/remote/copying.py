@@ -152,10 +152,10 @@ class Copying:
         return File(made, file.name, made.stat().st_size) if content else file
 
     def _replace_journal(self, file: File) -> None:
-        journal = str(Path(file.name).with_suffix(".arrows"))
-        if file.name.endswith(".parquet") and journal in self._there:
+        """A journal goes when its part is there, whichever of the two arrived last: both may be on their way."""
+        journal, part = (str(Path(file.name).with_suffix(suffix)) for suffix in (".arrows", ".parquet"))
+        if part in self._there and self._there.pop(journal, None) is not None:
             self.target.remove(journal)
-            del self._there[journal]
 
     def is_safe(self, file: File) -> bool:
         """Whether the file is there as it is here, or as it was before it was pruned; asked of the other folder."""
