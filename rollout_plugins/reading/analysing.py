@@ -52,8 +52,9 @@ def annotate_by(
         raise RunError(f"a batch has no column {unknown[0]!r}; {suggest(unknown[0], TYPES)}")
     applied = partial(apply, function, columns=tuple(columns))
     tables = _with_ray(run, applied, columns, ray) if ray else _on_all_cores(run, applied, progress)
-    rows = pa.concat_tables(tables, promote_options="permissive")
-    return run.annotate(producer, rows.to_pylist()) if rows.num_rows else 0
+    if not any(table.num_rows for table in tables):
+        return 0
+    return run.annotate(producer, pa.concat_tables(tables, promote_options="permissive").to_pylist())
 
 
 def apply(function: Function, table: pa.Table, *, columns: Sequence[str]) -> pa.Table:
@@ -109,12 +110,11 @@ def _batches(path: Path) -> Iterator[pa.Table]:
             yield pa.Table.from_batches([batch])
 
 
-def _with_ray(run: Stored, applied: Function, columns: Sequence[str], address: str) -> list[pa.Table]:
-    """The same over a Ray cluster; journals, which only we can read, are done here."""
+def _with_ray(
+    run: Stored, applied: Callable[[pa.Table], pa.Table], columns: Sequence[str], address: str
+) -> list[pa.Table]:
+    """The same over a Ray cluster."""
     started(address)
-    journals = [_file(path, applied) for path in run.parts if path.suffix == ".arrows"]
-    if not run.files:
-        return journals
     wanted = list(dict.fromkeys(["id", *columns]))
     done = ray_files(run, wanted).map_batches(applied, batch_format="pyarrow", batch_size=BATCH)
-    return [*journals, *done.iter_batches(batch_format="pyarrow", batch_size=None)]
+    return list(done.iter_batches(batch_format="pyarrow", batch_size=None))

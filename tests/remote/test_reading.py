@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import fsspec
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image as Pil
 from store_rig import record, rollouts, run_in
@@ -13,6 +14,7 @@ from values import same
 
 from rollout_plugins import Image, open_run, runs
 from rollout_plugins.cli.main import main
+from rollout_plugins.content.elsewhere import reach
 from rollout_plugins.content.imaging import file_of
 from rollout_plugins.errors import RunError
 from rollout_plugins.store.write import RunWriter
@@ -248,9 +250,33 @@ def test_commands_take_a_url(tmp_path, there, capsys):
     assert capsys.readouterr().out.endswith("n\n4\n")
 
 
+def test_the_doctor_reads_a_run_at_a_url_to_its_end(tmp_path, there, capsys):
+    run = record(tmp_path / "run", rollouts(8))
+    put(run.dir, f"{there}/mine")
+    assert main(["doctor", there, "--offline"]) == 0
+    said = capsys.readouterr().out
+    assert f"\tok\t8 rollouts in {there}/mine" in said
+    assert "write access" not in said
+    (part,) = run.dir.glob("data/train/*.parquet")
+    data, third = part.read_bytes(), part.stat().st_size // 3
+    name = f"{there}/mine/data/train/{part.name}"
+    fsspec.filesystem("memory").pipe_file(name, data[:third] + bytes(third) + data[2 * third :])
+    assert main(["doctor", there, "--offline"]) == 3
+    assert part.name in next(line for line in capsys.readouterr().out.splitlines() if "\tdamaged\t" in line)
+    assert main(["doctor", f"{there}/nobody", "--offline"]) == 1
+    assert f"runs\tfail\tthere is nothing at {there}/nobody" in capsys.readouterr().out
+
+
 def test_a_cache_that_cannot_be_written_to_is_named_and_not_the_place(there, tmp_path, monkeypatch, capsys):
     put(record(tmp_path, rollouts(2)).dir, f"{there}/mine")
     monkeypatch.setenv("ROLLOUTS_CACHE", "/dev/null/cache")
     assert main(["stats", there]) == 1
     said = "/dev/null/cache cannot be written to: Not a directory; make room there, or set ROLLOUTS_CACHE to another"
     assert said in capsys.readouterr().err
+
+
+def test_arrow_reads_the_files_at_a_url(tmp_path, there):
+    """As Ray Data does: by PyArrow's filesystem, and the files' paths in it."""
+    put(record(tmp_path, rollouts(4), rollouts(4)).dir, f"{there}/r1")
+    filesystem, paths = reach().arrow(list(map(str, open_run(f"{there}/r1").files)))
+    assert sum(pq.read_table(path, filesystem=filesystem).num_rows for path in paths) == 8

@@ -40,23 +40,32 @@ class Terminal:
         os.close(slave)
         self.seen = ""
 
-    def sees(self, text, seconds=30):
+    def sees(self, text, seconds=60):
         end = time.monotonic() + seconds
         while text not in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", self.seen):
             assert time.monotonic() < end, self.seen
-            if select.select([self.master], [], [], 0.1)[0]:
-                try:
-                    self.seen += os.read(self.master, 65536).decode("utf-8", "replace")
-                except OSError:  # the program has ended
-                    return
+            if not self._reads():
+                return
 
     def press(self, keys):
         os.write(self.master, keys.encode())
 
-    def ends(self):
-        code = self.process.wait(20)
+    def ends(self, seconds=60):
+        """Reads on until then: a program that fills its terminal waits for its reader."""
+        end = time.monotonic() + seconds
+        while self._reads():
+            assert time.monotonic() < end, self.seen
         os.close(self.master)
-        return code
+        return self.process.wait(seconds)
+
+    def _reads(self):
+        """Whether the program still has the terminal."""
+        if select.select([self.master], [], [], 0.1)[0]:
+            try:
+                self.seen += os.read(self.master, 65536).decode("utf-8", "replace")
+            except OSError:
+                return False
+        return True
 
 
 def test_it_opens_and_leaves_the_terminal_as_it_was(run):

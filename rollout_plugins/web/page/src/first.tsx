@@ -32,14 +32,21 @@ export function First() {
         )}
         {flat[1] > 0 && (
           <Line name="Teach nothing">
-            {flat[0] ? <List where="spread=0">{plural(flat[0], "group")}</List> : "No group"} of {count(flat[1])}:{" "}
-            {flat[0] ? "all answers got the same reward." : "in each the rewards differ."}
+            {flat[0] ? (
+              <>
+                <List where="spread=0">{plural(flat[0], "group")}</List> of {count(flat[1])}: all answers got the same
+                reward.
+              </>
+            ) : (
+              "no group: the rewards differ in each."
+            )}
           </Line>
         )}
         <Line name="Lost">
           <Lost />
         </Line>
         {counted(data.run.untrained).length > 0 && <Line name="Not trained on">{reasons(data.run.untrained)}.</Line>}
+        {counted(data.run.unsent).length > 0 && <Line name="Not sent">{reasons(data.run.unsent, "to ")}.</Line>}
       </dl>
     </section>
   );
@@ -102,18 +109,18 @@ type Counts = Record<string, number>;
 
 const counted = (counts: Counts): [string, number][] => Object.entries(counts).filter(([, times]) => times);
 
-const reasons = (counts: Counts): string =>
+const reasons = (counts: Counts, before = ""): string =>
   counted(counts)
-    .map(([why, times]) => `${count(times)} ${why}`)
+    .map(([why, times]) => `${count(times)} ${before}${why}`)
     .join(", ");
 
 function Lost() {
-  const total = counted(data.run.drops).reduce((sum, [, times]) => sum + times, 0);
+  const lost = reasons(data.run.drops);
   const damaged = Object.keys(data.damaged).length;
-  if (!total && !damaged) return <>nothing.</>;
+  if (!lost && !damaged) return <>nothing.</>;
   return (
     <span class="bad">
-      {total > 0 && `${plural(total, "rollout")}: ${reasons(data.run.drops)}. `}
+      {lost && `${lost}. `}
       {damaged > 0 && `${plural(damaged, "file")} cannot be read.`}
     </span>
   );
