@@ -217,9 +217,10 @@ def _run_checks(run: StoredRun) -> Iterator[Check]:
     count, damage = len(run), run.unreadable
     for line in damage:
         yield Check(run.info.id, DAMAGE, line, "the rest of the run can be read; keep a copy")
-    for what, counts in (("lost", run.drops), ("not trained on", run.untrained)):
+    notes = {"lost": listed(run.drops), "not trained on": listed(run.untrained), "not sent": listed(run.unsent, "to ")}
+    for what, counts in notes.items():
         if counts:
-            yield Check(run.info.id, "note", f"{what}: {listed(counts)}")
+            yield Check(run.info.id, "note", f"{what}: {counts}")
     yield Check(run.info.id, "ok" if not damage else "note", f"{count:,} rollouts in {run.place}")
 
 

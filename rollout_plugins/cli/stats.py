@@ -44,6 +44,7 @@ def run(options: Namespace) -> int:
             "steps": rows,
             "drops": stored.drops,
             "untrained": stored.untrained,
+            "unsent": stored.unsent,
             "skipped": stored.skipped,
             "plugin_errors": stored.plugin_errors,
             "costs": stored.costs,
@@ -60,6 +61,8 @@ def run(options: Namespace) -> int:
         note(f"lost: {lost:,} {reason}")
     for reason, untrained in stored.untrained.items():
         note(f"not trained on: {untrained:,} {reason}")
+    for name, unsent in stored.unsent.items():
+        note(f"not sent while training: {unsent:,} to {name}; `rollouts export` sends them")
     for name, skipped in stored.skipped.items():
         note(f"not sent to the sinks: {skipped:,} skipped by {name}")
     for name, failures in stored.plugin_errors.items():

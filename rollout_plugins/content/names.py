@@ -51,9 +51,9 @@ def count(things: int, noun: str) -> str:
     return f"{things:,} {noun}{'s' * (things != 1)}"
 
 
-def listed(counts: Mapping[str, int]) -> str:
-    """2,000 stale, 3 left_over."""
-    return ", ".join(f"{number:,} {reason}" for reason, number in counts.items())
+def listed(counts: Mapping[str, int], before: str = "") -> str:
+    """2,000 stale, 3 left_over; with a word before each reason: 3 to trackio."""
+    return ", ".join(f"{number:,} {before}{reason}" for reason, number in counts.items())
 
 
 class BatchNames:

@@ -24,6 +24,7 @@ class Counters:
         with self._lock:
             self.drops: Counter[str] = Counter()
             self.untrained: Counter[str] = Counter()
+            self.unsent: Counter[str] = Counter()
             self.skipped: Counter[str] = Counter()
             self.rollouts: Counter[str] = Counter()
             self.generations: Counter[str] = Counter()
@@ -44,6 +45,11 @@ class Counters:
         """Count rollouts that the trainer left out; the store has them."""
         with self._lock:
             self.untrained[reason] += count
+
+    def not_sent(self, sink: str, count: int) -> None:
+        """Count rollouts that a sink missed; the store has them."""
+        with self._lock:
+            self.unsent += Counter({sink: count})
 
     def skip(self, who: str) -> None:
         """Count a rollout that a plugin did not select for the sinks; the store has it."""
@@ -76,6 +82,7 @@ class Counters:
                 "generations": dict(self.generations),
                 "drops": dict(self.drops),
                 "untrained": dict(self.untrained),
+                "unsent": dict(self.unsent),
                 "skipped": dict(self.skipped),
                 "plugin_errors": dict(self.errors),
             }

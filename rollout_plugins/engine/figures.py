@@ -39,9 +39,10 @@ class Figures:
         return shown
 
 
-def lost(drops: Mapping[str, int]) -> dict[str, float]:
-    """What was lost so far. Many reasons share a name: `run.json` has them all."""
+def lost(drops: Mapping[str, int], unsent: Mapping[str, int]) -> dict[str, float]:
+    """What was lost so far, and what sinks missed. Many reasons share a name: `run.json` has them all."""
     reasons = list(drops.items())
     if len(reasons) > REASONS:
         reasons[REASONS - 1 :] = [("others", sum(count for _, count in reasons[REASONS - 1 :]))]
-    return {f"drops/{reason}": float(count) for reason, count in reasons}
+    missed = {f"unsent/{sink}": float(count) for sink, count in unsent.items()}
+    return missed | {f"drops/{reason}": float(count) for reason, count in reasons}

@@ -107,8 +107,8 @@ class PluginCalls:
             result = read(impl.function(**asked_for(impl, arguments)))
         except BaseException as error:  # plugins, and what they depend on, raise more than Exception
             self._leave(running)
-            error.__traceback__ = _of_plugin(error.__traceback__)
             if not isinstance(error, Drop) or hook not in _MAY_DROP:
+                error.__traceback__ = _of_plugin(error.__traceback__)
                 self.failed(impl.plugin, hook, error)
                 return False, None
             self._failures.pop(impl.plugin_name, None)

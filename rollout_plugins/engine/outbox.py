@@ -101,7 +101,7 @@ class Outbox:
         elif not self._told:
             self._told = True
             logger.warning("sink %r misses rollouts: %s; send them later with: rollouts export", self.name, why)
-        self._counters.drop(f"sink_failed:{self.name}", count)
+        self._counters.not_sent(self.name, count)
 
     def _complain(self, why: str) -> None:
         """Say what went wrong where no rollout is missing for it; that is said when one is."""

@@ -196,7 +196,9 @@ class Pipeline:
 
     def said_metrics(self) -> dict[str, float]:
         """What the log has of recording itself: what was lost, and where a plugin wants every number, the rest too."""
-        return self.own_metrics() if self.dispatcher.is_verbose else lost(dict(self.counters.drops))
+        if self.dispatcher.is_verbose:
+            return self.own_metrics()
+        return lost(dict(self.counters.drops), dict(self.counters.unsent))
 
     def own_metrics(self) -> dict[str, float]:
         """What recording itself costs and loses, so far."""
@@ -205,7 +207,7 @@ class Pipeline:
         figures["queue_bytes"] = float(self._worker.size)
         if self._storage.bytes is not None:
             figures["bytes_written"] = float(self._storage.bytes)
-        for kind in ("skipped", "untrained", "drops"):
+        for kind in ("skipped", "untrained", "unsent", "drops"):
             counts = dict(getattr(self.counters, kind))
             figures |= {f"{kind}/{reason}": float(count) for reason, count in counts.items()}
         return figures

@@ -31,10 +31,11 @@ def say_end(run: Run, counters: Counters) -> None:
     """Once a run, on rank 0: how many there are, and what was lost."""
     kept = count(sum(counters.rollouts.values()), "rollout")
     here = f" on rank 0 of {run.world_size}" if run.world_size > 1 else ""
-    lost, untrained = listed(counters.drops), listed(counters.untrained)
-    failed = listed({who: n for who, n in counters.errors.items() if f"sink_failed:{who}" not in counters.drops})
+    lost, untrained, unsent = listed(counters.drops), listed(counters.untrained), listed(counters.unsent, "to ")
+    failed = listed({who: n for who, n in counters.errors.items() if who not in counters.unsent})
     parts = [f"lost: {lost}" if lost else "none lost"]
     parts += [f"not trained on: {untrained}"] if untrained else []
+    parts += [f"not sent: {unsent}"] if unsent else []
     parts += [f"errors of plugins: {failed}"] if failed else []
     _say(run, f"recorded {kept}{here}, {', '.join(parts)}. To see them:")
 

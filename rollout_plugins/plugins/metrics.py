@@ -38,6 +38,7 @@ class Metrics:
     - `groups/reward_spread`: mean standard deviation of the rewards in a group.
     - `tools/failed`: share of the tool calls that failed, including calls of tools that do not exist.
     - `drops/<reason>`: rollouts lost so far; from the third reason on, `drops/others` has all but the first.
+    - `unsent/<sink>`: rollouts that a sink missed so far; the store has them.
 
     What does not apply (no tools, no groups) is left out, and so is a 0, except the first one after another number.
 

@@ -132,12 +132,11 @@ def _batches(path: Path) -> Iterator[pa.Table]:
             yield pa.Table.from_batches([batch])
 
 
-def _with_ray(run: Stored, applied: Function, columns: Sequence[str], address: str) -> list[pa.Table]:
-    """The same over a Ray cluster; journals, which only we can read, are done here."""
+def _with_ray(
+    run: Stored, applied: Callable[[pa.Table], pa.Table], columns: Sequence[str], address: str
+) -> list[pa.Table]:
+    """The same over a Ray cluster."""
     started(address)
-    journals = [_file(path, applied) for path in run.parts if path.suffix == ".arrows"]
-    if not run.files:
-        return journals
     wanted = list(dict.fromkeys(["id", *columns]))
     done = ray_files(run, wanted).map_batches(applied, batch_format="pyarrow", batch_size=BATCH)
-    return [*journals, *done.iter_batches(batch_format="pyarrow", batch_size=None)]
+    return list(done.iter_batches(batch_format="pyarrow", batch_size=None))

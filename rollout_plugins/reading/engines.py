@@ -1,7 +1,11 @@
-"""A run as a dataset of the engine that people already use: its rollouts, each once, with annotations beside them."""
+"""A run as a dataset of the engine that people already use: its rollouts, each once, with annotations beside them.
+
+The engine reads the Parquet files. It gets the rows of journals, which only we can read, from memory.
+"""
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +14,9 @@ import pyarrow.compute as pc
 
 from rollout_plugins.content.elsewhere import is_url, reach
 from rollout_plugins.errors import RunError, need
+from rollout_plugins.store.any_version import with_columns
 from rollout_plugins.store.schema import SCHEMA
+from rollout_plugins.store.write import read_journal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,13 +34,14 @@ def ray_dataset(run: Stored) -> Any:
 
 
 def ray_files(run: Stored, columns: Sequence[str]) -> Any:
-    """The rows of the run's Parquet files, whichever attempt they are of."""
+    """The rows of the run's files, whichever attempt they are of."""
     data = need("ray.data", "ray")
-    files = _parquet(run)
-    if not is_url(files[0]):
-        return data.read_parquet(files, columns=list(columns))
-    filesystem, paths = reach().arrow(files)
-    return data.read_parquet(paths, columns=list(columns), filesystem=filesystem)
+    files, unsealed = list(map(str, run.files)), _unsealed(run)
+    if not files:
+        return data.from_arrow(unsealed.select(columns))
+    filesystem, paths = reach().arrow(files) if is_url(files[0]) else (None, files)
+    found = data.read_parquet(paths, columns=list(columns), filesystem=filesystem)
+    return found.union(data.from_arrow(unsealed.select(columns))) if unsealed.num_rows else found
 
 
 def started(address: str) -> None:
@@ -47,19 +54,44 @@ def started(address: str) -> None:
 def spark_dataset(run: Stored, session: Any) -> Any:
     """A Spark data frame. `s3://` is `s3a://` there."""
     need("pyspark", "spark")
-    found = session.read.parquet(*(file.replace("s3://", "s3a://", 1) for file in _parquet(run)))
+    files, unsealed = list(map(str, run.files)), _unsealed(run)
+    found = _spark_files(session, files) if files else None
+    if unsealed.num_rows or found is None:
+        rest = _spark_rows(session, unsealed)
+        found = rest if found is None else found.unionByName(rest)
     again = " or ".join(f"(attempt < {attempt} and step > {step})" for attempt, step in run.done_again)
     found = found.where(f"not coalesce({again}, false)") if again else found
     said = _said(run)
-    if said is None:
-        return found
-    return found.join(session.createDataFrame(said.to_pandas()), "id", "left")
+    return found if said is None else found.join(_spark_rows(session, said), "id", "left")
+
+
+def _spark_files(session: Any, files: Sequence[str]) -> Any:
+    urls = [file.replace("s3://", "s3a://", 1) for file in files]
+    try:
+        return session.read.parquet(*urls)
+    except Exception as error:
+        if not re.search("FileSystem not found|No FileSystem for scheme", str(error)):
+            raise
+        scheme = urls[0].partition(":")[0]
+        raise RunError(
+            f"this Spark session cannot read {scheme}://: name Hadoop's connector in `spark.jars.packages`, such as "
+            "org.apache.hadoop:hadoop-aws for s3a, of the Hadoop version that Spark has; or `rollouts pull` the run"
+        ) from error
+
+
+def _spark_rows(session: Any, table: pa.Table) -> Any:
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return session.createDataFrame([tuple(row.values()) for row in table.to_pylist()], from_arrow_schema(table.schema))
 
 
 def daft_dataset(run: Stored) -> Any:
     """A Daft data frame."""
     daft = need("daft", "daft")
-    found = daft.read_parquet(_parquet(run))
+    files, unsealed = list(map(str, run.files)), _unsealed(run)
+    found = daft.read_parquet(files) if files else daft.from_arrow(unsealed)
+    if files and unsealed.num_rows:
+        found = found.concat(daft.from_arrow(unsealed))
     for attempt, step in run.done_again:
         again = (daft.col("attempt") < attempt) & (daft.col("step") > step)
         found = found.where(~again.fill_null(daft.lit(False)))
@@ -94,9 +126,7 @@ def _current(table: pa.Table, *, again: Sequence[tuple[int, int]], said: pa.Tabl
     return table
 
 
-def _parquet(run: Stored) -> list[str]:
-    """The run's Parquet files; other engines cannot read a journal."""
-    journals = [path for path in run.parts if path.suffix == ".arrows"]
-    if journals and not run.files:
-        raise RunError(f"{run.place} has no Parquet file yet; it has when the run ends, or with mirror=")
-    return list(map(str, run.files))
+def _unsealed(run: Stored) -> pa.Table:
+    """The rollouts that are in no Parquet file yet: those of a run that goes on, or of one that was killed."""
+    journals = [with_columns(read_journal(path), SCHEMA.names) for path in run.parts if path.suffix == ".arrows"]
+    return pa.concat_tables([SCHEMA.empty_table(), *journals])

@@ -22,11 +22,11 @@ _KINDS: dict[str, type] = {
     **dict.fromkeys(("versions", "settings"), dict),
 }
 _TUPLES: dict[str, type | tuple[type, ...]] = {"reward_names": str, "reward_weights": (int, float), "tools": dict}
-_COUNTS = ("rollouts", "generations", "drops", "untrained", "skipped", "plugin_errors")
+_COUNTS = ("rollouts", "generations", "drops", "untrained", "unsent", "skipped", "plugin_errors")
 #: What all ranks say alike.
 _SHARED = ("world_size", "trainer", "host", "model", "num_generations", "reward_names", "versions")
 # Runs of earlier versions counted these among the drops, although the store has them.
-_STORED = {"skipped_by": "skipped", "not_trained": "untrained"}
+_STORED = {"skipped_by": "skipped", "not_trained": "untrained", "sink_failed": "unsent"}
 _YEAR_9000 = 2.2e11
 
 

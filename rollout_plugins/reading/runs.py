@@ -125,6 +125,11 @@ class StoredRun:
         return self._facts.total("untrained")
 
     @property
+    def unsent(self) -> dict[str, int]:
+        """Rollouts that a sink missed while training, by sink; they are all here, and `export` sends them."""
+        return self._facts.total("unsent")
+
+    @property
     def skipped(self) -> dict[str, int]:
         """Rollouts that plugins did not select for the sinks, by plugin; they are all here."""
         return self._facts.total("skipped")
@@ -407,6 +412,7 @@ class StoredRun:
                 "annotated by": ", ".join(self.annotations),
                 "dropped": listed(self.drops),
                 "not trained on": listed(self.untrained),
+                "not sent": listed(self.unsent, "to "),
                 "errors of plugins": listed(self.plugin_errors),
                 "damaged": ", ".join(self.damaged),
             },

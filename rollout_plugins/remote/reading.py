@@ -133,12 +133,12 @@ def send(file: Path) -> None:
         raise RunError(f"{run.url}: {run.why(failed[0])}") from failed[0]
 
 
-@cache
 def arrow(urls: Sequence[str]) -> tuple[Any, list[str]]:
     """PyArrow's filesystem for URLs of one place, and their paths in it."""
     return place(urls[0]).arrow, [place(url).path for url in urls]
 
 
+@cache
 def filesystem() -> Any:
     """The files that stand for others, for DuckDB."""
     from fsspec.spec import AbstractFileSystem

@@ -60,7 +60,9 @@ class Result:
     errors: list[PluginError] = field(default_factory=list)
     """Empty unless `strict=False`."""
     drops: dict[str, int] = field(default_factory=dict)
-    """Everything lost or left out, counted by reason, as in `run.json`."""
+    """Everything lost, counted by reason, as in `run.json`."""
+    unsent: dict[str, int] = field(default_factory=dict)
+    """Rollouts that a sink missed, by sink; the store has them."""
 
 
 def run_plugins(
@@ -148,6 +150,7 @@ def _through(pipeline: Pipeline, result: Result, run: Run, rollouts: Sequence[Ro
         pipeline.close()
     result.traces.extend(collector.traces)
     result.drops.update(pipeline.counters.drops)
+    result.unsent.update(pipeline.counters.unsent)
     result.errors.extend(_wrong_answers(pipeline, result))
     result.errors.extend(_late_sinks(result, seconds))
 
@@ -189,9 +192,8 @@ def _wrong_answers(pipeline: Pipeline, result: Result) -> Iterable[PluginError]:
 def _late_sinks(result: Result, seconds: float) -> Iterable[PluginError]:
     """A sink that raises nothing may still not have finished."""
     known = {error.plugin for error in result.errors}
-    for reason in result.drops:
-        what, _, name = reason.partition(":")
-        if what == "sink_failed" and name not in known:
+    for name in result.unsent:
+        if name not in known:
             yield PluginError(name, "export_traces", TimeoutError(f"it did not finish within {seconds:g} s"))
 
 

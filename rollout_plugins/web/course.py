@@ -39,6 +39,7 @@ def about(run: StoredRun, texts: Texts) -> dict[str, Any]:
         "attempts": [_attempt(attempt) for attempt in run.attempts],
         "drops": _counts(run.drops),
         "untrained": _counts(run.untrained),
+        "unsent": _counts(run.unsent),
         "plugin_errors": _counts(run.plugin_errors),
         "annotations": {clean(name): list(map(clean, columns)) for name, columns in run.annotations.items()},
     }

@@ -37,7 +37,7 @@ def test_lines_that_are_removed_in_mid_run_are_said_and_counted_then_and_sent_by
             shutil.rmtree(Path(recorder.run.dir) / "jsonl")
     stored = open_run(tmp_path)
     lost = 4 * removed_after
-    assert stored.drops == {"sink_failed:jsonl": lost}
+    assert (stored.drops, stored.unsent) == ({}, {"jsonl": lost})
     assert f"{lost} rollouts were removed from jsonl:{stored.dir}/jsonl since they were sent there" in caplog.text
     done = stored.export("jsonl")
     assert (done.sent, done.had) == (lost, 12 - lost)
@@ -82,7 +82,7 @@ def test_a_fault_of_a_sink_that_costs_nothing_does_not_hide_one_that_does(tmp_pa
     with RolloutRecorder([sink], dir=tmp_path) as recorder:
         for step in (1, 2):
             recorder.record(step, [{"prompt": "p", "completion": "c"}] * 4)
-    assert open_run(tmp_path).drops == {"sink_failed:sink": 4}
+    assert open_run(tmp_path).unsent == {"sink": 4}
     assert len(told(caplog, "in gone")) == len(told(caplog, "misses rollouts: it raised ValueError")) == 1
 
 
@@ -96,7 +96,7 @@ def test_a_sink_that_falls_behind_holds_no_more_than_so_many_bytes(tmp_path, mon
         gate.set()
     assert len(sink.ids) == 8
     stored = open_run(tmp_path)
-    assert (len(stored), stored.drops) == (24, {"sink_failed:sink": 16})
+    assert (len(stored), stored.drops, stored.unsent) == (24, {}, {"sink": 16})
 
 
 def cancels():
@@ -114,7 +114,7 @@ def test_a_sink_that_raises_costs_neither_the_store_nor_other_sinks(tmp_path, ca
     assert len(run) == 20
     assert len(good.ids) == 20
     assert good.events == bad.events == ["start", "end"]
-    assert run.drops == {"sink_failed:bad": 20}
+    assert run.unsent == {"bad": 20}
     assert len(told(caplog, "'bad' misses rollouts")) == 1
 
 
@@ -123,7 +123,7 @@ def test_a_sink_that_fails_for_a_while_is_asked_again(tmp_path):
     sink = Sink(lambda: calls.append(1) or (len(calls) <= 4 and raises()))
     run = record(tmp_path, *[rollouts() for _ in range(6)], plugins=(sink,))
     assert len(sink.ids) == 8
-    assert run.drops == {"sink_failed:sink": 16}
+    assert run.unsent == {"sink": 16}
 
 
 def test_a_sink_that_hangs_delays_nothing_and_what_it_misses_is_counted(tmp_path, monkeypatch):
@@ -137,7 +137,7 @@ def test_a_sink_that_hangs_delays_nothing_and_what_it_misses_is_counted(tmp_path
     until(lambda: len(good.ids) == 40)
     assert len(open_run(tmp_path)) == 40
     line.close()
-    until(lambda: open_run(tmp_path).drops == {"sink_failed:bad": 40})
+    until(lambda: open_run(tmp_path).unsent == {"bad": 40})
     assert len(open_run(tmp_path)) == 40
     for_good.set()  # only now: nothing above waited until the bad sink was done
 

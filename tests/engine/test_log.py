@@ -11,6 +11,7 @@ import traceback
 
 import pytest
 import tqdm
+from faults import raises
 from rig import call, dataset, half, make
 from store_rig import Sink, batch, record, rollouts, started
 from tools import multiply
@@ -146,10 +147,11 @@ def test_what_recording_took_is_in_the_run_over_its_attempts(tmp_path):
 
 def test_runs_of_older_versions_lost_nothing_that_was_stored(tmp_path):
     path = record(tmp_path, rollouts(4)).dir / "run.json"
-    drops = '"drops": {"skipped_by:cap": 3, "queue_full": 1, "not_trained:stale": 2}'
+    drops = '"drops": {"skipped_by:cap": 3, "queue_full": 1, "not_trained:stale": 2, "sink_failed:trackio": 4}'
     path.write_text(path.read_text().replace('"drops": {}', drops))
     run = open_run(tmp_path)
-    assert (run.drops, run.skipped, run.untrained) == ({"queue_full": 1}, {"cap": 3}, {"stale": 2})
+    assert (run.drops, run.skipped) == ({"queue_full": 1}, {"cap": 3})
+    assert (run.untrained, run.unsent) == ({"stale": 2}, {"trackio": 4})
 
 
 def test_what_trained_nothing_is_not_among_the_losses(tmp_path, capfd):
@@ -165,6 +167,20 @@ def test_what_trained_nothing_is_not_among_the_losses(tmp_path, capfd):
     assert "none lost, not trained on: 2 stale" in capfd.readouterr().err
     assert main(["stats", str(run.dir)]) == main(["doctor", str(run.dir), "--offline"]) == 0
     assert [text.count("not trained on: 2 stale") for text in capfd.readouterr()] == [1, 1]
+
+
+def test_what_a_sink_missed_is_not_among_the_losses(tmp_path, capfd):
+    line = started(tmp_path, Sink(raises))
+    line.submit(batch())
+    line.drain(30)
+    metrics = line.said_metrics(), line.own_metrics()["unsent/sink"]
+    end_run(line)
+    run = open_run(tmp_path)
+    assert (len(run), run.drops, run.unsent, metrics) == (4, {}, {"sink": 4}, ({"unsent/sink": 4}, 4))
+    assert "not sent" in run._repr_html_()
+    assert "none lost, not sent: 4 to sink." in capfd.readouterr().err
+    assert main(["stats", str(run.dir)]) == main(["doctor", str(run.dir), "--offline"]) == 0
+    assert [text.count("not sent") for text in capfd.readouterr()] == [1, 1]
 
 
 def test_a_plugin_that_failed_is_named_at_the_end_and_in_the_figures_of_the_run(tmp_path, capfd):

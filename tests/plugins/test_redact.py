@@ -350,6 +350,41 @@ def test_text_that_starts_like_a_data_uri_is_searched(start):
     assert text(f"{start}{KEY}") == f"{start}[REDACTED:openai]"
 
 
+@pytest.mark.parametrize(
+    "secret", ["n0-known-form", "Quite;Long Without A Number", 'q"\\Eu0te\\Q(.*)', "two\nlines 2"]
+)
+def test_values_of_variables_that_are_called_like_secrets_go(monkeypatch, secret):
+    for name in ("TEAM_API_KEY", "team_token", "SECRET", "DB_PASSWORD"):
+        monkeypatch.setenv(name, secret)
+        plugin = Redact()
+        plugin.on_run_start(Run(id="r", dir="."))
+        for around in AROUND:
+            assert text(around.format(secret), plugin) == around.format("[REDACTED:environment]")
+        assert text(json.dumps({"env": secret}), plugin) == json.dumps({"env": "[REDACTED:environment]"})
+        assert text(secret, Redact(rules=["openai"])) == secret
+        monkeypatch.delenv(name)
+
+
+def test_a_variable_that_is_set_before_the_run_starts_is_known(monkeypatch):
+    plugin = Redact()
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef" * 2)
+    plugin.on_run_start(Run(id="r", dir="."))
+    assert text("0123456789abcdef" * 2, plugin) == "[REDACTED:environment]"
+
+
+def test_paths_words_and_other_variables_stay(monkeypatch):
+    for name, value in {
+        "GOOGLE_CREDENTIALS": "/etc/keys/google.json",
+        "DB_PASSWORD": "postgres",
+        "ACCESS_KEY": "abc123",
+        "TOKENIZERS_PARALLELISM": "not-a-secret-1",
+        "KEYBOARD": "querty-12345",
+        "EMPTY_TOKEN": "",
+    }.items():
+        monkeypatch.setenv(name, value)
+        assert text(f"here is {value}") == f"here is {value}"
+
+
 def test_bytes_called_password_go():
     assert redacted(columns={"password": b"hunter"}).columns == {"password": "[REDACTED:named]"}
 
@@ -381,8 +416,8 @@ def test_a_secret_beside_anything_is_found(rollout, field):
 
 
 def test_every_rule_has_a_test():
-    tested = {*SECRETS, "url_password", "bearer", "assigned", "named"}
-    assert tested == set(NAMES) == {rule.name for rule in RULES} | {"named"}
+    tested = {*SECRETS, "url_password", "bearer", "assigned", "named", "environment"}
+    assert tested == set(NAMES) == {rule.name for rule in RULES} | {"environment"}
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,10 @@ def test_a_file_that_cannot_be_read_is_left_out_and_named(tmp_path):
     assert run.annotate_by("check", twice, columns=["reward"]) == 0
 
 
+def test_a_run_without_a_rollout_is_analysed(tmp_path):
+    assert record(tmp_path).annotate_by("check", twice, columns=["reward"]) == 0
+
+
 def test_a_function_that_says_too_little_is_told(tmp_path):
     run = record(tmp_path, rollouts(4))
     with pytest.raises(RunError, match="the function gave 3 values of 'value' for 4 rollouts; give one for each"):

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import fsspec
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image as Pil
 from store_rig import record, rollouts, run_in
@@ -13,6 +14,7 @@ from values import same
 
 from rollout_plugins import Image, open_run, runs
 from rollout_plugins.cli.main import main
+from rollout_plugins.content.elsewhere import reach
 from rollout_plugins.content.imaging import file_of
 from rollout_plugins.errors import RunError
 from rollout_plugins.store.write import RunWriter
@@ -254,3 +256,10 @@ def test_a_cache_that_cannot_be_written_to_is_named_and_not_the_place(there, tmp
     assert main(["stats", there]) == 1
     said = "/dev/null/cache cannot be written to: Not a directory; make room there, or set ROLLOUTS_CACHE to another"
     assert said in capsys.readouterr().err
+
+
+def test_arrow_reads_the_files_at_a_url(tmp_path, there):
+    """As Ray Data does: by PyArrow's filesystem, and the files' paths in it."""
+    put(record(tmp_path, rollouts(4), rollouts(4)).dir, f"{there}/r1")
+    filesystem, paths = reach().arrow(list(map(str, open_run(f"{there}/r1").files)))
+    assert sum(pq.read_table(path, filesystem=filesystem).num_rows for path in paths) == 8

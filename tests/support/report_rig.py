@@ -6,10 +6,11 @@ import random
 from dataclasses import replace
 from io import BytesIO
 
+from faults import raises
 from PIL import Image as Pil
 from PIL import ImageDraw
 from rollout_hookspecs import Panel, Rollout, ToolCall
-from store_rig import batch, pipeline, run_in
+from store_rig import Sink, batch, pipeline, run_in
 
 from rollout_plugins import hookimpl, open_run
 from rollout_plugins.plugins.images import Images
@@ -144,8 +145,8 @@ def seen(folder, *, count=6, side=160):
 
 
 def resumed(folder):
-    """A run that died at step 9 with rollouts it had not trained on, and went on from the checkpoint of step 6."""
-    fill(folder, range(1, 10), untrained={"stale": 2})
+    """A run that died at step 9, with a sink that missed all and two rollouts not trained on; it went on from step 6."""
+    fill(folder, range(1, 10), plugins=[Sink(raises)], untrained={"stale": 2})
     fill(folder, range(7, 14), attempt=2, resumed_from=6)
     return folder / "r1"
 

@@ -144,7 +144,8 @@ def test_a_step_of_a_chart_lists_its_rollouts(page):
 
 def test_a_resumed_run_says_so(page, pages):
     page.open(pages["resumed"])
-    assert dict(zip(page.texts(".first dt"), page.texts(".first dd"), strict=True))["Not trained on"] == "2 stale."
+    first = dict(zip(page.texts(".first dt"), page.texts(".first dd"), strict=True))
+    assert (first["Lost"], first["Not trained on"], first["Not sent"]) == ("nothing.", "2 stale.", "160 to sink.")
     page.click(".whole > summary")
     assert "attempts" in page.text(".whole > summary")
     assert [text.split() for text in page.texts(".across tbody tr")][1][0] == "2"

@@ -15,9 +15,9 @@ from rollout_plugins.content.hashing import content_hash
 from rollout_plugins.content.once import Once
 from rollout_plugins.content.options import check, flag
 from rollout_plugins.plugins.redact.places import SEARCHED, Counts, Walk, path_faults
-from rollout_plugins.plugins.redact.secrets import NAMED, RULES, Rule, Scanner, fault_of
+from rollout_plugins.plugins.redact.secrets import ENVIRONMENT, NAMED, RULES, Rule, Scanner, environment, fault_of
 
-NAMES = tuple(dict.fromkeys(rule.name for rule in RULES))
+NAMES = (*dict.fromkeys(rule.name for rule in RULES), ENVIRONMENT)
 
 Cleaned = tuple[str, Counter[str]]
 
@@ -38,7 +38,8 @@ class Redact:
 
     rules: which of the built-in ones, by default all: private_key, url_password, openai, huggingface, github,
         gitlab, slack, aws, google, stripe, package_index, vendor (other API keys), jwt, bearer, assigned
-        (`password=…` in text), named (values of keys called password, api_key, …, also in text that shows a dict).
+        (`password=…` in text), named (values of keys called password, api_key, …, also in text that shows a dict),
+        environment (values of variables called …_KEY, …_TOKEN, …_SECRET or …_PASSWORD when the run starts).
         Redact(rules=["openai", "aws", "private_key"])
     patterns: your own regular expressions (RE2 syntax), as a list, or as a mapping of name to pattern.
         Redact(patterns={"employee": r"EMP-\\d{6}"})
@@ -78,7 +79,8 @@ class Redact:
             None if isinstance(salt, str) else f"salt={salt!r} is not text",
             "salt is for keep_equal=True alone" if salt and keep_equal is False else None,
         )
-        self._scanner = Scanner([*own, *(rule for rule in RULES if rule.name in rules)], self._token)
+        self._rules = [*own, *(rule for rule in RULES if rule.name in rules)]
+        self._reads_environment = ENVIRONMENT in rules
         self._function = function
         self._walk = Walk(fields, frozenset(NAMED if "named" in rules else ()), self._token)
         self._keep_equal = keep_equal
@@ -87,6 +89,7 @@ class Redact:
 
     def _begin(self, run: str) -> None:
         self._key = _key(self._salt or run)
+        self._scanner = Scanner([*self._rules, *(environment() if self._reads_environment else ())], self._token)
         self._counts: dict[str, Counter[str]] = {}
         self._once = Once()
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 _OPEN, _CLOSE = "\uf8f0", "\uf8f1"
@@ -128,6 +130,33 @@ RULES = (
     ),
     *(Rule("named", rf"(?s:{value})", before=f"{_KEY}{opening}", words=_WORDS) for opening, value in _QUOTED),
 )
+
+
+ENVIRONMENT = "environment"
+_SECRET_NAME = re.compile(
+    r"(?:^|_)(?:KEY|APIKEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?)$", re.IGNORECASE
+)
+
+
+def environment(variables: Mapping[str, str] = os.environ) -> list[Rule]:
+    """The values of variables that are called like secrets, whatever they look like: programs print them."""
+    values = {value.strip() for name, value in variables.items() if _SECRET_NAME.search(name)}
+    told = sorted((value for value in values if _is_secret(value)), key=len, reverse=True)
+    written = tuple(dict.fromkeys(form for value in told for form in (value, json.dumps(value)[1:-1])))
+    return [Rule(ENVIRONMENT, "|".join(map(_literal, written)), before="", hints=written)] if written else []
+
+
+def _is_secret(value: str) -> bool:
+    """Not a path to one, nor a word that texts have anyway."""
+    return (
+        len(value) >= 8 and _is_long_or_has_digit(value) and not value.startswith(("/", "~", "./")) and value.isascii()
+    )
+
+
+def _literal(value: str) -> str:
+    """As RE2 takes it."""
+    parts = (rf"\Q{part}\E" for part in value.split(r"\E"))
+    return r"\\E".join(parts)
 
 
 def fault_of(pattern: str) -> str | None:

@@ -45,6 +45,7 @@ def _blocks(run: StoredRun) -> Iterator[Block]:
         yield _block(f"attempt {number(attempt['attempt'])}", dict(_attempt(attempt)))
     yield _block("dropped", run.drops)
     yield _block("untrained", run.untrained)
+    yield _block("not sent", run.unsent)
     yield _block("failed", {f"plugin {name}": times for name, times in run.plugin_errors.items()})
     yield _block("damaged", run.damaged)
     yield _block("annotated", {name: ", ".join(columns) for name, columns in run.annotations.items()})

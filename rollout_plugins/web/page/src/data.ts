@@ -87,6 +87,7 @@ export interface Run {
   attempts: Record<string, number>[];
   drops: Record<string, number>;
   untrained: Record<string, number>;
+  unsent: Record<string, number>;
   plugin_errors: Record<string, number>;
   annotations: Record<string, string[]>;
 }

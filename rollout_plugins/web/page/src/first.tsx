@@ -40,6 +40,7 @@ export function First() {
           <Lost />
         </Line>
         {counted(data.run.untrained).length > 0 && <Line name="Not trained on">{reasons(data.run.untrained)}.</Line>}
+        {counted(data.run.unsent).length > 0 && <Line name="Not sent">{reasons(data.run.unsent, "to ")}.</Line>}
       </dl>
     </section>
   );
@@ -102,9 +103,9 @@ type Counts = Record<string, number>;
 
 const counted = (counts: Counts): [string, number][] => Object.entries(counts).filter(([, times]) => times);
 
-const reasons = (counts: Counts): string =>
+const reasons = (counts: Counts, before = ""): string =>
   counted(counts)
-    .map(([why, times]) => `${count(times)} ${why}`)
+    .map(([why, times]) => `${count(times)} ${before}${why}`)
     .join(", ");
 
 function Lost() {
