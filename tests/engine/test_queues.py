@@ -201,9 +201,9 @@ import sys, threading, weakref
 from pathlib import Path
 from store_rig import *
 owners = []
-for number in range(60):
+for number in range(20):
     sink = Sink(threading.Event().wait)
-    line = started(Path(sys.argv[1]) / str(number), sink, end_seconds=3)
+    line = started(Path(sys.argv[1]) / str(number), sink, end_seconds=6)
     line.submit(batch(rollouts()))
     assert line.drain(60, sinks=False)
     owners.append(sink)
@@ -213,9 +213,9 @@ for number in range(60):
 
 @pytest.mark.slow
 def test_many_runs_that_hang_when_the_interpreter_exits_share_one_limit(tmp_path):
-    each_in_turn = 60 * 3
+    each_in_turn = 20 * 6
     subprocess.run([sys.executable, "-c", EXIT, str(tmp_path)], env=environment(), check=True, timeout=each_in_turn)
-    assert [len(open_run(path)) for path in tmp_path.iterdir()] == [4] * 60
+    assert [len(open_run(path)) for path in tmp_path.iterdir()] == [4] * 20
 
 
 OUTLIVES = """
