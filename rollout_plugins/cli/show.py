@@ -57,12 +57,17 @@ def run(options: Namespace) -> None:
         for _, rollout in found:
             write_json(sys.stdout, as_json(rollout))
     elif not found:
-        note(_why_none(options) if len(stored) else f"{stored.place} has no rollouts yet")
+        note(_why_none(options) if len(stored) else _none_of(stored))
     else:
         _print(found, options)
     if of:
         note(of)
     note_damage(stored)
+
+
+def _none_of(stored: StoredRun) -> str:
+    lost = ", ".join(f"{times:,} {why}" for why, times in stored.drops.items())
+    return f"{stored.place} has no rollouts" + (f"; lost: {lost}" if lost else "")
 
 
 def _why_none(options: Namespace) -> str:

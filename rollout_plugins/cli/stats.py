@@ -52,7 +52,7 @@ def run(options: Namespace) -> int:
         print_json({**facts, "annotations": stored.annotations, "damaged": stored.damaged})
         return note_damage(stored, allowed=options.allow_damaged)
     if not rows:
-        note(f"{stored.place} has no rollouts yet")
+        note(f"{stored.place} has no rollouts")
     elif sys.stdout.isatty():
         _print(stored, rows, whole=options.all)
     else:

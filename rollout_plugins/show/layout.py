@@ -17,7 +17,10 @@ from rollout_plugins.show.conversation import Conversation, Turn, status_of
 from rollout_plugins.show.text import brief, clean, clip, duration, omitted, one_line, readable, shorten
 
 STYLES = {"system": "magenta", "developer": "magenta", "user": "blue", "assistant": "green", "tool": "yellow"}
-_SHORT = {"system": "sys", "developer": "dev", "user": "user", "assistant": "asst", "tool": "tool", "columns": "row"}
+_SHORT = {
+    "system": "sys", "developer": "dev", "assistant": "asst", "prompt": "ask", "columns": "row", "extra": "more",
+    "marks": "mark", "error": "err", "image": "img",
+}  # fmt: skip
 _OUTCOMES = {"ok": "", "error": "red", "unknown": "red", "not_run": "yellow"}
 _BARE = {"error": "failed", "unknown": "no such tool", "not_run": "not run"}
 #: Rows that each kind of piece gets before another piece is left out.

@@ -83,7 +83,7 @@ def run_line(run: Run, rows: Sequence[Mapping[str, Any]]) -> str:
     """The run on one line of a Python prompt."""
     said = [count(sum(row["rollouts"] for row in rows), "rollout"), _steps(rows), f"reward {course(rows)}"]
     where = place_of(Path(run.dir))
-    return f"<StoredRun {run_name(run)!r}: {', '.join(said) if rows else 'no rollouts yet'}; in {where}>"
+    return f"<StoredRun {run_name(run)!r}: {', '.join(said) if rows else 'no rollouts'}; in {where}>"
 
 
 def _steps(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -11,16 +11,14 @@ import hashlib
 import os
 import re
 import time
-from functools import partial
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from rollout_plugins.content.replacing import replace_file
 from rollout_plugins.store.codec import cleaned
 from rollout_plugins.store.schema import TEXT
+from rollout_plugins.store.write import write_parquet
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,7 +39,7 @@ def write_annotations(folder: Path, producer: str, table: pa.Table) -> Path:
     target.mkdir(parents=True, exist_ok=True)
     file = _new_file(target, table.schema)
     told = table.replace_schema_metadata({PRODUCER: sql_name(producer).encode()})
-    replace_file(file, partial(pq.write_table, told))
+    write_parquet(file, [told])
     return file
 
 

@@ -93,14 +93,14 @@ class Viewer(App[None]):
         return bool(attempts) and all(one.get("ended") for one in attempts if one["attempt"] == last)
 
     def state(self) -> list[tuple[str, str]]:
-        """Whether the run is still going, and how much of it was dropped or is damaged."""
+        """Whether the run is still going, and how much of it was lost or is damaged."""
         facts = []
         if not self.ended:
             fresh = time.time() - max((changed for _, changed, _ in self._seen), default=0.0) < _FRESH
             facts.append(("● running", "green") if fresh else ("no end written", "yellow"))
-        dropped, damaged = sum(self.stored.drops.values()), len(self.stored.damaged)
-        if dropped:
-            facts.append((f"  {dropped:,} dropped", "yellow"))
+        lost, damaged = sum(self.stored.drops.values()), len(self.stored.damaged)
+        if lost:
+            facts.append((f"  {lost:,} lost", "yellow"))
         if damaged:
             facts.append((f"  {damaged:,} damaged", "red"))
         return facts

@@ -188,8 +188,10 @@ def test_show_says_when_nothing_matches(rollouts, run, tmp_path):
     assert rollouts("show", run.dir, "--step", "2", "--where", "false")[2] == "no rollouts match\n"
     assert "--history takes the whole text of a message" in rollouts("show", run.dir, "--history", "question")[2]
     writer(tmp_path / "new").write_run()
-    assert "has no rollouts yet" in rollouts("show", tmp_path / "new")[2]
-    assert "has no rollouts yet" in rollouts("stats", tmp_path / "new")[2]
+    assert rollouts("show", tmp_path / "new")[2].endswith("has no rollouts\n")
+    assert rollouts("stats", tmp_path / "new")[2].endswith("has no rollouts\n")
+    writer(tmp_path / "lost").close({"drops": {"queue_full": 3}})
+    assert rollouts("show", tmp_path / "lost")[2].endswith("has no rollouts; lost: 3 queue_full\n")
 
 
 def test_sql_for_people_programs_and_spreadsheets(rollouts, run):

@@ -8,6 +8,7 @@ import shutil
 import sys
 from dataclasses import replace
 
+import duckdb
 import pyarrow.parquet as pq
 import pytest
 from reading import called, ids, one, steps, write, writer
@@ -132,6 +133,19 @@ def test_order_puts_missing_and_nan_last_in_both_directions(tmp_path):
     stored = open_run(write(tmp_path, [one(1, index, reward=reward) for index, reward in enumerate(rewards)]))
     assert ids(stored.rollouts(order="-reward")) == ["1.4", "1.0", "1.3", "1.2", "1.1"]
     assert ids(stored.rollouts(order="reward")) == ["1.3", "1.0", "1.4", "1.2", "1.1"]
+
+
+def test_nan_is_no_number_and_never_the_best(tmp_path):
+    rewards = [0.5, math.nan, 2.0]
+    stored = open_run(write(tmp_path / "run", [one(1, index, reward=value) for index, value in enumerate(rewards)]))
+    stored.annotate("judge", [{"id": rollout.id, "score": rollout.reward} for rollout in stored.rollouts()])
+    writing.write_parquet(tmp_path / "all.parquet", stored.tables(["id", "reward", "judge.score"]))
+    for column in ("reward", "judge.score"):
+        assert ids(stored.rollouts(order=f"-{column}")) == ["1.2", "1.0", "1.1"]
+        assert ids(stored.rollouts(where=f"{column} < 100")) == ["1.0", "1.2"]
+        assert ids(stored.rollouts(where=f"isnan({column})")) == ["1.1"]
+        query = f"select count(*) from '{tmp_path / 'all.parquet'}' where \"{column}\" < 100"
+        assert duckdb.connect().execute(query).fetchall() == [(2,)]
 
 
 def test_order_by_several_columns_and_by_sql(run):

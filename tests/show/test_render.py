@@ -344,3 +344,10 @@ def test_a_number_beside_the_conversation_is_short_until_everything_is_asked_for
     judged = replace(rollout(), extra={"judge.score": 2 / 15})
     assert "judge.score=0.133\n" in shown(render_rollout(judged)).replace(" ", "")
     assert "judge.score=0.13333333333333333" in shown(render_rollout(judged, max_lines=None))
+
+
+def test_on_a_narrow_screen_no_name_beside_the_text_is_cut():
+    one = rollout(extra={"note": 1}, marks={"kept": "yes"}, error="ValueError: no", columns={"answer": 4})
+    names = {row[:5].rstrip() for row in lines(render_rollout(one, width=50, max_lines=None), 50)[3:]}
+    assert {"more", "mark", "row"} <= names
+    assert not any("…" in name for name in names)

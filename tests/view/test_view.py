@@ -23,7 +23,7 @@ def test_steps_then_rollouts_then_one_rollout_and_back(run):
 
 def test_escape_takes_the_filter_away_first_and_never_leaves(run):
     async def scenario(eye):
-        await eye.sees("where reward > 5", "with “sunny”")
+        await eye.sees("where reward > 5", "with “sunny”", " rollouts\n")  # found; Esc stops a search that goes on
         await eye.press("escape")
         await eye.sees("all rollouts", "96 rollouts")
         await eye.press("escape")
@@ -41,7 +41,7 @@ def test_the_run_is_described(run):
     async def scenario(eye):
         await eye.sees("96 rollouts")
         await eye.press("i")
-        await eye.sees("About the run", "id: r1", "dropped", "none", "failed", "judge: score")
+        await eye.sees("About the run", "id: r1", "lost", "none", "failed", "judge: score")
         await eye.press("q")
         await eye.sees("96 rollouts")
 

@@ -33,6 +33,12 @@ def test_siblings_stand_beside_the_best_and_the_parting_is_marked(run):
         await eye.sees("2 messages in common, to “question 0”", "page=3", "page=0")
         await eye.press("h")
         await eye.sees("#1 reward 1.1", "#3 reward 3.1")
+        await eye.press("question_mark")
+        await eye.sees("   space             Fold")
+        await eye.press("G")
+        await eye.sees("   ⏎                 Open")
+        await eye.press("q")
+        await eye.sees("#1 reward 1.1", "#3 reward 3.1")
         await eye.press("enter")
         await eye.sees("reward 1.1", "thought 1")
 

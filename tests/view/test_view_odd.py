@@ -83,7 +83,7 @@ def test_a_run_that_ended_is_not_polled(run):
 
 def test_an_empty_run_says_so(tmp_path):
     async def scenario(eye):
-        await eye.sees("no rollouts yet", "0 rollouts")
+        await eye.sees("no rollouts", "0 rollouts")
         await eye.press("enter", "j", "G", "s", "a")
         await eye.sees("all rollouts", "0 rollouts")
         await eye.press("enter", "b", "t", "Y", "e", "j")

@@ -156,7 +156,7 @@ def test_a_resumed_run_says_so(page, pages):
 
 def test_a_run_without_rollouts_says_so(page, pages):
     page.open(pages["empty"])
-    assert "This run has no rollouts yet." in page.text("#rollouts")
+    assert "This run has no rollouts." in page.text("#rollouts")
     assert page.count(".plot") == 0
 
 
@@ -168,7 +168,7 @@ def test_the_first_sentences_are_a_click_from_the_rollouts(page, pages):
     assert said["Worst"].startswith(f"reward {worst.reward:.3f} at step {worst.step}: “I buy")
     (failed,) = run.sql("select count(*) as n from tool_calls where name = 'multiply'").to_pylist()
     assert said["Fails most"] == f"multiply failed in {failed['n']} of {failed['n']} calls."
-    assert said["Teach nothing"] == "No group of 24: in each the rewards differ."
+    assert said["Teach nothing"] == "no group: the rewards differ in each."
     assert said["Lost"] == "nothing."
     page.click(".first dd a")
     page.wait("document.querySelector('.rollout h1')")

@@ -29,8 +29,9 @@ class HelpPage(Page):
     def on_mount(self) -> None:
         self.title_is(Text("Keys", style="bold"))
         focused = self._of.focused
-        parts = [(title, self._keys(node)) for title, node in (("Moving", focused), ("This screen", self._of)) if node]
-        parts += [("Everywhere", self._keys(self.app)), ("Columns", self._of.NOTES)]
+        moving = self._keys(focused, beside=self._of) if focused else []
+        parts = [("Moving", moving), ("This screen", self._keys(self._of)), ("Everywhere", self._keys(self.app))]
+        parts += [("Columns", self._of.NOTES)]
         blocks: list[Block] = []
         for title, lines in parts:
             if lines:
@@ -41,11 +42,11 @@ class HelpPage(Page):
     def action_help(self) -> None:
         self.action_back()
 
-    def _keys(self, node: DOMNode) -> Sequence[tuple[str, str]]:
-        """Keys that do the same, together, in the order in which they were bound."""
+    def _keys(self, node: DOMNode, beside: DOMNode | None = None) -> Sequence[tuple[str, str]]:
+        """Keys that do the same, together, in the order in which they were bound; not those that `beside` takes."""
+        taken = {binding.key for binding in _bindings(beside) if binding.priority} if beside else set()
         found: dict[tuple[str, str], list[str]] = {}
-        bindings = node._bindings.key_to_bindings.values()  # noqa: SLF001 - textual shows keys in its own panel alone
-        for binding in (one for some in bindings for one in some):
+        for binding in (one for one in _bindings(node) if one.key not in taken):
             inherited = hasattr(Widget, f"action_{binding.action}") or binding.action.startswith("screen.")
             if binding.description and not inherited and binding not in Screen.BINDINGS:
                 found.setdefault((binding.action, binding.description), []).append(self._key(binding))
@@ -54,3 +55,8 @@ class HelpPage(Page):
     def _key(self, binding: Binding) -> str:
         """The key itself: `key_display` names one key of several."""
         return self.app.get_key_display(replace(binding, key_display=None))
+
+
+def _bindings(node: DOMNode) -> list[Binding]:
+    keys = node._bindings.key_to_bindings.values()  # noqa: SLF001 - textual shows keys in its own panel alone
+    return [binding for some in keys for binding in some]

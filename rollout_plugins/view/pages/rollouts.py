@@ -146,7 +146,7 @@ class RolloutsPage(RolloutActions):
     def _arrived(self, listed: _List, *, again: bool) -> None:
         grid = self.query_one(Grid)
         self._found, self._names = listed.found, listed.names
-        grid.empty = "no rollouts match" if self._where or self._text or self._asked else "no rollouts yet"
+        grid.empty = "no rollouts match" if self._where or self._text or self._asked else "no rollouts"
         grid.set_columns(rollout_columns(listed.names, leave_out=listed.same))
         grid.set_rows(len(listed.found), listed.cursor, keep=again)
         self._head("")

@@ -61,7 +61,7 @@ class StepsPage(Page):
         grid = self.query_one(Grid)
         here = self._chosen()
         self._stats = stats
-        grid.empty = "no rollouts yet"
+        grid.empty = "no rollouts"
         grid.set_columns(step_columns(stats))
         self._order_rows(here)
         self._draw()

@@ -32,8 +32,14 @@ export function First() {
         )}
         {flat[1] > 0 && (
           <Line name="Teach nothing">
-            {flat[0] ? <List where="spread=0">{plural(flat[0], "group")}</List> : "No group"} of {count(flat[1])}:{" "}
-            {flat[0] ? "all answers got the same reward." : "in each the rewards differ."}
+            {flat[0] ? (
+              <>
+                <List where="spread=0">{plural(flat[0], "group")}</List> of {count(flat[1])}: all answers got the same
+                reward.
+              </>
+            ) : (
+              "no group: the rewards differ in each."
+            )}
           </Line>
         )}
         <Line name="Lost">
@@ -109,12 +115,12 @@ const reasons = (counts: Counts, before = ""): string =>
     .join(", ");
 
 function Lost() {
-  const total = counted(data.run.drops).reduce((sum, [, times]) => sum + times, 0);
+  const lost = reasons(data.run.drops);
   const damaged = Object.keys(data.damaged).length;
-  if (!total && !damaged) return <>nothing.</>;
+  if (!lost && !damaged) return <>nothing.</>;
   return (
     <span class="bad">
-      {total > 0 && `${plural(total, "rollout")}: ${reasons(data.run.drops)}. `}
+      {lost && `${lost}. `}
       {damaged > 0 && `${plural(damaged, "file")} cannot be read.`}
     </span>
   );

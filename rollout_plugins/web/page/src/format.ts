@@ -2,8 +2,12 @@ import { real, type Scalar } from "./data";
 
 const MINUS = "\u2212";
 const grouped = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
+const compact = new Intl.NumberFormat("en-US", { notation: "compact", maximumSignificantDigits: 3 });
 
 export const count = (value: number): string => grouped.format(value);
+
+/** As short as it must be beside an axis: 1,500, 20K, 1.25M. */
+export const short = (value: number): string => compact.format(value).replace("-", MINUS);
 
 export const plural = (value: number, one: string, many = `${one}s`): string =>
   `${count(value)} ${value === 1 ? one : many}`;
@@ -58,9 +62,11 @@ export const moment = (time: Scalar | undefined): string =>
     ? new Date(time * 1000).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" })
     : "";
 
-export const oneLine = (text: string, most = 200): string =>
-  text
-    .slice(0, 2 * most)
+/** On one line; what does not fit is cut with an ellipsis. */
+export function oneLine(text: string, most = 200): string {
+  const line = text
+    .slice(0, 4 * most)
     .replace(/\s+/g, " ")
-    .trim()
-    .slice(0, most);
+    .trim();
+  return line.length > most ? `${line.slice(0, most - 1)}\u2026` : line;
+}

@@ -23,7 +23,7 @@ export function Overview() {
   return (
     <>
       <Title />
-      {data.total > 0 && <First />}
+      <First />
       <Notices />
       {data.total > 0 && <Tiles />}
       <About />
@@ -42,7 +42,7 @@ export function Overview() {
               ? "This page was made to list no rollouts."
               : data.total
                 ? "No rollout of this run matches the filters this page was made with."
-                : "This run has no rollouts yet."}
+                : "This run has no rollouts."}
           </p>
         )}
       </section>

@@ -2,7 +2,7 @@
 
 import uPlot from "uplot";
 import { smoothed, smoothing, steps, type Chart, type Line, type Values } from "./course";
-import { count } from "./format";
+import { count, short } from "./format";
 import { hover, printing } from "./state";
 
 export const HEIGHT = 150;
@@ -37,7 +37,7 @@ export function draw(chart: Chart, place: HTMLElement, choose: (at: number) => v
         gap: 4,
         values: (_, marks) => marks.map((mark) => (Number.isInteger(mark) ? count(mark) : "")),
       },
-      { ...axis, size: 44, gap: 4, values: (_, marks) => marks.map((mark) => short(chart.write(mark))) },
+      { ...axis, size: 44, gap: 4, values: (_, marks) => marks.map((mark) => label(chart, mark)) },
     ],
     series: [
       {},
@@ -88,8 +88,14 @@ const edge = (line: Line, sign: -1 | 1): Values =>
     return value === null ? null : sign * Math.min(sign * (value + sign * (line.spread![at] ?? 0)), sign * end);
   });
 
-/** Without zeros at the end. */
-const short = (written: string): string => written.replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "");
+/** Without zeros at the end, and no longer than there is room for. */
+const label = (chart: Chart, mark: number): string =>
+  Math.abs(mark) >= 1e4
+    ? short(mark)
+    : chart
+        .write(mark)
+        .replace(/(\.\d*?)0+$/, "$1")
+        .replace(/\.$/, "");
 
 /** A little air around the values; never an axis without height. */
 function bounds(low: number | null, high: number | null, grounded: boolean): [number, number] {
