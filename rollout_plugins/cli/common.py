@@ -6,7 +6,7 @@ import math
 import os
 import re
 import sys
-from argparse import ArgumentParser, ArgumentTypeError
+from argparse import ArgumentTypeError, _ActionsContainer
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,7 +28,7 @@ PIPE_WIDTH = 100
 WHOLE = 10_000_000
 
 
-def add_json(parser: ArgumentParser) -> None:
+def add_json(parser: _ActionsContainer) -> None:
     """`--json`, for a command whose output a program may read."""
     parser.add_argument("--json", action="store_true", help="print JSON")
 

@@ -73,11 +73,20 @@ def _setting(text: str) -> tuple[str, Any]:
 def run(options: Namespace) -> int:
     stored = opened(options.run)
     filters = filters_of(options, stored)
+    _check_meant(options)
     if options.to == "parquet":
         _parquet(stored, options, filters)
     else:
         _sink(stored, options, filters)
     return note_damage(stored, allowed=options.allow_damaged)
+
+
+def _check_meant(options: Namespace) -> None:
+    """An option that another target takes is refused: who asks for `--plugins redact` counts on it."""
+    others = ("columns",) if options.to != "parquet" else ("plugins", "cap", "project", "name", "set")
+    given = [f"--{name}" for name in others if getattr(options, name) not in (None, False, [])]
+    if given:
+        raise RunError(f"{' and '.join(given)} cannot be given with --to {options.to}, which would not do that")
 
 
 def _parquet(stored: StoredRun, options: Namespace, filters: dict[str, Any]) -> None:

@@ -259,7 +259,7 @@ class Pipeline:
         if not any(outbox.is_stuck for outbox in self._outboxes):  # one that comes back may raise
             be_open(self)
         self._put(partial(self._forget_run, self._shown_run or run, until))
-        self._worker.wait(until(1))
+        self._worker.wait(until(1) + self._ending.grace)
 
     def _give_up(self) -> None:
         left = self._worker.give_up()

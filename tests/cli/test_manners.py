@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import warnings
@@ -342,3 +343,32 @@ def test_it_works_without_standard_output(run):
         ["sh", "-c", '"$0" -m rollout_plugins.cli.main show "$1" >&- 2>&-', sys.executable, run.dir], check=False
     )
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("export", "--plugins", "redact", "--cap", "2"), "--plugins and --cap cannot be given with --to parquet"),
+        (("export", "--set", "max_rows=3"), "--set cannot be given with --to parquet"),
+        (("export", "--to", "jsonl", "--columns", "id"), "--columns cannot be given with --to jsonl"),
+        (("show", "--id", "r1.1.t1.0.0", "--where", "reward > 9"), "--id shows all that it names; leave out --where"),
+        (("show", "--group", "r1.1.t1.0.0", "--best", "1"), "--group ID shows all that it names; leave out --best"),
+        (("show", "--history", "question 0", "--worst", "2"), "--history shows all that it names; leave out --worst"),
+    ],
+)
+def test_no_option_is_ignored_in_silence(rollouts, run, tmp_path, monkeypatch, words, said):
+    monkeypatch.chdir(tmp_path)
+    command, *options = words
+    code, out, err = rollouts(command, run.dir, *options)
+    assert (code, out, said in err) == (1, "", True), err
+    assert not list(tmp_path.glob("*.parquet"))
+
+
+def test_the_doctor_asks_a_wandb_server_where_it_listens(rollouts, tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.delenv("WANDB_MODE")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{port}/")
+        told = {row["check"]: row for row in json.loads(rollouts("doctor", tmp_path, "--json")[1])["checks"]}
+    assert told["wandb"]["status"] == "ok"

@@ -351,7 +351,7 @@ def test_text_that_starts_like_a_data_uri_is_searched(start):
 
 
 @pytest.mark.parametrize(
-    "secret", ["n0-known-form", "Quite;Long Without A Number", 'q"\\Eu0te\\Q(.*)', "two\nlines 2"]
+    "secret", ["n0-known-form", "Quite;Long Without A Number", 'q"\\Eu0te\\Q(.*)', "two\nlines 2", "schl\u00fcssel 1"]
 )
 def test_values_of_variables_that_are_called_like_secrets_go(monkeypatch, secret):
     for name in ("TEAM_API_KEY", "team_token", "SECRET", "DB_PASSWORD"):

@@ -133,9 +133,7 @@ RULES = (
 
 
 ENVIRONMENT = "environment"
-_SECRET_NAME = re.compile(
-    r"(?:^|_)(?:KEY|APIKEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?)$", re.IGNORECASE
-)
+_SECRET_NAME = re.compile(r"(?i)(?:^|_)(?:KEY|APIKEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?)$")
 
 
 def environment(variables: Mapping[str, str] = os.environ) -> list[Rule]:
@@ -148,9 +146,8 @@ def environment(variables: Mapping[str, str] = os.environ) -> list[Rule]:
 
 def _is_secret(value: str) -> bool:
     """Not a path to one, nor a word that texts have anyway."""
-    return (
-        len(value) >= 8 and _is_long_or_has_digit(value) and not value.startswith(("/", "~", "./")) and value.isascii()
-    )
+    is_text = len(value) >= 8 and not _IN_THE_WAY.search(value)
+    return is_text and _is_long_or_has_digit(value) and not value.startswith(("/", "~", "./"))
 
 
 def _literal(value: str) -> str:
