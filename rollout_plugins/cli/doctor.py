@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from rich.table import Table
 from rich.text import Text
@@ -246,13 +247,14 @@ def _wandb(*, offline: bool) -> Check:
         return Check("wandb", "note", f"WANDB_MODE={mode}; {later}")
     if offline:
         return Check("wandb", "note", "not asked")
-    host = re.sub(r"^https?://|[:/].*$", "", os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai"))
-    return _reach("wandb", host, "set WANDB_MODE=offline, and `wandb sync` later")
+    url = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai"))
+    port = url.port or (80 if url.scheme == "http" else 443)
+    return _reach("wandb", url.hostname or "", "set WANDB_MODE=offline, and `wandb sync` later", port)
 
 
-def _reach(name: str, host: str, advice: str) -> Check:
+def _reach(name: str, host: str, advice: str, port: int = 443) -> Check:
     try:
-        with socket.create_connection((host, 443), timeout=SECONDS):
+        with socket.create_connection((host, port), timeout=SECONDS):
             return Check(name, "ok", f"{host} answers")
     except OSError as error:
         return Check(name, "warn", f"{host} cannot be reached: {error}", advice)

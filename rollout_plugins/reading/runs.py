@@ -419,7 +419,7 @@ class StoredRun:
             self.stats(),
             **{
                 "annotated by": ", ".join(self.annotations),
-                "dropped": listed(self.drops),
+                "lost": listed(self.drops),
                 "not trained on": listed(self.untrained),
                 "not sent": listed(self.unsent, "to "),
                 "errors of plugins": listed(self.plugin_errors),
