@@ -32,9 +32,7 @@ def configure(parser: ArgumentParser) -> None:
         metavar="MODULE:FUNCTION",
         help="instead of a file: a function of an Arrow table of rollouts that returns a value for each",
     )
-    parser.add_argument(
-        "--columns", default="prompt,completion", help="what the function is given (default: prompt,completion)"
-    )
+    parser.add_argument("--columns", help="what the function is given (default: prompt,completion)")
     parser.add_argument("--ray", metavar="ADDRESS", help="run the function with Ray; local for this machine")
     parser.add_argument("--producer", required=True, metavar="P", help="who says so; its columns become P.<column>")
     add_json(parser)
@@ -43,12 +41,14 @@ def configure(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> None:
     if (options.file is None) == (options.by is None):
         raise RunError("give the values: a FILE of them, or --by MODULE:FUNCTION, one of the two")
+    if options.file and (options.columns or options.ray):
+        raise RunError("--columns and --ray are for --by alone; a FILE has its own columns")
     stored = opened(options.run)
     if options.by:
         _annotate_by(stored, options)
         return
     with busy("reading and writing"):
-        rows = list(_rows(options.file))
+        rows = _rows(options.file)
         written = stored.annotate(options.producer, rows)
         others = unmatched(rows, stored.table(["id"], superseded=True)["id"].to_pylist())
     note_damage(stored)
@@ -75,7 +75,7 @@ def _annotate_by(stored: StoredRun, options: Namespace) -> None:
         written = stored.annotate_by(
             options.producer,
             function,
-            columns=options.columns.split(","),
+            columns=(options.columns or "prompt,completion").split(","),
             ray=options.ray,
             progress=lambda done, of: progress("files", done, of),
         )
@@ -88,7 +88,14 @@ def _annotate_by(stored: StoredRun, options: Namespace) -> None:
     say(f"{written:,} rows; the columns of {options.producer} are now {named}")
 
 
-def _rows(name: str) -> Iterator[dict[str, Any]]:
+def _rows(name: str) -> list[dict[str, Any]]:
+    try:
+        return list(_read(name))
+    except UnicodeDecodeError as error:
+        raise RunError(f"{name} is not text in UTF-8: {error}; nothing was written") from error
+
+
+def _read(name: str) -> Iterator[dict[str, Any]]:
     if name == "-":
         return _json_lines(sys.stdin, "standard input")
     path = Path(name)
@@ -109,7 +116,8 @@ def _parquet(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _csv(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open(encoding="utf-8", newline="") as file:
+    csv.field_size_limit(2**31 - 1)  # an answer may be longer than the 128 kB that Python takes by default
+    with path.open(encoding="utf-8-sig", newline="") as file:
         for row in csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ","):
             yield {name: value if name == "id" else _typed(value) for name, value in row.items() if name}
 
@@ -125,7 +133,7 @@ def _typed(text: str | None) -> Any:
 
 
 def _file_of_json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8-sig") as file:
         yield from _json_lines(file, str(path))
 
 

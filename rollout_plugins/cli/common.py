@@ -6,7 +6,7 @@ import math
 import os
 import re
 import sys
-from argparse import ArgumentParser, ArgumentTypeError
+from argparse import ArgumentTypeError, _ActionsContainer
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,15 +28,15 @@ PIPE_WIDTH = 100
 WHOLE = 10_000_000
 
 
-def add_json(parser: ArgumentParser) -> None:
+def add_json(parser: _ActionsContainer) -> None:
     """`--json`, for a command whose output a program may read."""
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def natural(text: str) -> int:
-    """A number of things, for an option."""
+    """A whole number from 0, for an option."""
     if not text.isdecimal():
-        raise ArgumentTypeError(f"{text!r} is not a number of things, such as 10")
+        raise ArgumentTypeError(f"{text!r} is not a whole number, such as 10 or 0")
     return int(text)
 
 

@@ -119,8 +119,12 @@ def _join(folder: Path, target: Path, group: Sequence[_Part]) -> int:
     """Write one part that holds these, and remove them; how many they were."""
     names = [part.path.relative_to(folder).as_posix() for part in group]
 
+    told: dict[bytes, bytes] = {}
+    for part in group:
+        told.update(pq.read_schema(part.path).metadata or {})
+
     def write(path: Path) -> None:
-        with part_writer(path, SCHEMA) as add:
+        with part_writer(path, SCHEMA.with_metadata({**told, **SCHEMA.metadata})) as add:
             for table in row_groups(_batches(group)):
                 add(table)
         rows = pq.read_metadata(path).num_rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
+from math import isclose
 from typing import Any
 
 from rich.console import Group
@@ -13,6 +14,7 @@ from rollout_hookspecs import Rollout
 from rollout_plugins.cli.chosen import RUN, check_filters, note_damage, opened
 from rollout_plugins.cli.common import add_json, busy, console, natural, note, print_json, say, show
 from rollout_plugins.content.messages import call_text
+from rollout_plugins.content.names import count
 from rollout_plugins.reading.filters import Filters, condition
 from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.show.compare import words
@@ -22,6 +24,7 @@ from rollout_plugins.show.text import clean, number, one_line, shorten, signed, 
 LIMIT = 5
 CHARS, AROUND = 2000, 160
 _STYLES = {"removed": "red strike", "added": "green"}
+_PRUNED = """coalesce(marks, '') like '%"pruned":%'"""
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -50,6 +53,9 @@ def run(options: Namespace) -> None:
         summary = {**_summary(a, b, shared), "unchanged": len(shared) - len(changed)}
         shown = [_with_texts(pair, first, second) for pair in changed[: options.limit or None]]
     note_damage(first, second)
+    for stored in (first, second):
+        if pruned := stored.count(where=_PRUNED, split=options.split, step=options.step):
+            note(f"{stored.place}: {count(pruned, 'rollout')} without text, since it was pruned, cannot be compared")
     if len(shown) < len(changed):
         note(f"{len(shown):,} of {len(changed):,} prompts that changed; --limit 0 for all")
     if options.json:
@@ -62,7 +68,7 @@ def run(options: Namespace) -> None:
 
 def _by_prompt(stored: StoredRun, options: Namespace) -> dict[str, dict[str, Any]]:
     """Mean reward for each prompt, and the rollout that is nearest to it; of several the latest."""
-    where = condition(Filters(split=options.split, step=options.step), "rollouts")
+    where = f"{condition(Filters(split=options.split, step=options.step), 'rollouts')} and not {_PRUNED}"
     far = "(coalesce(abs(reward - mean), 'inf'::double), -step, id)"
     query = (
         "select key, count(*) as n, any_value(mean) as reward, "  # noqa: S608 - put together from quoted literals
@@ -76,10 +82,11 @@ def _by_prompt(stored: StoredRun, options: Namespace) -> dict[str, dict[str, Any
 
 def _pair(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
     known = a["reward"] is not None and b["reward"] is not None
+    is_same = known and isclose(a["reward"], b["reward"], rel_tol=1e-9)  # a mean has the order of its files in it
     return {
         "reward_a": a["reward"],
         "reward_b": b["reward"],
-        "change": b["reward"] - a["reward"] if known else None,
+        "change": 0.0 if is_same else b["reward"] - a["reward"] if known else None,
         "rollouts_a": a["n"],
         "rollouts_b": b["n"],
         "id_a": a["id"],

@@ -13,12 +13,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from rich.table import Table
 from rich.text import Text
 
 from rollout_plugins.cli.chosen import DAMAGED, add_allow_damaged
 from rollout_plugins.cli.common import add_json, busy, console, print_json, print_table
+from rollout_plugins.content.elsewhere import is_url
 from rollout_plugins.content.names import listed
 from rollout_plugins.errors import RolloutPluginsError
 from rollout_plugins.reading.finding import found_in
@@ -51,7 +53,7 @@ def configure(parser: ArgumentParser) -> None:
         nargs="?",
         type=Path,
         default=Path(),
-        help="where the run will be, or is (default: here)",
+        help="where the run will be, or is, also as a URL (default: here)",
     )
     parser.add_argument("--tokenizer", nargs="+", default=[], metavar="NAME_OR_PATH", help="chat templates to check")
     parser.add_argument("--offline", action="store_true", help="do not use the network")
@@ -178,7 +180,9 @@ def trl_checks() -> Iterator[Check]:
 
 
 def folder_checks(path: Path) -> Iterator[Check]:
-    """Whether rollouts can be written there, and for how long."""
+    """Whether rollouts can be written there, and for how long. A URL holds copies, which a folder here is before."""
+    if is_url(path):
+        return
     there = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
     try:
         with tempfile.NamedTemporaryFile(dir=there):
@@ -196,12 +200,12 @@ def folder_checks(path: Path) -> Iterator[Check]:
 
 def run_checks(path: Path) -> Iterator[Check]:
     """Whether the runs that are there already can be read, to the last page of each file."""
-    if not path.exists():
+    if not is_url(path) and not path.exists():
         return
     try:
         folders = found_in(path)
     except RolloutPluginsError as error:
-        if "no run found" not in str(error):
+        if is_url(path) or "no run found" not in str(error):
             yield Check("runs", "fail", str(error))
         return
     for folder in folders:
@@ -216,6 +220,8 @@ def _run_checks(run: StoredRun) -> Iterator[Check]:
     count, damage = len(run), run.unreadable
     for line in damage:
         yield Check(run.info.id, DAMAGE, line, "the rest of the run can be read; keep a copy")
+    for line in (*run.contradictions, *run.absent):
+        yield Check(run.info.id, "note", line)
     notes = {"lost": listed(run.drops), "not trained on": listed(run.untrained), "not sent": listed(run.unsent, "to ")}
     for what, counts in notes.items():
         if counts:
@@ -241,13 +247,14 @@ def _wandb(*, offline: bool) -> Check:
         return Check("wandb", "note", f"WANDB_MODE={mode}; {later}")
     if offline:
         return Check("wandb", "note", "not asked")
-    host = re.sub(r"^https?://|[:/].*$", "", os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai"))
-    return _reach("wandb", host, "set WANDB_MODE=offline, and `wandb sync` later")
+    url = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai"))
+    port = url.port or (80 if url.scheme == "http" else 443)
+    return _reach("wandb", url.hostname or "", "set WANDB_MODE=offline, and `wandb sync` later", port)
 
 
-def _reach(name: str, host: str, advice: str) -> Check:
+def _reach(name: str, host: str, advice: str, port: int = 443) -> Check:
     try:
-        with socket.create_connection((host, 443), timeout=SECONDS):
+        with socket.create_connection((host, port), timeout=SECONDS):
             return Check(name, "ok", f"{host} answers")
     except OSError as error:
         return Check(name, "warn", f"{host} cannot be reached: {error}", advice)

@@ -41,7 +41,7 @@ def configure(parser: ArgumentParser) -> None:
         help="one prompt through the run: this rollout's, or the one with exactly this text",
     )
     parser.add_argument(
-        "--lines", type=int, default=LINES, help=f"lines of each rollout on a terminal (default: {LINES})"
+        "--lines", type=natural, default=LINES, help=f"lines of each rollout on a terminal (default: {LINES})"
     )
     parser.add_argument("--full", action="store_true", help="leave nothing out")
     add_filters(parser, group=False)
@@ -78,6 +78,7 @@ def _why_none(options: Namespace) -> str:
 def _chosen(stored: StoredRun, options: Namespace, filters: dict[str, Any]) -> Found:
     """What is asked for by whatever combination of options was given."""
     group = filters.pop("group", None)
+    _check_alone(options, filters)
     limit = LIMIT if options.limit is None and group is None else options.limit or None
     if options.id:
         return [("", stored.get(one)) for one in options.id], ""
@@ -94,6 +95,15 @@ def _chosen(stored: StoredRun, options: Namespace, filters: dict[str, Any]) -> F
     if options.best is None and options.worst is None:
         return _matching(stored, filters, limit)
     return list(_extremes(stored, filters, options.best or 0, options.worst or 0)), ""
+
+
+def _check_alone(options: Namespace, filters: dict[str, Any]) -> None:
+    """What names its rollouts leaves none to choose."""
+    by_id = "--id" if options.id else "--group ID" if not (options.group or "0").isdigit() else ""
+    given = {"best": options.best, "worst": options.worst, **(filters if by_id else {}), "superseded": None}
+    others = [f"--{name.replace('has_error', 'errors')}" for name, value in given.items() if value is not None]
+    if others and (by_id or options.history is not None):
+        raise RunError(f"{by_id or '--history'} shows all that it names; leave out {' and '.join(others)}")
 
 
 def _matching(stored: StoredRun, filters: dict[str, Any], limit: int | None) -> Found:

@@ -30,12 +30,13 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument(
         "query", metavar="SQL", help="one SELECT over rollouts, messages, tool_calls, annotations.<producer>"
     )
-    parser.add_argument("--csv", action="store_true", help="print CSV")
+    printed = parser.add_mutually_exclusive_group()
+    printed.add_argument("--csv", action="store_true", help="print CSV")
+    add_json(printed)
     parser.add_argument(
         "--superseded", action="store_true", help="also rollouts of steps that a resumed attempt repeated"
     )
     add_allow_damaged(parser)
-    add_json(parser)
 
 
 def run(options: Namespace) -> int:

@@ -51,7 +51,7 @@ def run(options: Namespace) -> None:
         filters = filters_of(options, stored)
         if options.id is not None:
             stored.get(options.id)
-        elif filters:
+        if filters:
             stored.find(**{**filters, "search": None, "limit": 0})  # raises if they are wrong, before the screen opens
         view(
             stored,

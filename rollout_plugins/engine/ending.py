@@ -40,6 +40,14 @@ class Ending:
         finally:
             self._waited = time.monotonic() - began
 
+    @property
+    def grace(self) -> float:
+        """How much longer the store's thread is waited for where the interpreter exits.
+
+        That ends a thread wherever it is, and if that is in the midst of Arrow's C++, the process aborts.
+        """
+        return self.seconds / 3 if _is_exiting() else 0.0
+
 
 def _is_exiting() -> bool:
     """Whether the interpreter exits, which the main thread does last; others may outlive the main program by hours."""

@@ -20,8 +20,10 @@ import pyarrow.parquet as pq
 
 from rollout_plugins.content.elsewhere import opened
 from rollout_plugins.errors import RunError, suggest
+from rollout_plugins.reading.damage import UnreadableError, gist
 from rollout_plugins.reading.engines import ray_files, started
 from rollout_plugins.store.any_version import with_columns
+from rollout_plugins.store.parts import file_name
 from rollout_plugins.store.schema import TYPES
 from rollout_plugins.store.write import read_journal
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 BATCH = 1024
 Function = Callable[[pa.Table], Any]
 Progress = Callable[[int, int], object]
+_NOTHING = pa.table({"id": pa.array([], pa.large_string())})
 
 
 def annotate_by(
@@ -51,10 +54,13 @@ def annotate_by(
     if unknown:
         raise RunError(f"a batch has no column {unknown[0]!r}; {suggest(unknown[0], TYPES)}")
     applied = partial(apply, function, columns=tuple(columns))
-    tables = _with_ray(run, applied, columns, ray) if ray else _on_all_cores(run, applied, progress)
-    if not any(table.num_rows for table in tables):
-        return 0
-    return run.annotate(producer, pa.concat_tables(tables, promote_options="permissive").to_pylist())
+    damaged: dict[str, str] = {}
+    tables = _with_ray(run, applied, columns, ray) if ray else _on_all_cores(run, applied, progress, damaged)
+    rows = pa.concat_tables([_NOTHING, *tables], promote_options="permissive")
+    written = run.annotate(producer, rows.to_pylist()) if rows.num_rows else 0
+    for name, why in damaged.items():  # only now: annotating looks at the run anew
+        run.damaged[name] = why
+    return written
 
 
 def apply(function: Function, table: pa.Table, *, columns: Sequence[str]) -> pa.Table:
@@ -81,7 +87,9 @@ def _called(function: Function, table: pa.Table) -> Any:
         raise RunError(f"the function raised {error!r} at {where}") from error
 
 
-def _on_all_cores(run: Stored, applied: Callable[[pa.Table], pa.Table], progress: Progress | None) -> list[pa.Table]:
+def _on_all_cores(
+    run: Stored, applied: Function, progress: Progress | None, damaged: dict[str, str]
+) -> list[pa.Table]:
     """In processes of their own: what a function does in Python holds the interpreter's lock."""
     files = run.parts
     context = multiprocessing.get_context("spawn")
@@ -89,7 +97,11 @@ def _on_all_cores(run: Stored, applied: Callable[[pa.Table], pa.Table], progress
         waiting = {pool.submit(_file, path, applied): path for path in files}
         found: dict[Path, pa.Table] = {}
         for done in as_completed(waiting):
-            found[waiting[done]] = done.result()
+            path = waiting[done]
+            try:
+                found[path] = done.result()
+            except UnreadableError as error:
+                damaged[file_name(path)], found[path] = str(error), _NOTHING
             if progress:
                 progress(len(found), len(files))
     return [found[path] for path in files]
@@ -97,7 +109,17 @@ def _on_all_cores(run: Stored, applied: Callable[[pa.Table], pa.Table], progress
 
 def _file(path: Path, applied: Function) -> pa.Table:
     """What the function says of a file's rollouts."""
-    return pa.concat_tables([*map(applied, _batches(path))] or [pa.table({"id": pa.array([], pa.large_string())})])
+    return pa.concat_tables([*map(applied, _readable(path))] or [_NOTHING])
+
+
+def _readable(path: Path) -> Iterator[pa.Table]:
+    """A file's batches; one that cannot be read is left out, as everywhere."""
+    try:
+        yield from _batches(path)
+    except RunError:
+        raise
+    except Exception as error:
+        raise UnreadableError(gist(error)) from error
 
 
 def _batches(path: Path) -> Iterator[pa.Table]:

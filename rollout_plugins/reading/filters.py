@@ -15,6 +15,7 @@ from rollout_plugins.reading.sql import literal, name_of
 from rollout_plugins.store.codec import cleaned
 
 ORDER = ("generation", "attempt", "split", "index", "rank")
+_NAMES = ("split", "finish", "id")
 _FLOATS = {"DOUBLE", "FLOAT"}
 _QUOTED = r'"(?:[^"]|"")*"'
 _KEPT = rf"(?P<kept>'(?:[^']|'')*'|(?i:\bas\s+){_QUOTED}|(?i:\bwithin\s+group\b|\bgroup\s+by\b))"
@@ -81,8 +82,8 @@ class Filters:
 def condition(filters: Filters, table: str) -> str:
     """The SQL condition of everything but `where`; `table` is where the last step is looked up."""
     simple = [
-        f"{name_of(name)} = {literal(value)}"
-        for name in ("split", "group", "rank", "finish", "id")
+        f"{name_of(name)} = {literal(value if name in _NAMES else _number(name, value))}"
+        for name in (*_NAMES, "group", "rank")
         if (value := getattr(filters, name)) is not None
     ]
     if filters.generations is not None:
@@ -126,7 +127,7 @@ def _any_of(alternatives: list[tuple[str, str]]) -> str:
 def _steps(step: Any, split: str | None, table: str) -> str:
     if isinstance(step, str):
         return _written_steps(step, split, table)
-    if isinstance(step, range) and step.step == 1:
+    if isinstance(step, range) and step.step == 1 and step.start >= 0:
         return f"(step >= {step.start} and step < {step.stop})"
     numbers = []
     for given in step if isinstance(step, Collection) else (step,):
@@ -151,7 +152,7 @@ def _written_steps(text: str, split: str | None, table: str) -> str:
 
 
 def _written_step(piece: str, text: str, split: str | None, table: str) -> str:
-    match = re.fullmatch(r"\s*(\d*)\s*(-|\.\.|:)?\s*(\d*)\s*", piece)
+    match = re.fullmatch(r"(?a)\s*(\d*)\s*(-|\.\.|:)?\s*(\d*)\s*", piece)
     low, dash, high = match.groups() if match else ("", "", "")
     if not low and dash == "-" and high.strip("0"):
         return f"step = {_from_the_end(int(high), split, table)}"
@@ -167,6 +168,13 @@ def _not_a_step(value: Any) -> RunError:
     return RunError(
         f"step={value!r} is not a step; give a number, 'last', -2, a range such as '10-20', or a Python range"
     )
+
+
+def _number(name: str, value: Any) -> int:
+    number = _whole(value)
+    if number is None:
+        raise RunError(f"{name}={value!r} is not a whole number")
+    return number
 
 
 def _whole(value: Any) -> int | None:

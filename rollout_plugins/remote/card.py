@@ -6,13 +6,16 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from rollout_plugins.content.names import listed
+from rollout_plugins.reading.finding import newest_in
 from rollout_plugins.reading.runs import StoredRun
-from rollout_plugins.remote.folders import Folder, HubFolder
+from rollout_plugins.remote.folders import Folder
+from rollout_plugins.store.parts import find_parts
 from rollout_plugins.store.schema import FIELDS
 
 _DATA = re.compile(r"(.*/|)(data|sessions)/([^/]+)/(?:.*/)?[^/]+\.(parquet|jsonl)")
@@ -66,12 +69,21 @@ rollouts sql {folder} 'select step, avg(reward) from rollouts group by step orde
 """
 
 
-def publish(target: Folder, run: StoredRun, chosen: Mapping[str, Any]) -> None:
+def publish(target: Folder, source: Path, chosen: Mapping[str, Any]) -> None:
     """Write the card of the dataset that a run was sent to, if it is one. `chosen`: the filters that selected it."""
-    root = target.repo_root if isinstance(target, HubFolder) else None
-    if root is not None:
-        folder = target.place.path.removeprefix(root.place.path).strip("/")
-        root.write("README.md", card(run, datasets(root.sizes()), folder, root.repo, chosen))
+    root = target.repo_root
+    if root is None:
+        return
+    names, folder = root.sizes(), target.place.path.removeprefix(root.place.path).strip("/")
+    here = {part.name for part in find_parts(source)}
+    has_more = any(name.removeprefix(f"{folder}/") not in here for name in names if _is_in(folder, name))
+    run = StoredRun(newest_in(target.place.url) if has_more and not chosen else source)
+    root.write("README.md", card(run, datasets(names), folder, root.repo, chosen))
+
+
+def _is_in(folder: str, name: str) -> bool:
+    """Whether a file is a part of the run in the folder: another node's, or one that was removed here since."""
+    return name.startswith(f"{folder}/data/".lstrip("/")) and name.endswith(".parquet")
 
 
 def datasets(names: Iterable[str]) -> dict[str, dict[str, str]]:

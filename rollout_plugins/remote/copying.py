@@ -1,7 +1,8 @@
 """What of a run's folder another folder lacks, and bringing it there: each file once, whoever is killed meanwhile.
 
 Parts, media and annotations never change once they have their name, so what the other folder has under that name and
-of that size is there already. Other files, the run's facts among them, are sent again when they have changed.
+of that size is there already. Other files, the run's facts among them, are sent again when they have changed; what
+only the other folder knows, of other nodes and of disks that are gone, stays in them.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from rollout_plugins.content.nodes import nodes_of
 from rollout_plugins.reading.moved import moved
 from rollout_plugins.remote.folders import File, Folder, files_of
 from rollout_plugins.remote.prune import is_pruned
-from rollout_plugins.store.compacted import joined
+from rollout_plugins.store.compacted import NOTE, joined, note_joined
 from rollout_plugins.store.run_facts import earlier_attempts
 
 _PART = re.compile(r"data/[^/]+/(\d+-\d+)-\d+\.(parquet|arrows)")
 _OF_A_RUN = re.compile(rf"(.*/|)(run(-\d+)?\.json|{_PART.pattern})")
 _FACTS = re.compile(r"run(-\d+)?\.json")
-#: Rollouts come after the pictures in them, and the facts that count them last.
-_ORDER = ("media/", "data/", "annotations/", "")
+#: Rollouts come after the pictures in them and the note of what a part holds, and the facts that count them last.
+_ORDER = (NOTE, "media/", "data/", "annotations/", "")
 
 
 class Copying:
@@ -84,10 +85,15 @@ class Copying:
 
     def _lacks(self, file: File) -> bool:
         if is_fixed(file.name):
-            return file.name not in self._there
+            return file.name not in self._there and not self._has_more(file)
         if file.name.endswith(".arrows") and not self._has_journals:
             return False
         return self._stamps.get(file.name) != _stamp(file)
+
+    def _has_more(self, file: File) -> bool:
+        """Whether the other folder has the parts that a joined one was made of, and that lost text since."""
+        held = joined(_root(file)).get(file.name, ()) if file.name.startswith("data/") else ()
+        return bool(held) and self._there.keys() >= set(held) and is_pruned(file.path)
 
     def _rests(self, file: File) -> bool:
         """Whether nobody has written to a journal for a while, by a clock that nobody sets."""
@@ -116,34 +122,50 @@ class Copying:
                 self.failed[file.name] = self.target.place.why(error)
 
         with tempfile.TemporaryDirectory(prefix="rollouts-") as made:
-            self.target.send([self._with_lost_attempts(file, Path(made)) for file in files], sent, failed)
+            ready = {file.name: self._with_theirs(file, Path(made)) for file in files}  # one of several nodes' own
+            self.target.send(list(ready.values()), sent, failed)
         return all(self._stamps.get(file.name) == stamps[file.name] or not file.path.exists() for file in files)
 
+    def _with_theirs(self, file: File, folder: Path) -> File:
+        """A file that also says what only the other folder knows of: this disk is a new one, or one of several."""
+        if file.name == NOTE:
+            return self._with_joined(file, folder)
+        return self._with_lost_attempts(file, folder) if is_facts(file.name) else file
+
+    def _with_joined(self, file: File, folder: Path) -> File:
+        if file.name in self._there and not (folder / NOTE).exists():
+            self.target.fetch(file.name, folder / NOTE)
+        note_joined(folder, joined(_root(file)))
+        return File(folder / NOTE, NOTE, (folder / NOTE).stat().st_size)
+
     def _with_lost_attempts(self, file: File, folder: Path) -> File:
-        """A run file that also has the attempts that only the other folder knows of: this disk is a new one."""
-        if not is_facts(file.name):
-            return file
         if file.name not in self._earlier:
             theirs = folder / file.name
             if file.name in self._there:
                 self.target.fetch(file.name, theirs)
             self._earlier[file.name] = earlier_attempts(theirs)
         content = with_attempts(file.path, self._earlier[file.name])
-        if not content:
-            return file
         made = folder / file.name
-        made.write_text(content, encoding="utf-8")
-        return File(made, file.name, made.stat().st_size)
+        if content:
+            made.write_text(content, encoding="utf-8")
+        self._earlier[file.name] = earlier_attempts(made if content else file.path)  # the next node's may lack them
+        return File(made, file.name, made.stat().st_size) if content else file
 
     def _replace_journal(self, file: File) -> None:
-        journal = str(Path(file.name).with_suffix(".arrows"))
-        if file.name.endswith(".parquet") and journal in self._there:
+        """A journal goes when its part is there, whichever of the two arrived last: both may be on their way."""
+        journal, part = (str(Path(file.name).with_suffix(suffix)) for suffix in (".arrows", ".parquet"))
+        if part in self._there and self._there.pop(journal, None) is not None:
             self.target.remove(journal)
-            del self._there[journal]
 
     def is_safe(self, file: File) -> bool:
-        """Whether the file is there as it is here; asked of the other folder."""
-        return self.target.size(file.name) == file.size
+        """Whether the file is there as it is here, or as it was before it was pruned; asked of the other folder."""
+        there = self.target.size(file.name)
+        return there == file.size or (there is not None and is_pruned(file.path))
+
+
+def _root(file: File) -> Path:
+    """The folder of the run, or of one of its nodes, that the file is in."""
+    return file.path.parents[file.name.count("/")]
 
 
 def is_facts(name: str) -> bool:

@@ -61,6 +61,11 @@ class Folder:
     def inside(self, name: str) -> Folder:
         return type(self)(self.place.inside(name))
 
+    @property
+    def repo_root(self) -> HubFolder | None:
+        """All of the dataset that it is in, which has a card."""
+        return None
+
     def prepare(self) -> None:
         """Make what has to be there before the first file."""
 
@@ -113,7 +118,7 @@ class Folder:
 
     def _send(self, file: File) -> None:
         """Until it is whole it has another name, or none."""
-        target = self.place.inside(file.name)
+        target, before = self.place.inside(file.name), file.path.stat()
         if self.place.appears_whole:
             self._copy(file.path, target.path)
         else:
@@ -127,11 +132,12 @@ class Folder:
                 with suppress(Exception):
                     self.place.arrow.delete_file(hidden)
                 raise
-        arrived = self.size(file.name)
-        if arrived != file.size and file.path.stat().st_size == file.size:  # else it changed, and is sent again
+        arrived, now = self.size(file.name), file.path.stat()
+        has_changed = (now.st_size, now.st_mtime_ns) != (before.st_size, before.st_mtime_ns)  # and is sent again
+        if arrived != before.st_size and not has_changed:
             with suppress(Exception):
                 self.remove(file.name)
-            raise OSError(f"{arrived or 0:,} of the {file.size:,} bytes of {file.name} arrived")
+            raise OSError(f"{arrived or 0:,} of the {before.st_size:,} bytes of {file.name} arrived")
 
     def _copy(self, path: Path, target: str) -> None:
         from pyarrow import fs
@@ -222,7 +228,6 @@ class HubFolder(Folder):
 
     @property
     def repo_root(self) -> HubFolder | None:
-        """All of the dataset, which has a card; None in a bucket."""
         return None if self._is_bucket else HubFolder(Place("hf", f"datasets/{self.repo}"), private=self._private)
 
     def send(

@@ -17,7 +17,6 @@ from rollout_plugins.content.locks import lock, unlock
 from rollout_plugins.content.options import check, flag
 from rollout_plugins.engine.threads import own_thread
 from rollout_plugins.reading.moved import note_moved
-from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.remote.card import publish
 from rollout_plugins.remote.copying import Copying, parts_to_spare
 from rollout_plugins.remote.folders import File, files_of, folder, total
@@ -223,7 +222,7 @@ class Following:
         """Where the place is a dataset of the Hub, its card: when there is something to load, and at the end."""
         loadable = sorted({path.parent.name for path in self._folder.glob("data/*/*.parquet")})
         if loadable != self._described or (is_last and not self._is_complete):
-            publish(copying.target, StoredRun(self._folder), {})
+            publish(copying.target, self._folder, {})
             self._described, self._is_complete = loadable, is_last
 
     def _has_turn(self) -> bool:

@@ -26,7 +26,7 @@ _PACKAGES = {
 #: How long S3 may be silent when it is asked for a file or sent one, and when it is asked for a list. PyArrow waits
 #: for requests that are under way when the process exits, and each is tried three times.
 SECONDS, LIST_SECONDS = 5.0, 20.0
-_S3, _LOCAL = ("s3", "s3a"), ("file", "local")
+_S3, _LOCAL, _WEB = ("s3", "s3a"), ("file", "local"), ("http", "https")
 _WHERE = {
     "s3": "AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
     "gcs": "GOOGLE_APPLICATION_CREDENTIALS, or `gcloud auth application-default login`",
@@ -160,11 +160,14 @@ def place(url: str | os.PathLike[str], what: str = "the URL") -> Place:
     if not text:
         raise SetupError(f"{what} is empty; give a URL, such as s3://bucket/runs, or a folder")
     if not is_url(text):
+        if text.partition(":")[0] in _PACKAGES:
+            raise SetupError(f"{what} {text!r} has no slashes after the colon; give a URL, such as s3://bucket/runs")
         return Place("file", str(here(text).absolute()))
     protocol, _, rest = text.partition(":")
+    rest = re.sub("/+", "/", rest) if protocol in _S3 else rest  # Arrow refuses an empty name between two slashes
     rest = rest.lstrip("/") if protocol not in _LOCAL else "/" + rest.lstrip("/")
     parts = urlsplit(text)
-    if parts.password or parts.query:
+    if parts.password or parts.query or (parts.username and protocol in _WEB):
         raise SetupError(
             f"{what} {without_secrets(text)!r} holds a password, a key or options; leave them out: they come from "
             "the environment and the service's own settings"
@@ -213,7 +216,8 @@ def _s3(bucket: str, endpoint: str, seconds: float, _pid: int) -> Any:
 
 
 def without_secrets(text: str) -> str:
-    """A text without what signs a URL, the password in one, or the value of a secret environment variable."""
+    """A text without what signs a URL, the password or token in one, or the value of a secret environment variable."""
+    text = re.sub(r"(\bhttps?://)[^\s'\"/@]*@", r"\1…@", text)
     text = re.sub(r"(\w://[^\s'\"/@:]*):[^\s'\"/@]*@", r"\1:…@", text)
     text = re.sub(r"(\w://[^\s'\"?]*)\?[^\s'\"]*", r"\1?…", text)
     for name, value in os.environ.items():

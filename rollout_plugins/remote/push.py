@@ -22,9 +22,10 @@ from rollout_plugins.errors import RunError
 from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.remote.card import publish
 from rollout_plugins.remote.copying import Copying, is_facts, is_fixed, run_folders, with_attempts
-from rollout_plugins.remote.folders import File, Folder, HubFolder, files_of, folder, total
+from rollout_plugins.remote.folders import File, Folder, files_of, folder, total, written_here
 from rollout_plugins.remote.places import Place, place
 from rollout_plugins.remote.sessions import write_sessions
+from rollout_plugins.store.compacted import NOTE, joined, note_joined, without_joined
 from rollout_plugins.store.parts import find_parts
 from rollout_plugins.store.run_facts import earlier_attempts, run_files
 from rollout_plugins.store.write import SEAL_BYTES, read_journal, write_parquet
@@ -46,11 +47,11 @@ def push(
         staged = _staged(run, Path(made), chosen, sessions=sessions)
         is_whole = not chosen and not sessions
         first = run.dir if is_whole else staged
-        copying = Copying.beside(first, target, *_last(run), journals=not is_whole or not _has_card(target))
+        copying = Copying.beside(first, target, *_last(run), journals=not is_whole or target.repo_root is None)
         _send(copying, to, progress)
-        if is_whole and _has_card(target):  # a dataset has Parquet files alone
+        if is_whole and target.repo_root is not None:  # a dataset has Parquet files alone
             _send(Copying(staged, copying.target, journals=False), to, progress)
-        publish(copying.target, run, chosen)
+        publish(copying.target, run.dir, chosen)
     return copying.target.place.url
 
 
@@ -58,10 +59,6 @@ def check_here(run: StoredRun) -> None:
     """Raise when only what was looked at of a run is on this machine."""
     if any((node / MARK).exists() for node in nodes_of(run.dir)):
         raise RunError(f"{run.name} is not on this machine: fetch it with `rollouts pull`, and give that folder")
-
-
-def _has_card(target: Folder) -> bool:
-    return isinstance(target, HubFolder) and target.repo_root is not None
 
 
 @contextmanager
@@ -178,11 +175,24 @@ def pull(url: str, parent: Path, *, progress: Progress) -> tuple[Path, int]:
         target = parent / there.place.path.rpartition("/")[2]
         is_origin = any((target / name).exists() for name in (".mirror", ".moved.json"))
         here = {file.name: file.size for file in files_of(target)}
-        wanted = {name: size for name, size in sizes.items() if not _has(name, size, here, is_origin=is_origin)}
+        if NOTE in sizes:
+            _fetch_joined(there, target)
+        kept = without_joined(target, {*sizes, *here}) - {NOTE}
+        wanted = {name: sizes[name] for name in kept & sizes.keys()}
+        wanted = {name: size for name, size in wanted.items() if not _has(name, size, here, is_origin=is_origin)}
         _fetch(there, target, wanted, progress)
         for name in filter(is_facts, here.keys() & sizes.keys() - wanted.keys()):
             _fetch_lost_attempts(there, target / name)
     return target, len(wanted)
+
+
+def _fetch_joined(there: Folder, target: Path) -> None:
+    """Add what parts there hold to what is known of those that are here, which may have been joined meanwhile."""
+    with tempfile.TemporaryDirectory(prefix="rollouts-pull-") as made:
+        there.fetch(NOTE, Path(made) / NOTE)
+        with written_here(target):
+            target.mkdir(parents=True, exist_ok=True)
+            note_joined(target, joined(Path(made)))
 
 
 def _fetch_lost_attempts(there: Folder, file: Path) -> None:

@@ -138,6 +138,8 @@ class _Pruning:
     def _prune_one(self, path: Path) -> None:
         try:
             prune_part(path, self._keeps, self._why, ("prompt",))
+        except FileNotFoundError:  # it was removed here, since a mirror has it
+            pass
         except Exception as error:  # the part is as it was
             logger.warning("%s keeps its text: %s", path, error)
         self._done.add(path)

@@ -67,3 +67,27 @@ def test_annotations_from_a_folder_named_like_a_column_are_what_the_file_holds(r
     pq.write_table(pa.table({"id": [FIRST], "why": ["vague"]}), path)
     code, _, err = rollouts("annotate", run.dir, path, "--producer", "judge")
     assert (code, open_run(run.dir).annotations) == (0, {"judge": ["why"]}), err
+
+
+def test_a_table_from_a_spreadsheet_or_with_a_whole_book_in_a_cell_is_read(rollouts, run, tmp_path):
+    book = "x" * 200_000
+    (tmp_path / "a.csv").write_text(f"id,note\n{FIRST},{book}\n", encoding="utf-8-sig")
+    assert rollouts("annotate", run.dir, "--producer", "p", tmp_path / "a.csv")[0] == 0
+    run.refresh()
+    assert run.get(FIRST).extra == {"p.note": book}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("a.csv", "id,note\n{},caf\xe9\n"), ("a.jsonl", '{{"id": "{}", "a": "\xe9"}}')]
+)
+def test_what_is_not_utf_8_is_an_error_and_writes_nothing(rollouts, run, tmp_path, name, text):
+    (tmp_path / name).write_bytes(text.format(FIRST).encode("latin-1"))
+    code, _, err = rollouts("annotate", run.dir, "--producer", "p", tmp_path / name)
+    assert (code, err.count("\n")) == (1, 1)
+    assert "is not text in UTF-8" in err
+
+
+def test_options_for_a_function_are_refused_with_a_file(rollouts, run, tmp_path):
+    (tmp_path / "a.csv").write_text(f"id,note\n{FIRST},1\n")
+    code, _, err = rollouts("annotate", run.dir, "--producer", "p", tmp_path / "a.csv", "--columns", "reward")
+    assert (code, "--columns and --ray are for --by alone" in err) == (1, True)

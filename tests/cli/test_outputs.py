@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from reading import called, one, steps, write
+from terminal import Terminal
 
 ONE_AFTER_THE_OTHER = """
 import json, sys
@@ -31,22 +31,9 @@ def running(commands: Sequence[Sequence[object]]) -> list[str]:
 
 def on_a_terminal(*commands: Sequence[object], columns: int = 80, lines: int = 24) -> list[list[str]]:
     """What a person sees of each command, without the colours."""
-    main_end, other_end = pty.openpty()
-    settings = {**os.environ, "COLUMNS": str(columns), "LINES": str(lines), "TERM": "xterm", "PAGER": "cat"}
-    process = subprocess.Popen(running(commands), stdin=other_end, stdout=other_end, stderr=other_end, env=settings)
-    os.close(other_end)
-    seen = b""
-    while True:
-        try:
-            piece = os.read(main_end, 65536)
-        except OSError:
-            break
-        if not piece:
-            break
-        seen += piece
-    process.wait(60)
-    os.close(main_end)
-    *said, rest = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode()).split("\x1e")
+    terminal = Terminal(running(commands), columns, lines, TERM="xterm", PAGER="cat")
+    assert terminal.ends() == 0, terminal.written
+    *said, rest = terminal.seen.split("\x1e")
     assert (len(said), rest) == (len(commands), ""), rest
     return [re.split(r"[\r\n]+", one) for one in said]
 

@@ -1,39 +1,36 @@
 """kill -9 at any moment: a generation for which `drain()` had said True is readable, and nothing is invalid."""
 
-import os
 import random
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from processes import environment, worker
 from store_rig import batch, pipeline, rollouts, run_in
 
 from rollout_plugins import open_run
 
 pytestmark = pytest.mark.slow
 
-HERE = Path(__file__).parents[1] / "support"
 KILLS = 20
 
 
 def begin(folder):
-    command = [sys.executable, str(HERE / "kill_worker.py"), str(folder)]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env)
+    command = [sys.executable, *worker("kill", folder)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
 
 
-def kill_after(child, seconds):
-    """The generations it had told of as safe."""
-    first = child.stdout.readline()
-    time.sleep(seconds)
+def kill_after(child, number):
+    """Kill it at a moment after so many generations. Those it had told of as safe."""
+    told = [child.stdout.readline() for _ in range(number)]
+    time.sleep(random.random() / 100)
     child.send_signal(signal.SIGKILL)
     rest, errors = child.communicate()
     assert child.returncode == -signal.SIGKILL, errors.decode()
-    return [int(line) for line in (first + rest).splitlines(keepends=True) if line.endswith(b"\n")]
+    return [int(line) for line in b"".join([*told, rest]).splitlines(keepends=True) if line.endswith(b"\n")]
 
 
 def test_killed_at_any_moment_it_has_kept_what_it_said_was_safe_and_goes_on(tmp_path):
@@ -42,7 +39,7 @@ def test_killed_at_any_moment_it_has_kept_what_it_said_was_safe_and_goes_on(tmp_
     sealed = 0
     child = begin(folders[0])
     for folder, following in zip(folders, [*folders[1:], None], strict=True):
-        safe = kill_after(child, dice.uniform(0, 0.3))
+        safe = kill_after(child, dice.randint(1, 80))
         child = begin(following) if following else None
         sealed += check(folder, safe)
     assert sealed > 3

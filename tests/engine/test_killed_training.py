@@ -2,28 +2,21 @@
 
 import json
 import logging
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from processes import run_worker
 from rig import make, tiny_model
 
 from rollout_plugins import RolloutPluginCallback, open_run
 
 pytestmark = pytest.mark.slow
 
-HERE = Path(__file__).parents[1] / "support"
 TIMES = 8
 
 
 def test_killed_trainings_lose_nothing_they_handed_over(tmp_path, caplog, monkeypatch):
     monkeypatch.setenv("RIG_MODEL", tiny_model(tmp_path))
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}
-    subprocess.run(
-        [sys.executable, str(HERE / "killed_worker.py"), str(tmp_path), str(TIMES)], env=env, check=True, timeout=200
-    )
+    run_worker("killed", tmp_path, TIMES)
     for number in range(TIMES):
         folder = tmp_path / str(number)
         lines = (folder / "truth.jsonl").read_text().splitlines(keepends=True)

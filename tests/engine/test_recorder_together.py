@@ -2,14 +2,12 @@
 
 import asyncio
 import logging
-import os
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from loops import HERE, Slow, recorder_in, row, work
+from loops import Slow, recorder_in, row, work
+from processes import run_worker
 
 from rollout_plugins import open_run
 from rollout_plugins.errors import SetupError
@@ -29,11 +27,7 @@ def assert_one_run_of_two_ranks(folder):
 
 @pytest.mark.slow
 def test_processes_of_torchrun_share_a_run_without_a_process_group(tmp_path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]), "OMP_NUM_THREADS": "1"}
-    subprocess.run(
-        [*command, str(HERE / "recorder_worker.py"), "ranks", str(tmp_path)], env=env, check=True, timeout=120
-    )
+    run_worker("recorder", "ranks", tmp_path, ranks=2)
     assert_one_run_of_two_ranks(tmp_path)
 
 
@@ -41,7 +35,7 @@ def test_processes_of_torchrun_share_a_run_without_a_process_group(tmp_path):
 def test_processes_of_anything_else_share_a_run_by_its_name_also_when_they_go_on(tmp_path):
     for _ in range(2):
         children = [work("ranks", tmp_path, RANK=str(n), WORLD_SIZE="2", RUN_NAME="exp") for n in range(2)]
-        said = sorted(child.communicate(timeout=60)[0].split() for child in children)
+        said = sorted(child.communicate()[0].split() for child in children)
         assert said == [["exp", "0", "2"], ["exp", "1", "2"]]
     run = open_run(tmp_path)
     assert {(r.attempt, r.rank) for r in run.rollouts()} == {(1, 0), (1, 1), (2, 0), (2, 1)}
@@ -52,7 +46,7 @@ def open_and_record_together(folder, *environments):
     children = [work("shared", folder, **environment) for environment in environments]
     assert [child.stdout.readline() for child in children] == ["open\n"] * len(children)
     for child in children:
-        child.communicate("\n", timeout=60)
+        child.communicate("\n")
     assert [child.returncode for child in children] == [0] * len(children)
 
 

@@ -1,7 +1,6 @@
 """A plugin that must see everything: what it could not see is neither stored nor sent, and counted."""
 
 import threading
-import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -29,10 +28,11 @@ def test_nothing_passes_a_redact_whose_own_function_hangs(tmp_path, monkeypatch)
     from rollout_plugins.plugins.redact import Redact
 
     monkeypatch.setenv("ROLLOUT_PLUGINS_HANG_SECONDS", "0.3")
-    sink = Sink()
+    sink, released = Sink(), threading.Event()
     trainer = make(tmp_path, ["my key is secret"], max_steps=3)
-    trainer.add_callback(RolloutPluginCallback([Redact(function=lambda text: time.sleep(5)), sink]))
+    trainer.add_callback(RolloutPluginCallback([Redact(function=lambda text: released.wait(60) and text), sink]))
     trainer.train()
+    released.set()
     run = open_run(tmp_path / "out")
     assert len(run) == len(sink.got) == 0
     assert run.drops["dropped_by:redact"] + run.drops.get("not_seen_by_required_plugin", 0) == 12
@@ -341,17 +341,16 @@ def test_a_required_plugin_that_was_taken_out_of_a_run_is_there_in_the_next(tmp_
 
     from rollout_plugins.plugins.redact import Redact
 
-    broken = [True]
+    repaired = threading.Event()
 
     def careful(text):
-        if broken[0]:
-            time.sleep(5)
+        repaired.wait(60)
         return text.replace("secret", "[GONE]")
 
     trainer = make(tmp_path, ["my key is secret"])
     trainer.add_callback(RolloutPluginCallback([Redact(function=careful)], end_seconds=3))
     trainer.train()
-    broken[0] = False
+    repaired.set()
     trainer.train()
     first, second = (open_run(path) for path in find_runs(tmp_path / "out-rollouts"))
     assert (len(first), len(second)) == (0, 4)

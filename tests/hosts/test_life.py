@@ -2,17 +2,15 @@
 
 import gc
 import os
-import subprocess
-import sys
 import threading
 import weakref
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 from lives import add, assert_true_to, given, numbered
+from processes import run_worker
 from rig import dataset, half, make
 from store_rig import collected, runs
 
@@ -219,12 +217,7 @@ def test_a_fork_of_a_process_that_recorded_has_a_run_of_its_own(tmp_path, before
 @pytest.mark.slow
 @pytest.mark.parametrize("made", ["before the fork", "in the child"])
 def test_a_child_of_multiprocessing_whose_training_breaks_off_stores_everything(tmp_path, made):
-    worker = str(Path(__file__).parents[1] / "support" / "forked_worker.py")
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, worker, str(tmp_path), made]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "MemoryError" in done.stderr
+    assert "MemoryError" in run_worker("forked", tmp_path, made, code=1).stderr
     (run,) = runs(tmp_path)
     assert (len(list(run.rollouts())), run.drops) == (4, {})
     assert all(attempt["ended"] for attempt in run.attempts)

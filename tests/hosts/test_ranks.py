@@ -1,12 +1,10 @@
 """Several processes: every rollout once, with its global place, and nobody waits for anybody."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import run_worker
 from ranks_worker import SCENARIOS
 from rig import tiny_model
 
@@ -22,17 +20,7 @@ HERE = Path(__file__).parents[1] / "support"
 def ranks(request, tmp_path_factory):
     """One launch for all scenarios: what each rank saw, by scenario."""
     world, out = request.param, tmp_path_factory.mktemp(f"ranks-{request.param}")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={world}"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE), "RIG_MODEL": tiny_model(out)}
-    done = subprocess.run(
-        [*command, str(HERE / "ranks_worker.py"), str(out)],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_worker("ranks", out, ranks=world, RIG_MODEL=tiny_model(out))
     return world, {
         name: ([json.loads((out / name / f"rank-{r}.json").read_text()) for r in range(world)], out / name / "out")
         for name in SCENARIOS

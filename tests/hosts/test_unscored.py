@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from copies import copy_of
+from processes import environment
 from rig import GRPO, SamplesTwice, dataset, make, tiny_model
 from store_rig import collected
 from transformers import TrainerCallback
@@ -50,14 +51,14 @@ def generating_ahead(folder, **options):
         made = single_turn(trainer, *args, **kwargs)
         if threading.current_thread() is not threading.main_thread():
             generated.set()
-            assert scoring.wait(30)
+            assert scoring.wait(300)
             scoring.clear()
         return made
 
     def made_ahead(trainer, prompts):
         made = ahead.pop().result() if ahead else trainer._generate(prompts)
         ahead.append(pool.submit(trainer._generate, prompts))
-        assert generated.wait(30)  # or it would be of a later step on a busy machine
+        assert generated.wait(300)  # or it would be of a later step on a busy machine
         generated.clear()
         return made
 
@@ -350,9 +351,9 @@ def leave_to_a_child(folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("leaves", [leave, leave_without_training, leave_to_a_child])
 def test_what_waits_to_be_scored_when_the_process_ends_is_stored(tmp_path, leaves):
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "RIG_MODEL": tiny_model(tmp_path)}
+    env = environment(RIG_MODEL=tiny_model(tmp_path))
     code = "import sys, pathlib, test_unscored; getattr(test_unscored, sys.argv[1])(pathlib.Path(sys.argv[2]))"
-    subprocess.run([sys.executable, "-c", code, leaves.__name__, str(tmp_path)], env=env, check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code, leaves.__name__, str(tmp_path)], env=env, check=True)
     run = open_run(tmp_path / "out")
     assert sorted(number_of(rollout.completion) for rollout in run.rollouts()) == list(range(6))
     assert run.drops == {}

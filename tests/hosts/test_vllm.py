@@ -4,12 +4,10 @@ The engine is a stand-in that speaks the same interface. Each of its answers say
 """
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import HERE, run_worker
 from rig import tiny_model
 from trainers import TRL, Version
 
@@ -25,11 +23,7 @@ CASES = [f"{kind} {mode}" for kind in ("GRPO", "RLOO") for mode in ("server", "c
 def trained(tmp_path_factory):
     """What the trainers of all cases had, and the folder with their runs."""
     out = tmp_path_factory.mktemp("vllm")
-    path = os.pathsep.join(map(str, (SUPPORT, SUPPORT / "vllm_package")))
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "RIG_MODEL": tiny_model(out)}
-    command = [sys.executable, str(SUPPORT / "vllm_worker.py"), str(out)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_worker("vllm", out, path=[HERE / "vllm_package"], RIG_MODEL=tiny_model(out))
     return out
 
 

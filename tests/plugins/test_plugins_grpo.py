@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from processes import run_worker
 from rig import GRPO, RLOO, call, dataset, make
 from tools import multiply
 from trackio.sqlite_storage import SQLiteStorage
@@ -164,17 +162,7 @@ def test_default_on_and_removable(tmp_path):
 
 @pytest.mark.slow
 def test_two_ranks_share_files_and_the_cap(tmp_path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
-    done = subprocess.run(
-        [*command, str(HERE / "plugins_worker.py"), str(tmp_path)],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_worker("plugins", tmp_path, ranks=2)
     rollouts = list(open_run(tmp_path / "out").rollouts())
     assert Counter(rollout.rank for rollout in rollouts) == {0: 8, 1: 8}
     assert {path.name for path in media(tmp_path)} == {f"{digest}.png" for digest in hashes(0, 1, 2, 3)}

@@ -7,7 +7,7 @@ from store_rig import record, rollouts, run_in
 
 from rollout_plugins import open_run
 from rollout_plugins.cli.main import main
-from rollout_plugins.errors import MissingExtraError, RunError
+from rollout_plugins.errors import DamageWarning, MissingExtraError, RunError
 from rollout_plugins.store.write import RunWriter
 
 
@@ -35,6 +35,21 @@ def test_what_a_function_says_of_each_batch_becomes_annotations_of_every_file_an
     assert count == len(run) == 5
     assert run.count(where="check.reward = 2 * reward and check.said = 'x'") == 5
     assert told[-1] == (2, 2)
+
+
+def test_a_file_that_cannot_be_read_is_left_out_and_named(tmp_path):
+    writer = RunWriter(run_in(tmp_path))
+    for number in range(2):
+        writer.write("train", rollouts(1, id=f"{number}", generation=number))
+        writer.close()
+    run = open_run(tmp_path / "r1")
+    whole, torn = run.parts
+    torn.write_bytes(torn.read_bytes()[:-100])
+    with pytest.warns(DamageWarning, match="cannot be read and is left out"):
+        assert run.annotate_by("check", twice, columns=["reward"]) == 1
+    assert list(run.damaged) == [torn.relative_to(run.dir).as_posix()]
+    whole.write_bytes(whole.read_bytes()[:-100])
+    assert run.annotate_by("check", twice, columns=["reward"]) == 0
 
 
 def test_a_run_without_a_rollout_is_analysed(tmp_path):

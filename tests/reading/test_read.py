@@ -45,6 +45,7 @@ def test_everything_comes_back_in_the_order_it_was_made(tmp_path):
         ({"step": "..2,4", "where": "index = 0"}, ["1.0", "2.0", "4.0"]),
         ({"step": "-2,1", "where": "index = 0"}, ["1.0", "3.0"]),
         ({"step": -1, "where": "index = 0"}, ["4.0"]),
+        ({"step": range(-2, 0), "where": "index = 0"}, ["3.0", "4.0"]),
         ({"step": [1, 4], "where": "index = 3"}, ["1.3", "4.3"]),
         ({"step": []}, []),
         ({"where": "reward > 6"}, ["4.3"]),
@@ -255,7 +256,7 @@ def test_an_empty_run_answers_every_question(tmp_path):
     assert (len(stored), stored.steps, stored.stats(), list(stored.rollouts(step="last"))) == (0, [], [], [])
     assert stored.table(["id", "reward"]).num_rows == 0
     assert stored.sql("select count(*) as n from tool_calls").to_pylist() == [{"n": 0}]
-    assert "none yet" in stored._repr_html_()
+    assert "none" in stored._repr_html_()
 
 
 @pytest.mark.parametrize(
@@ -266,6 +267,8 @@ def test_an_empty_run_answers_every_question(tmp_path):
         (lambda run: list(run.rollouts(where="step = 'x'")), "is not understood: "),
         (lambda run: list(run.rollouts(order="-rewrd")), "no column is named 'rewrd'; did you mean 'reward'"),
         (lambda run: list(run.rollouts(step="first")), "step='first' is not a step; give a number, 'last'"),
+        (lambda run: list(run.rollouts(step="\u0661")), "is not a step"),
+        (lambda run: run.count(group="first"), "group='first' is not a whole number"),
         (lambda run: list(run.rollouts(step=[None])), "step=None is not a step"),
         (lambda run: list(run.rollouts(step=1.5)), "step=1.5 is not a step"),
         (lambda run: list(run.rollouts(step=[1, True])), "step=True is not a step"),

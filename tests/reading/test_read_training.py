@@ -1,14 +1,12 @@
 """The reader, SQL, commands and imports on runs that real trainings left, or are still writing."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from processes import run_worker
 from rig import RLOO, call, dataset, make, tiny_model, tokenizer
 from tools import multiply
 from transformers import TrainerCallback
@@ -177,17 +175,7 @@ def test_a_resumed_run_leaves_out_what_was_done_again(tmp_path):
 
 @pytest.mark.slow
 def test_two_ranks_read_as_one_run(tmp_path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE), "RIG_MODEL": tiny_model(tmp_path)}
-    done = subprocess.run(
-        [*command, str(HERE / "read_worker.py"), str(tmp_path)],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_worker("read", tmp_path, ranks=2, RIG_MODEL=tiny_model(tmp_path))
     run = open_run(tmp_path / "out")
     assert [(row["step"], row["rollouts"]) for row in run.stats()] == [(1, 4), (2, 4)]
     assert [(r.rank, r.index) for r in run.rollouts(step=1)] == [(0, 0), (0, 1), (1, 2), (1, 3)]

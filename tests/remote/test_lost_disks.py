@@ -48,3 +48,13 @@ def test_a_node_that_lost_its_disk_and_one_that_did_not_stay_one_run_in_the_mirr
     assert attempts(open_run(here)) == [(2, 1, {"train": 8})]
     assert main(["pull", str(mirrored), str(here.parent)]) == 0
     assert attempts(open_run(here)) == attempts(run)
+
+
+def test_attempts_of_one_rank_on_two_disks_are_sent_as_one_run(tmp_path):
+    first = recorded(tmp_path / "a", (1, 2), run_id="mine")
+    second = recorded(tmp_path / "b", (3,), run_id="mine", resumed_from=2)
+    shutil.copytree(second, tmp_path / "a" / "moved")
+    assert main(["push", str(tmp_path / "a"), str(tmp_path / "there")]) == 0
+    there = open_run(tmp_path / "there")
+    assert attempts(there) == attempts(open_run([first, second])) == [(1, 0, {"train": 8}), (2, 0, {"train": 4})]
+    assert len(there) == 12

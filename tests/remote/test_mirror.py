@@ -112,6 +112,16 @@ def test_a_journal_that_a_killed_process_left_is_there_until_its_part_is(tmp_pat
     assert contents(tmp_path / "there") == contents(run)
 
 
+def test_a_journal_that_arrives_after_its_part_does_not_stay(tmp_path):
+    run = recorded(tmp_path / "here", steps=(1,))
+    (part,) = run.glob("data/*/*.parquet")
+    part.with_suffix(".arrows").write_bytes(part.read_bytes())
+    copying = Copying(run, Folder(place(tmp_path / "there")))
+    copying.send(copying.pending(everything=True)[::-1])
+    part.with_suffix(".arrows").unlink()
+    assert contents(tmp_path / "there") == contents(run)
+
+
 def test_a_journal_gets_no_older_than_it_may(tmp_path):
     with RolloutRecorder(dir=tmp_path, mirror="memory://old", config={"mirror": {"seal_seconds": 1e-9}}) as recorder:
         for step in (1, 2, 3):

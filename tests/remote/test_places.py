@@ -24,6 +24,10 @@ def test_a_place_says_its_url_and_opens_again_by_it(tmp_path):
         assert place(place(url).url) == place(url)
 
 
+def test_a_slash_too_many_is_none():
+    assert place("s3://bucket//runs//mine/").url == "s3://bucket/runs/mine"
+
+
 def test_what_is_a_url_and_what_is_a_path():
     assert all(map(is_url, ["s3://b/x", "s3:/b/x", "hf://datasets/a/b", "simplecache::s3://b/x"]))
     assert not any(map(is_url, ["runs", "/runs", "C:/runs", "", None, 3]))
@@ -33,8 +37,10 @@ def test_what_is_a_url_and_what_is_a_path():
     ("url", "said"),
     [
         ("s3://", "names no bucket"),
+        ("s3:bucket/runs", "has no slashes after the colon; give a URL, such as s3://bucket/runs"),
         ("nowhere://bucket/runs", "no filesystem is known for nowhere://; accepted: s3://, gs://"),
         ("ftp://me:hunter22@host/runs", "holds a password"),
+        ("https://hunter22@host/runs", "holds a password, a key or options"),
         ("az://box/runs?sig=hunter22", "holds a password, a key or options"),
     ],
 )
@@ -55,7 +61,7 @@ def test_no_credentials_are_shown(monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI")
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", "AccountName=me;AccountKey=c2VjcmV0IGtleQ==;Protocol=https")
     text = without_secrets("PUT http://me:pass@host/k?X-Amz-Signature=abcdef with wJalrXUtnFEMI failed")
-    assert text == "PUT http://me:…@host/k?… with [AWS_SECRET_ACCESS_KEY] failed"
+    assert text == "PUT http://…@host/k?… with [AWS_SECRET_ACCESS_KEY] failed"
     assert without_secrets("key c2VjcmV0IGtleQ==") == "key [AZURE_STORAGE_CONNECTION_STRING]"
 
 

@@ -109,6 +109,17 @@ def test_pictures_that_nobody_has_anymore_go_with_the_text(tmp_path):
     assert open_run(tmp_path).rollouts(step=2).__next__().images[0].path == f"media/{left.name}"
 
 
+def test_what_was_pruned_makes_room_here_too_once_it_is_in_the_mirror(tmp_path):
+    options = {"run_id": "mine", "mirror": str(tmp_path / "there"), "config": {"mirror": {"seal_seconds": 1e-9}}}
+    run = recorded(tmp_path / "here", steps=(1, 2, 3), **options)
+    assert main(["prune", str(run), "--keep", "step = 2", "--yes"]) == 0
+    options["config"]["mirror"]["keep_local"] = 0
+    recorded(tmp_path / "here", steps=(4,), **options)
+    left = [path.name for path in run.glob("data/train/*")]
+    assert sorted(left) == ["001-00000-000002.parquet", "002-00000-000000.parquet"]  # the next ones follow these
+    assert sorted(answers(tmp_path / "there")) == [f"answer {step}.{n}" for step in range(1, 5) for n in range(4)]
+
+
 def test_the_mirror_keeps_what_is_pruned_here(tmp_path):
     there = tmp_path / "there"
     run = recorded(tmp_path / "here", mirror=str(there), run_id="mine")
@@ -117,3 +128,13 @@ def test_the_mirror_keeps_what_is_pruned_here(tmp_path):
     recorded(tmp_path / "here", steps=(3,), mirror=str(there), run_id="mine")
     assert answers(there / "mine")[:8] == whole
     assert [path.name for path in there.iterdir()] == ["mine"]
+
+
+def test_a_comparison_leaves_out_what_was_pruned_and_says_so(run, tmp_path, capsys):
+    other = recorded(tmp_path / "other", steps=range(1, 11), run_id="mine")
+    assert main(["prune", str(run), "--keep", "step = 5", "--yes"]) == 0
+    capsys.readouterr()
+    assert main(["diff", str(other), str(run)]) == 0
+    out, err = capsys.readouterr()
+    assert "1 prompt in both (10 and 1)" in out or "1 prompts in both (10 and 1)" in out
+    assert f"{run}: 36 rollouts without text, since it was pruned, cannot be compared" in err

@@ -200,6 +200,15 @@ def test_a_mirror_on_the_hub_has_the_layout_of_a_push_and_takes_few_commits(hub,
     assert {f"mine/{name}": data for name, data in contents(run).items()}.items() <= mirrored.items()
 
 
+def test_a_card_counts_what_the_dataset_has_and_not_what_is_left_on_one_machine(hub, tmp_path, caplog):
+    options = {"run_id": "mine", "world_size": 2, "config": {"mirror": {"seal_seconds": 1e-9, "keep_local": 0}}}
+    for rank in (0, 1):
+        recorded(tmp_path / str(rank), (1, 2, 3), rank=rank, mirror="hf://datasets/me/runs", **options)
+        card = hub.repos["me/runs"]["files"]["README.md"].decode()
+        assert f"| rollouts | {12 * (rank + 1)} train |" in card
+        assert "| steps | 3 |" in card
+
+
 LOAD = """
 import json, sys, datasets
 found = [datasets.load_dataset(name) for name in sys.argv[1:]]

@@ -250,6 +250,23 @@ def test_commands_take_a_url(tmp_path, there, capsys):
     assert capsys.readouterr().out.endswith("n\n4\n")
 
 
+def test_the_doctor_reads_a_run_at_a_url_to_its_end(tmp_path, there, capsys):
+    run = record(tmp_path / "run", rollouts(8))
+    put(run.dir, f"{there}/mine")
+    assert main(["doctor", there, "--offline"]) == 0
+    said = capsys.readouterr().out
+    assert f"\tok\t8 rollouts in {there}/mine" in said
+    assert "write access" not in said
+    (part,) = run.dir.glob("data/train/*.parquet")
+    data, third = part.read_bytes(), part.stat().st_size // 3
+    name = f"{there}/mine/data/train/{part.name}"
+    fsspec.filesystem("memory").pipe_file(name, data[:third] + bytes(third) + data[2 * third :])
+    assert main(["doctor", there, "--offline"]) == 3
+    assert part.name in next(line for line in capsys.readouterr().out.splitlines() if "\tdamaged\t" in line)
+    assert main(["doctor", f"{there}/nobody", "--offline"]) == 1
+    assert f"runs\tfail\tthere is nothing at {there}/nobody" in capsys.readouterr().out
+
+
 def test_a_cache_that_cannot_be_written_to_is_named_and_not_the_place(there, tmp_path, monkeypatch, capsys):
     put(record(tmp_path, rollouts(2)).dir, f"{there}/mine")
     monkeypatch.setenv("ROLLOUTS_CACHE", "/dev/null/cache")

@@ -16,6 +16,7 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given
+from processes import environment
 from shown_rollouts import rollout, traces
 
 from examples import thorough
@@ -262,8 +263,7 @@ def test_a_terminal_that_was_held_shows_rollouts_again(unread):
 def test_an_export_waits_for_a_terminal_that_was_held(unread):
     termios.tcflow(unread, termios.TCOOFF)
     code = "from test_console import *; ConsoleSink().export_traces(batch(2), Step(step=2))"
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    child = subprocess.Popen([sys.executable, "-c", code], stdout=unread, stderr=subprocess.DEVNULL, env=env)
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=unread, stderr=subprocess.DEVNULL, env=environment())
     with pytest.raises(subprocess.TimeoutExpired):
         child.wait(5)
     termios.tcflow(unread, termios.TCOON)

@@ -93,6 +93,8 @@ def test_a_rollout_reads_back_as_a_transcript(tmp_path):
 
 
 def test_the_viewer_trusts_what_a_model_wrote_only_when_told_to(tmp_path):
+    with pytest.raises(SetupError, match="trust_content='no' is not True or False"):
+        ScoutSink(trust_content="no")
     send(ScoutSink(tmp_path / "trusted", trust_content=True), run_in(tmp_path))
     assert {row["trust_content"] for row in rows_in(tmp_path / "trusted")} == {True}
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-from pathlib import Path
 from uuid import uuid4
 
 os.environ.setdefault("WANDB_DIR", tempfile.mkdtemp(prefix="wandb-"))
@@ -17,6 +16,7 @@ import pytest
 import trackio
 import wandb
 from PIL import Image
+from processes import environment, run_worker, worker
 from rig import call, dataset, make, tiny_model
 from rollout_hookspecs import Step, hookimpl
 from test_wandb import history, rows
@@ -195,11 +195,10 @@ def test_a_sink_that_raises_or_hangs_costs_no_step_no_rollout_and_no_other_sink(
 
 @pytest.mark.slow
 def test_a_terminal_nobody_reads_does_not_stop_the_training(tmp_path):
-    here = Path(__file__).parents[1] / "support"
     reader, terminal = pty.openpty()
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm", "RIG_MODEL": tiny_model(tmp_path)}
-    command = [sys.executable, str(here / "terminal_worker.py"), str(tmp_path)]
-    done = subprocess.run(command, env=env, stdin=terminal, stdout=terminal, stderr=terminal, timeout=300, check=False)
+    env = environment(TERM="xterm", RIG_MODEL=tiny_model(tmp_path))
+    command = [sys.executable, *worker("terminal", tmp_path)]
+    done = subprocess.run(command, env=env, stdin=terminal, stdout=terminal, stderr=terminal, check=False)
     os.close(terminal)
     os.close(reader)
     assert done.returncode == 0
@@ -212,12 +211,7 @@ def test_a_terminal_nobody_reads_does_not_stop_the_training(tmp_path):
 
 @pytest.mark.slow
 def test_two_ranks_share_a_sink_or_have_one_each(tmp_path, project):
-    here = Path(__file__).parents[1] / "support"
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(here), "RIG_MODEL": tiny_model(tmp_path)}
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    command = [*launch, str(here / "sinks_worker.py"), str(tmp_path), project]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_worker("sinks", tmp_path, project, ranks=2, RIG_MODEL=tiny_model(tmp_path))
     stored = {r.id: r.rank for r in open_run(tmp_path / "out").rollouts()}
     lines = [json.loads(line) for line in (tmp_path / "lines/0.jsonl").read_text().splitlines()]
     assert {line["id"]: line["rank"] for line in lines} == stored

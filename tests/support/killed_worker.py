@@ -43,7 +43,8 @@ def main(out: Path, times: int) -> None:
         if child == 0:
             train(folder)
             os._exit(1)
-        while not (folder / "truth.jsonl").exists():
+        while not (folder / "truth.jsonl").exists() or b"\n" not in (folder / "truth.jsonl").read_bytes():
+            assert os.waitpid(child, os.WNOHANG) == (0, 0)
             time.sleep(0.01)
         time.sleep(dice.random() / 2)
         os.kill(child, signal.SIGKILL)

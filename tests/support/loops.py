@@ -1,15 +1,13 @@
 """What tests of the recorder share: batches, recorders, and loops in processes of their own."""
 
-import os
 import random
 import subprocess
 import sys
 import threading
-from pathlib import Path
+
+from processes import environment, worker
 
 from rollout_plugins import RolloutRecorder, hookimpl
-
-HERE = Path(__file__).parents[1] / "support"
 
 
 def row(answer="4", **more):
@@ -32,15 +30,14 @@ class Slow:
         self.gave_up = not self.go.wait(20)
 
 
-def work(scenario, folder, **environment):
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]), **environment}
+def work(scenario, folder, **more):
     return subprocess.Popen(
-        [sys.executable, str(HERE / "recorder_worker.py"), scenario, str(folder)],
+        [sys.executable, *worker("recorder", scenario, folder)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=env,
+        env=environment(**more),
     )
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +23,7 @@ from axolotl.core.trainers.grpo.trainer import (
 )
 from episodes import TOLD, heard, said
 from PIL import Image
+from processes import HERE, run_worker
 from rig import call, dataset, scripted, tiny_model, tokenizer
 from seeing import seeing
 from tools import multiply
@@ -161,21 +160,16 @@ def test_images_and_evaluation(tmp_path):
     assert all(rollout.advantage is not None for rollout in stored if rollout.split == "eval")
 
 
-def worker(out, *launcher):
+def axolotl(out, ranks=None):
     """Run the worker, through a stand-in for vLLM's server."""
-    path = [SUPPORT, SUPPORT / "vllm_package", Path(__file__).parent]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(str, path))}
-    env["RIG_MODEL"] = tiny_model(out)
-    command = [sys.executable, *launcher, str(SUPPORT / "axolotl_worker.py"), str(out)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_worker("axolotl", out, ranks=ranks, path=[HERE / "vllm_package"], RIG_MODEL=tiny_model(out))
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     """Two ranks that train what the first one generates."""
     out = tmp_path_factory.mktemp("ranks")
-    worker(out, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+    axolotl(out, ranks=2)
     return out
 
 
@@ -220,7 +214,7 @@ def test_ranks_that_share_sequences_keep_each_rollout_once(ranks, mode, own):
 
 def test_what_a_function_plays_ahead_is_told_apart_and_its_fields_are_extra(tmp_path):
     """TRL 0.29 calls it where vLLM is used."""
-    worker(tmp_path)
+    axolotl(tmp_path)
     stored = list(open_run(tmp_path / "out").rollouts(tokens=True))
     assert [rollout.extra["episode"] for rollout in stored] == list(range(20))
     for rollout in stored:

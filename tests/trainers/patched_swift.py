@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-import subprocess
-import sys
 from itertools import count
 from pathlib import Path
 from typing import ClassVar
@@ -16,6 +14,7 @@ os.environ.update(USE_HF="1", CUDA_VISIBLE_DEVICES="")
 import pytest
 import torch
 from PIL import Image
+from processes import run_worker
 from rig import tiny_model, tokenizer
 from swift.arguments import RLHFArguments
 from swift.callbacks import callbacks_map
@@ -250,9 +249,7 @@ def every_second_group_is_flat(number):
 
 
 def test_ranks_know_what_became_of_their_own_rollouts_though_others_train_on_them(tmp_path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    env = {**os.environ, "RIG_MODEL": tiny_model(tmp_path), "OMP_NUM_THREADS": "1"}
-    subprocess.run([*command, str(WORKER), str(tmp_path)], env=env, check=True)
+    run_worker("swift", tmp_path, ranks=2, RIG_MODEL=tiny_model(tmp_path))
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     given, trained_on = ({**ranks[0][name], **ranks[1][name]} for name in ("given", "trained"))
     run = open_run(tmp_path / "out")

@@ -4,17 +4,14 @@ Only the generation server is a stand-in; where the worker is one too, it follow
 """
 
 import json
-import os
 import queue
 import signal
-import subprocess
-import sys
 import threading
 import time
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
+from processes import run_worker
 
 pytest.importorskip("aiohttp", reason="TRL's worker talks to its server with it")
 
@@ -27,8 +24,6 @@ from vllm_stand_in import StandIn
 from rollout_plugins import RolloutPluginCallback, open_run
 
 pytestmark = pytest.mark.slow
-
-HERE = Path(__file__).parents[1] / "support"
 
 
 def by_len(completions, **kwargs):
@@ -118,15 +113,8 @@ def test_async_distillation(tmp_path, server):
 # --- other processes --------------------------------------------------------------------------------------------------
 
 
-def run_worker(folder, *launcher):
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE), "RIG_MODEL": tiny_model(folder)}
-    command = [sys.executable, *launcher, str(HERE / "async_worker.py"), str(folder)]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
-
-
 def test_on_two_ranks_the_first_has_everything_and_losses_are_the_same(tmp_path):
-    done = run_worker(tmp_path, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_worker("async", tmp_path, ranks=2, RIG_MODEL=tiny_model(tmp_path))
     facts = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
     assert facts[0]["plain"] == facts[0]["watched"]
     assert len(facts[0]["plain"]) == 6
@@ -142,8 +130,7 @@ def test_on_two_ranks_the_first_has_everything_and_losses_are_the_same(tmp_path)
 
 
 def test_kill_9_leaves_every_step_that_ended(tmp_path):
-    done = run_worker(tmp_path)
-    assert done.returncode == -signal.SIGKILL, done.stderr[-3000:]
+    run_worker("async", tmp_path, code=-signal.SIGKILL, RIG_MODEL=tiny_model(tmp_path))
     run = open_run(tmp_path / "out")
     stored = [(r.completion[0]["content"], r.step, r.marks["trained"]) for r in run.rollouts()]
     assert stored == [(f"hello {n}", n // 4 + 1, "yes") for n in range(16)]

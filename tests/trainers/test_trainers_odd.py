@@ -2,11 +2,7 @@
 
 import inspect
 import json
-import os
-import subprocess
-import sys
 from importlib import import_module
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +10,7 @@ import torch
 from datasets import Dataset
 from lives import warnings
 from PIL import Image
+from processes import run_worker
 from rig import call, dataset, tiny_model
 from seeing import seeing
 from test_trainers import trained
@@ -209,13 +206,7 @@ def test_images_are_kept_of_the_trainers_that_are_said_to_have_them(tmp_path, na
 
 def test_two_ranks_keep_their_rollouts_under_places_of_the_whole_batch(tmp_path):
     names = [name for name in ("online dpo", "a2po", "gold") if name in RUNNABLE]
-    here = Path(__file__).parents[1] / "support"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    paths = os.pathsep.join([str(here), os.environ.get("PYTHONPATH", "")])
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths, "RIG_MODEL": tiny_model(tmp_path)}
-    command += [str(here / "trainers_worker.py"), str(tmp_path), *names]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_worker("trainers", tmp_path, *names, ranks=2, RIG_MODEL=tiny_model(tmp_path))
     for name in names:
         stored = list(open_run(tmp_path / name / "out").rollouts(tokens=True))
         for rank in (0, 1):

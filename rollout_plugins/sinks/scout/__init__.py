@@ -12,7 +12,7 @@ from rollout_hookspecs import Image, Run, Scope, Step, Trace, hookimpl
 
 from rollout_plugins.content.imaging import file_of
 from rollout_plugins.content.messages import arguments_of, calls_of, reasoning_of, role_of, text_of
-from rollout_plugins.content.options import check, one_of, whole
+from rollout_plugins.content.options import check, flag, one_of, whole
 from rollout_plugins.content.plain import json_text
 from rollout_plugins.content.trace import under
 from rollout_plugins.errors import SetupError
@@ -62,9 +62,14 @@ class ScoutSink:
     ) -> None:
         if path is not None and not isinstance(path, (str, Path)):
             raise SetupError(f"path={path!r}: use a folder that holds nothing but transcripts")
-        check("scout", one_of("scope", scope, SCOPES), whole("image_side", image_side, 1))
+        check(
+            "scout",
+            one_of("scope", scope, SCOPES),
+            whole("image_side", image_side, 1),
+            flag("trust_content", trust_content),
+        )
         self.scope = scope
-        self._trusted = bool(trust_content)
+        self._trusted = trust_content
         self._side = image_side
         self._path = Path(path).absolute() if path else None
         self._run = Run(id="rollouts")

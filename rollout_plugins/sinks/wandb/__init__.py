@@ -13,7 +13,7 @@ from typing import Any
 
 from rollout_hookspecs import Image, Run, Scope, Step, Trace, hookimpl
 
-from rollout_plugins.content.options import check, named, one_of, whole
+from rollout_plugins.content.options import check, flag, named, one_of, whole
 from rollout_plugins.errors import SetupError
 from rollout_plugins.sinks._common import SCOPES, image_words, meant_for, thumbnail
 from rollout_plugins.sinks._traces import shape_each
@@ -60,6 +60,7 @@ class WandbSink(TrackerSink):
             whole("max_rows", max_rows, 1),
             whole("max_chars", max_chars, 100),
             whole("image_side", image_side, 16),
+            flag("weave", weave),
         )
         super().__init__(
             scope=scope,
@@ -164,7 +165,7 @@ class WandbSink(TrackerSink):
         return self._tracker.init(
             project=self._project or os.environ.get("WANDB_PROJECT") or "rollouts",
             name=f"{name}{rank}",
-            id=re.sub(r"[^A-Za-z0-9_-]+", "-", f"{run.id}{rank}")[:64],
+            id=re.sub(r"[^A-Za-z0-9_-]+", "-", run.id)[: 64 - len(rank)] + rank,
             group=name if rank else None,
             resume="allow",
             reinit="create_new",  # a run beside whatever else this process logs

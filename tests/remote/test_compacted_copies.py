@@ -1,0 +1,85 @@
+"""Compacted runs that are copied: no rollout counts twice, whoever compacted what, and none loses its text."""
+
+import shutil
+from collections import Counter
+
+import pytest
+from test_mirror import answers, contents, quick, recorded  # noqa: F401 - a fixture for all tests
+
+from rollout_plugins import open_run
+from rollout_plugins.cli.main import main
+from rollout_plugins.remote.copying import Copying
+from rollout_plugins.remote.folders import Folder
+from rollout_plugins.remote.places import place
+
+OFTEN = {"mirror": {"seal_seconds": 1e-9}}
+ALL = sorted(f"answer {step}.{n}" for step in (1, 2, 3) for n in range(4))
+
+
+def compacted(run):
+    assert main(["compact", str(run)]) == 0
+
+
+@pytest.fixture
+def nodes(tmp_path):
+    """Two folders of a run's two nodes, and the mirror of both."""
+    options = {"run_id": "mine", "world_size": 2, "mirror": str(tmp_path / "there"), "config": OFTEN}
+    found = [recorded(tmp_path / f"node{rank}", (1, 2, 3), rank=rank, **options) for rank in (0, 1)]
+    return *found, tmp_path / "there" / "mine"
+
+
+@pytest.mark.parametrize("how", ["one after the other", "as one"])
+def test_each_node_may_compact_its_folder_and_send_it(nodes, how):
+    *here, there = nodes
+    for node in here:
+        compacted(node)
+    for paths in [[node] for node in here] if how == "one after the other" else [here]:
+        folder = open_run(paths).dir
+        copying = Copying(folder, Folder(place(there)))
+        assert copying.send(copying.pending(everything=True))
+        assert Counter(answers(there)) == Counter(ALL * 2)
+
+
+def test_what_a_part_holds_is_known_there_before_the_part(nodes):
+    node, _, there = nodes
+    compacted(node)
+    pending = [file.name for file in Copying(node, Folder(place(there))).pending()]
+    assert pending == ["compacted.json", "data/train/001-00000-000003.parquet", "run.json"]
+
+
+def test_a_run_that_two_machines_compacted_counts_no_rollout_twice_after_a_pull(nodes, tmp_path):
+    first, second, there = nodes
+    compacted(first)
+    assert main(["push", str(first), str(there.parent)]) == 0
+    assert main(["pull", str(there), str(second.parent)]) == 0  # the second node's folder has all of it then
+    compacted(second)
+    for folder in (first, second):
+        assert main(["pull", str(there), str(folder.parent)]) == 0
+        assert Counter(answers(folder)) == Counter(ALL * 2)
+    assert main(["push", str(second), str(there.parent)]) == 0
+    assert Counter(answers(there)) == Counter(ALL * 2)
+    assert main(["pull", str(there), str(tmp_path / "back")]) == 0
+    assert Counter(answers(tmp_path / "back")) == Counter(ALL * 2)
+
+
+def test_parts_that_others_hold_are_not_fetched(nodes, tmp_path):
+    node, _, there = nodes
+    compacted(node)
+    assert main(["push", str(node), str(there.parent)]) == 0
+    assert main(["pull", str(there), str(tmp_path / "back")]) == 0
+    names = [name for name in contents(tmp_path / "back" / "mine") if name.startswith("data/train/001-00000")]
+    assert names == ["data/train/001-00000-000003.parquet"]
+
+
+@pytest.mark.parametrize("first", ["prune", "compact"])
+def test_the_mirror_keeps_the_text_that_was_pruned_here_also_when_the_run_is_compacted(nodes, first):
+    node, _, there = nodes
+    words = {"prune": ["prune", str(node), "--keep", "step = 2", "--yes"], "compact": ["compact", str(node)]}
+    for command in sorted(words, reverse=first == "prune"):
+        assert main(words[command]) == 0
+    assert main(["push", str(node), str(there.parent)]) == 0
+    assert sorted(answers(there)) == sorted(ALL * 2)
+    shutil.rmtree(there)  # a place that has nothing of the run gets what there is
+    assert main(["push", str(node), str(there.parent)]) == 0
+    found = open_run(there)
+    assert (len(found), len([one for one in found.rollouts() if one.completion])) == (12, 4)
