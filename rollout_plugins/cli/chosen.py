@@ -41,7 +41,7 @@ def opened(path: str | Sequence[str] | None) -> StoredRun:
     if not path or len(found) > 1:
         of = f", the newest of {len(found):,} runs" if len(found) > 1 else ""
         note(f"{run.name}{of}: {run.place}")
-    for line in run.contradictions:
+    for line in (*run.contradictions, *run.absent):
         note(f"{run.place}: {line}")
     return run
 
