@@ -68,13 +68,35 @@ def options(folder: str) -> str:
     parts = []
     for name in PLUGINS[folder]:
         kind = getattr(import_module(f"rollout_plugins.{folder}.{name.lower()}"), name + "Sink" * (folder == "sinks"))
-        parts.append(f"### {kind.__name__}\n\n```text\n{inspect.getdoc(kind)}\n```")
+        said = [paragraph(text, kind.__name__) for text in inspect.getdoc(kind).split("\n\n")]
+        parts.append("\n\n".join([f"### {kind.__name__}", *said]))
     return "\n\n".join(parts)
+
+
+def paragraph(text: str, kind: str) -> str:
+    """Of a docstring: options become a table, what stands in columns is kept as it is, the rest is prose."""
+    if re.match(rf"{kind}\(|\w+ {{2,}}", text):
+        return f"```text\n{text}\n```"
+    named = re.findall(r"^(\w+): (.+(?:\n    .+)*)", text, re.MULTILINE)
+    if not named:
+        return text
+    rows = []
+    for name, said in named:
+        lines = [line.strip() for line in said.splitlines()]
+        such = [f"`{line}`" for line in lines if line.startswith(f"{kind}(")]
+        told = " ".join(line for line in lines if not line.startswith(f"{kind}("))
+        rows.append(f"| `{name}` | {told} | {'<br>'.join(such)} |")
+    return "\n".join(["| option | | such as |", "|---|---|---|", *rows])
 
 
 def signature(name: str) -> str:
     """A hook's arguments and what it returns, with their types."""
-    return f"```text\n{name}{inspect.signature(getattr(hooks, name))}\n```".replace("'", "")
+    return f"```text\n{wrapped(f'{name}{inspect.signature(getattr(hooks, name))}')}\n```".replace("'", "")
+
+
+def wrapped(call: str) -> str:
+    """On lines that a page has room for."""
+    return textwrap.fill(call, 88, subsequent_indent="    ", break_on_hyphens=False)
 
 
 def record(name: str) -> str:
@@ -162,7 +184,7 @@ def methods(name: str) -> str:
         function = value.fget if isinstance(value, property) else value
         if not attribute.startswith("_") and inspect.isfunction(function) and function.__doc__:
             shown = attribute if isinstance(value, property) else f"{attribute}({taken(function)})"
-            parts.append(f"### {attribute}\n\n```text\nrun.{shown}\n```\n\n{inspect.getdoc(function)}")
+            parts.append(f"### {attribute}\n\n```text\n{wrapped(f'run.{shown}')}\n```\n\n{inspect.getdoc(function)}")
     return "\n\n".join(parts)
 
 

@@ -158,11 +158,15 @@ class Wrappers:
     def put_on(self, trainer: Any, host: Host, options: Mapping[str, Any]) -> None:
         self._trainer = weakref.ref(trainer)
         self._was_held = holds(trainer, self._callback())
-        self._detach_host = host.attach(trainer, self, options)
         self._own = Wraps()
+        self._detach_host = host.attach(trainer, self, options)
         self.are_on = True
-        self._own.wrap(trainer, "log", self._log)
-        self._own.wrap(trainer, "evaluation_loop", self._evaluation_loop)
+        try:
+            self._own.wrap(trainer, "log", self._log)
+            self._own.wrap(trainer, "evaluation_loop", self._evaluation_loop)
+        except BaseException:
+            self.take_off()  # it is tried again, and would record everything twice
+            raise
 
     def take_off(self) -> None:
         self.are_on = False

@@ -200,7 +200,8 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         """
         alike = [one for one in list(self._trainers) if control is not None and one.control is control]
         same = [one for one in alike if one.state is state]
-        trainer = same[0] if len(same) == 1 else trainer_of(self) or next(iter(alike), None)
+        found = same if len(same) == 1 else [trainer_of(self), *alike]
+        trainer = next((one for one in found if one is not None), None)  # a trainer may be empty, and so not be true
         if trainer is None:
             self._once.warn("found no trainer for RolloutPluginCallback, so nothing is recorded; pass trainer=…")
         return trainer

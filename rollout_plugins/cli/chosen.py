@@ -41,7 +41,7 @@ def opened(path: str | Sequence[str] | None) -> StoredRun:
     if not path or len(found) > 1:
         of = f", the newest of {len(found):,} runs" if len(found) > 1 else ""
         note(f"{run.name}{of}: {run.place}")
-    for line in run.contradictions:
+    for line in (*run.contradictions, *run.absent):
         note(f"{run.place}: {line}")
     return run
 
@@ -109,12 +109,12 @@ def check_filters(run: StoredRun, given: Mapping[str, Any]) -> None:
     step, split = given.get("step"), given.get("split")
     if step is not None and not run.count(step=step, split=split, superseded=True):
         of = f" with split {split!r}" if split else ""
-        raise RunError(f"no rollout{of} has step {step}; there is {_listed(_steps(run, split))}")
+        raise RunError(f"no rollout{of} has step {step}; the run has {_listed(_steps(run, split))}")
 
 
 def _check_value(name: str, value: Any, known: Callable[[], Sequence[Any]]) -> None:
     if value is not None and str(value) not in map(str, there := known()):
-        raise RunError(f"no rollout has {name} {str(value)!r}; there is {_listed(there)}")
+        raise RunError(f"no rollout has {name} {str(value)!r}; the run has {_listed(there)}")
 
 
 def _tools(run: StoredRun) -> list[str]:

@@ -34,9 +34,9 @@ def add_json(parser: _ActionsContainer) -> None:
 
 
 def natural(text: str) -> int:
-    """A number of things, for an option."""
+    """A whole number from 0, for an option."""
     if not text.isdecimal():
-        raise ArgumentTypeError(f"{text!r} is not a number of things, such as 10")
+        raise ArgumentTypeError(f"{text!r} is not a whole number, such as 10 or 0")
     return int(text)
 
 

@@ -220,6 +220,8 @@ def _run_checks(run: StoredRun) -> Iterator[Check]:
     count, damage = len(run), run.unreadable
     for line in damage:
         yield Check(run.info.id, DAMAGE, line, "the rest of the run can be read; keep a copy")
+    for line in (*run.contradictions, *run.absent):
+        yield Check(run.info.id, "note", line)
     notes = {"lost": listed(run.drops), "not trained on": listed(run.untrained), "not sent": listed(run.unsent, "to ")}
     for what, counts in notes.items():
         if counts:

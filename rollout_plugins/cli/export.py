@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rollout_plugins.cli.chosen import add_allow_damaged, add_filters, add_run, filters_of, note_damage, opened
-from rollout_plugins.cli.common import Progress, check_out, counted, say
+from rollout_plugins.cli.common import Progress, check_out, counted, natural, say
 from rollout_plugins.content.names import count
 from rollout_plugins.engine.discover import known_sinks, options_of
 from rollout_plugins.engine.telling import shown
@@ -18,7 +18,7 @@ from rollout_plugins.reading.export import Sent
 from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.store.write import write_parquet
 
-TEXT = {".csv", ".json", ".jsonl", ".tsv", ".txt"}
+PARQUET = {".parquet", ".pq", ""}
 FLAGS = {"path": "--out", "project": "--project", "name": "--name"}
 """By option of a sink, how it is given here."""
 
@@ -43,7 +43,9 @@ def configure(parser: ArgumentParser) -> None:
         help="sinks: plugins to format or search what is sent, with commas: redact,mine",
     )
     parser.add_argument("--columns", help="parquet: only these, with commas between them")
-    parser.add_argument("--cap", type=int, metavar="N", help="sinks: at most N of each generation, whole groups first")
+    parser.add_argument(
+        "--cap", type=natural, metavar="N", help="sinks: at most N of each generation, whole groups first"
+    )
     parser.add_argument("--project", help="trackio, wandb: the project")
     parser.add_argument("--name", help="trackio, wandb: the run; one that exists is continued")
     parser.add_argument(
@@ -89,7 +91,7 @@ def _check_meant(options: Namespace) -> None:
 
 def _parquet(stored: StoredRun, options: Namespace, filters: dict[str, Any]) -> None:
     out = options.out or Path(f"{stored.dir.name}.parquet")
-    if out.suffix.lower() in TEXT or str(out) == "-":
+    if out.suffix.lower() not in PARQUET or str(out) == "-":
         raise RunError(f"{out} would hold Parquet; name it *.parquet, or write text: --to jsonl, rollouts sql --csv")
     check_out(out, force=options.force)
     columns = options.columns.split(",") if options.columns else None

@@ -41,7 +41,7 @@ def configure(parser: ArgumentParser) -> None:
         help="one prompt through the run: this rollout's, or the one with exactly this text",
     )
     parser.add_argument(
-        "--lines", type=int, default=LINES, help=f"lines of each rollout on a terminal (default: {LINES})"
+        "--lines", type=natural, default=LINES, help=f"lines of each rollout on a terminal (default: {LINES})"
     )
     parser.add_argument("--full", action="store_true", help="leave nothing out")
     add_filters(parser, group=False)

@@ -43,6 +43,7 @@ logger = logging.getLogger("rollout_plugins")
 QUEUE_BYTES = 2 * 2**30
 HANG_SECONDS = 60.0
 SINK_SECONDS = 20.0
+LEAVING_SECONDS = 5.0
 #: Of the limit for the end of a run: what the queue may take, and what the store and the sinks may have then.
 QUEUE_SHARE, LAST_WORDS_SHARE = 5 / 6, 11 / 12
 
@@ -134,10 +135,17 @@ class Pipeline:
     def _put(self, work: Callable[[], None], size: int = 0, rollouts: int = 0) -> None:
         if self._sync:
             self._attempt(work)
-        elif self._worker.put(Job(partial(self._attempt, work), size, rollouts)):
+        elif self._is_put(Job(partial(self._attempt, work), size, rollouts)):
             self.counters.queued(self._worker.size)
         else:
             self._drop_full(rollouts)
+
+    def _is_put(self, job: Job) -> bool:
+        try:
+            return self._worker.put(job)
+        except BaseException:  # Ctrl-C where it blocks
+            self.counters.drop("queue_full", job.rollouts)
+            raise
 
     def _drop_full(self, count: int) -> None:
         if not self.counters.drops["queue_full"]:
@@ -242,9 +250,24 @@ class Pipeline:
         run, self.run = self.run, None
         if run is not None:
             with self._ending.waiting() as until:
-                self._close(run, until)
+                try:
+                    self._close(run, until)
+                except BaseException:  # Ctrl-C again: whoever sends it wants to leave
+                    self._leave()
+                    raise
             self._worker.stop()
         return run
+
+    def _leave(self) -> None:
+        """Nobody waits for the end any more: what is not done yet is counted, and the run says so."""
+        self._last_seconds = 0.0
+        self._give_up()
+        for outbox in self._outboxes:
+            outbox.close(0)
+        self._put(self._storage.close)
+        self._put(self._storage.forget)
+        self._worker.wait(time.monotonic() + LEAVING_SECONDS)
+        self._worker.stop()
 
     def _close(self, run: Run, until: Callable[[float], float]) -> None:
         self._put(lambda: self._tell_others("on_run_end", self._shown_run or run))
@@ -264,7 +287,8 @@ class Pipeline:
     def _give_up(self) -> None:
         left = self._worker.give_up()
         self.counters.drop("not_finished_at_end", left)
-        logger.warning("recording did not finish in time; %d rollouts are not in the store", left)
+        if left:
+            logger.warning("recording did not finish in time; %d rollouts are not in the store", left)
 
     def _forget_run(self, run: Run, until: Callable[[float], float]) -> None:
         self._storage.forget()

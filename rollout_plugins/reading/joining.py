@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rollout_plugins.content.elsewhere import place_of
+from rollout_plugins.content.names import count
 from rollout_plugins.content.nodes import NOTE
 from rollout_plugins.errors import RunError
 from rollout_plugins.reading.facts import Facts
@@ -57,6 +58,21 @@ def the_run_of(folders: Iterable[Path]) -> Path:
             "are not folders of different nodes; leave one out"
         )
     return _joined(nodes) if len(nodes) > 1 else nodes[0].folder
+
+
+def absent(folder: Path) -> list[str]:
+    """What of its run a folder has nothing of, in a line each: ranks, and attempts before the last one."""
+    wrote = _looked_at(folder).wrote
+    attempts, ranks = {attempt for attempt, _ in wrote}, {rank for _, rank in wrote}
+    of_ranks, of_attempts = Facts(folder, {}).info.world_size, max(attempts, default=0)
+    found = []
+    if 0 < len(ranks) < of_ranks:
+        few = f"rank {min(ranks)} alone" if len(ranks) == 1 else f"{len(ranks):,}"
+        found.append(f"of {of_ranks:,} ranks, {few} wrote here; of nodes without a shared disk, name all folders")
+    if len(attempts) < of_attempts:
+        gone = count(of_attempts - len(attempts), "attempt")
+        found.append(f"of {of_attempts:,} attempts, {gone} left nothing here; what they recorded may be elsewhere")
+    return found
 
 
 def _looked_at(folder: Path) -> _Node:

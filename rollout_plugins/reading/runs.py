@@ -22,6 +22,7 @@ from rollout_plugins.reading.damage import Damaged
 from rollout_plugins.reading.facts import Facts
 from rollout_plugins.reading.filters import Filters, no_column
 from rollout_plugins.reading.finding import found_in, newest_in
+from rollout_plugins.reading.joining import absent
 from rollout_plugins.reading.matches import Matches, Rollouts
 from rollout_plugins.reading.moved import gone
 from rollout_plugins.reading.part_sums import PartSums
@@ -43,7 +44,10 @@ def open_run(path: str | Path | Sequence[str | Path]) -> StoredRun:
 
     Of a run that several nodes wrote, each to a disk of its own, give a list of their folders or a folder of all.
     """
-    return StoredRun(newest_in(path))
+    run = StoredRun(newest_in(path))
+    for line in run.absent:
+        warnings.warn(f"{run.place}: {line}", DamageWarning, stacklevel=2)
+    return run
 
 
 def runs(path: str | Path) -> Runs:
@@ -98,6 +102,11 @@ class StoredRun:
     def contradictions(self) -> list[str]:
         """What nodes or ranks of the run say that others say differently, in a line each."""
         return self._facts.contradictions
+
+    @property
+    def absent(self) -> list[str]:
+        """What is known to belong to the run and is not in this folder, in a line each: other nodes have it."""
+        return absent(self.dir)
 
     @property
     def name(self) -> str:
@@ -410,7 +419,7 @@ class StoredRun:
             self.stats(),
             **{
                 "annotated by": ", ".join(self.annotations),
-                "dropped": listed(self.drops),
+                "lost": listed(self.drops),
                 "not trained on": listed(self.untrained),
                 "not sent": listed(self.unsent, "to "),
                 "errors of plugins": listed(self.plugin_errors),

@@ -12,7 +12,8 @@ from typing import Any
 import pyarrow as pa
 
 from rollout_plugins.content.names import listed
-from rollout_plugins.reading.runs import StoredRun, open_run
+from rollout_plugins.reading.finding import newest_in
+from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.remote.folders import Folder
 from rollout_plugins.store.parts import find_parts
 from rollout_plugins.store.schema import FIELDS
@@ -76,7 +77,7 @@ def publish(target: Folder, source: Path, chosen: Mapping[str, Any]) -> None:
     names, folder = root.sizes(), target.place.path.removeprefix(root.place.path).strip("/")
     here = {part.name for part in find_parts(source)}
     has_more = any(name.removeprefix(f"{folder}/") not in here for name in names if _is_in(folder, name))
-    run = open_run(target.place.url) if has_more and not chosen else StoredRun(source)
+    run = StoredRun(newest_in(target.place.url) if has_more and not chosen else source)
     root.write("README.md", card(run, datasets(names), folder, root.repo, chosen))
 
 

@@ -76,19 +76,22 @@ def rollouts_html(first: Sequence[Rollout], total: int) -> str:
 def course(rows: Sequence[Mapping[str, Any]]) -> str:
     """How the reward went over the steps, as in ▁▃▅█ 0.125 → 1.0; empty when there was none."""
     known = [row["reward"] for row in training(rows) if row["reward"] is not None]
-    return f"{sparkline(evenly(known, _POINTS))} {number(known[0])} → {number(known[-1])}" if known else ""
+    if len(known) < 2:
+        return "".join(map(number, known))
+    return f"{sparkline(evenly(known, _POINTS))} {number(known[0])} → {number(known[-1])}".lstrip()
 
 
 def run_line(run: Run, rows: Sequence[Mapping[str, Any]]) -> str:
     """The run on one line of a Python prompt."""
-    said = [count(sum(row["rollouts"] for row in rows), "rollout"), _steps(rows), f"reward {course(rows)}"]
+    said = [count(sum(row["rollouts"] for row in rows), "rollout"), f"steps {_steps(rows)}", f"reward {course(rows)}"]
     where = place_of(Path(run.dir))
     return f"<StoredRun {run_name(run)!r}: {', '.join(said) if rows else 'no rollouts'}; in {where}>"
 
 
 def _steps(rows: Sequence[Mapping[str, Any]]) -> str:
     train = training(rows)
-    return f"steps {number(train[0]['step'])} to {number(train[-1]['step'])}" if train else "none yet"
+    ends = list(dict.fromkeys(number(row["step"]) for row in (*train[:1], *train[-1:])))
+    return " to ".join(ends) or "none"
 
 
 def run_html(run: Run, rows: Sequence[Mapping[str, Any]], **more: str) -> str:
@@ -98,7 +101,7 @@ def run_html(run: Run, rows: Sequence[Mapping[str, Any]], **more: str) -> str:
         "run": run_name(run),
         "trainer": run.trainer,
         "rollouts": f"{sum(row['rollouts'] for row in rows):,}",
-        "steps": _steps(rows).removeprefix("steps "),
+        "steps": _steps(rows),
         "reward": course(rows),
         "tool calls": f"{calls:,}, {failed:,} failed" if calls else "",
         "cut off": f"{cut:,}" if cut else "",

@@ -84,14 +84,14 @@ def test_a_run_that_a_newer_version_wrote_hides_no_other(rollouts, run, tmp_path
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--split", "test"], "no rollout has split 'test'; there is eval, train"),
-        (["--finish", "bad"], "no rollout has finish 'bad'; there is length, stop"),
-        (["--tool", "prize"], "no rollout has tool 'prize'; there is price"),
-        (["--step", "99"], "no rollout has step 99; there is 1 to 20"),
-        (["--step", "5", "--split", "eval"], "no rollout with split 'eval' has step 5; there is 20"),
+        (["--split", "test"], "no rollout has split 'test'; the run has eval, train"),
+        (["--finish", "bad"], "no rollout has finish 'bad'; the run has length, stop"),
+        (["--tool", "prize"], "no rollout has tool 'prize'; the run has price"),
+        (["--step", "99"], "no rollout has step 99; the run has 1 to 20"),
+        (["--step", "5", "--split", "eval"], "no rollout with split 'eval' has step 5; the run has 20"),
         (["--step", "10-5"], "step='10-5' ends before it begins; write 5-10"),
-        (["--step", "-30"], "no rollout has step -30; there is 1 to 20"),
-        (["--rank", "3"], "no rollout has rank 3; there is 0"),
+        (["--step", "-30"], "no rollout has step -30; the run has 1 to 20"),
+        (["--rank", "3"], "no rollout has rank 3; the run has 0"),
     ],
 )
 def test_a_filter_that_cannot_match_is_an_error_with_what_can(rollouts, run, tmp_path, words, said):
@@ -102,9 +102,9 @@ def test_a_filter_that_cannot_match_is_an_error_with_what_can(rollouts, run, tmp
 
 
 def test_splits_steps_and_tools_that_a_run_does_not_have_are_errors(rollouts, run):
-    assert "there is eval, train" in rollouts("stats", run.dir, "--split", "test")[2]
-    assert "there is none" in rollouts("show", write(run.dir.parents[2] / "bare", steps(1)), "--tool", "x")[2]
-    assert "there is 1 to 20" in rollouts("diff", run.dir, run.dir, "--step", "99")[2]
+    assert "the run has eval, train" in rollouts("stats", run.dir, "--split", "test")[2]
+    assert "the run has none" in rollouts("show", write(run.dir.parents[2] / "bare", steps(1)), "--tool", "x")[2]
+    assert "the run has 1 to 20" in rollouts("diff", run.dir, run.dir, "--step", "99")[2]
 
 
 def test_a_run_that_has_no_rollouts_yet_refuses_no_filter(rollouts, tmp_path):
@@ -322,7 +322,7 @@ def test_what_is_not_a_file_is_never_replaced(rollouts, run, tmp_path, command):
         write_report(run, pipe, force=True)
 
 
-@pytest.mark.parametrize("name", ["-", "rollouts.csv", "rollouts.jsonl"])
+@pytest.mark.parametrize("name", ["-", "rollouts.csv", "rollouts.jsonl", "rollouts.xlsx"])
 def test_parquet_is_not_written_under_a_name_that_says_text(rollouts, run, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     code, _, err = rollouts("export", run.dir, "-o", name)
@@ -335,7 +335,7 @@ def test_parquet_is_not_written_under_a_name_that_says_text(rollouts, run, tmp_p
 def test_a_number_below_zero_is_refused(rollouts, run, command, option):
     code, _, err = rollouts(command, run.dir, option, "-1")
     assert code == 2
-    assert f"argument {option}: '-1' is not a number of things" in err
+    assert f"argument {option}: '-1' is not a whole number, such as 10 or 0" in err
 
 
 def test_it_works_without_standard_output(run):

@@ -11,8 +11,11 @@ from collections import Counter
 
 import pytest
 from loops import recorder_in, row, work
+from store_rig import until
 
-from rollout_plugins import RolloutRecorder, open_run
+from rollout_plugins import RolloutRecorder, hookimpl, open_run
+from rollout_plugins.engine.pipeline import Pipeline
+from rollout_plugins.engine.worker import Worker
 from rollout_plugins.reading.finding import find_runs
 
 
@@ -62,6 +65,71 @@ def test_however_the_loop_ends_everything_is_there_and_the_run_has_ended(tmp_pat
     assert run.steps == [1, 2, 3, 4, 5]
     assert len(run) == 20
     assert run.attempts[0]["ended"]
+
+
+@pytest.fixture
+def interrupted_in():
+    """Ctrl-C for the main thread, as soon as it is in this function; set once that happened."""
+    happened, before = threading.Event(), signal.getsignal(signal.SIGUSR1)
+
+    def watch(function):
+        def interrupt(number, frame):
+            while frame is not None and frame.f_code is not function.__code__:
+                frame = frame.f_back
+            if frame is not None and not happened.is_set():
+                happened.set()
+                raise KeyboardInterrupt
+
+        signal.signal(signal.SIGUSR1, interrupt)
+        return happened
+
+    yield watch
+    signal.signal(signal.SIGUSR1, before)
+
+
+class Presses:
+    """Holds up the first rollout, and presses Ctrl-C until the main thread feels it."""
+
+    def __init__(self, happened):
+        self.happened = happened
+        self.goes_on = lambda: True
+
+    @hookimpl
+    def on_rollout(self, rollout):
+        while not self.happened.wait(0.001):
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+        until(self.goes_on)
+
+
+def test_whoever_does_not_wait_for_the_end_is_told_what_that_costs(tmp_path, interrupted_in, caplog):
+    plugin = Presses(interrupted_in(Pipeline._close))
+    recorder = recorder_in(tmp_path, plugin)
+    plugin.goes_on = lambda: recorder._pipeline._worker.current.is_given_up
+    for step in range(1, 6):
+        recorder.record(step, [row()])
+    with pytest.raises(KeyboardInterrupt):
+        recorder.close()
+    run = ended_run(tmp_path)
+    assert (len(run), run.drops) == (1, {"not_finished_at_end": 4})
+    assert " rollouts are not in the store" in caplog.text
+    recorder.close()
+
+
+def test_a_batch_whose_loop_is_interrupted_while_it_waits_for_room_is_counted(tmp_path, interrupted_in):
+    plugin = Presses(interrupted_in(Worker.put))
+    with recorder_in(tmp_path, plugin, on_full="block") as recorder:
+        recorder._pipeline._worker._limit = 10_000
+        steps = map(recorder.record, range(1, 6), [[row("x" * 6000)]] * 5)
+        with pytest.raises(KeyboardInterrupt):
+            list(steps)
+    run = ended_run(tmp_path)
+    assert run.drops == {"queue_full": 1}
+    assert run.steps == list(range(1, len(run) + 1))
+
+
+def ended_run(folder):
+    until(lambda: open_run(folder / "runs").attempts[0]["ended"])
+    return open_run(folder / "runs")
 
 
 def test_nothing_that_training_needs_is_loaded():

@@ -3,6 +3,7 @@
 import inspect
 import math
 import pickle
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -102,7 +103,9 @@ class LooksAtFunctions(GRPO):
         return rewards
 
     def _tool_call_loop(self, *args, **kwargs):
-        self.signature = str(inspect.signature(self._sync_tool_dicts[0]["multiply"]))
+        tool = self._sync_tool_dicts[0]["multiply"]
+        self.signature = str(inspect.signature(tool))
+        self.told = tool.__module__, tool.__doc__, str(tool), weakref.ref(tool)() is tool
         self._sync_tool_dicts[0]["now"] = now
         return super()._tool_call_loop(*args, **kwargs)
 
@@ -118,6 +121,7 @@ def test_what_a_trainer_does_to_its_reward_functions_and_tools_while_it_runs_sta
     trainer, run = train(tmp_path, script, cls=LooksAtFunctions, rewards=given, tools=[multiply], max_steps=2)
     assert trainer.found == (True, True, 1, "(completions, **kwargs)")
     assert trainer.signature == "(a: int, b: int) -> int"
+    assert trainer.told == (multiply.__module__, multiply.__doc__, str(multiply), True)
     assert JUDGE.used == 2
     assert trainer.reward_funcs == [JUDGE, half]
     assert [type(one) for one in trainer.reward_funcs] == [Judge, type(half)]

@@ -1,11 +1,13 @@
 """A trainer nobody here knows, observed by somebody else's host."""
 
+from functools import partial
 from types import MethodType
 
 import pytest
 import torch
 from copies import bare, copy_of
-from rig import GRPO, SamplesTwice, dataset, make
+from rig import GRPO, SamplesTwice, call, dataset, make
+from tools import multiply
 from trl import GRPOTrainer
 
 from rollout_plugins import Batch, Rollout, RolloutPluginCallback, hookimpl, open_run
@@ -145,6 +147,32 @@ def test_a_method_that_takes_more_than_is_needed_or_tells_nothing_of_it_is_watch
     assert [r.advantage for r in run.rollouts()] == pytest.approx([row["advantage"] for row in trainer.truth])
     assert run.drops == {}
     assert "expected" not in caplog.text
+
+
+class WithProperties(GRPO):
+    """It has no items yet, and makes some of its methods anew each time."""
+
+    def __len__(self):
+        return 0
+
+    @property
+    def log(self):
+        return partial(GRPO.log, self)
+
+    @property
+    def _tool_call_loop(self):
+        return partial(GRPO._tool_call_loop, self)
+
+
+@pytest.mark.parametrize("given", [{}, {"tools": [multiply], "script": [call("multiply", {"a": 2, "b": 3}), "done"]}])
+def test_a_method_that_is_a_property_is_left_alone_and_each_rollout_stored_once(tmp_path, given, caplog):
+    trainer = make(tmp_path, cls=WithProperties, max_steps=3, **given)
+    trainer.add_callback(RolloutPluginCallback())
+    trainer.train()
+    run = open_run(tmp_path / "out")
+    assert [list(r.completion) for r in run.rollouts()] == [row["completion"] for row in trainer.truth]
+    assert "WithProperties has log as a property, which nothing can be put around" in caplog.text
+    assert "could not" not in caplog.text
 
 
 class Elsewhere(Foreign):

@@ -32,6 +32,7 @@ def outcome(folder, cls, options, *, on):
 CASES = {
     "GRPO": (GRPO, {}),
     "GRPO with tools": (GRPO, {"script": [call("multiply", {"a": 2, "b": 3}), call("slow", {"x": 1}), "no"], "tools": [multiply, slow]}),
+    "GRPO with calls that cannot be made": (GRPO, {"script": [call("multiply", "2 and 3"), call("slow", [1]), call("multiply", {"a": 2}), call("slow", 1)], "tools": [multiply, slow], "max_completion_length": 600}),
     "GRPO with iterations": (GRPO, {"num_iterations": 2, "rewards": [half, lambda completions, **k: [0.1, None, 0.3, float("nan")] * (len(completions) // 4)]}),
     "RLOO": (RLOO, {}),
 }  # fmt: skip

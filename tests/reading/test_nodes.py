@@ -143,6 +143,23 @@ def test_contradictions_between_nodes_are_said(nodes, tmp_path, capsys):
     assert line in capsys.readouterr().err
 
 
+def test_a_part_of_a_run_says_that_it_is_one(nodes, capsys):
+    line = "of 2 ranks, rank 1 alone wrote here; of nodes without a shared disk, name all folders"
+    with pytest.warns(DamageWarning, match=line):
+        assert open_run(nodes[1]).absent == [line]
+    for command in (["stats"], ["show"], ["sql"], ["doctor", "--offline"]):
+        assert main([command[0], str(nodes[1]), *command[1:], *["select 1"] * (command == ["sql"])]) == 0
+        assert line in "".join(capsys.readouterr())
+    assert open_run(nodes).absent == []
+
+
+def test_attempts_that_left_nothing_are_said(nodes, tmp_path, capsys):
+    node(tmp_path / "new disk", 0, (5,), resumed_from=4)
+    node(tmp_path / "new disk", 1, (5,), resumed_from=4)
+    assert main(["stats", str(tmp_path / "new disk")]) == 0
+    assert "of 2 attempts, 1 attempt left nothing here; what they recorded may be elsewhere" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("other", "why"),
     [

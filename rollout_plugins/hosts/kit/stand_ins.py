@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any
 
 
@@ -13,6 +14,11 @@ class Standing:
 
     __slots__ = ()
 
+    def __init_subclass__(cls) -> None:
+        """Every class has these of its own. Python's errors, which a model is shown, name a tool with its module."""
+        for name in ("__module__", "__doc__"):
+            setattr(cls, name, property(attrgetter(f"_stands_for.{name}")))
+
 
 class StandIn(Standing):
     """Passes for the function it stands for, except that a call goes through `around(function, *args, **kwargs)`.
@@ -20,7 +26,7 @@ class StandIn(Standing):
     Trainers' subclasses look at more of a function than its result: its signature, its attributes, what it equals.
     """
 
-    __slots__ = ("_stand_in_around", "_stands_for")
+    __slots__ = ("__weakref__", "_stand_in_around", "_stands_for")
 
     def __init__(self, function: Any, around: Callable[..., Any]) -> None:
         object.__setattr__(self, "_stands_for", function)
@@ -46,6 +52,9 @@ class StandIn(Standing):
 
     def __repr__(self) -> str:
         return repr(self._stands_for)
+
+    def __str__(self) -> str:
+        return str(self._stands_for)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return itself, (self._stands_for,)

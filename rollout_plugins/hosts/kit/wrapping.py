@@ -172,6 +172,8 @@ def lacks(target: Any, name: str, parameters: tuple[str, ...] = ()) -> str:
     method = getattr(target, name, None)
     if not callable(method):
         return f"has no method {name}"
+    if inspect.isdatadescriptor(getattr(type(target), name, None)):
+        return f"has {name} as a property, which nothing can be put around"
     try:
         found = _names(inspect.signature(method))
     except (TypeError, ValueError):
