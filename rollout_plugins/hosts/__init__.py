@@ -9,6 +9,7 @@ from typing import Any
 from rollout_hookspecs import Host
 
 from rollout_plugins.hosts import grpo
+from rollout_plugins.hosts.kit.support import TRLHost
 
 logger = logging.getLogger("rollout_plugins")
 
@@ -17,8 +18,18 @@ HOSTS = (grpo.HOST,)
 
 
 def host_for(trainer: Any, more: Iterable[Host] = ()) -> Host | None:
-    """The first host that knows the trainer; plugins' hosts come before ours."""
-    return next((host for host in (*more, *HOSTS) if _knows(host, trainer)), None)
+    """The first host that knows the trainer; plugins' hosts come before ours.
+
+    One that finds all it needs comes before one that knows the name alone: SDPO of TRL 1.0 has the methods of GRPO.
+    """
+    hosts = [*more, *HOSTS]
+    whole = next((host for host in hosts if not _lacks(host, trainer) and _knows(host, trainer)), None)
+    return whole or next((host for host in hosts if _knows(host, trainer)), None)
+
+
+def _lacks(host: Host, trainer: Any) -> bool:
+    """Whether it knows the trainer by its name at most."""
+    return isinstance(host, TRLHost) and bool(host.missing(trainer))
 
 
 def _knows(host: Host, trainer: Any) -> bool:

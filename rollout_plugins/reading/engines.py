@@ -55,10 +55,10 @@ def spark_dataset(run: Stored, session: Any) -> Any:
     """A Spark data frame. `s3://` is `s3a://` there."""
     need("pyspark", "spark")
     files, unsealed = list(map(str, run.files)), _unsealed(run)
-    found = _spark_files(session, files) if files else None
-    if unsealed.num_rows or found is None:
-        rest = _spark_rows(session, unsealed)
-        found = rest if found is None else found.unionByName(rest)
+    found = _spark_rows(session, unsealed)
+    if files:
+        sealed = _spark_files(session, files)
+        found = sealed.unionByName(found) if unsealed.num_rows else sealed
     again = " or ".join(f"(attempt < {attempt} and step > {step})" for attempt, step in run.done_again)
     found = found.where(f"not coalesce({again}, false)") if again else found
     said = _said(run)
@@ -66,9 +66,10 @@ def spark_dataset(run: Stored, session: Any) -> Any:
 
 
 def _spark_files(session: Any, files: Sequence[str]) -> Any:
+    """Their schema is told: files of version 1 have columns of other names that Spark takes for equal."""
     urls = [file.replace("s3://", "s3a://", 1) for file in files]
     try:
-        return session.read.parquet(*urls)
+        return session.read.schema(_spark_schema(SCHEMA)).parquet(*urls)
     except Exception as error:
         if not re.search("FileSystem not found|No FileSystem for scheme", str(error)):
             raise
@@ -80,18 +81,21 @@ def _spark_files(session: Any, files: Sequence[str]) -> Any:
 
 
 def _spark_rows(session: Any, table: pa.Table) -> Any:
+    return session.createDataFrame([tuple(row.values()) for row in table.to_pylist()], _spark_schema(table.schema))
+
+
+def _spark_schema(schema: pa.Schema) -> Any:
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    return session.createDataFrame([tuple(row.values()) for row in table.to_pylist()], from_arrow_schema(table.schema))
+    return from_arrow_schema(_plain_schema(schema))
 
 
 def daft_dataset(run: Stored) -> Any:
     """A Daft data frame."""
     daft = need("daft", "daft")
-    files, unsealed = list(map(str, run.files)), _unsealed(run)
-    found = daft.read_parquet(files) if files else daft.from_arrow(unsealed)
-    if files and unsealed.num_rows:
-        found = found.concat(daft.from_arrow(unsealed))
+    files, found = list(map(str, run.files)), daft.from_arrow(_unsealed(run))
+    if files:
+        found = daft.read_parquet(files).select(*SCHEMA.names).concat(found)
     for attempt, step in run.done_again:
         again = (daft.col("attempt") < attempt) & (daft.col("step") > step)
         found = found.where(~again.fill_null(daft.lit(False)))
@@ -105,11 +109,19 @@ def _said(run: Stored) -> pa.Table | None:
     if not names:
         return None
     table = run.table(["id", *names], superseded=True)
-    kinds = zip(table.column_names, table.schema.types, strict=True)
-    return table.cast(pa.schema([(name, _plain(kind)) for name, kind in kinds]))
+    return table.cast(_plain_schema(table.schema))
+
+
+def _plain_schema(schema: pa.Schema) -> pa.Schema:
+    """In the types that every engine knows."""
+    return pa.schema([(field.name, _plain(field.type)) for field in schema])
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, _plain(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(_plain(kind.value_type))
     return pa.string() if pa.types.is_large_string(kind) else kind
 
 

@@ -1,7 +1,9 @@
 """Real engines over a run's files: `.ci/engines` installs them and runs this."""
 
 import os
+import shutil
 import sys
+from pathlib import Path
 
 import pytest
 from s3_server import s3_server
@@ -103,6 +105,15 @@ def test_the_same_function_writes_the_same_annotations_with_ray_as_here(run, ray
     assert run.annotate_by("here", words, columns=["completion"]) == 16
     assert run.annotate_by("ray", words, columns=["completion"], ray="local") == 16
     assert run.count(where="here.value = ray.value and here.value = 2") == len(run) == 12
+
+
+def test_files_of_version_1_are_read_beside_a_journal(tmp_path, ray, spark):
+    run = open_run(shutil.copytree(Path(__file__).parent / "version_1", tmp_path / "r1"))
+    ids = sorted(one.id for one in run)
+    assert {path.suffix for path in run.parts} == {".parquet", ".arrows"}
+    assert sorted(row["id"] for row in run.ray().take_all()) == ids
+    assert sorted(row.id for row in run.spark(spark).collect()) == ids
+    assert sorted(row["id"] for row in run.daft().to_pylist()) == ids
 
 
 class Actor:

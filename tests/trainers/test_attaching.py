@@ -80,6 +80,17 @@ def test_none_of_them_takes_what_the_core_knows(tmp_path, name):
     assert host_for(trainer, Trainers().register_hosts()) in HOSTS
 
 
+def test_a_trainer_that_has_anothers_name_and_grpos_methods_is_recorded_as_grpo(tmp_path):
+    """TRL 1.0 has such an SDPOTrainer."""
+    trainer = make(tmp_path, "grpo")
+    trainer.__class__ = type("SDPOTrainer", (type(trainer),), {"__module__": "trl.experimental.sdpo.sdpo_trainer"})
+    trainer.add_callback(RolloutPluginCallback())
+    trainer.train()
+    run = open_run(tmp_path / "out")
+    assert (run.info.host, len(run), run.drops) == ("grpo", len(trainer.truth), {})
+    assert all(one.advantage is not None for one in run)
+
+
 def test_they_are_listed_as_running_and_imported_only_when_a_trainer_is_there():
     program = """
         import json, sys
