@@ -14,6 +14,8 @@ from rollout_plugins.errors import RunError, suggest
 from rollout_plugins.reading.sql import literal, name_of
 from rollout_plugins.store.codec import cleaned
 
+PRUNED = """coalesce(marks, '') like '%"pruned":%'"""
+"""Is true of rollouts that lost their text."""
 ORDER = ("generation", "attempt", "split", "index", "rank")
 _NAMES = ("split", "finish", "id")
 _FLOATS = {"DOUBLE", "FLOAT"}
