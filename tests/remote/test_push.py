@@ -230,7 +230,6 @@ def test_load_dataset_takes_what_was_pushed_or_mirrored_split_by_train_and_eval(
         env={**os.environ, **about},
         capture_output=True,
         text=True,
-        timeout=200,
     )
     assert done.returncode == 0, done.stderr
     rows, first = map(json.loads, done.stdout.splitlines()[-2:])

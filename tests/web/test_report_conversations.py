@@ -124,6 +124,24 @@ def test_images_and_panels_of_plugins(page, pages):
     assert page.eval("document.querySelector('.turn .image button').ariaPressed") == "true"
 
 
+def test_nan_is_never_the_best_of_its_group(tab, tmp_path):
+    made = [
+        Rollout(
+            id="", index=n, group=0, group_size=3, reward=reward, prompt=({"role": "user", "content": "Shall we?"},),
+            completion=({"role": "assistant", "content": f"answer {n}"},),
+        )
+        for n, reward in enumerate((0.5, float("nan"), 2.0))
+    ]  # fmt: skip
+    run = record(tmp_path, made)
+    write_report(run, tmp_path / "report.html")
+    tab.size(1280, 900)
+    tab.open(tmp_path / "report.html", f"#rollout={run[1].id}&view=group")
+    assert [text.split()[0] for text in tab.texts(".sibling header")] == ["2.000", "nan", "0.500"]
+    assert "in its group" not in tab.text(".score")
+    tab.open(tmp_path / "report.html", f"#rollout={run[0].id}")
+    assert "2 of 3 in its group" in tab.text(".score")
+
+
 def test_equal_answers_of_a_group_are_one_card(tab, tmp_path):
     said = ["yes", "no", "yes", "yes", "maybe", "no", "well", "hm"]
     made = [

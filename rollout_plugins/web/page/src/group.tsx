@@ -2,6 +2,7 @@
 
 import type { ComponentChildren } from "preact";
 import { useLayoutEffect, useRef, useState } from "preact/hooks";
+import { compare } from "./columns";
 import { real, text, type Rollout, type Turn } from "./data";
 import { plural, score, signed } from "./format";
 import { Fold, Parts, Text, ToolCall, wordsOf } from "./pieces";
@@ -11,7 +12,7 @@ const SHOWN = 12;
 
 export function Group({ one, all }: { one: Rollout; all: Rollout[] }) {
   const [most, setMost] = useState(SHOWN);
-  const everyone = [...all].sort((a, b) => (real(b.reward) ?? -Infinity) - (real(a.reward) ?? -Infinity));
+  const everyone = [...all].sort((a, b) => compare(a.reward, b.reward, true));
   const copies = alikes(everyone);
   const sorted = [...copies.keys()];
   const [best, worst] = [sorted[0]!, sorted[sorted.length - 1]!];

@@ -1,8 +1,9 @@
 /** One rollout: its facts, and its conversation, its group, or its prompt through the run. */
 
 import { useEffect, useRef } from "preact/hooks";
+import { compare } from "./columns";
 import { Conversation } from "./conversation";
-import { data, samePrompt, siblings, text, type Rollout } from "./data";
+import { data, real, samePrompt, siblings, text, type Rollout } from "./data";
 import { count, moment, number, plural, score, signed } from "./format";
 import { Group } from "./group";
 import { Facts, Text } from "./pieces";
@@ -105,13 +106,13 @@ function Tab({ as, one, name }: { as: View; one: Rollout; name: string }) {
 function Score({ one, group }: { one: Rollout; group: Rollout[] }) {
   const weights = new Map(data.run.rewards);
   const named = Object.entries(one.rewards);
-  const place = 1 + group.filter((other) => Number(other.reward) > Number(one.reward)).length;
+  const place = 1 + group.filter((other) => compare(other.reward, one.reward, true) < 0).length;
   return (
     <div class="score">
       <div class="total">
         <span class="dim">reward</span>
         <b class="num">{score(one.reward)}</b>
-        {group.length > 1 && one.reward !== null && (
+        {group.length > 1 && !Number.isNaN(real(one.reward) ?? NaN) && (
           <span class="dim small">
             {place} of {group.length} in its group
           </span>

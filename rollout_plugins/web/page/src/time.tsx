@@ -2,15 +2,14 @@
 
 import { diffLines, diffWordsWithSpace, type Change } from "diff";
 import { useMemo, useState } from "preact/hooks";
+import { compare } from "./columns";
 import { data, real, type Rollout } from "./data";
 import { count, number, plural, score } from "./format";
 import { Parts, wordsOf } from "./pieces";
 import { address } from "./state";
 
 export function Through({ one, all }: { one: Rollout; all: Rollout[] }) {
-  const sorted = [...all].sort(
-    (a, b) => Number(a.step) - Number(b.step) || (real(b.reward) ?? -Infinity) - (real(a.reward) ?? -Infinity),
-  );
+  const sorted = [...all].sort((a, b) => Number(a.step) - Number(b.step) || compare(a.reward, b.reward, true));
   const [first, last] = ends(one, sorted);
   const [before, setBefore] = useState(first);
   const [after, setAfter] = useState(last);
