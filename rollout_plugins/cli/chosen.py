@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from rollout_plugins.cli.common import busy, natural, note
+from rollout_plugins.content.names import count
 from rollout_plugins.errors import RunError
 from rollout_plugins.reading.finding import found_in, newest_in
 from rollout_plugins.reading.runs import StoredRun
@@ -16,6 +17,8 @@ RUN = "a run's folder, a folder of runs, or the trainer's output_dir (the newest
 DAMAGED = 3
 """The exit code of a command whose answer lacks what cannot be read."""
 MOST_VALUES = 12
+PRUNED = """coalesce(marks, '') like '%"pruned":%'"""
+"""Is true of rollouts that lost their text."""
 _NAMES = ("split", "step", "group", "rank", "finish", "tool", "where", "search", "order", "limit")
 
 
@@ -59,6 +62,12 @@ def note_damage(*found: StoredRun, allowed: bool = True) -> int:
     for run, line in lines:
         note(f"{run.place}: {line}")
     return DAMAGED if lines and not allowed else 0
+
+
+def note_pruned(run: StoredRun, what: str, **filters: Any) -> None:
+    """Say of how many rollouts there is no text anymore, where an answer is about texts."""
+    if pruned := run.count(where=PRUNED, **filters):
+        note(f"{run.place}: {count(pruned, 'rollout')} without text, since it was pruned, {what}")
 
 
 def add_filters(parser: ArgumentParser, *, group: bool = True) -> None:

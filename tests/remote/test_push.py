@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -54,6 +55,20 @@ def test_parts_that_were_removed_here_come_back(tmp_path, capsys):
     assert "3 files fetched" in capsys.readouterr().out
     assert len(open_run(run)) == 16
     assert not open_run(run).damaged
+
+
+def test_parts_come_back_to_the_folder_that_they_were_removed_from_whatever_it_is_called(tmp_path, capsys):
+    options = {"run_id": "mine", "config": {"mirror": {"seal_seconds": 1e-9, "keep_local": 0}}}
+    recorded(tmp_path / "other", (9,), mirror=str(tmp_path / "there"), run_id="mine")
+    run = recorded(tmp_path / "here it is", (1, 2, 3), mirror=str(tmp_path / "there"), **options)
+    renamed = run.rename(run.with_name("renamed"))
+    with pytest.warns(UserWarning, match="rollouts pull"):
+        (line,) = open_run(renamed).damaged.values()
+    assert (tmp_path / "there" / "mine-2").as_uri() in line
+    assert main(shlex.split(line.partition(": rollouts ")[2])) == 0
+    assert [path.name for path in renamed.parent.iterdir()] == ["renamed"]
+    assert answers(renamed) == [f"answer {step}.{n}" for step in (1, 2, 3) for n in range(4)]
+    assert not open_run(renamed).unreadable
 
 
 @pytest.mark.parametrize(
@@ -138,6 +153,9 @@ def test_some_rollouts_are_a_run_of_their_own_that_misses_nothing(run, hub, tmp_
     assert [rollout.reward for rollout in found.rollouts()] == [2.0, 3.0, 2.0, 3.0, 2.0]
     assert found.dir.name.startswith("mine-chosen-")
     assert not found.unreadable
+    filters = '{"where": "reward >= 2", "limit": 5}'
+    assert found.absent == [f"of its rollouts, those were chosen that fit {filters}"]
+    assert f"5 of 12 rollouts of {run} are in {url}/" in capsys.readouterr().out
     if url.startswith("hf"):
         card = hub.repos["me/best"]["files"]["README.md"].decode()
         assert '"where": "reward >= 2"' in card
