@@ -129,7 +129,7 @@ def _any_of(alternatives: list[tuple[str, str]]) -> str:
 def _steps(step: Any, split: str | None, table: str) -> str:
     if isinstance(step, str):
         return _written_steps(step, split, table)
-    if isinstance(step, range) and step.step == 1 and step.start >= 0:
+    if isinstance(step, range) and step.step == 1:
         return f"(step >= {step.start} and step < {step.stop})"
     numbers = []
     for given in step if isinstance(step, Collection) else (step,):

@@ -1,6 +1,7 @@
 """With the callback on, training computes exactly what it computes without."""
 
 import random
+from types import MethodType
 
 import numpy as np
 import pytest
@@ -81,3 +82,16 @@ def test_a_method_that_a_class_gets_after_the_callback_came_is_the_one_that_runs
     stored = list(open_run(tmp_path / "out").rollouts())
     assert [sum(r.reward for r in stored if r.step == step) / 4 for step in (1, 2)] == means
     assert [r.rewards for r in stored] == [{"half": 0.0}, {"half": 1.0}] * 4
+
+
+def test_a_method_that_is_taken_apart_and_bound_anew_is_still_watched(tmp_path):
+    trainer = make(tmp_path, max_steps=2)
+    trainer.add_callback(RolloutPluginCallback())
+    for name in ("_generate_and_score_completions", "_calculate_rewards", "_generate", "log"):
+        method = getattr(trainer, name)
+        assert method.__self__ is trainer
+        setattr(trainer, name, MethodType(method.__func__, trainer))
+    trainer.train()
+    run = open_run(tmp_path / "out")
+    assert [list(r.completion) for r in run.rollouts()] == [row["completion"] for row in trainer.truth]
+    assert run.drops == {}
