@@ -10,6 +10,7 @@ from typing import Any
 from rollout_plugins.cli.common import busy, natural, note
 from rollout_plugins.content.names import count
 from rollout_plugins.errors import RunError
+from rollout_plugins.reading.filters import PRUNED
 from rollout_plugins.reading.finding import found_in, newest_in
 from rollout_plugins.reading.runs import StoredRun
 
@@ -17,8 +18,6 @@ RUN = "a run's folder, a folder of runs, or the trainer's output_dir (the newest
 DAMAGED = 3
 """The exit code of a command whose answer lacks what cannot be read."""
 MOST_VALUES = 12
-PRUNED = """coalesce(marks, '') like '%"pruned":%'"""
-"""Is true of rollouts that lost their text."""
 _NAMES = ("split", "step", "group", "rank", "finish", "tool", "where", "search", "order", "limit")
 
 

@@ -11,10 +11,10 @@ from rich.console import Group
 from rich.text import Text
 from rollout_hookspecs import Rollout
 
-from rollout_plugins.cli.chosen import PRUNED, RUN, check_filters, note_damage, note_pruned, opened
+from rollout_plugins.cli.chosen import RUN, check_filters, note_damage, note_pruned, opened
 from rollout_plugins.cli.common import add_json, busy, console, natural, note, print_json, say, show
 from rollout_plugins.content.messages import call_text
-from rollout_plugins.reading.filters import Filters, condition
+from rollout_plugins.reading.filters import PRUNED, Filters, condition
 from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.show.compare import words
 from rollout_plugins.show.conversation import completion_text, prompt_text

@@ -227,6 +227,19 @@ def test_a_card_counts_what_the_dataset_has_and_not_what_is_left_on_one_machine(
         assert "| steps | 3 |" in card
 
 
+def test_a_card_names_each_rollout_once_and_how_many_have_no_text(hub, tmp_path):
+    options = {"run_id": "mine", "config": {"mirror": {"seal_seconds": 1e-9}}}
+    run = recorded(tmp_path / "here", (1, 2, 3), mirror="hf://datasets/me/runs", **options)
+    for words in (["compact", str(run)], ["push", str(run), "hf://datasets/me/runs"]):
+        assert main(words) == 0
+    card = hub.repos["me/runs"]["files"]["README.md"].decode()
+    assert 'path: ["mine/data/train/001-00000-000003.parquet"]' in card
+    assert "text removed since" not in card
+    for words in (["prune", str(run), "--keep", "step = 1", "--yes"], ["push", str(run), "hf://datasets/me/new"]):
+        assert main(words) == 0
+    assert "| text removed since | of 8 rollouts |" in hub.repos["me/new"]["files"]["README.md"].decode()
+
+
 LOAD = """
 import json, sys, datasets
 found = [datasets.load_dataset(name) for name in sys.argv[1:]]
@@ -241,9 +254,13 @@ def test_load_dataset_takes_what_was_pushed_or_mirrored_split_by_train_and_eval(
         recorder.record(4, batch(4), split="eval")
     assert main(["push", str(run), "hf://datasets/me/pushed"]) == 0
     assert main(["push", str(run), "hf://datasets/me/chats", "--sessions"]) == 0
+    often = {"mirror": "hf://datasets/me/joined", "config": {"mirror": {"seal_seconds": 1e-9}}}
+    joined = recorded(tmp_path / "often", **often)
+    for words in (["compact", str(joined)], ["push", str(joined), "hf://datasets/me/joined"]):
+        assert main(words) == 0  # the dataset has the small parts, and the one that holds them
     about = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "home")}
     done = subprocess.run(
-        [sys.executable, "-c", LOAD, "me/mirrored", "me/pushed", "me/chats"],
+        [sys.executable, "-c", LOAD, "me/mirrored", "me/pushed", "me/chats", "me/joined"],
         check=False,
         env={**os.environ, **about},
         capture_output=True,
@@ -251,7 +268,7 @@ def test_load_dataset_takes_what_was_pushed_or_mirrored_split_by_train_and_eval(
     )
     assert done.returncode == 0, done.stderr
     rows, first = map(json.loads, done.stdout.splitlines()[-2:])
-    assert rows == [{"train": 12, "eval": 4}] * 2 + [{"train": 36, "eval": 12}]
+    assert rows == [{"train": 12, "eval": 4}] * 2 + [{"train": 36, "eval": 12}, {"train": 8}]
     assert first == ["answer 1.0"] * 2
     shutil.rmtree(tmp_path / "home")
 
