@@ -11,7 +11,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, TextIO
 
-from rollout_plugins.cli.chosen import add_one_run, note_damage, opened
+from rollout_plugins.cli.chosen import add_one_run, note_damage, note_pruned, opened
 from rollout_plugins.cli.common import add_json, busy, counted, note, print_json, say
 from rollout_plugins.content.names import count
 from rollout_plugins.errors import RunError
@@ -80,6 +80,7 @@ def _annotate_by(stored: StoredRun, options: Namespace) -> None:
             progress=lambda done, of: progress("files", done, of),
         )
     note_damage(stored)
+    note_pruned(stored, "were given to the function", superseded=True)
     columns = stored.annotations.get(options.producer, [])
     if options.json:
         print_json({"written": written, "columns": columns})

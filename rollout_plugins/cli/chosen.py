@@ -8,7 +8,9 @@ from functools import partial
 from typing import Any
 
 from rollout_plugins.cli.common import busy, natural, note
+from rollout_plugins.content.names import count
 from rollout_plugins.errors import RunError
+from rollout_plugins.reading.filters import PRUNED
 from rollout_plugins.reading.finding import found_in, newest_in
 from rollout_plugins.reading.runs import StoredRun
 
@@ -59,6 +61,12 @@ def note_damage(*found: StoredRun, allowed: bool = True) -> int:
     for run, line in lines:
         note(f"{run.place}: {line}")
     return DAMAGED if lines and not allowed else 0
+
+
+def note_pruned(run: StoredRun, what: str, **filters: Any) -> None:
+    """Say of how many rollouts there is no text anymore, where an answer is about texts."""
+    if pruned := run.count(where=PRUNED, **filters):
+        note(f"{run.place}: {count(pruned, 'rollout')} without text, since it was pruned, {what}")
 
 
 def add_filters(parser: ArgumentParser, *, group: bool = True) -> None:

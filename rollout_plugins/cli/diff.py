@@ -11,11 +11,10 @@ from rich.console import Group
 from rich.text import Text
 from rollout_hookspecs import Rollout
 
-from rollout_plugins.cli.chosen import RUN, check_filters, note_damage, opened
+from rollout_plugins.cli.chosen import RUN, check_filters, note_damage, note_pruned, opened
 from rollout_plugins.cli.common import add_json, busy, console, natural, note, print_json, say, show
 from rollout_plugins.content.messages import call_text
-from rollout_plugins.content.names import count
-from rollout_plugins.reading.filters import Filters, condition
+from rollout_plugins.reading.filters import PRUNED, Filters, condition
 from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.show.compare import words
 from rollout_plugins.show.conversation import completion_text, prompt_text
@@ -24,7 +23,6 @@ from rollout_plugins.show.text import clean, number, one_line, shorten, signed, 
 LIMIT = 5
 CHARS, AROUND = 2000, 160
 _STYLES = {"removed": "red strike", "added": "green"}
-_PRUNED = """coalesce(marks, '') like '%"pruned":%'"""
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -54,8 +52,7 @@ def run(options: Namespace) -> None:
         shown = [_with_texts(pair, first, second) for pair in changed[: options.limit or None]]
     note_damage(first, second)
     for stored in (first, second):
-        if pruned := stored.count(where=_PRUNED, split=options.split, step=options.step):
-            note(f"{stored.place}: {count(pruned, 'rollout')} without text, since it was pruned, cannot be compared")
+        note_pruned(stored, "cannot be compared", split=options.split, step=options.step)
     if len(shown) < len(changed):
         note(f"{len(shown):,} of {len(changed):,} prompts that changed; --limit 0 for all")
     if options.json:
@@ -68,7 +65,7 @@ def run(options: Namespace) -> None:
 
 def _by_prompt(stored: StoredRun, options: Namespace) -> dict[str, dict[str, Any]]:
     """Mean reward for each prompt, and the rollout that is nearest to it; of several the latest."""
-    where = f"{condition(Filters(split=options.split, step=options.step), 'rollouts')} and not {_PRUNED}"
+    where = f"{condition(Filters(split=options.split, step=options.step), 'rollouts')} and not {PRUNED}"
     far = "(coalesce(abs(reward - mean), 'inf'::double), -step, id)"
     query = (
         "select key, count(*) as n, any_value(mean) as reward, "  # noqa: S608 - put together from quoted literals

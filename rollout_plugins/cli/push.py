@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from typing import Any
 
 from rollout_plugins.cli.chosen import add_allow_damaged, add_filters, add_one_run, filters_of, note_damage, opened
 from rollout_plugins.cli.common import counted, say
+from rollout_plugins.content.names import count
+from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.remote.push import push
 
 
@@ -34,5 +37,12 @@ def run(options: Namespace) -> int:
     with counted("looking at what is there") as progress:
         how = {"public": options.public, "sessions": options.sessions}
         url = push(stored, options.url, chosen, **how, progress=progress)
-    say(f"{stored.place} is in {url}")
+    say(f"{_what(stored, chosen)} in {url}")
     return note_damage(stored, allowed=options.allow_damaged)
+
+
+def _what(stored: StoredRun, chosen: dict[str, Any]) -> str:
+    if not chosen:
+        return f"{stored.place} is"
+    of = stored.count(superseded=chosen.get("superseded", False))
+    return f"{stored.count(**chosen):,} of {count(of, 'rollout')} of {stored.place} are"

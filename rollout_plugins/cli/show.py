@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Group
 from rollout_hookspecs import Rollout
 
-from rollout_plugins.cli.chosen import add_filters, add_run, filters_of, note_damage, opened
+from rollout_plugins.cli.chosen import add_filters, add_run, filters_of, note_damage, note_pruned, opened
 from rollout_plugins.cli.common import add_json, busy, console, natural, note, show
 from rollout_plugins.content.plain import write_json
 from rollout_plugins.errors import RunError
@@ -62,6 +62,8 @@ def run(options: Namespace) -> None:
         _print(found, options)
     if of:
         note(of)
+    if options.search:
+        note_pruned(stored, "cannot be searched")
     note_damage(stored)
 
 

@@ -46,6 +46,8 @@ class GRPOObserver(Observer):
         self.watch("_calculate_rewards", self._rewards)
         self.watch("_generate", self._tokens, optional=True)
         self.watch("_tool_call_loop", self.tool_loop, optional=True)
+        if self._may_change("_generate"):
+            self.watch("_generate_single_turn", self._turn, optional=True)
         self._has_begun = False
         self._unseen_steps = 0
         self.wraps.wrap(trainer, "training_step", self._trained)
@@ -284,17 +286,31 @@ class GRPOObserver(Observer):
                 self._set_apart(now)
         with self.guarded("see the rows of a generation"):
             now.keep_columns()
+        now.turns = []
         out = call.run()
         with self.guarded("see what was generated"):
             prompts = next(iter((*call.args, *call.kwargs.values())), ())
             now.generated += len(prompts)
             now.made = Made.of(prompts, out)
             now.see_fields(out)
+            if len(now.turns) > 1:
+                self._count_thrown_away(now.turns, prompts, out)
         if isinstance(out, tuple) and out:
             now.prompt_ids = out[0]
             if len(out) > 3 and now.tool_mask is None:
                 now.tool_mask = out[2]
         return out
+
+    def _turn(self, now: Sampled, call: Call) -> Any:
+        now.turns.append(next(iter((*call.args, *call.kwargs.values())), ()))
+        return call.run()
+
+    def _count_thrown_away(self, turns: Sequence[Sequence[Any]], prompts: Sequence[Any], out: Any) -> None:
+        """A subclass may have the same prompts answered again. In later turns the model is asked more than these."""
+        asked = set(map(str, (*prompts, *out[0])))
+        answers = sum(str(row) in asked for turn in turns for row in turn)
+        if answers > len(out[1]):
+            self.lose(answers - len(out[1]))
 
     def missed(self, now: Sampled) -> None:  # type: ignore[override]
         """The snapshot was not taken: fall back on what the trainer logged, or on what it goes on with."""

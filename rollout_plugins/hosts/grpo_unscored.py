@@ -57,6 +57,8 @@ class Sampled(Generation):
         self.made: Made | None = None
         self.generated = 0
         """How many rollouts were generated, in whatever form."""
+        self.turns: list[Sequence[Any]] = []
+        """What the model was asked in each turn, where the trainer's class has a way of its own to generate."""
         self.scored_ids: Sequence[Any] = ()
         self.logged: Sequence[Any] | None = None
         """What was in the trainer's log before."""

@@ -74,6 +74,12 @@ class Facts:
         ]
 
     @property
+    def chosen(self) -> dict[str, Any]:
+        """The filters by which somebody took some rollouts of a run, which are this one; none if it is whole."""
+        told = self._read[0].get("chosen") if self._read else None
+        return told if isinstance(told, dict) else {}
+
+    @property
     def started(self) -> float | None:
         """When the newest attempt began, by the clock of the machine it ran on; None when no run file says."""
         return max((a["started"] for a in self.attempts if a["started"] is not None), default=None)

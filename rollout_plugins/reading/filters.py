@@ -14,6 +14,8 @@ from rollout_plugins.errors import RunError, suggest
 from rollout_plugins.reading.sql import literal, name_of
 from rollout_plugins.store.codec import cleaned
 
+PRUNED = """coalesce(marks, '') like '%"pruned":%'"""
+"""Is true of rollouts that lost their text."""
 ORDER = ("generation", "attempt", "split", "index", "rank")
 _NAMES = ("split", "finish", "id")
 _FLOATS = {"DOUBLE", "FLOAT"}
@@ -127,7 +129,7 @@ def _any_of(alternatives: list[tuple[str, str]]) -> str:
 def _steps(step: Any, split: str | None, table: str) -> str:
     if isinstance(step, str):
         return _written_steps(step, split, table)
-    if isinstance(step, range) and step.step == 1 and step.start >= 0:
+    if isinstance(step, range) and step.step == 1:
         return f"(step >= {step.start} and step < {step.stop})"
     numbers = []
     for given in step if isinstance(step, Collection) else (step,):

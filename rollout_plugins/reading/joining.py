@@ -61,11 +61,11 @@ def the_run_of(folders: Iterable[Path]) -> Path:
 
 
 def absent(folder: Path) -> list[str]:
-    """What of its run a folder has nothing of, in a line each: ranks, and attempts before the last one."""
-    wrote = _looked_at(folder).wrote
+    """What of its run a folder lacks, in a line each: ranks, attempts before the last one, and what was not chosen."""
+    wrote, facts = _looked_at(folder).wrote, Facts(folder, {})
     attempts, ranks = {attempt for attempt, _ in wrote}, {rank for _, rank in wrote}
-    of_ranks, of_attempts = Facts(folder, {}).info.world_size, max(attempts, default=0)
-    found = []
+    of_ranks, of_attempts = facts.info.world_size, max(attempts, default=0)
+    found = [f"of its rollouts, those were chosen that fit {json.dumps(facts.chosen)}"] if facts.chosen else []
     if 0 < len(ranks) < of_ranks:
         few = f"rank {min(ranks)} alone" if len(ranks) == 1 else f"{len(ranks):,}"
         found.append(f"of {of_ranks:,} ranks, {few} wrote here; of nodes without a shared disk, name all folders")

@@ -10,12 +10,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from rollout_plugins.content.elsewhere import lies_elsewhere, place_of
 from rollout_plugins.content.names import count, listed, run_name
+from rollout_plugins.content.nodes import nodes_of
 from rollout_plugins.errors import DamageWarning, RunError, need
 from rollout_plugins.reading import annotate
 from rollout_plugins.reading.damage import Damaged
@@ -73,7 +75,8 @@ class StoredRun:
         if urls := list(gone(self.dir).values()):
             where = " and ".join(dict.fromkeys(urls))
             what = f"what was removed here ({count(len(urls), 'part')})"
-            self.damaged[what] = f"it is in {where}: rollouts pull {urls[-1]} {self.dir.parent}"
+            here = quote(str(nodes_of(self.dir)[0].parent))
+            self.damaged[what] = f"it is in {where}: rollouts pull {quote(urls[-1])} {here}"
         self._facts = Facts(self.dir, self.damaged)
         for line in self.contradictions:
             warnings.warn(f"{self.place}: {line}", DamageWarning, stacklevel=2)

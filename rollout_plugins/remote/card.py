@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from rollout_plugins.content.names import listed
+from rollout_plugins.content.names import count, listed
 from rollout_plugins.reading.finding import newest_in
 from rollout_plugins.reading.runs import StoredRun
-from rollout_plugins.remote.folders import Folder
+from rollout_plugins.remote.folders import Folder, HubFolder
+from rollout_plugins.remote.prune import are_pruned
+from rollout_plugins.store.compacted import NOTE, without_joined
 from rollout_plugins.store.parts import find_parts
 from rollout_plugins.store.schema import FIELDS
 
+Datasets: TypeAlias = dict[str, dict[str, "str | list[str]"]]
 _DATA = re.compile(r"(.*/|)(data|sessions)/([^/]+)/(?:.*/)?[^/]+\.(parquet|jsonl)")
 _MEANINGS = {
     "id": "of the rollout; the same in the run's folder and in every viewer",
@@ -78,7 +83,19 @@ def publish(target: Folder, source: Path, chosen: Mapping[str, Any]) -> None:
     here = {part.name for part in find_parts(source)}
     has_more = any(name.removeprefix(f"{folder}/") not in here for name in names if _is_in(folder, name))
     run = StoredRun(newest_in(target.place.url) if has_more and not chosen else source)
-    root.write("README.md", card(run, datasets(names), folder, root.repo, chosen))
+    root.write("README.md", card(run, datasets(names, _kept(root, names)), folder, root.repo, chosen))
+
+
+def _kept(root: HubFolder, names: Collection[str]) -> set[str]:
+    """The files of a dataset without parts that larger ones of their run hold: each rollout once."""
+    kept = set(names)
+    for note in [name for name in names if name.rpartition("/")[2] == NOTE]:
+        start = note.removesuffix(NOTE)
+        inside = {name.removeprefix(start) for name in names if name.startswith(start)}
+        with TemporaryDirectory(prefix="rollouts-") as made:
+            root.fetch(note, Path(made) / NOTE)
+            kept -= {start + name for name in inside - without_joined(Path(made), inside)}
+    return kept
 
 
 def _is_in(folder: str, name: str) -> bool:
@@ -86,17 +103,20 @@ def _is_in(folder: str, name: str) -> bool:
     return name.startswith(f"{folder}/data/".lstrip("/")) and name.endswith(".parquet")
 
 
-def datasets(names: Iterable[str]) -> dict[str, dict[str, str]]:
-    """For each run's folder among files of these names, its splits and the files of each."""
-    found: dict[str, dict[str, str]] = {}
-    for match in filter(None, map(_DATA.fullmatch, sorted(names, reverse=True))):  # train is before eval
-        found.setdefault(match[1].rstrip("/"), {})[match[3]] = f"{match[1]}{match[2]}/{match[3]}/**/*.{match[4]}"
+def datasets(names: Iterable[str], kept: Collection[str]) -> Datasets:
+    """For each run's folder among files of these names, its splits and the files of each; by name where some go."""
+    there: defaultdict[tuple[str, str, str, str], list[str]] = defaultdict(list)
+    for match in filter(None, map(_DATA.fullmatch, sorted(names))):
+        there[match[1], match[2], match[3], match[4]].append(match[0])
+    found: Datasets = {}
+    for (run, kind, split, suffix), files in sorted(there.items(), reverse=True):  # train is before eval
+        those = [name for name in files if name in kept]
+        pattern = f"{run}{kind}/{split}/**/*.{suffix}"
+        found.setdefault(run.rstrip("/"), {})[split] = pattern if those == files else those
     return found
 
 
-def card(
-    run: StoredRun, known: Mapping[str, Mapping[str, str]], folder: str, repo: str, chosen: Mapping[str, Any]
-) -> str:
+def card(run: StoredRun, known: Datasets, folder: str, repo: str, chosen: Mapping[str, Any]) -> str:
     """The text of README.md of a dataset in whose `folder` the run is, beside others."""
     columns = [[f"`{name}`", f"`{_kind(kind)}`", _MEANINGS.get(name, "")] for name, kind in FIELDS]
     others = [name for name in known if name != folder]
@@ -116,7 +136,7 @@ def card(
     )
 
 
-def _front(known: Mapping[str, Mapping[str, str]], newest: str) -> str:
+def _front(known: Datasets, newest: str) -> str:
     """What the Hub and `load_dataset` read: a configuration for each run, that of the newest by default."""
     head = ["---", "pretty_name: Rollouts", "tags:", "- reinforcement-learning", "- rollouts", "- rollout-plugins"]
     configs = ["configs:"] if known else []
@@ -135,7 +155,9 @@ def _config(folder: str) -> str:
 
 def _facts(run: StoredRun, chosen: Mapping[str, Any]) -> list[list[str]]:
     info, is_live = run.info, not run.attempts or not run.attempts[-1]["ended"]
-    splits = {} if is_live else Counter(run.table(["split"], **(chosen or {"superseded": True}))["split"].to_pylist())
+    table = run.table(["split", "marks"], **(chosen or {"superseded": True}))
+    splits = {} if is_live else Counter(table["split"].to_pylist())
+    pruned = pc.sum(are_pruned(table)).as_py() or 0
     facts = {
         "run": info.id,
         "trainer": info.trainer or info.host,
@@ -144,6 +166,7 @@ def _facts(run: StoredRun, chosen: Mapping[str, Any]) -> list[list[str]]:
         "steps": f"{len(run.steps):,}",
         "rewards": ", ".join(info.reward_names),
         "tools": ", ".join(str(tool.get("function", tool).get("name", "")) for tool in info.tools),
+        "text removed since": f"of {count(pruned, 'rollout')}" if pruned else "",
         "lost while recording": listed(run.drops) or "nothing",
         "not trained on": listed(run.untrained),
         "made with": ", ".join(f"{name} {version}" for name, version in info.versions.items()),

@@ -132,7 +132,13 @@ class Folder:
                 with suppress(Exception):
                     self.place.arrow.delete_file(hidden)
                 raise
-        arrived, now = self.size(file.name), file.path.stat()
+        try:
+            arrived, now = self.size(file.name), file.path.stat()
+        except FileNotFoundError:
+            if file.name.endswith(".arrows"):  # it became a part, which follows
+                with suppress(Exception):
+                    self.remove(file.name)
+            raise
         has_changed = (now.st_size, now.st_mtime_ns) != (before.st_size, before.st_mtime_ns)  # and is sent again
         if arrived != before.st_size and not has_changed:
             with suppress(Exception):

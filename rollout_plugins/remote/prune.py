@@ -61,7 +61,7 @@ def prune_part(
     """Take the text out of a part's rollouts, but for those that `keeps` is True of. It is the old file or the new."""
     with pq.ParquetFile(path) as file:
         light = file.read(columns=["id", "step", "split", "marks", *columns])
-        gone = pc.and_(pc.invert(keeps(light)), pc.invert(_are_pruned(light)))
+        gone = pc.and_(pc.invert(keeps(light)), pc.invert(are_pruned(light)))
         count = pc.sum(gone).as_py() or 0
         if not count:
             return Pruned(0, light.num_rows, 0)
@@ -107,7 +107,8 @@ def _marked(text: str | None, why: str) -> str:
     return json.dumps({**(marks if isinstance(marks, dict) else {}), "pruned": why}, ensure_ascii=False)
 
 
-def _are_pruned(table: pa.Table) -> pa.ChunkedArray:
+def are_pruned(table: pa.Table) -> pa.ChunkedArray:
+    """Which rollouts lost their text."""
     return pc.fill_null(pc.match_substring(table["marks"], '"pruned":'), False)
 
 

@@ -19,6 +19,7 @@ from rollout_plugins.content.names import count
 from rollout_plugins.content.nodes import nodes_of
 from rollout_plugins.content.replacing import replace_file
 from rollout_plugins.errors import RunError
+from rollout_plugins.reading.moved import moved
 from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.remote.card import publish
 from rollout_plugins.remote.copying import Copying, is_facts, is_fixed, run_folders, with_attempts
@@ -172,7 +173,7 @@ def pull(url: str, parent: Path, *, progress: Progress) -> tuple[Path, int]:
         if name:
             there = there.inside(name)
             sizes = {path[len(name) + 1 :]: size for path, size in sizes.items() if path.startswith(f"{name}/")}
-        target = parent / there.place.path.rpartition("/")[2]
+        target = _folder_for(there.place, parent)
         is_origin = any((target / name).exists() for name in (".mirror", ".moved.json"))
         here = {file.name: file.size for file in files_of(target)}
         if NOTE in sizes:
@@ -184,6 +185,12 @@ def pull(url: str, parent: Path, *, progress: Progress) -> tuple[Path, int]:
         for name in filter(is_facts, here.keys() & sizes.keys() - wanted.keys()):
             _fetch_lost_attempts(there, target / name)
     return target, len(wanted)
+
+
+def _folder_for(run: Place, parent: Path) -> Path:
+    """The folder that parts of the run were removed from, whatever it is called; else one of the run's name."""
+    made = (note.parent for note in sorted(parent.glob("*/.moved.json")))
+    return next((folder for folder in made if run.url in moved(folder).values()), parent / run.path.rpartition("/")[2])
 
 
 def _fetch_joined(there: Folder, target: Path) -> None:

@@ -20,7 +20,7 @@ from rollout_plugins.hosts.kit.wrapping import Call
 class DistillationObserver(Observer):
     decodes = True
     needs: ClassVar[Needs] = {"_generate_and_score_completions": ("inputs",), "_generate": ("prompts",)}
-    without = ("reward_funcs",)
+    without = ("reward_funcs", "_calculate_rewards")  # the functions may not be set yet
 
     def __init__(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> None:
         super().__init__(trainer, emit, options)

@@ -67,8 +67,8 @@ def choose(run: StoredRun, *, limit: int, keep: Sequence[Rollout] = (), **filter
 
 
 def also(filters: dict[str, Any], where: str) -> dict[str, Any]:
-    """The filters, with one more condition."""
-    return {**filters, "where": f"({filters['where']}) and {where}" if filters.get("where") else where}
+    """The filters, with one more condition. What a person wrote may end with a comment, which ends with its line."""
+    return {**filters, "where": f"({filters['where']}\n) and {where}" if filters.get("where") else where}
 
 
 def _groups(run: StoredRun, filters: dict[str, Any]) -> list[Group]:

@@ -53,7 +53,7 @@ def go_on(folder):
     line = pipeline()
     line.start(run_in(folder, attempt=2, resumed_from=10**6))
     line.submit(batch(rollouts(2, columns={"number": -1})))
-    assert line.drain(30)
+    assert line.drain(120)
     line.close()
     run = open_run(folder)
     assert len(run) == before + 2

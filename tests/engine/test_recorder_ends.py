@@ -59,7 +59,7 @@ def test_a_recorder_that_records_nothing_leaves_nothing(tmp_path):
 )
 def test_however_the_loop_ends_everything_is_there_and_the_run_has_ended(tmp_path, scenario, code):
     child = work(scenario, tmp_path)
-    _, errors = child.communicate(timeout=60)
+    _, errors = child.communicate()
     assert child.returncode == code, errors
     run = open_run(tmp_path)
     assert run.steps == [1, 2, 3, 4, 5]
@@ -160,7 +160,7 @@ def test_killed_at_any_moment_it_has_kept_what_was_handed_over(tmp_path):
 
 def test_a_forked_copy_records_nothing_and_harms_nothing(tmp_path):
     child = work("forked", tmp_path)
-    _, errors = child.communicate(timeout=60)
+    _, errors = child.communicate()
     assert child.returncode == 0
     assert "opened by another process" in errors
     run = open_run(tmp_path)
@@ -170,7 +170,7 @@ def test_a_forked_copy_records_nothing_and_harms_nothing(tmp_path):
 def said_by(scenario, folder):
     child = work(scenario, folder)
     try:
-        out, errors = child.communicate(timeout=60)
+        out, errors = child.communicate()
     finally:
         child.kill()
     assert child.returncode == 0, errors

@@ -1,11 +1,12 @@
 """With the callback on, training computes exactly what it computes without."""
 
 import random
+from types import MethodType
 
 import numpy as np
 import pytest
 import torch
-from rig import GRPO, RLOO, call, half, make
+from rig import GRPO, RLOO, call, dataset, half, make
 from tools import multiply, slow
 from transformers import TrainerCallback
 
@@ -29,10 +30,23 @@ def outcome(folder, cls, options, *, on):
     }
 
 
+#: Columns become arguments of reward functions, by these names.
+NAMED = {name: [float(i) for i in range(8)] for name in ("self", "function", "index", "watch", "call", "name", "_")}
+
+
+def by_column(completions, **columns):
+    return [sum(values) + i for i, values in enumerate(zip(*map(columns.get, NAMED), strict=True))]
+
+
+async def by_column_async(completions, **columns):
+    return by_column(completions, **columns)
+
+
 CASES = {
     "GRPO": (GRPO, {}),
     "GRPO with tools": (GRPO, {"script": [call("multiply", {"a": 2, "b": 3}), call("slow", {"x": 1}), "no"], "tools": [multiply, slow]}),
     "GRPO with calls that cannot be made": (GRPO, {"script": [call("multiply", "2 and 3"), call("slow", [1]), call("multiply", {"a": 2}), call("slow", 1)], "tools": [multiply, slow], "max_completion_length": 600}),
+    "GRPO with names of our own": (GRPO, {"script": [call("multiply", {"self": 1}), call("slow", {"self": 1}), "no"], "tools": [multiply, slow], "max_completion_length": 600, "rewards": [by_column, by_column_async], "rows": dataset(8, **NAMED)}),
     "GRPO with iterations": (GRPO, {"num_iterations": 2, "rewards": [half, lambda completions, **k: [0.1, None, 0.3, float("nan")] * (len(completions) // 4)]}),
     "RLOO": (RLOO, {}),
 }  # fmt: skip
@@ -81,3 +95,16 @@ def test_a_method_that_a_class_gets_after_the_callback_came_is_the_one_that_runs
     stored = list(open_run(tmp_path / "out").rollouts())
     assert [sum(r.reward for r in stored if r.step == step) / 4 for step in (1, 2)] == means
     assert [r.rewards for r in stored] == [{"half": 0.0}, {"half": 1.0}] * 4
+
+
+def test_a_method_that_is_taken_apart_and_bound_anew_is_still_watched(tmp_path):
+    trainer = make(tmp_path, max_steps=2)
+    trainer.add_callback(RolloutPluginCallback())
+    for name in ("_generate_and_score_completions", "_calculate_rewards", "_generate", "log"):
+        method = getattr(trainer, name)
+        assert method.__self__ is trainer
+        setattr(trainer, name, MethodType(method.__func__, trainer))
+    trainer.train()
+    run = open_run(tmp_path / "out")
+    assert [list(r.completion) for r in run.rollouts()] == [row["completion"] for row in trainer.truth]
+    assert run.drops == {}

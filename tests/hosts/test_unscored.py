@@ -10,8 +10,9 @@ import pytest
 import torch
 from copies import copy_of
 from processes import environment
-from rig import GRPO, SamplesTwice, dataset, make, tiny_model
+from rig import GRPO, SamplesTwice, call, dataset, make, tiny_model
 from store_rig import collected
+from tools import multiply
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
@@ -117,6 +118,56 @@ def test_rewards_that_are_computed_past_the_method_for_them(tmp_path, logs):
     assert {round(found[n].advantage, 3) for n in range(8)} == {-0.707, 0.707}
     assert all(rollout.prompt[0]["content"].startswith("hello") for rollout in found.values())
     assert run.drops == {}
+
+
+class Rejects(GRPO):
+    """What it samples first is thrown away."""
+
+    def _generate(self, prompts, *args, **kwargs):
+        super()._generate(prompts, *args, **kwargs)
+        return super()._generate(prompts, *args, **kwargs)
+
+
+class RejectsHalf(GRPO):
+    """It samples some of the answers again, and goes on with the first ones."""
+
+    def _generate(self, prompts, *args, **kwargs):
+        first = super()._generate(prompts, *args, **kwargs)
+        super()._generate(prompts[: len(prompts) // 2], *args, **kwargs)
+        return first
+
+
+@pytest.mark.parametrize("tools", [None, [multiply]])
+@pytest.mark.parametrize(("cls", "thrown"), [(Rejects, 8), (RejectsHalf, 4)])
+def test_rollouts_that_are_sampled_and_thrown_away_are_counted(tmp_path, cls, thrown, tools, caplog):
+    script = [call("multiply", {"a": 2, "b": 3}), "done"] if tools else None
+    trainer = make(tmp_path, script, cls=cls, tools=tools, max_steps=2)
+    trainer.add_callback(RolloutPluginCallback())
+    trainer.train()
+    run = open_run(tmp_path / "out")
+    assert [list(r.completion) for r in run.rollouts()] == [row["completion"] for row in trainer.truth]
+    assert run.drops == {"not_observed": thrown}
+    assert "cannot be observed" in caplog.text
+
+
+class TakesTurns(GRPO):
+    """It has the model go on with what it wrote: no answer is thrown away."""
+
+    def _generate_single_turn(self, prompt_ids, *args, **kwargs):
+        return super()._generate_single_turn(prompt_ids, *args, **kwargs)
+
+    def _generate(self, prompts, *args, **kwargs):
+        out = super()._generate(prompts, *args, **kwargs)
+        asked = [[*prompt, *answer] for prompt, answer in zip(out[0], out[1], strict=True)]
+        self._generate_single_turn(asked, None, {}, self.num_generations)
+        return out
+
+
+def test_turns_of_a_class_of_its_own_are_not_taken_for_other_answers(tmp_path):
+    trainer = make(tmp_path, cls=TakesTurns, max_steps=2, callbacks=[RolloutPluginCallback()])
+    trainer.train()
+    run = open_run(tmp_path / "out")
+    assert (len(run), run.drops) == (8, {})
 
 
 @pytest.mark.parametrize("tokens", [True, False])

@@ -43,7 +43,7 @@ def test_an_interrupted_export_goes_on_where_it_stopped(run, tmp_path):
 def test_two_processes_that_export_at_once_send_each_rollout_once(run, tmp_path):
     command = [sys.executable, "-m", "rollout_plugins.cli.main", "export", str(run.dir), "--to", "jsonl", "-o"]
     both = [subprocess.Popen([*command, str(tmp_path / "lines")]) for _ in range(2)]
-    assert [process.wait(60) for process in both] == [0, 0]
+    assert [process.wait() for process in both] == [0, 0]
     assert in_file(tmp_path / "lines") == ids(run)
 
 
@@ -98,7 +98,7 @@ def test_a_sender_that_was_killed_keeps_nobody_waiting(run, tmp_path):
         "        if step.generation == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
         "export(open_run(sys.argv[1]), Killed(sys.argv[2]))"
     )
-    done = subprocess.run([sys.executable, "-c", code, run.dir, tmp_path / "lines"], timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code, run.dir, tmp_path / "lines"], check=False)
     assert done.returncode == -signal.SIGKILL
     assert len(in_file(tmp_path / "lines")) == 8
     assert export(run, JsonlSink(tmp_path / "lines")).sent == 4

@@ -45,7 +45,6 @@ def test_everything_comes_back_in_the_order_it_was_made(tmp_path):
         ({"step": "..2,4", "where": "index = 0"}, ["1.0", "2.0", "4.0"]),
         ({"step": "-2,1", "where": "index = 0"}, ["1.0", "3.0"]),
         ({"step": -1, "where": "index = 0"}, ["4.0"]),
-        ({"step": range(-2, 0), "where": "index = 0"}, ["3.0", "4.0"]),
         ({"step": [1, 4], "where": "index = 3"}, ["1.3", "4.3"]),
         ({"step": []}, []),
         ({"where": "reward > 6"}, ["4.3"]),

@@ -5,6 +5,7 @@ Google's server is gcp-storage-emulator; Azure's is a stand-in.
 
 import logging
 import os
+import socket
 from pathlib import Path
 
 import fsspec
@@ -22,9 +23,9 @@ from rollout_plugins.remote.places import place
 @pytest.fixture
 def google(monkeypatch):
     from gcp_storage_emulator.server import create_server
-    from s3_server import free_port
 
-    port = free_port()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     server = create_server("127.0.0.1", port, in_memory=True, default_bucket="box")

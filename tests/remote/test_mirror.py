@@ -122,6 +122,23 @@ def test_a_journal_that_arrives_after_its_part_does_not_stay(tmp_path):
     assert contents(tmp_path / "there") == contents(run)
 
 
+def test_a_journal_that_became_a_part_on_its_way_does_not_stay(tmp_path, monkeypatch):
+    run = recorded(tmp_path / "here", steps=(1,))
+    (part,) = run.glob("data/*/*.parquet")
+    journal, copy = part.with_suffix(".arrows"), Folder._copy
+    journal.write_bytes(part.read_bytes())
+
+    def became_a_part(self, path, target):
+        copy(self, path, target)
+        if path == journal:
+            journal.unlink()
+
+    monkeypatch.setattr(Folder, "_copy", became_a_part)
+    copying = Copying(run, Folder(place(tmp_path / "there")))
+    assert copying.send(copying.pending(everything=True))
+    assert contents(tmp_path / "there") == contents(run)
+
+
 def test_a_journal_gets_no_older_than_it_may(tmp_path):
     with RolloutRecorder(dir=tmp_path, mirror="memory://old", config={"mirror": {"seal_seconds": 1e-9}}) as recorder:
         for step in (1, 2, 3):

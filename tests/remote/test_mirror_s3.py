@@ -38,7 +38,7 @@ def sizes(run):
 
 
 def wait_for(what):
-    until = time.monotonic() + 60
+    until = time.monotonic() + 240
     while not what():
         assert time.monotonic() < until
         time.sleep(0.05)

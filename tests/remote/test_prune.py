@@ -130,11 +130,13 @@ def test_the_mirror_keeps_what_is_pruned_here(tmp_path):
     assert [path.name for path in there.iterdir()] == ["mine"]
 
 
-def test_a_comparison_leaves_out_what_was_pruned_and_says_so(run, tmp_path, capsys):
+def test_an_answer_about_texts_leaves_out_what_was_pruned_and_says_so(run, tmp_path, capsys):
     other = recorded(tmp_path / "other", steps=range(1, 11), run_id="mine")
     assert main(["prune", str(run), "--keep", "step = 5", "--yes"]) == 0
     capsys.readouterr()
     assert main(["diff", str(other), str(run)]) == 0
     out, err = capsys.readouterr()
     assert "1 prompt in both (10 and 1)" in out or "1 prompts in both (10 and 1)" in out
-    assert f"{run}: 36 rollouts without text, since it was pruned, cannot be compared" in err
+    assert (line := f"{run}: 36 rollouts without text, since it was pruned, ") + "cannot be compared" in err
+    assert main(["show", str(run), "--search", "answer"]) == 0
+    assert line + "cannot be searched" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -54,6 +55,20 @@ def test_parts_that_were_removed_here_come_back(tmp_path, capsys):
     assert "3 files fetched" in capsys.readouterr().out
     assert len(open_run(run)) == 16
     assert not open_run(run).damaged
+
+
+def test_parts_come_back_to_the_folder_that_they_were_removed_from_whatever_it_is_called(tmp_path, capsys):
+    options = {"run_id": "mine", "config": {"mirror": {"seal_seconds": 1e-9, "keep_local": 0}}}
+    recorded(tmp_path / "other", (9,), mirror=str(tmp_path / "there"), run_id="mine")
+    run = recorded(tmp_path / "here it is", (1, 2, 3), mirror=str(tmp_path / "there"), **options)
+    renamed = run.rename(run.with_name("renamed"))
+    with pytest.warns(UserWarning, match="rollouts pull"):
+        (line,) = open_run(renamed).damaged.values()
+    assert (tmp_path / "there" / "mine-2").as_uri() in line
+    assert main(shlex.split(line.partition(": rollouts ")[2])) == 0
+    assert [path.name for path in renamed.parent.iterdir()] == ["renamed"]
+    assert answers(renamed) == [f"answer {step}.{n}" for step in (1, 2, 3) for n in range(4)]
+    assert not open_run(renamed).unreadable
 
 
 @pytest.mark.parametrize(
@@ -138,6 +153,9 @@ def test_some_rollouts_are_a_run_of_their_own_that_misses_nothing(run, hub, tmp_
     assert [rollout.reward for rollout in found.rollouts()] == [2.0, 3.0, 2.0, 3.0, 2.0]
     assert found.dir.name.startswith("mine-chosen-")
     assert not found.unreadable
+    filters = '{"where": "reward >= 2", "limit": 5}'
+    assert found.absent == [f"of its rollouts, those were chosen that fit {filters}"]
+    assert f"5 of 12 rollouts of {run} are in {url}/" in capsys.readouterr().out
     if url.startswith("hf"):
         card = hub.repos["me/best"]["files"]["README.md"].decode()
         assert '"where": "reward >= 2"' in card
@@ -209,6 +227,19 @@ def test_a_card_counts_what_the_dataset_has_and_not_what_is_left_on_one_machine(
         assert "| steps | 3 |" in card
 
 
+def test_a_card_names_each_rollout_once_and_how_many_have_no_text(hub, tmp_path):
+    options = {"run_id": "mine", "config": {"mirror": {"seal_seconds": 1e-9}}}
+    run = recorded(tmp_path / "here", (1, 2, 3), mirror="hf://datasets/me/runs", **options)
+    for words in (["compact", str(run)], ["push", str(run), "hf://datasets/me/runs"]):
+        assert main(words) == 0
+    card = hub.repos["me/runs"]["files"]["README.md"].decode()
+    assert 'path: ["mine/data/train/001-00000-000003.parquet"]' in card
+    assert "text removed since" not in card
+    for words in (["prune", str(run), "--keep", "step = 1", "--yes"], ["push", str(run), "hf://datasets/me/new"]):
+        assert main(words) == 0
+    assert "| text removed since | of 8 rollouts |" in hub.repos["me/new"]["files"]["README.md"].decode()
+
+
 LOAD = """
 import json, sys, datasets
 found = [datasets.load_dataset(name) for name in sys.argv[1:]]
@@ -223,18 +254,21 @@ def test_load_dataset_takes_what_was_pushed_or_mirrored_split_by_train_and_eval(
         recorder.record(4, batch(4), split="eval")
     assert main(["push", str(run), "hf://datasets/me/pushed"]) == 0
     assert main(["push", str(run), "hf://datasets/me/chats", "--sessions"]) == 0
+    often = {"mirror": "hf://datasets/me/joined", "config": {"mirror": {"seal_seconds": 1e-9}}}
+    joined = recorded(tmp_path / "often", **often)
+    for words in (["compact", str(joined)], ["push", str(joined), "hf://datasets/me/joined"]):
+        assert main(words) == 0  # the dataset has the small parts, and the one that holds them
     about = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "home")}
     done = subprocess.run(
-        [sys.executable, "-c", LOAD, "me/mirrored", "me/pushed", "me/chats"],
+        [sys.executable, "-c", LOAD, "me/mirrored", "me/pushed", "me/chats", "me/joined"],
         check=False,
         env={**os.environ, **about},
         capture_output=True,
         text=True,
-        timeout=200,
     )
     assert done.returncode == 0, done.stderr
     rows, first = map(json.loads, done.stdout.splitlines()[-2:])
-    assert rows == [{"train": 12, "eval": 4}] * 2 + [{"train": 36, "eval": 12}]
+    assert rows == [{"train": 12, "eval": 4}] * 2 + [{"train": 36, "eval": 12}, {"train": 8}]
     assert first == ["answer 1.0"] * 2
     shutil.rmtree(tmp_path / "home")
 

@@ -198,14 +198,14 @@ def unread():
 
 def on_its_thread(work):
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(work).result(60)
+        return pool.submit(work).result(120)
 
 
 def ends(work):
     """Whether a thread comes to an end."""
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    thread.join(30)
+    thread.join(120)
     return not thread.is_alive()
 
 
@@ -267,7 +267,7 @@ def test_an_export_waits_for_a_terminal_that_was_held(unread):
     with pytest.raises(subprocess.TimeoutExpired):
         child.wait(5)
     termios.tcflow(unread, termios.TCOON)
-    assert child.wait(60) == 0
+    assert child.wait(120) == 0
     assert b"What is 12" in os.read(unread.reader, 4096)
 
 

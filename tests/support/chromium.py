@@ -47,7 +47,7 @@ def browser(folder: Path):
         )
     try:
         port, address = _listening(process, folder / "DevToolsActivePort", folder / "log")
-        with connect(f"ws://127.0.0.1:{port}{address}", max_size=2**28, open_timeout=30) as socket:
+        with connect(f"ws://127.0.0.1:{port}{address}", max_size=2**28, open_timeout=120) as socket:
             yield Page(socket)
     finally:
         process.terminate()
@@ -58,7 +58,7 @@ def browser(folder: Path):
 
 
 def _listening(process, file, log):
-    end = time.monotonic() + 60
+    end = time.monotonic() + 120
     while time.monotonic() < end and process.poll() is None:
         if file.exists() and len(lines := file.read_text().splitlines()) == 2:
             return lines
@@ -86,7 +86,7 @@ class Page:
         message = {"id": self._number, "method": method, "params": params}
         self._socket.send(json.dumps({**message, "sessionId": self._session} if self._session else message))
         while True:
-            answer = json.loads(self._socket.recv(60))
+            answer = json.loads(self._socket.recv(300))
             if answer.get("id") == self._number:
                 if "error" in answer:
                     raise RuntimeError(f"{method}: {answer['error']['message']}")
@@ -117,7 +117,7 @@ class Page:
             raise RuntimeError(answer["exceptionDetails"].get("exception", {}).get("description", str(answer)))
         return answer["result"].get("value")
 
-    def wait(self, script, seconds=20):
+    def wait(self, script, seconds=120):
         """Wait until something is so, and return it."""
         end = time.monotonic() + seconds
         while not (

@@ -1,6 +1,5 @@
 """The same game served by openreward's own server, for those who have it installed."""
 
-import socket
 import threading
 import time
 from contextlib import contextmanager
@@ -42,14 +41,11 @@ class Game(Environment):
 
 @contextmanager
 def serving():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    server = uvicorn.Server(uvicorn.Config(Server([Game]).app, port=port, log_level="error"))
+    server = uvicorn.Server(uvicorn.Config(Server([Game]).app, port=0, log_level="error"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:
         time.sleep(0.01)
-    yield f"http://127.0.0.1:{port}"
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     server.should_exit = True
     thread.join(10)

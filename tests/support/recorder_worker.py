@@ -79,7 +79,7 @@ def pool(out):
         recorder.record(1, batch(1))
         with multiprocessing.get_context("fork").Pool(2) as workers:
             first, second = workers.apply_async(_pandas_in_a_child, [7]), workers.apply_async(_own_recorder, [out])
-            sys.stdout.write(f"{first.get(30)} {second.get(30)}\n")
+            sys.stdout.write(f"{first.get(300)} {second.get(300)}\n")
         recorder.record(2, batch(2))
 
 
@@ -96,12 +96,12 @@ class _Importing:
 
 def importing(out):
     """A fork just when a plugin imports something."""
-    slow = "import __main__\n__main__.importing_now.set()\n__main__.forking.wait(30)\n"
+    slow = "import __main__\n__main__.importing_now.set()\n__main__.forking.wait(300)\n"
     (out / "takes_its_time.py").write_text(slow)
     sys.path.insert(0, str(out))
     with RolloutRecorder([_Importing()], dir=out) as recorder:
         recorder.record(1, batch(1))
-        importing_now.wait(30)
+        importing_now.wait(300)
         os.register_at_fork(before=forking.set)  # called before those that were registered earlier
         child = os.fork()
         if not child:
@@ -122,10 +122,10 @@ def locked(out):
         def hold():
             with recorder._pipeline._worker._changed, recorder._pipeline.counters._lock, recorder._lock:
                 held.set()
-                free.wait(30)
+                free.wait(300)
 
         threading.Thread(target=hold).start()
-        held.wait(30)
+        held.wait(300)
         child = os.fork()
         if not child:
             recorder.record(2, batch(2))

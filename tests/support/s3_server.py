@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import http.client
 import os
-import socket
+import re
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-import urllib.request
 from contextlib import contextmanager, suppress
 
 from served import Asked, served
@@ -17,31 +17,26 @@ from served import Asked, served
 KEYS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "a-secret-of-the-test", "AWS_REGION": "us-east-1"}
 
 
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
-
-
 class S3:
-    def __init__(self, port):
-        self.port = port
-        self.url = f"http://127.0.0.1:{port}"
+    def __init__(self):
+        self.port = 0
+        """Until the server has chosen one, which it keeps when it is started again."""
         self._process = None
 
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.port}"
+
     def start(self):
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        until = time.monotonic() + 60
-        while time.monotonic() < until:
-            with suppress(OSError):
-                urllib.request.urlopen(f"{self.url}/moto-api/", timeout=1)
-                return
-            time.sleep(0.1)
-        raise RuntimeError("moto's server does not start")
+        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
+        with tempfile.TemporaryFile() as told:
+            self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=told)
+            until = time.monotonic() + 240
+            while not (port := _port(told)):
+                assert self._process.poll() is None, "moto's server does not start"
+                assert time.monotonic() < until, "moto's server does not start"
+                time.sleep(0.05)
+        self.port = port
 
     def stop(self):
         if self._process is not None:
@@ -71,6 +66,13 @@ class S3:
         return {info.path.removeprefix(f"{folder}/"): info.size for info in found if info.is_file}
 
 
+def _port(told):
+    """Where the server says that it runs, once it does."""
+    told.seek(0)
+    found = re.search(rb"Running on http://127\.0\.0\.1:(\d+)", told.read())
+    return int(found[1]) if found else None
+
+
 def use_s3(monkeypatch, url):
     """Clients find a server at this address, and the keys of the tests."""
     for name in list(os.environ):
@@ -82,9 +84,9 @@ def use_s3(monkeypatch, url):
 
 @contextmanager
 def s3_server(monkeypatch):
-    server = S3(free_port())
-    use_s3(monkeypatch, server.url)
+    server = S3()
     server.start()
+    use_s3(monkeypatch, server.url)
     try:
         yield server
     finally:

@@ -53,7 +53,7 @@ def record(folder, *made, plugins=(), **options):
     line = started(folder, *plugins, **options)
     for step, some in enumerate(made, 1):
         line.submit(batch(some, step=step))
-    assert line.drain(30)
+    assert line.drain(120)
     line.close()
     return open_run(folder)
 
@@ -93,7 +93,7 @@ def differences(one, other, ignore=STAMPED):
     }
 
 
-def until(condition, seconds=60.0):
+def until(condition, seconds=120.0):
     """Wait for something that another thread or process does."""
     end = time.monotonic() + seconds
     while not condition():

@@ -39,7 +39,7 @@ class Eye:
     async def type(self, text):
         await self.pilot.press(*text)
 
-    async def sees(self, *texts, seconds=30.0):
+    async def sees(self, *texts, seconds=120.0):
         """Wait until all of these are on the screen."""
         end = time.monotonic() + seconds
         while not all(map(self.text.__contains__, texts)):
@@ -47,13 +47,13 @@ class Eye:
             await self.pilot.pause(0.02)
         await self.pilot.pause()
 
-    async def sees_not(self, *texts, seconds=30.0):
+    async def sees_not(self, *texts, seconds=120.0):
         end = time.monotonic() + seconds
         while any(map(self.text.__contains__, texts)):
             assert time.monotonic() < end, f"one of {texts} is in\n{self.text}"
             await self.pilot.pause(0.02)
 
-    async def until(self, condition, seconds=30.0):
+    async def until(self, condition, seconds=120.0):
         end = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < end, self.text

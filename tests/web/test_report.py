@@ -130,6 +130,11 @@ def test_filters_choose_rollouts_and_leave_the_charts(shop):
     assert len(data["steps"]["train"]["step"]) == 12
 
 
+def test_a_filter_may_end_with_a_comment(shop):
+    data = report(shop, where="reward < 0.5 -- the bad ones", limit=20)
+    assert data["matched"] == open_run(shop).count(where="reward < 0.5")
+
+
 def test_a_filter_that_finds_nothing_and_an_empty_run(shop, tmp_path):
     assert report(shop, where="reward > 99")["rollouts"] == []
     empty(tmp_path)

@@ -81,7 +81,7 @@ class Wraps:
             return around(Call(method, args, kwargs, parameters, signatures))
 
         link = _Link(wrapper, self, target, name, before)
-        vars(wrapper)["_link"] = link
+        vars(wrapper).update(_link=link, **_as_method(wrapper, original))
         setattr(target, name, wrapper)
         self._links.append(link)
         vars(target)["__getstate__"] = MethodType(_state_without_wrappers, target)
@@ -108,6 +108,17 @@ class Wraps:
         for link in reversed(self._links):
             _take_off(link)
         self._links.clear()
+
+
+def _as_method(wrapper: Callable[..., Any], original: Any) -> dict[str, Any]:
+    """What a bound method has besides, for those who take it apart to bind it anew."""
+    if not isinstance(original, MethodType):
+        return {}
+
+    def function(_: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return wrapper(*args, **kwargs)
+
+    return {"__self__": original.__self__, "__func__": function}
 
 
 def _take_off(link: _Link) -> None:
