@@ -6,7 +6,7 @@ from types import MethodType
 import numpy as np
 import pytest
 import torch
-from rig import GRPO, RLOO, call, half, make
+from rig import GRPO, RLOO, call, dataset, half, make
 from tools import multiply, slow
 from transformers import TrainerCallback
 
@@ -30,10 +30,23 @@ def outcome(folder, cls, options, *, on):
     }
 
 
+#: Columns become arguments of reward functions, by these names.
+NAMED = {name: [float(i) for i in range(8)] for name in ("self", "function", "index", "watch", "call", "name", "_")}
+
+
+def by_column(completions, **columns):
+    return [sum(values) + i for i, values in enumerate(zip(*map(columns.get, NAMED), strict=True))]
+
+
+async def by_column_async(completions, **columns):
+    return by_column(completions, **columns)
+
+
 CASES = {
     "GRPO": (GRPO, {}),
     "GRPO with tools": (GRPO, {"script": [call("multiply", {"a": 2, "b": 3}), call("slow", {"x": 1}), "no"], "tools": [multiply, slow]}),
     "GRPO with calls that cannot be made": (GRPO, {"script": [call("multiply", "2 and 3"), call("slow", [1]), call("multiply", {"a": 2}), call("slow", 1)], "tools": [multiply, slow], "max_completion_length": 600}),
+    "GRPO with names of our own": (GRPO, {"script": [call("multiply", {"self": 1}), call("slow", {"self": 1}), "no"], "tools": [multiply, slow], "max_completion_length": 600, "rewards": [by_column, by_column_async], "rows": dataset(8, **NAMED)}),
     "GRPO with iterations": (GRPO, {"num_iterations": 2, "rewards": [half, lambda completions, **k: [0.1, None, 0.3, float("nan")] * (len(completions) // 4)]}),
     "RLOO": (RLOO, {}),
 }  # fmt: skip

@@ -49,14 +49,14 @@ class Rewards:
             return function  # a model: the trainer needs it as it is
         if _is_async(function):
 
-            async def noted_async(function: Any, *args: Any, **kwargs: Any) -> Any:
+            async def noted_async(function: Any, /, *args: Any, **kwargs: Any) -> Any:
                 result = await function(*args, **kwargs)
                 self._note(index, result)
                 return result
 
             return AsyncStandIn(function, noted_async)
 
-        def noted(function: Any, *args: Any, **kwargs: Any) -> Any:
+        def noted(function: Any, /, *args: Any, **kwargs: Any) -> Any:
             result = function(*args, **kwargs)
             self._note(index, result)
             return result

@@ -32,7 +32,7 @@ class StandIn(Standing):
         object.__setattr__(self, "_stands_for", function)
         object.__setattr__(self, "_stand_in_around", around)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return self._stand_in_around(self._stands_for, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -73,7 +73,7 @@ class AsyncStandIn(StandIn):
 
     __slots__ = ()
 
-    async def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    async def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return await self._stand_in_around(self._stands_for, *args, **kwargs)
 
 

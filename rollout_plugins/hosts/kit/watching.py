@@ -93,7 +93,7 @@ class WatchedTool(StandIn):
         keep(self, "_stand_in_name", name)
         keep(self, "_stand_in_is_async", is_async)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         watch, is_async, given = self._stand_in_around, self._stand_in_is_async, kwargs
         for value in kwargs.values():
             if type(value) not in _ATOMS:

@@ -114,7 +114,11 @@ def _as_method(wrapper: Callable[..., Any], original: Any) -> dict[str, Any]:
     """What a bound method has besides, for those who take it apart to bind it anew."""
     if not isinstance(original, MethodType):
         return {}
-    return {"__self__": original.__self__, "__func__": lambda _, *args, **kwargs: wrapper(*args, **kwargs)}
+
+    def function(_: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return wrapper(*args, **kwargs)
+
+    return {"__self__": original.__self__, "__func__": function}
 
 
 def _take_off(link: _Link) -> None:
