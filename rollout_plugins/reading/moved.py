@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from rollout_plugins.content.nodes import nodes_of
 from rollout_plugins.content.replacing import replace_file
+from rollout_plugins.store.compacted import joined
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,8 +28,14 @@ def moved(folder: Path) -> dict[str, str]:
 
 
 def gone(folder: Path) -> dict[str, str]:
-    """Where those of them are that are not here again."""
-    return {name: url for node in nodes_of(folder) for name, url in moved(node).items() if not (node / name).exists()}
+    """Where those of them are that are not here again, nor in a part that holds them."""
+    found = {}
+    for node in nodes_of(folder):
+        noted = moved(node)
+        joins = {name: parts for name, parts in joined(node).items() if name in noted or (node / name).exists()}
+        held = set(chain.from_iterable(joins.values()))
+        found.update({name: url for name, url in noted.items() if name not in held and not (node / name).exists()})
+    return found
 
 
 def note_moved(folder: Path, url: str, names: Iterable[str]) -> None:

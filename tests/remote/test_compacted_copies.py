@@ -71,6 +71,15 @@ def test_parts_that_others_hold_are_not_fetched(nodes, tmp_path):
     assert names == ["data/train/001-00000-000003.parquet"]
 
 
+def test_parts_that_came_back_and_were_joined_are_not_missed(tmp_path):
+    options = {"mirror": {"seal_seconds": 1e-9, "keep_local": 0}}
+    run = recorded(tmp_path / "here", (1, 2, 3), run_id="mine", mirror=str(tmp_path / "there"), config=options)
+    assert main(["pull", str(tmp_path / "there" / "mine"), str(run.parent)]) == 0
+    compacted(run)
+    assert not open_run(run).unreadable
+    assert sorted(answers(run)) == ALL
+
+
 @pytest.mark.parametrize("first", ["prune", "compact"])
 def test_the_mirror_keeps_the_text_that_was_pruned_here_also_when_the_run_is_compacted(nodes, first):
     node, _, there = nodes
