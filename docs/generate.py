@@ -91,12 +91,13 @@ def paragraph(text: str, kind: str) -> str:
 
 def signature(name: str) -> str:
     """A hook's arguments and what it returns, with their types."""
-    return f"```text\n{wrapped(f'{name}{inspect.signature(getattr(hooks, name))}')}\n```".replace("'", "")
+    call = f"{name}{inspect.signature(getattr(hooks, name))}".replace("'", "")
+    return f"```text\n{wrapped(call)}\n```"
 
 
 def wrapped(call: str) -> str:
     """On lines that a page has room for."""
-    return textwrap.fill(call, 88, subsequent_indent="    ", break_on_hyphens=False)
+    return textwrap.fill(call, 84, subsequent_indent="    ", break_on_hyphens=False)
 
 
 def record(name: str) -> str:

@@ -153,6 +153,10 @@ def _guarded(module: object, options: argparse.Namespace) -> int:
         return OK
     except KeyboardInterrupt:
         return INTERRUPTED
+    except RuntimeError as error:
+        if str(error) == "Query interrupted":  # what DuckDB makes of Ctrl-C
+            return INTERRUPTED
+        raise
     except OSError as error:
         return _fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
     return code or OK

@@ -266,7 +266,7 @@ class Following:
         """Say once when files begin to wait, what there is to do about it, and when they no longer wait."""
         self.behind = count if why else 0
         advice = why.partition(" (")[0] if why.endswith(")") else ""
-        if why and (not self._why or advice not in self._told):
+        if why and not self._is_stopped and (not self._why or advice not in self._told):
             self._told.add(advice)
             self._say(
                 "the mirror %s does not take files: %s; they wait on this machine and will follow", self._to.url, why

@@ -372,3 +372,11 @@ def test_the_doctor_asks_a_wandb_server_where_it_listens(rollouts, tmp_path, mon
         monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{port}/")
         told = {row["check"]: row for row in json.loads(rollouts("doctor", tmp_path, "--json")[1])["checks"]}
     assert told["wandb"]["status"] == "ok"
+
+
+def test_ctrl_c_during_a_query_ends_the_command_without_a_word(rollouts, run, monkeypatch):
+    def interrupted(*_, **__):
+        raise RuntimeError("Query interrupted")  # what DuckDB raises
+
+    monkeypatch.setattr(type(run), "sql", interrupted)
+    assert rollouts("sql", run.dir, "select 1") == (130, "", "")
