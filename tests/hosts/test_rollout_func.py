@@ -62,6 +62,12 @@ SHAPES = {
 }  # fmt: skip
 
 
+def test_arguments_that_no_chat_template_takes_cost_no_rollout(tmp_path):
+    episode, expected = SHAPES["two turns of the model"]
+    _, rollouts, _ = trained(tmp_path, [episode] * 4, chat_template_kwargs={"self": 1, "how": 2, "after": 3})
+    assert [[r.completion[0], r.completion[-1]] for r in rollouts] == [expected] * 4
+
+
 @pytest.mark.parametrize("kind", ["messages", "text"])
 def test_the_turns_are_told_apart_by_the_mask(tmp_path, kind):
     rows = {"rows": Dataset.from_dict({"prompt": ["hello"] * 8})} if kind == "text" else {}

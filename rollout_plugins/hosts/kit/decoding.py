@@ -41,7 +41,7 @@ class Decoder:
 
         return dict(parse_response(self._tokenizer, ids, **({} if schema else {"prefix": before})))
 
-    def rendered(self, messages: Sequence[Mapping[str, Any]], **how: Any) -> str | None:
+    def rendered(self, messages: Sequence[Mapping[str, Any]], /, **how: Any) -> str | None:
         """Messages in the chat template; None where it refuses them, or there is none."""
         try:
             return str(self._tokenizer.apply_chat_template(messages, tokenize=False, **how))
