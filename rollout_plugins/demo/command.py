@@ -18,7 +18,7 @@ from rollout_hookspecs import Rollout
 
 from rollout_plugins.demo.stream import STATUSES, Stream
 from rollout_plugins.demo.train import STEPS, OnStep, train
-from rollout_plugins.errors import need
+from rollout_plugins.errors import SetupError, need
 from rollout_plugins.reading.runs import StoredRun, open_run
 from rollout_plugins.report import write_report
 from rollout_plugins.show import render_rollouts, render_steps
@@ -37,6 +37,8 @@ def run(options: Namespace) -> None:
     """Train, and show the run."""
     need("torch", "demo")
     need("trl", "demo")
+    if options.steps < 1:
+        raise SetupError(f"--steps {options.steps} trains nothing; give 1 or more")
     console = Console(highlight=False)
     started = time.monotonic()
     stream = Stream(partial(console.print, no_wrap=True, overflow="ellipsis"))

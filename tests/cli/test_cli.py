@@ -61,6 +61,12 @@ def test_what_is_not_understood_is_one_line_and_2(rollouts, words, said):
     assert err.count("\n") == 1
 
 
+def test_a_demo_of_no_steps_is_refused(rollouts, tmp_path):
+    code, out, err = rollouts("demo", "--steps", "0", "-o", tmp_path / "demo")
+    assert (code, out, err) == (1, "", "rollouts: --steps 0 trains nothing; give 1 or more\n")
+    assert not (tmp_path / "demo").exists()
+
+
 def test_without_a_command_the_help_is_shown(rollouts):
     code, out, _ = rollouts()
     assert code == 2

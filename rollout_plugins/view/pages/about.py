@@ -44,7 +44,7 @@ def _blocks(run: StoredRun) -> Iterator[Block]:
     for attempt in run.attempts:
         yield _block(f"attempt {number(attempt['attempt'])}", dict(_attempt(attempt)))
     yield _block("lost", run.drops)
-    yield _block("untrained", run.untrained)
+    yield _block("not trained on", run.untrained)
     yield _block("not sent", run.unsent)
     yield _block("failed", {f"plugin {name}": times for name, times in run.plugin_errors.items()})
     yield _block("damaged", run.damaged)
