@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,9 +61,10 @@ def the_run_of(folders: Iterable[Path]) -> Path:
     return _joined(nodes) if len(nodes) > 1 else nodes[0].folder
 
 
-def absent(folder: Path) -> list[str]:
+def absent(folder: Path, facts: Facts) -> list[str]:
     """What of its run a folder lacks, in a line each: ranks, attempts before the last one, and what was not chosen."""
-    wrote, facts = _looked_at(folder).wrote, Facts(folder, {})
+    stored = _parts(folder)
+    wrote = stored | _told(facts)
     attempts, ranks = {attempt for attempt, _ in wrote}, {rank for _, rank in wrote}
     of_ranks, of_attempts = facts.info.world_size, max(attempts, default=0)
     found = [f"of its rollouts, those were chosen that fit {json.dumps(facts.chosen)}"] if facts.chosen else []
@@ -72,14 +74,35 @@ def absent(folder: Path) -> list[str]:
     if len(attempts) < of_attempts:
         gone = count(of_attempts - len(attempts), "attempt")
         found.append(f"of {of_attempts:,} attempts, {gone} left nothing here; what they recorded may be elsewhere")
-    return found
+    return found + _without_rollouts(facts, {attempt for attempt, _ in stored})
+
+
+def _without_rollouts(facts: Facts, stored: Collection[int]) -> list[str]:
+    """Attempts that were killed, and trained before that: the next one went on from a later checkpoint."""
+    starts: dict[int, int] = {}
+    for attempt in facts.attempts:
+        starts[attempt["attempt"]] = max(attempt["resumed_from"] or 0, starts.get(attempt["attempt"], 0))
+    ended = {attempt["attempt"] for attempt in facts.attempts if attempt["ended"]}
+    return [
+        f"attempt {number} trained to step {after:,} and left no rollouts here; they may be elsewhere, or lost"
+        for (number, start), (_, after) in pairwise(sorted(starts.items()))
+        if number not in ended and number not in stored and start < after
+    ]
 
 
 def _looked_at(folder: Path) -> _Node:
     facts = Facts(folder, {})
-    parts = [tuple(map(int, part.path.stem.split("-")[:2])) for part in find_parts(folder)]
-    told = [(attempt["attempt"], attempt["rank"]) for attempt in facts.attempts]
-    return _Node(folder, facts.info.id, frozenset([(attempt, rank) for attempt, rank in (*parts, *told)]))
+    return _Node(folder, facts.info.id, frozenset(_parts(folder) | _told(facts)))
+
+
+def _parts(folder: Path) -> set[tuple[int, int]]:
+    """Attempts and ranks of which there are rollouts."""
+    numbers = (part.path.stem.split("-") for part in find_parts(folder))
+    return {(int(attempt), int(rank)) for attempt, rank, _ in numbers}
+
+
+def _told(facts: Facts) -> set[tuple[int, int]]:
+    return {(attempt["attempt"], attempt["rank"]) for attempt in facts.attempts}
 
 
 def _twice(nodes: Sequence[_Node]) -> list[Path]:

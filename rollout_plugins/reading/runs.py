@@ -109,7 +109,7 @@ class StoredRun:
     @property
     def absent(self) -> list[str]:
         """What is known to belong to the run and is not in this folder, in a line each: other nodes have it."""
-        return absent(self.dir)
+        return absent(self.dir, self._facts)
 
     @property
     def name(self) -> str:

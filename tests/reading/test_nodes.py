@@ -160,6 +160,20 @@ def test_attempts_that_left_nothing_are_said(nodes, tmp_path, capsys):
     assert "of 2 attempts, 1 attempt left nothing here; what they recorded may be elsewhere" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("resumed_from", "said"), [(8, 1), (4, 0)])
+def test_an_attempt_that_trained_and_whose_disk_was_lost_is_said(tmp_path, capsys, resumed_from, said):
+    """What a mirror has of it is its start; where the next attempt starts shows that it trained."""
+    node(tmp_path / "first", 0, (1, 2, 3, 4), world_size=1)
+    with RolloutRecorder(dir=tmp_path / "first" / "node0", run_id="mine", resumed_from=4) as recorder:
+        recorder.record(5, batch(5, 0))
+        recorder.flush()
+        shutil.copytree(tmp_path / "first", tmp_path / "there", ignore=shutil.ignore_patterns("002-*"))
+    node(tmp_path / "there", 0, (9,), world_size=1, resumed_from=resumed_from)
+    assert main(["stats", str(tmp_path / "there")]) == 0
+    line = "attempt 2 trained to step 8 and left no rollouts here; they may be elsewhere, or lost"
+    assert capsys.readouterr().err.count(line) == said
+
+
 @pytest.mark.parametrize(
     ("other", "why"),
     [
