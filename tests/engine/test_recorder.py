@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 import trackio
-from loops import HERE, Slow, recorder_in, row
+from loops import Slow, recorder_in, row
 from PIL import Image as Picture
+from processes import HERE
 from shape_rig import SQLiteStorage, keep, texts
 from store_rig import Sink
 
