@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rollout_plugins.content.elsewhere import here, is_url
+from rollout_plugins.content.environment import secrets
 from rollout_plugins.errors import MissingExtraError, SetupError, need
 
 #: By protocol, the package that fsspec needs for it and our extra that brings it.
@@ -64,8 +65,6 @@ _ADVICE = (
 #: Names in an error, which say nothing about what went wrong.
 _NAMES = re.compile(r"(?<!\w)'[^']*'(?!\w)|\w+://\S+")
 #: Of a connection string.
-_KEY_INSIDE = re.compile(r"(?:AccountKey|SharedAccessSignature)=([^;]{8,})")
-_SECRET_NAME = re.compile(r"SECRET|TOKEN|PASSWORD|CREDENTIAL|ACCESS_KEY|ACCOUNT_KEY|CONNECTION_STRING|SAS\b")
 
 
 @dataclass(frozen=True)
@@ -220,8 +219,6 @@ def without_secrets(text: str) -> str:
     text = re.sub(r"(\bhttps?://)[^\s'\"/@]*@", r"\1…@", text)
     text = re.sub(r"(\w://[^\s'\"/@:]*):[^\s'\"/@]*@", r"\1:…@", text)
     text = re.sub(r"(\w://[^\s'\"?]*)\?[^\s'\"]*", r"\1?…", text)
-    for name, value in os.environ.items():
-        if len(value) >= 8 and _SECRET_NAME.search(name):
-            for secret in (value, *_KEY_INSIDE.findall(value)):
-                text = text.replace(secret, f"[{name}]")
+    for secret, name in secrets().items():
+        text = text.replace(secret, f"[{name}]")
     return text

@@ -372,6 +372,13 @@ def test_a_variable_that_is_set_before_the_run_starts_is_known(monkeypatch):
     assert text("0123456789abcdef" * 2, plugin) == "[REDACTED:environment]"
 
 
+def test_the_key_inside_a_connection_string_goes(monkeypatch):
+    monkeypatch.setenv(
+        "AZURE_STORAGE_CONNECTION_STRING", "AccountName=me;AccountKey=bm90IGEga2V5IDE=;EndpointSuffix=x"
+    )
+    assert text("key: bm90IGEga2V5IDE=") == "key: [REDACTED:environment]"
+
+
 def test_paths_words_and_other_variables_stay(monkeypatch):
     for name, value in {
         "GOOGLE_CREDENTIALS": "/etc/keys/google.json",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
+
+from rollout_plugins.content.environment import secrets
 
 _OPEN, _CLOSE = "\uf8f0", "\uf8f1"
 _IN_THE_WAY = re.compile(f"[{_OPEN}{_CLOSE}\ud800-\udfff]")
@@ -133,21 +134,19 @@ RULES = (
 
 
 ENVIRONMENT = "environment"
-_SECRET_NAME = re.compile(r"(?i)(?:^|_)(?:KEY|APIKEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?)$")
 
 
-def environment(variables: Mapping[str, str] = os.environ) -> list[Rule]:
-    """The values of variables that are called like secrets, whatever they look like: programs print them."""
-    values = {value.strip() for name, value in variables.items() if _SECRET_NAME.search(name)}
-    told = sorted((value for value in values if _is_secret(value)), key=len, reverse=True)
+def environment() -> list[Rule]:
+    """The secrets of the environment, which programs print."""
+    told = filter(_is_secret, secrets())
     written = tuple(dict.fromkeys(form for value in told for form in (value, json.dumps(value)[1:-1])))
     return [Rule(ENVIRONMENT, "|".join(map(_literal, written)), before="", hints=written)] if written else []
 
 
 def _is_secret(value: str) -> bool:
     """Not a path to one, nor a word that texts have anyway."""
-    is_text = len(value) >= 8 and not _IN_THE_WAY.search(value)
-    return is_text and _is_long_or_has_digit(value) and not value.startswith(("/", "~", "./"))
+    is_told = not _IN_THE_WAY.search(value) and not value.startswith(("/", "~", "./"))
+    return is_told and _is_long_or_has_digit(value)
 
 
 def _literal(value: str) -> str:
