@@ -82,7 +82,7 @@ def identify_loop(
             logger.warning("each process records a run of its own: give all of them the same run_id to make it one")
         return _agreed(key, Identity(new_id()), world_size)
     before = _last_attempt(root / name, "run*.json" if can_agree else file)
-    last = before if resumed_from is None else max(1, before)
+    last = max(1, before) if resumed_from else before  # a loop may begin at step 0, from no checkpoint
     mine = Identity(name, last + 1, _generations(root / name, before), resumed_from)
     found = _agreed(key, mine, world_size, is_known=last == before)
     return replace(found, attempt=max(found.attempt, last + 1))  # of a rank that lost its folder, and does not know

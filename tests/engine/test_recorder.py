@@ -411,3 +411,10 @@ def test_metrics_that_nobody_asks_for_do_not_pile_up_and_are_averaged(tmp_path):
         assert held < 500_000
         assert rec.metrics()["rollouts/figure 999"] == 20.5
         assert "rollouts/figure 999" not in rec.metrics()
+
+
+def test_a_loop_that_begins_at_step_0_is_the_first_attempt(tmp_path):
+    with RolloutRecorder(dir=tmp_path, run_id="mine", resumed_from=0) as recorder:
+        recorder.record(1, [row()])
+    run = open_run(tmp_path / "mine")
+    assert (run.attempts[0]["attempt"], run.absent, len(run)) == (1, [], 1)
