@@ -364,7 +364,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         place = f"{root}|{self._position(trainer)}"
         _begun[place] += 1
         key = f"{place}|{_begun[place]}|{os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}"
-        found = identify(root, key, checkpoint, step, restarted.id if restarted else None)
+        found = identify(root, key, checkpoint, step, restarted)
         facts = dict(attached.host.describe(trainer)) if attached.host else {}
         run = attached.run = Run(
             id=found.id,
