@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http.client
 import os
-import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -19,8 +19,11 @@ KEYS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "a-secret-of-th
 
 class S3:
     def __init__(self):
-        self.port = 0
-        """Until the server has chosen one, which it keeps when it is started again."""
+        # Bound here too, where nobody listens, so that nobody else gets the port while the server is away.
+        self._kept = socket.socket()
+        self._kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._kept.bind(("127.0.0.1", 0))
+        self.port = self._kept.getsockname()[1]
         self._process = None
 
     @property
@@ -32,17 +35,20 @@ class S3:
         with tempfile.TemporaryFile() as told:
             self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=told)
             until = time.monotonic() + 240
-            while not (port := _port(told)):
+            while b"Running on" not in os.pread(told.fileno(), 10_000, 0):
                 assert self._process.poll() is None, "moto's server does not start"
                 assert time.monotonic() < until, "moto's server does not start"
                 time.sleep(0.05)
-        self.port = port
 
     def stop(self):
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+    def close(self):
+        self.stop()
+        self._kept.close()
 
     def filesystem(self):
         from pyarrow import fs
@@ -53,6 +59,8 @@ class S3:
             endpoint_override=self.url,
             region="us-east-1",
             allow_bucket_creation=True,
+            connect_timeout=120,
+            request_timeout=120,
         )
 
     def make_bucket(self, name):
@@ -66,15 +74,10 @@ class S3:
         return {info.path.removeprefix(f"{folder}/"): info.size for info in found if info.is_file}
 
 
-def _port(told):
-    """Where the server says that it runs, once it does."""
-    told.seek(0)
-    found = re.search(rb"Running on http://127\.0\.0\.1:(\d+)", told.read())
-    return int(found[1]) if found else None
-
-
 def use_s3(monkeypatch, url):
-    """Clients find a server at this address, and the keys of the tests."""
+    """Clients find a server at this address, which may be slow, and the keys of the tests."""
+    monkeypatch.setattr("rollout_plugins.remote.places.SECONDS", 120.0)
+    monkeypatch.setattr("rollout_plugins.remote.places.LIST_SECONDS", 120.0)
     for name in list(os.environ):
         if name.startswith("AWS_"):
             monkeypatch.delenv(name)
@@ -90,7 +93,7 @@ def s3_server(monkeypatch):
     try:
         yield server
     finally:
-        server.stop()
+        server.close()
 
 
 class _Front(Asked):

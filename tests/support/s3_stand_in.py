@@ -115,7 +115,7 @@ class _S3(Asked):
         self.send(b"", 204)
 
     def _list(self, bucket):
-        self.server.may_list.wait(60)
+        self.server.may_list.wait(600)
         query, cut = self.query, len(bucket) + 1
         after = query.get("continuation-token") or query.get("start-after") or ""
         objects, folders, then = self.server.objects.page(
