@@ -66,6 +66,22 @@ def test_all_that_stats_shows_stays_exact(tmp_path, capsys):
     assert '"tool_calls": 1' in shown[0].out
 
 
+@pytest.mark.parametrize("damage", [lambda file: b"torn", lambda file: file[:100] + b"\xff" * 1000 + file[1100:]])
+def test_a_damaged_part_stays_what_it_is_and_is_told_of(tmp_path, damage, capsys):
+    for resumed_from in (None, 2, 4):
+        with RolloutRecorder(dir=tmp_path, run_id="mine", resumed_from=resumed_from) as recorder:
+            for step in (1, 2):
+                row = {"prompt": "why?", "completion": "because", "rewards": {"right": 1.0}}
+                recorder.record((resumed_from or 0) + step, [row, row])
+    file = next(tmp_path.rglob("002-*.parquet"))
+    file.write_bytes(content := damage(file.read_bytes()))
+    assert main(["prune", str(tmp_path / "mine"), "--keep", "step = 6", "--yes"]) == 3
+    assert file.read_bytes() == content
+    shown = capsys.readouterr()
+    assert "the text of 6 of 8 rollouts is gone" in shown.out
+    assert f"data/train/{file.name} cannot be read and is left out" in shown.err
+
+
 def test_nothing_is_removed_without_a_yes(run, capsys):
     before = files(run)
     assert main(["prune", str(run), "--keep", "step = 1"]) == 0
