@@ -1,7 +1,6 @@
 """The viewer on runs that grow, end or vanish, and on empty, odd and damaged ones."""
 
 import re
-import shutil
 
 import pytest
 from reading import one, steps, write, writer
@@ -29,7 +28,7 @@ def test_a_live_run_grows_on_the_screen_and_keeps_the_place(tmp_path):
         await eye.press("f")
         await eye.type("rewa")
         writing.write("train", [one(4, i) for i in range(8)])
-        await eye.pilot.pause(1)
+        await eye.until(lambda: len(eye.app.stored) == 32)
         await eye.sees("where rewa", "24 rollouts")
         await eye.press("escape")
         await eye.sees("32 rollouts")
@@ -62,8 +61,8 @@ def test_nothing_flickers_when_a_live_run_grows(tmp_path):
         writing.write("train", [one(2, i) for i in range(40)])
         while "80 rollouts" not in eye.text:
             assert shown(eye) == before
-            await eye.pilot.pause(0.01)
-        await eye.pilot.pause(0.3)
+            await eye.moment(0.01)
+        await eye.rests()
         assert shown(eye) == before
         writing.close({"rollouts": 80})
 
@@ -75,7 +74,7 @@ def test_a_run_that_ended_is_not_polled(run):
         await eye.sees("96 rollouts")
         asked = []
         eye.app._signature = lambda: asked.append(1) or ()
-        await eye.pilot.pause(0.5)
+        await eye.moment(0.5)
         assert not asked
 
     look(run, scenario, period=0.1)
@@ -135,7 +134,7 @@ def test_a_run_that_vanishes_is_said_and_what_was_read_stays(tmp_path):
 
     async def scenario(eye):
         await eye.sees("8 rollouts", "running")
-        shutil.rmtree(tmp_path / "r1")
+        (tmp_path / "r1").rename(tmp_path / "away")
         await eye.sees("is gone", "8 rollouts")
 
     look(tmp_path / "r1", scenario, period=0.1, size=(120, 30))
