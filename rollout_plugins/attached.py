@@ -26,7 +26,7 @@ class Callback(Protocol):
 
     def _count(self, trainer: Any, attached: Attached, reason: str, count: int, *, is_stored: bool) -> None: ...
 
-    def _log(self, attached: Attached, call: Call) -> Any: ...
+    def _log(self, trainer: Any, attached: Attached, call: Call) -> Any: ...
 
 
 class Evaluation(NamedTuple):
@@ -48,6 +48,8 @@ class Attached:
         self._evaluations = 0
         self._evaluation = Evaluation()
         self._to_log = ""
+        self.prefixes: dict[str, str] = {}
+        """By dataset, under which its evaluations were logged."""
         self._wrappers: Callable[[], Wrappers | None] = lambda: None
 
     def begin_run(self, pipeline: Pipeline) -> None:
@@ -92,7 +94,7 @@ class Attached:
         """The trainer evaluates, and will log under this prefix: `eval`, `eval_<dataset>`, or one the user chose."""
         self._evaluations += 1
         self._evaluation = Evaluation(self._evaluations, dataset_of(prefix))
-        self._to_log = prefix
+        self._to_log = self.prefixes[dataset_of(prefix)] = prefix
 
     def end_evaluation(self) -> None:
         self._evaluation = Evaluation()
@@ -222,7 +224,7 @@ class Wrappers:
         callback = self._held()
         if callback is None:
             return call.run()
-        return callback._log(self._attached, call)  # noqa: SLF001 - one class in two files
+        return callback._log(self._trainer(), self._attached, call)  # noqa: SLF001 - one class in two files
 
     def _evaluation_loop(self, call: Call) -> Any:
         if self._held() is None:

@@ -364,7 +364,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         place = f"{root}|{self._position(trainer)}"
         _begun[place] += 1
         key = f"{place}|{_begun[place]}|{os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}"
-        found = identify(root, key, checkpoint, step, restarted.id if restarted else None)
+        found = identify(root, key, checkpoint, step, restarted)
         facts = dict(attached.host.describe(trainer)) if attached.host else {}
         run = attached.run = Run(
             id=found.id,
@@ -433,7 +433,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         if attached is not None and attached.run is not None:
             write_marker(folder, Path(attached.run.dir), attached.run.attempt, attached.pipeline.generation)
 
-    def _log(self, attached: Attached, call: Call) -> Any:
+    def _log(self, trainer: Any, attached: Attached, call: Call) -> Any:
         """Metrics join the trainer's own log, under names of their own.
 
         They stand in the trainer's dictionary while it logs, and are gone after: a copy would keep from the caller
@@ -443,15 +443,21 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         if not isinstance(logs, dict):
             return call.run()
         more: dict[str, float] = {}
-        self._safely("add metrics to the log", lambda: more.update(self._metrics(attached, logs)))
+        self._safely("add metrics to the log", lambda: more.update(self._metrics(trainer, attached, logs)))
         with added(logs, more):
             return call.run()
 
-    def _metrics(self, attached: Attached, logs: Mapping[str, float]) -> dict[str, float]:
+    def _metrics(self, trainer: Any, attached: Attached, logs: Mapping[str, float]) -> dict[str, float]:
+        pipeline = attached.pipeline
         if "train_runtime" in logs:
-            attached.pipeline.drain_at_end(sinks=False)
-            return named_metrics(attached.pipeline, "train")
+            pipeline.drain_at_end(sinks=False)
+            numbers = named_metrics(pipeline, "train")
+            for name, prefix in attached.prefixes.items():  # the last evaluation's, if it was logged too soon
+                numbers |= named_metrics(pipeline, "eval", prefix, name)
+            return numbers
         prefix = attached.prefix_of(logs)
         if not prefix:
-            return named_metrics(attached.pipeline, "train")
-        return named_metrics(attached.pipeline, "eval", prefix, dataset_of(prefix))
+            return named_metrics(pipeline, "train")
+        if not trainer.is_in_train:  # training does not wait
+            pipeline.drain(pipeline.end_seconds, sinks=False)
+        return named_metrics(pipeline, "eval", prefix, dataset_of(prefix))

@@ -62,6 +62,7 @@ class Outbox:
         }
         self._delivery: Delivery | None = None
         self._stuck_on: Job | None = None
+        self._last = Job(self._leave)
         self._told = patience is not None  # an export ends with the error, which tells enough
         self._complaints: set[str] = set()
         self._closed = False
@@ -196,8 +197,8 @@ class Outbox:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the sink is still at work."""
-        return self._worker.current is not None
+        """Whether the sink is still at work. After it, its thread lets go of what we had open for it."""
+        return self._worker.current not in {None, self._last}
 
     def close(self, until: float) -> None:
         """Let it finish until then; what it has not sent counts as missed."""
@@ -205,5 +206,5 @@ class Outbox:
         self._closed = True
         if not done:
             self._miss(self._worker.give_up(), "it did not finish in time")
-        self._worker.put(Job(self._leave))
+        self._worker.put(self._last)
         self._worker.stop()

@@ -46,6 +46,8 @@ SINK_SECONDS = 20.0
 LEAVING_SECONDS = 5.0
 #: Of the limit for the end of a run: what the queue may take, and what the store and the sinks may have then.
 QUEUE_SHARE, LAST_WORDS_SHARE = 5 / 6, 11 / 12
+#: Of the limit, where it is long, what one sink may take.
+SINK_SHARE = 2 / 3
 
 
 class Pipeline:
@@ -187,8 +189,12 @@ class Pipeline:
             return False
         done = self._worker.wait(until)
         for outbox in self._outboxes if sinks else ():
-            done = outbox.drain(min(until, time.monotonic() + SINK_SECONDS)) and done
+            done = outbox.drain(self._until_hung(until)) and done
         return done
+
+    def _until_hung(self, until: float) -> float:
+        """How long one sink is waited for, which may not take all the time that there is from the others."""
+        return min(until, time.monotonic() + max(SINK_SECONDS, SINK_SHARE * self._ending.seconds))
 
     def raise_strict(self) -> None:
         """With strict=True, raise what a plugin raised since the last call. Nothing else here ever raises it."""
@@ -278,7 +284,7 @@ class Pipeline:
         self._put(self._storage.close)
         self._worker.wait(until(LAST_WORDS_SHARE))
         for outbox in self._outboxes:
-            outbox.close(min(until(LAST_WORDS_SHARE), time.monotonic() + SINK_SECONDS))
+            outbox.close(self._until_hung(until(LAST_WORDS_SHARE)))
         if not any(outbox.is_stuck for outbox in self._outboxes):  # one that comes back may raise
             be_open(self)
         self._put(partial(self._forget_run, self._shown_run or run, until))

@@ -49,16 +49,17 @@ def new_id() -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
 
 
-def identify(root: Path, key: str, checkpoint: Path | None, step: int, restarted: str | None) -> Identity:
+def identify(root: Path, key: str, checkpoint: Path | None, step: int, restarted: Run | None) -> Identity:
     """A fresh run, or the next attempt of the run that wrote the checkpoint or is starting over."""
     mine = Identity(new_id(), resumed_from=step or None)
     marker = _read_marker(checkpoint)
-    name = restarted or run_of(checkpoint)
-    is_here = (root / name).is_dir()
+    name = restarted.id if restarted else run_of(checkpoint)
+    is_here = restarted is not None or (root / name).is_dir()
     if name and (is_here or marker.get("home") == _home(root)):  # elsewhere it would be a branch of that run
         last = _last_attempt(root / name) if is_here else whole(marker.get("attempt"))
+        begun = restarted.attempt if restarted else 1  # of which there need not be anything on the disk yet
         generation = whole(marker.get("generation")) or 0
-        mine = Identity(name, max(1, last or 1) + 1, generation, step)
+        mine = Identity(name, max(begun, last or 1) + 1, generation, step)
     found = _agreed(key, mine, place_in_launch()[1], is_known=is_here or not name)
     if found.attempt > 1:
         found = _unshared(root / found.id, found)

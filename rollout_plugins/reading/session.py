@@ -52,6 +52,9 @@ class Session:
         """For each run's folder the files that could not be read, and why."""
         self._memory = {folder: memory or Memory(SmallFiles(), PartSums()) for folder in self.damaged}
         self._sources: list[Source] = []
+        self._parts: list[Part] = []
+        """Every part there was at any opening. Each keeps its number, by which an earlier answer knows it."""
+        self._journals: dict[Path, pa.Table] = {}
         self._database: Database | None = None
         _sessions[self] = RLock()
 
@@ -89,9 +92,12 @@ class Session:
     def _opened_now(self, *, uneven: bool) -> Database:
         sources = self._sources or [self._source(folder, damaged) for folder, damaged in self.damaged.items()]
         self._sources = sources
-        database = Database(sources, uneven=uneven)
+        known = {part.path for part in self._parts}
+        self._parts += [part for source in sources for part in source.parts if part.path not in known]
+        for source in sources:
+            self._journals.update(source.tables)
+        database = Database(sources, [part.path for part in self._parts], uneven=uneven)
         self._opened = sources
-        self._parts = [part for source in sources for part in source.parts]
         self._database = database
         _close_the_first(self)
         return database
@@ -101,7 +107,7 @@ class Session:
         found: dict[Path, pa.Table] = {}
         for source in self._opened:
             found.update(source.memory.small.whole(files, self._read))
-            found.update((path, source.tables[path]) for path in files if path in source.tables)
+        found.update((path, self._journals[path]) for path in files if path in self._journals)
         return found
 
     def _read(self, files: Sequence[Path]) -> pa.Table:

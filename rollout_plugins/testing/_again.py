@@ -25,7 +25,7 @@ def run_again(
     run: Run | None = None,
     config: Mapping[str, Mapping[str, Any]] | None = None,
     ignore: Collection[str] = (),
-    seconds: float = 10.0,
+    seconds: float = 60.0,
 ) -> Result:
     """Give the same rollouts to the same plugin objects in a run, a later attempt of it, and another run.
 

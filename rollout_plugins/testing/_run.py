@@ -73,7 +73,7 @@ def run_plugins(
     config: Mapping[str, Mapping[str, Any]] | None = None,
     dir: str | os.PathLike[str] | None = None,  # noqa: A002 - as the callback calls it
     strict: bool = True,
-    seconds: float = 10.0,
+    seconds: float = 60.0,
 ) -> Result:
     """Do what a training run does with the rollouts, on this thread, with these plugins and no others.
 

@@ -67,7 +67,7 @@ def test_an_outage_of_the_disk_costs_its_records_and_says_so_once_at_each_end(sm
     for step in range(3, 8):
         send(line, noise(step), step)
     line.request_sync()
-    assert line.drain(30)
+    assert line.drain(120)
     ballast.unlink() if outage == "full" else remount(small_disk, "rw")
     for step in range(8, 10):
         send(line, noise(step), step)

@@ -118,10 +118,16 @@ def test_strict_raises_what_a_plugin_did_and_stores_all_the_same(tmp_path, act):
 
 
 @pytest.mark.parametrize("hook", sorted(HOOKS))
-def test_a_plugin_that_hangs_is_taken_out_and_nothing_is_lost_or_done_twice(tmp_path, caplog, monkeypatch, hook):
+def test_a_plugin_that_hangs_is_taken_out_and_nothing_is_lost_or_done_twice(
+    tmp_path, caplog, monkeypatch, clock, hook
+):
     monkeypatch.setenv("ROLLOUT_PLUGINS_HANG_SECONDS", "0.2")
     let_go = threading.Event()
     seen = []
+
+    def hangs():
+        clock.now += 1
+        let_go.wait(600)
 
     class Counts(Good):
         @hookimpl
@@ -134,7 +140,7 @@ def test_a_plugin_that_hangs_is_taken_out_and_nothing_is_lost_or_done_twice(tmp_
             return {"count": len(rollouts)}
 
     good, sink = Counts(), Sink()
-    line = started(tmp_path, good, plugin_with(hook, lambda: let_go.wait(60) and None), sink)
+    line = started(tmp_path, good, plugin_with(hook, hangs), sink)
     for step in range(3):
         send(line, rollouts(4, tool_calls=(ToolCall(name="f", arguments={}),)), step)
         if step == 1:

@@ -189,7 +189,7 @@ def test_hook_on_run_stored():
     def look(run, seconds):
         (attempt,) = open_run(run.dir).attempts
         journals = list(Path(run.dir).glob("data/*/*.arrows"))
-        seen.append((attempt["ended"] is not None, journals, len(open_run(run.dir)), 0 < seconds <= 30))
+        seen.append((attempt["ended"] is not None, journals, len(open_run(run.dir)), 0 < seconds <= 60))
 
     broken = plugin("broken", on_run_stored=fails)
     sink = plugin("sink", on_run_stored=look, export_traces=lambda: None, on_run_end=lambda: seen.append("end"))

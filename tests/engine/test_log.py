@@ -158,7 +158,7 @@ def test_what_trained_nothing_is_not_among_the_losses(tmp_path, capfd):
     line = started(tmp_path, Headlines())
     line.submit(batch())
     line.count("stale", 2, is_stored=True)
-    line.drain(30)
+    assert line.drain(120)
     metrics = line.said_metrics(), line.own_metrics()["untrained/stale"]
     end_run(line)
     run = open_run(tmp_path)
@@ -172,7 +172,7 @@ def test_what_trained_nothing_is_not_among_the_losses(tmp_path, capfd):
 def test_what_a_sink_missed_is_not_among_the_losses(tmp_path, capfd):
     line = started(tmp_path, Sink(raises))
     line.submit(batch())
-    line.drain(30)
+    assert line.drain(120)
     metrics = line.said_metrics(), line.own_metrics()["unsent/sink"]
     end_run(line)
     run = open_run(tmp_path)

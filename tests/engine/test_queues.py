@@ -44,7 +44,7 @@ class Gate:
 
     def build(self):
         self.entered.set()
-        assert self.open.wait(60)
+        assert self.open.wait(600)
         return rollouts()
 
 
@@ -94,7 +94,7 @@ def test_on_full_block_waits_and_loses_nothing(tmp_path):
     waiting.join(0.2)
     assert waiting.is_alive()
     gate.open.set()
-    waiting.join(60)
+    waiting.join(600)
     line.close()
     assert [r.step for r in open_run(tmp_path).rollouts()] == [n for n in (1, 2, 3) for _ in range(4)]
     assert open_run(tmp_path).drops == {}
@@ -105,7 +105,7 @@ def test_what_is_not_finished_when_patience_ends_is_counted_and_what_finishes_la
     line = started(tmp_path, end_seconds=0.3)
     line.submit(batch(build=gate.build, made=rollouts(4)))
     line.submit(batch(rollouts(3)))
-    assert gate.entered.wait(60)
+    assert gate.entered.wait(600)
     line.close()
     assert line.counters.drops == {"not_finished_at_end": 7}
     assert len(told(caplog, "7 rollouts are not in the store")) == 1
@@ -125,6 +125,7 @@ def test_a_limit_for_the_end_that_is_not_a_number_of_seconds_is_refused_by_name(
 
 
 def test_the_limit_for_the_end_is_half_a_minute_unless_somebody_says_otherwise(monkeypatch):
+    monkeypatch.delenv("ROLLOUT_PLUGINS_END_SECONDS")
     assert pipeline().end_seconds == 30
     monkeypatch.setenv("ROLLOUT_PLUGINS_END_SECONDS", "7.5")
     assert pipeline().end_seconds == 7.5
@@ -132,20 +133,23 @@ def test_the_limit_for_the_end_is_half_a_minute_unless_somebody_says_otherwise(m
 
 
 class Hangs:
-    """A plugin that waits for an event."""
+    """A plugin that takes many seconds, from `since` on, and then waits for an event."""
 
-    def __init__(self, event):
-        self.event = event
+    def __init__(self, clock, seconds, event, since=None):
+        self.clock, self.seconds, self.event, self.since = clock, seconds, event, since
 
     @hookimpl
     def on_rollout(self, rollout):
-        self.event.wait(60)
+        if self.since:
+            self.since.wait(600)
+        self.clock.now += self.seconds
+        self.event.wait(600)
 
 
-def test_a_plugin_that_hangs_at_the_end_does_not_take_the_store_with_it(tmp_path):
+def test_a_plugin_that_hangs_at_the_end_does_not_take_the_store_with_it(tmp_path, clock):
     for_good = threading.Event()
 
-    line = started(tmp_path, Hangs(for_good), end_seconds=3)
+    line = started(tmp_path, Hangs(clock, 300, for_good), end_seconds=120)  # 40 for a plugin then; 600 before
     line.submit(batch(rollouts()))
     line.close()
     for_good.set()
@@ -153,13 +157,14 @@ def test_a_plugin_that_hangs_at_the_end_does_not_take_the_store_with_it(tmp_path
     assert line.counters.drops == {}
 
 
-def test_several_plugins_that_hang_at_the_end_cost_sinks_nothing_that_is_not_counted(tmp_path, monkeypatch):
+def test_several_plugins_that_hang_at_the_end_cost_sinks_nothing_that_is_not_counted(tmp_path, monkeypatch, clock):
     monkeypatch.setenv("ROLLOUT_PLUGINS_HANG_SECONDS", "0.2")
-    for_good, before = threading.Event(), set(threading.enumerate())
+    for_good, closed, before = threading.Event(), threading.Event(), set(threading.enumerate())
 
-    line = started(tmp_path, *(Hangs(for_good) for _ in range(4)), Sink(), end_seconds=0.3)
+    line = started(tmp_path, *(Hangs(clock, 1, for_good, closed) for _ in range(4)), Sink(), end_seconds=0.3)
     line.submit(batch(rollouts()))
     line.close()
+    closed.set()
     until(lambda: line.counters.unsent == {"sink": 4})
     for_good.set()
     until(lambda: open_run(tmp_path).unsent == {"sink": 4})
@@ -171,7 +176,7 @@ def test_a_run_that_begins_again_waits_for_what_the_worker_still_does(tmp_path):
     gate = Gate()
     line = started(tmp_path, end_seconds=0.1)
     line.submit(batch(build=gate.build, made=rollouts(4)))
-    assert gate.entered.wait(60)
+    assert gate.entered.wait(600)
     line.close()
     line.start(run_in(tmp_path), line.generation)
     line.submit(batch(rollouts(3)))
@@ -179,6 +184,7 @@ def test_a_run_that_begins_again_waits_for_what_the_worker_still_does(tmp_path):
     gate.open.set()
     assert line.drain(60)
     line.close()
+    until(lambda: open_run(tmp_path).attempts[0]["ended"])
     run = open_run(tmp_path)
     assert [rollout.generation for rollout in run.rollouts()] == [0] * 4 + [1] * 3
     assert run.drops == {}
@@ -188,7 +194,7 @@ def test_what_a_resumed_attempt_loses_at_once_is_its_own(tmp_path):
     gate = Gate()
     line = started(tmp_path)
     line.submit(batch(build=gate.build))
-    assert gate.entered.wait(60)
+    assert gate.entered.wait(600)
     line.start(run_in(tmp_path, attempt=2, resumed_from=1), 1)
     line.count("before_attach", 3)
     gate.open.set()
@@ -201,7 +207,7 @@ import sys, threading, weakref
 from pathlib import Path
 from store_rig import *
 owners = []
-for number in range(20):
+for number in range(100):
     sink = Sink(threading.Event().wait)
     line = started(Path(sys.argv[1]) / str(number), sink, end_seconds=6)
     line.submit(batch(rollouts()))
@@ -213,9 +219,9 @@ for number in range(20):
 
 @pytest.mark.slow
 def test_many_runs_that_hang_when_the_interpreter_exits_share_one_limit(tmp_path):
-    each_in_turn = 20 * 6
+    each_in_turn = 100 * 6
     subprocess.run([sys.executable, "-c", EXIT, str(tmp_path)], env=environment(), check=True, timeout=each_in_turn)
-    assert [len(open_run(path)) for path in tmp_path.iterdir()] == [4] * 20
+    assert [len(open_run(path)) for path in tmp_path.iterdir()] == [4] * 100
 
 
 OUTLIVES = """

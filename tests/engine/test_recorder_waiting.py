@@ -53,11 +53,11 @@ def test_the_queue_counts_what_it_holds(tmp_path, shape):
         @hookimpl
         def on_rollout(self):
             entered.set()
-            done.wait(60)
+            done.wait(600)
 
     with RolloutRecorder([Waits(), Metrics("all")], dir=tmp_path, tokens=True) as recorder:
         recorder.record(0, WAITING[shape]())
-        assert entered.wait(30)
+        assert entered.wait(600)
         counted = recorder.metrics()["rollouts/queue_bytes"]
         tracemalloc.start()
         for step in range(1, 17):

@@ -24,13 +24,19 @@ class Sink:
 
 
 @pytest.mark.needs(part="redact")
-def test_nothing_passes_a_redact_whose_own_function_hangs(tmp_path, monkeypatch):
+def test_nothing_passes_a_redact_whose_own_function_hangs(tmp_path, monkeypatch, clock):
     from rollout_plugins.plugins.redact import Redact
 
     monkeypatch.setenv("ROLLOUT_PLUGINS_HANG_SECONDS", "0.3")
     sink, released = Sink(), threading.Event()
+
+    def hangs(text):
+        clock.now += 1
+        released.wait(600)
+        return text
+
     trainer = make(tmp_path, ["my key is secret"], max_steps=3)
-    trainer.add_callback(RolloutPluginCallback([Redact(function=lambda text: released.wait(60) and text), sink]))
+    trainer.add_callback(RolloutPluginCallback([Redact(function=hangs), sink]))
     trainer.train()
     released.set()
     run = open_run(tmp_path / "out")
@@ -314,14 +320,15 @@ def test_what_was_not_cleaned_to_the_end_is_not_stored(tmp_path, strict):
 
 
 @pytest.mark.needs(part="redact")
-def test_a_function_that_hangs_over_the_runs_facts_ends_nothing(tmp_path, monkeypatch):
+def test_a_function_that_hangs_over_the_runs_facts_ends_nothing(tmp_path, monkeypatch, clock):
     from rollout_plugins.plugins.redact import Redact
 
     monkeypatch.setenv("ROLLOUT_PLUGINS_HANG_SECONDS", "0.3")
     released = threading.Event()
 
     def hangs(text):
-        released.wait(60)
+        clock.now += 1
+        released.wait(600)
         return text
 
     trainer = make(tmp_path)
@@ -336,7 +343,7 @@ def test_a_function_that_hangs_over_the_runs_facts_ends_nothing(tmp_path, monkey
 
 
 @pytest.mark.needs(part="redact")
-def test_a_required_plugin_that_was_taken_out_of_a_run_is_there_in_the_next(tmp_path):
+def test_a_required_plugin_that_was_taken_out_of_a_run_is_there_in_the_next(tmp_path, clock):
     """Otherwise the next run would store what nobody searched for secrets."""
 
     from rollout_plugins.plugins.redact import Redact
@@ -344,11 +351,13 @@ def test_a_required_plugin_that_was_taken_out_of_a_run_is_there_in_the_next(tmp_
     repaired = threading.Event()
 
     def careful(text):
-        repaired.wait(60)
+        if not repaired.is_set():
+            clock.now += 1000
+            repaired.wait(600)
         return text.replace("secret", "[GONE]")
 
     trainer = make(tmp_path, ["my key is secret"])
-    trainer.add_callback(RolloutPluginCallback([Redact(function=careful)], end_seconds=3))
+    trainer.add_callback(RolloutPluginCallback([Redact(function=careful)]))
     trainer.train()
     repaired.set()
     trainer.train()

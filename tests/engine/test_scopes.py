@@ -3,21 +3,23 @@
 import threading
 
 from rig import make
+from store_rig import until
+from transformers import TrainerCallback
 
 from rollout_plugins import RolloutPluginCallback, hookimpl, open_run
 
 
 class Sink:
-    def __init__(self, scope="global", until=None):
+    def __init__(self, scope="global", held=None):
         self.name = f"sink-{scope}"
         self.scope = scope
-        self.until = until
+        self.held = held
         self.got = []
 
     @hookimpl
     def export_traces(self, traces, step):
-        if self.until:
-            self.until.wait(60)
+        if self.held:
+            self.held.wait(600)
         self.got += [trace.rollout_id for trace in traces]
 
 
@@ -35,10 +37,18 @@ def test_a_streaming_sink_gets_everything_and_the_others_what_was_selected(tmp_p
 
 def test_a_hanging_sink_is_waited_for_once_and_what_it_missed_is_counted(tmp_path, monkeypatch):
     monkeypatch.setattr("rollout_plugins.engine.pipeline.SINK_SECONDS", 1.0)
+    monkeypatch.setattr("rollout_plugins.engine.pipeline.SINK_SHARE", 0.0)
     for_good = threading.Event()
-    hanging, healthy = Sink(until=for_good), Sink("rank")
+    hanging, healthy = Sink(held=for_good), Sink("rank")
+    callback = RolloutPluginCallback([hanging, healthy])
+
+    class Waits(TrainerCallback):
+        def on_train_end(self, *args, **kwargs):
+            until(lambda: len(healthy.got) == 12 and not callback._pipeline._outboxes[1].is_stuck)
+
     trainer = make(tmp_path, max_steps=3)
-    trainer.add_callback(RolloutPluginCallback([hanging, healthy]))
+    trainer.add_callback(Waits())
+    trainer.add_callback(callback)
     trainer.train()
     assert hanging.got == []  # training ended before the sink was done
     run = open_run(tmp_path / "out")

@@ -1,10 +1,14 @@
 """Trainings that resume or start over go on in their run."""
 
+import itertools
+import threading
 from pathlib import Path
 
 import pytest
 from rig import dataset, half, make
+from rollout_hookspecs import hookimpl
 from store_rig import runs
+from transformers import TrainerCallback
 
 from rollout_plugins import RolloutPluginCallback, open_run
 
@@ -59,12 +63,12 @@ def test_resume_restores_callback_states_without_us(tmp_path):
     assert open_run(tmp_path / "out").steps == [1, 2]
 
 
-def failing_once(error):
-    calls = []
+def failing(error, calls=(2,)):
+    """A reward that fails at these calls."""
+    counted = itertools.count(1)
 
     def reward(completions, **kwargs):
-        calls.append(1)
-        if len(calls) == 2:
+        if next(counted) in calls:
             raise error
         return half(completions)
 
@@ -72,7 +76,7 @@ def failing_once(error):
 
 
 def test_an_interrupted_training_and_the_next_one_are_two_runs_and_hide_nothing_of_each_other(tmp_path, capfd):
-    trainer = make(tmp_path, rewards=failing_once(KeyboardInterrupt()), max_steps=2)
+    trainer = make(tmp_path, rewards=failing(KeyboardInterrupt()), max_steps=2)
     trainer.add_callback(RolloutPluginCallback())
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
@@ -87,9 +91,7 @@ def test_an_interrupted_training_and_the_next_one_are_two_runs_and_hide_nothing_
 
 
 def test_an_interrupted_training_that_resumes_goes_on_in_its_run(tmp_path):
-    trainer = make(
-        tmp_path, rewards=failing_once(KeyboardInterrupt()), max_steps=2, save_steps=1, save_strategy="steps"
-    )
+    trainer = make(tmp_path, rewards=failing(KeyboardInterrupt()), max_steps=2, save_steps=1, save_strategy="steps")
     trainer.add_callback(RolloutPluginCallback())
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
@@ -101,16 +103,37 @@ def test_an_interrupted_training_that_resumes_goes_on_in_its_run(tmp_path):
 
 
 def test_a_training_that_starts_over_with_a_smaller_batch_is_a_new_attempt_of_its_run(tmp_path):
-    trainer = make(
-        tmp_path,
-        rewards=failing_once(RuntimeError("CUDA out of memory.")),
-        rows=dataset(64),
-        max_steps=2,
-        per_device_train_batch_size=20,
-    )
-    trainer.args.auto_find_batch_size = True  # which TRL 1.16 no longer takes
-    trainer.add_callback(RolloutPluginCallback())
-    trainer.train()
-    (run,) = runs(tmp_path)
+    (run,) = started_over(tmp_path, RolloutPluginCallback())
     assert [(r.step, r.attempt) for r in run.rollouts()] == [(1, 2)] * 18 + [(2, 2)] * 18
     assert len(list(run.rollouts(superseded=True))) == 76
+
+
+def test_a_training_may_start_over_before_its_run_is_on_the_disk(tmp_path):
+    starts, began_again = iter((False, False, True)), threading.Event()
+
+    class Disk:
+        required = True
+
+        @hookimpl
+        def on_run_start(self):
+            began_again.wait(60)
+
+    class Third(TrainerCallback):
+        def on_train_begin(self, args, state, control, **kwargs):
+            if next(starts):
+                began_again.set()
+
+    (run,) = started_over(tmp_path, RolloutPluginCallback(plugins=[Disk()]), Third(), fails=(2, 4))
+    assert {r.attempt for r in run.rollouts()} == {3}
+    assert sorted({r.attempt for r in run.rollouts(superseded=True)}) == [1, 2, 3]
+
+
+def started_over(folder, *callbacks, fails=(2,)):
+    """The runs of a training whose memory is too small at these calls of its reward."""
+    reward = failing(RuntimeError("CUDA out of memory."), fails)
+    trainer = make(folder, rewards=reward, rows=dataset(64), max_steps=2, per_device_train_batch_size=20)
+    trainer.args.auto_find_batch_size = True  # which TRL 1.16 no longer takes
+    for callback in callbacks:
+        trainer.add_callback(callback)
+    trainer.train()
+    return runs(folder)

@@ -1,10 +1,13 @@
 """Metrics join the trainer's own log, and what goes by that log has them."""
 
+import threading
+
 import pytest
 from rig import dataset, half, make
 from store_rig import Count
+from transformers import TrainerCallback
 
-from rollout_plugins import RolloutPluginCallback
+from rollout_plugins import RolloutPluginCallback, hookimpl
 
 
 def test_metrics_join_the_trainers_own_log_apart_for_train_and_eval(tmp_path):
@@ -14,6 +17,41 @@ def test_metrics_join_the_trainers_own_log_apart_for_train_and_eval(tmp_path):
     history = trainer.state.log_history
     assert [entry["rollouts/count"] for entry in history if "loss" in entry] == [4.0, 4.0]
     assert [entry["eval_rollouts/count"] for entry in history if "eval_loss" in entry] == [4.0]
+
+
+class Slow(Count):
+    """Counts, but not before it may, or before so many seconds have passed."""
+
+    def __init__(self, seconds):
+        self.may, self.seconds = threading.Event(), seconds
+
+    @hookimpl
+    def on_rollout(self, rollout):
+        self.may.wait(self.seconds)
+
+
+def test_what_the_last_evaluation_measured_too_late_for_its_log_is_in_the_one_at_the_end(tmp_path):
+    slow = Slow(60)
+
+    class Last(TrainerCallback):
+        def on_evaluate(self, args, state, control, **kwargs):
+            if state.global_step == 2:
+                slow.may.set()
+
+    trainer = make(tmp_path, max_steps=2, eval_strategy="steps", eval_steps=1, eval_rows=dataset(2))
+    trainer.add_callback(RolloutPluginCallback([slow]))
+    trainer.add_callback(Last())
+    trainer.train()
+    (numbers,) = [entry for entry in trainer.state.log_history if "rollouts/count" in entry]
+    assert "train_runtime" in numbers
+    assert numbers["eval_rollouts/count"] == 4.0
+
+
+def test_an_evaluation_by_itself_logs_what_it_measured(tmp_path):
+    trainer = make(tmp_path, eval_rows=dataset(2))
+    trainer.add_callback(RolloutPluginCallback([Slow(0.1)]))
+    trainer.evaluate()
+    assert trainer.state.log_history[-1]["eval_rollouts/count"] == 4.0
 
 
 def logging_trainer(folder, *, on, **config):

@@ -9,6 +9,8 @@ from exported import Least
 
 from rollout_plugins import RolloutRecorder, hookimpl, open_run
 from rollout_plugins.cli.main import main
+from rollout_plugins.engine.ledger import Ledger
+from rollout_plugins.engine.outbox import Outbox
 from rollout_plugins.errors import RunError
 from rollout_plugins.reading.export import export
 from rollout_plugins.testing import make_rollout, run_plugins
@@ -98,13 +100,35 @@ def test_an_export_ends_with_an_error_when_its_sink_hangs(run, monkeypatch):
         @hookimpl
         def export_traces(self, traces, step):
             if step.generation == 1:
-                self.go_on.wait(60)
+                self.go_on.wait(600)
             super().export_traces(traces)
 
     monkeypatch.setenv("ROLLOUT_PLUGINS_HANG_SECONDS", "0.3")
     with pytest.raises(RunError, match=r"sink 'hangs' did not return within 0.3 s \(ROLLOUT_PLUGINS_HANG_SECONDS"):
         export(run, Hangs())
     Hangs.go_on.set()
+
+
+def test_a_sink_whose_thread_still_lets_go_of_a_file_does_not_hang(run, monkeypatch):
+    leaves, let_go = threading.Event(), threading.Event()
+    close = Outbox.close
+
+    class Slow(Least):
+        target = "slow:place"
+
+    def leave(self):
+        leaves.set()
+        let_go.wait(300)
+
+    def closed(self, until):
+        close(self, until)
+        assert leaves.wait(300)
+
+    monkeypatch.setattr(Ledger, "leave", leave)
+    monkeypatch.setattr(Outbox, "close", closed)
+    sink = Slow()
+    assert export(run, sink).sent == len(sink.ids) == len(run)
+    let_go.set()
 
 
 def test_an_export_whose_sink_cannot_finish_ends_with_an_error(run):

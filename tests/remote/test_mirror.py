@@ -81,10 +81,8 @@ def test_each_file_is_sent_once_also_by_the_next_process(tmp_path):
     assert second.send(second.pending())
 
 
-def test_a_run_file_that_changes_while_it_is_sent_is_sent_again_and_no_fault_of_the_place(
-    tmp_path, monkeypatch, caplog
-):
-    copy, grown = Folder._copy, []
+def test_a_run_file_that_changes_while_it_is_sent_is_sent_again_and_no_fault_of_the_place(tmp_path, monkeypatch):
+    run, copy, grown = recorded(tmp_path / "here"), Folder._copy, []
 
     def changes(self, path, target):
         if path.name == "run.json" and len(grown) < 3:
@@ -92,10 +90,13 @@ def test_a_run_file_that_changes_while_it_is_sent_is_sent_again_and_no_fault_of_
         copy(self, path, target)
 
     monkeypatch.setattr(Folder, "_copy", changes)
-    run = recorded(tmp_path / "here", mirror=str(tmp_path / "there"))
-    assert len(grown) == 3
-    assert contents(tmp_path / "there" / run.name) == contents(run)
-    assert "does not take files" not in caplog.text
+    copying = Copying(run, Folder(place(tmp_path / "there")))
+    assert copying.send(copying.pending())
+    for _ in range(3):
+        assert [file.name for file in copying.pending()] == ["run.json"]
+        assert copying.send(copying.pending())
+    assert (copying.pending(), copying.failed, len(grown)) == ([], {}, 3)
+    assert contents(tmp_path / "there") == contents(run)
 
 
 def test_a_journal_that_a_killed_process_left_is_there_until_its_part_is(tmp_path):

@@ -27,7 +27,7 @@ class Slow:
 
     @hookimpl
     def on_rollout(self, rollout):
-        self.gave_up = not self.go.wait(120)
+        self.gave_up = not self.go.wait(600)
 
 
 def work(scenario, folder, **more):

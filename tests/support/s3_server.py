@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http.client
 import os
-import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -19,9 +19,15 @@ KEYS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "a-secret-of-th
 
 class S3:
     def __init__(self):
-        self.port = 0
-        """Until the server has chosen one, which it keeps when it is started again."""
+        self._place = socket.socket()
+        """Bound to the server's port, so that nobody else is given it while the server is away."""
+        self._place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._place.bind(("127.0.0.1", 0))
         self._process = None
+
+    @property
+    def port(self):
+        return self._place.getsockname()[1]
 
     @property
     def url(self):
@@ -32,17 +38,20 @@ class S3:
         with tempfile.TemporaryFile() as told:
             self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=told)
             until = time.monotonic() + 240
-            while not (port := _port(told)):
+            while not _runs(told):
                 assert self._process.poll() is None, "moto's server does not start"
                 assert time.monotonic() < until, "moto's server does not start"
                 time.sleep(0.05)
-        self.port = port
 
     def stop(self):
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+    def close(self):
+        self.stop()
+        self._place.close()
 
     def filesystem(self):
         from pyarrow import fs
@@ -53,6 +62,8 @@ class S3:
             endpoint_override=self.url,
             region="us-east-1",
             allow_bucket_creation=True,
+            connect_timeout=600,
+            request_timeout=600,
         )
 
     def make_bucket(self, name):
@@ -66,11 +77,10 @@ class S3:
         return {info.path.removeprefix(f"{folder}/"): info.size for info in found if info.is_file}
 
 
-def _port(told):
-    """Where the server says that it runs, once it does."""
+def _runs(told):
+    """Whether the server said that it runs."""
     told.seek(0)
-    found = re.search(rb"Running on http://127\.0\.0\.1:(\d+)", told.read())
-    return int(found[1]) if found else None
+    return b"Running on http://127.0.0.1:" in told.read()
 
 
 def use_s3(monkeypatch, url):
@@ -90,7 +100,7 @@ def s3_server(monkeypatch):
     try:
         yield server
     finally:
-        server.stop()
+        server.close()
 
 
 class _Front(Asked):
@@ -100,7 +110,7 @@ class _Front(Asked):
         body, fault = self.body(), self.server.fault
         if fault == "hangs" or (fault == "hangs in mid-upload" and "partNumber=2" in self.path):
             self.server.hung = True
-            self.server.released.wait(120)
+            self.server.released.wait()
             self.close_connection = True
         elif isinstance(fault, tuple) and all(part in self.path for part in fault[2:]):
             status, code = fault[:2]
@@ -112,7 +122,7 @@ class _Front(Asked):
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = handle_any
 
     def _hand_on(self, body):
-        connection = http.client.HTTPConnection("127.0.0.1", self.server.behind, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.behind, timeout=600)
         ours = ("transfer-encoding", "expect", "content-length")
         kept = {name: value for name, value in self.headers.items() if name.lower() not in ours}
         connection.request(self.command, self.path, body, {**kept, "Content-Length": str(len(body))})
