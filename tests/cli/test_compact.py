@@ -110,4 +110,4 @@ def test_a_part_with_a_damaged_page_stays_and_the_others_are_joined(tmp_path, ca
     assert damaged.read_bytes()[:4] == b"PAR1"
     shown = capsys.readouterr()
     assert "8 files are now 3, with 14 rollouts" in shown.out
-    assert f"data/train/{damaged.name} cannot be read and is left out" in shown.err
+    assert f"data/eval/{damaged.name} cannot be read and is left out" in shown.err
