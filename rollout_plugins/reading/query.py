@@ -52,12 +52,13 @@ class Database:
     their sums `every_generations`, `current_generations` and so on.
     """
 
-    def __init__(self, sources: Sequence[Source], *, uneven: bool = False) -> None:
+    def __init__(self, sources: Sequence[Source], files: Sequence[Path], *, uneven: bool = False) -> None:
+        """`files`: what `_file` counts."""
         self._lock = threading.RLock()
         self._shown = ""
         self._made: set[str] = set()
         with self._asking():
-            self._tables = Tables(sources, uneven=uneven)
+            self._tables = Tables(sources, files, uneven=uneven)
             self._connection = self._tables.connection
             self._done_again: list[tuple[int, int, int]] = []
             self._sums()

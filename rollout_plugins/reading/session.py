@@ -52,6 +52,9 @@ class Session:
         """For each run's folder the files that could not be read, and why."""
         self._memory = {folder: memory or Memory(SmallFiles(), PartSums()) for folder in self.damaged}
         self._sources: list[Source] = []
+        self._parts: list[Part] = []
+        """Every part there was at any opening. Each keeps its number, by which an earlier answer knows it."""
+        self._journals: dict[Path, pa.Table] = {}
         self._database: Database | None = None
         _sessions[self] = RLock()
 
@@ -89,9 +92,12 @@ class Session:
     def _opened_now(self, *, uneven: bool) -> Database:
         sources = self._sources or [self._source(folder, damaged) for folder, damaged in self.damaged.items()]
         self._sources = sources
-        database = Database(sources, uneven=uneven)
+        known = {part.path for part in self._parts}
+        self._parts += [part for source in sources for part in source.parts if part.path not in known]
+        for source in sources:
+            self._journals.update(source.tables)
+        database = Database(sources, [part.path for part in self._parts], uneven=uneven)
         self._opened = sources
-        self._parts = [part for source in sources for part in source.parts]
         self._database = database
         _close_the_first(self)
         return database
@@ -101,7 +107,7 @@ class Session:
         found: dict[Path, pa.Table] = {}
         for source in self._opened:
             found.update(source.memory.small.whole(files, self._read))
-            found.update((path, source.tables[path]) for path in files if path in source.tables)
+        found.update((path, self._journals[path]) for path in files if path in self._journals)
         return found
 
     def _read(self, files: Sequence[Path]) -> pa.Table:
@@ -114,24 +120,14 @@ class Session:
 
     def _source(self, folder: Path, damaged: dict[str, str]) -> Source:
         facts = Facts(folder, damaged)
-        parts, tables = [], {}
-        there = find_parts(folder)
-        for found in there:
-            part = found.journal if found.name in damaged and found.journal.path.exists() else found
-            if part.name in damaged:
-                continue
-            if part.is_journal:
-                table = _journal(part, damaged)
-                if table is None:
-                    continue
-                tables[part.path] = table
-            parts.append(part)
+        parts, tables = readable(folder, damaged)
         return Source(folder, parts, tables, self._memory[folder], facts.restarts, facts.info.reward_names, damaged)
 
     def verify(self) -> None:
         """Read all of every file, so that `damaged` names each that cannot be read."""
         if self._find_damage(whole=True):
             self._database, self._sources = None, []
+        self.ask(lambda _: None)  # journals are read when the run is opened
 
     def _find_damage(self, *, whole: bool) -> bool:
         """Look for unreadable Parquet files; with `whole`, at every page of them. Says whether there were any."""
@@ -144,6 +140,22 @@ class Session:
                 if why := fault(path, {}, whole=True):
                     damaged[file_name(path)] = why
         return sum(map(len, self.damaged.values())) > before
+
+
+def readable(folder: Path, damaged: dict[str, str]) -> tuple[list[Part], dict[Path, pa.Table]]:
+    """The files of a run that are not known to be damaged, and what is in those of them that are journals."""
+    parts, tables = [], {}
+    for found in find_parts(folder):
+        part = found.journal if found.name in damaged and found.journal.path.exists() else found
+        if part.name in damaged:
+            continue
+        if part.is_journal:
+            table = _journal(part, damaged)
+            if table is None:
+                continue
+            tables[part.path] = table
+        parts.append(part)
+    return parts, tables
 
 
 def look_again(folders: Iterable[Path]) -> None:

@@ -62,11 +62,14 @@ class Source:
 class Tables:
     """`light_files` and `all_files` with every row there is, and `generations`, `groups`, `rewards` of their sums."""
 
-    def __init__(self, sources: Sequence[Source], *, uneven: bool) -> None:
-        """`uneven`: some files may lack columns; finding out which takes opening all of them first."""
+    def __init__(self, sources: Sequence[Source], files: Sequence[Path], *, uneven: bool) -> None:
+        """`files`: all that have a number, in order, and perhaps more than those of the sources.
+
+        `uneven`: some files may lack columns; finding out which takes opening all of them first.
+        """
         self.sources, self._uneven = sources, uneven
-        self._numbers = {part.path: n for n, part in enumerate(part for source in sources for part in source.parts)}
-        self.has_many_files = len(self._numbers) >= MANY
+        self._numbers = {path: number for number, path in enumerate(files)}
+        self.has_many_files = sum(len(source.parts) for source in sources) >= MANY
         self.connection = self._connect()
         names = ", ".join(literal(spelled(path)) for path in self._numbers) or "''"
         self.connection.execute(f"create type file_ as enum ({names})")

@@ -84,7 +84,7 @@ def test_a_shallow_copy_of_a_trainer_has_the_callback_too_and_its_own_run(tmp_pa
     copied.train()
     trainer.truth = []
     trainer.train()
-    assert callback.flush()
+    assert callback.flush(600)
     assert sorted(len(run) for run in runs(tmp_path)) == [4, 4, 4]
     assert len(copied.truth) == len(trainer.truth) == 4
 
@@ -96,11 +96,11 @@ def test_a_shallow_copy_that_only_evaluates_has_its_own_run(tmp_path):
     copied = copy.copy(trainer)
     copied.truth = []
     copied.evaluate()
-    assert callback.flush()
+    assert callback.flush(600)
     assert sorted(len(run) for run in runs(tmp_path)) == [4, 4]
     assert [run.drops for run in runs(tmp_path)] == [{}, {}]
     trainer.evaluate()
-    assert callback.flush()
+    assert callback.flush(600)
     assert sorted(len(run) for run in runs(tmp_path)) == [4, 8]
 
 
@@ -193,7 +193,7 @@ def test_every_plugin_of_ours_can_be_copied_while_it_works(tmp_path, monkeypatch
     clones = []
 
     def copies(completions, **kwargs):
-        callback.flush()
+        callback.flush(600)
         clones.append([WAYS[way](plugin) for plugin in ours])
         return half(completions)
 

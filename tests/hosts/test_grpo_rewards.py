@@ -217,7 +217,7 @@ def test_rollouts_survive_a_reward_function_that_ends_training(tmp_path):
     callback = RolloutPluginCallback()
     with pytest.raises(ZeroDivisionError):
         train(tmp_path, rewards=dies_late, max_steps=5, callback=callback)
-    callback.flush()
+    callback.flush(600)
     rollouts = list(open_run(tmp_path / "out").rollouts())
     assert len(rollouts) == 12
     assert [r.error for r in rollouts[8:]] == ["ZeroDivisionError: in the reward"] * 4

@@ -265,7 +265,7 @@ def test_an_exception_that_cannot_be_shown_reaches_the_caller_as_it_is(tmp_path)
     trainer.add_callback(callback)
     with pytest.raises(Unspeakable):
         trainer.train()
-    assert callback.flush()
+    assert callback.flush(600)
     assert {rollout.error for rollout in open_run(tmp_path / "out").rollouts()} == {"Unspeakable"}
 
 

@@ -36,7 +36,7 @@ def test_a_trainer_that_is_deleted_is_freed(tmp_path, way, use):
     if use == "broken off":
         with suppress(MemoryError):
             trainer.train()
-    callback.flush()  # rollouts on their way to the store are still with their trainer
+    callback.flush(600)  # rollouts on their way to the store are still with their trainer
     model, trainer = weakref.ref(trainer.model), weakref.ref(trainer)
     collected(lambda: trainer() is model() is None)
     assert isinstance(callback, RolloutPluginCallback)
@@ -86,10 +86,10 @@ def test_two_live_trainers_used_alternately_have_each_their_run(tmp_path):
 
 
 def test_two_trainers_that_train_at_the_same_time_have_each_their_run(tmp_path):
-    callback, both = RolloutPluginCallback(end_seconds=5), threading.Barrier(2)
+    callback, both = RolloutPluginCallback(), threading.Barrier(2)
 
     def together(completions, **kwargs):
-        both.wait(60)
+        both.wait(300)
         return half(completions)
 
     trainers = [

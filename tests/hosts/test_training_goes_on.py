@@ -9,6 +9,7 @@ from collections import Counter
 import pytest
 from rig import half, make, tiny_model
 from store_rig import runs, until
+from transformers import TrainerCallback
 
 from rollout_plugins import RolloutPluginCallback, hookimpl, open_run
 from rollout_plugins.sinks.jsonl import JsonlSink
@@ -78,7 +79,7 @@ def test_what_is_stored_at_a_checkpoint_is_readable_while_training_goes_on(tmp_p
     seen = []
 
     def peek(completions, **kwargs):
-        callback.flush()
+        callback.flush(600)
         if (tmp_path / "out-rollouts").exists():
             seen.append(len(open_run(tmp_path / "out")))
         return half(completions)
@@ -136,7 +137,7 @@ def doubled(number):
 
 def scored_in_forks(completions, **kwargs):
     with multiprocessing.get_context("fork").Pool(2) as workers:
-        return workers.map_async(doubled, range(len(completions))).get(30)
+        return workers.map_async(doubled, range(len(completions))).get(300)
 
 
 def test_a_reward_function_may_score_in_forked_processes(tmp_path):
@@ -157,11 +158,13 @@ def test_a_disk_that_hangs_delays_the_end_of_training_by_no_more_than_the_limit(
         write(shard, buffer)
 
     monkeypatch.setattr(writing._Shard, "_write", hang)
+
+    class Awaits(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            assert entered.wait(300)
+
     callback = RolloutPluginCallback(end_seconds=1)
-    trainer = make(tmp_path)
-    trainer.add_callback(callback)
-    trainer.train()
-    assert entered.is_set()  # and the disk hangs still
+    make(tmp_path, callbacks=[callback, Awaits()]).train()  # and the disk hangs still
     assert callback._pipeline.counters.drops == {"not_finished_at_end": 4}
     works.set()
     until(lambda: open_run(tmp_path / "out").attempts[0]["ended"])

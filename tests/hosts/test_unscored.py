@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 import torch
@@ -41,7 +41,17 @@ def recorded(trainer, folder, **options):
     return run, found
 
 
-def generating_ahead(folder, **options):
+class Awaits(TrainerCallback):
+    """Ends a step when what is generated meanwhile is there; the last one only if that is not to come too late."""
+
+    def __init__(self, ahead, is_late):
+        self._ahead, self._is_late = ahead, is_late
+
+    def on_step_end(self, args, state, control, **kwargs):
+        wait(() if self._is_late and state.global_step == state.max_steps else self._ahead)
+
+
+def generating_ahead(folder, is_late, **options):
     """It generates the next batch on a thread while it scores this one, as axolotl's asynchronous trainer does."""
     whole = ("_generate_and_score_completions", "_make_batch")
     cls = copy_of(GRPOTrainer, whole=whole, ahead=("self._generate(prompts)", "self._made_ahead(prompts)"))
@@ -63,9 +73,14 @@ def generating_ahead(folder, **options):
         generated.clear()
         return made
 
-    def rewards(completions, **kwargs):
-        scoring.set()
+    def rewards(completions, trainer_state, **kwargs):
+        if not is_late or trainer_state.global_step < 2:
+            scoring.set()
         return numbers(completions)
+
+    def finished():
+        scoring.set()
+        pool.shutdown()
 
     cls._generate_single_turn, cls._made_ahead = slowly, made_ahead
     cls._generate_and_score_completions = GRPOTrainer._generate_and_score_completions
@@ -73,20 +88,19 @@ def generating_ahead(folder, **options):
         folder, ANSWERS, cls=cls, rows=dataset(2), rewards=rewards, max_steps=3, shuffle_dataset=False, **options
     )
 
-    def finished():
-        ahead.pop().result()
-        pool.shutdown()
-
+    trainer.add_callback(Awaits(ahead, is_late))
     return trainer, finished
 
 
-def test_batches_generated_and_scored_on_two_threads_are_not_mixed(tmp_path, caplog):
-    trainer, finished = generating_ahead(tmp_path)
+@pytest.mark.parametrize("is_late", [False, True])
+def test_batches_generated_and_scored_on_two_threads_are_not_mixed(tmp_path, caplog, is_late):
+    trainer, finished = generating_ahead(tmp_path, is_late)
     callback = RolloutPluginCallback(tokens=True)
     trainer.add_callback(callback)
     trainer.callback_handler.callbacks.reverse()
     trainer.train()
     finished()
+    assert callback.flush(600)  # what comes after the training is added to its run
     run = open_run(tmp_path / "out")
     found = {number_of(rollout.completion): rollout for rollout in run.rollouts(tokens=True)}
     assert sorted(found) == list(range(16))
@@ -319,7 +333,7 @@ def test_what_waits_to_be_scored_when_the_callback_is_removed_is_stored(tmp_path
     for one in (callback, Peeks(trainer), LetsGo(trainer)):
         trainer.add_callback(one)
     trainer.train()
-    assert callback.flush()
+    assert callback.flush(600)
     run = open_run(tmp_path / "out")
     assert sorted(number_of(rollout.completion) for rollout in run.rollouts()) == list(range(6))
 

@@ -100,7 +100,7 @@ def test_an_export_ends_with_an_error_when_its_sink_hangs(run, monkeypatch):
         @hookimpl
         def export_traces(self, traces, step):
             if step.generation == 1:
-                self.go_on.wait(60)
+                self.go_on.wait(600)
             super().export_traces(traces)
 
     monkeypatch.setenv("ROLLOUT_PLUGINS_HANG_SECONDS", "0.3")

@@ -57,7 +57,7 @@ class Slow(JsonlSink):
     @hookimpl
     def export_traces(self, traces, step):
         self.asked.set()
-        self.go_on.wait(60)
+        self.go_on.wait(600)
         return super().export_traces(traces, step)
 
 
@@ -65,10 +65,10 @@ def test_an_export_waits_while_another_one_sends_and_then_sends_what_is_left(run
     slow, folder = Slow(tmp_path / "lines"), tmp_path / "lines"
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(export, run, slow)
-        assert slow.asked.wait(60)
+        assert slow.asked.wait(600)
         second = pool.submit(export, run, JsonlSink(folder))
         slow.go_on.set()
-        assert first.result(60).sent + second.result(60).sent == 12
+        assert first.result(600).sent + second.result(600).sent == 12
     assert in_file(folder) == ids(run)
 
 
@@ -78,11 +78,11 @@ def test_an_export_that_waits_in_vain_names_who_is_sending(run, tmp_path, monkey
     said = rf"process {os.getpid()} on .* has been sending to jsonl:.* and export again"
     with ThreadPoolExecutor() as pool:
         first = pool.submit(export, run, slow)
-        assert slow.asked.wait(60)
+        assert slow.asked.wait(600)
         with pytest.raises(RunError, match=said):
             export(run, JsonlSink(tmp_path / "lines"))
         slow.go_on.set()
-        assert first.result(60).sent == 12
+        assert first.result(600).sent == 12
 
 
 def test_a_sender_that_was_killed_keeps_nobody_waiting(run, tmp_path):

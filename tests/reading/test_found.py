@@ -5,8 +5,9 @@ from itertools import islice
 
 import pyarrow as pa
 import pytest
-from reading import called, ids, one, steps, write
+from reading import called, ids, one, steps, write, writer
 from rollout_hookspecs import Image
+from store_rig import until
 
 from rollout_plugins import open_run
 from rollout_plugins.errors import RunError
@@ -59,6 +60,24 @@ def test_it_stays_what_it_was_when_the_run_grows(tmp_path):
     assert len(found) == len(list(found.rollouts())) == 8
 
 
+@pytest.mark.filterwarnings("ignore::rollout_plugins.errors.DamageWarning")
+def test_it_stays_what_it_was_when_a_file_turns_out_to_be_gone(tmp_path, monkeypatch):
+    """As when the run is compacted or pruned: the others are opened anew, and a journal may be Parquet by then."""
+    live = writer(tmp_path)
+    monkeypatch.setattr(writing, "SEAL_BYTES", 1)
+    for step in (1, 2):
+        live.write("train", steps(2)[4 * step - 4 : 4 * step])
+    monkeypatch.undo()
+    live.write("train", steps(3)[8:])
+    run = open_run(tmp_path)
+    found = run.find()
+    live.close()
+    run.files[0].unlink()
+    assert run.count(where="len(completion) = 1") == 8
+    assert ids(found.page(4, 4).rollouts()) == ["2.0", "2.1", "2.2", "2.3"]
+    assert ids(found.rollouts()) == ids(steps(3))[4:]
+
+
 def test_a_page_says_which_columns_there_are(run):
     with pytest.raises(RunError, match="no column is named 'score'"):
         run.find().rows(["score"])
@@ -106,6 +125,6 @@ def test_what_was_read_does_not_stay_in_memory(tmp_path, monkeypatch, most):
     try:
         before = pa.total_allocated_bytes()
         assert len(list(islice(found.rollouts(), most))) == (most or 80)
-        assert pa.total_allocated_bytes() == before
+        until(lambda: pa.total_allocated_bytes() <= before)  # a thread of Arrow's may be about to let go
     finally:
         gc.enable()

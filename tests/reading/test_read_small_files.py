@@ -79,8 +79,8 @@ def test_a_live_run_of_many_small_files_is_refreshed_without_reading_them_again(
     live.write("eval", [replace(r, split="eval") for r in made[16:]])  # sorted before the files that are known
     stored.refresh()
     assert (len(stored), list(stored.rollouts(split="train")), stored.damaged) == (20, made[:16], {})
-    stored.files[1].touch()
-    stored.files[2].touch()
+    for path in stored.files[1:3]:
+        os.utime(path, (1, 1))
     stored.refresh()
     assert (len(stored), ids(stored.rollouts(step=2))) == (16, [])
     assert list(stored.damaged) == ["data/train/001-00000-000001.parquet"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, deque
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from types import SimpleNamespace
 
 import torch
@@ -24,7 +24,9 @@ class Ahead(GRPOTrainer):
         self._batches = _batches(self.train_dataset)
 
     def go_ahead(self):
+        """Until it is there: on a busy machine it could be of a later step, or come after the training."""
         self._coming.append(self._pool.submit(self._generate_only, next(self._batches)))
+        wait(self._coming)
 
     def _generate_only(self, inputs, rank0_only=False):
         prompts = [row["prompt"] for row in inputs]

@@ -23,7 +23,7 @@ class Killed(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         if state.global_step == 5:
-            assert self.callback.flush()
+            assert self.callback.flush(600)
             os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -47,7 +47,8 @@ def browser(folder: Path):
         )
     try:
         port, address = _listening(process, folder / "DevToolsActivePort", folder / "log")
-        with connect(f"ws://127.0.0.1:{port}{address}", max_size=2**28, open_timeout=120) as socket:
+        options = {"max_size": 2**28, "open_timeout": 120, "ping_interval": None}  # a slow browser is not a lost one
+        with connect(f"ws://127.0.0.1:{port}{address}", **options) as socket:
             yield Page(socket)
     finally:
         process.terminate()
@@ -129,6 +130,10 @@ class Page:
             time.sleep(0.02)
         return value
 
+    def settle(self):
+        """Wait until the page has noticed what was scrolled or has another size: it hears of that before it draws."""
+        self.eval("new Promise(drawn => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
+
     def text(self, selector):
         return self.wait(f"document.querySelector({json.dumps(selector)})?.innerText")
 
@@ -143,6 +148,7 @@ class Page:
         found_ = f"document.querySelector({json.dumps(selector)})"
         self.wait(found_ + " !== null")
         self.eval(f"{found_}.scrollIntoView({{block: 'center', behavior: 'instant'}})")
+        self.settle()
         return self.eval(
             f"(() => {{ const b = {found_}.getBoundingClientRect(); return [b.x, b.y, b.width, b.height] }})()"
         )

@@ -15,7 +15,7 @@ def told(caplog, text):
 
 def send(line, made, step):
     line.submit(batch(made, step=step))
-    assert line.drain(120)
+    assert line.drain(600)
 
 
 def raises():

@@ -24,7 +24,7 @@ def train(folder: Path) -> None:
 
     def told(inputs):
         out = original(inputs)
-        callback.flush()
+        callback.flush(600)
         with (folder / "truth.jsonl").open("a") as file:
             rows = [[row["prompt"], row["completion"], row["advantage"]] for row in trainer._fresh]
             file.write(json.dumps(rows) + "\n")

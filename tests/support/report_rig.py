@@ -100,7 +100,7 @@ def fill(folder, steps, *, attempt=1, plugins=(), evaluate=True, groups=2, close
             line.submit(batch(tests, step=step, split="eval"))
     for reason, count in (untrained or {}).items():
         line.count(reason, count, is_stored=True)
-    assert line.drain(60)
+    assert line.drain(600)
     if close:
         line.close()
     return folder / "r1"
@@ -139,7 +139,7 @@ def seen(folder, *, count=6, side=160):
             for index in range(4)
         ]  # fmt: skip
         line.submit(batch(rollouts, step=step))
-    assert line.drain(60)
+    assert line.drain(600)
     line.close()
     return folder / "r1"
 
@@ -162,7 +162,7 @@ def hostile(folder, *more):
     line.start(run_in(folder))
     made = [*hostile_rollouts(), *more]
     line.submit(batch([replace(one, index=at, group=at // 4, group_size=4) for at, one in enumerate(made)], step=1))
-    assert line.drain(120)
+    assert line.drain(600)
     line.close()
     return open_run(folder)
 

@@ -19,12 +19,15 @@ KEYS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "a-secret-of-th
 
 class S3:
     def __init__(self):
-        # Bound here too, where nobody listens, so that nobody else gets the port while the server is away.
-        self._kept = socket.socket()
-        self._kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._kept.bind(("127.0.0.1", 0))
-        self.port = self._kept.getsockname()[1]
+        self._place = socket.socket()
+        """Bound to the server's port, so that nobody else is given it while the server is away."""
+        self._place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._place.bind(("127.0.0.1", 0))
         self._process = None
+
+    @property
+    def port(self):
+        return self._place.getsockname()[1]
 
     @property
     def url(self):
@@ -35,7 +38,7 @@ class S3:
         with tempfile.TemporaryFile() as told:
             self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=told)
             until = time.monotonic() + 240
-            while b"Running on" not in os.pread(told.fileno(), 10_000, 0):
+            while not _runs(told):
                 assert self._process.poll() is None, "moto's server does not start"
                 assert time.monotonic() < until, "moto's server does not start"
                 time.sleep(0.05)
@@ -48,7 +51,7 @@ class S3:
 
     def close(self):
         self.stop()
-        self._kept.close()
+        self._place.close()
 
     def filesystem(self):
         from pyarrow import fs
@@ -59,8 +62,8 @@ class S3:
             endpoint_override=self.url,
             region="us-east-1",
             allow_bucket_creation=True,
-            connect_timeout=120,
-            request_timeout=120,
+            connect_timeout=600,
+            request_timeout=600,
         )
 
     def make_bucket(self, name):
@@ -72,6 +75,12 @@ class S3:
 
         found = self.filesystem().get_file_info(fs.FileSelector(folder, recursive=True, allow_not_found=True))
         return {info.path.removeprefix(f"{folder}/"): info.size for info in found if info.is_file}
+
+
+def _runs(told):
+    """Whether the server said that it runs."""
+    told.seek(0)
+    return b"Running on http://127.0.0.1:" in told.read()
 
 
 def use_s3(monkeypatch, url):
@@ -103,7 +112,7 @@ class _Front(Asked):
         body, fault = self.body(), self.server.fault
         if fault == "hangs" or (fault == "hangs in mid-upload" and "partNumber=2" in self.path):
             self.server.hung = True
-            self.server.released.wait(120)
+            self.server.released.wait()
             self.close_connection = True
         elif isinstance(fault, tuple) and all(part in self.path for part in fault[2:]):
             status, code = fault[:2]
@@ -115,7 +124,7 @@ class _Front(Asked):
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = handle_any
 
     def _hand_on(self, body):
-        connection = http.client.HTTPConnection("127.0.0.1", self.server.behind, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.behind, timeout=600)
         ours = ("transfer-encoding", "expect", "content-length")
         kept = {name: value for name, value in self.headers.items() if name.lower() not in ours}
         connection.request(self.command, self.path, body, {**kept, "Content-Length": str(len(body))})

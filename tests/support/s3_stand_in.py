@@ -115,7 +115,7 @@ class _S3(Asked):
         self.send(b"", 204)
 
     def _list(self, bucket):
-        self.server.may_list.wait(600)
+        self.server.may_list.wait()
         query, cut = self.query, len(bucket) + 1
         after = query.get("continuation-token") or query.get("start-after") or ""
         objects, folders, then = self.server.objects.page(
@@ -157,5 +157,7 @@ def s3_stand_in(monkeypatch, objects):
     with served(_S3, objects=Bucket(objects), parts={}, asked=[], may_list=Event(), expired="") as server:
         server.may_list.set()
         use_s3(monkeypatch, server.url)
-        yield server
-        server.may_list.set()
+        try:
+            yield server
+        finally:
+            server.may_list.set()

@@ -53,10 +53,15 @@ class Asked(BaseHTTPRequestHandler):
         pass
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+    """However long none is answered, a client is not turned away."""
+
+
 def serve(handler, **state):
     """A server that is asked from now on, with its `url` and what else requests find in `self.server`."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
+    server = _Server(("127.0.0.1", 0), handler)
     server.url = f"http://127.0.0.1:{server.server_port}"
     for name, value in state.items():
         setattr(server, name, value)

@@ -53,7 +53,7 @@ def record(folder, *made, plugins=(), **options):
     line = started(folder, *plugins, **options)
     for step, some in enumerate(made, 1):
         line.submit(batch(some, step=step))
-    assert line.drain(120)
+    assert line.drain(600)
     line.close()
     return open_run(folder)
 

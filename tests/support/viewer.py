@@ -4,16 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from rollout_plugins import open_run
 from rollout_plugins.view.app import Viewer
+
+_SOON = 0.06
+"""A timer that ends within these seconds belongs to what is under way: a preview waits 0.05 for the cursor to rest."""
+
+
+class Threads(ThreadPoolExecutor):
+    """Where the viewer's jobs run; knows those that are not done, even if nobody waits for them any more."""
+
+    def __init__(self):
+        super().__init__()
+        self.running = set()
+
+    def submit(self, *args, **kwargs):
+        future = super().submit(*args, **kwargs)
+        self.running.add(future)
+        future.add_done_callback(self.running.discard)
+        return future
 
 
 class Eye:
     """A viewer that is driven by keys."""
 
-    def __init__(self, app, pilot):
-        self.app, self.pilot = app, pilot
+    def __init__(self, app, pilot, threads):
+        self.app, self.pilot, self._threads = app, pilot, threads
 
     @property
     def lines(self):
@@ -34,30 +52,51 @@ class Eye:
         return type(self.app.screen).__name__
 
     async def press(self, *keys):
-        await self.pilot.press(*keys)
+        """Press one after the other, each when all that the one before set off is done."""
+        for key in keys:
+            await self.app._press_keys([key])
+            await self.rests()
 
     async def type(self, text):
-        await self.pilot.press(*text)
+        await self.press(*text)
 
-    async def sees(self, *texts, seconds=120.0):
-        """Wait until all of these are on the screen."""
-        end = time.monotonic() + seconds
-        while not all(map(self.text.__contains__, texts)):
-            assert time.monotonic() < end, f"{texts} are not all in\n{self.text}"
-            await self.pilot.pause(0.02)
-        await self.pilot.pause()
+    async def click(self, widget, offset):
+        await self.pilot.click(widget, offset=offset)
+        await self.rests()
 
-    async def sees_not(self, *texts, seconds=120.0):
-        end = time.monotonic() + seconds
-        while any(map(self.text.__contains__, texts)):
-            assert time.monotonic() < end, f"one of {texts} is in\n{self.text}"
-            await self.pilot.pause(0.02)
+    async def rests(self):
+        """Wait until no thread is at work, no message is under way and the screen shows what came of them."""
+        while self._is_busy():
+            await self.moment(0.002)
 
-    async def until(self, condition, seconds=120.0):
+    def _is_busy(self):
+        loop = asyncio.get_running_loop()
+        due = loop.time() + _SOON
+        return (
+            bool(self._threads.running or loop._ready or (self.app._running and self.app.screen._dirty_widgets))
+            or any(not worker.is_finished for worker in self.app.workers)
+            or any(not timer.cancelled() and timer.when() < due for timer in loop._scheduled)
+        )
+
+    async def moment(self, seconds=0.02):
+        """Let the viewer go on."""
+        await asyncio.sleep(seconds)
+        if self.app._running:
+            self.app.screen._on_timer_update()
+
+    async def sees(self, *texts):
+        """Wait until all of these are on the screen, and nothing is under way any more."""
+        await self.until(lambda: all(map(self.text.__contains__, texts)), texts)
+        await self.rests()
+
+    async def sees_not(self, *texts):
+        await self.until(lambda: not any(map(self.text.__contains__, texts)), texts)
+
+    async def until(self, condition, what="", seconds=120.0):
         end = time.monotonic() + seconds
         while not condition():
-            assert time.monotonic() < end, self.text
-            await self.pilot.pause(0.02)
+            assert time.monotonic() < end, f"{what}\n{self.text}"
+            await self.moment()
 
     def column(self, label):
         """The cells under a heading, as text."""
@@ -73,8 +112,11 @@ def look(run, scenario, *, size=(80, 24), **options):
     """Open a run in a viewer and do what the scenario does."""
 
     async def main():
+        threads = Threads()
+        asyncio.get_running_loop().set_default_executor(threads)
         app = Viewer(open_run(run), **options)
+        app.NOTIFICATION_TIMEOUT = 3600  # what is said stays until it was read
         async with app.run_test(size=size, notifications=True) as pilot:
-            await scenario(Eye(app, pilot))
+            await scenario(Eye(app, pilot, threads))
 
     asyncio.run(main())

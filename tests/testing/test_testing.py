@@ -2,8 +2,8 @@
 
 import subprocess
 import sys
+import threading
 from dataclasses import replace
-from time import sleep
 
 import pytest
 from PIL import Image as Picture
@@ -196,8 +196,10 @@ def test_an_exception_in_any_hook_is_raised_and_says_where(hook):
 
 
 def test_a_sink_that_takes_too_long_is_an_error():
+    for_good = threading.Event()
     with pytest.raises(TimeoutError, match=r"did not finish within 0\.2 s"):
-        run_plugins([Sink(lambda: sleep(1))], [make_rollout()], seconds=0.2)
+        run_plugins([Sink(for_good.wait)], [make_rollout()], seconds=0.2)
+    for_good.set()
 
 
 def test_a_plugin_that_exits_does_not_end_the_test_run():

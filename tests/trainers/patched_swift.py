@@ -491,7 +491,7 @@ def test_a_reward_that_raises_costs_only_what_it_did_not_score(tmp_path):
     callback = RolloutPluginCallback()
     with pytest.raises(RuntimeError, match="no reward today"):
         trained(tmp_path, lambda trainer: trainer.add_callback(callback))
-    assert callback.flush()
+    assert callback.flush(600)
     stored = list(open_run(tmp_path / "out").rollouts())
     assert [one.error for one in stored] == [None] * 4 + ["RuntimeError: no reward today"] * 4
     assert all(one.rewards == {"Scored": None, "Maybe": None} for one in stored[4:])

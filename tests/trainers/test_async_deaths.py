@@ -43,7 +43,7 @@ def test_whatever_ends_training_what_was_received_is_stored(tmp_path, tok, place
         trainer.train()
     assert caught.value is error
     assert trainer.rollout_worker.stopped == 1
-    callback.flush()
+    callback.flush(600)
     stored = fates(open_run(tmp_path / "out"))
     received = len(trainer.rollout_worker.samples) - trainer.rollout_queue.qsize()
     assert set(stored) == {f"hello {n}" for n in range(received)}

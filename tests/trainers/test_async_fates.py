@@ -54,7 +54,7 @@ def test_a_stream_of_which_nothing_is_trained_does_not_pile_up(tmp_path, tok):
     trainer.add_callback(callback := RolloutPluginCallback())
     with pytest.raises(RuntimeError, match="the worker died"):
         trainer.train()
-    callback.flush()
+    callback.flush(600)
     run = open_run(tmp_path / "out")
     stored = [r for r in run.rollouts() if "forks" not in r.marks]
     assert [said(r) for r in stored] == [f"hello {n}" for n in range(700)]

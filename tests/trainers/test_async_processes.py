@@ -7,7 +7,6 @@ import json
 import queue
 import signal
 import threading
-import time
 from contextlib import suppress
 
 import pytest
@@ -49,11 +48,11 @@ class Received(TrainerCallback):
 
     def on_train_end(self, args, state, control, **kwargs):
         del self.queue.get
+        self.has_ended = threading.Event()
         threading.Thread(target=self._drain, daemon=True).start()
 
     def _drain(self):
-        until = time.monotonic() + 10
-        while time.monotonic() < until:
+        while not self.has_ended.is_set():
             with suppress(queue.Empty):
                 self.queue.get(timeout=0.2)
 
@@ -72,6 +71,7 @@ def trained(folder, server, kind, **more):
     received.trainer = trainer
     trainer.add_callback(RolloutPluginCallback(tokens=True))
     trainer.train()
+    received.has_ended.set()
     return received.samples, open_run(folder / "out")
 
 

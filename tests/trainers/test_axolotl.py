@@ -92,7 +92,6 @@ def test_what_was_not_trained_on_when_training_breaks_off_says_so(tmp_path):
 def test_what_was_generated_before_the_callback_came_is_whole_too(tmp_path):
     trainer = spied(tmp_path, callbacks=())
     trainer.go_ahead()
-    trainer._coming[0].result()
     trainer.add_callback(RolloutPluginCallback(tokens=True))
     trainer.train()
     trainer.finish()

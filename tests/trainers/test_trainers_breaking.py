@@ -82,7 +82,7 @@ def dying(trainer, callback):
     """Train until it dies, and what is in the store then."""
     with pytest.raises(ZeroDivisionError):
         trainer.train()
-    assert callback.flush()
+    assert callback.flush(600)
     return list(open_run(trainer.args.output_dir).rollouts())
 
 

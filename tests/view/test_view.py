@@ -65,7 +65,6 @@ def test_commands_are_in_the_palette(run):
         await eye.press("colon")
         await eye.sees("Search for commands")
         await eye.type("all rollouts")
-        await eye.pilot.pause(0.5)
         await eye.press("enter")
         await eye.sees("all rollouts", "96 rollouts", "tokens")
 
@@ -95,13 +94,13 @@ def test_it_is_resized_from_large_to_tiny_and_back(run):
         await eye.sees("Let me look.")
         for width, height in ((80, 24), (40, 10), (20, 6), (200, 60)):
             await eye.pilot.resize_terminal(width, height)
-            await eye.pilot.pause(0.1)
+            await eye.rests()
             assert len(eye.lines) == height
             assert all(len(line) <= width for line in eye.lines)
         await eye.press("enter")
         for width, height in ((80, 24), (40, 10), (20, 6), (200, 60)):
             await eye.pilot.resize_terminal(width, height)
-            await eye.pilot.pause(0.1)
+            await eye.rests()
             assert len(eye.lines) == height
         await eye.sees("rollout 1 of 8", "Let me look.")
 
@@ -129,13 +128,13 @@ def test_a_low_screen_has_the_reward_in_one_line(run):
 def test_the_mouse_is_welcome(run):
     async def scenario(eye):
         await eye.sees("8 rollouts", "7.1")
-        await eye.pilot.click("Grid", offset=(10, 4))
-        await eye.until(lambda: next(line for line in eye.lines if line.startswith("▌")).split()[2] == "3")
+        await eye.click("Grid", (10, 4))
+        assert next(line for line in eye.lines if line.startswith("▌")).split()[2] == "3"
         head = next(line for line in eye.lines if "tokens" in line)
-        await eye.pilot.click("Grid", offset=(head.index("tokens"), 0))
+        await eye.click("Grid", (head.index("tokens"), 0))
         await eye.sees("tokens▼")
-        await eye.pilot.click("Grid", offset=(10, 2))
-        await eye.pilot.click("Grid", offset=(10, 2))
+        await eye.click("Grid", (10, 2))
+        await eye.click("Grid", (10, 2))
         await eye.sees("rollout 2 of 8")
 
     look(run, scenario, filters={"step": 1}, size=(109, 24))

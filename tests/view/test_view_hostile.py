@@ -130,7 +130,6 @@ def test_it_opens_at_once_however_long_it_is(tmp_path, name):
         await eye.press("enter")
         await eye.sees("rollout 1 of 1", "hi")
         await eye.press("z", "G", "ctrl+u", "g", "ctrl+d", "right_square_bracket")
-        await eye.pilot.pause()
         assert len(eye.lines) == 24
 
     look(path, scenario, filters={"step": 1})

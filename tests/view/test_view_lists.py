@@ -1,10 +1,13 @@
 """The viewer's lists of steps and rollouts: columns, order, filters and search."""
 
+import threading
+
 import pytest
 from reading import one, steps, write
 from viewer import look
 
 from rollout_plugins import open_run
+from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.view.widgets.grid import Grid
 
 
@@ -33,12 +36,11 @@ def test_columns_sort_as_numbers_in_both_directions_and_back(run):
             await eye.press("l")
         await eye.press("s")
         await eye.sees("tokens▼")
-        await eye.until(lambda: (down := list(map(int, eye.column("tokens▼")))) == sorted(down, reverse=True))
         down = list(map(int, eye.column("tokens▼")))
-        assert down != sorted(down, key=str, reverse=True)
+        assert down == sorted(down, reverse=True) != sorted(down, key=str, reverse=True)
         await eye.press("s")
         await eye.sees("tokens▲")
-        await eye.until(lambda: list(map(int, eye.column("tokens▲"))) == down[::-1])
+        assert list(map(int, eye.column("tokens▲"))) == down[::-1]
         await eye.press("s")
         await eye.sees_not("▲", "▼")
 
@@ -157,6 +159,25 @@ def test_numbers_that_are_none_come_last(tmp_path):
         assert eye.column("reward▼") == ["10.000", "2.000", "nan", "—"]
 
     look(write(tmp_path, [one(1, i, reward=v) for i, v in enumerate(values)]), scenario, filters={"step": 1})
+
+
+def test_the_cursor_may_move_while_the_list_is_read(run, monkeypatch):
+    go_on, find = threading.Event(), StoredRun.find
+
+    def slow(self, **filters):
+        assert go_on.wait(600)
+        return find(self, **filters)
+
+    async def scenario(eye):
+        await eye.sees("0.1", "tokens")
+        monkeypatch.setattr(StoredRun, "find", slow)
+        await eye.pilot.press("s", "j", "j")
+        go_on.set()
+        await eye.sees("reward▼")
+        assert eye.column("reward▼")[:3] == ["7.100", "6.100", "5.100"]
+        assert next(line for line in eye.lines if line.startswith("▌")).split()[2] == "5"
+
+    look(run, scenario, filters={"step": 1}, size=(109, 24))
 
 
 def test_of_a_large_run_only_the_rows_on_the_screen_are_read(tmp_path, monkeypatch):

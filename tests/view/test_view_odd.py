@@ -1,11 +1,13 @@
 """The viewer on runs that grow, end or vanish, and on empty, odd and damaged ones."""
 
 import re
-import shutil
 
 import pytest
 from reading import one, steps, write, writer
 from viewer import look
+
+from rollout_plugins.errors import RunError
+from rollout_plugins.reading.runs import StoredRun
 
 
 def test_a_live_run_grows_on_the_screen_and_keeps_the_place(tmp_path):
@@ -29,7 +31,7 @@ def test_a_live_run_grows_on_the_screen_and_keeps_the_place(tmp_path):
         await eye.press("f")
         await eye.type("rewa")
         writing.write("train", [one(4, i) for i in range(8)])
-        await eye.pilot.pause(1)
+        await eye.until(lambda: len(eye.app.stored) == 32)
         await eye.sees("where rewa", "24 rollouts")
         await eye.press("escape")
         await eye.sees("32 rollouts")
@@ -62,12 +64,32 @@ def test_nothing_flickers_when_a_live_run_grows(tmp_path):
         writing.write("train", [one(2, i) for i in range(40)])
         while "80 rollouts" not in eye.text:
             assert shown(eye) == before
-            await eye.pilot.pause(0.01)
-        await eye.pilot.pause(0.3)
+            await eye.moment(0.01)
+        await eye.rests()
         assert shown(eye) == before
         writing.close({"rollouts": 80})
 
     look(tmp_path, scenario, filters={"split": "train"}, period=0.1, size=(140, 40))
+
+
+def test_what_cannot_be_read_at_one_look_is_read_at_the_next(tmp_path, monkeypatch):
+    writing, refresh, failures = writer(tmp_path), StoredRun.refresh, iter([True, True, True])
+    writing.write_run()
+    writing.write("train", steps(1, size=8))
+
+    def fails_at_first(run):
+        if next(failures, False):
+            raise RunError("cannot be read just now")
+        refresh(run)
+
+    async def scenario(eye):
+        await eye.sees("8 rollouts", "running")
+        monkeypatch.setattr(StoredRun, "refresh", fails_at_first)
+        writing.write("train", [one(2, i) for i in range(8)])
+        await eye.sees("16 rollouts")
+        assert [note.message for note in eye.app._notifications] == ["cannot be read just now"]
+
+    look(tmp_path, scenario, period=0.1)
 
 
 def test_a_run_that_ended_is_not_polled(run):
@@ -75,7 +97,7 @@ def test_a_run_that_ended_is_not_polled(run):
         await eye.sees("96 rollouts")
         asked = []
         eye.app._signature = lambda: asked.append(1) or ()
-        await eye.pilot.pause(0.5)
+        await eye.moment(0.5)
         assert not asked
 
     look(run, scenario, period=0.1)
@@ -135,7 +157,7 @@ def test_a_run_that_vanishes_is_said_and_what_was_read_stays(tmp_path):
 
     async def scenario(eye):
         await eye.sees("8 rollouts", "running")
-        shutil.rmtree(tmp_path / "r1")
+        (tmp_path / "r1").rename(tmp_path / "away")
         await eye.sees("is gone", "8 rollouts")
 
     look(tmp_path / "r1", scenario, period=0.1, size=(120, 30))

@@ -1,6 +1,8 @@
 """One rollout in the viewer: all that is known of it, its tokens and images, and copies of it."""
 
 import json
+import threading
+from pathlib import Path
 
 import pytest
 from PIL import Image as Pil
@@ -9,6 +11,7 @@ from rollout_hookspecs import Tokens
 from viewer import look
 
 from rollout_plugins.plugins.images.media import MediaStore
+from rollout_plugins.view.pages import rollout_actions
 
 
 def test_a_rollout_shows_all_that_is_known_of_it(run):
@@ -89,6 +92,27 @@ def test_copy_and_export_say_where_it_went(run, tmp_path, monkeypatch):
         await eye.until(lambda: eye.app.clipboard == "It is rainy on day 1.")
 
     look(run, scenario, rollout="r1.1.t1.0.0", size=(120, 30))
+
+
+def test_each_of_several_exports_is_written_and_told(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    go_on, save = threading.Event(), rollout_actions.save
+
+    def slow(*what, **how):
+        assert go_on.wait(600)
+        return save(*what, **how)
+
+    monkeypatch.setattr(rollout_actions, "save", slow)
+
+    async def scenario(eye):
+        await eye.sees("Let me look.")
+        await eye.pilot.press("e", "E")
+        go_on.set()
+        await eye.rests()
+        assert {Path(note.message).suffix for note in eye.app._notifications} == {".json", ".md"}
+        assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".md"}
+
+    look(run, scenario, rollout="r1.1.t1.0.0")
 
 
 def test_tokens_are_coloured_by_what_was_kept_of_them(tmp_path):

@@ -38,6 +38,7 @@ def page(tab, pages):
     """The shop's report, fresh; nothing may go wrong in it, and nothing may be asked of any network."""
     tab.size(1280, 900)
     tab.media()
+    tab.mouse("mouseMoved", 0, 0)
     tab.faults.clear()
     tab.asked.clear()
     tab.open(pages["shop"])

@@ -29,7 +29,7 @@ UNREACHABLE = "ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ETIMEDOUT|ENETUNREACH
 
 
 def run(folder, *words):
-    return subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=250, check=False)
+    return subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")

@@ -47,7 +47,7 @@ def test_the_table_sorts_by_numbers(page):
     assert down == sorted(down, reverse=True)
     assert up == sorted(up)
     assert up[0] < down[0]
-    assert page.eval("location.hash") == "#sort=reward"
+    page.wait("location.hash === '#sort=reward'")
     page.click(".rows th:nth-child(4) button")
     assert page.eval("document.querySelector('.rows th:nth-child(4)').ariaSort") == "none"
 
@@ -108,7 +108,7 @@ def test_dragging_over_the_histogram_filters(page):
     assert 0 < few < 216
     assert min(rewards(page)) > 0.5
     assert "reward 0.6" in page.text(".histogram .chip") or "reward 0.5" in page.text(".histogram .chip")
-    assert page.eval("location.hash").startswith("#range=reward")
+    page.wait("location.hash.startsWith('#range=reward')")
     page.click(".histogram .chip")
     assert listed(page) == 216
 

@@ -90,8 +90,12 @@ class Page(Screen[None]):
         *,
         group: str,
         failed: Callable[[Exception], None] | None = None,
+        exclusive: bool = True,
     ) -> None:
-        """Do `work` on a thread, then call `done` on the screen's thread. Cancels earlier work of the same group."""
+        """Do `work` on a thread, then call `done` on the screen's thread.
+
+        Cancels earlier work of the same group, whose answer nobody needs any more, unless `exclusive` is False.
+        """
 
         def run() -> None:
             worker = get_current_worker()
@@ -101,7 +105,7 @@ class Page(Screen[None]):
                 answer = partial(failed or self.failed, error)
             self.tell(worker, answer)
 
-        self.run_worker(run, thread=True, group=group, exclusive=True, exit_on_error=False)
+        self.run_worker(run, thread=True, group=group, exclusive=exclusive, exit_on_error=False)
 
     def tell(self, worker: Worker[Any], answer: Callable[[], None]) -> None:
         """From a worker's thread: call `answer` on the screen's thread, unless the work was cancelled."""

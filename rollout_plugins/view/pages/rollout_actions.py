@@ -86,4 +86,4 @@ class RolloutActions(Page):
             if path is not None:
                 self.say(f"wrote {path}")
 
-        self.job(written, tell, group="export")
+        self.job(written, tell, group="export", exclusive=False)

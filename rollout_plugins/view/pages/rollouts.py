@@ -41,7 +41,8 @@ class _List(NamedTuple):
     """All columns of the run."""
     same: set[str]
     """Columns that would say the same in every row."""
-    cursor: int
+    cursor: int | None
+    """Where the rollout is that the cursor was on."""
 
 
 class RolloutsPage(RolloutActions):
@@ -108,13 +109,16 @@ class RolloutsPage(RolloutActions):
     ) -> None:
         """Find the rollouts, with another filter if one is given, which is kept when the run understands it.
 
-        The cursor stays on its rollout, unless `start` moves it to the top. `again`: the list is the same as before,
-        or longer, and its rows stay on the screen until they are read again.
+        The cursor stays on its rollout, unless `start` moves it to the top, and goes on by as many rows as it is moved
+        meanwhile. `again`: the list is the same as before, or longer, and its rows stay on the screen until they are
+        read again.
         """
         where = self._where if where is None else where
         text, hits = (self._text, self._hits) if text is None else (text, hits)
         asked = {**self._asked, "where": where or None, "order": self._order()}
         here = None if start else self._here()
+        grid = self.query_one(Grid)
+        before = grid.cursor
 
         def find() -> _List:
             run = self.viewer.stored
@@ -123,13 +127,14 @@ class RolloutsPage(RolloutActions):
             found = found if self._limit is None else found.page(0, self._limit)
             splits = len(run.values("split"))
             same = {"split", "step"} if "step" in asked else {"split"} if splits < 2 else set()
-            return _List(found, run.columns, same, (found.position(here) if here else None) or 0)
+            return _List(found, run.columns, same, found.position(here) if here else None)
 
         def arrived(listed: _List) -> None:
             self._where, self._text, self._hits = where, text, hits
             if self.ask.is_open:
                 self.ask.close()
-            self._arrived(listed, again=again)
+            place = listed.cursor if listed.cursor is not None else before if again else 0
+            self._arrived(listed, place + grid.cursor - before, again=again)
 
         self.job(find, arrived, group="find", failed=self._refused)
 
@@ -143,12 +148,12 @@ class RolloutsPage(RolloutActions):
             self.query_one(Grid).empty = one_line(str(error), 400)
             self.query_one(Grid).refresh()
 
-    def _arrived(self, listed: _List, *, again: bool) -> None:
+    def _arrived(self, listed: _List, cursor: int, *, again: bool) -> None:
         grid = self.query_one(Grid)
         self._found, self._names = listed.found, listed.names
         grid.empty = "no rollouts match" if self._where or self._text or self._asked else "no rollouts"
         grid.set_columns(rollout_columns(listed.names, leave_out=listed.same))
-        grid.set_rows(len(listed.found), listed.cursor, keep=again)
+        grid.set_rows(len(listed.found), cursor, keep=again)
         self._head("")
         self._look()
         then, self._then = self._then, ""
