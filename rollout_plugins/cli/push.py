@@ -34,7 +34,7 @@ def configure(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     stored = opened(options.run)
     chosen = filters_of(options, stored)
-    with counted("looking at what is there") as progress:
+    with counted("looking at what is there", of_bytes=True) as progress:
         how = {"public": options.public, "sessions": options.sessions}
         url = push(stored, options.url, chosen, **how, progress=progress)
     say(f"{_what(stored, chosen)} in {url}")

@@ -145,6 +145,14 @@ def test_a_journal_of_a_run_that_was_killed_is_pushed_as_a_part(run, hub):
     assert names == ["mine/data/train/001-00000-000000.parquet", "mine/data/train/002-00000-000000.parquet"]
 
 
+def test_a_damaged_journal_keeps_nothing_else_here_and_is_told_of(run, tmp_path, capsys):
+    journal = run / "data" / "train" / "001-00000-000009.arrows"
+    journal.write_bytes(b"\xff\xff\xff\xff\x10\0\0\0" + b"no schema " * 10)
+    assert main(["push", str(run), str(tmp_path / "there")]) == 3
+    assert f"data/train/{journal.name} cannot be read and is left out" in capsys.readouterr().err
+    assert len(open_run(tmp_path / "there")) == len(open_run(run))
+
+
 @pytest.mark.parametrize("url", ["hf://datasets/me/best", "memory://chosen/best"])
 def test_some_rollouts_are_a_run_of_their_own_that_misses_nothing(run, hub, tmp_path, url, capsys):
     assert main(["push", str(run), url, "--where", "reward >= 2", "--limit", "5"]) == 0
@@ -281,7 +289,7 @@ def test_a_run_that_is_not_here_is_fetched_before_it_is_sent_on_or_pruned(run, t
     ):
         capsys.readouterr()
         assert main(words) == 1
-        assert "is not on this machine: fetch it with `rollouts pull`" in capsys.readouterr().err
+        assert f"{words[1]} is not on this machine: fetch it with `rollouts pull`" in capsys.readouterr().err
 
 
 def test_runs_that_are_sent_at_once_leave_the_clients_progress_bars_as_they_were():
