@@ -255,6 +255,8 @@ class Following:
     def _begun(self) -> Copying:
         parent = folder(self._to)
         parent.prepare()
+        if parent.is_public:
+            self._say("%s is public: everybody can read the rollouts there", self._to.url)
         run = self._run
         copying = Copying.beside(self._folder, parent, run.attempt, run.rank, idle_seconds=self._idle)
         name = copying.target.place.path.rpartition("/")[2]
