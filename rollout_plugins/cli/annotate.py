@@ -71,13 +71,14 @@ def _annotate_by(stored: StoredRun, options: Namespace) -> None:
         function = resolve_name(options.by)
     except (ValueError, ImportError, AttributeError) as error:
         raise RunError(f"--by {options.by!r} names no function: {error}; write MODULE:FUNCTION") from error
-    with counted("files") as progress:
+    what = "rollouts" if options.ray else "files"
+    with counted(what) as progress:
         written = stored.annotate_by(
             options.producer,
             function,
             columns=(options.columns or "prompt,completion").split(","),
             ray=options.ray,
-            progress=lambda done, of: progress("files", done, of),
+            progress=lambda done, of: progress(what, done, of),
         )
     note_damage(stored)
     note_pruned(stored, "were given to the function", superseded=True)

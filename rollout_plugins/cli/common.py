@@ -152,12 +152,13 @@ def busy(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def counted(what: str) -> Iterator[Progress]:
+def counted(what: str, *, of_bytes: bool = False) -> Iterator[Progress]:
     """A bar to be told what is being done, how much of it is, and of how much; nothing unless on a terminal."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn
 
     screen = Console(stderr=True)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+    numbers = DownloadColumn() if of_bytes else MofNCompleteColumn()
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), numbers)
     with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
         task = bar.add_task(what, total=None)
         yield lambda what, done, of: bar.update(task, description=what, completed=done, total=of or None)

@@ -20,12 +20,13 @@ from rollout_plugins.content.elsewhere import is_elsewhere
 from rollout_plugins.content.names import count
 from rollout_plugins.content.replacing import replace_file
 from rollout_plugins.errors import RunError
+from rollout_plugins.reading.damage import fault
 from rollout_plugins.reading.joining import is_joined
 from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.store.any_version import with_columns
 from rollout_plugins.store.compacted import joined, note_joined
-from rollout_plugins.store.parts import find_parts
-from rollout_plugins.store.schema import SCHEMA
+from rollout_plugins.store.parts import file_name, find_parts
+from rollout_plugins.store.schema import SCHEMA, TYPES
 from rollout_plugins.store.write import part_writer, row_groups
 
 #: What a joined file is to hold, in compressed bytes.
@@ -57,15 +58,18 @@ def run(options: Namespace) -> int:
     if is_joined(stored.dir):
         raise RunError(f"{stored.place} were written by several nodes; compact one folder after the other")
     before = [part for part in find_parts(stored.dir) if not part.is_journal]
+    damaged: dict[str, str] = {}
     groups = list(_groups(stored, unended=options.unended))
     targets = _names(groups)
     _remove_joined(stored.dir)
     with counted("files") as progress, ThreadPoolExecutor(min(os.cpu_count() or 1, 2)) as pool:
         done = 0
-        for joined_now in pool.map(partial(_join, stored.dir), targets, groups):
+        for joined_now in pool.map(partial(_join, stored.dir, damaged), targets, groups):
             done += joined_now
             progress("files", done, sum(map(len, groups)))
     stored.refresh()
+    for name, why in damaged.items():
+        stored.damaged[name] = why
     after = [part for part in find_parts(stored.dir) if not part.is_journal]
     say(_what_became(len(before), len(after), count(len(stored), "rollout")))
     return note_damage(stored)
@@ -115,7 +119,20 @@ def _looked_at(path: Path) -> _Part | None:
         return None
 
 
-def _join(folder: Path, target: Path, group: Sequence[_Part]) -> int:
+def _join(folder: Path, damaged: dict[str, str], target: Path, group: Sequence[_Part]) -> int:
+    """Join these, but for those that turn out to be damaged; how many they were."""
+    try:
+        return _joined(folder, target, group)
+    except Exception:
+        found = {part.path: why for part in group if (why := fault(part.path, TYPES, whole=True))}
+        if not found:
+            raise
+    damaged.update({file_name(path): why for path, why in found.items()})
+    rest = [part for part in group if part.path not in found]
+    return _joined(folder, target, rest) if len(rest) > 1 else 0
+
+
+def _joined(folder: Path, target: Path, group: Sequence[_Part]) -> int:
     """Write one part that holds these, and remove them; how many they were."""
     names = [part.path.relative_to(folder).as_posix() for part in group]
 

@@ -27,10 +27,14 @@ def run(options: Namespace) -> int:
     check_keep(stored, options.keep)
     with counted("pruning") as progress:
         found = prune(stored, options.keep, progress=progress, really=options.yes)
-    size = size_of(max(found.bytes, 0))  # a small file may grow, by what it says of the pruning
-    if options.yes:
-        say(f"the text of {found.rollouts:,} of {found.of:,} rollouts is gone, {size}; their numbers are still there")
+    which = f"the text of {found.rollouts:,} of {found.of:,} rollouts"
+    if not found.rollouts:
+        say("nothing to remove: what is not kept has lost its text already, or is in a journal still")
+    elif options.yes:
+        # A small file may grow, by what it says of the pruning.
+        freed = f"{size_of(found.bytes)} freed" if found.bytes > 0 else "too short to free any space"
+        say(f"{which} is gone ({freed}); their numbers are still there")
     else:
-        say(f"this would remove the text of {found.rollouts:,} of {found.of:,} rollouts, about {size}, and keep their "
-            "numbers; say it again with --yes to do it")  # fmt: skip
+        say(f"this would remove {which}, about {size_of(found.bytes)}, and keep their numbers; "
+            "say it again with --yes to do it")  # fmt: skip
     return note_damage(stored, allowed=options.allow_damaged)

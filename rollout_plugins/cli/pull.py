@@ -19,6 +19,6 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> None:
-    with counted("looking at what is there") as progress:
+    with counted("looking at what is there", of_bytes=True) as progress:
         folder, fetched = pull(options.url, options.dir, progress=progress)
     say(f"{count(fetched, 'file')} fetched; the run is in {folder}")

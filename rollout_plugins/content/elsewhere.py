@@ -101,6 +101,11 @@ def place_of(folder: Path) -> str:
     return f"{name} and {count(len(others), 'other folder')}" if others else name
 
 
+def address(file: Path) -> Path | str:
+    """What others find a rollout file by: its path here, or its URL."""
+    return f"{place_of(file.parents[2])}/{'/'.join(file.parts[-3:])}" if lies_elsewhere(file) else file
+
+
 def spelled(file: Path) -> str:
     """A rollout file's name for DuckDB."""
     return f"{SCHEME}://{file}" if lies_elsewhere(file) else str(file)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -21,7 +22,7 @@ import pyarrow.parquet as pq
 from rollout_plugins.content.elsewhere import opened
 from rollout_plugins.errors import RunError, suggest
 from rollout_plugins.reading.damage import UnreadableError, gist
-from rollout_plugins.reading.engines import ray_files, started
+from rollout_plugins.reading.engines import quiet_ray, ray_files, started
 from rollout_plugins.store.any_version import with_columns
 from rollout_plugins.store.parts import file_name
 from rollout_plugins.store.schema import TYPES
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 BATCH = 1024
 Function = Callable[[pa.Table], Any]
 Progress = Callable[[int, int], object]
+#: What Ray's text about an error in a worker says of ours.
+_RAISED = re.compile(rf"{re.escape(RunError.__module__)}\.RunError: (.+)")
 _NOTHING = pa.table({"id": pa.array([], pa.large_string())})
 
 
@@ -55,7 +58,10 @@ def annotate_by(
         raise RunError(f"a batch has no column {unknown[0]!r}; {suggest(unknown[0], TYPES)}")
     applied = partial(apply, function, columns=tuple(columns))
     damaged: dict[str, str] = {}
-    tables = _with_ray(run, applied, columns, ray) if ray else _on_all_cores(run, applied, progress, damaged)
+    if ray:
+        tables = _with_ray(run, partial(_on_ray, run, applied, columns, progress), ray, damaged)
+    else:
+        tables = _on_all_cores(run, applied, progress, damaged)
     rows = pa.concat_tables([_NOTHING, *tables], promote_options="permissive")
     written = run.annotate(producer, rows.to_pylist()) if rows.num_rows else 0
     for name, why in damaged.items():  # only now: annotating looks at the run anew
@@ -133,10 +139,30 @@ def _batches(path: Path) -> Iterator[pa.Table]:
 
 
 def _with_ray(
-    run: Stored, applied: Callable[[pa.Table], pa.Table], columns: Sequence[str], address: str
+    run: Stored, work: Callable[[], list[pa.Table]], address: str, damaged: dict[str, str]
 ) -> list[pa.Table]:
-    """The same over a Ray cluster."""
+    """The same over a Ray cluster; when it fails, once more without files that turn out to be damaged."""
     started(address)
+    with quiet_ray():
+        try:
+            return work()
+        except Exception as error:
+            if said := _RAISED.search(str(error)):
+                raise RunError(said[1]) from None
+            known = set(run.damaged)
+            run.verify()
+            damaged.update(run.damaged)
+            if not run.damaged.keys() - known:
+                raise RunError(f"Ray: {str(error).strip().rpartition(chr(10))[2]}") from error
+            return work()
+
+
+def _on_ray(run: Stored, applied: Function, columns: Sequence[str], progress: Progress | None) -> list[pa.Table]:
     wanted = list(dict.fromkeys(["id", *columns]))
     done = ray_files(run, wanted).map_batches(applied, batch_format="pyarrow", batch_size=BATCH)
-    return list(done.iter_batches(batch_format="pyarrow", batch_size=None))
+    rows, found = run.count(superseded=True), []
+    for table in done.iter_batches(batch_format="pyarrow", batch_size=None):
+        found.append(table)
+        if progress:
+            progress(sum(each.num_rows for each in found), rows)
+    return found

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,6 +14,8 @@ from rollout_plugins.content.elsewhere import opened, place_of
 from rollout_plugins.content.names import count
 from rollout_plugins.content.nodes import nodes_of
 from rollout_plugins.errors import DamageWarning, RunError
+from rollout_plugins.store.parts import file_name
+from rollout_plugins.store.schema import TYPES
 
 
 class Damaged(dict[str, str]):
@@ -74,6 +77,17 @@ def fault(path: Path, kinds: Mapping[str, pa.DataType], *, whole: bool) -> str:
         raise
     except Exception as error:
         return gist(error)
+
+
+@contextmanager
+def left_alone(path: Path, damaged: dict[str, str]) -> Iterator[None]:
+    """Where the work on a Parquet file fails because it is damaged, it is noted, and the work on others goes on."""
+    try:
+        yield
+    except Exception:
+        if not (why := fault(path, TYPES, whole=True)):
+            raise
+        damaged[file_name(path)] = why
 
 
 def wrong_columns(found: pa.Schema, kinds: Mapping[str, pa.DataType]) -> str:

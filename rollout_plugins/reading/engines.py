@@ -5,23 +5,27 @@ The engine reads the Parquet files. It gets the rows of journals, which only we 
 
 from __future__ import annotations
 
+import logging
 import re
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rollout_plugins.content.elsewhere import is_url, reach
+from rollout_plugins.content.elsewhere import address, is_url, reach
 from rollout_plugins.errors import RunError, need
-from rollout_plugins.store.any_version import with_columns
+from rollout_plugins.reading.damage import UnreadableError, gist
+from rollout_plugins.reading.session import readable
 from rollout_plugins.store.schema import SCHEMA
-from rollout_plugins.store.write import read_journal
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from rollout_plugins.reading.stored import Stored
+
+_TRIES = 4
 
 
 def ray_dataset(run: Stored) -> Any:
@@ -36,7 +40,7 @@ def ray_dataset(run: Stored) -> Any:
 def ray_files(run: Stored, columns: Sequence[str]) -> Any:
     """The rows of the run's files, whichever attempt they are of."""
     data = need("ray.data", "ray")
-    files, unsealed = list(map(str, run.files)), _unsealed(run)
+    files, unsealed = _listed(run)
     if not files:
         return data.from_arrow(unsealed.select(columns))
     filesystem, paths = reach().arrow(files) if is_url(files[0]) else (None, files)
@@ -47,14 +51,42 @@ def ray_files(run: Stored, columns: Sequence[str]) -> Any:
 def started(address: str) -> None:
     """Ray, unless it runs."""
     ray = need("ray", "ray")
-    if not ray.is_initialized():
+    if ray.is_initialized():
+        return
+    try:
         ray.init(address=address, log_to_driver=False, logging_level="warning")
+    except (OSError, RuntimeError, ValueError) as error:
+        raise RunError(
+            f"no Ray cluster answers at {address!r}; give that of one, or local for this machine ({gist(error)})"
+        ) from error
+
+
+@contextmanager
+def quiet_ray() -> Iterator[None]:
+    """Without Ray's bars and tracebacks on the terminal: we show how far it is, and why it failed. Warnings stay."""
+    context = need("ray.data", "ray").DataContext.get_current()
+    before, context.enable_progress_bars = context.enable_progress_bars, False
+    said = [
+        handler for handler in logging.getLogger("ray.data").handlers if isinstance(handler, logging.StreamHandler)
+    ]
+    for handler in said:
+        handler.addFilter(_is_warning)
+    try:
+        yield
+    finally:
+        context.enable_progress_bars = before
+        for handler in said:
+            handler.removeFilter(_is_warning)
+
+
+def _is_warning(record: logging.LogRecord) -> bool:
+    return record.levelno == logging.WARNING and ".progress" not in record.name
 
 
 def spark_dataset(run: Stored, session: Any) -> Any:
     """A Spark data frame. `s3://` is `s3a://` there."""
     need("pyspark", "spark")
-    files, unsealed = list(map(str, run.files)), _unsealed(run)
+    files, unsealed = _listed(run)
     found = _spark_rows(session, unsealed)
     if files:
         sealed = _spark_files(session, files)
@@ -93,7 +125,8 @@ def _spark_schema(schema: pa.Schema) -> Any:
 def daft_dataset(run: Stored) -> Any:
     """A Daft data frame."""
     daft = need("daft", "daft")
-    files, found = list(map(str, run.files)), daft.from_arrow(_unsealed(run))
+    files, unsealed = _listed(run)
+    found = daft.from_arrow(unsealed)
     if files:
         found = daft.read_parquet(files).select(*SCHEMA.names).concat(found)
     for attempt, step in run.done_again:
@@ -138,7 +171,12 @@ def _current(table: pa.Table, *, again: Sequence[tuple[int, int]], said: pa.Tabl
     return table
 
 
-def _unsealed(run: Stored) -> pa.Table:
-    """The rollouts that are in no Parquet file yet: those of a run that goes on, or of one that was killed."""
-    journals = [with_columns(read_journal(path), SCHEMA.names) for path in run.parts if path.suffix == ".arrows"]
-    return pa.concat_tables([SCHEMA.empty_table(), *journals])
+def _listed(run: Stored) -> tuple[list[str], pa.Table]:
+    """The Parquet files that can be read, and the rollouts that are in none of them yet, as the run goes on."""
+    run.count(superseded=True)  # finds what cannot be read
+    for _ in range(_TRIES):
+        with suppress(UnreadableError):  # a journal that becomes a Parquet file at this moment
+            parts, journals = readable(run.dir, run.damaged)
+            files = [str(address(part.path)) for part in parts if not part.is_journal]
+            return files, pa.concat_tables([SCHEMA.empty_table(), *journals.values()])
+    raise RunError(f"{run.place} changes while it is read; say it again")

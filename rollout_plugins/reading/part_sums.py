@@ -46,16 +46,18 @@ class PartSums:
     ) -> sums.Sums:
         """The sums of a run's files, and of what its journals hold.
 
-        `gather` puts the sums of many parts together; it returns None for those that must stay apart.
+        `gather` puts the sums of many parts together; it returns None for those that must stay apart. Another thread
+        may open the run, too, as it was before or is by then.
         """
         versions = {path: _version(path) for path in files}
-        if not (self._gathered.of and self._gathered.counts(versions)):
-            self._gathered = gathered.kept(folder, versions)
-        parts = [*self._gathered.packed, *self._others(versions)]
+        before = self._gathered
+        if not (before.of and before.counts(versions)):
+            before = self._gathered = gathered.kept(folder, versions)
+        parts = [*before.packed, *self._others(versions, before)]
         if len(parts) > small.MANY and (together := gather(found := sums.joined(parts))) is not None:
-            spans = self._generations(found, versions)
-            self._gathered, self._known = gathered.keep(folder, versions, together, spans), {}
-            parts = [*self._gathered.packed]
+            spans = _generations(found, versions, before)
+            now = self._gathered = gathered.keep(folder, versions, together, spans)
+            parts, self._known = [*now.packed], {}
         return sums.joined([*parts, *(sums.packed(sums.lines(table)) for table in journals.values())])
 
     def lacks(self, path: Path, generations: Sequence[int]) -> bool:
@@ -65,21 +67,24 @@ class PartSums:
         place = bisect_left(generations, span[0])
         return place == len(generations) or generations[place] > span[1]
 
-    def _generations(self, found: sums.Sums, versions: gathered.Versions) -> gathered.Spans:
-        """The first and the last generation in each file, of those that were gathered before as it was noted then."""
-        new = [path for path in versions if path not in self._gathered.of]
-        spans = generations_of(found)
-        numbered = enumerate(new, len(self._gathered.packed))
-        return {**self._gathered.generations, **{path: spans[n] for n, path in numbered if n in spans}}
-
-    def _others(self, versions: gathered.Versions) -> list[bytes]:
-        """The sums of the files that are not among those that are gathered."""
-        others = {path: version for path, version in versions.items() if path not in self._gathered.of}
-        known = {path: self._known[path] for path in others if self._known.get(path, ("",))[0] == others[path]}
+    def _others(self, versions: gathered.Versions, before: gathered.Gathered) -> list[bytes]:
+        """The sums of the files that are not among those that were gathered before."""
+        others = {path: version for path, version in versions.items() if path not in before.of}
+        known = {path: told for path, told in self._known.items() if others.get(path) == told[0]}
         new = [path for path in others if path not in known]
         found = zip(new, _all_found(new), strict=True)
         self._known = known = {**known, **{path: (others[path], value) for path, value in found}}
         return [known[path][1] for path in others]
+
+
+def _generations(
+    found: sums.Sums, versions: gathered.Versions, before: gathered.Gathered
+) -> Mapping[Path, tuple[int, int]]:
+    """The first and the last generation in each file, of those that were gathered before as it was noted then."""
+    new = [path for path in versions if path not in before.of]
+    spans = generations_of(found)
+    numbered = enumerate(new, len(before.packed))
+    return {**before.generations, **{path: spans[n] for n, path in numbered if n in spans}}
 
 
 def apart(files: Sequence[Path], journals: Mapping[Path, pa.Table]) -> sums.Sums:

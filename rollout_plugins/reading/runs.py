@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from rollout_plugins.content.elsewhere import lies_elsewhere, place_of
+from rollout_plugins.content.elsewhere import address, place_of
 from rollout_plugins.content.names import count, listed, run_name
 from rollout_plugins.content.nodes import nodes_of
 from rollout_plugins.errors import DamageWarning, RunError, need
@@ -171,11 +171,7 @@ class StoredRun:
     @property
     def files(self) -> list[Path | str]:
         """The run's Parquet files, for Spark, Ray and whatever else reads them without us; URLs of a run at a URL."""
-        return [
-            f"{place_of(part.path.parents[2])}/{part.name}" if lies_elsewhere(part.path) else part.path
-            for part in find_parts(self.dir)
-            if not part.is_journal
-        ]
+        return [address(part.path) for part in find_parts(self.dir) if not part.is_journal]
 
     @property
     def parts(self) -> list[Path]:

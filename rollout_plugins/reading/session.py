@@ -120,24 +120,14 @@ class Session:
 
     def _source(self, folder: Path, damaged: dict[str, str]) -> Source:
         facts = Facts(folder, damaged)
-        parts, tables = [], {}
-        there = find_parts(folder)
-        for found in there:
-            part = found.journal if found.name in damaged and found.journal.path.exists() else found
-            if part.name in damaged:
-                continue
-            if part.is_journal:
-                table = _journal(part, damaged)
-                if table is None:
-                    continue
-                tables[part.path] = table
-            parts.append(part)
+        parts, tables = readable(folder, damaged)
         return Source(folder, parts, tables, self._memory[folder], facts.restarts, facts.info.reward_names, damaged)
 
     def verify(self) -> None:
         """Read all of every file, so that `damaged` names each that cannot be read."""
         if self._find_damage(whole=True):
             self._database, self._sources = None, []
+        self.ask(lambda _: None)  # journals are read when the run is opened
 
     def _find_damage(self, *, whole: bool) -> bool:
         """Look for unreadable Parquet files; with `whole`, at every page of them. Says whether there were any."""
@@ -150,6 +140,22 @@ class Session:
                 if why := fault(path, {}, whole=True):
                     damaged[file_name(path)] = why
         return sum(map(len, self.damaged.values())) > before
+
+
+def readable(folder: Path, damaged: dict[str, str]) -> tuple[list[Part], dict[Path, pa.Table]]:
+    """The files of a run that are not known to be damaged, and what is in those of them that are journals."""
+    parts, tables = [], {}
+    for found in find_parts(folder):
+        part = found.journal if found.name in damaged and found.journal.path.exists() else found
+        if part.name in damaged:
+            continue
+        if part.is_journal:
+            table = _journal(part, damaged)
+            if table is None:
+                continue
+            tables[part.path] = table
+        parts.append(part)
+    return parts, tables
 
 
 def look_again(folders: Iterable[Path]) -> None:

@@ -173,10 +173,12 @@ class Following:
         return list(files_of(self._folder))
 
     def stop(self) -> None:
-        """No more after what is on its way now."""
+        """No more after what is on its way now; other processes of this run copy the rest."""
         with self._changed:
             self._is_stopped = True
             self._changed.notify_all()
+        with suppress(OSError, ValueError):  # its thread has just given its turn back
+            self._say_turn_ends()
 
     # --- its own thread -----------------------------------------------------------------------------------------
 
@@ -233,15 +235,17 @@ class Following:
             if lock(file, wait=False):
                 file.truncate(0)
                 self._turn = file
+                if self._is_stopped:
+                    self._say_turn_ends()
             else:
                 file.close()
         return self._turn is not None
 
     def _say_turn_ends(self) -> None:
         """From here on, whoever completes a file can't rely on this process to copy it."""
-        if self._turn is not None:
-            self._turn.write(_ENDS)
-            self._turn.flush()
+        if (turn := self._turn) is not None:
+            turn.write(_ENDS)
+            turn.flush()
 
     def _turn_ends(self) -> bool:
         """Whether the process that copies for all may have looked for the last time."""
@@ -255,6 +259,8 @@ class Following:
     def _begun(self) -> Copying:
         parent = folder(self._to)
         parent.prepare()
+        if parent.is_public:
+            self._say("%s is public: everybody can read the rollouts there", self._to.url)
         run = self._run
         copying = Copying.beside(self._folder, parent, run.attempt, run.rank, idle_seconds=self._idle)
         name = copying.target.place.path.rpartition("/")[2]

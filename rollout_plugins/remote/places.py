@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from rollout_plugins.content.elsewhere import here, is_url
 from rollout_plugins.content.environment import secrets
 from rollout_plugins.errors import MissingExtraError, SetupError, need
+from rollout_plugins.remote.s3 import endpoint, of_profile
 
 #: By protocol, the package that fsspec needs for it and our extra that brings it.
 _PACKAGES = {
@@ -64,7 +65,6 @@ _ADVICE = (
 )
 #: Names in an error, which say nothing about what went wrong.
 _NAMES = re.compile(r"(?<!\w)'[^']*'(?!\w)|\w+://\S+")
-#: Of a connection string.
 
 
 @dataclass(frozen=True)
@@ -122,8 +122,7 @@ class Place:
         if self.is_local:
             return fs.LocalFileSystem()
         if self.protocol in _S3 and hasattr(fs, "S3FileSystem"):
-            endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
-            return _s3(self.path.partition("/")[0], endpoint, seconds, os.getpid())
+            return _s3(self.path.partition("/")[0], endpoint(), seconds, os.getpid())
         return fs.PyFileSystem(fs.FSSpecHandler(self.fsspec))
 
     @staticmethod
@@ -134,6 +133,7 @@ class Place:
     def why(self, error: BaseException) -> str:
         """What went wrong here and what to do, in one line that holds no credentials."""
         _s3.cache_clear()  # the next client reads the credentials, and asks for the bucket's region, anew
+        of_profile.cache_clear()
         text = without_secrets(" ".join(str(error).split()) or type(error).__name__)
         extra = _PACKAGES.get(self.protocol, ("", ""))[1]
         if self.is_missing(error) or (isinstance(error, FileNotFoundError) and not self.is_local):
@@ -178,6 +178,8 @@ def place(url: str | os.PathLike[str], what: str = "the URL") -> Place:
 
 
 def _check_protocol(protocol: str, what: str, text: str) -> None:
+    if protocol in _S3:
+        endpoint()  # is refused now, rather than when it is used
     if protocol in (*_LOCAL, *_S3):
         return
     known = need("fsspec", _PACKAGES.get(protocol, ("", "remote"))[1])
@@ -194,16 +196,16 @@ def _check_protocol(protocol: str, what: str, text: str) -> None:
 
 
 @cache
-def _s3(bucket: str, endpoint: str, seconds: float, _pid: int) -> Any:
+def _s3(bucket: str, address: str, seconds: float, _pid: int) -> Any:
     """One for all files of a bucket: finding out its region takes a request. A forked process needs its own."""
     from pyarrow import fs
 
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-    if not region and not endpoint:
+    if not region and not address:
         with suppress(OSError):  # no such bucket, or no network: the first use says so, with what to do
             region = fs.resolve_s3_region(bucket)
-    parts = urlsplit(endpoint)
-    where = {"scheme": parts.scheme, "endpoint_override": parts.netloc + parts.path.rstrip("/")} if endpoint else {}
+    parts = urlsplit(address)
+    where = {"scheme": parts.scheme, "endpoint_override": parts.netloc + parts.path.rstrip("/")} if address else {}
     return fs.S3FileSystem(
         connect_timeout=SECONDS,
         request_timeout=seconds,

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from rollout_plugins.content.replacing import replace_file
 from rollout_plugins.errors import RunError
+from rollout_plugins.reading.damage import left_alone
 from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.remote.folders import files_of
 from rollout_plugins.store.parts import find_parts
@@ -39,11 +40,12 @@ class Pruned(NamedTuple):
 def prune(run: StoredRun, keep: str, *, progress: Callable[[str, int, int], object], really: bool = True) -> Pruned:
     """Take the text out of the rollouts for which `keep`, a SQL condition, is not true."""
     kept = set(run.table(["id"], where=keep, superseded=True)["id"].to_pylist())
-    parts = [part.path for part in find_parts(run.dir) if not part.is_journal]
+    parts = [part for part in find_parts(run.dir) if not part.is_journal]
     found = Pruned(0, 0, 0)
     for number, part in enumerate(parts):
-        one = prune_part(part, lambda table: _among(table, kept), f"not kept by {keep}", really=really)
-        found = Pruned(*(sum(pair) for pair in zip(found, one, strict=True)))
+        with left_alone(part.path, run.damaged):
+            one = prune_part(part.path, lambda table: _among(table, kept), f"not kept by {keep}", really=really)
+            found = Pruned(*(sum(pair) for pair in zip(found, one, strict=True)))
         progress("pruning", number + 1, len(parts))
     if really and found.rollouts:
         found = found._replace(bytes=found.bytes + _remove_media(run))

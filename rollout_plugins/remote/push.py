@@ -21,13 +21,13 @@ from rollout_plugins.content.replacing import replace_file
 from rollout_plugins.errors import RunError
 from rollout_plugins.reading.moved import moved
 from rollout_plugins.reading.runs import StoredRun
+from rollout_plugins.reading.session import readable
 from rollout_plugins.remote.card import publish
 from rollout_plugins.remote.copying import Copying, is_facts, is_fixed, run_folders, with_attempts
 from rollout_plugins.remote.folders import File, Folder, files_of, folder, total, written_here
 from rollout_plugins.remote.places import Place, place
 from rollout_plugins.remote.sessions import write_sessions
 from rollout_plugins.store.compacted import NOTE, joined, note_joined, without_joined
-from rollout_plugins.store.parts import find_parts
 from rollout_plugins.store.run_facts import earlier_attempts, run_files
 from rollout_plugins.store.write import SEAL_BYTES, read_journal, write_parquet
 
@@ -45,6 +45,7 @@ def push(
     target = folder(to, private=not public)
     with _explained(to), tempfile.TemporaryDirectory(prefix="rollouts-push-") as made:
         target.prepare()
+        _check_public(target, public=public)
         staged = _staged(run, Path(made), chosen, sessions=sessions)
         is_whole = not chosen and not sessions
         first = run.dir if is_whole else staged
@@ -56,10 +57,21 @@ def push(
     return copying.target.place.url
 
 
+def _check_public(target: Folder, *, public: bool) -> None:
+    """Raise when other people can read what is there than was said: a dataset that exists stays what it is."""
+    url, is_public = target.place.url, target.is_public
+    if is_public is None and public:
+        raise RunError(f"--public is for the Hub; who can read {url} is decided there")
+    if is_public and not public:
+        raise RunError(f"{url} is public, so everybody could read these rollouts; if they may, say --public")
+    if is_public is False and public:
+        raise RunError(f"{url} exists and is private; make it public in its settings there, or leave out --public")
+
+
 def check_here(run: StoredRun) -> None:
     """Raise when only what was looked at of a run is on this machine."""
     if any((node / MARK).exists() for node in nodes_of(run.dir)):
-        raise RunError(f"{run.name} is not on this machine: fetch it with `rollouts pull`, and give that folder")
+        raise RunError(f"{run.place} is not on this machine: fetch it with `rollouts pull`, and give that folder")
 
 
 @contextmanager
@@ -156,7 +168,7 @@ def _take_media(run: StoredRun, staging: Path, tables: list[pa.Table]) -> None:
 
 
 def _write_journals(run: StoredRun, staging: Path) -> None:
-    for part in find_parts(run.dir):
+    for part in readable(run.dir, run.damaged)[0]:
         if part.is_journal and (table := read_journal(part.path)).num_rows:
             target = (staging / part.name).with_suffix(".parquet")
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -69,6 +69,7 @@ class Viewer(App[None]):
         self.stats: list[dict[str, Any]] = []
         self._period = period
         self._seen = self._signature()
+        self._complaint = ""
 
     def on_mount(self) -> None:
         self.title = "rollouts"
@@ -128,7 +129,6 @@ class Viewer(App[None]):
         started = time.monotonic()
         seen = self._signature()
         if seen != self._seen:
-            self._seen = seen
             if not self.stored.dir.is_dir():
                 self._complain(f"{self.stored.dir} is gone; the screen shows what was read before")
                 return
@@ -138,12 +138,16 @@ class Viewer(App[None]):
             except Exception as error:  # what was read stays on the screen, and the next look may go well
                 self._complain(str(error))
             else:
+                self._seen, self._complaint = seen, ""
                 self.call_later(self._renew)
         took = time.monotonic() - started
         self.call_later(self._wait, max(self._period, 10 * took))
 
     def _complain(self, text: str) -> None:
-        self.call_later(partial(self.notify, one_line(text, 400), severity="error", markup=False))
+        """Once, however often it goes wrong in this way."""
+        if text != self._complaint:
+            self._complaint = text
+            self.call_later(partial(self.notify, one_line(text, 400), severity="error", markup=False))
 
     def look_again(self) -> None:
         """Read the run again, even if nothing seems to have changed."""

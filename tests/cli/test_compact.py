@@ -99,3 +99,15 @@ def test_a_damaged_part_stays_what_it_is(tmp_path, capsys):
     assert damaged.read_bytes() == b"not Parquet"
     assert "cannot be read and is left out" in capsys.readouterr().err
     assert len(open_run(run.dir)) == 14
+
+
+def test_a_part_with_a_damaged_page_stays_and_the_others_are_joined(tmp_path, capsys):
+    run = many(tmp_path)
+    damaged = run.files[0]
+    content = damaged.read_bytes()
+    damaged.write_bytes(content[:100] + b"\xff" * 1000 + content[1100:])
+    assert main(["compact", str(run.dir)]) == 0
+    assert damaged.read_bytes()[:4] == b"PAR1"
+    shown = capsys.readouterr()
+    assert "8 files are now 3, with 14 rollouts" in shown.out
+    assert f"data/eval/{damaged.name} cannot be read and is left out" in shown.err

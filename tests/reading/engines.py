@@ -107,6 +107,57 @@ def test_the_same_function_writes_the_same_annotations_with_ray_as_here(run, ray
     assert run.count(where="here.value = ray.value and here.value = 2") == len(run) == 12
 
 
+@pytest.fixture
+def damaged(tmp_path):
+    """A run with a part that is whole, one that lost its end, one whose pages are damaged, and a damaged journal."""
+    for attempt in (1, 2, 3, 4):
+        writer = RunWriter(run_in(tmp_path, attempt=attempt))
+        writer.write_run()
+        writer.write("train", [_named(one, f"{attempt}.{one.index}") for one in rollouts(4, attempt=attempt)])
+        if attempt < 4:
+            writer.close({"rollouts": 4})
+    _, cut, broken, journal = sorted((tmp_path / "r1" / "data" / "train").iterdir())
+    cut.write_bytes(cut.read_bytes()[:1000])
+    broken.write_bytes(broken.read_bytes()[:100] + b"\xff" * 1000 + broken.read_bytes()[1100:])
+    journal.write_bytes(b"\xff\xff\xff\xff\x10\0\0\0" + b"no schema " * 10)
+    return tmp_path / "r1"
+
+
+@pytest.mark.filterwarnings("ignore::rollout_plugins.errors.DamageWarning")
+def test_what_is_damaged_is_left_out_by_every_engine(damaged, ray, spark):
+    run = open_run(damaged)
+    run.verify()
+    assert len(run.damaged) == 3
+    ids = sorted(one.id for one in run)
+    assert ids == [f"1.{number}" for number in range(4)]
+    assert sorted(row["id"] for row in run.ray().take_all()) == ids
+    assert sorted(row.id for row in run.spark(spark).collect()) == ids
+    assert sorted(row["id"] for row in run.daft().to_pylist()) == ids
+
+
+@pytest.mark.filterwarnings("ignore::rollout_plugins.errors.DamageWarning")
+@pytest.mark.parametrize("how", [(), ("--ray", "local")])
+def test_a_function_is_not_given_what_is_damaged_here_or_on_ray(damaged, ray, how, capfd):
+    words = ["annotate", str(damaged), "--producer", "p", "--by", f"{__name__}:words", "--columns", "completion"]
+    assert main([*words, *how]) == 0
+    shown = capfd.readouterr()
+    assert "4 rows; the columns of p are now p.value" in shown.out
+    assert shown.err.count("cannot be read and is left out") == 3
+    assert "Traceback" not in shown.err
+
+
+def wrong(table):
+    raise ValueError("no such word")
+
+
+@pytest.mark.parametrize("how", [(), ("--ray", "local")])
+def test_an_error_of_the_function_is_one_line_here_and_on_ray(run, ray, how, capfd):
+    words = ["annotate", str(run.place), "--producer", "p", "--by", f"{__name__}:wrong", "--columns", "completion"]
+    assert main([*words, *how]) == 1
+    (said,) = capfd.readouterr().err.splitlines()
+    assert said.startswith("rollouts: the function raised ValueError('no such word') at engines.py:")
+
+
 def test_files_of_version_1_are_read_beside_a_journal(tmp_path, ray, spark):
     run = open_run(shutil.copytree(Path(__file__).parent / "version_1", tmp_path / "r1"))
     ids = sorted(one.id for one in run)

@@ -82,6 +82,29 @@ def test_a_run_that_several_threads_ask_at_once_is_opened_once(tmp_path, monkeyp
     assert list(opened.values()) == [1] * 5
 
 
+def test_a_run_that_two_threads_open_as_it_grows_is_counted(tmp_path, monkeypatch):
+    """A viewer's: one still opens the run as it was when the other has refreshed it."""
+    live, made, generations = writer(tmp_path), steps(8), part_sums._generations
+    for step in range(4):
+        live.write("train", made[4 * step : 4 * step + 4])
+    run = open_run(tmp_path)
+    before = run._session
+    before._sources = [before._source(*one) for one in before.damaged.items()]  # it has listed the files
+    for step in range(4, 8):
+        live.write("train", made[4 * step : 4 * step + 4])
+
+    def meanwhile(*given):
+        monkeypatch.setattr(part_sums, "_generations", generations)
+        assert before.ask(lambda known: known.count(superseded=False)) == 16
+        return generations(*given)
+
+    run.refresh()
+    monkeypatch.setattr(part_sums, "_generations", meanwhile)
+    assert len(run) == 32
+    for opened in (run, open_run(tmp_path)):
+        assert [len(list(opened.rollouts(step=step))) for step in range(1, 9)] == [4] * 8
+
+
 def test_parts_that_came_later_are_counted(tmp_path, monkeypatch):
     live = writer(tmp_path)
     made = [[one(step, index) for index in range(4)] for step in range(1, 9)]

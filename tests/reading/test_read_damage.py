@@ -33,6 +33,15 @@ def test_an_empty_journal_is_not_damage_and_hides_nothing(tmp_path):
     assert (len(stored), stored.damaged) == (4, {})
 
 
+def test_verify_names_a_damaged_journal_too(tmp_path):
+    folder = write(tmp_path, steps(1))
+    journal = folder / "data" / "train" / "001-00000-000009.arrows"
+    journal.write_bytes(b"\xff\xff\xff\xff\x10\0\0\0" + b"no schema " * 10)
+    stored = open_run(folder)
+    stored.verify()
+    assert list(stored.damaged) == [f"data/train/{journal.name}"]
+
+
 def several_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(writing, "SEAL_BYTES", 1)
     return write(tmp_path, steps(3))

@@ -2,8 +2,10 @@
 
 import pytest
 
+from rollout_plugins import RolloutRecorder
 from rollout_plugins.errors import MissingExtraError, SetupError
 from rollout_plugins.remote.places import is_url, place, without_secrets
+from rollout_plugins.remote.s3 import endpoint
 
 
 @pytest.mark.parametrize("kind", ["arrow", "fsspec"])
@@ -49,6 +51,43 @@ def test_a_url_that_cannot_be_used_is_refused_with_what_to_do(url, said):
         place(url, "mirror")
     assert "hunter22" not in str(found.value)
     assert str(found.value).startswith("mirror ")
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["http://me:hunter22@host:9000", "https://hunter22@host", "host:9000", "ftp://host", "http://host?k=hunter22"],
+)
+def test_an_endpoint_that_is_not_a_servers_address_is_refused_and_not_shown(monkeypatch, address):
+    monkeypatch.delenv("AWS_ENDPOINT_URL_S3", raising=False)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+    with pytest.raises(SetupError, match="AWS_ENDPOINT_URL is not the address of a server; write it as") as found:
+        RolloutRecorder(mirror="s3://bucket/runs")
+    assert "hunter22" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("[profile lab]\nendpoint_url = http://lab:9000\n", "http://lab:9000"),
+        ("[default]\nendpoint_url = http://all:9000\n[profile lab]\nregion = eu-west-1\n", ""),
+        (
+            "[services all]\ns3 =\n  endpoint_url = http://s3:9000\n[profile lab]\nservices = all\nendpoint_url = http://x\n",
+            "http://s3:9000",
+        ),
+        ("no configuration at all", ""),
+    ],
+)
+def test_the_address_of_s3_may_be_in_the_profile_as_for_awss_own_tools(tmp_path, monkeypatch, text, address):
+    (tmp_path / "config").write_text(text)
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_PROFILE", "lab")
+    assert endpoint() == address
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://said:9000")
+    assert endpoint() == "http://said:9000"
+    monkeypatch.setenv("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "true")
+    assert endpoint() == ""
 
 
 def test_a_missing_extra_is_one_line_that_names_it(monkeypatch):

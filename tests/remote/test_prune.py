@@ -1,5 +1,8 @@
 """Pruning takes text and leaves numbers: what a run counts, charts and filters by is what it was."""
 
+import random
+import string
+
 import pytest
 from PIL import Image
 from test_mirror import answers, recorded
@@ -60,10 +63,26 @@ def test_all_that_stats_shows_stays_exact(tmp_path, capsys):
             assert main([words[0], str(tmp_path), *words[1:]]) == 0
         shown.append(capsys.readouterr())
         assert main(["prune", str(tmp_path), "--keep", "step = 4", "--yes"]) == 0
-        assert "the text of" in capsys.readouterr().out
+        assert " text" in capsys.readouterr().out
     assert shown[0] == shown[1]
     assert '"queue_full": 2' in shown[0].out
     assert '"tool_calls": 1' in shown[0].out
+
+
+@pytest.mark.parametrize("damage", [lambda file: b"torn", lambda file: file[:100] + b"\xff" * 1000 + file[1100:]])
+def test_a_damaged_part_stays_what_it_is_and_is_told_of(tmp_path, damage, capsys):
+    for resumed_from in (None, 2, 4):
+        with RolloutRecorder(dir=tmp_path, run_id="mine", resumed_from=resumed_from) as recorder:
+            for step in (1, 2):
+                row = {"prompt": "why?", "completion": "because", "rewards": {"right": 1.0}}
+                recorder.record((resumed_from or 0) + step, [row, row])
+    file = next(tmp_path.rglob("002-*.parquet"))
+    file.write_bytes(content := damage(file.read_bytes()))
+    assert main(["prune", str(tmp_path / "mine"), "--keep", "step = 6", "--yes"]) == 3
+    assert file.read_bytes() == content
+    shown = capsys.readouterr()
+    assert "the text of 6 of 8 rollouts is gone" in shown.out
+    assert f"data/train/{file.name} cannot be read and is left out" in shown.err
 
 
 def test_nothing_is_removed_without_a_yes(run, capsys):
@@ -94,7 +113,18 @@ def test_it_can_be_done_again_with_less(run, capsys):
     marks = [rollout.marks.get("pruned") for rollout in open_run(run).rollouts()]
     assert [marks.count(f"not kept by step > {number}") for number in (5, 8)] == [20, 12]
     assert main(["prune", str(run), "--keep", "step > 8", "--yes"]) == 0
-    assert "the text of 0 of 40 rollouts" in capsys.readouterr().out.splitlines()[-1]
+    assert capsys.readouterr().out.splitlines()[-1].startswith("nothing to remove: ")
+
+
+def test_what_pruning_freed_is_said(tmp_path, capsys):
+    for length, said in ((1, "too short to free any space"), (5_000, " kB freed")):
+        folder = tmp_path / str(length)
+        with RolloutRecorder(dir=folder, run_id="mine") as recorder:
+            for step in (1, 2):
+                text = "".join(random.choices(string.printable, k=length))
+                recorder.record(step, [{"prompt": "why?", "completion": text, "reward": 1.0}])
+        assert main(["prune", str(folder), "--keep", "step = 2", "--yes"]) == 0
+        assert f"{said}); their numbers are still there" in capsys.readouterr().out
 
 
 def test_pictures_that_nobody_has_anymore_go_with_the_text(tmp_path):

@@ -60,6 +60,18 @@ def test_a_server_that_goes_away_is_not_damage(here, server):
     assert run.damaged == {}
 
 
+def test_a_profile_says_where_the_bucket_is_and_with_which_key(here, server, tmp_path, monkeypatch):
+    for name in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
+        monkeypatch.delenv(name)
+    profile = f"[profile lab]\nregion = us-east-1\nendpoint_url = {server.url}\n"
+    (tmp_path / "config").write_text(profile)
+    (tmp_path / "keys").write_text("[lab]\naws_access_key_id = testing\naws_secret_access_key = a-secret-of-it\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "keys"))
+    monkeypatch.setenv("AWS_PROFILE", "lab")
+    assert len(open_run("s3://bucket/runs")) == len(here)
+
+
 def test_errors_name_what_to_do(here):
     with pytest.raises(RunError, match="no such bucket or repository exists; create it, or correct the URL"):
         open_run("s3://another/runs")

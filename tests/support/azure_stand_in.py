@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import contextmanager
+from threading import Lock
 from xml.sax.saxutils import escape
 
 from served import Asked, served
@@ -21,7 +22,12 @@ class _Azure(Asked):
         return container, name[0] if name else ""
 
     def do_PUT(self):
-        (_, name), blobs, data = self.names, self.server.blobs, self.body()
+        data = self.body()
+        with self.server.turn:
+            self._put(data)
+
+    def _put(self, data):
+        (_, name), blobs = self.names, self.server.blobs
         if self.names[0] != "box":
             self._missing("ContainerNotFound")
             return
@@ -35,6 +41,10 @@ class _Azure(Asked):
         self.send(b"", 201, self._about(blobs.get(name, b"")))
 
     def do_GET(self):
+        with self.server.turn:
+            self._get()
+
+    def _get(self):
         container, name = self.names
         if container != "box":
             self._missing("ContainerNotFound")
@@ -56,7 +66,8 @@ class _Azure(Asked):
     do_HEAD = do_GET
 
     def do_DELETE(self):
-        self.server.blobs.pop(self.names[1], None)
+        with self.server.turn:
+            self.server.blobs.pop(self.names[1], None)
         self.send(b"", 202)
 
     def _list(self):
@@ -88,7 +99,7 @@ class _Azure(Asked):
 @contextmanager
 def azure(monkeypatch):
     """The server, with its `blobs` by name, in a container `box`."""
-    with served(_Azure, blobs={}, blocks={}) as server:
+    with served(_Azure, blobs={}, blocks={}, turn=Lock()) as server:
         endpoint = f"BlobEndpoint={server.url}/me"
         connection = f"DefaultEndpointsProtocol=http;AccountName=me;AccountKey={KEY};{endpoint};"
         monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", connection)

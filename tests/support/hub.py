@@ -8,6 +8,7 @@ import json
 import re
 import time
 from contextlib import contextmanager
+from threading import Lock
 from urllib.parse import parse_qs
 
 import huggingface_hub
@@ -22,7 +23,11 @@ _REPO = r"/api/(?:datasets|models)/([^/]+/[^/]+)(?:/revision/[^/]+)?"
 
 class _Hub(Asked):
     def do_POST(self):
-        path, body = self.place, self.body()
+        body = self.body()
+        with self.server.turn:
+            self._post(self.place, body)
+
+    def _post(self, path, body):
         repos = self.server.repos
         if path == "/api/repos/create":
             about = json.loads(body)
@@ -103,7 +108,10 @@ class _Hub(Asked):
         self.answer({"commitUrl": f"{self.server.url}/{name}/commit/{SHA}", "commitOid": SHA, "success": True})
 
     def do_GET(self):
-        path, repos = self.place, self.server.repos
+        with self.server.turn:
+            self._get(self.place, self.server.repos)
+
+    def _get(self, path, repos):
         if match := re.fullmatch(r"/api/datasets/(.+?)/tree/[^/]+/?(.*)", path):
             self._tree(repos.get(match[1]), match[2])
         elif match := re.fullmatch(r"/datasets/(.+?)/resolve/[^/]+/(.+)", path):
@@ -206,7 +214,7 @@ def hub(monkeypatch):
 
     `buckets` likewise, whose files are in `xet`.
     """
-    with served(_Hub, repos={}, refuses=[], buckets={}, xet=Xet()) as server:
+    with served(_Hub, repos={}, refuses=[], buckets={}, xet=Xet(), turn=Lock()) as server:
         template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
         monkeypatch.setattr(constants, "ENDPOINT", server.url)
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)

@@ -13,4 +13,4 @@ recorder.record(1, [{"prompt": "q", "completion": "a"}])
 recorder.flush()
 recorder.record(2, [{"prompt": "q", "completion": os.urandom(30_000_000).hex()}])
 recorder.flush()
-time.sleep(120)
+time.sleep(600)  # until it is killed

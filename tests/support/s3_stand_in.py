@@ -9,7 +9,7 @@ import hashlib
 from bisect import bisect_left, bisect_right, insort
 from contextlib import contextmanager
 from email.utils import formatdate
-from threading import Event
+from threading import Event, Lock
 from xml.sax.saxutils import escape
 
 from s3_server import use_s3
@@ -24,20 +24,26 @@ class Bucket(dict):
 
     def __init__(self, objects=()):
         super().__init__(objects)
-        self.order = sorted(self)
+        self.order, self._turn = sorted(self), Lock()
 
     def __setitem__(self, name, data):
-        if name not in self:
-            insort(self.order, name)
-        super().__setitem__(name, data)
+        with self._turn:
+            if name not in self:
+                insort(self.order, name)
+            super().__setitem__(name, data)
 
     def pop(self, name, default=None):
-        if name in self:
-            del self.order[bisect_left(self.order, name)]
-        return super().pop(name, default)
+        with self._turn:
+            if name in self:
+                del self.order[bisect_left(self.order, name)]
+            return super().pop(name, default)
 
     def page(self, prefix, delimiter, after):
         """Objects and folders below a prefix that come after a name, and the name to go on after."""
+        with self._turn:
+            return self._page(prefix, delimiter, after)
+
+    def _page(self, prefix, delimiter, after):
         objects, folders = [], []
         while len(objects) + len(folders) < _PAGE:
             at = bisect_right(self.order, max(after, prefix[:-1]))
@@ -125,7 +131,8 @@ class _S3(Asked):
             f"<Contents><Key>{escape(name[cut:])}</Key><LastModified>{_DATE}</LastModified><ETag>{_tag(data)}</ETag>"
             f"<Size>{len(data)}</Size></Contents>"
             for name in objects
-            for data in (self.server.objects[name],)
+            for data in (self.server.objects.get(name),)
+            if data is not None
         ]
         rows += [f"<CommonPrefixes><Prefix>{escape(name[cut:])}</Prefix></CommonPrefixes>" for name in folders]
         rows += [f"<NextContinuationToken>{escape(then[cut:])}</NextContinuationToken>"] if then else []

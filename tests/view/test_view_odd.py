@@ -6,6 +6,9 @@ import pytest
 from reading import one, steps, write, writer
 from viewer import look
 
+from rollout_plugins.errors import RunError
+from rollout_plugins.reading.runs import StoredRun
+
 
 def test_a_live_run_grows_on_the_screen_and_keeps_the_place(tmp_path):
     writing = writer(tmp_path)
@@ -67,6 +70,26 @@ def test_nothing_flickers_when_a_live_run_grows(tmp_path):
         writing.close({"rollouts": 80})
 
     look(tmp_path, scenario, filters={"split": "train"}, period=0.1, size=(140, 40))
+
+
+def test_what_cannot_be_read_at_one_look_is_read_at_the_next(tmp_path, monkeypatch):
+    writing, refresh, failures = writer(tmp_path), StoredRun.refresh, iter([True, True, True])
+    writing.write_run()
+    writing.write("train", steps(1, size=8))
+
+    def fails_at_first(run):
+        if next(failures, False):
+            raise RunError("cannot be read just now")
+        refresh(run)
+
+    async def scenario(eye):
+        await eye.sees("8 rollouts", "running")
+        monkeypatch.setattr(StoredRun, "refresh", fails_at_first)
+        writing.write("train", [one(2, i) for i in range(8)])
+        await eye.sees("16 rollouts")
+        assert [note.message for note in eye.app._notifications] == ["cannot be read just now"]
+
+    look(tmp_path, scenario, period=0.1)
 
 
 def test_a_run_that_ended_is_not_polled(run):

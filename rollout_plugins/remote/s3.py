@@ -1,0 +1,52 @@
+"""Where S3 is: the address that AWS's own tools would use, from the environment or from the profile."""
+
+from __future__ import annotations
+
+import os
+import re
+from configparser import Error, RawConfigParser
+from contextlib import suppress
+from functools import cache
+
+from rollout_plugins.content.elsewhere import here
+from rollout_plugins.errors import SetupError
+
+_ADDRESS = re.compile(r"https?://[^/@?#\s]+(/[^@?#\s]*)?", re.IGNORECASE)
+
+
+def endpoint() -> str:
+    """The address of the server; empty for Amazon's own. It may hold a password by mistake, so it is never shown."""
+    source, address = _found()
+    if address and not _ADDRESS.fullmatch(address):
+        raise SetupError(
+            f"{source} is not the address of a server; write it as http://host:9000, without a user and a password: "
+            "these are AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        )
+    return address
+
+
+def _found() -> tuple[str, str]:
+    """What says where the server is, and what it says."""
+    if os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true":
+        return "", ""
+    for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
+        if address := os.environ.get(name):
+            return name, address
+    file = str(here(os.environ.get("AWS_CONFIG_FILE") or "~/.aws/config"))
+    profile = os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE") or "default"
+    return f"endpoint_url of the profile {profile} in {file}", of_profile(file, profile)
+
+
+@cache
+def of_profile(file: str, profile: str) -> str:
+    """The `endpoint_url` that a profile has for S3, or for all services; empty when it has none."""
+    known = RawConfigParser(strict=False)
+    with suppress(OSError, Error, UnicodeDecodeError):
+        known.read(file, encoding="utf-8")
+    for section in (f"profile {profile}", profile):
+        if known.has_section(section):
+            services = f"services {known.get(section, 'services', fallback='')}"
+            lines = known.get(services, "s3", fallback="").splitlines()
+            for_s3 = dict(line.replace(" ", "").split("=", 1) for line in lines if "=" in line)
+            return for_s3.get("endpoint_url") or str(known.get(section, "endpoint_url", fallback=""))
+    return ""
