@@ -20,7 +20,9 @@ def configure(parser: ArgumentParser) -> None:
         help="where the run's folder goes: s3://bucket/runs, or hf://datasets/OWNER/NAME for a dataset with a card",
     )
     parser.add_argument(
-        "--public", action="store_true", help="Hub: a new dataset can be seen by everybody, not by you alone"
+        "--public",
+        action="store_true",
+        help="Hub: everybody may read it; without this, a new dataset is private, and a public one is refused",
     )
     parser.add_argument(
         "--sessions",

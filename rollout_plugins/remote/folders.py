@@ -66,6 +66,11 @@ class Folder:
         """All of the dataset that it is in, which has a card."""
         return None
 
+    @property
+    def is_public(self) -> bool | None:
+        """Whether everybody can read what is there; None where that is not ours to know."""
+        return None
+
     def prepare(self) -> None:
         """Make what has to be there before the first file."""
 
@@ -199,6 +204,12 @@ class HubFolder(Folder):
         from huggingface_hub import HfApi
 
         return HfApi()
+
+    @property
+    def is_public(self) -> bool:
+        if self._is_bucket:
+            return not self._api.bucket_info(self.repo).private
+        return not self._api.dataset_info(self.repo, expand=["private"]).private
 
     def prepare(self) -> None:
         if self._is_bucket:

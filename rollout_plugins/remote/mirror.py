@@ -128,6 +128,7 @@ class Following:
         self._told: set[str] = set()
         self._described: list[str] = []
         self._pause = self._wait = POLL_SECONDS
+        self._looking = 0.0
         self._ends = self._is_done = self._is_stopped = False
         self._changed = threading.Condition()
         self._thread = own_thread("mirror", self._follow)
@@ -173,10 +174,12 @@ class Following:
         return list(files_of(self._folder))
 
     def stop(self) -> None:
-        """No more after what is on its way now."""
+        """No more after what is on its way now; other processes of this run copy the rest."""
         with self._changed:
             self._is_stopped = True
             self._changed.notify_all()
+        with suppress(OSError, ValueError):  # its thread has just given its turn back
+            self._say_turn_ends()
 
     # --- its own thread -----------------------------------------------------------------------------------------
 
@@ -185,7 +188,6 @@ class Following:
     def _follow(self) -> None:
         while not self._is_stopped:
             is_last = self._is_last
-            began = time.monotonic()
             done = self._look(everything=is_last)
             with self._changed:
                 if done and is_last:
@@ -194,7 +196,8 @@ class Following:
                 elif not self._is_stopped and self._is_last == is_last:
                     longest = 1.0 if self._ends else LONGEST_PAUSE
                     self._wait = self._pause if done else min(self._wait * 2, longest)
-                    self._changed.wait(max(self._wait, (time.monotonic() - began) / SHARE if not self._ends else 0))
+                    rest = 0.0 if self._ends else min(self._looking / SHARE, LONGEST_PAUSE)
+                    self._changed.wait(max(self._wait, rest))
         self._give_turn_back()
 
     def _look(self, *, everything: bool) -> bool:
@@ -205,7 +208,9 @@ class Following:
             if everything:
                 self._say_turn_ends()
             self._copying = self._copying or self._begun()
+            began = time.monotonic()
             waiting = self._copying.pending(everything=everything)
+            self._looking = time.monotonic() - began
             done = self._copying.send(waiting) if waiting else True
             self._note(len(waiting), next(iter(self._copying.failed.values()), "") if not done else "")
             if done:
@@ -233,15 +238,17 @@ class Following:
             if lock(file, wait=False):
                 file.truncate(0)
                 self._turn = file
+                if self._is_stopped:
+                    self._say_turn_ends()
             else:
                 file.close()
         return self._turn is not None
 
     def _say_turn_ends(self) -> None:
         """From here on, whoever completes a file can't rely on this process to copy it."""
-        if self._turn is not None:
-            self._turn.write(_ENDS)
-            self._turn.flush()
+        if (turn := self._turn) is not None:
+            turn.write(_ENDS)
+            turn.flush()
 
     def _turn_ends(self) -> bool:
         """Whether the process that copies for all may have looked for the last time."""
@@ -255,6 +262,8 @@ class Following:
     def _begun(self) -> Copying:
         parent = folder(self._to)
         parent.prepare()
+        if parent.is_public:
+            self._say("%s is public: everybody can read the rollouts there", self._to.url)
         run = self._run
         copying = Copying.beside(self._folder, parent, run.attempt, run.rank, idle_seconds=self._idle)
         name = copying.target.place.path.rpartition("/")[2]

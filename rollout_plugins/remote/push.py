@@ -45,6 +45,7 @@ def push(
     target = folder(to, private=not public)
     with _explained(to), tempfile.TemporaryDirectory(prefix="rollouts-push-") as made:
         target.prepare()
+        _check_public(target, public=public)
         staged = _staged(run, Path(made), chosen, sessions=sessions)
         is_whole = not chosen and not sessions
         first = run.dir if is_whole else staged
@@ -54,6 +55,17 @@ def push(
             _send(Copying(staged, copying.target, journals=False), to, progress)
         publish(copying.target, run.dir, chosen)
     return copying.target.place.url
+
+
+def _check_public(target: Folder, *, public: bool) -> None:
+    """Raise when other people can read what is there than was said: a dataset that exists stays what it is."""
+    url, is_public = target.place.url, target.is_public
+    if is_public is None and public:
+        raise RunError(f"--public is for the Hub; who can read {url} is decided there")
+    if is_public and not public:
+        raise RunError(f"{url} is public, so everybody could read these rollouts; if they may, say --public")
+    if is_public is False and public:
+        raise RunError(f"{url} exists and is private; make it public in its settings there, or leave out --public")
 
 
 def check_here(run: StoredRun) -> None:

@@ -69,11 +69,14 @@ def test_however_the_loop_ends_everything_is_there_and_the_run_has_ended(tmp_pat
 
 @pytest.fixture
 def interrupted_in():
-    """Ctrl-C for the main thread, as soon as it is in this function; set once that happened."""
-    happened, before = threading.Event(), signal.getsignal(signal.SIGUSR1)
+    """Ctrl-C for the main thread, as soon as it waits in this function; set once that happened."""
+    happened, before, place = threading.Event(), signal.getsignal(signal.SIGUSR1), [None]
 
     def watch(function):
         def interrupt(number, frame):
+            was, place[0] = place[0], (id(frame), frame.f_lasti)
+            if was != place[0]:  # it runs; only what waits is asked twice in one place
+                return
             while frame is not None and frame.f_code is not function.__code__:
                 frame = frame.f_back
             if frame is not None and not happened.is_set():

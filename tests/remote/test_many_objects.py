@@ -67,7 +67,9 @@ def test_a_mirror_goes_on_with_the_run_after_one_listing(full, s3, tmp_path):
 def test_a_slow_listing_is_waited_for_longer_than_a_file_and_training_waits_for_neither(
     s3, tmp_path, monkeypatch, caplog
 ):
-    monkeypatch.setattr(places, "SECONDS", 1.0)
+    with monkeypatch.context() as hasty:
+        hasty.setattr(places, "SECONDS", 1.0)
+        for_files = place("s3://bucket/runs").arrow  # now: PyArrow makes no client while another one is asking
     s3.may_list.clear()
     with RolloutRecorder(dir=tmp_path, mirror="s3://bucket/runs", run_id="mine") as recorder:
         recorder.record(1, batch(1))
@@ -75,7 +77,7 @@ def test_a_slow_listing_is_waited_for_longer_than_a_file_and_training_waits_for_
         while not lists(s3):
             Event().wait(0.01)
         with pytest.raises(OSError, match="Operation too slow"):  # after the time that a file may take
-            place("s3://bucket/runs").arrow.get_file_info(FileSelector("bucket/runs"))
+            for_files.get_file_info(FileSelector("bucket/runs"))
         s3.may_list.set()
     assert answers("s3://bucket/runs/mine") == answers(tmp_path) != []
     assert "does not take files" not in caplog.text

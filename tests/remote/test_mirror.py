@@ -4,9 +4,14 @@ import itertools
 import logging
 import os
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from clock import clock  # noqa: F401 - a fixture
+from store_rig import until
 
 from rollout_plugins import RolloutRecorder, open_run
 from rollout_plugins.engine import setup
@@ -14,7 +19,7 @@ from rollout_plugins.errors import SetupError
 from rollout_plugins.remote import mirror as mirroring
 from rollout_plugins.remote.copying import Copying
 from rollout_plugins.remote.folders import Folder, files_of, folder
-from rollout_plugins.remote.mirror import Mirror
+from rollout_plugins.remote.mirror import Following, Mirror
 from rollout_plugins.remote.places import place
 
 
@@ -23,6 +28,8 @@ def quick(monkeypatch):
     monkeypatch.setattr(mirroring, "POLL_SECONDS", 0.05)
     monkeypatch.setattr(mirroring, "SHARE", 1.0)
     monkeypatch.setattr(setup, "_warned", set())
+    yield
+    until(lambda: "rollouts-mirror" not in [thread.name for thread in threading.enumerate()])
 
 
 def batch(step):
@@ -140,6 +147,25 @@ def test_a_journal_that_became_a_part_on_its_way_does_not_stay(tmp_path, monkeyp
     assert contents(tmp_path / "there") == contents(run)
 
 
+def test_a_file_that_is_long_on_its_way_holds_up_none_after_it(tmp_path, monkeypatch):
+    late, send = itertools.count(), Folder._send
+    passed = [0.0]
+
+    def slow(self, file):
+        send(self, file)
+        passed[0] += 3600.0 if next(late) == 0 else 0.0
+
+    monkeypatch.setattr(mirroring, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + passed[0]))
+    monkeypatch.setattr(Folder, "_send", slow)
+    there = tmp_path / "there"
+    options = {"run_id": "mine", "config": {"mirror": {"seal_seconds": 1e-9}}}
+    with RolloutRecorder(dir=tmp_path / "here", mirror=str(there), **options) as recorder:
+        for step in (1, 2):
+            recorder.record(step, batch(step))
+            assert recorder.flush()
+            until(lambda: len(list(there.rglob("*.parquet"))) == step)
+
+
 def test_a_journal_gets_no_older_than_it_may(tmp_path):
     with RolloutRecorder(dir=tmp_path, mirror="memory://old", config={"mirror": {"seal_seconds": 1e-9}}) as recorder:
         for step in (1, 2, 3):
@@ -193,7 +219,7 @@ def test_a_run_of_the_same_name_is_not_mixed_in_where_the_place_answers_late(tmp
     begun, asked = threading.Event(), threading.Event()
 
     def late(self):
-        assert begun.wait(60)
+        assert begun.wait(600)
         try:
             return sizes(self)
         finally:
@@ -205,7 +231,7 @@ def test_a_run_of_the_same_name_is_not_mixed_in_where_the_place_answers_late(tmp
         recorder.record(7, batch(7))
         assert recorder.flush()
         begun.set()
-        assert asked.wait(60)
+        assert asked.wait(600)
     assert contents(there / "mine") == contents(first)
     assert contents(there / "mine-2") == contents(tmp_path / "b" / "mine")
 
@@ -230,7 +256,40 @@ def test_processes_of_one_machine_take_turns(tmp_path):
     assert contents(tmp_path / "there" / "mine") == contents(tmp_path / "here" / "mine")
 
 
-def test_a_place_that_is_away_costs_training_nothing_and_is_told_of(tmp_path, monkeypatch, caplog):
+def test_who_gives_up_on_a_slow_place_leaves_the_rest_to_another_process_of_the_run(tmp_path, monkeypatch):
+    begun, asked, goes_on = threading.Event(), threading.Event(), threading.Event()
+    send, turn_ends = Folder._send, Following._turn_ends
+
+    def late(self, file):
+        begun.set()
+        goes_on.wait(600)
+        send(self, file)
+
+    def asks(self):
+        try:
+            return turn_ends(self)
+        finally:
+            asked.set()
+
+    monkeypatch.setattr(Folder, "_send", late)
+    monkeypatch.setattr(Following, "_turn_ends", asks)
+    options = {"mirror": str(tmp_path / "there"), "run_id": "mine", "dir": tmp_path / "here", "world_size": 2}
+    first = RolloutRecorder(rank=0, end_seconds=0.5, **options)
+    first.record(1, batch(1))
+    assert begun.wait(600)
+    second = RolloutRecorder(rank=1, **options)
+    second.record(1, batch(1))
+    first.close()
+    until(lambda: first._pipeline._worker.is_idle)
+    with ThreadPoolExecutor(1) as closing:
+        closed = closing.submit(second.close)
+        assert asked.wait(600)
+        goes_on.set()
+        closed.result()
+    assert contents(tmp_path / "there" / "mine") == contents(tmp_path / "here" / "mine")
+
+
+def test_a_place_that_is_away_costs_training_nothing_and_is_told_of(tmp_path, monkeypatch, caplog, clock):  # noqa: F811
     away = threading.Event()
     send = Folder._send
 
@@ -244,14 +303,13 @@ def test_a_place_that_is_away_costs_training_nothing_and_is_told_of(tmp_path, mo
     with RolloutRecorder(dir=tmp_path / "here", mirror=str(tmp_path / "there"), end_seconds=2) as recorder:
         recorder.record(1, batch(1))
         recorder.flush()
-        while "does not take files: it cannot be reached" not in caplog.text:
-            threading.Event().wait(0.01)
+        until(lambda: "does not take files: it cannot be reached" in caplog.text)
         recorder.record(2, batch(2))
         recorder.flush()
         behind = recorder.metrics()["rollouts/mirror/behind"]
         assert behind > 0
         run = Path(recorder.run.dir)
-    assert "the mirror is not complete: 2 files" in caplog.text
+    until(lambda: "the mirror is not complete: 2 files" in caplog.text)
     assert f"rollouts push {run}" in caplog.text
     assert caplog.text.count("does not take files") == 1
     away.clear()
@@ -286,8 +344,7 @@ def test_each_thing_to_do_about_a_place_that_refuses_is_told_once(tmp_path, monk
     monkeypatch.setattr(Folder, "_send", refuses)
     with RolloutRecorder(dir=tmp_path / "here", mirror=str(tmp_path / "there"), end_seconds=2) as recorder:
         recorder.record(1, batch(1))
-        while len(asked) < 6:
-            threading.Event().wait(0.01)
+        until(lambda: len(asked) >= 6)
     told = [message for message in caplog.messages if "does not take files" in message]
     assert [("limits how often" in message, "have expired; renew" in message) for message in told] == [
         (True, False),

@@ -83,6 +83,7 @@ def test_parts_come_back_to_the_folder_that_they_were_removed_from_whatever_it_i
         (["push", "RUN", "memory://x/runs", "--sessions", "--where", "reward > 9"], "0 rollouts would be a file each"),
         (["push", "RUN", "hf://models/me/x"], "give hf://datasets/OWNER/NAME or hf://buckets/OWNER/NAME"),
         (["push", "RUN", "nowhere://x/runs"], "no filesystem is known for nowhere://"),
+        (["push", "RUN", "memory://x/runs", "--public"], "--public is for the Hub; who can read memory://x/runs is"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_line(run, words, said, capsys):
@@ -119,13 +120,29 @@ def test_on_the_hub_a_run_is_in_a_private_dataset_with_a_card(run, hub, tmp_path
     assert repo["commits"][before:] == [["mine/run.json"], ["README.md"]]
 
 
+@pytest.mark.parametrize("url", ["hf://datasets/me/runs", "hf://buckets/me/runs"])
+def test_nobody_else_can_read_what_is_sent_unless_that_was_said(run, hub, tmp_path, url, capsys, caplog):
+    assert main(["push", str(run), url, "--public"]) == 0
+    assert main(["push", str(run), url]) == 1
+    assert (
+        f"{url} is public, so everybody could read these rollouts; if they may, say --public"
+        in capsys.readouterr().err
+    )
+    recorded(tmp_path / "other", steps=(1,), run_id="other", mirror=url)
+    assert caplog.text.count(f"{url} is public: everybody can read the rollouts there") == 1
+    private = url.replace("runs", "mine")
+    assert main(["push", str(run), private]) == 0
+    assert main(["push", str(run), private, "--public"]) == 1
+    assert f"{private} exists and is private; make it public in its settings" in capsys.readouterr().err
+
+
 def test_a_dataset_may_have_several_runs_of_which_the_newest_is_loaded_by_default(run, hub, tmp_path, capsys):
     assert main(["push", str(run), "hf://datasets/me/runs", "--public"]) == 0
     assert hub.repos["me/runs"]["private"] is False
     other = recorded(tmp_path / "other", steps=(1,), run_id="other")
     same = recorded(tmp_path / "same", steps=(7,), run_id="mine")
     for each in (other, same):
-        assert main(["push", str(each), "hf://datasets/me/runs"]) == 0
+        assert main(["push", str(each), "hf://datasets/me/runs", "--public"]) == 0
     card = hub.repos["me/runs"]["files"]["README.md"].decode()
     configs = [line.partition(": ")[2] for line in card.splitlines() if "config_name" in line]
     assert configs == ['"mine-2"', '"other"', '"mine"']

@@ -187,7 +187,7 @@ def test_a_named_pipe_is_written_as_it_is(tmp_path):
     reader = threading.Thread(target=lambda: read.extend(pipe.read_text().splitlines()))
     reader.start()
     send(JsonlSink(pipe), run_in(tmp_path), steps=2)
-    reader.join(60)
+    reader.join(600)
     assert len(read) == 2 * len(TRACES)
 
 

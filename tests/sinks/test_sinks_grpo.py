@@ -153,7 +153,7 @@ class Hangs:
     @hookimpl
     def export_traces(self, traces):
         self.asked.set()
-        self.gave_up = not self.go_on.wait(120)
+        self.gave_up = not self.go_on.wait(600)
 
 
 def sent_again(stored, folder):

@@ -48,7 +48,7 @@ def metric_rows(project):
 
 def on_another_thread(work, *args):
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(work, *args).result(60)
+        return pool.submit(work, *args).result(600)
 
 
 # --- what people see -----------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from rollout_plugins import RolloutRecorder, hookimpl, open_run
+from rollout_plugins.engine import threads
 
 
 def batch(step):
@@ -35,7 +36,7 @@ def interrupt(out):
         for step in range(1, 6):
             recorder.record(step, batch(step))
         os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(30)
+        time.sleep(600)
 
 
 def killed(out):
@@ -96,6 +97,7 @@ class _Importing:
 
 def importing(out):
     """A fork just when a plugin imports something."""
+    threads.IMPORT_SECONDS = 600
     slow = "import __main__\n__main__.importing_now.set()\n__main__.forking.wait(300)\n"
     (out / "takes_its_time.py").write_text(slow)
     sys.path.insert(0, str(out))

@@ -77,11 +77,14 @@ class SpiedAsync(Spied, AxolotlAsyncGRPOTrainer):
 
 
 def trained(folder, trainer):
-    trainer.add_callback(RolloutPluginCallback(tokens=True))
+    callback = RolloutPluginCallback(tokens=True)
+    trainer.add_callback(callback)
     trainer.train()
     for one in (trainer, getattr(trainer, "data_producer", None)):  # wait for what its thread still generates
         if getattr(one, "_executor", None) is not None:
             one._executor.shutdown()
+    callback.on_epoch_end(None, None, None)  # or what came after the training is counted when the process ends
+    assert callback.flush(600)
     return open_run(folder / "out")
 
 
