@@ -128,6 +128,7 @@ class Following:
         self._told: set[str] = set()
         self._described: list[str] = []
         self._pause = self._wait = POLL_SECONDS
+        self._looking = 0.0
         self._ends = self._is_done = self._is_stopped = False
         self._changed = threading.Condition()
         self._thread = own_thread("mirror", self._follow)
@@ -187,7 +188,6 @@ class Following:
     def _follow(self) -> None:
         while not self._is_stopped:
             is_last = self._is_last
-            began = time.monotonic()
             done = self._look(everything=is_last)
             with self._changed:
                 if done and is_last:
@@ -196,7 +196,8 @@ class Following:
                 elif not self._is_stopped and self._is_last == is_last:
                     longest = 1.0 if self._ends else LONGEST_PAUSE
                     self._wait = self._pause if done else min(self._wait * 2, longest)
-                    self._changed.wait(max(self._wait, (time.monotonic() - began) / SHARE if not self._ends else 0))
+                    rest = 0.0 if self._ends else min(self._looking / SHARE, LONGEST_PAUSE)
+                    self._changed.wait(max(self._wait, rest))
         self._give_turn_back()
 
     def _look(self, *, everything: bool) -> bool:
@@ -207,7 +208,9 @@ class Following:
             if everything:
                 self._say_turn_ends()
             self._copying = self._copying or self._begun()
+            began = time.monotonic()
             waiting = self._copying.pending(everything=everything)
+            self._looking = time.monotonic() - began
             done = self._copying.send(waiting) if waiting else True
             self._note(len(waiting), next(iter(self._copying.failed.values()), "") if not done else "")
             if done:

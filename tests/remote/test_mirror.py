@@ -4,8 +4,10 @@ import itertools
 import logging
 import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from clock import clock  # noqa: F401 - a fixture
@@ -143,6 +145,25 @@ def test_a_journal_that_became_a_part_on_its_way_does_not_stay(tmp_path, monkeyp
     copying = Copying(run, Folder(place(tmp_path / "there")))
     assert copying.send(copying.pending(everything=True))
     assert contents(tmp_path / "there") == contents(run)
+
+
+def test_a_file_that_is_long_on_its_way_holds_up_none_after_it(tmp_path, monkeypatch):
+    late, send = itertools.count(), Folder._send
+    passed = [0.0]
+
+    def slow(self, file):
+        send(self, file)
+        passed[0] += 3600.0 if next(late) == 0 else 0.0
+
+    monkeypatch.setattr(mirroring, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + passed[0]))
+    monkeypatch.setattr(Folder, "_send", slow)
+    there = tmp_path / "there"
+    options = {"run_id": "mine", "config": {"mirror": {"seal_seconds": 1e-9}}}
+    with RolloutRecorder(dir=tmp_path / "here", mirror=str(there), **options) as recorder:
+        for step in (1, 2):
+            recorder.record(step, batch(step))
+            assert recorder.flush()
+            until(lambda: len(list(there.rglob("*.parquet"))) == step)
 
 
 def test_a_journal_gets_no_older_than_it_may(tmp_path):
