@@ -11,6 +11,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A machine may be slow, and stop for a while: nothing is given up on unless that is what a test is about.
 os.environ.update(ROLLOUT_PLUGINS_END_SECONDS="600", ROLLOUT_PLUGINS_HANG_SECONDS="600")
 os.environ.update(HF_HUB_ETAG_TIMEOUT="120", HF_HUB_DOWNLOAD_TIMEOUT="120")
+os.environ.update(WANDB_X_SERVICE_WAIT="600", WANDB_INIT_TIMEOUT="600")
 os.environ.setdefault("TRACKIO_DIR", tempfile.mkdtemp(prefix="trackio-"))
 
 

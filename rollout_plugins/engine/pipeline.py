@@ -138,7 +138,7 @@ class Pipeline:
         if self._sync:
             self._attempt(work)
         elif self._is_put(Job(partial(self._attempt, work), size, rollouts)):
-            self.counters.queued(self._worker.size)
+            self.counters.queued(max(size, self._worker.size))  # it may be done by now
         else:
             self._drop_full(rollouts)
 

@@ -391,14 +391,14 @@ class StoredRun:
         """A rollout by its place in the run or by its id; a list of them for a slice."""
         if isinstance(place, str):
             return self.get(place)
-        self._all = self._all or self.find()
+        found = self._all = self._all or self.find()  # another thread may refresh the run
         try:
-            places = range(len(self._all))[place]
+            places = range(len(found))[place]
         except IndexError:
-            raise IndexError(f"the run has {count(len(self._all), 'rollout')}, and none at {place}") from None
+            raise IndexError(f"the run has {count(len(found), 'rollout')}, and none at {place}") from None
         if isinstance(places, range):
-            return list(self._all.at(places).rollouts())
-        for rollout in self._all.page(places, 1).rollouts():
+            return list(found.at(places).rollouts())
+        for rollout in found.page(places, 1).rollouts():
             return rollout
         raise RunError(f"rollout {place} of {self.place} cannot be read: {'; '.join(self.damaged.values())}")
 

@@ -32,7 +32,7 @@ def test_lines_that_are_removed_in_mid_run_are_said_and_counted_then_and_sent_by
             if step == removed_after:
                 shutil.rmtree(Path(recorder.run.dir) / "jsonl")
             recorder.record(step, [{"prompt": "p", "completion": "c"}] * 4)
-            recorder.flush()
+            assert recorder.flush(600)
         if removed_after == 3:
             shutil.rmtree(Path(recorder.run.dir) / "jsonl")
     stored = open_run(tmp_path)

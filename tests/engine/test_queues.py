@@ -137,9 +137,11 @@ class Hangs:
 
     def __init__(self, clock, seconds, event, since=None):
         self.clock, self.seconds, self.event, self.since = clock, seconds, event, since
+        self.entered = threading.Event()
 
     @hookimpl
     def on_rollout(self, rollout):
+        self.entered.set()
         if self.since:
             self.since.wait(600)
         self.clock.now += self.seconds
@@ -161,8 +163,10 @@ def test_several_plugins_that_hang_at_the_end_cost_sinks_nothing_that_is_not_cou
     monkeypatch.setenv("ROLLOUT_PLUGINS_HANG_SECONDS", "0.2")
     for_good, closed, before = threading.Event(), threading.Event(), set(threading.enumerate())
 
-    line = started(tmp_path, *(Hangs(clock, 1, for_good, closed) for _ in range(4)), Sink(), end_seconds=0.3)
+    hanging = [Hangs(clock, 1, for_good, closed) for _ in range(4)]
+    line = started(tmp_path, *hanging, Sink(), end_seconds=0.3)
     line.submit(batch(rollouts()))
+    assert hanging[0].entered.wait(600)
     line.close()
     closed.set()
     until(lambda: line.counters.unsent == {"sink": 4})
