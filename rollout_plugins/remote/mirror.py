@@ -215,7 +215,7 @@ class Following:
             self._note(len(waiting), next(iter(self._copying.failed.values()), "") if not done else "")
             if done:
                 self._describe(self._copying, is_last=everything)
-            if done and self._budget is not None:
+            if self._budget is not None:
                 self._make_room(self._copying, self._budget)
         except Exception as error:  # the thread outlives whatever a filesystem raises
             logger.debug("the mirror failed", exc_info=error)

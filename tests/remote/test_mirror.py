@@ -191,6 +191,23 @@ def test_only_parts_that_are_safely_there_are_removed_here_and_the_run_says_wher
     assert f"rollouts pull file://{there / run.name} {run.parent}" in where
 
 
+def test_room_is_made_here_also_while_the_place_refuses_a_file(tmp_path, monkeypatch):
+    send = Folder._send
+
+    def refuses(self, file):
+        if file.name == "run.json":
+            raise OSError(28, "No space left on device")
+        send(self, file)
+
+    monkeypatch.setattr(Folder, "_send", refuses)
+    options = {"run_id": "mine", "config": {"mirror": {"seal_seconds": 1e-9, "keep_local": 0}}, "end_seconds": 1}
+    with RolloutRecorder(dir=tmp_path / "here", mirror=str(tmp_path / "there"), **options) as recorder:
+        for step in (1, 2):
+            recorder.record(step, batch(step))
+            assert recorder.flush()
+        until((tmp_path / "here" / "mine" / ".moved.json").exists)
+
+
 def test_what_the_mirror_does_not_have_stays(tmp_path, monkeypatch):
     def refuses(self, file):
         raise PermissionError("no")
