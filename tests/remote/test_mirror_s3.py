@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import environment
 from s3_server import faulty, s3_server
 from s3_stand_in import s3_stand_in
 from test_mirror import batch, contents, recorded
@@ -163,9 +164,13 @@ def test_a_push_that_is_killed_in_mid_upload_goes_on_where_it_was(s3, tmp_path, 
 
 ENDS = """
 import sys, threading
+from clock import Clock
 from rollout_plugins import RolloutRecorder
+from rollout_plugins.engine import isolation
+isolation.time = Clock()
 with RolloutRecorder(dir=sys.argv[1], mirror="s3://bucket/runs", end_seconds=2) as recorder:
     recorder.record(1, [{"prompt": "q", "completion": "a"}])
+    assert recorder.flush(600)
 for thread in threading.enumerate():
     if thread.name in ("rollouts-worker", "rollouts-hooks"):  # on a slow machine, still about to say what is missing
         thread.join()
@@ -176,7 +181,12 @@ def test_a_server_that_never_answers_holds_up_neither_the_run_nor_the_process(s3
     with faulty(s3, monkeypatch) as front:
         front.fault = "hangs"
         ended = subprocess.run(  # the server hangs for much longer
-            [sys.executable, "-c", ENDS, str(tmp_path)], check=True, capture_output=True, text=True, timeout=150
+            [sys.executable, "-c", ENDS, str(tmp_path)],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            env=environment(),
         )
     assert "the mirror is not complete: 2 files" in ended.stderr
     assert "does not answer" in ended.stderr
