@@ -93,7 +93,7 @@ def differences(one, other, ignore=STAMPED):
     }
 
 
-def until(condition, seconds=120.0):
+def until(condition, seconds=600.0):
     """Wait for something that another thread or process does."""
     end = time.monotonic() + seconds
     while not condition():
