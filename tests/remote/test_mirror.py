@@ -273,6 +273,16 @@ def test_processes_of_one_machine_take_turns(tmp_path):
     assert contents(tmp_path / "there" / "mine") == contents(tmp_path / "here" / "mine")
 
 
+def test_a_mirror_that_did_not_even_begin_in_time_says_so(tmp_path, monkeypatch, caplog, clock):  # noqa: F811
+    goes_on, look = threading.Event(), Following._look
+    monkeypatch.setattr(Following, "_look", lambda self, **how: goes_on.wait(600) and look(self, **how))
+    with RolloutRecorder(dir=tmp_path / "here", mirror=str(tmp_path / "there"), end_seconds=0.5) as recorder:
+        recorder.record(1, batch(1))
+    until(lambda: recorder._pipeline._worker.is_idle)
+    goes_on.set()
+    assert "the mirror is not complete: 2 files" in caplog.text
+
+
 def test_who_gives_up_on_a_slow_place_leaves_the_rest_to_another_process_of_the_run(tmp_path, monkeypatch):
     begun, asked, goes_on = threading.Event(), threading.Event(), threading.Event()
     send, turn_ends = Folder._send, Following._turn_ends
