@@ -113,8 +113,8 @@ class Outbox:
     # --- the sink's thread --------------------------------------------------------------------------------------
 
     def _do(self, what: str, work: Callable[[], object], traces: int) -> None:
-        if self.name in self._dispatcher.removed:
-            self._miss(traces, f"it {self._dispatcher.removed[self.name]}")
+        if why := self._dispatcher.removed.get(self.name):  # the worker forgets it when the next run begins
+            self._miss(traces, f"it {why}")
             return
         try:
             work()

@@ -129,7 +129,7 @@ class Following:
         self._described: list[str] = []
         self._pause = self._wait = POLL_SECONDS
         self._looking = 0.0
-        self._ends = self._is_done = self._is_stopped = False
+        self._ends = self._is_done = self._is_stopped = self._is_in_hand = False
         self._changed = threading.Condition()
         self._thread = own_thread("mirror", self._follow)
 
@@ -158,7 +158,7 @@ class Following:
 
     def _report(self) -> None:
         """What is left, unless another process of this run has it in hand."""
-        if self._turn is None and self._copying is None and not self._why:
+        if self._is_in_hand and self._copying is None and not self._why:
             return
         left = self._left()
         logger.warning(
@@ -215,7 +215,7 @@ class Following:
             self._note(len(waiting), next(iter(self._copying.failed.values()), "") if not done else "")
             if done:
                 self._describe(self._copying, is_last=everything)
-            if done and self._budget is not None:
+            if self._budget is not None:
                 self._make_room(self._copying, self._budget)
         except Exception as error:  # the thread outlives whatever a filesystem raises
             logger.debug("the mirror failed", exc_info=error)
@@ -242,6 +242,7 @@ class Following:
                     self._say_turn_ends()
             else:
                 file.close()
+            self._is_in_hand = self._turn is None
         return self._turn is not None
 
     def _say_turn_ends(self) -> None:

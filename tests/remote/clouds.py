@@ -24,14 +24,16 @@ from rollout_plugins.remote.places import place
 def google(monkeypatch):
     from gcp_storage_emulator.server import create_server
 
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
-    monkeypatch.setenv("NO_GCE_CHECK", "true")
-    server = create_server("127.0.0.1", port, in_memory=True, default_bucket="box")
-    server.start()
-    yield server
-    server.stop()
+    with socket.socket() as kept:  # bound to the port, so that nobody else is given it, until the server is gone
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.bind(("127.0.0.1", 0))
+        port = kept.getsockname()[1]
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
+        monkeypatch.setenv("NO_GCE_CHECK", "true")
+        server = create_server("127.0.0.1", port, in_memory=True, default_bucket="box")
+        server.start()
+        yield server
+        server.stop()
 
 
 @pytest.fixture(params=["gs", "az"])

@@ -191,6 +191,23 @@ def test_only_parts_that_are_safely_there_are_removed_here_and_the_run_says_wher
     assert f"rollouts pull file://{there / run.name} {run.parent}" in where
 
 
+def test_room_is_made_here_also_while_the_place_refuses_a_file(tmp_path, monkeypatch):
+    send = Folder._send
+
+    def refuses(self, file):
+        if file.name == "run.json":
+            raise OSError(28, "No space left on device")
+        send(self, file)
+
+    monkeypatch.setattr(Folder, "_send", refuses)
+    options = {"run_id": "mine", "config": {"mirror": {"seal_seconds": 1e-9, "keep_local": 0}}, "end_seconds": 1}
+    with RolloutRecorder(dir=tmp_path / "here", mirror=str(tmp_path / "there"), **options) as recorder:
+        for step in (1, 2):
+            recorder.record(step, batch(step))
+            assert recorder.flush()
+        until((tmp_path / "here" / "mine" / ".moved.json").exists)
+
+
 def test_what_the_mirror_does_not_have_stays(tmp_path, monkeypatch):
     def refuses(self, file):
         raise PermissionError("no")
@@ -254,6 +271,16 @@ def test_processes_of_one_machine_take_turns(tmp_path):
     second.record(2, batch(2))
     second.close()
     assert contents(tmp_path / "there" / "mine") == contents(tmp_path / "here" / "mine")
+
+
+def test_a_mirror_that_did_not_even_begin_in_time_says_so(tmp_path, monkeypatch, caplog, clock):  # noqa: F811
+    goes_on, look = threading.Event(), Following._look
+    monkeypatch.setattr(Following, "_look", lambda self, **how: goes_on.wait(600) and look(self, **how))
+    with RolloutRecorder(dir=tmp_path / "here", mirror=str(tmp_path / "there"), end_seconds=0.5) as recorder:
+        recorder.record(1, batch(1))
+    until(lambda: recorder._pipeline._worker.is_idle)
+    goes_on.set()
+    assert "the mirror is not complete: 2 files" in caplog.text
 
 
 def test_who_gives_up_on_a_slow_place_leaves_the_rest_to_another_process_of_the_run(tmp_path, monkeypatch):
