@@ -46,6 +46,8 @@ TEXTS_AT_ONCE = 256
 VAST_ROW = 2**20
 #: Where processes that may begin the same run at once take their attempts.
 ATTEMPTS = ".attempts"
+#: How each message of a journal begins.
+_MESSAGE = b"\xff" * 4
 
 
 def run_file(rank: int) -> str:
@@ -350,13 +352,15 @@ def row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(waiting)
 
 
-def read_journal(path: Path) -> pa.Table:
+def read_journal(path: Path, breaks: Callable[[int], object] = lambda _: None) -> pa.Table:
     """Every whole batch of a journal; a torn end, or one that is being written, is left out.
 
+    `breaks` is told the byte from which on nothing can be read although the file goes on: that is no torn end.
     The file is read, not mapped: its writer may cut or remove it meanwhile.
     """
     batches: list[pa.RecordBatch] = []
     with pa.OSFile(str(path)) as source:
+        size = source.size()
         try:
             stream = pa.ipc.open_stream(source)
         except pa.ArrowInvalid:
@@ -365,7 +369,13 @@ def read_journal(path: Path) -> pa.Table:
             return SCHEMA.empty_table()  # its writer died before the first generation
         with suppress(StopIteration, pa.ArrowException, OSError, MemoryError):
             while True:
+                read = source.tell()
                 batches.append(stream.read_next_batch())
+        has_more = source.tell() < min(size, os.fstat(source.fileno()).st_size)
+        source.seek(read)
+        start = source.read(4)
+        if has_more or start != _MESSAGE[: len(start)]:
+            breaks(read)
         return pa.Table.from_batches(batches, schema=stream.schema)
 
 

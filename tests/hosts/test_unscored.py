@@ -383,7 +383,7 @@ def test_what_waits_to_be_scored_when_training_breaks_off_is_stored_and_marked(t
 
 
 def test_what_waits_to_be_scored_in_a_trainer_that_is_deleted_is_counted(tmp_path, caplog):
-    broken_off(tmp_path)
+    assert broken_off(tmp_path)[1].flush(600)
     collected(lambda: open_run(tmp_path / "out").drops == {"kept_back": 2})
     assert len(open_run(tmp_path / "out")) == 4
     assert "2 rollouts that were not complete yet went with their trainer" in caplog.text

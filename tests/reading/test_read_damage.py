@@ -11,6 +11,7 @@ import pytest
 from reading import ids, one, steps, write, writer
 
 from rollout_plugins import open_run
+from rollout_plugins.errors import DamageWarning
 from rollout_plugins.reading import small
 from rollout_plugins.reading.runs import Runs, runs
 from rollout_plugins.store import write as writing
@@ -24,6 +25,22 @@ def test_a_torn_journal_gives_every_whole_generation(tmp_path):
     journal = next(tmp_path.rglob("*.arrows"))
     journal.write_bytes(journal.read_bytes()[:-40])
     assert ids(open_run(tmp_path).rollouts()) == ["1.0", "2.0"]
+
+
+@pytest.mark.parametrize("junk", [bytes(500), b"junk" * 125], ids=["zeros", "junk"])
+def test_a_journal_that_is_damaged_in_the_middle_gives_what_is_before_and_is_named(tmp_path, junk):
+    live = writer(tmp_path)
+    live.write("train", [one(1, 0)])
+    live.sync()
+    journal = next(tmp_path.rglob("*.arrows"))
+    size = journal.stat().st_size
+    live.write("train", [one(2, 0)])
+    live.write("train", [one(3, 0)])
+    live.sync()
+    content = journal.read_bytes()
+    journal.write_bytes(content[:size] + junk + content[size + len(junk) :])
+    with pytest.warns(DamageWarning, match=f"from byte {size:,} on, cannot be read and is left out"):
+        assert ids(open_run(tmp_path).rollouts()) == ["1.0"]
 
 
 def test_an_empty_journal_is_not_damage_and_hides_nothing(tmp_path):

@@ -47,7 +47,7 @@ def browser(folder: Path):
         )
     try:
         port, address = _listening(process, folder / "DevToolsActivePort", folder / "log")
-        options = {"max_size": 2**28, "open_timeout": 120, "ping_interval": None}  # a slow browser is not a lost one
+        options = {"max_size": 2**28, "open_timeout": 600, "ping_interval": None}  # a slow browser is not a lost one
         with connect(f"ws://127.0.0.1:{port}{address}", **options) as socket:
             yield Page(socket)
     finally:
@@ -59,7 +59,7 @@ def browser(folder: Path):
 
 
 def _listening(process, file, log):
-    end = time.monotonic() + 120
+    end = time.monotonic() + 600
     while time.monotonic() < end and process.poll() is None:
         if file.exists() and len(lines := file.read_text().splitlines()) == 2:
             return lines
@@ -87,7 +87,7 @@ class Page:
         message = {"id": self._number, "method": method, "params": params}
         self._socket.send(json.dumps({**message, "sessionId": self._session} if self._session else message))
         while True:
-            answer = json.loads(self._socket.recv(300))
+            answer = json.loads(self._socket.recv(600))
             if answer.get("id") == self._number:
                 if "error" in answer:
                     raise RuntimeError(f"{method}: {answer['error']['message']}")
@@ -118,7 +118,7 @@ class Page:
             raise RuntimeError(answer["exceptionDetails"].get("exception", {}).get("description", str(answer)))
         return answer["result"].get("value")
 
-    def wait(self, script, seconds=120):
+    def wait(self, script, seconds=600):
         """Wait until something is so, and return it."""
         end = time.monotonic() + seconds
         while not (

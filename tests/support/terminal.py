@@ -34,7 +34,7 @@ class Terminal:
         """The same without colours and movements."""
         return CONTROL.sub("", self.written)
 
-    def sees(self, text, seconds=120):
+    def sees(self, text, seconds=600):
         """Wait until this is there, or the program has ended without it."""
         end = time.monotonic() + seconds
         while text not in self.seen and self._read(0.1):

@@ -92,7 +92,7 @@ class Eye:
     async def sees_not(self, *texts):
         await self.until(lambda: not any(map(self.text.__contains__, texts)), texts)
 
-    async def until(self, condition, what="", seconds=120.0):
+    async def until(self, condition, what="", seconds=600.0):
         end = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < end, f"{what}\n{self.text}"
