@@ -300,12 +300,12 @@ BAD: dict[str, Callable[[], object]] = {
 def with_plugin(kind: type, bad: Callable[[], object]) -> Callable[[Path, random.Random], Outcome]:
     def fault(folder: Path, dice: random.Random) -> Outcome:
         def work() -> list[Any]:
-            os.environ["ROLLOUT_PLUGINS_HANG_SECONDS"] = "0.5"
+            os.environ.update(ROLLOUT_PLUGINS_HANG_SECONDS="0.5", ROLLOUT_PLUGINS_END_SECONDS="10")
             pipeline = recorder(folder, kind(bad))
             started = time.perf_counter()
             generated = train(pipeline, range(1, 101))
             waited = time.perf_counter() - started
-            pipeline.close(sink_seconds=2)
+            pipeline.close()
             missed = sum(pipeline.counters.unsent.values())
             return [generated, waited, missed]
 
@@ -356,7 +356,8 @@ def hostile_content(folder: Path, dice: random.Random) -> Outcome:
     """Fields of rollouts that hypothesis made up, mixed anew into ten thousand of them."""
 
     def work() -> list[int]:
-        sys.path.insert(0, str(ROOT / "tests"))
+        os.environ["ROLLOUT_PLUGINS_END_SECONDS"] = "600"
+        sys.path.insert(0, str(ROOT / "tests" / "support"))
         import hostile
         from hypothesis import HealthCheck, Phase, given, seed, settings
 
@@ -378,7 +379,7 @@ def hostile_content(folder: Path, dice: random.Random) -> Outcome:
             rollouts = [replace(dice.choice(pool), index=i, **fields) for i, fields in enumerate(mixed)]
             generated += hand_over(pipeline, step, rollouts)
             pipeline.drain(120)
-        pipeline.close(seconds=600)
+        pipeline.close()
         return [generated, pipeline.counters.drops["unserialisable_field"]]
 
     generated, placeholders = apart(work)
@@ -456,12 +457,12 @@ def one_run_twice(folder: Path, dice: random.Random) -> Outcome:
     """The same, and they even agree on the run: two writers on one set of files."""
     folder.mkdir()
     children = []
-    for number in range(2):
+    for _ in range(2):
         pid = os.fork()
         if pid == 0:
-            pipeline = recorder(folder, start=number * 1000)
-            train(pipeline, range(1, 101))
-            pipeline.close()
+            with RolloutRecorder(dir=folder, run_id="run") as loop:
+                for step in range(1, 101):
+                    loop.record(step, [{"prompt": "?", "completion": str(i)} for i in range(4)])
             os._exit(0)
         children.append(pid)
     for pid in children:
