@@ -44,9 +44,9 @@ def push(
     to = place(url)
     target = folder(to, private=not public)
     with _explained(to), tempfile.TemporaryDirectory(prefix="rollouts-push-") as made:
+        staged = _staged(run, Path(made), chosen, sessions=sessions)  # first: there may be nothing to send
         target.prepare()
         _check_public(target, public=public)
-        staged = _staged(run, Path(made), chosen, sessions=sessions)
         is_whole = not chosen and not sessions
         first = run.dir if is_whole else staged
         copying = Copying.beside(first, target, *_last(run), journals=not is_whole or target.repo_root is None)

@@ -136,6 +136,11 @@ def test_nobody_else_can_read_what_is_sent_unless_that_was_said(run, hub, tmp_pa
     assert f"{private} exists and is private; make it public in its settings" in capsys.readouterr().err
 
 
+def test_where_nothing_is_chosen_no_dataset_is_made(run, hub):
+    assert main(["push", str(run), "hf://datasets/me/runs", "--where", "reward > 99"]) == 1
+    assert hub.repos == {}
+
+
 def test_a_dataset_may_have_several_runs_of_which_the_newest_is_loaded_by_default(run, hub, tmp_path, capsys):
     assert main(["push", str(run), "hf://datasets/me/runs", "--public"]) == 0
     assert hub.repos["me/runs"]["private"] is False
