@@ -22,7 +22,8 @@ from rollout_plugins.reading.moved import moved
 from rollout_plugins.remote.folders import File, Folder, files_of
 from rollout_plugins.remote.prune import is_pruned
 from rollout_plugins.store.compacted import NOTE, joined, note_joined
-from rollout_plugins.store.run_facts import earlier_attempts
+from rollout_plugins.store.run_facts import earlier_attempts, whole
+from rollout_plugins.store.write import run_file
 
 _PART = re.compile(r"data/[^/]+/(\d+-\d+)-\d+\.(parquet|arrows)")
 _OF_A_RUN = re.compile(rf"(.*/|)(run(-\d+)?\.json|{_PART.pattern})")
@@ -60,7 +61,7 @@ class Copying:
             name = f"{source.name}-{number}"
 
     def is_of_another_run(self, attempt: int, rank: int) -> bool:
-        """Whether the other folder has parts under names of ours that are not ours: a run id was given twice."""
+        """Whether the other folder has files under names of ours that are not ours: a run id was given twice."""
         ours = [file.name for file in files_of(self._source) if _PART.fullmatch(file.name)]
         stem = f"{attempt:03d}-{rank:05d}"
         nodes = nodes_of(self._source)
@@ -70,13 +71,23 @@ class Copying:
         made = [name for name in self._there if (part := _PART.fullmatch(name)) and part[1] == stem]
         # A part that is complete there and still grows here is not ours.
         foreign = (name for name in made if Path(name).with_suffix("") not in (complete if is_fixed(name) else known))
-        return self.differs() or any(foreign)
+        return self.differs() or any(foreign) or self._began_otherwise(run_file(rank))
 
     def differs(self) -> bool:
         """Whether a part is there that has our name, and is not ours."""
         parts = [file for file in files_of(self._source) if _PART.fullmatch(file.name) and is_fixed(file.name)]
         others = [file for file in parts if self._there.get(file.name, file.size) != file.size]
         return not all(is_pruned(file.path) for file in others)
+
+    def _began_otherwise(self, name: str) -> bool:
+        """Whether an attempt that both folders know of began at one moment here, and at another there."""
+        ours = next((file.path for file in files_of(self._source) if file.name == name), None)
+        if ours is None or name not in self._there:
+            return False
+        with tempfile.TemporaryDirectory(prefix="rollouts-") as made:
+            self.target.fetch(name, Path(made, name))
+            here, there = _starts(ours), _starts(Path(made, name))
+        return any(there.get(attempt, start) != start for attempt, start in here.items())
 
     def pending(self, *, everything: bool = False) -> list[File]:
         """What is not there, in the order in which it may go; with `everything`, also journals that still grow."""
@@ -161,6 +172,11 @@ class Copying:
         """Whether the file is there as it is here, or as it was before it was pruned; asked of the other folder."""
         there = self.target.size(file.name)
         return there == file.size or (there is not None and is_pruned(file.path))
+
+
+def _starts(facts: Path) -> dict[int | None, Any]:
+    """When a run's attempts began."""
+    return {whole(attempt.get("attempt")): attempt.get("started") for attempt in earlier_attempts(facts)}
 
 
 def _root(file: File) -> Path:

@@ -165,7 +165,10 @@ class RunWriter:
         file = self.dir / run_file(self.run.rank)
         self.dir.mkdir(parents=True, exist_ok=True)
         with self._in_turn():
-            others = [a for a in earlier_attempts(file) if a.get("attempt") != self.run.attempt]
+            noted = earlier_attempts(file)
+            others = [a for a in noted if a.get("attempt") != self.run.attempt]
+            for before in (a for a in noted if a not in others):
+                attempt["started"] = before.get("started", self._started)  # and was opened again since
             facts = tagged({"schema": VERSION, **run, "attempts": [*others, attempt]})
             replace_file(file, lambda path: path.write_bytes(orjson.dumps(facts, option=orjson.OPT_INDENT_2)))
 

@@ -219,6 +219,17 @@ def test_what_the_mirror_does_not_have_stays(tmp_path, monkeypatch):
     assert not open_run(run).damaged
 
 
+def test_a_run_of_the_same_name_is_another_one_though_its_files_are_as_long(tmp_path):
+    first, second = (recorded(tmp_path / name, [step], run_id="mine") for name, step in (("a", 1), ("b", 2)))
+    one, other = (next(run.glob("data/train/*.parquet")).stat().st_size for run in (first, second))
+    assert one == other
+    there = Folder(place(tmp_path / "there"))
+    for run, name in ((first, "mine"), (second, "mine-2"), (first, "mine")):
+        copying = Copying.beside(run, there, 1, 0)
+        assert copying.target.place.path.endswith(f"/there/{name}")
+        assert copying.send(copying.pending())
+
+
 def test_a_run_of_the_same_name_from_another_machine_is_not_mixed_in(tmp_path, caplog):
     there = tmp_path / "there"
     first = recorded(tmp_path / "a", mirror=str(there), run_id="mine")
