@@ -207,4 +207,6 @@ class Outbox:
         if not done:
             self._miss(self._worker.give_up(), "it did not finish in time")
         self._worker.put(self._last)
+        if done:
+            self._worker.wait(until)  # an export that follows would think that this still sends
         self._worker.stop()

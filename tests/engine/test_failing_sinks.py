@@ -11,6 +11,7 @@ from store_rig import Sink, batch, pipeline, record, rollouts, run_in, started, 
 
 from rollout_plugins import Drop, RolloutRecorder, hookimpl, open_run
 from rollout_plugins.engine import outbox
+from rollout_plugins.engine.ledger import Ledger
 from rollout_plugins.sinks.jsonl import JsonlSink
 
 
@@ -41,6 +42,17 @@ def test_lines_that_are_removed_in_mid_run_are_said_and_counted_then_and_sent_by
     assert f"{lost} rollouts were removed from jsonl:{stored.dir}/jsonl since they were sent there" in caplog.text
     done = stored.export("jsonl")
     assert (done.sent, done.had) == (lost, 12 - lost)
+
+
+def test_an_export_right_after_a_run_sends_what_was_removed_though_the_runs_own_sink_leaves_slowly(
+    tmp_path, monkeypatch
+):
+    leave = Ledger.leave
+    monkeypatch.setattr(Ledger, "leave", lambda self: time.sleep(0.3) or leave(self))
+    with RolloutRecorder([JsonlSink()], dir=tmp_path) as recorder:
+        recorder.record(1, [{"prompt": "p", "completion": "c"}] * 4)
+    shutil.rmtree(Path(recorder.run.dir) / "jsonl")
+    assert open_run(tmp_path).export("jsonl").sent == 4
 
 
 def test_a_sink_that_cannot_say_what_is_gone_was_sent_everything(tmp_path, caplog):

@@ -289,9 +289,10 @@ def test_a_mirror_that_did_not_even_begin_in_time_says_so(tmp_path, monkeypatch,
     monkeypatch.setattr(Following, "_look", lambda self, **how: goes_on.wait(600) and look(self, **how))
     with RolloutRecorder(dir=tmp_path / "here", mirror=str(tmp_path / "there"), end_seconds=0.5) as recorder:
         recorder.record(1, batch(1))
+        assert recorder.flush(600)
     until(lambda: recorder._pipeline._worker.is_idle)
     goes_on.set()
-    assert "the mirror is not complete: 2 files" in caplog.text
+    assert "the mirror is not complete: " in caplog.text
 
 
 def test_who_gives_up_on_a_slow_place_leaves_the_rest_to_another_process_of_the_run(tmp_path, monkeypatch):
