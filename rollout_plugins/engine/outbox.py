@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,8 @@ logger = logging.getLogger("rollout_plugins")
 LIMIT, LIMIT_BYTES = 64, 2**29
 #: How many different faults of a sink are told that cost no rollout.
 MOST_COMPLAINTS = 5
+#: How long to wait for the disk when a sink is done.
+LEAVING_SECONDS = 5.0
 
 
 def is_more_than_sink(plugin: Any, dispatcher: Dispatcher) -> bool:
@@ -207,6 +210,6 @@ class Outbox:
         if not done:
             self._miss(self._worker.give_up(), "it did not finish in time")
         self._worker.put(self._last)
-        if done:
-            self._worker.wait(until)  # an export that follows would think that this still sends
+        if done:  # an export that follows would think that this still sends
+            self._worker.wait(min(until, time.monotonic() + LEAVING_SECONDS))
         self._worker.stop()

@@ -9,6 +9,7 @@ from exported import Least
 
 from rollout_plugins import RolloutRecorder, hookimpl, open_run
 from rollout_plugins.cli.main import main
+from rollout_plugins.engine import outbox
 from rollout_plugins.engine.ledger import Ledger
 from rollout_plugins.engine.outbox import Outbox
 from rollout_plugins.errors import RunError
@@ -124,6 +125,7 @@ def test_a_sink_whose_thread_still_lets_go_of_a_file_does_not_hang(run, monkeypa
         close(self, until)
         assert leaves.wait(300)
 
+    monkeypatch.setattr(outbox, "LEAVING_SECONDS", 0.01)
     monkeypatch.setattr(Ledger, "leave", leave)
     monkeypatch.setattr(Outbox, "close", closed)
     sink = Slow()
