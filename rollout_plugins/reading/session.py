@@ -168,8 +168,8 @@ def look_again(folders: Iterable[Path]) -> None:
 def _journal(part: Part, damaged: dict[str, str]) -> pa.Table | None:
     """What is in a journal, in the columns of today; None when that is nothing, because it is empty or damaged."""
 
-    def breaks(byte: int) -> None:
-        damaged[f"{part.name}, from byte {byte:,} on,"] = "it goes on, but not with rollouts"
+    def breaks(byte: int, why: str) -> None:
+        damaged[f"{part.name}, from byte {byte:,} on,"] = why
 
     try:
         table = read_journal(part.path, breaks) if part.path.stat().st_size else None

@@ -11,7 +11,7 @@ import json
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -81,13 +81,18 @@ class Copying:
 
     def _began_otherwise(self, name: str) -> bool:
         """Whether an attempt that both folders know of began at one moment here, and at another there."""
-        ours = next((file.path for file in files_of(self._source) if file.name == name), None)
-        if ours is None or name not in self._there:
-            return False
-        with tempfile.TemporaryDirectory(prefix="rollouts-") as made:
-            self.target.fetch(name, Path(made, name))
-            here, there = _starts(ours), _starts(Path(made, name))
-        return any(there.get(attempt, start) != start for attempt, start in here.items())
+        there = _starts(self._attempts_there(name))
+        ours = [attempt for node in nodes_of(self._source) for attempt in earlier_attempts(node / name)]
+        return any(there.get(attempt, start) != start for attempt, start in _starts(ours).items())
+
+    def _attempts_there(self, name: str) -> list[dict[str, Any]]:
+        """Those that a run file of the other folder lists, as it was when it was first looked at or sent."""
+        if name not in self._earlier:
+            with tempfile.TemporaryDirectory(prefix="rollouts-") as made:
+                if name in self._there:
+                    self.target.fetch(name, Path(made, name))
+                self._earlier[name] = earlier_attempts(Path(made, name))
+        return self._earlier[name]
 
     def pending(self, *, everything: bool = False) -> list[File]:
         """What is not there, in the order in which it may go; with `everything`, also journals that still grow."""
@@ -150,12 +155,7 @@ class Copying:
         return File(folder / NOTE, NOTE, (folder / NOTE).stat().st_size)
 
     def _with_lost_attempts(self, file: File, folder: Path) -> File:
-        if file.name not in self._earlier:
-            theirs = folder / file.name
-            if file.name in self._there:
-                self.target.fetch(file.name, theirs)
-            self._earlier[file.name] = earlier_attempts(theirs)
-        content = with_attempts(file.path, self._earlier[file.name])
+        content = with_attempts(file.path, self._attempts_there(file.name))
         made = folder / file.name
         if content:
             made.write_text(content, encoding="utf-8")
@@ -174,9 +174,9 @@ class Copying:
         return there == file.size or (there is not None and is_pruned(file.path))
 
 
-def _starts(facts: Path) -> dict[int | None, Any]:
-    """When a run's attempts began."""
-    return {whole(attempt.get("attempt")): attempt.get("started") for attempt in earlier_attempts(facts)}
+def _starts(attempts: Iterable[Mapping[str, Any]]) -> dict[int | None, Any]:
+    """When they began."""
+    return {whole(attempt.get("attempt")): attempt.get("started") for attempt in attempts}
 
 
 def _root(file: File) -> Path:

@@ -167,8 +167,8 @@ class RunWriter:
         with self._in_turn():
             noted = earlier_attempts(file)
             others = [a for a in noted if a.get("attempt") != self.run.attempt]
-            for before in (a for a in noted if a not in others):
-                attempt["started"] = before.get("started", self._started)  # and was opened again since
+            for before in (a for a in noted if a.get("attempt") == self.run.attempt):  # it is opened again
+                attempt["started"] = before.get("started", self._started)
             facts = tagged({"schema": VERSION, **run, "attempts": [*others, attempt]})
             replace_file(file, lambda path: path.write_bytes(orjson.dumps(facts, option=orjson.OPT_INDENT_2)))
 
@@ -355,11 +355,11 @@ def row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(waiting)
 
 
-def read_journal(path: Path, breaks: Callable[[int], object] = lambda _: None) -> pa.Table:
+def read_journal(path: Path, breaks: Callable[[int, str], object] = lambda *_: None) -> pa.Table:
     """Every whole batch of a journal; a torn end, or one that is being written, is left out.
 
-    `breaks` is told the byte from which on nothing can be read although the file goes on: that is no torn end.
-    The file is read, not mapped: its writer may cut or remove it meanwhile.
+    `breaks` is told the byte from which on nothing can be read although the file goes on, and why: that is no torn
+    end. The file is read, not mapped: its writer may cut or remove it meanwhile.
     """
     batches: list[pa.RecordBatch] = []
     with pa.OSFile(str(path)) as source:
@@ -370,16 +370,23 @@ def read_journal(path: Path, breaks: Callable[[int], object] = lambda _: None) -
             if _has_header(path):
                 raise
             return SCHEMA.empty_table()  # its writer died before the first generation
-        with suppress(StopIteration, pa.ArrowException, OSError, MemoryError):
+        try:
             while True:
                 read = source.tell()
                 batches.append(stream.read_next_batch())
-        has_more = source.tell() < min(size, os.fstat(source.fileno()).st_size)
-        source.seek(read)
-        start = source.read(4)
-        if has_more or start != _MESSAGE[: len(start)]:
-            breaks(read)
+        except (StopIteration, pa.ArrowException, OSError, MemoryError) as error:
+            if not _is_torn(source, read, size):
+                breaks(read, str(error) or "the file goes on after the mark of its end")
         return pa.Table.from_batches(batches, schema=stream.schema)
+
+
+def _is_torn(source: pa.OSFile, read: int, size: int) -> bool:
+    """Whether a journal ends within the message after these bytes. Its writer may cut it after we read its size."""
+    if source.tell() < min(size, os.fstat(source.fileno()).st_size):
+        return False
+    source.seek(read)
+    start: bytes = source.read(4)
+    return start == _MESSAGE[: len(start)]
 
 
 def _has_header(path: Path) -> bool:

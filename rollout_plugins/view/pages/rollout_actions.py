@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
@@ -40,9 +41,9 @@ class RolloutActions(Page):
         Binding("E", "export_markdown", "Export as Markdown", show=False),
     ]
 
+    @abstractmethod
     def current(self) -> Rollout | None:
         """The rollout under the cursor; on a worker's thread."""
-        raise NotImplementedError
 
     def with_rollout(self, act: Callable[[Rollout], None]) -> None:
         """Do something with the rollout under the cursor, once it is read."""
