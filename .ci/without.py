@@ -34,6 +34,7 @@ PARTS = {
     "web": ["web", "report.py"],
     "shapes": ["shapes"],
     "demo": ["demo"],
+    "record": ["record"],
     "remote": ["remote"],
     "trainers": ["trainers"],
     "reading": ["reading", "view", "web", "report.py", "remote", "demo", "testing", *READERS],
@@ -48,12 +49,12 @@ COMMANDS = {
 }
 CORE = ["tests/content", "tests/engine", "tests/hosts", "tests/reading", "tests/store"]
 ALONE = [
+    "tests/content/test_codec.py",
     "tests/content/test_hashing.py",
     "tests/content/test_names.py",
     "tests/content/test_snapshot.py",
     "tests/content/test_trace.py",
     "tests/engine/test_run_id.py",
-    "tests/store/test_codec.py",
     "tests/store/test_recording_alone.py",
 ]
 WITHOUT_IMAGES = [  # which the tests of loading have as an example

@@ -115,7 +115,8 @@ def ours(trainer: Any, batch: Batch, folder: Path, probe: Probe, *, reports: Nam
     callback = RolloutPluginCallback(dir=folder, trainer=trainer, **options)
     trainer.add_callback(callback)
     trainer.begin()
-    pipeline = callback._pipeline
+    (session,) = callback._sessions.values()
+    pipeline = session.pipeline
     pipeline.drain(60)
     probe.start()
     trainer._generate_and_score_completions(batch.inputs)
@@ -437,6 +438,59 @@ def vast() -> float:
     return float(apart(measure)["peak"]) / 1e9
 
 
+LONG, ANSWERS = 16_384, 256
+
+
+def long_answers() -> dict[str, dict[str, Any]]:
+    """What `RolloutRecorder(tokens=True)` costs for answers with ids, a mask and log-probabilities, by their form."""
+    import numpy as np
+    import torch
+
+    forms = {"lists": list, "numpy": np.array, "torch": torch.tensor}
+    found = {name: apart(partial(_long_answers, form)) for name, form in forms.items()}
+    head = ("token data in", "thread CPU, an answer", "total CPU", "peak, of what is kept")
+    rows = [
+        [f"could not: {one['failed']}"]
+        if "failed" in one
+        else [name, seconds(one["thread CPU"]), seconds(one["total CPU"]), f"{one['peak']:.1f}"]
+        for name, one in found.items()
+    ]
+    show(table(f"Long answers: {ANSWERS} of {LONG:,} tokens, tokens=True", head, rows))
+    return found
+
+
+def _long_answers(form: Callable[[Any], Any]) -> dict[str, Any]:
+    from rollout_plugins import RolloutRecorder
+
+    dice = batches.Writer(7).dice
+    ids = [dice.randrange(150_000) for _ in range(LONG)]
+    logprobs = [-dice.random() for _ in range(LONG)]
+    rows = [
+        {
+            "prompt": "go on",
+            "completion": f"{number}",
+            "rewards": {"correct": 1.0},
+            "tokens": {
+                "completion": form([token + number for token in ids]),
+                "mask": form([1] * LONG),
+                "logprobs": form([one - number for one in logprobs]),
+            },
+        }
+        for number in range(ANSWERS)
+    ]
+    with RolloutRecorder(dir=SCRATCH / f"long-{os.getpid()}", tokens=True) as recorder:
+        recorder.record(0, [{"prompt": "go on", "completion": "", "rewards": {"correct": 1.0}}])
+        recorder.flush()
+        gc.collect()
+        peak, clock = Peak(), Clock()
+        recorder.record(1, rows)
+        thread = clock.thread
+        recorder.flush(600)
+        recorder.close()
+        kept = ANSWERS * LONG * (4 + 1 + 8)
+        return {"thread CPU": thread / ANSWERS, "total CPU": clock.cpu, "peak": peak.bytes / kept}
+
+
 def growth(
     trainer: Any, title: str, names: Names, shapes: list[dict[str, Any]]
 ) -> dict[str, dict[str, dict[str, Any]]]:
@@ -467,6 +521,12 @@ def run(*, full: bool) -> None:
     rows += [[widest[0], *row] for row in wide(widest[1])]
     rows.append(["images", *goal("files per distinct image", pictures[OURS]["images"] / 8, 1)])
     rows.append(["one rollout of 190 MB", *goal("peak memory above it, in GB", vast(), 0.8)])
+    for form, one in long_answers().items():
+        if "failed" not in one:
+            which = f"{ANSWERS} x {LONG:,} tokens, {form}"
+            rows.append([which, *goal("thread CPU an answer, in ms", one["thread CPU"] * 1e3, 1)])
+            rows.append([which, *goal("total CPU, in s", one["total CPU"], 1.5)])
+            rows.append([which, *goal("peak memory, of what is kept", one["peak"], 2)])
     show(table("Goals", ("batch", "goal", "measured", "wanted", ""), rows))
     growth(trainer, "More turns", some, [{"rollouts": width, "turns": n, "length": 1000} for n in (1, 10, 50)])
     longer = [{"rollouts": width, "turns": 2, "length": n} for n in (1000, 8000, 64_000)]

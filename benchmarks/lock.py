@@ -95,11 +95,11 @@ def ours(trainer: Any, batch: Batch, folder: Path, probe: Probe, **options: Any)
     callback = RolloutPluginCallback(dir=folder, trainer=trainer, **options)
     trainer.add_callback(callback)
     trainer.begin()
-    callback._pipeline.drain(60)
+    callback.flush(60)
     probe.start()
     trainer._generate_and_score_completions(batch.inputs)
     probe.returned()
-    probe.figures["under the lock"] += locked_out(lambda: callback._pipeline.drain(600))
+    probe.figures["under the lock"] += locked_out(lambda: callback.flush(600))
     trainer.end()
     trainer.remove_callback(callback)
     probe.done(folder)
@@ -127,7 +127,7 @@ def a_run_of_ours(trainer: Any, batch: Batch, folder: Path, probe: Probe, **opti
         clock = Clock()
         trainer._generate_and_score_completions(batch.inputs)
         thread += clock.thread
-        callback._pipeline.drain(600)
+        callback.flush(600)
     trainer.end()
     probe.figures = {
         "thread CPU": max(0.0, thread / BATCHES - probe.less["thread CPU"]),

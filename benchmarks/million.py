@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from rollout_hookspecs import Rollout, Run, ToolCall
 
-from rollout_plugins.store.columns import to_batch
+from rollout_plugins.store.arrow_rollouts import to_batch
 from rollout_plugins.store.write import ROW_GROUP, RunWriter, part_writer
 
 BATCH, GROUP = 1024, 8

@@ -31,8 +31,8 @@ from benchmarks.measure import folder_bytes, goal, main, seconds, show, size, ta
 from benchmarks.million import NAMES, template
 from benchmarks.read import OPEN, asked, first_screen, last_step, question
 from rollout_plugins.cli.main import main as rollouts
-from rollout_plugins.reading.gathered import FILE
-from rollout_plugins.store.columns import to_batch
+from rollout_plugins.reading.sums_cache import FILE
+from rollout_plugins.store.arrow_rollouts import to_batch
 from rollout_plugins.store.schema import REWARD
 from rollout_plugins.store.write import ROW_GROUP, RunWriter, part_writer
 

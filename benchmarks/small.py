@@ -22,7 +22,7 @@ from rollout_hookspecs import Run
 from benchmarks import million
 from benchmarks.measure import folder_bytes, main, seconds, show, size, table
 from benchmarks.read import OPEN, asked, question
-from rollout_plugins.store.columns import to_batch
+from rollout_plugins.store.arrow_rollouts import to_batch
 from rollout_plugins.store.write import RunWriter, part_writer
 
 ROWS = 8

@@ -1,6 +1,7 @@
 """Write the parts of the documentation that the code and the benchmarks know best.
 
-    python docs/generate.py
+    python docs/generate.py          # every part that takes no training
+    python docs/generate.py --all    # these too, which takes minutes
 
 A generated part stands between `<!-- generated: NAME ARGUMENT -->` and `<!-- /generated -->`, in the README or in any
 page of docs/. NAME is a function in PARTS. The tests fail when a part is not what its function returns.
@@ -24,7 +25,7 @@ from rollout_hookspecs import _records, hooks
 
 from rollout_plugins import RolloutPluginCallback, RolloutRecorder, StoredRun, open_run
 from rollout_plugins.cli import main as cli
-from rollout_plugins.hosts import HOSTS
+from rollout_plugins.hosts import HOSTS, kit
 from rollout_plugins.store import schema
 from rollout_plugins.trainers import Trainers
 
@@ -214,13 +215,13 @@ def parser_of(name: str) -> argparse.ArgumentParser:
     def stop(parser: argparse.ArgumentParser, _: object) -> None:
         raise _Configured(parser)
 
-    original, cli.Parser.parse_intermixed_args = cli.Parser.parse_intermixed_args, stop
+    original, cli.Parser.read = cli.Parser.read, stop
     try:
         cli.main([name])
     except _Configured as seen:
         return seen.args[0]
     finally:
-        cli.Parser.parse_intermixed_args = original
+        cli.Parser.read = original
     raise SystemExit(f"rollouts {name} has no parser")
 
 
@@ -292,6 +293,17 @@ def supported(support: object) -> list[str]:
         support.logprobs,
         (trl if support.is_of_trl else support.since).replace(" ", "&nbsp;"),
     ]
+
+
+def host_kit() -> str:
+    """What `rollout_plugins.hosts.kit` offers, and what an observer has for its subclasses."""
+    named = [(name, getattr(kit, name)) for name in kit.__all__ if name != "VERSION"]
+    inherited = [(f"Observer.{name}", getattr(kit.Observer, name)) for name in OBSERVER]
+    rows = [f"| `{name}` | {cell(inspect.getdoc(one).split(chr(10) * 2)[0])} |" for name, one in named + inherited]
+    return "\n".join([f"Version {kit.VERSION} of the kit:", "", "| name | |", "|---|---|", *rows])
+
+
+OBSERVER = ("watch", "given", "scored", "tool_loop", "guarded", "begin", "hand_over", "lose", "is_training")
 
 
 def source(path: str) -> str:
@@ -394,6 +406,7 @@ PARTS = {
         columns,
         commands,
         goals,
+        host_kit,
         methods,
         numbers,
         options,
@@ -420,9 +433,12 @@ def fill(text: str, *, only: tuple[str, ...] | None = None) -> str:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description="Write the generated parts of the documentation.")
+    parser.add_argument("--all", action="store_true", help=f"also the parts that train something: {', '.join(SLOW)}")
+    names = tuple(PARTS) if parser.parse_args().all else None
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
-        page.write_text(fill(text, only=tuple(PARTS)), encoding="utf-8")
+        page.write_text(fill(text, only=names), encoding="utf-8")
 
 
 if __name__ == "__main__":

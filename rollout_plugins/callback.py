@@ -1,68 +1,33 @@
-"""`trainer.add_callback(RolloutPluginCallback())`: transformers events → attach, flush, detach."""
+"""`trainer.add_callback(RolloutPluginCallback())`: translates the trainer's events into calls of its session."""
 
 from __future__ import annotations
 
-import copy
-import logging
 import os
-import threading
 import weakref
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rollout_hookspecs import Batch, Run
-
-from rollout_plugins.attached import Attached, Wrappers, dataset_of
-from rollout_plugins.content.once import Once
-from rollout_plugins.engine.copying import Given
 from rollout_plugins.engine.discover import TRAINERS
-from rollout_plugins.engine.environment import flag
-from rollout_plugins.engine.pipeline import Pipeline
-from rollout_plugins.engine.run_id import identify, run_of, write_marker
-from rollout_plugins.engine.setup import (
-    bind_sinks,
-    cap_dashboards,
-    checked_dir,
-    end_run,
-    load_plugins,
-    named_metrics,
-    open_pipeline,
-    tell_of_unfinished,
-)
-from rollout_plugins.engine.telling import shown
-from rollout_plugins.engine.where import say_start
-from rollout_plugins.errors import SetupError, need
-from rollout_plugins.hosts import host_for, nearest_to
-from rollout_plugins.hosts.kit.finding import (
-    checkpoint_being_resumed,
-    evaluation_under_way,
-    step_being_resumed,
-    trainer_adding,
-    trainer_of,
-)
-from rollout_plugins.hosts.kit.stand_ins import added
-from rollout_plugins.hosts.kit.support import may_evaluate
-from rollout_plugins.hosts.kit.trainer_facts import check_trl, tokenizer_of, warn_of_log_completions
-from rollout_plugins.hosts.kit.wrapping import Call
-from rollout_plugins.store.home import home_of, homes_of
+from rollout_plugins.engine.env_vars import flag
+from rollout_plugins.engine.plugin_copies import CopyablePlugin
+from rollout_plugins.engine.run_setup import checked_dir, end_with, load_plugins
+from rollout_plugins.errors import need
+from rollout_plugins.hosts.kit.find_trainer import holds, trainer_adding, trainer_of
+from rollout_plugins.hosts.kit.trainer_facts import check_trl
+from rollout_plugins.session.shared import Options, SharedPlugins
+from rollout_plugins.session.trainer_session import TrainerSession
 
 need("transformers", "trl")
 from transformers import TrainerCallback  # noqa: E402 - after the check, so that a missing extra is one clear line
 
-logger = logging.getLogger("rollout_plugins")
-
-#: How many runs and attempts of each place began in this process; the same on every rank.
-_begun: Counter[str] = Counter()
-
 
 class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
-    """Keeps every rollout of the trainer it is added to, and hands them to plugins.
+    """Records every rollout of the trainer it is added to, and passes them to plugins.
 
     Args:
         plugins: instances or names of plugins, run in this order, for example `["redact", Cap(8), "console"]`.
-            Sinks for trackio and wandb are on by default when `args.report_to` names them.
+            A sink for a dashboard, such as trackio or wandb, is on by default if `args.report_to` names it.
         dir: where runs are kept; default `<output_dir>-rollouts`, next to what is uploaded with the model.
         disable: names of plugins that must not run.
         config: options for plugins given by name, for example `{"cap": {"max_per_step": 8}}`.
@@ -77,6 +42,9 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
             finished by then is counted. Default 30, or the value of `ROLLOUT_PLUGINS_END_SECONDS`.
         trainer: the trainer, in the rare case that the callback cannot find it.
     """
+
+    gives_way = False
+    """Whether any other callback on the trainer records instead of this one."""
 
     def __init__(
         self,
@@ -96,7 +64,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         trainer: Any = None,
     ) -> None:
         check_trl()
-        others = set(vars(self))  # of a subclass
+        subclass_attributes = set(vars(self))
         disable = disable if isinstance(disable, str) else tuple(disable)
         self._plugins = load_plugins(plugins, config, disable=disable, mirror=mirror, autoload=autoload)
         self._plugins.add(TRAINERS)  # even without autoload: it changes no rollout and sends none
@@ -105,359 +73,198 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
             "mirror": mirror, "autoload": autoload, "strict": strict, "sync": sync, "tokens": tokens,
             "rendered": rendered, "on_full": on_full, "end_seconds": end_seconds,
         }  # fmt: skip
-        self._pipeline = self._new_pipeline()
+        options = Options(
+            dir=self._options["dir"], tokens=tokens, rendered=rendered, sync=sync, on_full=on_full,
+            strict=strict or flag("STRICT", default=False), end_seconds=end_seconds,
+        )  # fmt: skip
+        self._shared = SharedPlugins(self._plugins, options)
         # Weak, since a callback that outlives its trainer must not keep the model in memory.
-        self._trainers: weakref.WeakKeyDictionary[Any, Attached] = weakref.WeakKeyDictionary()
-        self._once = Once()
-        self._turns: defaultdict[int, threading.RLock] = defaultdict(threading.RLock)  # nobody gives back a parent's
-        self._own = vars(self).keys() - others
-        found = trainer if trainer is not None else trainer_adding(type(self))
-        if found is not None:
-            self._attach(found)
+        self._sessions: weakref.WeakKeyDictionary[Any, TrainerSession] = weakref.WeakKeyDictionary()
+        self._own_attributes = vars(self).keys() - subclass_attributes
+        if trainer is None:
+            trainer = trainer_adding(type(self))
+        if trainer is not None:
+            self._attach(trainer)
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy is a new callback with the same options, for the trainer it is copied with."""
-        plugins = [one if isinstance(one, str) else Given(one) for one in self._options["plugins"]]
-        theirs = {name: value for name, value in vars(self).items() if name not in self._own}
-        return {**theirs, "_options": {**self._options, "plugins": plugins}}
+        plugins = [item if isinstance(item, str) else CopyablePlugin(item) for item in self._options["plugins"]]
+        of_subclass = {name: value for name, value in vars(self).items() if name not in self._own_attributes}
+        return {**of_subclass, "_options": {**self._options, "plugins": plugins}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         options = state["_options"]
-        given = [one.plugin if isinstance(one, Given) else one for one in options["plugins"]]
+        items = [item.plugin if isinstance(item, CopyablePlugin) else item for item in options["plugins"]]
         self.__dict__.update({name: value for name, value in state.items() if name != "_options"})
-        plugins = [one for one in given if one is not None]
+        plugins = [item for item in items if item is not None]
         # Not `self.__init__`: that of a subclass may take other arguments.
         RolloutPluginCallback.__init__(self, **{**options, "plugins": plugins})
-
-    def _new_pipeline(self) -> Pipeline:
-        strict = self._options["strict"] or flag("STRICT", default=False)
-        how = {name: self._options[name] for name in ("sync", "on_full", "end_seconds")}
-        return open_pipeline(self, self._plugins, strict=strict, **how)
 
     # --- events -------------------------------------------------------------------------------------------------
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._safely("attach", lambda: self._attach(self._caller(state, control)))
+        self._safely("attach", lambda: self._attach(self._find_trainer(state, control)))
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._safely("attach", lambda: self._attach(self._caller(state, control)))
-        with self._turn:
-            step = int(state.global_step)
-            self._safely("begin a run", lambda: self._begin_training(self._caller(state, control), step))
+        self._safely("attach", lambda: self._attach(self._find_trainer(state, control)))
+        with self._shared.lock:
+            self._safely("begin a run", lambda: self._begin_training(self._find_trainer(state, control)))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._safely("attach", lambda: self._attach_late(self._caller(state, control)))
+        self._safely("attach", lambda: self._attach_late(self._find_trainer(state, control)))
 
-    # Whoever adds the callback in the middle of a step is seen at the next event, whichever that is.
+    # A callback that is added in the middle of a step attaches at the next event, whichever that is.
     on_substep_end = on_step_end = on_step_begin
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        evaluating = trainer_of(self)  # a shallow copy that has not trained has the original's state, too
-        self._safely("attach", lambda: self._attach_in_evaluation(evaluating or self._caller(state, control)))
+        evaluating = trainer_of(self)  # a shallow copy that has not trained shares the original's state
+        self._safely("attach", lambda: self._attach_in_evaluation(evaluating or self._find_trainer(state, control)))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        self._safely("attach", lambda: self._attach_late(self._caller(state, control)))
+        self._safely("attach", lambda: self._attach_late(self._find_trainer(state, control)))
+        if logs:
+            self._in_session(
+                "store the log", state, control, lambda session: session.pipeline.log(state.global_step, logs)
+            )
         if logs and "train_runtime" in logs:  # the last moment at which the trainer's own reporters still listen
-            self._safely("flush", self._pipeline.drain_at_end)
+            self._in_session("flush", state, control, TrainerSession.drain_at_end)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._safely("flush", lambda: self._end_evaluation(self._caller(state, control)))
+        trainer = self._find_trainer(state, control)
+        self._in_session("flush", state, control, lambda session: session.end_evaluation(trainer))
 
     on_predict = on_evaluate
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._safely("attach", lambda: self._attach_late(self._caller(state, control)))
-        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        self._safely(
-            "note the run in the checkpoint", lambda: self._mark_checkpoint(self._caller(state, control), folder)
-        )
-        self._safely("flush", self._pipeline.request_sync)
+        self._safely("attach", lambda: self._attach_late(self._find_trainer(state, control)))
+        checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        self._in_session("mark the checkpoint", state, control, lambda session: session.mark_checkpoint(checkpoint))
+        self._in_session("flush", state, control, lambda session: session.pipeline.request_sync())
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._safely("flush", self._pipeline.request_sync)
+        self._in_session("flush", state, control, lambda session: session.pipeline.request_sync())
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        with self._turn:
-            self._safely("close the run", lambda: self._end_training(self._caller(state, control)))
+        with self._shared.lock:
+            self._in_session("close the run", state, control, TrainerSession.end_training)
 
     def _safely(self, what: str, action: Callable[[], object]) -> None:
-        """Keep our own mistakes from the trainer. Mistakes in the setup are raised at once."""
-        try:
-            action()
-        except SetupError:
-            raise
-        except Exception as error:
-            self._once.warn(f"could not {what}: {shown(error)}; training goes on without it")
-            logger.debug("could not %s", what, exc_info=error)
-        self._pipeline.raise_strict()
+        self._shared.safely(what, action)
 
-    # --- attaching ----------------------------------------------------------------------------------------------
+    def _in_session(self, what: str, state: Any, control: Any, action: Callable[[TrainerSession], object]) -> None:
+        """Call `action` with the session of the trainer whose event this is, if that is recorded."""
 
-    def _caller(self, state: Any, control: Any) -> Any | None:
-        """The trainer whose event this is: one callback may serve several, one after the other or in turns.
+        def act() -> None:
+            session = self._session_of(self._find_trainer(state, control))
+            if session is not None:
+                action(session)
+
+        self._safely(what, act)
+
+    # --- trainers and their sessions ----------------------------------------------------------------------------
+
+    def _find_trainer(self, state: Any, control: Any) -> Any | None:
+        """Return the trainer whose event this is, since one callback may serve several.
 
         A shallow copy of a trainer has the control of the original, and a state of its own once it trains.
         """
-        alike = [one for one in list(self._trainers) if control is not None and one.control is control]
-        same = [one for one in alike if one.state is state]
-        found = same if len(same) == 1 else [trainer_of(self), *alike]
-        trainer = next((one for one in found if one is not None), None)  # a trainer may be empty, and so not be true
+        by_control = [trainer for trainer in self._sessions if control is not None and trainer.control is control]
+        by_state = [trainer for trainer in by_control if trainer.state is state]
+        candidates = by_state if len(by_state) == 1 else [trainer_of(self), *by_control]
+        # Compared with None, since a trainer may have a length of 0.
+        trainer = next((trainer for trainer in candidates if trainer is not None), None)
         if trainer is None:
-            self._once.warn("found no trainer for RolloutPluginCallback, so nothing is recorded; pass trainer=…")
+            self._shared.once.warn(
+                "found no trainer for RolloutPluginCallback, so nothing is recorded; pass trainer=…"
+            )
         return trainer
 
-    def _known(self, trainer: Any) -> Attached | None:
-        """What is known of a trainer that makes rollouts."""
-        attached = None if trainer is None else self._trainers.get(trainer)
-        return None if attached is None or attached.host is None else attached
+    def _session_of(self, trainer: Any) -> TrainerSession | None:
+        """Return the session of a trainer that makes rollouts, and that this callback records."""
+        session = None if trainer is None else self._sessions.get(trainer)
+        return None if session is None or session.host is None or self._is_duplicate(trainer) else session
+
+    def records(self, trainer: Any) -> bool:
+        """Return whether the trainer has this callback, which no event tells."""
+        return holds(trainer, self)
 
     def _attach(self, trainer: Any) -> None:
-        """Stay with the trainer until the callback is removed: no event comes before an evaluation's first batch."""
+        """Attach until the callback is removed: no event comes before the first batch of an evaluation."""
         if trainer is None:
             return
-        if self._known(trainer) is None:  # a trainer that is being made may not have all its parts yet
-            self._get_to_know(trainer)
-        attached = self._known(trainer)
-        if attached is None or attached.is_on:
+        if self._is_duplicate(trainer):
+            kind = type(trainer).__name__
+            self._shared.once.warn(
+                f"{kind} has RolloutPluginCallback twice; the first one records, this one does nothing: remove one of "
+                "them, or give it another dir"
+            )
             return
-        self._add_reporters(trainer)
-        warn_of_log_completions(trainer)
-        options = {
-            "tokens": self._options["tokens"],
-            # A copy for the worker thread: one tokenizer must not be used on two threads at the same time.
-            "rendered": copy.deepcopy(tokenizer_of(trainer)) if self._options["rendered"] else None,
-            "gather": attached.pipeline.has_global_sinks,
-        }
-        attached.put_on(trainer, Wrappers(self, attached), options)
+        if trainer not in self._sessions:
+            session = self._sessions[trainer] = TrainerSession(trainer, self._shared)
+            end_with(self, session.end)
+        self._sessions[trainer].attach(trainer, self)
 
-    def _get_to_know(self, trainer: Any) -> None:
-        before = self._trainers.get(trainer)
-        pipeline = before.pipeline if before is not None else self._new_pipeline()
-        if self._pipeline.run is None:
-            self._pipeline = pipeline
-        host = host_for(trainer, pipeline.dispatcher.hosts())
-        self._trainers[trainer] = Attached(host, pipeline, Path(trainer.args.output_dir).absolute())
-
-    def _say_unknown(self, trainer: Any) -> None:
-        if trainer is not None and self._known(trainer) is None:
-            unknown = f"{type(trainer).__name__} makes no rollouts that are known here; the callback does nothing"
-            self._once.warn(unknown + self._why(trainer))
-
-    def _why(self, trainer: Any) -> str:
-        """What is missing to know the trainer, or how it differs from the known one it is most like."""
-        trainers = self._plugins.found.get(TRAINERS)
-        if trainers is not None and trainers.status != "active":
-            return f": plugin {TRAINERS!r}, which knows more trainers, is off ({trainers.status} {trainers.reason})"
-        found = nearest_to(trainer, self._pipeline.dispatcher.hosts())
-        return f": {found}; docs/trainers.md says how to write a host for it" if found else ""
+    def _is_duplicate(self, trainer: Any) -> bool:
+        """Return whether another callback of the trainer records it to the same place."""
+        handler = getattr(trainer, "callback_handler", None)
+        for callback in getattr(handler, "callbacks", ()):
+            if isinstance(callback, RolloutPluginCallback) and callback is not self and not callback.gives_way:
+                session = callback._sessions.get(trainer)  # noqa: SLF001 - of the same class
+                if session is not None and session.is_attached and callback._options["dir"] == self._options["dir"]:  # noqa: SLF001
+                    return True
+        return False
 
     def _attach_late(self, trainer: Any) -> None:
-        """Added, or added again, while the trainer is training."""
+        """Attach if the callback was added, or added again, during a training."""
         self._attach_unless_settled(trainer)
-        attached = self._known(trainer)
-        if attached is not None and trainer.is_in_train and not attached.has_begun_training:
-            attached.has_begun_training = True
-            self._once.warn(
+        session = self._session_of(trainer)
+        if session is not None and trainer.is_in_train and session.join_training():
+            self._shared.once.warn(
                 f"RolloutPluginCallback was added in the middle of training, at step {trainer.state.global_step}: "
                 "rollouts are recorded from here on"
             )
 
     def _attach_unless_settled(self, trainer: Any) -> bool:
-        """Whether it was not attached and is now."""
-        attached = self._known(trainer)
-        if trainer is None or (trainer in self._trainers and (attached is None or attached.is_settled)):
+        """Attach if that has not happened yet; return whether it has now."""
+        session = None if trainer is None else self._sessions.get(trainer)
+        if trainer is None or (session is not None and session.is_settled):
             return False
         self._attach(trainer)
-        return self._known(trainer) is not None
+        return self._session_of(trainer) is not None
 
     def _attach_in_evaluation(self, trainer: Any) -> None:
-        """`evaluate()` alone after `add_callback(instance)`: no event came before the first batch was generated."""
-        is_new, attached = self._attach_unless_settled(trainer), self._known(trainer)
-        self._say_unknown(trainer)
-        if not is_new or attached is None or not may_evaluate(attached.host, trainer):
+        """Attach if `evaluate()` follows `add_callback(instance)`: no event precedes its first batch."""
+        is_new, session = self._attach_unless_settled(trainer), self._session_of(trainer)
+        self._warn_if_unsupported(trainer)
+        if is_new and session is not None:
+            session.join_evaluation(trainer)
+
+    def _begin_training(self, trainer: Any) -> None:
+        session = self._session_of(trainer)
+        self._warn_if_unsupported(trainer)
+        if session is not None:
+            session.begin_training(trainer, int(trainer.state.global_step))
+
+    def _warn_if_unsupported(self, trainer: Any) -> None:
+        session = None if trainer is None else self._sessions.get(trainer)
+        if session is None or session.host is not None:
             return
-        count, prefix = evaluation_under_way(trainer)
-        attached.begin_evaluation(prefix)
-        recover = getattr(attached.host, "recover", None)
-        batch = recover(trainer, count) if recover is not None and count else None
-        if batch is not None:
-            self._submit(trainer, attached, batch)
+        text = f"{type(trainer).__name__} makes no rollouts that are known here; the callback does nothing"
+        trainers = self._plugins.found.get(TRAINERS)
+        if trainers is not None and trainers.status != "active":
+            reason = f"plugin {TRAINERS!r}, which knows more trainers, is off ({trainers.status} {trainers.reason})"
         else:
-            self._count(trainer, attached, "before_attach", count)
-            self._once.warn(
-                f"{count or 'some'} rollouts were made before the callback could attach; pass it in callbacks=[…]"
-            )
+            reason = session.explain_missing_host(trainer)
+        self._shared.once.warn(f"{text}: {reason}" if reason else text)
 
-    def _end_evaluation(self, trainer: Any) -> None:
-        attached = self._known(trainer)
-        if attached is not None:
-            attached.end_evaluation()
-            if not trainer.is_in_train:
-                self.flush(attached.pipeline.end_seconds)
-
-    def _add_reporters(self, trainer: Any) -> None:
-        """The trainer's own destinations get traces too, capped."""
-        for name in ("trackio", "wandb"):
-            if name in (trainer.args.report_to or ()):
-                self._plugins.add(name)
-        cap_dashboards(self._plugins)
+    # --- for users ----------------------------------------------------------------------------------------------
 
     def flush(self, seconds: float = 30.0) -> bool:
         """Wait at most that long until the store and the sinks have all rollouts so far; returns whether they do."""
-        return self._pipeline.drain(seconds)
+        session = self._shared.current
+        return session is None or session.pipeline.drain(seconds)
 
     def detach(self) -> None:
-        """Take all wrappers off the trainers, until they train again."""
-        for attached in list(self._trainers.values()):
-            attached.take_off()
-            attached.stays_off = True
-
-    # --- runs ---------------------------------------------------------------------------------------------------
-
-    @property
-    def _turn(self) -> threading.RLock:
-        """Held while a run begins, ends or takes a batch: trainers on several threads may share this callback."""
-        return self._turns[os.getpid()]
-
-    def _begin_training(self, trainer: Any, step: int) -> None:
-        """A new run; a new attempt when training resumes or itself starts over; the same one after an evaluate()."""
-        attached = self._known(trainer)
-        if attached is None:
-            self._say_unknown(trainer)
-            return
-        attached.output_dir = Path(trainer.args.output_dir).absolute()
-        self._use(attached)
-        run, has_trained = attached.run, attached.has_trained
-        # A smaller batch is tried within one `train()`. Called again, after Ctrl-C in a notebook, it is another one.
-        may_retry = getattr(trainer.args, "auto_find_batch_size", False)
-        starts_over = may_retry and has_trained and not attached.has_ended_training
-        is_elsewhere = run is not None and not has_trained and step != (run.resumed_from or 0)
-        if attached.has_ended_training or is_elsewhere or (has_trained and not starts_over):
-            end_run(attached.pipeline)
-            attached.begin_run(self._new_pipeline())
-            self._use(attached)
-        attached.has_begun_training = True
-        if attached.run is None or has_trained:
-            self._begin(trainer, attached, step, restarted=run if starts_over else None)
-        else:
-            self._ensure_run(trainer, attached)
-
-    def _end_training(self, trainer: Any) -> None:
-        attached = self._known(trainer)
-        if attached is not None:
-            attached.has_ended_training = True
-            end_run(attached.pipeline)
-
-    def _use(self, attached: Attached) -> None:
-        """Plugins see one run at a time: one that another trainer left open ends here."""
-        if attached.pipeline.is_elsewhere:
-            attached.begin_run(self._new_pipeline())
-        if self._pipeline is not attached.pipeline:
-            self._pipeline.close()
-            self._pipeline = attached.pipeline
-
-    def _begin(self, trainer: Any, attached: Attached, step: int, restarted: Run | None = None) -> None:
-        checkpoint = checkpoint_being_resumed(trainer) if step else None
-        root = self._root(attached.output_dir, checkpoint, restarted)
-        # Ranks meet under this key. After an elastic restart they count from 1 again, while the store that they meet
-        # in still has the answers of the launch before.
-        place = f"{root}|{self._position(trainer)}"
-        _begun[place] += 1
-        key = f"{place}|{_begun[place]}|{os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}"
-        found = identify(root, key, checkpoint, step, restarted)
-        facts = dict(attached.host.describe(trainer)) if attached.host else {}
-        run = attached.run = Run(
-            id=found.id,
-            attempt=found.attempt,
-            dir=str(root / found.id),
-            name=attached.output_dir.name,
-            rank=trainer.accelerator.process_index,
-            world_size=trainer.accelerator.num_processes,
-            host=attached.host.name if attached.host else "",
-            resumed_from=found.resumed_from,
-            **facts,
-        )
-        self._start(trainer, attached, run, found.generation)
-        if run.rank == 0:
-            attached.pipeline.later(lambda: tell_of_unfinished(root, found.id))
-
-    def _root(self, output_dir: Path, checkpoint: Path | None, restarted: Run | None) -> Path:
-        """The folder of runs: the one given, else that of the run being continued, else the default."""
-        if self._options["dir"]:
-            return Path(self._options["dir"])
-        if restarted:
-            return Path(restarted.dir).parent
-        name = run_of(checkpoint)
-        homes = homes_of(output_dir)
-        return next((home for home in homes if name and (home / name).is_dir()), home_of(output_dir))
-
-    def _start(self, trainer: Any, attached: Attached, run: Run, generation: int) -> None:
-        bind_sinks(self._plugins, trainer, self._safely)
-        attached.pipeline.start(run, generation)
-        say_start(run)
-
-    def _position(self, trainer: Any) -> int:
-        """Which of several rollout callbacks this is; the same on every rank."""
-        ours = [one for one in trainer.callback_handler.callbacks if isinstance(one, RolloutPluginCallback)]
-        return next((i for i, one in enumerate(ours) if one is self), len(ours))
-
-    def _submit(self, trainer: Any, attached: Attached, batch: Batch) -> None:
-        with self._turn:
-            try:
-                self._ensure_run(trainer, attached)
-            except Exception:
-                attached.pipeline.count("not_begun", batch.count)
-                raise
-            attached.submit(batch)
-
-    def _count(self, trainer: Any, attached: Attached, reason: str, count: int, *, is_stored: bool = False) -> None:
-        """Count rollouts that could not be observed, or were not trained on, in the run where people look for them."""
-        with self._turn:
-            try:
-                self._ensure_run(trainer, attached)
-            finally:
-                attached.pipeline.count(reason, count, is_stored=is_stored)
-
-    def _ensure_run(self, trainer: Any, attached: Attached) -> None:
-        """`evaluate()` outside of training: the run that is open, else the last one again, else a new one."""
-        self._use(attached)
-        if attached.pipeline.run is not None:
-            return
-        if attached.run is not None:
-            self._start(trainer, attached, attached.run, attached.pipeline.generation)
-        else:
-            self._begin(trainer, attached, step_being_resumed(trainer))
-
-    def _mark_checkpoint(self, trainer: Any, folder: Path) -> None:
-        attached = self._known(trainer)
-        if attached is not None and attached.run is not None:
-            write_marker(folder, Path(attached.run.dir), attached.run.attempt, attached.pipeline.generation)
-
-    def _log(self, trainer: Any, attached: Attached, call: Call) -> Any:
-        """Metrics join the trainer's own log, under names of their own.
-
-        They stand in the trainer's dictionary while it logs, and are gone after: a copy would keep from the caller
-        what `log` adds, which `evaluate()` returns and the best checkpoint is chosen by.
-        """
-        logs = call.args[0] if call.args else call.kwargs.get("logs")
-        if not isinstance(logs, dict):
-            return call.run()
-        more: dict[str, float] = {}
-        self._safely("add metrics to the log", lambda: more.update(self._metrics(trainer, attached, logs)))
-        with added(logs, more):
-            return call.run()
-
-    def _metrics(self, trainer: Any, attached: Attached, logs: Mapping[str, float]) -> dict[str, float]:
-        pipeline = attached.pipeline
-        if "train_runtime" in logs:
-            pipeline.drain_at_end(sinks=False)
-            numbers = named_metrics(pipeline, "train")
-            for name, prefix in attached.prefixes.items():  # the last evaluation's, if it was logged too soon
-                numbers |= named_metrics(pipeline, "eval", prefix, name)
-            return numbers
-        prefix = attached.prefix_of(logs)
-        if not prefix:
-            return named_metrics(pipeline, "train")
-        if not trainer.is_in_train:  # training does not wait
-            pipeline.drain(pipeline.end_seconds, sinks=False)
-        return named_metrics(pipeline, "eval", prefix, dataset_of(prefix))
+        """Remove all wrappers from the trainers, until they train again."""
+        for session in list(self._sessions.values()):
+            session.detach()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
@@ -23,6 +24,10 @@ class MissingExtraError(SetupError, ImportError):
 
 class RunError(RolloutPluginsError):
     """A run could not be opened or read."""
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows: the message says what to do, and the frames above it are ours."""
+        return [f"{type(self).__name__}: {self}"]
 
 
 class DamageWarning(UserWarning):
@@ -57,7 +62,15 @@ def check_replaceable(path: Path) -> None:
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """The near match, or everything that would be accepted."""
+    """Return the near match, or everything that would be accepted.
+
+    Case does not count, and of `reward/correct` or `judge.score` the last word is enough.
+    """
     known = list(known)
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"accepted: {', '.join(sorted(known)) or 'none'}"
+    by_word: dict[str, str] = {}
+    for word in known:
+        by_word.setdefault(word.casefold(), word)
+    for word in known:
+        by_word.setdefault(re.split("[/.]", word)[-1].casefold(), word)
+    near = difflib.get_close_matches(name.casefold(), by_word, n=1)
+    return f"did you mean {by_word[near[0]]!r}?" if near else f"accepted: {', '.join(sorted(known)) or 'none'}"

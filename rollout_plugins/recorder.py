@@ -9,33 +9,26 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollout_hookspecs import Batch, Run
 
-from rollout_plugins.content.drafts import Drafts
-from rollout_plugins.content.incoming import Held, Incoming, Wanted
-from rollout_plugins.content.once import Once
-from rollout_plugins.engine.environment import flag
-from rollout_plugins.engine.placing import RecordArguments, placed, record_arguments
-from rollout_plugins.engine.rows import rows
+from rollout_plugins.content.foreign_values import Held, Incoming, Wanted
+from rollout_plugins.content.logged import as_logged
+from rollout_plugins.content.rollout_columns import Drafts
+from rollout_plugins.engine.env_vars import flag
+from rollout_plugins.engine.error_text import error_text
+from rollout_plugins.engine.loop_rollouts import rows
+from rollout_plugins.engine.pipeline import Pipeline
+from rollout_plugins.engine.record_arguments import RecordArguments, placed, record_arguments
 from rollout_plugins.engine.run_id import claimed, identify_loop, place_in_launch
-from rollout_plugins.engine.setup import (
-    bind_sinks,
-    cap_dashboards,
-    checked_dir,
-    end_run,
-    load_plugins,
-    named_metrics,
-    open_pipeline,
-    tell_of_unfinished,
-)
-from rollout_plugins.engine.telling import shown
-from rollout_plugins.engine.where import say_start
+from rollout_plugins.engine.run_setup import checked_dir, end_run, end_with, load_plugins, start_run
 from rollout_plugins.errors import SetupError
 from rollout_plugins.hosts.kit.trainer_facts import installed
 from rollout_plugins.store.write import run_file
+from rollout_plugins.system.warn_once import Once
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -45,11 +38,11 @@ _PACKAGES = (
     "rollout-plugins", "torch", "transformers", "vllm", "sglang", "verl", "areal", "tinker", "tinker-cookbook",
     "torchforge",
 )  # fmt: skip
-_opened = itertools.count()
+_recorders = itertools.count()
 
 
 class RolloutRecorder:
-    """Keeps every rollout that a training loop hands it, and gives them to plugins.
+    """Records every rollout that a training loop passes to it, and passes them to plugins.
 
     Mistakes of setup raise a `SetupError` that names the fix: here, and in the first `record`. Once one batch has
     been recorded, nothing raises and nothing waits any more: what cannot be kept is counted, by reason.
@@ -112,18 +105,22 @@ class RolloutRecorder:
         root = checked_dir(dir) or Path("runs").absolute()
         _check(run_id, resumed_from, reward_names, reward_weights)
         self._plugins = load_plugins(plugins, config, disable=disable, mirror=mirror, autoload=autoload)
-        cap_dashboards(self._plugins)
+        self._plugins.add_cap()
+        self._plugins.check_all_options_are_used()
         self._strict = strict or flag("STRICT", default=False)
-        self._tokens, self._waits = tokens, on_full == "block"
-        self._pipeline = open_pipeline(
-            self, self._plugins, strict=self._strict, sync=sync, on_full=on_full, end_seconds=end_seconds
+        self._tokens, self._may_block = tokens, on_full == "block"
+        self._pipeline = Pipeline(
+            self._plugins, strict=self._strict, sync=sync, on_full=on_full, end_seconds=end_seconds
         )
-        rank, world_size = _place(rank, world_size)
-        found = identify_loop(root, next(_opened), run_id, resumed_from, file=run_file(rank), world_size=world_size)
+        end_with(self, partial(end_run, self._pipeline))
+        rank, world_size = _checked_rank(rank, world_size)
+        identity = identify_loop(
+            root, next(_recorders), run_id, resumed_from, file=run_file(rank), world_size=world_size
+        )
         self._run = Run(
-            id=found.id,
-            attempt=found.attempt,
-            dir=str(root / found.id),
+            id=identity.id,
+            attempt=identity.attempt,
+            dir=str(root / identity.id),
             rank=rank,
             world_size=world_size,
             trainer=trainer,
@@ -135,18 +132,21 @@ class RolloutRecorder:
             chat_template=chat_template,
             versions={package: version for package in _PACKAGES if (version := installed(package))},
             settings=dict(settings or {}),
-            resumed_from=found.resumed_from,
+            resumed_from=identity.resumed_from,
         )
-        self._generation = found.generation
-        self._pid = os.getpid()  # a forked child has a copy of this object, and no worker thread
+        self._generation = identity.generation
+        self._pid = os.getpid()  # a forked child has a copy of this object, but no worker thread
         self._lock = threading.RLock()  # a signal handler may record, too
-        self._is_started = self._is_closed = self._is_proven = False
+        self._is_started = self._is_closed = False
+        self._has_recorded = False
+        """Whether a batch was accepted: from then on nothing raises."""
         self._last_step = 0
+        self._early_logs: list[Callable[[], None]] = []
         self._once = Once()
 
     @property
     def run(self) -> Run:
-        """The run's facts: its id, its folder, which attempt this is."""
+        """The facts of the run: its id, its folder, which attempt this is."""
         return self._run
 
     # --- recording ----------------------------------------------------------------------------------------------
@@ -173,9 +173,9 @@ class RolloutRecorder:
             group_size: how many rollouts in a row answer the same prompt. Without it, rollouts belong together that
                 have the same `group`, or else the same prompt.
         """
-        prepared = self._prepared(rollouts, step=step, split=split, policy_step=policy_step, group_size=group_size)
-        if prepared is not None:
-            self._submit(*prepared)
+        batch = self._prepare(rollouts, step=step, split=split, policy_step=policy_step, group_size=group_size)
+        if batch is not None:
+            self._submit(*batch)
         self._pipeline.raise_strict()
 
     async def arecord(
@@ -187,45 +187,45 @@ class RolloutRecorder:
         policy_step: int | None = None,
         group_size: int | None = None,
     ) -> None:
-        """The same for asyncio: where `on_full="block"` makes it wait, the event loop goes on."""
-        prepared = self._prepared(rollouts, step=step, split=split, policy_step=policy_step, group_size=group_size)
-        if prepared is not None and self._waits:
-            await asyncio.to_thread(self._submit, *prepared)
-        elif prepared is not None:
-            self._submit(*prepared)
+        """`record` for asyncio: when `on_full="block"` makes it wait, the event loop continues."""
+        batch = self._prepare(rollouts, step=step, split=split, policy_step=policy_step, group_size=group_size)
+        if batch is not None and self._may_block:
+            await asyncio.to_thread(self._submit, *batch)
+        elif batch is not None:
+            self._submit(*batch)
         self._pipeline.raise_strict()
 
-    def _prepared(self, rollouts: Any, **said: Any) -> tuple[Batch, Held] | None:
-        """The batch, safe from what the loop does next; None when nothing can be kept of it."""
+    def _prepare(self, rollouts: Any, **arguments: Any) -> tuple[Batch, Held] | None:
+        """Return the batch, independent of what the loop does next; None if it cannot be recorded."""
         if not self._is_open():
-            self._lose("recorder_closed", rollouts)
+            self._count_lost("recorder_closed", rollouts)
             return None
         started = time.perf_counter()
-        is_checked = self._strict or not self._is_proven
+        is_checked = self._strict or not self._has_recorded
         try:
-            arguments = record_arguments(**said, last_step=self._last_step, is_checked=is_checked)
+            checked = record_arguments(**arguments, last_step=self._last_step, is_checked=is_checked)
             if is_checked:
-                _check_groups(rollouts, arguments.group_size)
+                _check_groups(rollouts, checked.group_size)
             incoming = rollouts if isinstance(rollouts, Incoming) else rows(rollouts)
             held = incoming.take(Wanted(tokens=self._tokens, checked=is_checked))
         except Exception as error:
             if is_checked and (self._strict or isinstance(error, SetupError)):
                 raise
-            self._once.warn(f"a batch could not be recorded: {shown(error)}; the loop goes on without it")
-            self._lose("unreadable", rollouts)
+            self._once.warn(f"a batch could not be recorded: {error_text(error)}; the loop goes on without it")
+            self._count_lost("unreadable", rollouts)
             return None
-        self._last_step = arguments.step
-        return self._batch(arguments, held, started), held
+        self._last_step = checked.step
+        return self._batch(checked, held, started), held
 
     def _batch(self, arguments: RecordArguments, held: Held, started: float) -> Batch:
-        # Not `self`: what waits in the queue would keep a recorder alive that nobody has any more.
-        run, now, tokens, counters = self._run, time.time(), self._tokens, self._pipeline.counters
+        # Without `self`: a batch in the queue must not keep a recorder alive that nobody refers to.
+        run, recorded_at, tokens, counters = self._run, time.time(), self._tokens, self._pipeline.counters
 
         def build() -> Drafts:
-            found = held.build()
-            for reason in found.lost.values():
+            rollouts = held.build()
+            for reason in rollouts.lost.values():
                 counters.drop(reason)
-            return placed(found, arguments, run, now=now, tokens=tokens)
+            return placed(rollouts, arguments, run, now=recorded_at, tokens=tokens)
 
         return Batch(
             build=build,
@@ -242,18 +242,14 @@ class RolloutRecorder:
                 self._safely("begin the run", lambda: self._start(held))
                 self._is_started = True
             self._pipeline.submit(batch)
-            self._is_proven = True
+            while self._early_logs:
+                self._early_logs.pop(0)()
+            self._has_recorded = True
 
     def _start(self, held: Held) -> None:
-        """Begin the run. Rewards are named as in the first batch, unless they were named before."""
-        named = replace(self._run, reward_names=self._run.reward_names or held.reward_names)
-        self._run = run = claimed(named)
-        bind_sinks(self._plugins, None, self._safely)
-        self._pipeline.start(run, self._generation)
-        say_start(run)
-        if run.rank == 0:
-            root, name = Path(run.dir).parent, run.id
-            self._pipeline.later(lambda: tell_of_unfinished(root, name))
+        """Start the run. By default, its rewards are those of the first batch."""
+        self._run = claimed(replace(self._run, reward_names=self._run.reward_names or held.reward_names))
+        start_run(self._pipeline, self._plugins, self._run, self._generation, trainer=None, safely=self._safely)
 
     def _is_open(self) -> bool:
         if self._pid != os.getpid():
@@ -264,20 +260,36 @@ class RolloutRecorder:
             return False
         return True
 
-    def _lose(self, reason: str, rollouts: Any) -> None:
+    def _count_lost(self, reason: str, rollouts: Any) -> None:
         self._pipeline.counters.drop(reason, len(rollouts) if isinstance(rollouts, (list, tuple)) else 1)
 
     def _safely(self, what: str, action: Callable[[], object]) -> None:
         try:
             action()
-        except Exception as error:
-            self._once.warn(f"could not {what}: {shown(error)}; recording goes on without it")
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # from a sink of a third party
+            self._once.warn(f"could not {what}: {error_text(error)}; recording goes on without it")
 
-    # --- around it ----------------------------------------------------------------------------------------------
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        """Store what the loop logs at a step, such as loss and grad_norm, for charts and the table `steps`."""
+
+        def write() -> None:
+            self._pipeline.log(step, logged)
+
+        logged: dict[str, Any] = {}
+        self._safely("store the log", lambda: logged.update(as_logged(values)))
+        with self._lock:
+            if self._is_open() and not self._is_started:
+                self._early_logs.append(write)  # a run starts with its first batch
+            elif self._is_open():
+                self._safely("store the log", write)
+
+    # --- metrics and the end --------------------------------------------------------------------------------------
 
     def metrics(self, split: str = "train") -> dict[str, float]:
-        """What plugins measured since the last call, for the loop's own logger. Never waits."""
-        return named_metrics(self._pipeline, split)
+        """Return the plugins' metrics since the last call, for the loop's own logger. Never waits."""
+        return self._pipeline.log_metrics(split)
 
     def flush(self, seconds: float = 30.0) -> bool:
         """Wait at most that long until the store and the sinks have all rollouts so far; returns whether they do."""
@@ -286,11 +298,11 @@ class RolloutRecorder:
         return done
 
     async def aflush(self, seconds: float = 30.0) -> bool:
-        """The same without holding up the event loop."""
+        """`flush` for asyncio, without blocking the event loop."""
         return await asyncio.to_thread(self.flush, seconds)
 
     def close(self) -> None:
-        """End the run: everything is stored and sent. Done by `with`, and at the latest when the process ends."""
+        """End the run: store and send everything. `with` calls this, and otherwise the end of the process does."""
         if self._pid == os.getpid():
             self._is_closed = True
         end_run(self._pipeline)
@@ -322,8 +334,8 @@ def _check(run_id: Any, resumed_from: Any, names: Sequence[str], weights: Sequen
         )
 
 
-def _place(rank: Any, world_size: Any) -> tuple[int, int]:
-    """This process's number and how many there are: as given, else as the launcher tells."""
+def _checked_rank(rank: Any, world_size: Any) -> tuple[int, int]:
+    """Return this process's rank and the number of ranks: the arguments, or what the launcher set."""
     if rank is None and world_size is None:
         return place_in_launch()
     if type(rank) is not int or type(world_size) is not int or not 0 <= rank < world_size:
@@ -336,5 +348,7 @@ def _place(rank: Any, world_size: Any) -> tuple[int, int]:
 
 def _check_groups(rollouts: Any, group_size: int | None) -> None:
     if group_size and isinstance(rollouts, (list, tuple)) and len(rollouts) % group_size:
-        found = f"{len(rollouts)} rollouts do not divide into groups of {group_size}"
-        raise SetupError(f"{found}; leave group_size out, and give each a group")
+        raise SetupError(
+            f"{len(rollouts)} rollouts do not divide into groups of {group_size}; "
+            "leave group_size out, and give each a group"
+        )

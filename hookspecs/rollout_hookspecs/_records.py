@@ -327,8 +327,11 @@ class Emit(Protocol):
     def lost(self, reason: str, count: int) -> None:
         """Say that rollouts existed which could not be recorded."""
 
-    def untrained(self, reason: str, count: int) -> None:
-        """Say how many of the rollouts that were emitted were not trained on, and why."""
+    def untrained(self, reason: str, count: int, step: int | None = None) -> None:
+        """Say how many of the rollouts that were emitted were not trained on, and why.
+
+        With their `step`, they are not counted any more once a resumed training does that step again.
+        """
 
     def waits(self, count: int, hand_over: Callable[[], object]) -> None:
         """Say how many rollouts the host keeps back by now, for example until they are scored.
@@ -359,6 +362,64 @@ class Host(Protocol):
 
     def describe(self, trainer: Any) -> Mapping[str, Any]:
         """Facts for `Run`, by field name; called when the run starts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Support:
+    """One trainer, and what is recorded of its rollouts. What a trainer doesn't have is None in the rollout."""
+
+    trainer: str
+    """Class of the trainer."""
+    messages: Literal["as they were", "decoded completions", "decoded text"] = "as they were"
+    """Whether prompt and completion are the trainer's own messages, or text decoded from its token ids."""
+    rewards: Literal["each function", "sum", "none"] = "each function"
+    """What is known of rewards."""
+    advantage: bool = False
+    """Whether the trainer has advantages."""
+    tools: bool = False
+    """Whether it calls tools, and the calls are recorded with their outcomes."""
+    images: bool = False
+    """Whether images in its messages are recorded."""
+    groups: bool = False
+    """Whether several answers to one prompt stand in one group."""
+    evaluation: bool = False
+    """Whether evaluation makes rollouts, and they are recorded under `eval`."""
+    lengths: Literal["prompt and completion", "completion", "with tokens=True"] = "prompt and completion"
+    """Which numbers of tokens, and with them why a completion ended, are known without `tokens=True`."""
+    logprobs: Literal["", "sampler", "trainer", "sampler, trainer and reference"] = ""
+    """Log-probabilities that `tokens=True` keeps, where the trainer has them; the ids are kept for all."""
+    since: str = "1.16"
+    """Oldest TRL, or other package with its name, on which the host's tests ran."""
+    until: str = ""
+    """Newest TRL that has this trainer, or has it in this form."""
+    note: str = ""
+    """What a person should know besides."""
+
+    @property
+    def is_of_trl(self) -> bool:
+        return " " not in self.since
+
+
+class HostDetails(Host, Protocol):
+    """What a host may have besides. Each member has a default, so a `Host` without any of them is complete."""
+
+    supports: Sequence[Support] = ()
+    """The trainers it knows, and what is recorded of each."""
+
+    def missing(self, trainer: Any) -> Sequence[str]:
+        """What the trainer lacks to be one of these, in words such as "has no method generate"; empty if nothing.
+
+        Of several hosts that match a trainer, one from which nothing is missing observes it. For a trainer that no
+        host matches, a warning names the host from which the least is missing.
+        """
+        return ()
+
+    def recover(self, trainer: Any, count: int) -> Batch | None:
+        """The trainer's last `count` rollouts, made before `attach`; None if they cannot be known any more.
+
+        Called when an evaluation had generated its first batch before the callback could attach.
+        """
+        return None
 
 
 class Plugin(Protocol):
@@ -400,6 +461,9 @@ class Sink(Plugin, Protocol):
     """`global`: rank 0 sends for all; `rank`: each rank sends its own; `stream`: its own, whatever was selected."""
     target: str | None = None
     """Where it sends to, the same text for the same place, such as `jsonl:/data/lines`: nothing goes there twice."""
+    report_to: str = ""
+    """The name in the trainer's `report_to` that the sink stands for, such as `mlflow`. An installed sink that has one
+    runs if the trainer reports there, or if it is asked for by name; and `cap` limits what it is sent."""
 
     def open(self) -> None:
         """Connect, so that `target` names the place; called before `target` is read."""

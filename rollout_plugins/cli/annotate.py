@@ -13,10 +13,10 @@ from typing import Any, TextIO
 
 from rollout_plugins.cli.chosen import add_one_run, note_damage, note_pruned, opened
 from rollout_plugins.cli.common import add_json, busy, counted, note, print_json, say
-from rollout_plugins.content.names import count
 from rollout_plugins.errors import RunError
-from rollout_plugins.reading.annotate import some_of, unmatched
+from rollout_plugins.reading.annotating import some_of, unmatched
 from rollout_plugins.reading.runs import StoredRun
+from rollout_plugins.system.labels import count
 
 
 def configure(parser: ArgumentParser) -> None:

@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any
 
 from rollout_plugins.cli.common import busy, natural, note
-from rollout_plugins.content.names import count
 from rollout_plugins.errors import RunError
 from rollout_plugins.reading.filters import PRUNED
-from rollout_plugins.reading.finding import found_in, newest_in
+from rollout_plugins.reading.find_runs import found_in, newest_in
 from rollout_plugins.reading.runs import StoredRun
+from rollout_plugins.system.labels import count
 
 RUN = "a run's folder, a folder of runs, or the trainer's output_dir (the newest run in it)"
 DAMAGED = 3
@@ -87,7 +87,7 @@ def add_filters(parser: ArgumentParser, *, group: bool = True) -> None:
         help="that failed, or that have a failed tool call",
     )
     chosen.add_argument("--where", help="a SQL condition over the columns, such as 'reward < 0 and calls > 1'")
-    chosen.add_argument("--search", metavar="TEXT", help="with this text in a message or a tool call")
+    chosen.add_argument("--search", metavar="TEXT", help="with this text, in any case, in whatever is stored of it")
     chosen.add_argument("--order", help="columns to sort by, '-' for descending: reward or -judge.score,step")
     chosen.add_argument("--limit", type=natural, help="at most this many; 0 for all")
     chosen.add_argument(

@@ -6,34 +6,28 @@ import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from threading import Lock
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rollout_plugins.cli.chosen import add_run, note_damage, opened
 from rollout_plugins.cli.common import counted, say
-from rollout_plugins.content.elsewhere import is_elsewhere
-from rollout_plugins.content.names import count
-from rollout_plugins.content.replacing import replace_file
 from rollout_plugins.errors import RunError
 from rollout_plugins.reading.damage import fault
-from rollout_plugins.reading.joining import is_joined
+from rollout_plugins.reading.multi_node import is_joined
 from rollout_plugins.reading.runs import StoredRun
-from rollout_plugins.store.any_version import with_columns
-from rollout_plugins.store.compacted import joined, note_joined
+from rollout_plugins.store.join_parts import join_parts, remove_joined
 from rollout_plugins.store.parts import file_name, find_parts
-from rollout_plugins.store.schema import SCHEMA, TYPES
-from rollout_plugins.store.write import part_writer, row_groups
+from rollout_plugins.store.schema import TYPES
+from rollout_plugins.system.file_locks import lock, unlock
+from rollout_plugins.system.labels import count
+from rollout_plugins.system.remote_runs import is_elsewhere
 
 #: What a joined file is to hold, in compressed bytes.
 LARGE = 256 * 2**20
-
-
-_lock = Lock()
 
 
 class _Part(NamedTuple):
@@ -57,11 +51,28 @@ def run(options: Namespace) -> int:
         raise RunError(f"{stored.place} is not on this machine; compact the run's folder before it is sent there")
     if is_joined(stored.dir):
         raise RunError(f"{stored.place} were written by several nodes; compact one folder after the other")
+    with _alone(stored):
+        return _compact(stored, unended=options.unended)
+
+
+@contextmanager
+def _alone(stored: StoredRun) -> Iterator[None]:
+    """Raise if another process compacts the run: both would give different parts one name."""
+    file = (stored.dir / ".compacting").open("ab")
+    try:
+        if not lock(file, wait=False):
+            raise RunError(f"another process compacts {stored.place}; wait until it is done")
+        yield
+    finally:
+        unlock(file)
+
+
+def _compact(stored: StoredRun, *, unended: bool) -> int:
     before = [part for part in find_parts(stored.dir) if not part.is_journal]
     damaged: dict[str, str] = {}
-    groups = list(_groups(stored, unended=options.unended))
+    groups = list(_groups(stored, unended=unended))
     targets = _names(groups)
-    _remove_joined(stored.dir)
+    remove_joined(stored.dir)
     with counted("files") as progress, ThreadPoolExecutor(min(os.cpu_count() or 1, 2)) as pool:
         done = 0
         for joined_now in pool.map(partial(_join, stored.dir, damaged), targets, groups):
@@ -86,7 +97,7 @@ def _groups(stored: StoredRun, *, unended: bool) -> Iterator[list[_Part]]:
     ended = {(each["attempt"], each["rank"]) for each in stored.attempts if each["ended"] or unended}
     if not ended:
         raise RunError(f"{stored.place} has not ended; if it was killed and nothing writes to it: --unended")
-    for split in sorted((stored.dir / "data").iterdir()):
+    for split in sorted((stored.dir / "data").glob("*")):
         found = [part.path for part in find_parts(stored.dir) if part.path.parent == split and not part.is_journal]
         parts = [part for path in found if _number(path)[:2] in ended and (part := _looked_at(path))]
         for group in _large(sorted(parts, key=lambda part: (part.first, part.path.name))):
@@ -134,34 +145,8 @@ def _join(folder: Path, damaged: dict[str, str], target: Path, group: Sequence[_
 
 def _joined(folder: Path, target: Path, group: Sequence[_Part]) -> int:
     """Write one part that holds these, and remove them; how many they were."""
-    names = [part.path.relative_to(folder).as_posix() for part in group]
-
-    told: dict[bytes, bytes] = {}
-    for part in group:
-        told.update(pq.read_schema(part.path).metadata or {})
-
-    def write(path: Path) -> None:
-        with part_writer(path, SCHEMA.with_metadata({**told, **SCHEMA.metadata})) as add:
-            for table in row_groups(_batches(group)):
-                add(table)
-        rows = pq.read_metadata(path).num_rows
-        if rows != sum(part.rows for part in group):
-            raise RunError(f"{rows:,} of {sum(part.rows for part in group):,} rollouts arrived; nothing was changed")
-        with _lock:
-            note_joined(folder, {target.relative_to(folder).as_posix(): names})
-
-    replace_file(target, write)
-    for part in group:
-        part.path.unlink()
+    join_parts(folder, target, [part.path for part in group])
     return len(group)
-
-
-def _batches(group: Sequence[_Part]) -> Iterator[pa.RecordBatch]:
-    for part in group:
-        with pq.ParquetFile(part.path) as file:
-            for number in range(file.num_row_groups):
-                table: Any = with_columns(file.read_row_group(number, use_threads=False), SCHEMA.names)
-                yield from table.cast(SCHEMA).to_batches()
 
 
 def _names(groups: Sequence[Sequence[_Part]]) -> list[Path]:
@@ -174,11 +159,3 @@ def _names(groups: Sequence[Sequence[_Part]]) -> list[Path]:
         number = 1 + max(_number(path)[2] for path in taken if path.parent == first.parent)
         made.append(first.with_name(f"{stem}-{number:06d}.parquet"))
     return made
-
-
-def _remove_joined(folder: Path) -> None:
-    """Parts that a compaction which was killed had joined and not removed yet."""
-    for name, parts in joined(folder).items():
-        if (folder / name).exists():
-            for part in parts:
-                (folder / part).unlink(missing_ok=True)

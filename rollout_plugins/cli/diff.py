@@ -19,6 +19,7 @@ from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.show.compare import words
 from rollout_plugins.show.conversation import completion_text, prompt_text
 from rollout_plugins.show.text import clean, number, one_line, shorten, signed, tone
+from rollout_plugins.system.labels import count
 
 LIMIT = 5
 CHARS, AROUND = 2000, 160
@@ -53,6 +54,9 @@ def run(options: Namespace) -> None:
     note_damage(first, second)
     for stored in (first, second):
         note_pruned(stored, "cannot be compared", split=options.split, step=options.step)
+    for stored, name in ((first, "not_finite_a"), (second, "not_finite_b")):
+        if summary[name]:
+            note(f"{stored.place}: {count(summary[name], 'reward')} NaN or infinite, left out of the means")
     if len(shown) < len(changed):
         note(f"{len(shown):,} of {len(changed):,} prompts that changed; --limit 0 for all")
     if options.json:
@@ -64,14 +68,14 @@ def run(options: Namespace) -> None:
 
 
 def _by_prompt(stored: StoredRun, options: Namespace) -> dict[str, dict[str, Any]]:
-    """Mean reward for each prompt, and the rollout that is nearest to it; of several the latest."""
+    """Mean of the finite rewards for each prompt, and the rollout nearest to it; of several the latest."""
     where = f"{condition(Filters(split=options.split, step=options.step), 'rollouts')} and not {PRUNED}"
-    far = "(coalesce(abs(reward - mean), 'inf'::double), -step, id)"
+    far = "(case when isfinite(reward) then abs(reward - mean) else 'inf'::double end, -step, id)"
     query = (
-        "select key, count(*) as n, any_value(mean) as reward, "  # noqa: S608 - put together from quoted literals
+        "select key, count(*) as n, count(*) filter (where not isfinite(reward)) as odd, any_value(mean) as reward, "  # noqa: S608 - put together from quoted literals
         f"arg_min(id, {far}) as id, arg_min(said, {far}) as said from ("
         "select md5(prompt::varchar) as key, id, step, reward, md5(completion::varchar) as said, "
-        "avg(reward) filter (where not isnan(reward)) over (partition by md5(prompt::varchar)) as mean "
+        "avg(reward) filter (where isfinite(reward)) over (partition by md5(prompt::varchar)) as mean "
         f"from rollouts where {where}) group by key"
     )
     return {row["key"]: row for row in stored.sql(query).to_pylist()}
@@ -103,6 +107,8 @@ def _summary(a: dict[str, Any], b: dict[str, Any], shared: list[dict[str, Any]])
         "worse": sum(change < 0 for change in changes),
         "reward_a": sum(means[0]) / len(changes) if changes else None,
         "reward_b": sum(means[1]) / len(changes) if changes else None,
+        "not_finite_a": sum(row["odd"] for row in a.values()),
+        "not_finite_b": sum(row["odd"] for row in b.values()),
     }
 
 

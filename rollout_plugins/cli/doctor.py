@@ -20,11 +20,11 @@ from rich.text import Text
 
 from rollout_plugins.cli.chosen import DAMAGED, add_allow_damaged
 from rollout_plugins.cli.common import add_json, busy, console, print_json, print_table
-from rollout_plugins.content.elsewhere import is_url
-from rollout_plugins.content.names import listed
 from rollout_plugins.errors import RolloutPluginsError
-from rollout_plugins.reading.finding import found_in
+from rollout_plugins.reading.find_runs import found_in
 from rollout_plugins.reading.runs import StoredRun
+from rollout_plugins.system.labels import listed, not_finite
+from rollout_plugins.system.remote_runs import is_url
 
 DISTRIBUTION = "rollout-plugins"
 NEWEST_TRL = (1, 16)
@@ -223,6 +223,9 @@ def _run_checks(run: StoredRun) -> Iterator[Check]:
     for line in (*run.contradictions, *run.absent):
         yield Check(run.info.id, "note", line)
     notes = {"lost": listed(run.drops), "not trained on": listed(run.untrained), "not sent": listed(run.unsent, "to ")}
+    if odd := run.not_finite:
+        advice = "a NaN counts as no reward, and an infinite one makes its group's advantages NaN; see: rollouts stats"
+        yield Check(run.info.id, "warn", f"rewards that are no finite number: {not_finite(odd)}", advice)
     for what, counts in notes.items():
         if counts:
             yield Check(run.info.id, "note", f"{what}: {counts}")

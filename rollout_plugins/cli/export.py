@@ -10,13 +10,13 @@ from typing import Any
 
 from rollout_plugins.cli.chosen import add_allow_damaged, add_filters, add_run, filters_of, note_damage, opened
 from rollout_plugins.cli.common import Progress, check_out, counted, natural, say
-from rollout_plugins.content.names import count
-from rollout_plugins.engine.discover import known_sinks, options_of
-from rollout_plugins.engine.telling import shown
+from rollout_plugins.engine.error_text import error_with_place
+from rollout_plugins.engine.installed import known_sinks, options_of
 from rollout_plugins.errors import RolloutPluginsError, RunError, SetupError, check_folder
 from rollout_plugins.reading.export import Sent
 from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.store.write import write_parquet
+from rollout_plugins.system.labels import count
 
 PARQUET = {".parquet", ".pq", ""}
 FLAGS = {"path": "--out", "project": "--project", "name": "--name"}
@@ -134,8 +134,10 @@ def _sink(stored: StoredRun, options: Namespace, filters: dict[str, Any]) -> Non
         )
     if not done.target.endswith(":-"):
         had = f"; it had {done.had:,}" if done.had else ""
-        capped = f"; the cap left out {done.capped:,}" if done.capped else ""
-        say(f"{count(done.sent, 'rollout')} sent to {done.target}{had}{capped}")
+        who = "the sink" if options.cap is None else "the cap"
+        capped = f"; {who} left out {done.capped:,}" if done.capped else ""
+        verb, silent = ("given", ", which does not say what it took") if done.unconfirmed else ("sent", "")
+        say(f"{count(done.sent, 'rollout')} {verb} to {done.target}{silent}{had}{capped}")
 
 
 def _sent(stored: StoredRun, to: str, **options: Any) -> Sent:
@@ -144,4 +146,4 @@ def _sent(stored: StoredRun, to: str, **options: Any) -> Sent:
     except (RolloutPluginsError, OSError):
         raise
     except Exception as error:
-        raise RunError(f"{to} raised {shown(error)}") from error
+        raise RunError(f"{to} raised {error_with_place(error)}") from error

@@ -6,9 +6,9 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from rollout_plugins.cli.common import add_json, counted, note, print_json, say
-from rollout_plugins.content.names import count
 from rollout_plugins.errors import check_folder
 from rollout_plugins.shapes.importing import FORMATS, import_rollouts
+from rollout_plugins.system.labels import count
 
 
 def configure(parser: ArgumentParser) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 from rollout_plugins.cli.chosen import note_damage
 from rollout_plugins.cli.common import add_json, busy, note, print_json, print_table
 from rollout_plugins.errors import RunError
-from rollout_plugins.reading.finding import found_in
+from rollout_plugins.reading.find_runs import found_in
 from rollout_plugins.reading.runs import StoredRun
+from rollout_plugins.reading.state import files_of, state_of
 from rollout_plugins.show.chart import sparkline, training
 from rollout_plugins.show.text import evenly, local_time
 
@@ -73,15 +74,9 @@ def _facts(stored: StoredRun) -> dict[str, Any]:
         "steps": len(train),
         "reward": train[-1]["reward"] if train else None,
         "over time": sparkline(evenly([row["reward"] for row in train], SPARKS)),
-        "state": _state(attempts),
+        "state": state_of(attempts, max((changed for _, changed, _ in files_of(stored.dir)), default=0.0)),
         "drops": sum(stored.drops.values()),
         "folder": stored.place,
         "attempts": max((a.get("attempt", 1) for a in attempts), default=1),
         "damaged": dict(stored.damaged),
     }
-
-
-def _state(attempts: list[dict[str, Any]]) -> str:
-    newest = max((a.get("attempt", 1) for a in attempts), default=0)
-    ends = [a.get("ended") for a in attempts if a.get("attempt", 1) == newest]
-    return "ended" if ends and all(ends) else "open"

@@ -8,6 +8,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,6 +20,7 @@ GROUP = "rollout_plugins.commands"
 """Entry points of commands: each names a module with `configure(parser)` and `run(options)`."""
 
 ABOUT = {
+    "record": "run a command and record its trainers, with no change to its code",
     "list": "the runs in a folder, with their size, steps and reward",
     "show": "rollouts, turn by turn: best, worst, a group, or by a filter",
     "view": "a run in the terminal: steps, rollouts, groups, prompts over time",
@@ -51,8 +53,23 @@ class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, and where the help is."""
 
     def error(self, message: str) -> NoReturn:
+        message += self._near(message)
         see = " See" if message.endswith("?") else "; see"
         self.exit(USAGE, f"{self.prog}: {message}{see} {self.prog} --help\n")
+
+    def _near(self, message: str) -> str:
+        """Return a question about the option that may have been meant."""
+        kind, _, words = message.partition(": ")
+        options = [option for action in self._actions for option in action.option_strings]
+        word = words.partition(" ")[0].partition("=")[0]
+        near = get_close_matches(word, options, n=1) if kind == "unrecognized arguments" else []
+        return f"; did you mean {near[0]}?" if near else ""
+
+    def read(self, words: Sequence[str]) -> argparse.Namespace:
+        """Parse the words after the command's name. `argparse.REMAINDER` takes the rest exactly as it is."""
+        if any(action.nargs == argparse.REMAINDER for action in self._actions):
+            return self.parse_args(words)
+        return self.parse_intermixed_args(_joined(words))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -80,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(str(error))
     parser = Parser(prog=f"rollouts {words[0]}", description=about(found[words[0]]), allow_abbrev=False)
     module.configure(parser)
-    return _guarded(module, parser.parse_intermixed_args(_joined(words[1:])))
+    return _guarded(module, parser.read(words[1:]))
 
 
 def _take_any_text() -> None:

@@ -6,8 +6,8 @@ from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from rollout_plugins.cli.common import add_json, note, print_json, print_table
-from rollout_plugins.engine.check import HOOKS, implements
 from rollout_plugins.engine.discover import TRAINERS, Plugins
+from rollout_plugins.engine.plugin_checks import HOOKS, implements
 
 SPARE = ("order", "hooks", "version")
 

@@ -7,8 +7,8 @@ from argparse import ArgumentParser, Namespace
 from rollout_plugins.cli.chosen import add_allow_damaged, add_one_run, note_damage, opened
 from rollout_plugins.cli.common import counted, say
 from rollout_plugins.remote.folders import size_of
-from rollout_plugins.remote.prune import check_keep, prune
-from rollout_plugins.remote.push import check_here
+from rollout_plugins.remote.pruning import check_keep, prune
+from rollout_plugins.remote.transfer import check_here
 
 
 def configure(parser: ArgumentParser) -> None:

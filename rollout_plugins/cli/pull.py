@@ -6,8 +6,8 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from rollout_plugins.cli.common import counted, say
-from rollout_plugins.content.names import count
-from rollout_plugins.remote.push import pull
+from rollout_plugins.remote.transfer import pull
+from rollout_plugins.system.labels import count
 
 
 def configure(parser: ArgumentParser) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 from rollout_plugins.cli.chosen import add_allow_damaged, add_filters, add_one_run, filters_of, note_damage, opened
 from rollout_plugins.cli.common import counted, say
-from rollout_plugins.content.names import count
 from rollout_plugins.reading.runs import StoredRun
-from rollout_plugins.remote.push import push
+from rollout_plugins.remote.transfer import push
+from rollout_plugins.system.labels import count
 
 
 def configure(parser: ArgumentParser) -> None:

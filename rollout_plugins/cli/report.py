@@ -8,8 +8,8 @@ from pathlib import Path
 
 from rollout_plugins.cli.chosen import add_allow_damaged, add_filters, add_run, filters_of, note_damage, opened
 from rollout_plugins.cli.common import check_out, counted, note, say
-from rollout_plugins.content.names import count
 from rollout_plugins.report import write_report
+from rollout_plugins.system.labels import count
 from rollout_plugins.web.page import LIMIT
 
 

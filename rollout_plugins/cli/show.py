@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
-from itertools import islice
+from itertools import groupby, islice
 from typing import Any
 
 from rich.console import Group
@@ -13,11 +13,11 @@ from rollout_hookspecs import Rollout
 
 from rollout_plugins.cli.chosen import add_filters, add_run, filters_of, note_damage, note_pruned, opened
 from rollout_plugins.cli.common import add_json, busy, console, natural, note, show
-from rollout_plugins.content.plain import write_json
+from rollout_plugins.content.exact_json import as_json
+from rollout_plugins.content.json_safe import write_json
 from rollout_plugins.errors import RunError
 from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.show import render_group, render_history, render_rollouts
-from rollout_plugins.store.codec import as_json
 
 LIMIT, HISTORY = 10, 1000
 LINES = 40
@@ -143,11 +143,20 @@ def _history(stored: StoredRun, prompt: str, filters: dict[str, Any]) -> Iterato
     return ((f"step {rollout.step}", rollout) for rollout in stored.history(asked, **filters))
 
 
+def _group_of(rollout: Rollout) -> tuple[Any, ...]:
+    """Return what tells a group from others of its number: training from evaluation, one generation from the next."""
+    return rollout.split != "train", rollout.split, rollout.step, rollout.attempt, rollout.generation
+
+
 def _print(found: list[tuple[str, Rollout]], options: Namespace) -> None:
     screen = console()
     whole = options.full or not screen.is_terminal
     if options.group is not None:
-        shown = render_group([rollout for _, rollout in found], width=screen.width, max_lines=None)
+        rollouts = sorted((rollout for _, rollout in found), key=_group_of)
+        blocks = [
+            render_group(list(group), width=screen.width, max_lines=None) for _, group in groupby(rollouts, _group_of)
+        ]
+        shown = Group(*(part for block in blocks for part in (*block.renderables, "")))
     elif options.history is not None:
         shown = render_history([rollout for _, rollout in found], width=screen.width)
     else:

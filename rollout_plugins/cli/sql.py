@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import csv
+import os
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
-from pathlib import Path
+from decimal import Decimal
 from typing import Any
+
+import pyarrow as pa
 
 from rollout_plugins.cli.chosen import RUN, add_allow_damaged, note_damage, opened
 from rollout_plugins.cli.common import add_json, busy, print_json, print_table
+from rollout_plugins.content.json_safe import json_text, with_words
 from rollout_plugins.errors import RunError
-from rollout_plugins.reading.joining import one_for_nodes
+from rollout_plugins.reading.multi_node import one_for_nodes
 from rollout_plugins.reading.runs import Runs, StoredRun
 from rollout_plugins.show.text import clean
 
@@ -28,7 +32,7 @@ def configure(parser: ArgumentParser) -> None:
         "folder",
     )
     parser.add_argument(
-        "query", metavar="SQL", help="one SELECT over rollouts, messages, tool_calls, annotations.<producer>"
+        "query", metavar="SQL", help="one SELECT over rollouts, messages, tool_calls, steps, annotations.<producer>"
     )
     printed = parser.add_mutually_exclusive_group()
     printed.add_argument("--csv", action="store_true", help="print CSV")
@@ -45,7 +49,7 @@ def run(options: Namespace) -> int:
     asked = found[0] if len(found) == 1 else Runs(found)
     with busy("asking"):
         table = asked.sql(options.query, superseded=options.superseded)
-    rows = table.to_pylist()
+    rows = [{name: _json_value(value) for name, value in row.items()} for row in table.to_pylist()]
     if options.json:
         print_json(rows)
     elif options.csv:
@@ -60,10 +64,10 @@ def run(options: Namespace) -> int:
 
 def _check_order(paths: Sequence[str], query: str) -> None:
     """The SQL is the last word, and nothing else is SQL."""
-    if not Path(query).exists():
+    if not _exists(query):
         return
-    asked = [path for path in paths if not Path(path).exists()]
-    where = " ".join([*(path for path in paths if Path(path).exists()), query])
+    asked = [path for path in paths if not _exists(path)]
+    where = " ".join([*filter(_exists, paths), query])
     raise RunError(f'the SQL comes last: rollouts sql {where} "{asked[0] if asked else "select …"}"')
 
 
@@ -72,6 +76,36 @@ def _shown(value: Any) -> Any:
     return clean(str(_harmless(value))) if value is not None else None
 
 
+def _exists(word: str) -> bool:
+    return os.path.exists(word)  # noqa: PTH110 - a `Path` raises where the word is longer than a name may be
+
+
+def _json_value(value: Any) -> Any:
+    """Return a value with only what JSON has, at any depth: numbers, texts, lists and objects; dates stay dates."""
+    if isinstance(value, list):
+        is_map = bool(value) and all(isinstance(item, tuple) for item in value)
+        return _json_value({str(key): item for key, item in value}) if is_map else list(map(_json_value, value))
+    if isinstance(value, dict):
+        return {name: _json_value(item) for name, item in value.items()}
+    if isinstance(value, Decimal):
+        number = int(value) if value == value.to_integral_value() else float(value)
+        return number if Decimal(repr(number)) == value else str(value)
+    if isinstance(value, bytes):
+        return value.decode("ascii", "backslashreplace")
+    return _span(value) if isinstance(value, pa.MonthDayNano) else value
+
+
+def _span(span: Any) -> str:
+    """Return a span of time as text: 1 month 2 days 0.5 seconds."""
+    numbers = {"month": span.months, "day": span.days, "second": span.nanoseconds / 1e9}
+    return (
+        " ".join(f"{number:g} {unit}{'s' * (number != 1)}" for unit, number in numbers.items() if number)
+        or "0 seconds"
+    )
+
+
 def _harmless(value: Any) -> Any:
-    """Text that a spreadsheet would take for a formula gets a quote in front."""
+    """Lists and records are JSON. Text that a spreadsheet would take for a formula gets a quote in front."""
+    if isinstance(value, (list, dict)):
+        return json_text(with_words(value))
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Group
@@ -12,15 +12,16 @@ from rich.text import Text
 
 from rollout_plugins.cli.chosen import add_allow_damaged, add_run, check_filters, note_damage, opened
 from rollout_plugins.cli.common import add_json, busy, console, note, print_json, print_table, show, table_of
-from rollout_plugins.content.names import count
 from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.show import render_steps, sparkline
-from rollout_plugins.show.chart import training
-from rollout_plugins.show.text import evenly, number, one_line
+from rollout_plugins.show.chart import LOGGED, training
+from rollout_plugins.show.text import evenly, number, one_line, share
+from rollout_plugins.system.labels import count, not_finite
 
 ROWS = 8
 SPARE = ("errors", "max", "min", "cut off", "failed", "rollouts", "tokens", "calls")
 SPARKS = 24
+MAX_WARNINGS = 5
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -42,11 +43,13 @@ def run(options: Namespace) -> int:
             "name": stored.name,
             "folder": stored.place,
             "steps": rows,
+            "not_finite": stored.not_finite,
             "drops": stored.drops,
             "untrained": stored.untrained,
             "unsent": stored.unsent,
             "skipped": stored.skipped,
             "plugin_errors": stored.plugin_errors,
+            "warnings": stored.warnings,
             "costs": stored.costs,
         }
         print_json({**facts, "annotations": stored.annotations, "damaged": stored.damaged})
@@ -57,19 +60,31 @@ def run(options: Namespace) -> int:
         _print(stored, rows, whole=options.all)
     else:
         print_table(_readable(rows, {"split"}))
-    for reason, lost in stored.drops.items():
-        note(f"lost: {lost:,} {reason}")
-    for reason, untrained in stored.untrained.items():
-        note(f"not trained on: {untrained:,} {reason}")
-    for name, unsent in stored.unsent.items():
-        note(f"not sent while training: {unsent:,} to {name}; `rollouts export` sends them")
-    for name, skipped in stored.skipped.items():
-        note(f"not sent to the sinks: {skipped:,} skipped by {name}")
-    for name, failures in stored.plugin_errors.items():
-        note(f"plugin {name} failed {count(failures, 'time')}")
-    if stored.costs:
-        note(_recording(**stored.costs))
+    for line in _lines(stored):
+        note(line)
     return note_damage(stored, allowed=options.allow_damaged)
+
+
+def _lines(stored: StoredRun) -> Iterator[str]:
+    """What else there is to say of the run, below its figures."""
+    if odd := stored.not_finite:
+        yield f"NaN or infinite: {not_finite(odd)}; rollouts show --where 'not isfinite(reward)' lists rollouts"
+    for reason, lost in stored.drops.items():
+        yield f"lost: {lost:,} {reason}"
+    for reason, untrained in stored.untrained.items():
+        yield f"not trained on: {untrained:,} {reason}"
+    for name, unsent in stored.unsent.items():
+        yield f"not sent while training: {unsent:,} to {name}; `rollouts export` sends them"
+    for name, skipped in stored.skipped.items():
+        yield f"not sent to the sinks: {skipped:,} skipped by {name}"
+    for name, failures in stored.plugin_errors.items():
+        yield f"plugin {name} failed {count(failures, 'time')}"
+    for text, times in list(stored.warnings.items())[:MAX_WARNINGS]:
+        yield f"warning: {text}{f' ({times:,} times)' if times > 1 else ''}"
+    if len(stored.warnings) > MAX_WARNINGS:
+        yield f"and {count(len(stored.warnings) - MAX_WARNINGS, 'other warning')}, see run.warnings"
+    if stored.costs:
+        yield _recording(**stored.costs)
 
 
 def _recording(bytes_written: float, queue_bytes: float, **seconds: float) -> str:
@@ -103,6 +118,7 @@ def _readable(rows: Sequence[Mapping[str, Any]], more: set[str]) -> list[dict[st
         "calls": "tool_calls",
         "failed": "tool_calls",
         "errors": "errors",
+        "not finite": "not_finite",
         "cut off": "truncated",
         "in group": "groups",
     }
@@ -121,11 +137,12 @@ def _row(row: Mapping[str, Any], named: Sequence[str]) -> dict[str, Any]:
         "min": row["reward_min"],
         "max": row["reward_max"],
         "in group": row["group_std"],
+        "not finite": row["not_finite"],
         **{name.removeprefix("reward/"): row[name] for name in named},
         "tokens": None if row["completion_tokens"] is None else round(row["completion_tokens"]),
         "cut off": _percent(row["truncated"], row["rollouts"]),
         "calls": row["tool_calls"],
-        "failed": _percent(row["tool_errors"], row["tool_calls"]),
+        "failed": share(row["tool_errors"] or 0, row["tool_calls"]) if row["tool_calls"] else None,
         "errors": row["errors"],
     }
 
@@ -143,6 +160,7 @@ def _charts(stored: StoredRun, rows: Sequence[Mapping[str, Any]], width: int, li
         ("spread within groups", [row["group_std"] for row in train], number),
         ("tokens", [row["completion_tokens"] for row in train], "{:,.0f}".format),
         ("cut off at the limit", [row["truncated"] / row["rollouts"] for row in train], "{:.0%}".format),
+        *((label, [row.get(name) for row in train], number) for name, label in LOGGED.items()),
     )
     for name, values, written in shown:
         known = [value for value in values if value is not None]

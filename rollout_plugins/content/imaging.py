@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from rollout_hookspecs import Image
 
-from rollout_plugins.content.elsewhere import is_elsewhere, reach
-from rollout_plugins.content.nodes import nodes_of
+from rollout_plugins.system.node_folders import nodes_of
+from rollout_plugins.system.remote_runs import is_elsewhere, reach
 
 IMAGE_NAMES: Final = frozenset({"image", "images"})
 """Fields that hold images, whatever their value looks like."""

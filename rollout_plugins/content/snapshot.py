@@ -92,7 +92,16 @@ class Snapshot:
         if (depth > KEPT_DEPTH or self._left < 0) and (why := self._objection(value, depth)):
             return _lost(value, why)
         copied = list(value)
-        size = getsizeof(copied)
+        self.bytes += getsizeof(copied)
+        if len(copied) > _LARGE and _ATOMS.issuperset(map(type, copied)):
+            self.bytes += _INT * len(set(copied[:_LARGE])) * len(copied) // _LARGE
+        else:
+            self._items(copied, depth)
+        return copied
+
+    def _items(self, copied: list[Any], depth: int) -> None:
+        """Copy the items of a list, in their places."""
+        size = 0
         for index, item in enumerate(copied):
             kind = type(item)
             if kind is int:
@@ -109,7 +118,6 @@ class Snapshot:
             elif kind not in _ATOMS:
                 copied[index] = self._other(item, depth + 1)
         self.bytes += size
-        return copied
 
     def _text(self, text: str) -> int:
         """What is new of it: siblings of a group share their prompt."""

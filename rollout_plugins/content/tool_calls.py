@@ -16,6 +16,8 @@ ANSWERING = frozenset({"tool", "function", "ipython"})
 """Roles of messages that answer a call."""
 Place: TypeAlias = tuple[int, int]
 """Index of the message that asks, and the call's position in it."""
+FAILURES = {"error": "failed", "unknown": "no such tool", "not_run": "not run"}
+"""What people read of a call that failed or was not run and gave no reason, by its status."""
 _FAILED = ("{'error': ", '{"error": ', "Error: ", "Traceback (most recent call last)")
 _ROLLED_BACK = "rolled back: its result did not fit into the completion"
 
@@ -177,3 +179,10 @@ def _later_answers(
                 taken.add(index)
                 break
     return later
+
+
+def failure_text(status: str, reason: str) -> str:
+    """Return what people read of a call that failed or was not run."""
+    if not reason:
+        return FAILURES[status]
+    return reason if status == "error" else f"{FAILURES[status]}: {reason}"

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from math import isfinite
 from typing import Any
 
 from rollout_hookspecs import Rollout, ToolCall, Trace, hookimpl
 
+from rollout_plugins.content.json_safe import json_text, plain, plain_text
 from rollout_plugins.content.messages import Call, arguments_of, calls_of, compact, role_of
-from rollout_plugins.content.plain import json_text, plain, plain_text
 from rollout_plugins.content.tool_calls import Place, paired
 
 
@@ -22,18 +23,35 @@ class DefaultTrace:
         return default_trace(rollout)
 
 
+class _WholeTrace(Trace):
+    """A trace that shows all of a rollout, and still has the rollout.
+
+    `dataclasses.replace` makes one without the rollout: what a plugin left out of its format must not leave with it.
+    """
+
+    __slots__ = ("rollout",)
+
+
+def rollout_of(trace: Trace) -> Rollout | None:
+    """Return the rollout that a trace shows, without its tokens; None where a plugin made or changed the trace."""
+    return getattr(trace, "rollout", None) if isinstance(trace, _WholeTrace) else None
+
+
 def default_trace(rollout: Rollout) -> Trace:
     """The whole rollout as a trace: nothing left out, nothing a sink could choke on."""
     asked = _Ids("prompt_", rollout.prompt)
     said = _Ids("", rollout.completion, rollout.tool_calls)
     messages = [_shown(m, i, asked) for i, m in enumerate(rollout.prompt)]
     messages += [_shown(m, i, said) for i, m in enumerate(rollout.completion)]
-    return Trace(
+    trace = _WholeTrace(
         rollout_id=plain_text(rollout.id),
         messages=tuple(messages),
         metadata=_metadata(rollout),
         spans=tuple(_span(call) for call in rollout.tool_calls),
     )
+    is_large = rollout.tokens is not None or rollout.rendered is not None  # too large to wait for a slow sink
+    object.__setattr__(trace, "rollout", replace(rollout, tokens=None, rendered=None) if is_large else rollout)
+    return trace
 
 
 class _Ids:

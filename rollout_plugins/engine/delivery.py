@@ -1,4 +1,4 @@
-"""The way to one sink, while training and from the store: each rollout once, even while others send there too."""
+"""Deliver rollouts to one sink, during training and from the store: each once, even if others send concurrently."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any, NamedTuple, TypeGuard, cast
 
 from rollout_hookspecs import Sink
 
-from rollout_plugins.engine.ledger import Ledger
+from rollout_plugins.engine.sent_ledger import Ledger
+from rollout_plugins.system.warn_once import Once
 
 logger = logging.getLogger("rollout_plugins")
 
@@ -18,39 +19,53 @@ Export = Callable[[Collection[str]], object]
 
 
 class Delivered(NamedTuple):
-    """How many rollouts were sent, and how many the target had; a sink may have taken fewer than it was given."""
+    """How many rollouts were sent, and how many the target had already. A sink may accept fewer than it was given."""
 
     sent: int
     had: int
-    foreign: str = ""
-    """An id that the sink returned and was not given."""
+    foreign_id: str = ""
+    """An id that the sink returned but was not given."""
+    unconfirmed: int = 0
+    """How many of those sent the sink said nothing about, because `export_traces` returned None."""
 
 
 class _Defaults(Sink):
-    """What a sink has that brings nothing of its own."""
+    """The attributes of a sink that defines none."""
 
 
 _DEFAULTS = _Defaults()
+#: Attributes that decide how a run is recorded: if reading one raises, its default must do.
+_SETTINGS = ("scope", "seal_seconds", "require_redact", "report_to")
+_once = Once()
 
 
-class _Complete:
-    """A plugin, with the contract's defaults for what it lacks."""
+class _WithDefaults:
+    """A plugin, with the contract's defaults for the attributes it lacks."""
 
     def __init__(self, plugin: Any) -> None:
         self._plugin = plugin
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._plugin, name, None)
-        return getattr(_DEFAULTS, name) if found is None else found
+        try:
+            value = getattr(self._plugin, name, None)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            if name not in _SETTINGS:
+                raise
+            kind = type(self._plugin)
+            _once.warn("%s.%s raised %s; its default is used", kind.__name__, name, type(error), about=(kind, name))
+            value = None
+        return getattr(_DEFAULTS, name) if value is None else value
 
 
 def as_sink(plugin: Any) -> Sink:
-    """The plugin with all that a sink may have."""
-    return cast("Sink", _Complete(plugin))
+    """Return the plugin with every attribute that a sink may have."""
+    return cast("Sink", _WithDefaults(plugin))
 
 
 class Delivery:
-    """Sends a run's rollouts to a sink, and remembers which ones. A sink without a target is sent everything."""
+    """Sends a run's rollouts to a sink, and records which. A sink without a target is sent everything."""
 
     def __init__(self, plugin: Any, folder: Path, *, patience: float = math.inf) -> None:
         self.folder = folder
@@ -61,34 +76,34 @@ class Delivery:
 
     @property
     def target(self) -> str | None:
-        """Where the rollouts go; None when they are not kept there, as on standard output."""
-        found = self._sink.target
-        return found if found and isinstance(found, str) and not found.endswith(":-") else None
+        """Where the rollouts go; None for standard output, which stores nothing."""
+        target = self._sink.target
+        return target if target and isinstance(target, str) and not target.endswith(":-") else None
 
-    def ask(self) -> None:
-        """Find out what the target has: from itself where it can say, else from what was noted when it was sent."""
+    def query_received(self) -> None:
+        """Query what the target has: from the target if it can be queried, else from the ledger."""
         ledger = self._opened()
         if ledger is None:
             return
         with ledger.turn(self._patience):
-            noted = ledger.news()
+            in_ledger = ledger.news()
             received = self._sink.received()
-            # What somebody else sends now may be noted but still be on its way.
-            self._had = noted if received is None else {*received} | (set() if ledger.is_alone() else noted)
+            # While somebody else sends, what the ledger lists may not have arrived yet.
+            self._had = in_ledger if received is None else {*received} | (set() if ledger.is_alone() else in_ledger)
 
     def send(self, ids: Sequence[str], export: Export) -> Delivered:
-        """Have those sent that the target does not have."""
+        """Send the rollouts that the target does not have."""
         ledger = self._opened()
         if ledger is None:
-            said = export(ids)
-            return Delivered(len(_arrived(ids, said)), 0, _foreign(ids, said))
+            returned = export(ids)
+            return _delivered(ids, returned, had=0)
         with ledger.turn(self._patience):
             self._had |= ledger.news()
             new = [ident for ident in ids if ident not in self._had]
-            said = export(new) if new else ()
-            arrived = _arrived(new, said)
-            self._note(ledger, arrived)
-        return Delivered(len(arrived), len(ids) - len(new), _foreign(ids, said))
+            returned = export(new) if new else ()
+            arrived = _arrived(new, returned)
+            self._record(ledger, arrived)
+        return _delivered(new, returned, had=len(ids) - len(new))
 
     def close(self) -> None:
         if self._ledger is not None:
@@ -106,27 +121,33 @@ class Delivery:
             self._ledger.enter()
         return self._ledger
 
-    def _note(self, ledger: Ledger, ids: Sequence[str]) -> None:
+    def _record(self, ledger: Ledger, ids: Sequence[str]) -> None:
         try:
             if ids:
                 ledger.add(ids)
         except OSError as error:
-            logger.warning("%s: what was sent could not be noted, and may be sent again: %s", ledger.path, error)
+            logger.warning("%s: what was sent could not be recorded, and may be sent again: %s", ledger.path, error)
 
 
-def _arrived(ids: Sequence[str], said: object) -> list[str]:
-    """What the target has now: all, unless the sink says which."""
-    if not are_ids(said):
+def _delivered(ids: Sequence[str], returned: object, *, had: int) -> Delivered:
+    """Return what became of rollouts that a sink was given."""
+    sent = len(_arrived(ids, returned))
+    return Delivered(sent, had, _foreign(ids, returned), sent if returned is None else 0)
+
+
+def _arrived(ids: Sequence[str], returned: object) -> list[str]:
+    """Return which ids have arrived: all, unless the sink returned a list."""
+    if not are_ids(returned):
         return list(ids)
-    arrived = set(said)
+    arrived = set(returned)
     return [ident for ident in ids if ident in arrived]
 
 
-def _foreign(ids: Sequence[str], said: object) -> str:
-    """The first id that is not one of these; empty when there is none."""
-    return next(iter(set(said).difference(ids)), "") if are_ids(said) else ""
+def _foreign(ids: Sequence[str], returned: object) -> str:
+    """Return the first returned id that is not one of these; empty if there is none."""
+    return next(iter(set(returned).difference(ids)), "") if are_ids(returned) else ""
 
 
-def are_ids(said: object) -> TypeGuard[Collection[str]]:
-    """Whether a sink says what arrived."""
-    return isinstance(said, (list, tuple, set, frozenset)) and all(isinstance(ident, str) for ident in said)
+def are_ids(returned: object) -> TypeGuard[Collection[str]]:
+    """Return whether the sink returned a list of ids."""
+    return isinstance(returned, (list, tuple, set, frozenset)) and all(isinstance(ident, str) for ident in returned)

@@ -1,92 +1,54 @@
-"""Which plugins are installed, which of them run, and in which order; all checked before training."""
+"""Which plugins run, and in which order; all checked before training."""
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from importlib.metadata import Distribution, EntryPoint, entry_points
+from contextlib import suppress
 from typing import Any
 
 import pluggy
 from rollout_hookspecs import PROJECT, hooks
 
-from rollout_plugins.engine import environment
-from rollout_plugins.engine.check import (
+from rollout_plugins.engine import env_vars as environment
+from rollout_plugins.engine.delivery import as_sink
+from rollout_plugins.engine.error_text import error_text
+from rollout_plugins.engine.installed import DEFAULT_TRACE, Installed, discover, is_made_from, name_of
+from rollout_plugins.engine.plugin_checks import (
     NeedsOptionsError,
-    accepted_options,
     check,
+    check_options,
     is_property,
+    is_required,
     load,
+    plugin_class,
 )
-from rollout_plugins.engine.telling import is_required, shown
 from rollout_plugins.errors import SetupError, suggest
 
 logger = logging.getLogger("rollout_plugins")
 
-DISTRIBUTION = "rollout-plugins"
 DEFAULTS = ("images", "metrics")
 TRAINERS = "trainers"
-ON_DEMAND = (TRAINERS, "trackio", "wandb", "cap")
-"""Those of ours that a callback adds: what knows its trainer, where that reports to, and what goes with it."""
-
-
-@dataclass
-class Installed:
-    """A plugin that could run, and what became of it."""
-
-    name: str
-    entry: EntryPoint | None = None
-    distribution: str = ""
-    plugin: Any = None
-    status: str = "available"
-    reason: str = ""
-
-    @property
-    def version(self) -> str:
-        dist = self.entry.dist if self.entry else None
-        return dist.version if dist else ""
-
-
-def discover() -> dict[str, Installed]:
-    """Everything installed under the entry-point group, by name; nothing is imported."""
-    found: dict[str, Installed] = {}
-    name_of = functools.cache(_name_of)  # a distribution parses all it says of itself each time it is asked its name
-    for entry in sorted(entry_points(group=PROJECT), key=lambda e: (e.name, name_of(e.dist))):
-        distribution = name_of(entry.dist)
-        other = found.setdefault(entry.name, Installed(entry.name, entry, distribution))
-        if distribution not in {"", other.distribution}:
-            logger.warning(
-                "two installed plugins are named %r, of %s and of %s; the first one is used",
-                entry.name,
-                other.distribution,
-                distribution,
-            )
-    return found
-
-
-def _name_of(dist: Distribution | None) -> str:
-    return dist.name if dist else ""
-
-
-def known_sinks() -> list[str]:
-    """Names one may export to: our sinks, and whatever others have installed. Nothing is imported to find out more."""
-    entries = [(found, found.entry.module) for found in discover().values() if found.entry is not None]
-    return [f.name for f, at in entries if f.distribution != DISTRIBUTION or at.startswith("rollout_plugins.sinks.")]
-
-
-def options_of(name: str) -> list[str]:
-    """What the class of an installed plugin takes; nothing if it is not a class or does not import."""
-    entry = discover()[name].entry
-    return accepted_options(entry) if entry else []
+CAP = "cap"
+ON_DEMAND = (TRAINERS, CAP)
+"""Built-in plugins that the callback adds: what finds rollouts in its trainer, and what goes with a dashboard."""
 
 
 class _Manager(pluggy.PluginManager):
-    """pluggy that leaves properties alone: before 1.7 it runs them all while it looks for hooks."""
+    """pluggy that depends less on how a plugin behaves."""
 
     def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
-        return None if is_property(plugin, name) else super().parse_hookimpl_opts(plugin, name)
+        """Return None for an attribute that is not a hook, instead of running or raising it."""
+        if not is_property(plugin, name):  # pluggy before 1.7 runs every property
+            with suppress(Exception):
+                return super().parse_hookimpl_opts(plugin, name)
+        return None
+
+    def unregister(self, plugin: Any = None, name: str | None = None) -> Any:
+        """Unregister a plugin, also one that is false, such as an empty container."""
+        removed = super().unregister(plugin, name)
+        self._name2plugin.pop(name or "", None)
+        return removed
 
 
 class Plugins:
@@ -94,7 +56,7 @@ class Plugins:
 
     def __init__(
         self,
-        wanted: Sequence[Any] | None = (),
+        plugins: Sequence[Any] | None = (),
         *,
         disable: Iterable[str] = (),
         config: Mapping[str, Mapping[str, Any]] | None = None,
@@ -104,13 +66,15 @@ class Plugins:
         self.manager.add_hookspecs(hooks)
         self.found = discover()
         self._config = _checked_config(config or {})
+        self.chosen: list[Installed] = []
+        """Plugins that were named or given, in this order: a fault in one of them is raised."""
         self._disabled = {disable} if isinstance(disable, str) else set(disable)
         self._switched_off = environment.names("DISABLE")
         self._order: list[Installed] = []
-        chosen = self._choose(() if wanted is None else wanted)
+        chosen = self._choose(() if plugins is None else plugins)
         self._check_names(self._disabled, "disable")
         self._check_names(self._config, "config")
-        self._check_counted_on(chosen)
+        self._check_configured(chosen)
         self._warn_of_unknown()
         discovered = self._discovered(chosen) if autoload and environment.flag("AUTOLOAD", default=True) else []
         self._register_all([*chosen, *discovered])
@@ -119,16 +83,31 @@ class Plugins:
         for fault in self._unknown(names, what):
             raise SetupError(fault)
 
-    def _check_counted_on(self, chosen: Sequence[Installed]) -> None:
-        """Options of a plugin of ours that nobody asked for would be set in vain."""
-        runs = {*DEFAULTS, *ON_DEMAND, *(found.name for found in chosen)}
-        for name in self._config:
+    def _check_configured(self, chosen: Sequence[Installed]) -> None:
+        """Raise if options are set for a built-in plugin that cannot run, or have a wrong name."""
+        may_run = {*DEFAULTS, *ON_DEMAND, *(found.name for found in chosen)}
+        for name, options in self._config.items():
             found = self.found.get(name)
-            if found and found.distribution == DISTRIBUTION and name not in runs and not self._is_blocked(found):
+            if found is None or not found.is_built_in or name in may_run - set(ON_DEMAND) or self._is_blocked(found):
+                continue
+            kind = plugin_class(found.entry)
+            if name not in may_run and not getattr(kind, "report_to", ""):
                 raise SetupError(f"config has options for {name!r}, which runs only if asked for: plugins=[{name!r}]")
+            if kind is not None:
+                check_options(kind, name, options)
+
+    def check_all_options_are_used(self) -> None:
+        """Raise if options are set for a plugin that does not run, once every plugin has been added that may."""
+        for name, options in self._config.items():
+            found = self.found.get(name)
+            if options and found is not None and found.status == "available":
+                raise SetupError(
+                    f"config has options for {name!r}, which does not run here: add it with plugins=[{name!r}], "
+                    "or remove its options"
+                )
 
     def _warn_of_unknown(self) -> None:
-        """An operator's list serves many machines, and not each has all plugins: no reason not to train."""
+        """Warn of unknown names in the environment: an operator's list serves machines with other plugins too."""
         for fault in self._unknown(self._switched_off, "ROLLOUT_PLUGINS_DISABLE"):
             logger.warning("%s", fault)
 
@@ -139,41 +118,44 @@ class Plugins:
                 yield f"{what} names {name!r}, which is not a plugin; {suggest(name, known - {''})}"
 
     def _is_blocked(self, found: Installed) -> bool:
-        """Whether somebody said that it must not run; notes who."""
+        """Return whether the plugin is disabled, and record by what."""
         names = {found.name, found.distribution}
         by = "ROLLOUT_PLUGINS_DISABLE" if names & self._switched_off else "disable="
         if names & (self._switched_off | self._disabled):
             found.status, found.reason = "disabled", f"by {by}"
         return found.status == "disabled"
 
-    # --- what the user asked for --------------------------------------------------------------------------------
+    # --- plugins that were named or given ---------------------------------------------------------------------------
 
-    def _choose(self, wanted: Sequence[Any]) -> list[Installed]:
-        """In the user's order."""
-        if isinstance(wanted, str) or not isinstance(wanted, Sequence):
-            raise SetupError(f"plugins takes a list of names and instances, found {wanted!r}")
+    def _choose(self, plugins: Sequence[Any]) -> list[Installed]:
+        """Load the plugins of the list, in its order."""
+        if isinstance(plugins, str) or not isinstance(plugins, Sequence):
+            raise SetupError(f"plugins takes a list of names and instances, found {plugins!r}")
         chosen: list[Installed] = []
-        for item in wanted:
+        for item in plugins:
             found = self._named(item) if isinstance(item, str) else self._object(item, chosen)
             if any(found.name == other.name for other in chosen):
                 raise SetupError(f"plugins holds two plugins named {found.name!r}; keep one of them")
             if not self._is_blocked(found):
-                found.plugin = self._made(found)
+                found.plugin = self._load(found)
                 chosen.append(found)
+        self.chosen = chosen
         return chosen
 
     def _named(self, name: str) -> Installed:
         if name not in self.found:
             raise SetupError(f"no plugin named {name!r} is installed; {suggest(name, self.found)}")
+        if self.found[name].status == "failed":
+            raise SetupError(self.found[name].reason)
         return self.found[name]
 
     def _object(self, item: Any, chosen: Sequence[Installed]) -> Installed:
-        """A plugin given as an object, or as a class that is instantiated. Several of one name are numbered."""
-        base = name_of(item, self.found)
+        """Return a plugin given as an object, or as a class to instantiate. Several of one name are numbered."""
+        base = _name_of_given(item, self.found)
         installed = self.found.get(base)
         taken = {other.name for other in chosen}
-        if installed is not None and not _may_be(item, installed):  # the names are the same by chance
-            taken.add(base)
+        if base == DEFAULT_TRACE or (installed is not None and not is_made_from(item, installed)):
+            taken.add(base)  # the names are the same by coincidence
         same = sum(name == base or name.startswith(f"{base}-") for name in taken)
         found = Installed(base if not same else f"{base}-{same + 1}", plugin=item)
         if not isinstance(item, type) and found.name in self._config:
@@ -185,58 +167,96 @@ class Plugins:
         self.found[found.name] = found
         return found
 
-    # --- what runs unasked --------------------------------------------------------------------------------------
+    # --- plugins that run without being named -----------------------------------------------------------------------
 
     def _discovered(self, chosen: Sequence[Installed]) -> list[Installed]:
-        """Other people's installed plugins, then our own defaults."""
-        taken = {found.name for found in chosen}
-        left = sorted((f for f in self.found.values() if f.name not in taken and f.entry), key=lambda f: f.name)
-        free = [found for found in left if not self._is_blocked(found)]
-        others = [found for found in free if found.distribution != DISTRIBUTION]
-        ours = [found for found in free if found.distribution == DISTRIBUTION and found.name in DEFAULTS]
-        return [found for found in [*others, *ours] if self._load_unasked(found)]
+        """Load installed plugins of others, then the built-in defaults."""
+        chosen_names = {found.name for found in chosen}
+        candidates = [
+            found
+            for found in sorted(self.found.values(), key=lambda found: found.name)
+            if found.name not in chosen_names and found.entry and found.status == "available"
+            if not self._is_blocked(found)
+        ]
+        others = [found for found in candidates if not found.is_built_in]
+        defaults = [found for found in candidates if found.is_built_in and found.name in DEFAULTS]
+        loaded = [found for found in [*others, *defaults] if self._load_or_skip(found)]
+        return [found for found in loaded if not self._waits_for_reporter(found)]
 
-    def _load_unasked(self, found: Installed) -> bool:
-        """Load a plugin, or skip it and say why; it must not keep a training from starting."""
+    def _waits_for_reporter(self, found: Installed) -> bool:
+        """Return whether the plugin is a sink that runs only if the trainer's `report_to` has a certain name."""
+        reporter = as_sink(found.plugin).report_to
+        if reporter:
+            found.reason = f"runs if report_to has {reporter!r}, or when asked for by name"
+        return bool(reporter)
+
+    def add_reporters(self, report_to: Iterable[str]) -> None:
+        """Add the sinks that stand for the trainer's own dashboards, and `cap` with them."""
+        for name in report_to:
+            for found in list(self.found.values()):
+                # Built-in sinks are not loaded before they are needed: their entry points have the names.
+                may_be = found.name == name if found.plugin is None else as_sink(found.plugin).report_to == name
+                if may_be and self._can_add(found) and as_sink(found.plugin).report_to == name:
+                    self._add(found)
+        self.add_cap()
+
+    def add_cap(self) -> None:
+        """Cap what goes to a dashboard, unless `cap` is configured or disabled."""
+        if any(as_sink(plugin).report_to for _, plugin in self.manager.list_name_plugin()):
+            self.add(CAP)
+
+    def _load_or_skip(self, found: Installed) -> bool:
+        """Load a plugin that nobody named, or skip it with a warning: it must not keep a training from starting."""
         fault = self._fault_of(found)
-        if fault is None:
-            return True
-        if found.name in self._config:
-            raise fault  # a plugin that is configured is counted on
-        found.status, found.reason = "failed", f"{type(fault).__name__}: {fault}"
-        is_discreet = any(is_required(other.plugin) for other in self.found.values())
-        why = shown(fault, discreetly=is_discreet)
-        logger.warning("plugin %r (%s) was skipped: %s", found.name, found.distribution, why)
-        return False
+        if fault is not None:
+            self._skip(found, fault)
+        return fault is None
 
-    def _fault_of(self, found: Installed) -> BaseException | None:
-        """Load a plugin; what is wrong with it, if anything is."""
+    def _skip(self, found: Installed, fault: Exception) -> None:
+        if found.name in self._config or found in self.chosen:
+            raise fault  # whoever names or configures a plugin relies on it
+        found.status, found.reason = "failed", f"{type(fault).__name__}: {fault}"
+        hide_text = any(is_required(other.plugin) for other in self.found.values())
+        text = error_text(fault, hide_text=hide_text)
+        logger.warning("plugin %r (%s) was skipped: %s", found.name, found.distribution, text)
+
+    def _fault_of(self, found: Installed) -> Exception | None:
+        """Load a plugin; return what is wrong with it, if anything is."""
         try:
-            found.plugin = self._made(found)
+            found.plugin = self._load(found)
             check(found.name, found.plugin)
-        except (Exception, SystemExit) as error:
+        except Exception as error:  # `load` and `check` turn everything but Ctrl-C into one
             return error
         return None
 
-    def _made(self, found: Installed) -> Any:
+    def _load(self, found: Installed) -> Any:
         return load(found.name, found.plugin, found.entry, self._config.get(found.name, {}))
 
     def add(self, name: str) -> bool:
-        """Load one more of our own plugins by name, after all others, unless it is there or was disabled."""
+        """Load one more plugin by name, to run after all others; return False if it runs already or cannot."""
         found = self.found.get(name)
-        if found is None or found.status != "available" or self._is_blocked(found) or not self._load_unasked(found):
+        if found is None or not self._can_add(found):
             return False
+        self._add(found)
+        return True
+
+    def _can_add(self, found: Installed) -> bool:
+        if found.status != "available" or self._is_blocked(found):
+            return False
+        return found.plugin is not None or self._load_or_skip(found)
+
+    def _add(self, found: Installed) -> None:
         alive = [other for other in self._order if self.manager.has_plugin(other.name)]
         for other in alive:
             self.manager.unregister(name=other.name)
         self._register_all([*alive, found])
-        return True
 
     def peek(self, found: Installed) -> None:
-        """Load a plugin that would not run, to say what it has."""
+        """Load a plugin that would not run, to list what it has."""
         fault = self._fault_of(found)
         if fault is None:
-            found.reason = "runs when asked for by name"
+            if not self._waits_for_reporter(found):
+                found.reason = "runs when asked for by name"
         elif isinstance(fault, NeedsOptionsError):
             found.reason = str(fault)
         else:
@@ -245,18 +265,22 @@ class Plugins:
     # --- registering --------------------------------------------------------------------------------------------
 
     def _register_all(self, order: Sequence[Installed]) -> None:
-        """In reverse, since pluggy calls first what was registered last."""
+        """Register plugins in reverse, since pluggy calls first what was registered last."""
         for found in order:
-            check(found.name, found.plugin)
+            if found in self.chosen:
+                check(found.name, found.plugin)
         for found in reversed(order):
-            self._register(found)
-        self._order = list(order)
+            try:
+                self._register(found)
+            except SetupError as fault:
+                self._skip(found, fault)
+        self._order = [found for found in order if found.status == "active"]
 
     def _register(self, found: Installed) -> None:
         try:
             self.manager.register(found.plugin, name=found.name)
         except (pluggy.PluginValidationError, ValueError) as error:
-            # pluggy compares plugins with ==, and dataclasses are equal where their options are.
+            # pluggy compares plugins with ==, and dataclasses are equal if their options are.
             twin = next((name for name, other in self.manager.list_name_plugin() if other == found.plugin), None)
             if twin == found.name:
                 self.manager.unregister(name=twin)
@@ -269,6 +293,14 @@ class Plugins:
         found.status = "active"
 
 
+def _name_of_given(plugin: Any, installed: Mapping[str, Installed]) -> str:
+    try:
+        return name_of(plugin, installed)
+    except Exception as error:
+        kind = type(plugin).__name__
+        raise SetupError(f"plugin {kind} cannot be used: reading its name raised {error_text(error)}") from error
+
+
 def _checked_config(config: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     if not isinstance(config, Mapping):
         raise SetupError(f"config is {config!r}; give a dict of options for each plugin, by its name")
@@ -276,24 +308,3 @@ def _checked_config(config: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[s
         if not isinstance(options, Mapping):
             raise SetupError(f"config of plugin {name!r} is {options!r}; give a dict of its options")
     return {name: dict(options) for name, options in config.items()}
-
-
-def name_of(plugin: Any, known: Mapping[str, Installed]) -> str:
-    """A plugin object's or class's name: its entry point's, its own `name`, or its class's."""
-    kind = plugin if isinstance(plugin, type) else type(plugin)
-    address = f"{kind.__module__}:{kind.__qualname__}"
-    for found in known.values():
-        if found.entry is not None and found.entry.value == address:
-            return found.name
-    name = getattr(plugin, "name", None)
-    if isinstance(name, str) and name:
-        return name
-    return str(getattr(plugin, "__name__", kind.__name__)).rpartition(".")[2].lower()
-
-
-def _may_be(plugin: Any, installed: Installed) -> bool:
-    """Whether an object may be an installed plugin, or made from it: some of its classes are of the same package."""
-    kind = plugin if isinstance(plugin, type) else type(plugin)
-    modules = {getattr(plugin, "__name__", ""), *(one.__module__ for one in kind.__mro__)}
-    packages = {str(module).partition(".")[0] for module in modules}
-    return installed.entry is None or installed.entry.module.partition(".")[0] in packages

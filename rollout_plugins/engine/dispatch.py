@@ -9,11 +9,12 @@ from typing import Any
 
 from rollout_hookspecs import Drop, Host, Rollout, Step, ToolCall, Trace
 
-from rollout_plugins.content.drafts import Drafts
+from rollout_plugins.content.number_fields import with_numbers
+from rollout_plugins.content.rollout_columns import Drafts
 from rollout_plugins.content.trace import DefaultTrace
-from rollout_plugins.engine import returned
+from rollout_plugins.engine import hook_results as returned
 from rollout_plugins.engine.isolation import PluginCalls
-from rollout_plugins.engine.leaving import cleaned_trace
+from rollout_plugins.engine.outbound_filter import filter_trace
 
 logger = logging.getLogger("rollout_plugins")
 
@@ -35,10 +36,15 @@ class Dispatcher(PluginCalls):
         if self.lacking:
             self.counters.drop(f"dropped_by:{self.lacking}")
             return None
-        rollout = self._fold_tool_calls(rollout, step)
-        arguments = {"rollout": rollout, "step": step}
-        kept: Rollout | None = self._fold("on_rollout", arguments, returned.replacement(rollout.id), "dropped_by")
-        return kept
+        arguments = {"rollout": self._fold_tool_calls(rollout, step), "step": step}
+        changed: Rollout | None = self._fold("on_rollout", arguments, returned.replacement(rollout.id), "dropped_by")
+        return changed if changed is rollout or changed is None else self._with_numbers(changed)
+
+    def _with_numbers(self, rollout: Rollout) -> Rollout:
+        """Empty and count what plugins put into number fields besides numbers, as the store would."""
+        fitting = with_numbers(rollout)
+        self.counters.drop("unserialisable_field", len(fitting.marks) - len(rollout.marks))
+        return fitting
 
     def _fold_tool_calls(self, rollout: Rollout, step: Step) -> Rollout:
         if not rollout.tool_calls or not self.implementations("on_tool_call"):
@@ -69,8 +75,11 @@ class Dispatcher(PluginCalls):
         skipped: dict[str, tuple[str, str]] = {}
         arguments: dict[str, Any] = {"rollouts": tuple(chosen), "step": step}
 
+        given = set(map(id, rollouts))
+
         def read(result: Any) -> list[Rollout] | None:
-            return returned.selection(result, arguments["rollouts"])
+            selected = returned.selection(result, arguments["rollouts"])
+            return selected and [r if id(r) in given else with_numbers(r) for r in selected]
 
         for impl, kept in self.results("select_rollouts", arguments, read):
             ids = {r.id for r in kept}
@@ -114,7 +123,7 @@ class Dispatcher(PluginCalls):
     def trace(self, rollout: Rollout) -> Trace | None:
         """The first `Trace` that a plugin makes of it, as it may leave the process."""
         for impl, trace in self.results("format_trace", {"rollout": rollout}, returned.one(Trace)):
-            return trace if type(impl.plugin) is DefaultTrace else cleaned_trace(self, trace, impl.plugin_name)
+            return trace if type(impl.plugin) is DefaultTrace else filter_trace(self, trace, impl.plugin_name)
         return None
 
     def hosts(self) -> list[Host]:

@@ -10,11 +10,13 @@ from dataclasses import replace
 
 from rollout_hookspecs import Batch, Rollout, Run, Step, Trace
 
-from rollout_plugins.content.drafts import Drafts
-from rollout_plugins.content.fit import fit
+from rollout_plugins.content.conform import fit
+from rollout_plugins.content.number_fields import keep_numbers
+from rollout_plugins.content.rollout_columns import Drafts
+from rollout_plugins.content.tokens import TokenColumn
 from rollout_plugins.engine.counters import Counters
 from rollout_plugins.engine.dispatch import Dispatcher
-from rollout_plugins.engine.leaving import cleaned_changes, cleaned_names, cleaned_reasons
+from rollout_plugins.engine.outbound_filter import filter_changes, filter_reasons, filter_value
 
 
 def build(run: Run, batch: Batch, number: int, name: str, counters: Counters) -> Drafts:
@@ -28,9 +30,15 @@ def build(run: Run, batch: Batch, number: int, name: str, counters: Counters) ->
     ranks = list(drafts["rank"]) if batch.gathered else [run.rank] * count
     ids = _distinct(f"{name}.{rank}.{index}" for rank, index in zip(ranks, drafts["index"], strict=True))
     same = {"run_id": run.id, "attempt": run.attempt, "split": batch.split, "step": batch.step, "generation": number}
-    drafts.put(id=ids, rank=ranks, **{field: [value] * count for field, value in same.items()})
+    drafts.put(
+        id=ids,
+        rank=ranks,
+        tokens=TokenColumn.of(drafts["tokens"]),
+        **{field: [value] * count for field, value in same.items()},
+    )
     if batch.dataset:
         drafts.put(marks=[{**marks, "dataset": batch.dataset} for marks in drafts["marks"]])
+    counters.drop("unserialisable_field", keep_numbers(drafts))
     return drafts
 
 
@@ -83,11 +91,11 @@ class Generation:
         if self._chosen is None and scopes:
             self._chosen, self._skipped = dispatcher.select(kept, self.step)
         if self._chosen is not None and not self._is_clean:
-            self._chosen = cleaned_changes(dispatcher, kept, self._chosen, self.step)
-            self._skipped = cleaned_reasons(dispatcher, self._skipped)
+            self._chosen = filter_changes(dispatcher, kept, self._chosen, self.step)
+            self._skipped = filter_reasons(dispatcher, self._skipped)
             self._is_clean = True
         if self.metrics is None:
-            self.metrics = cleaned_names(dispatcher, dispatcher.metrics(own, self.step))
+            self.metrics = filter_value(dispatcher, dispatcher.metrics(own, self.step), fallback={})
         if "stream" in scopes:
             self._streamed = own
         for rollout in [*(self._chosen or ()), *self._streamed]:

@@ -1,7 +1,7 @@
-"""Running a plugin's code so that it can only hurt itself.
+"""Run a plugin's code so that it can only harm itself.
 
-An exception, or a result of the wrong kind, leaves the value as it was, is logged once for each plugin and hook, and
-counted; after three in a row the plugin is taken out.
+An exception, or a result of the wrong type, leaves the value unchanged, is logged once for each plugin and hook, and
+counted. After three in a row, the plugin is disabled for the rest of the run.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from typing import Any
 import pluggy
 from rollout_hookspecs import Drop
 
-from rollout_plugins.content.once import Once
 from rollout_plugins.engine.counters import Counters
-from rollout_plugins.engine.telling import is_required, shown
+from rollout_plugins.engine.error_text import error_with_place
+from rollout_plugins.engine.plugin_checks import is_required
+from rollout_plugins.system.warn_once import Once
 
 logger = logging.getLogger("rollout_plugins")
 
@@ -30,12 +31,12 @@ _HERE = Path(__file__).parent
 
 
 class Abandoned(BaseException):
-    """Raised in a hook thread that hung and came back after it had been replaced."""
+    """Raised in a hook thread that hung and returned after it had been replaced."""
 
 
 @dataclass(frozen=True, eq=False)
 class Running:
-    """A plugin's code that is running now."""
+    """A call of a plugin's hook that has not returned."""
 
     plugin_name: str
     hook: str
@@ -50,19 +51,19 @@ class PluginCalls:
         self.counters = counters
         self.strict = strict
         self.removed: dict[str, str] = {}
-        """Plugins that were taken out, and why."""
+        """Plugins that were disabled, and why."""
         self.lacking = ""
-        """A `required` plugin among them."""
+        """The name of a disabled plugin that is `required`."""
         self.dropped_by = ""
         """The plugin that raised the last `Drop`."""
-        self._now: Running | None = None
+        self._running: Running | None = None
         self._turn = threading.RLock()
         self._required: dict[str, bool] = {}
         self._failures: dict[str, int] = {}
         self._once = Once()
 
     def begin(self) -> None:
-        """Before a run or an attempt: plugins that were taken out of the one before get another chance."""
+        """Enable all plugins again at the start of a run or an attempt."""
         self.removed.clear()
         self.lacking = ""
         self._failures.clear()
@@ -72,21 +73,20 @@ class PluginCalls:
         return self.manager.get_name(plugin) or type(plugin).__name__
 
     def implementations(self, hook: str) -> list[Any]:
-        """Implementations in calling order, without those of plugins that were taken out.
+        """Return implementations in calling order, without those of disabled plugins.
 
-        Of a rollout, `required` plugins see what all others made.
+        `required` plugins get a rollout last, so that they see what all others made of it.
         """
-        found = reversed(getattr(self.manager.hook, hook).get_hookimpls())
-        alive = [impl for impl in found if impl.plugin_name not in self.removed]
+        in_order = reversed(getattr(self.manager.hook, hook).get_hookimpls())
+        alive = [impl for impl in in_order if impl.plugin_name not in self.removed]
         # Sorting is stable: among themselves, both kinds stay in calling order.
         return sorted(alive, key=self.is_of_required) if hook == "on_rollout" else alive
 
     def is_of_required(self, impl: Any) -> bool:
-        """Asked for every rollout, so the answer is kept."""
-        known = self._required.get(impl.plugin_name)
-        if known is None:
-            known = self._required[impl.plugin_name] = is_required(impl.plugin)
-        return known
+        """Return whether the plugin is `required`. Cached, since this is called for every rollout."""
+        if impl.plugin_name not in self._required:
+            self._required[impl.plugin_name] = is_required(impl.plugin)
+        return self._required[impl.plugin_name]
 
     def plugins_with(self, hook: str) -> list[Any]:
         return [impl.plugin for impl in self.implementations(hook)]
@@ -101,8 +101,8 @@ class PluginCalls:
     def call(
         self, impl: Any, hook: str, arguments: Mapping[str, Any], read: Callable[[Any], Any] = lambda result: result
     ) -> tuple[bool, Any]:
-        """Run one implementation; whether it worked, and its result. `read` checks and converts what it returned."""
-        running = self._now = Running(impl.plugin_name, hook, time.monotonic())
+        """Run one implementation; return whether it succeeded, and its result, which `read` checks and converts."""
+        running = self._running = Running(impl.plugin_name, hook, time.monotonic())
         try:
             result = read(impl.function(**asked_for(impl, arguments)))
         except BaseException as error:  # plugins, and what they depend on, raise more than Exception
@@ -121,72 +121,72 @@ class PluginCalls:
     def results(
         self, hook: str, arguments: Mapping[str, Any], read: Callable[[Any], Any], *, required_only: bool = False
     ) -> Iterator[tuple[Any, Any]]:
-        """Each implementation with what it returned, unless that was None or it failed.
+        """Yield each implementation with its result, unless that is None or the call failed.
 
-        The caller may change `arguments` between two of them.
+        The caller may change `arguments` between two calls.
         """
         for impl in self.implementations(hook):
             if impl.plugin_name not in self.removed and (self.is_of_required(impl) or not required_only):
-                worked, result = self.call(impl, hook, arguments, read)
-                if worked and result is not None:
+                has_succeeded, result = self.call(impl, hook, arguments, read)
+                if has_succeeded and result is not None:
                     yield impl, result
-                if not worked and hook == "on_rollout" and self.is_of_required(impl):
+                if not has_succeeded and hook == "on_rollout" and self.is_of_required(impl):
                     self.dropped_by = impl.plugin_name
                     raise Drop("the plugin failed, and is required")
 
     # --- hanging ------------------------------------------------------------------------------------------------
 
     def give_up_after(self, seconds: float) -> Running | None:
-        """The call that has been running for longer than that. It is not waited for any more, and can't go on."""
+        """Return the call that has run for longer than `seconds`, and abandon it; None if there is none."""
         with self._turn:
-            running = self._now
+            running = self._running
             if running is None or time.monotonic() - running.started <= seconds:
                 return None
-            self._now = None
+            self._running = None
         return running
 
     def _leave(self, running: Running) -> None:
-        """Back from a plugin's code. A thread that was given up on ends here: another one does its work."""
+        """Note that a call returned. An abandoned thread ends here, since another one has taken over its work."""
         with self._turn:
-            if self._now is not running:
+            if self._running is not running:
                 raise Abandoned
-            self._now = None
+            self._running = None
 
     # --- failing ------------------------------------------------------------------------------------------------
 
     def failed(self, plugin: Any, hook: str, error: BaseException) -> None:
-        """Count and tell of a failure; take the plugin out when it keeps failing."""
+        """Count and log a failure; disable the plugin if it keeps failing."""
         name = self.name_of(plugin)
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
             raise error
         self.counters.error(name)
         if self.strict:
             raise error
-        failed = "plugin %r failed in %s and was skipped: %s"
-        self._once.warn(failed, name, hook, shown(error), about=(name, hook), error=error)
+        text = "plugin %r failed in %s and was skipped: %s"
+        self._once.warn(text, name, hook, error_with_place(error), about=(name, hook), error=error)
         self._failures[name] = self._failures.get(name, 0) + 1
         if self._failures[name] >= FAILURES_ALLOWED:
-            self.remove(name, f"failed {FAILURES_ALLOWED} times in a row, last in {hook}: {shown(error)}")
+            self.remove(name, f"failed {FAILURES_ALLOWED} times in a row, last in {hook}: {error_with_place(error)}")
 
-    def remove(self, name: str, why: str) -> None:
-        """Take a plugin out for the rest of the run. It stays registered: the next run begins with all of them."""
+    def remove(self, name: str, reason: str) -> None:
+        """Disable a plugin for the rest of the run. It stays registered, and the next run enables it again."""
         plugin = self.manager.get_plugin(name)
         if plugin is not None and name not in self.removed:
-            self.removed[name] = why
-            logger.warning("plugin %r is off for the rest of the run: it %s", name, why)
+            self.removed[name] = reason
+            logger.warning("plugin %r is off for the rest of the run: it %s", name, reason)
             if is_required(plugin):
                 self.lacking = name
                 logger.warning("nothing is recorded without plugin %r; rollouts are counted as dropped by it", name)
 
 
 def _of_plugin(frames: TracebackType | None) -> TracebackType | None:
-    """What the plugin's author can do something about: nothing, when we object to what the plugin returned."""
+    """Return the frames of the plugin, without ours: none if the fault is in what the plugin returned."""
     while frames is not None and Path(frames.tb_frame.f_code.co_filename).parent == _HERE:
         frames = frames.tb_next
     return frames
 
 
 def asked_for(impl: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that an implementation takes, of those there are."""
+    """Return the arguments that an implementation takes, of those available."""
     names = (*impl.argnames, *(name for name in impl.kwargnames if name in arguments))
     return {name: arguments[name] for name in names}

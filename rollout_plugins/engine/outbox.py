@@ -1,4 +1,4 @@
-"""A sink's own thread behind a bounded queue: it may be slow, hang or raise, and only it misses anything."""
+"""The queue and the thread of one sink: a sink that is slow, hangs or raises misses rollouts, and nobody else."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from typing import Any
 
 from rollout_hookspecs import Run, Step, Trace
 
-from rollout_plugins.content.patience import be_patient
 from rollout_plugins.engine.counters import Counters
 from rollout_plugins.engine.delivery import Delivered, Delivery, are_ids, as_sink
 from rollout_plugins.engine.dispatch import Dispatcher
+from rollout_plugins.engine.error_text import error_with_place
 from rollout_plugins.engine.isolation import asked_for
-from rollout_plugins.engine.telling import shown
 from rollout_plugins.engine.worker import Job, Worker
 from rollout_plugins.errors import RunError
+from rollout_plugins.system.patience import be_patient
 
 logger = logging.getLogger("rollout_plugins")
 
-#: How many generations may wait for a sink, and how large all of them may be.
+#: How many generations, and how many bytes, may wait for a sink.
 LIMIT, LIMIT_BYTES = 64, 2**29
-#: How many different faults of a sink are told that cost no rollout.
-MOST_COMPLAINTS = 5
+#: How many different faults of a sink are logged that cost no rollout.
+MAX_COMPLAINTS = 5
 #: How long to wait for the disk when a sink is done.
-LEAVING_SECONDS = 5.0
+RELEASE_SECONDS = 5.0
 
 
 def is_more_than_sink(plugin: Any, dispatcher: Dispatcher) -> bool:
-    """Whether the plugin also works on rollouts, on the worker thread."""
+    """Return whether the plugin also implements hooks that run on the worker thread."""
     hooks = ("on_tool_call", "on_rollout", "select_rollouts", "rollout_metrics")
     return any(plugin is other for hook in hooks for other in dispatcher.plugins_with(hook))
 
@@ -50,7 +50,7 @@ class Outbox:
         *,
         patience: float | None = None,
     ) -> None:
-        """`patience`: how long an export waits for others that send to the same place; None while training."""
+        """`patience`: seconds that an export waits for others that send to the same target; None during training."""
         self.plugin = plugin
         self.scope = scope
         self.name = dispatcher.name_of(plugin)
@@ -65,23 +65,23 @@ class Outbox:
         }
         self._delivery: Delivery | None = None
         self._stuck_on: Job | None = None
-        self._last = Job(self._leave)
-        self._told = patience is not None  # an export ends with the error, which tells enough
+        self._last = Job(self._release)
+        self._has_warned = patience is not None  # an export raises the error itself
         self._complaints: set[str] = set()
         self._closed = False
         self._worker = Worker(self.name, LIMIT_BYTES)
         self._worker.start()
 
     def start_run(self, run: Run) -> None:
-        """A plugin that does more than export was told already, before its first rollout."""
-        self._put("open", partial(self._begin, Path(run.dir)))
+        """Queue the start. A plugin that does more than export has got `on_run_start` before its first rollout."""
+        self._put("open", partial(self._open, Path(run.dir)))
         if not is_more_than_sink(self.plugin, self._dispatcher):
             self._put("on_run_start", partial(self._call, "on_run_start", run=run))
         if self._patience is not None:
-            self._put("received", self._ask)
+            self._put("received", self._query_received)
 
     def send(self, traces: Sequence[Trace], step: Step, size: int = 0) -> None:
-        """Queue the traces, of some `size` in bytes; when the sink is too far behind they are counted as missed."""
+        """Queue traces of about `size` bytes; if the sink is too far behind, count them as missed."""
         if traces:
             self._put("export_traces", partial(self._export, tuple(traces), step), len(traces), size)
 
@@ -89,95 +89,97 @@ class Outbox:
         self._put("alert", partial(as_sink(self.plugin).alert, title=title, text=text))
 
     def end_run(self, run: Run) -> None:
-        self._put("on_run_end", partial(self._end, run))
+        self._put("on_run_end", partial(self._finish, run))
 
     def _put(self, what: str, work: Callable[[], object], traces: int = 0, size: int = 0) -> None:
-        least = LIMIT_BYTES // LIMIT if traces else 0  # so that no more than LIMIT fit
-        job = Job(partial(self._do, what, work, traces), size=max(size, least), rollouts=traces)
+        min_size = LIMIT_BYTES // LIMIT if traces else 0  # so that at most LIMIT generations fit
+        job = Job(partial(self._run, what, work, traces), size=max(size, min_size), rollouts=traces)
         if traces and self._closed:
-            self._miss(traces, "it was given up on")
+            self._count_missed(traces, "it was given up on")
         elif not self._worker.put(job):
-            self._miss(traces, "its queue is full")
+            self._count_missed(traces, "its queue is full")
 
-    def _miss(self, count: int, why: str) -> None:
+    def _count_missed(self, count: int, reason: str) -> None:
         if not count:
-            self._complain(why)
-        elif not self._told:
-            self._told = True
-            logger.warning("sink %r misses rollouts: %s; send them later with: rollouts export", self.name, why)
+            self._complain(reason)
+        elif not self._has_warned:
+            self._has_warned = True
+            logger.warning("sink %r misses rollouts: %s; send them later with: rollouts export", self.name, reason)
         self._counters.not_sent(self.name, count)
 
-    def _complain(self, why: str) -> None:
-        """Say what went wrong where no rollout is missing for it; that is said when one is."""
-        if self._patience is None and why not in self._complaints and len(self._complaints) < MOST_COMPLAINTS:
-            self._complaints.add(why)
-            logger.warning("sink %r: %s", self.name, why)
+    def _complain(self, fault: str) -> None:
+        """Log a fault that cost no rollout, once. Faults that do are logged with their count."""
+        if self._patience is None and fault not in self._complaints and len(self._complaints) < MAX_COMPLAINTS:
+            self._complaints.add(fault)
+            logger.warning("sink %r: %s", self.name, fault)
 
     # --- the sink's thread --------------------------------------------------------------------------------------
 
-    def _do(self, what: str, work: Callable[[], object], traces: int) -> None:
-        if why := self._dispatcher.removed.get(self.name):  # the worker forgets it when the next run begins
-            self._miss(traces, f"it {why}")
+    def _run(self, what: str, work: Callable[[], object], traces: int) -> None:
+        if reason := self._dispatcher.removed.get(self.name):  # until the next run starts
+            self._count_missed(traces, f"it {reason}")
             return
         try:
             work()
-        except BaseException as error:  # this thread serves this sink alone, and has to outlive it
+        except BaseException as error:  # this thread must survive whatever its sink raises
             self._counters.error(self.name)
-            self._miss(traces, f"it raised {shown(error)} in {what}")
+            self._count_missed(traces, f"it raised {error_with_place(error)} in {what}")
             logger.debug("sink %r failed in %s", self.name, what, exc_info=error)
             self._on_error(error)
 
-    def _begin(self, folder: Path) -> None:
-        self._leave()
+    def _open(self, folder: Path) -> None:
+        self._release()
         self._delivery = Delivery(self.plugin, folder, patience=math.inf if self._patience is None else self._patience)
 
-    def _ask(self) -> None:
-        """Before an export, whose thread may wait for a slow reader: what the place has already."""
+    def _query_received(self) -> None:
+        """Before an export, query what the target has already. Its thread may wait for a slow reader of a pipe."""
         be_patient()
         assert self._delivery is not None
-        self._delivery.ask()
+        self._delivery.query_received()
 
     def _export(self, traces: Sequence[Trace], step: Step) -> None:
         def export(ids: Collection[str]) -> Any:
-            wanted = set(ids)
-            new = tuple(trace for trace in traces if trace.rollout_id in wanted)
-            said = self._call("export_traces", traces=new, step=step)
-            if said is not None and not are_ids(said):
-                self._object_to(said)
-            return said
+            selected_ids = set(ids)
+            new = tuple(trace for trace in traces if trace.rollout_id in selected_ids)
+            returned = self._call("export_traces", traces=new, step=step)
+            if returned is not None and not are_ids(returned):
+                self._reject_result(returned)
+            return returned
 
         assert self._delivery is not None
         ids = list(dict.fromkeys(trace.rollout_id for trace in traces))
-        sent, had, foreign = self._delivery.send(ids, export)
-        self.delivered = Delivered(self.delivered.sent + sent, self.delivered.had + had)
-        self._do("gone", self._look_for_losses, 0)
-        if foreign:
-            self._blame(len(ids) - sent - had, foreign)
+        sent, had, foreign_id, unconfirmed = self._delivery.send(ids, export)
+        before = self.delivered
+        self.delivered = Delivered(before.sent + sent, before.had + had, "", before.unconfirmed + unconfirmed)
+        self._run("gone", self._look_for_losses, 0)
+        if foreign_id:
+            self._reject_id(len(ids) - sent - had, foreign_id)
 
-    def _end(self, run: Run) -> None:
+    def _finish(self, run: Run) -> None:
         self._call("on_run_end", run=run)
-        self._do("gone", self._look_for_losses, 0)
+        self._run("gone", self._look_for_losses, 0)
 
     def _look_for_losses(self) -> None:
-        gone = as_sink(self.plugin).gone()
-        if gone:
-            place = as_sink(self.plugin).target or self.name
-            logger.warning("%d rollouts were removed from %s since they were sent there", gone, place)
-            self._miss(gone, "what it was sent is no longer there")
+        removed = as_sink(self.plugin).gone()
+        if removed:
+            target = as_sink(self.plugin).target or self.name
+            logger.warning("%d rollouts were removed from %s since they were sent there", removed, target)
+            self._count_missed(removed, "what it was sent is no longer there")
 
-    def _blame(self, lost: int, foreign: str) -> None:
-        """It cannot be known what arrived of the rollouts whose ids the sink did not return."""
+    def _reject_id(self, lost: int, foreign_id: str) -> None:
+        """Count the rollouts whose ids the sink did not return: whether they arrived cannot be known."""
         self._counters.error(self.name)
-        why = f"it returned {foreign!r}, which is not the id of a rollout it was given"
-        self._miss(lost, f"{why}; export_traces returns the rollout_id of each trace that arrived, or None for all")
-        self._on_error(RunError(f"sink {self.name!r}: {why}"))
+        fault = f"it returned {foreign_id!r}, which is not the id of a rollout it was given"
+        fix = "export_traces returns the rollout_id of each trace that arrived, or None for all"
+        self._count_missed(lost, f"{fault}; {fix}")
+        self._on_error(RunError(f"sink {self.name!r}: {fault}"))
 
-    def _object_to(self, said: object) -> None:
-        """It did not raise, so what it was given counts as sent."""
+    def _reject_result(self, result: object) -> None:
+        """Log a result that is not a list of ids. The sink did not raise, so its traces count as sent."""
         self._counters.error(self.name)
-        why = f"export_traces returned {type(said).__name__}, expected a list of ids or None"
-        self._complain(why)
-        self._on_error(TypeError(f"sink {self.name!r}: {why}"))
+        fault = f"export_traces returned {type(result).__name__}, expected a list of ids or None"
+        self._complain(fault)
+        self._on_error(TypeError(f"sink {self.name!r}: {fault}"))
 
     def _call(self, hook: str, **arguments: Any) -> Any:
         result = None
@@ -185,31 +187,31 @@ class Outbox:
             result = impl.function(**asked_for(impl, arguments))
         return result
 
-    def _leave(self) -> None:
+    def _release(self) -> None:
         if self._delivery is not None:
             self._delivery.close()
 
     # --- the end ------------------------------------------------------------------------------------------------
 
     def drain(self, until: float) -> bool:
-        """Wait for the queue to empty, until a `time.monotonic()`; whether it did. A hung sink is waited for once."""
-        is_waited_for = self._stuck_on is None or self._stuck_on is not self._worker.current
-        done = self._worker.wait(until if is_waited_for else 0)
+        """Wait until a `time.monotonic()` for the queue to empty; return whether it did. Wait for a hung sink once."""
+        was_hung = self._stuck_on is not None and self._stuck_on is self._worker.current
+        is_done = self._worker.wait(0 if was_hung else until)
         self._stuck_on = self._worker.current
-        return done
+        return is_done
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the sink is still at work. After it, its thread lets go of what we had open for it."""
+        """Whether the sink is still running; the thread's own last job does not count."""
         return self._worker.current not in {None, self._last}
 
     def close(self, until: float) -> None:
-        """Let it finish until then; what it has not sent counts as missed."""
-        done = self.drain(until)
+        """Let the sink finish until then; count what it has not sent as missed."""
+        is_done = self.drain(until)
         self._closed = True
-        if not done:
-            self._miss(self._worker.give_up(), "it did not finish in time")
+        if not is_done:
+            self._count_missed(self._worker.give_up(), "it did not finish in time")
         self._worker.put(self._last)
-        if done:  # an export that follows would think that this still sends
-            self._worker.wait(min(until, time.monotonic() + LEAVING_SECONDS))
+        if is_done:  # otherwise an export that follows would see this sink as still sending
+            self._worker.wait(min(until, time.monotonic() + RELEASE_SECONDS))
         self._worker.stop()

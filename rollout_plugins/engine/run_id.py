@@ -19,11 +19,11 @@ from zlib import crc32
 
 from rollout_hookspecs import Run
 
-from rollout_plugins.content.replacing import replace_file
-from rollout_plugins.engine import environment
+from rollout_plugins.engine import env_vars as environment
 from rollout_plugins.store.run_facts import earlier_attempts, whole
-from rollout_plugins.store.so_far import last_generation
+from rollout_plugins.store.stored_counts import last_generation
 from rollout_plugins.store.write import ATTEMPTS
+from rollout_plugins.system.files import replace_file
 
 logger = logging.getLogger("rollout_plugins")
 

@@ -1,50 +1,26 @@
-"""Threads of ours that do not get in the way of a fork."""
+"""Daemon threads of this library, told apart from the host's by their names."""
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
-import time
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
-from weakref import WeakSet
 
-#: How long a fork waits at most for the modules that our threads are importing.
-IMPORT_SECONDS = 5.0
-
-_ours: WeakSet[threading.Thread] = WeakSet()
+PREFIX = "rollouts-"
 
 
 def own_thread(name: str, target: Callable[..., object], *args: Any) -> threading.Thread:
-    """A thread of ours, to be started; it ends with the process."""
-    thread = threading.Thread(target=target, args=args, name=f"rollouts-{name}", daemon=True)
-    _ours.add(thread)
-    return thread
+    """Return a daemon thread, not started yet."""
+    return threading.Thread(target=target, args=args, name=f"{PREFIX}{name}", daemon=True)
 
 
-def _wait_for_imports() -> None:
-    """Plugins and the libraries of sinks import what they need, when they need it.
+def run_off_own_threads(function: Callable[[], object]) -> bool:
+    """Run the function on a new thread if this is one of ours, and return whether it is.
 
-    A child that is forked meanwhile would wait for such a module for ever: the thread that locked it is not there.
+    A finalizer runs on whichever thread the garbage collector happens to use. On a thread of ours, the end of a run
+    would wait for itself.
     """
-    until = time.monotonic() + IMPORT_SECONDS
-    while _is_importing() and time.monotonic() < until:
-        time.sleep(0.001)
-
-
-def _is_importing() -> bool:
-    here = threading.current_thread()
-    ours = {thread.ident for thread in threading.enumerate() if thread in _ours and thread is not here}
-    return any(_has_import(frame) for ident, frame in sys._current_frames().items() if ident in ours)  # noqa: SLF001
-
-
-def _has_import(frame: FrameType | None) -> bool:
-    while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
-        frame = frame.f_back
-    return frame is not None
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_wait_for_imports)
+    if not threading.current_thread().name.startswith(PREFIX):
+        return False
+    threading.Thread(target=function, name="closing-rollouts").start()
+    return True

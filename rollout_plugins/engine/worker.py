@@ -1,4 +1,4 @@
-"""A thread of ours behind a bounded queue: it does jobs in order, and whoever hands one over does not wait."""
+"""A thread behind a bounded queue of jobs. It runs them in order; submitting one does not wait."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from rollout_plugins.engine.threads import own_thread
 
 @dataclass(eq=False)
 class Job:
-    """Something to do. It deals with its own errors."""
+    """A piece of work. It handles its own errors."""
 
     work: Callable[[], object]
     size: int = 0
-    """How much of the queue's limit it takes; a job without a size always fits."""
+    """How much of the queue's limit the job takes; a job without a size always fits."""
     rollouts: int = 0
-    """How many rollouts are lost if it is never done."""
+    """How many rollouts are lost if the job never runs."""
     is_given_up: bool = False
 
 
@@ -35,25 +35,25 @@ class Worker:
         limit: int = 0,
         *,
         block: bool = False,
-        came_back: Callable[[Job], object] = lambda _: None,
+        on_late_finish: Callable[[Job], object] = lambda _: None,
     ) -> None:
-        """`came_back` hears of a job that was given up and ended after all."""
+        """`on_late_finish` is called with each abandoned job that finishes after all."""
         self.current: Job | None = None
         self.size = 0
         self._name = name
         self._limit = limit
         self._block = block
-        self._came_back = came_back
+        self._on_late_finish = on_late_finish
         self._jobs: deque[Job] = deque()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start a thread. It goes on with what one that was stopped before has left."""
+        """Start a thread, which continues with the jobs that a stopped one has left."""
         self._thread = thread = own_thread(self._name, self._work)
         try:
             thread.start()
-        except RuntimeError:  # a process may have so many threads and no more: the next one may try again
+        except RuntimeError:  # the system's limit of threads: a later start may succeed
             self._thread = None
             raise
 
@@ -62,7 +62,7 @@ class Worker:
         return self._thread is not None
 
     def put(self, job: Job) -> bool:
-        """Queue a job; False when the queue is full. Never waits, unless `block` says so."""
+        """Queue a job; return False if the queue is full. Never waits, unless `block` is set."""
         with self._changed:
             while self._block and self._is_full_for(job):
                 self._changed.wait()
@@ -74,7 +74,7 @@ class Worker:
             return True
 
     def _is_full_for(self, job: Job) -> bool:
-        """A job larger than the limit still fits into an empty queue."""
+        """Return whether the job does not fit. A job larger than the limit fits into an empty queue."""
         return bool(job.size and self.size and self.size + job.size > self._limit)
 
     @property
@@ -82,26 +82,26 @@ class Worker:
         return not (self._jobs or self.current)
 
     def wait(self, until: float) -> bool:
-        """Wait until nothing is left to do, at most until a `time.monotonic()`; whether nothing is."""
+        """Wait until all jobs are done, at most until a `time.monotonic()`; return whether they are."""
         with self._changed:
             while not self.is_idle and (left := until - time.monotonic()) > 0:
                 self._changed.wait(left)
             return self.is_idle
 
     def give_up(self) -> int:
-        """Forget everything that is not done; how many rollouts that loses."""
+        """Abandon all jobs that are not done; return how many rollouts that loses."""
         with self._changed:
             lost = sum(job.rollouts for job in self._jobs)
             self.size -= sum(job.size for job in self._jobs)
             self._jobs.clear()
-            if self.current is not None:
+            if self.current is not None and not self.current.is_given_up:
                 self.current.is_given_up = True
                 lost += self.current.rollouts
             self._changed.notify_all()
         return lost
 
     def stop(self) -> None:
-        """End the thread, once it has done what is queued."""
+        """End the thread after the queued jobs."""
         with self._changed:
             self._thread = None
             self._changed.notify_all()
@@ -111,23 +111,26 @@ class Worker:
             pass
 
     def _do_next(self) -> bool:
-        """In a function of its own: a local of the loop would keep the job, and its trainer, until the next one."""
+        """Run the next job; return False when the thread must end.
+
+        A separate function, since a local variable of the loop would keep the job and its trainer alive.
+        """
         job = self._next()
         if job is None:
             return False
         job.work()
         with self._changed:
             if job.is_given_up:
-                self._came_back(job)
+                self._on_late_finish(job)
             self.current = None
             self.size -= job.size
             self._changed.notify_all()
         return True
 
     def _next(self) -> Job | None:
-        """The next job, once there is one; None when this thread was stopped or another one has taken over.
+        """Wait for the next job; return None when this thread was stopped or replaced.
 
-        A thread that took over waits for what the one before still does, however long that hangs.
+        A replacement waits until its predecessor has finished its current job, however long that hangs.
         """
         me = threading.current_thread()
         with self._changed:
@@ -140,7 +143,7 @@ class Worker:
 
 
 class ReplaceableThread:
-    """Runs one function at a time on a thread that is replaced when it does not come back."""
+    """Runs one function at a time on a thread that is replaced when the function hangs."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -151,7 +154,10 @@ class ReplaceableThread:
         self._worker.start()
 
     def run(self, function: Callable[[], Any], give_up: Callable[[], bool], poll: float) -> bool:
-        """Run the function and raise what it raises; False, and a new thread, once `give_up()` says so meanwhile."""
+        """Run the function, and raise what it raises.
+
+        Every `poll` seconds, `give_up()` is asked; when it returns True, start a new thread and return False.
+        """
         done: Future[None] = Future()
         self._worker.put(Job(partial(_settle, done, function)))
         while wait([done], poll).not_done:
@@ -163,14 +169,14 @@ class ReplaceableThread:
         return True
 
     def stop(self) -> None:
-        """End the thread, once it is back."""
+        """End the thread when its current function returns."""
         self._worker.stop()
 
 
 def _settle(done: Future[None], function: Callable[[], Any]) -> None:
     try:
         function()
-    except BaseException as error:  # the thread that waits raises it
+    except BaseException as error:  # the waiting thread raises it
         done.set_exception(error)
     else:
         done.set_result(None)

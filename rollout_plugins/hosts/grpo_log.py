@@ -1,4 +1,4 @@
-"""TRL's in-memory log of the last generation: advantages as numbers, and the rollouts of all ranks."""
+"""Read TRL's in-memory log of the last generation: the advantages as numbers, and the rollouts of all ranks."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 from rollout_hookspecs import Batch, Rollout
 
-from rollout_plugins.hosts.kit.building import Builder, batch_of
-from rollout_plugins.hosts.kit.generation import Generation
+from rollout_plugins.hosts.kit.build_rollouts import Builder, batch_of
+from rollout_plugins.hosts.kit.observed_generation import Generation
 
 
 class LogTail:
-    """The last generation in TRL's in-memory log, of all ranks. Only what is asked for is copied."""
+    """The last generation of all ranks in TRL's in-memory log. Each method copies only what it returns."""
 
     def __init__(self, logs: Mapping[str, Any], total: int, names: Sequence[str]) -> None:
         self._logs = logs
@@ -21,16 +21,24 @@ class LogTail:
         self._names = names
 
     @classmethod
-    def of(cls, now: Generation, before: Sequence[Any] | None) -> LogTail | None:
-        """None when the log does not hold that many rows, or got another number of them since `before`."""
-        logs, total = getattr(now.trainer, "_logs", None), now.count * now.world
+    def of(cls, generation: Generation, before: Sequence[Any] | None) -> LogTail | None:
+        """Return the log's tail for this generation.
+
+        Return None if the log is shorter than the generation, or if another number of rows was added since `before`.
+        """
+        logs, total = getattr(generation.trainer, "_logs", None), generation.count * generation.world
         if not isinstance(logs, dict) or not total or len(logs.get("advantages", ())) < total:
             return None
-        return cls(logs, total, now.rewards.names) if _added(logs["advantages"], before) in {None, total} else None
+        return (
+            cls(logs, total, generation.rewards.names) if _added(logs["advantages"], before) in {None, total} else None
+        )
 
     @staticmethod
     def before(trainer: Any) -> list[Any] | None:
-        """The advantages that are in the log now. They are numbers made for it, so each is known again."""
+        """Return the advantages in the log, to tell later which rows are new.
+
+        TRL creates a number object for each row, so the identity of the object identifies the row.
+        """
         logs = getattr(trainer, "_logs", None)
         return list(logs["advantages"]) if isinstance(logs, dict) and "advantages" in logs else None
 
@@ -41,14 +49,14 @@ class LogTail:
         return self._tail(self._logs["advantages"])
 
     def reward(self, name: str) -> list[float] | None:
-        """One function's rewards, if they are logged under a name of its own: TRL mixes those of one name."""
+        """Return the rewards of one function, or None if another function has the same name: TRL mixes their rows."""
         if any(other.startswith(f"{name}#") for other in self._names):
             return None
         rows = self._logs["rewards"].get(name, ())
         return self._tail(rows) if len(rows) >= self._total else None
 
     def everything(self) -> dict[str, Any]:
-        """All that is known of these rollouts, safe from what the trainer logs next."""
+        """Copy all that the log holds of these rollouts, so that later rows do not change it."""
         rows = len(self._logs["advantages"])
         extra = {name: values for name, values in (self._logs.get("extra") or {}).items() if len(values) == rows}
         rewards = {name: self.reward(name) for name in self._names}
@@ -62,7 +70,7 @@ class LogTail:
 
 
 def _added(rows: Any, before: Sequence[Any] | None) -> int | None:
-    """How many rows the log has got since; None if that is not known."""
+    """Return how many rows were added since `before`; None if that is unknown."""
     if before is None:
         return None
     old = set(map(id, before))
@@ -70,17 +78,17 @@ def _added(rows: Any, before: Sequence[Any] | None) -> int | None:
 
 
 def batch_from_log(trainer: Any, count: int, before: Sequence[Any] | None = None) -> Batch | None:
-    """This rank's rows of the last generation in the trainer's log, for one that was not observed."""
-    now = Generation(trainer, {})
-    now.count = count
-    log = LogTail.of(now, before)
+    """Return this rank's rows of the last generation in the trainer's log, for one that was not observed."""
+    generation = Generation(trainer, {})
+    generation.count = count
+    log = LogTail.of(generation, before)
     if log is None:
         return None
     logged = log.everything()
-    start = now.rank * count
-    builder = Builder(now)
+    start = generation.rank * count
+    builder = Builder(generation)
 
     def build() -> list[Rollout]:
-        return [builder.logged(logged, start + i, now.rank) for i in range(count)]
+        return [builder.logged(logged, start + i, generation.rank) for i in range(count)]
 
-    return batch_of(now, build)
+    return batch_of(generation, build)

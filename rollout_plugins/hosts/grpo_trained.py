@@ -1,33 +1,41 @@
-"""Where the trainer has its rollouts in what it trains on, which a subclass may have put together."""
+"""Locate rollouts in the rows that the trainer trains on, which a subclass may have reordered or replaced."""
 
 from __future__ import annotations
 
+import math
+from array import array
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from rollout_plugins.hosts.grpo_unscored import Sampled
+from rollout_plugins.hosts.kit.observed_generation import packed_ids
 
 
 class Trained:
-    """The rows that the trainer goes on with; each is one rollout's."""
+    """The rows that the trainer trains on, one per rollout."""
 
-    def __init__(self, out: Mapping[str, Any]) -> None:
-        self._completions: list[list[int]] = out["completion_ids"].tolist()
+    def __init__(self, out: Mapping[str, Any], advantages: Sequence[float] = ()) -> None:
+        """Index the rows of `out`.
+
+        With `advantages`, a row matches only if its advantage is equal, too: a replay buffer repeats completions.
+        """
+        # Arrays, because building and comparing lists of ids dominates the cost for long answers.
+        self._completions = _packed_rows(out["completion_ids"])
         prompts = out.get("prompt_ids")
-        self._prompts: list[list[int]] | None = None if prompts is None else prompts.tolist()
+        self._prompts = None if prompts is None else _packed_rows(prompts)
+        self._advantages = list(advantages)
         self._free = dict.fromkeys(range(len(self._completions)))
 
-    def places(self, now: Sampled, start: int = 0) -> list[int | None]:
-        """Of each rollout of a generation that would begin at `start`; None where the trainer has it nowhere."""
-        ids = now.scored_ids or (now.made.ids if now.made else ())
-        found: list[int | None] = [start + i if self._is(start + i, ids[i]) else None for i in range(now.count)]
+    def places(self, generation: Sampled, start: int = 0) -> list[int | None]:
+        """Return the row of each rollout, trying `start` plus its index first; None for a rollout without a row."""
+        rows = list(_rollouts(generation))
+        found: list[int | None] = [start + i if self._is(start + i, row) else None for i, row in enumerate(rows)]
         self._take(found)
-        prompts = now.prompt_ids if isinstance(now.prompt_ids, list) and len(now.prompt_ids) == now.count else None
         for i in (i for i, place in enumerate(found) if place is None):
-            prompt = None if prompts is None else prompts[i]
-            found[i] = next(self._like(prompt, ids[i]), None)
+            found[i] = next((place for place in self._near(rows[i].completion) if self._is(place, rows[i])), None)
             self._take(found[i : i + 1])
         return found
 
@@ -35,33 +43,74 @@ class Trained:
         for place in places:
             self._free.pop(place, None)  # type: ignore[arg-type]
 
-    def _is(self, place: int, ids: Sequence[int]) -> bool:
-        return place in self._free and self._completions[place][: len(ids)] == list(ids)
+    def _is(self, place: int, row: _Row) -> bool:
+        """Return whether the free row at `place` holds this rollout and otherwise only padding.
 
-    def _like(self, prompt: Sequence[int] | None, ids: Sequence[int]) -> Iterator[int]:
-        """Rows with these ids, and nothing but padding around them."""
-        for place in (*self._by_ids[tuple(ids)], *self._by_ids[_without_tail(ids)]):
-            if not self._is(place, ids) or len(set(self._completions[place][len(ids) :])) > 1:
-                continue
-            if self._prompts is None or prompt is None or _ends_with(self._prompts[place], list(prompt)):
-                yield place
+        Short answers such as "4" are equal to many others, so the prompt must match, too.
+        """
+        return (
+            place in self._free
+            and self._is_answer(place, row.completion)
+            and (row.prompt is None or self._is_prompt(place, row.prompt))
+            and self._is_advantage(place, row.advantage)
+        )
+
+    def _is_answer(self, place: int, ids: array[int]) -> bool:
+        own = self._completions[place]
+        return own[: len(ids)] == ids and len(set(own[len(ids) :])) <= 1
+
+    def _is_prompt(self, place: int, ids: array[int]) -> bool:
+        return self._prompts is None or not ids or self._prompts[place][-len(ids) :] == ids
+
+    def _is_advantage(self, place: int, advantage: float | None) -> bool:
+        if advantage is None or not self._advantages:
+            return True
+        return self._advantages[place] == advantage or math.isnan(advantage)
+
+    def _near(self, ids: array[int]) -> Iterator[int]:
+        """Yield the rows that may hold these ids, found without their repeated last token."""
+        yield from (*self._by_ids[tuple(ids)], *self._by_ids[_without_tail(ids)])
 
     @cached_property
     def _by_ids(self) -> defaultdict[tuple[int, ...], list[int]]:
-        """Comparing each rollout with every row would take minutes for thousands of them."""
+        """Rows by their ids without the repeated last token.
+
+        Comparing each rollout with every row would take minutes for thousands of rollouts.
+        """
         found = defaultdict(list)
         for place, row in enumerate(self._completions):
             found[_without_tail(row)].append(place)
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """The values that identify a rollout among the trained rows; None for unknown ones."""
+
+    completion: array[int]
+    prompt: array[int] | None
+    advantage: float | None
+
+
+def _rollouts(generation: Sampled) -> Iterator[_Row]:
+    ids = generation.scored_ids or (generation.made.ids if generation.made else ())
+    prompts = (
+        generation.prompt_ids
+        if isinstance(generation.prompt_ids, list) and len(generation.prompt_ids) == generation.count
+        else None
+    )
+    for i in range(generation.count):
+        prompt = None if prompts is None else packed_ids(prompts[i])
+        yield _Row(packed_ids(ids[i]), prompt, generation.advantages[i] if generation.advantages else None)
+
+
+def _packed_rows(tensor: Any) -> list[memoryview[int]]:
+    return [memoryview(row) for row in tensor.detach().cpu().int().contiguous().numpy()]
+
+
 def _without_tail(row: Sequence[int]) -> tuple[int, ...]:
-    """Without the token at the end, however often it stands there: padding, or the last one of a row that has none."""
+    """Return `row` without all repetitions of its last token, which is padding in every row but the longest."""
     end = len(row)
     while end and row[end - 1] == row[-1]:
         end -= 1
     return tuple(row[:end])
-
-
-def _ends_with(row: list[int], ids: list[int]) -> bool:
-    return not ids or row[-len(ids) :] == ids

@@ -1,7 +1,7 @@
-"""What a trainer generated and has not scored yet: it waits for the batch that scores it, on whatever thread.
+"""Hold generations that are not scored yet until the batch that scores them, on whichever thread that runs.
 
-Most trainers score at once what they generate. Some generate ahead, on a thread of their own, or throw away what
-they don't like before it is scored. Rows are recognised by their token ids.
+Most trainers score a generation immediately. Some generate ahead on a thread of their own, or discard rollouts
+before scoring. Rows are recognised by their token ids.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from itertools import repeat
 from operator import itemgetter
 from typing import Any, Final
 
-from rollout_plugins.content.once import Once
 from rollout_plugins.content.snapshot import Snapshot
 from rollout_plugins.hosts.kit.decoding import Decoder, unpadded
-from rollout_plugins.hosts.kit.generation import Generation
-from rollout_plugins.hosts.kit.rewards import Rewards
+from rollout_plugins.hosts.kit.observed_generation import Generation
+from rollout_plugins.hosts.kit.observed_rewards import Rewards
+from rollout_plugins.system.warn_once import Once
 
 _MOST: Final = 8
 NEVER_SCORED: Final = "the trainer did not score it where that can be seen"
@@ -31,7 +31,7 @@ NO_ADVANTAGE: Final = "the trainer did not compute it where that can be seen"
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What one call of the trainer's `_generate` was given and returned."""
+    """The arguments and the result of one call of the trainer's `_generate`."""
 
     prompts: Sequence[Any]
     completions: Sequence[Any] | None
@@ -39,7 +39,10 @@ class Made:
 
     @classmethod
     def of(cls, prompts: Any, out: Any) -> Made | None:
-        """None if completions are not there as lists of token ids. As messages or text they stand further on."""
+        """Read the result of `_generate`; return None if its second value is not lists of token ids.
+
+        Completions as messages or text, where TRL returns them, come after the ids.
+        """
         if not isinstance(out, tuple) or len(out) < 2 or not _are_rows(out[1], int):
             return None
         ids = out[1]
@@ -50,43 +53,43 @@ class Made:
 
 
 class Sampled(Generation):
-    """A generation whose sampling is seen apart from its scoring."""
+    """A generation whose sampling is observed separately from its scoring."""
 
-    def __init__(self, trainer: Any, options: Mapping[str, Any]) -> None:
-        super().__init__(trainer, options)
+    def __init__(self, trainer: Any, options: Mapping[str, Any], *, training: bool | None = None) -> None:
+        super().__init__(trainer, options, training=training)
         self.made: Made | None = None
         self.generated = 0
-        """How many rollouts were generated, in whatever form."""
+        """The number of generated rollouts, in whatever form they were returned."""
         self.turns: list[Sequence[Any]] = []
-        """What the model was asked in each turn, where the trainer's class has a way of its own to generate."""
+        """The prompts of each turn, where the trainer's class overrides `_generate`."""
         self.scored_ids: Sequence[Any] = ()
         self.logged: Sequence[Any] | None = None
-        """What was in the trainer's log before."""
+        """The advantages in the trainer's log before this generation."""
         self.returned: Any = None
-        """What the whole method gave back, where nothing else was seen."""
+        """The result of the trainer's scoring method, where neither generation nor scoring was observed."""
         self.is_one_of_several = False
         self.earlier: list[Sampled] = []
-        """What was generated and scored before it, in the same call of the trainer's method."""
+        """Generations that were made before this one in the same call of the trainer's method."""
         self.claimed: Sequence[tuple[Sampled, int]] = ()
-        """For each row, the generation it was made in and its place there, if it was made before it was scored."""
+        """The earlier generation of each row and the row's index there, if it was generated ahead."""
         self.is_played = getattr(trainer, "rollout_func", None) is not None
-        """Whether the user's own function makes the rollouts."""
+        """Whether the user's `rollout_func` generates the rollouts."""
         self.fields: Mapping[str, Any] = {}
-        """What that function gave besides: the trainer puts it into the dataset's rows."""
+        """Additional fields that `rollout_func` returned; the trainer merges them into the dataset's rows."""
         self.before: list[dict[str, Any]] = []
-        """The rows as they were until then."""
+        """Copies of the rows from before the trainer merged those fields."""
 
     def keep_columns(self) -> None:
         if self.is_played:
             self.before = [dict(row) for row in self.rows]
 
     def see_fields(self, out: Any) -> None:
-        """Fields are the one dictionary among what `_generate` returns."""
+        """Store the fields of `rollout_func`: the only dictionary among the values that `_generate` returns."""
         if self.is_played and isinstance(out, tuple):
             self.fields = next((one for one in out if isinstance(one, dict)), {})
 
     def claim_fields(self, found: Sequence[tuple[Sampled, int]]) -> None:
-        """What the function gave when it was generated, and the rows as they were then."""
+        """Take the fields of `rollout_func`, and the rows before them, from the generations that were claimed."""
         first = found[0][0]
         if [(one, i) for one, i in found] == [(first, i) for i in range(first.count)]:
             self.fields, self.before = first.fields, first.before
@@ -96,7 +99,7 @@ class Sampled(Generation):
         self.before = [_at(one.before, i) or {} for one, i in found]
 
     def snapshot(self, rows: Any, prompts: Any, completions: Any, ids: Any = None) -> None:
-        """The function's fields are kept apart from the columns of the dataset."""
+        """Take the snapshot, with the fields of `rollout_func` separate from the dataset's columns."""
         if self.fields:
             before = self.before if len(self.before) == len(rows) else [{}] * len(rows)
             rows = [self._without_fields(row, old) for row, old in zip(rows, before, strict=True)]
@@ -111,13 +114,13 @@ class Sampled(Generation):
         return own | {name: value for name, value in before.items() if name in self.fields}
 
     def answer(self, ids: Sequence[Sequence[int]]) -> None:
-        """Turns are told apart by their ids."""
+        """Store the answers, and their token ids where a `rollout_func` needs them to separate turns."""
         super().answer(ids)
         if self.is_played:
             self.ids = [array("q", row) for row in ids]
 
     def take_returned(self, decoder: Decoder) -> bool:
-        """Make rollouts of what the trainer goes on with; whether there is anything."""
+        """Build rollouts from the trainer's result; return whether it holds completions."""
         out = self.returned if isinstance(self.returned, Mapping) else {}
         if out.get("completion_ids") is None or out.get("completion_mask") is None:
             return False
@@ -137,7 +140,7 @@ class Sampled(Generation):
         return True
 
     def split_off(self) -> Sampled:
-        """What was seen so far, as a generation of its own: the trainer goes on with another one."""
+        """Return what was observed so far as a separate generation, and reset this one for the next."""
         earlier = copy.copy(self)
         earlier.earlier = []
         self.is_one_of_several = True
@@ -149,21 +152,21 @@ class Sampled(Generation):
         return earlier
 
     def forget_trainers_lists(self) -> None:
-        """They need not wait for the worker thread."""
+        """Drop references to the trainer's lists, so that the worker's queue does not keep them in memory."""
         self.made, self.logged, self.scored_ids, self.claimed = None, None, (), ()
         self.fields, self.before = {}, []
         self.returned = None
 
 
 def _at(values: Any, i: int) -> Any:
-    """One of these values; what is not a list is the same for all."""
+    """Return the value at index `i`; a value that is not a list applies to every row."""
     if not isinstance(values, list):
         return values
     return values[i] if i < len(values) else None
 
 
 def _are_rows(value: Any, kind: type) -> bool:
-    """Whether these are lists of that; an empty list may be one of anything."""
+    """Return whether `value` is a list of lists whose first items are of `kind`; an empty list fits any kind."""
     if not isinstance(value, list) or not all(map(isinstance, value, repeat(list))):
         return False
     return all(map(isinstance, map(itemgetter(0), filter(None, value)), repeat(kind)))
@@ -174,8 +177,8 @@ def _is_spoken(rows: list[Any]) -> bool:
 
 
 class _Waiting:
-    def __init__(self, now: Sampled, ids: Sequence[Sequence[int]]) -> None:
-        self.now = now
+    def __init__(self, generation: Sampled, ids: Sequence[Sequence[int]]) -> None:
+        self.generation = generation
         self.pid = os.getpid()
         self.rows: dict[tuple[int, ...], list[int]] = {}
         for i in reversed(range(len(ids))):
@@ -191,10 +194,10 @@ class _Waiting:
 
 
 class Unscored:
-    """Generations that wait; those that are never claimed are handed over as they are, oldest first."""
+    """Generations that wait to be scored. Those that are never claimed are submitted unscored, oldest first."""
 
     def __init__(self, hand_over: Callable[[Sampled], None], changed: Callable[[int], None]) -> None:
-        """`changed` hears how many rollouts wait."""
+        """Call `changed` with the number of waiting rollouts whenever it changes."""
         self._hand_over = hand_over
         self._changed = changed
         self._lock = threading.Lock()
@@ -211,22 +214,22 @@ class Unscored:
     def _tell(self) -> None:
         self._changed(self.count)
 
-    def wait(self, now: Sampled, ids: Sequence[Sequence[int]]) -> None:
+    def wait(self, generation: Sampled, ids: Sequence[Sequence[int]]) -> None:
         with self._lock:
-            self._waiting.append(_Waiting(now, ids))
+            self._waiting.append(_Waiting(generation, ids))
             late = self._waiting[: -self.most]
             del self._waiting[: -self.most]
         self._give_up(late)
         self._tell()
 
     def wait_unknown(self, count: int) -> None:
-        """Rollouts that were generated in a form that is not known: they can be scored, but not be recognised."""
+        """Change the count of waiting rollouts in an unknown form, which cannot be recognised when they are scored."""
         before, self._unknown = self._unknown, max(0, self._unknown + count)
         if self._unknown != before:
             self._tell()
 
     def claim(self, ids: Sequence[Sequence[int]]) -> list[tuple[Sampled, int] | None]:
-        """For each row, the generation it was made in and its place there, if it waits here."""
+        """Return each row's waiting generation and its index there; None for rows that do not wait."""
         with self._lock:
             found = [self._claim(tuple(row)) if self._waiting else None for row in ids]
             self._waiting = [one for one in self._waiting if one.left]
@@ -237,11 +240,11 @@ class Unscored:
     def _claim(self, ids: tuple[int, ...]) -> tuple[Sampled, int] | None:
         for one in self._waiting:
             if (i := one.take(ids)) is not None:
-                return one.now, i
+                return one.generation, i
         return None
 
     def end(self) -> int:
-        """Nothing will be scored any more. How many there were whose form is not known."""
+        """Submit every waiting generation at the end of training; return how many rollouts had an unknown form."""
         with self._lock:
             late, self._waiting = self._waiting, []
             unknown, self._unknown = self._unknown, 0
@@ -250,11 +253,11 @@ class Unscored:
         return unknown
 
     def _give_up(self, late: Sequence[_Waiting]) -> None:
-        late = [one for one in late if one.pid == os.getpid()]  # what a parent waits for is the parent's
+        late = [one for one in late if one.pid == os.getpid()]  # after a fork, the parent submits its own
         for one in late:
-            one.now.keep_rows(one.left)
-            self._hand_over(one.now)
-        if any(one.now.unknown.get("rewards") == NEVER_SCORED for one in late):
+            one.generation.keep_rows(one.left)
+            self._hand_over(one.generation)
+        if any(one.generation.unknown.get("rewards") == NEVER_SCORED for one in late):
             self._once.warn(
                 "the trainer generates rollouts that it does not score where that can be seen; they are stored "
                 "without rewards, and marked"

@@ -47,6 +47,24 @@ class Alerts:
             self._tell(text)
         return told
 
+    def look_at_rewards(self, firsts: Mapping[str, tuple[str, str]], step: Step) -> list[str]:
+        """Texts about reward functions that gave NaN or infinity for the first time, told like the others.
+
+        `firsts`: what each of them gave ("NaN", "infinite"), and in which rollout; "" for a reward of no function.
+        """
+        told = []
+        for name, (kind, rollout_id) in firsts.items():
+            if (rule := f"reward {name}") not in self._told:
+                self._told.add(rule)
+                what = f"reward function {name!r} gave a reward that" if name else "the reward"
+                told.append(
+                    f"{what} is {kind}, for the first time in rollout {rollout_id} ({step.split} step {step.step}); "
+                    "rollouts stats counts them"
+                )
+        for text in told:
+            self._tell(text)
+        return told
+
     def _collapsed(self, figures: Mapping[str, float], step: Step) -> str | None:
         value = figures.get("duplicated", 0.0)
         if not self._holds("collapse", value >= self._collapse and step.seen >= FEWEST_ROLLOUTS):

@@ -11,11 +11,11 @@ from typing import Any
 
 from rollout_hookspecs import Rollout, Run, Step, hookimpl
 
-from rollout_plugins.content.names import NUMBERS
 from rollout_plugins.content.numbers import real
-from rollout_plugins.content.once import Once
-from rollout_plugins.content.options import check, one_of, whole
 from rollout_plugins.plugins.strategies import STRATEGIES, Pool, Reasons
+from rollout_plugins.system.labels import NUMBERS
+from rollout_plugins.system.option_checks import check, one_of, whole
+from rollout_plugins.system.warn_once import Once
 
 logger = logging.getLogger("rollout_plugins")
 

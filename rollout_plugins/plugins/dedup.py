@@ -10,7 +10,7 @@ from rollout_hookspecs import Rollout, Step, hookimpl
 
 from rollout_plugins.content.hashing import content_hash
 from rollout_plugins.content.numbers import finite
-from rollout_plugins.content.options import check, flag, one_of, whole
+from rollout_plugins.system.option_checks import check, flag, one_of, whole
 
 KINDS = ("prompt", "completion", "rollout")
 KEEP = ("first", "best")

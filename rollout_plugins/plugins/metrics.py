@@ -6,24 +6,32 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, pairwise
+from math import isfinite, isnan
 from typing import Any
 
 from rollout_hookspecs import Columns, Run, Step, hookimpl
 
-from rollout_plugins.content.drafts import Drafts
 from rollout_plugins.content.hashing import content_hash
-from rollout_plugins.content.numbers import finite
-from rollout_plugins.content.options import check, one_of, share, whole
-from rollout_plugins.content.talk import Talk
+from rollout_plugins.content.message_columns import Talk
+from rollout_plugins.content.numbers import finite, real
+from rollout_plugins.content.rollout_columns import Drafts
 from rollout_plugins.plugins.alerts import Alerts
 from rollout_plugins.plugins.statistics import correlation, mean, numbers, quantile, spread
+from rollout_plugins.system.option_checks import check, one_of, share, whole
 
 _TEXTS = 64
 _WORDS = 1000
 _TOOLS = 50
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}\Z")
 
-HEADLINES = ("truncated", "duplicated", "groups/no_spread", "groups/reward_spread", "tools/failed")
+HEADLINES = (
+    "rewards/not_finite",
+    "truncated",
+    "duplicated",
+    "groups/no_spread",
+    "groups/reward_spread",
+    "tools/failed",
+)
 
 Alert = Callable[[str, str], object]
 
@@ -37,6 +45,7 @@ class Metrics:
     - `groups/no_spread`: share of groups in which all rewards are equal, which teach nothing.
     - `groups/reward_spread`: mean standard deviation of the rewards in a group.
     - `tools/failed`: share of the tool calls that failed, including calls of tools that do not exist.
+    - `rewards/not_finite`: share of the rollouts with a reward that is NaN or infinite.
     - `drops/<reason>`: rollouts lost so far; from the third reason on, `drops/others` has all but the first.
     - `unsent/<sink>`: rollouts that a sink missed so far; the store has them.
 
@@ -103,7 +112,9 @@ class Metrics:
         drafts = Drafts.of(columns)
         answers = drafts.talk("completion")
         calls = drafts.outcomes().columns
+        odd = _odd_rewards(drafts)
         figures: dict[str, float | None] = {**_shares(drafts, answers), **_groups(drafts)}
+        figures["rewards/not_finite"] = len(set(chain.from_iterable(odd.values()))) / len(drafts)
         if self.verbose:
             figures |= {**_more_shares(drafts, answers), **_correlations(drafts), **_variety(answers)}
         by_tool = self._by_tool(calls)
@@ -113,7 +124,10 @@ class Metrics:
                 figures |= _of_calls(f"tools/{name}", calls, own, len(drafts))
         found = {name: value for name, value in figures.items() if value is not None}
         states = {name: [calls["status"][at] for at in own] for name, own in by_tool.items()}
-        self.alerts = self._rules.look(found, states, step) if step.split == "train" else []
+        firsts = {name: (_kind_of(drafts, name, at), str(drafts["id"][at])) for name, (at, *_) in odd.items()}
+        self.alerts = self._rules.look_at_rewards(firsts, step)
+        if step.split == "train":
+            self.alerts += self._rules.look(found, states, step)
         return found
 
     def _by_tool(self, calls: Mapping[str, Sequence[Any]]) -> dict[str, list[int]]:
@@ -183,6 +197,27 @@ def _acted(messages: Sequence[Any]) -> bool:
     """Whether there is anything besides text in what the model said, such as an image."""
     contents: list[Any] = [message.get("content") for message in _turns(messages)]
     return any(len(c) > len(_texts(c)) for c in contents if type(c) in {list, tuple})
+
+
+def _odd_rewards(drafts: Drafts) -> dict[str, list[int]]:
+    """Places of the rewards that are NaN or infinite, by function; under "" of those that no function explains."""
+    odd: dict[str, list[int]] = {}
+    for place, (total, rewards) in enumerate(zip(drafts["reward"], drafts["rewards"], strict=True)):
+        values = rewards if isinstance(rewards, Mapping) else {}
+        names = [name for name, value in values.items() if _is_odd(value)]
+        for name in names or ([""] if _is_odd(total) else []):
+            odd.setdefault(str(name), []).append(place)
+    return odd
+
+
+def _is_odd(value: Any) -> bool:
+    known = real(value)
+    return known is not None and not isfinite(known)
+
+
+def _kind_of(drafts: Drafts, name: str, place: int) -> str:
+    value = real(drafts["rewards"][place].get(name) if name else drafts["reward"][place])
+    return "NaN" if value is None or isnan(value) else "infinite"
 
 
 def _groups(drafts: Drafts) -> dict[str, float | None]:

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from rollout_hookspecs import Placeholder
 
+from rollout_plugins.content.exact_json import placeholder_for
 from rollout_plugins.content.limits import READ_DEPTH, TOO_DEEP, Nesting
-from rollout_plugins.store.codec import placeholder_for
 
 ATOMS = frozenset({int, float, bool, type(None)})
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rollout_plugins.content.elsewhere import opened, place_of
-from rollout_plugins.content.names import count
-from rollout_plugins.content.nodes import nodes_of
 from rollout_plugins.errors import DamageWarning, RunError
 from rollout_plugins.store.parts import file_name
 from rollout_plugins.store.schema import TYPES
+from rollout_plugins.system.labels import count
+from rollout_plugins.system.node_folders import nodes_of
+from rollout_plugins.system.remote_runs import opened, place_of
 
 
 class Damaged(dict[str, str]):

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rollout_plugins.content.elsewhere import address, is_url, reach
 from rollout_plugins.errors import RunError, need
 from rollout_plugins.reading.damage import UnreadableError, gist
-from rollout_plugins.reading.session import readable
+from rollout_plugins.reading.query_session import readable
 from rollout_plugins.store.schema import SCHEMA
+from rollout_plugins.system.remote_runs import address, is_url, reach
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from rollout_plugins.reading.stored import Stored
+    from rollout_plugins.reading.lazy_methods import Stored
 
 _TRIES = 4
 

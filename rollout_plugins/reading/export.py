@@ -17,18 +17,20 @@ from typing import Any, Literal
 
 from rollout_hookspecs import Rollout, Run, Step
 
-from rollout_plugins.content.discretion import be_discreet
 from rollout_plugins.content.trace import DefaultTrace
-from rollout_plugins.engine import environment
+from rollout_plugins.engine import env_vars as environment
 from rollout_plugins.engine.counters import Counters
 from rollout_plugins.engine.delivery import as_sink
-from rollout_plugins.engine.discover import Plugins, discover, known_sinks, name_of
+from rollout_plugins.engine.discover import Plugins
 from rollout_plugins.engine.dispatch import Dispatcher
-from rollout_plugins.engine.leaving import cleaned_run, seen_by_required
+from rollout_plugins.engine.error_text import error_with_place
+from rollout_plugins.engine.installed import DEFAULT_TRACE, discover, known_sinks, name_of
+from rollout_plugins.engine.outbound_filter import filter_rollout, filter_run
 from rollout_plugins.engine.outbox import Outbox
-from rollout_plugins.engine.telling import is_required, shown
+from rollout_plugins.engine.plugin_checks import is_required
 from rollout_plugins.errors import RolloutPluginsError, RunError, SetupError, suggest
-from rollout_plugins.reading.stored import Stored
+from rollout_plugins.reading.lazy_methods import Stored
+from rollout_plugins.system.confidentiality import be_discreet
 
 logger = logging.getLogger("rollout_plugins")
 
@@ -52,6 +54,8 @@ class Sent:
     """Rollouts the target already had."""
     capped: int
     """Rollouts left out: by the cap, a limit of the sink's own, or a `required` plugin."""
+    unconfirmed: int = 0
+    """Of those sent, rollouts about which the sink said nothing: its `export_traces` returned None."""
 
 
 def export(
@@ -75,7 +79,7 @@ def export(
     """
     choose, is_split = _chooser(cap), cap is None and filters.get("limit") is None
     sink, dispatcher = _loaded(to, plugins, options or {})
-    targets, sent, had, done = [], 0, 0, 0
+    targets, sent, had, done, unconfirmed = [], 0, 0, 0, 0
     for rank in _ranks(run, sink, filters):
         facts = run.info if rank is None else replace(run.info, rank=rank)
         own = {**filters, "rank": rank} if rank is not None and is_split else filters
@@ -85,9 +89,11 @@ def export(
                 sending.send(_of(rank, chosen), step)
                 done += len(_of(rank, rollouts))
                 progress(done)
-            sent, had = sent + sending.outbox.delivered.sent, had + sending.outbox.delivered.had
+            delivered = sending.outbox.delivered
+            sent, had = sent + delivered.sent, had + delivered.had
+            unconfirmed += delivered.unconfirmed
             targets.append(sending.target)
-    return Sent(", ".join(dict.fromkeys(targets)), sent, had, done - sent - had)
+    return Sent(", ".join(dict.fromkeys(targets)), sent, had, done - sent - had, unconfirmed)
 
 
 def _ranks(run: Stored, sink: Any, filters: Mapping[str, Any]) -> Sequence[int | None]:
@@ -141,13 +147,13 @@ class _Sending:
         if self._dispatcher.has_required:
             be_discreet(self)
         self._tell("on_run_start")
-        self._run = cleaned_run(self._dispatcher, self._run)
+        self._run = filter_run(self._dispatcher, self._run)
         self.outbox.start_run(self._run)
         self._settle()
 
     def send(self, rollouts: Sequence[Rollout], step: Step) -> None:
         """Send one generation, and wait until it is there."""
-        seen = [seen_by_required(self._dispatcher, rollout, step) for rollout in rollouts]
+        seen = [filter_rollout(self._dispatcher, rollout, step) for rollout in rollouts]
         traces = [self._dispatcher.trace(rollout) for rollout in seen if rollout is not None]
         self.outbox.send([trace for trace in traces if trace is not None], step)
         self._settle()
@@ -185,9 +191,9 @@ class _Sending:
     def _told(self, error: BaseException) -> Exception:
         """The sink's error, once it is told how far the export came."""
         if not isinstance(error, Exception):  # such as SystemExit, which would end the process without a word
-            return RunError(f"sink {self.outbox.name!r} raised {shown(error)} {self._rest}")
+            return RunError(f"sink {self.outbox.name!r} raised {error_with_place(error)} {self._rest}")
         if not isinstance(error, (RolloutPluginsError, BrokenPipeError)):
-            logger.warning("sink %r raised %s %s", self.outbox.name, shown(error), self._rest)
+            logger.warning("sink %r raised %s %s", self.outbox.name, error_with_place(error), self._rest)
         return error
 
     @property
@@ -203,10 +209,11 @@ def _loaded(to: str | Any, plugins: Sequence[Any], options: Mapping[str, Any]) -
         raise SetupError("options are for a sink that is given by name; give them to the instance")
     loaded = Plugins([to, *(plugins or ())], config={to: options} if options else {})
     name = to if isinstance(to, str) else name_of(to, loaded.found)
-    sink = loaded.manager.get_plugin(name)
+    by_name = {found.name: found.plugin for found in loaded.chosen}
+    sink = by_name.get(name) or next((plugin for plugin in by_name.values() if to in (plugin, type(plugin))), None)
     if sink is None:
         raise SetupError(f"{name!r} is disabled by ROLLOUT_PLUGINS_DISABLE")
-    loaded.manager.register(DefaultTrace(), name="trace")
+    loaded.manager.register(DefaultTrace(), name=DEFAULT_TRACE)
     dispatcher = Dispatcher(loaded.manager, Counters())
     if not any(sink is plugin for plugin in dispatcher.plugins_with("export_traces")):
         raise SetupError(f"{name!r} is not a sink: it does not implement export_traces")

@@ -3,24 +3,27 @@
 # ruff: noqa: S608 - SQL is put together from quoted names and literals
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from rollout_plugins.content.exact_json import cleaned
 from rollout_plugins.errors import RunError, suggest
-from rollout_plugins.reading.sql import literal, name_of
-from rollout_plugins.store.codec import cleaned
+from rollout_plugins.reading import text_search
+from rollout_plugins.reading.sql_pieces import literal, name_of
+from rollout_plugins.store.schema import REWARD_PREFIX
 
 PRUNED = """coalesce(marks, '') like '%"pruned":%'"""
 """Is true of rollouts that lost their text."""
 ORDER = ("generation", "attempt", "split", "index", "rank")
 _NAMES = ("split", "finish", "id")
 _FLOATS = {"DOUBLE", "FLOAT"}
+_ASKS_FOR_NAN = re.compile(r"(?i)(\bis(nan|finite|inf)\s*\(\s*|\.)$")
+_ASKS_FOR_NULL = re.compile(r"(?i)\s+is\s+(not\s+)?null\b")
 _QUOTED = r'"(?:[^"]|"")*"'
-_KEPT = rf"(?P<kept>'(?:[^']|'')*'|(?i:\bas\s+){_QUOTED}|(?i:\bwithin\s+group\b|\bgroup\s+by\b))"
+_KEPT = rf"(?P<kept>'(?:[^']|'')*'|(?i:\bas\s+)(?:{_QUOTED}|\w+)|(?i:\bwithin\s+group\b|\bgroup\s+by\b))"
 _GROUP = r"\bgroup\b"
 
 
@@ -35,9 +38,25 @@ class Column:
     """Its name in SQL, where that is another: SQL does not tell apart names that differ only in case."""
 
     @property
+    def may_be_nan(self) -> bool:
+        """Whether it has reals; `time` has none that are NaN, and is also the name of a type."""
+        return self.kind in _FLOATS and self.name != "time"
+
+    @property
     def sql(self) -> str:
         own = name_of(self.spelled or self.name)
         return f"{name_of(self.producer)}.{own}" if self.producer else own
+
+
+#: The filters that are text, and what each is to be.
+_TEXTS = {
+    "split": "the name of a split, such as 'train'",
+    "finish": "a reason to end, such as 'length'",
+    "tool": "the name of a tool",
+    "where": "a condition such as 'reward < 0'",
+    "search": "text to look for, such as 'error'",
+    "order": "a column such as '-reward', or a list of columns",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +83,23 @@ class Filters:
     generations: tuple[int, int] | None = None
     """The first and the last to look at."""
 
+    @classmethod
+    def of(cls, **filters: Any) -> Filters:
+        """Return these filters, or raise one line about a name that is none."""
+        for name in filters:
+            if name not in cls.__dataclass_fields__:
+                raise RunError(f"there is no filter {name!r}; {suggest(name, _PUBLIC)}")
+        return cls(**filters)
+
+    def __post_init__(self) -> None:
+        for name, wanted in _TEXTS.items():
+            value = getattr(self, name)
+            is_list = name == "order" and isinstance(value, (list, tuple))
+            if not all(isinstance(text, str) for text in (value if is_list else [value]) if value is not None):
+                raise RunError(f"{name}={value!r} is not {wanted}")
+        if self.has_error not in {None, True, False}:
+            raise RunError(f"has_error={self.has_error!r} is not True or False")
+
     @property
     def most(self) -> int | None:
         """`limit` as a number."""
@@ -79,6 +115,9 @@ class Filters:
         """What the caller wrote in SQL, to see which columns it may mention."""
         order = self.order if isinstance(self.order, str) else " ".join(self.order or ())
         return f"{self.where or ''} {order}"
+
+
+_PUBLIC = [name for name in Filters.__dataclass_fields__ if name not in {"id", "prompt", "messages", "generations"}]
 
 
 def condition(filters: Filters, table: str) -> str:
@@ -97,6 +136,8 @@ def condition(filters: Filters, table: str) -> str:
     if filters.step is not None:
         simple.append(_steps(filters.step, filters.split, table))
     found = [_any_of(alternatives) for alternatives in _inside(filters)]
+    if filters.search:
+        found.append(text_search.condition(filters.search))
     if filters.has_error is not None:
         wrong = "(error is not null or finish = 'error' or coalesce(failed_calls, 0) > 0)"
         found.append(wrong if filters.has_error else f"not {wrong}")
@@ -110,12 +151,6 @@ def _inside(filters: Filters) -> list[list[tuple[str, str]]]:
         out.append([("tool_calls", f"x.name = {literal(filters.tool)}")])
     if filters.prompt is not None:
         out.append([("prompt", f"x.content = {literal(filters.prompt)}")])
-    if filters.search:
-        text = filters.search.lower()
-        plain, quoted = literal(text), literal(json.dumps(text, ensure_ascii=False)[1:-1])
-        said = f"contains(lower(x.content), {plain}) or contains(lower(x.reasoning), {plain})"
-        called = f"contains(lower(x.arguments), {quoted}) or contains(lower(x.name), {plain})"
-        out.append([("prompt", said), ("completion", said), ("tool_calls", called)])
     return out
 
 
@@ -193,6 +228,7 @@ def order_by(order: str | Sequence[str] | None, columns: Mapping[str, Column]) -
     text = order if isinstance(order, str) else ",".join(order or ())
     pieces = [piece.strip() for piece in text.split(",") if piece.strip()]
     names = [piece.removeprefix("-").strip() for piece in pieces]
+    columns = with_bare_names(columns, names)
     unknown = [name for name in names if name not in columns]
     if unknown and all(re.fullmatch(r"-?[\w./-]+", piece) for piece in pieces):
         raise RunError(no_column(unknown[0], columns))
@@ -207,17 +243,44 @@ def _ordered(column: Column, *, down: bool) -> str:
     return f"{column.sql} is null, isnan({column.sql}), {direction}" if column.kind in _FLOATS else direction
 
 
-def rewritten(text: str, columns: Mapping[str, Column]) -> str:
-    """The caller's SQL with `group`, `reward/<name>` and `<producer>.<column>`, quoted or bare, as SQL knows them."""
-    odd = sorted((name for name in columns if not name.isidentifier()), key=len, reverse=True)
-    bare = [rf"(?<![\w/]){re.escape(name)}(?![\w/])" for name in odd]
+def with_bare_names(columns: Mapping[str, Column], names: Iterable[str]) -> Mapping[str, Column]:
+    """Return the columns, also under those of the names that stand for one reward function alone."""
+    found = {name: column for name in names if name not in columns and (column := _of_function(name, columns))}
+    return {**columns, **found} if found else columns
+
+
+def _of_function(name: str, columns: Mapping[str, Column]) -> Column | None:
+    """Return the column of the reward function of this name, if there is one; case decides between several."""
+    if exact := columns.get(REWARD_PREFIX + name):
+        return exact
+    alike = [known for known in columns if known.casefold() == (REWARD_PREFIX + name).casefold()]
+    return columns[alike[0]] if len(alike) == 1 else None
+
+
+def rewritten(text: str, columns: Mapping[str, Column], *, without_nan: bool = False) -> str:
+    """Return the caller's SQL with `group`, `reward/<name>` and `<producer>.<column>` as SQL knows them.
+
+    `without_nan`: no comparison is true of a NaN, which DuckDB takes for greater than every number; `isnan(x)` is.
+    """
+    odd = [name for name, column in columns.items() if not name.isidentifier() or column.sql != name_of(name)]
+    plain = [name for name, column in columns.items() if without_nan and column.may_be_nan and name.isidentifier()]
+    names = sorted({*odd, *plain}, key=len, reverse=True)
+    bare = [rf"(?<![\w/]){'(?i:' if name in plain else '(?:'}{re.escape(name)})(?![\w/])" for name in names]
+    cleaned_text = cleaned(text)
 
     def spelled(match: re.Match[str]) -> str:
         found = match[0]
-        column = columns.get(found[1:-1].replace('""', '"') if found[0] == '"' else found)
-        return found if match["kept"] or column is None else column.sql
+        name = found[1:-1].replace('""', '"') if found[0] == '"' else found
+        column = columns.get(name) or columns.get(name.casefold())
+        if match["kept"] or column is None:
+            return found
+        around = cleaned_text[: match.start()], cleaned_text[match.end() :]
+        is_compared = not (_ASKS_FOR_NAN.search(around[0]) or _ASKS_FOR_NULL.match(around[1]))
+        if without_nan and column.may_be_nan and is_compared:
+            return f"nullif({column.sql}, 'nan'::double)"
+        return column.sql
 
-    return re.sub("|".join([_KEPT, _QUOTED, *bare, _GROUP]), spelled, cleaned(text))
+    return re.sub("|".join([_KEPT, _QUOTED, *bare, _GROUP]), spelled, cleaned_text)
 
 
 def no_column(name: str, columns: Collection[str]) -> str:

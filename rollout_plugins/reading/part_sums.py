@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow.parquet as pq
 
-from rollout_plugins.content.elsewhere import lies_elsewhere, opened
 from rollout_plugins.errors import RunError
-from rollout_plugins.reading import gathered, small
+from rollout_plugins.reading import small_files as small
+from rollout_plugins.reading import sums_cache as gathered
 from rollout_plugins.reading.damage import UnreadableError, gist, wrong_columns
-from rollout_plugins.reading.together import generations_of
+from rollout_plugins.reading.merged_sums import generations_of
 from rollout_plugins.store import sums
 from rollout_plugins.store.parts import file_name
 from rollout_plugins.store.schema import TYPES
+from rollout_plugins.system.remote_runs import lies_elsewhere, opened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

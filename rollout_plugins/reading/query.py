@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import threading
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -14,33 +15,41 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pyarrow as pa
 
+from rollout_plugins.content.exact_json import is_clean
 from rollout_plugins.errors import RunError
-from rollout_plugins.reading import annotate, sql, summary
+from rollout_plugins.reading import annotating as annotate
+from rollout_plugins.reading import sql_pieces as sql
+from rollout_plugins.reading import step_log, summary
 from rollout_plugins.reading.damage import UnreadableError, gist
-from rollout_plugins.reading.filters import Column, Filters, condition, no_column, order_by, rewritten
-from rollout_plugins.reading.sql import listed, literal, name_of
+from rollout_plugins.reading.filters import Column, Filters, condition, no_column, order_by, rewritten, with_bare_names
+from rollout_plugins.reading.sql_pieces import listed, literal, name_of
 from rollout_plugins.reading.tables import Tables
 from rollout_plugins.store.any_version import integers
-from rollout_plugins.store.codec import is_clean
 from rollout_plugins.store.schema import HEAVY, REWARD_PREFIX, SCHEMA
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from rollout_plugins.reading.annotate import Producer
+    from rollout_plugins.reading.annotating import Producer
     from rollout_plugins.reading.tables import Source
 
-TABLES = "rollouts, messages, tool_calls and annotations.<producer>"
-_PEOPLES = ("rollouts", "messages", "tool_calls")
+TABLES = "rollouts, messages, tool_calls, steps and annotations.<producer>"
+_PEOPLES = ("rollouts", "messages", "tool_calls", "steps")
 _SHOW_TABLES = re.compile(r"\s*show\s+(all\s+)?tables\s*;?\s*", re.IGNORECASE)
 _PRAGMA = re.compile(r"\s*pragma\b", re.IGNORECASE)  # DuckDB 1.5 calls it a SELECT
 #: Generations in which the first rollouts with a text are looked for, before twice as many are.
 _AT_ONCE = 4
+_MISSING = re.compile(
+    r'column (named )?"(?P<column>[^"]+)"( not found|\s*$)|key "(?P<key>[^"]+)" in struct', re.MULTILINE
+)
 _QUESTION = re.compile(r"\b(from|table)\b", re.IGNORECASE)
 #: Reward functions that get a column; names that differ from rollout to rollout would never end.
 MOST_REWARDS = 500
+#: The same for names in the trainer's log.
+MOST_LOGGED = 1000
 _ALL = Filters()
+_OF_GENERATIONS = {"split", "step", "attempt", "generation"}
 _OURS = (duckdb.IOException, duckdb.InternalException, duckdb.FatalException, duckdb.SerializationException)
 
 
@@ -57,6 +66,7 @@ class Database:
         self._lock = threading.RLock()
         self._shown = ""
         self._made: set[str] = set()
+        self._log_columns: dict[str, str] | None = None
         with self._asking():
             self._tables = Tables(sources, files, uneven=uneven)
             self._connection = self._tables.connection
@@ -114,22 +124,43 @@ class Database:
             if holds_question:
                 self._show(filters.superseded, annotated=annotated)
             if counted:
-                return self._asked(filters, view).aggregate("count(*) as n").to_arrow_table()
+                return self._naming(
+                    lambda columns: self._asked(filters, view, columns).aggregate("count(*) as n").to_arrow_table()
+                )
             if whole and self.annotated:
                 return self._with_annotations(self._found(filters, view, "_file, _row, id, _run"))
             return self._found(filters, view, "_file, _row, id" if whole else "_file, _row")
 
-    def _asked(self, filters: Filters, view: str) -> Any:
+    def _naming(self, ask: Callable[[Mapping[str, Column]], pa.Table]) -> pa.Table:
+        """Ask; and again with the column of a reward function for each bare name that DuckDB does not know."""
+        columns: Mapping[str, Column] = self.columns
+        while True:
+            try:
+                return ask(columns)
+            except duckdb.BinderException as error:
+                missing = _MISSING.search(str(error))
+                more = with_bare_names(columns, [missing["column"]] if missing and missing["column"] else [])
+                if len(more) == len(columns):
+                    raise
+                columns = more
+
+    def _asked(self, filters: Filters, view: str, columns: Mapping[str, Column]) -> Any:
         """Those that were asked for, in no order. SQL of the caller's stays the expression that it is."""
         relation = self._connection.sql(f"select * from {view} where {self._condition(filters)}")
-        return relation if filters.where is None else relation.filter(rewritten(filters.where, self.columns))
+        if filters.where is None:
+            return relation
+        return relation.filter(rewritten(filters.where, columns, without_nan=True))
 
     def _found(self, filters: Filters, view: str, names: str) -> pa.Table:
-        """Where they are, in order; in one question where that is possible."""
-        order = order_by(filters.order, self.columns)
+        """Where they are, in order."""
+        return self._naming(lambda columns: self._found_by(filters, view, names, columns))
+
+    def _found_by(self, filters: Filters, view: str, names: str, columns: Mapping[str, Column]) -> pa.Table:
+        """The same; in one question where that is possible."""
+        order = order_by(filters.order, columns)
         most = None if filters.most is None else max(filters.most, 0)
         if filters.where is not None or filters.order:
-            relation = self._asked(filters, view).order(order)
+            relation = self._asked(filters, view, columns).order(order)
             relation = (relation if most is None else relation.limit(most)).project(names)
         else:
             where, limit = self._condition(filters), "" if most is None else f" limit {most}"
@@ -155,14 +186,15 @@ class Database:
         if _SHOW_TABLES.fullmatch(query):
             return pa.table({"name": self._names_of_tables})
         with self._asking("the SQL"):
-            written = rewritten(query, self.columns)
-            found = self._connection.extract_statements(written)
+            found = self._connection.extract_statements(rewritten(query, self.columns))
             kinds = [str(statement.type).rpartition(".")[2] for statement in found]
             if kinds != ["SELECT"] or _PRAGMA.match(query):
                 raise RunError(_refused(kinds))
+            if "steps" in query.casefold():
+                self._show_steps(superseded)
             counted = re.sub(r"count\s*\(\s*\*\s*\)", "", query, flags=re.IGNORECASE)
             self._show(superseded, annotated="*" in counted or self._mentions(query))
-            table = self._connection.sql(written).to_arrow_table()
+            table = self._naming(lambda columns: self._connection.sql(rewritten(query, columns)).to_arrow_table())
             names = {column.spelled: name for name, column in self.stored.items() if column.spelled}
             return table.rename_columns(_distinct(names.get(name, name) for name in table.column_names))
 
@@ -172,6 +204,22 @@ class Database:
             query = f"select {listed(SCHEMA.names)}, filename from {sql.parquet(files)}"
             found = self._connection.sql(query).to_arrow_table()
             return found.select(SCHEMA.names).cast(SCHEMA).append_column("filename", found["filename"])
+
+    def values(self, name: str) -> list[Any]:
+        """The different values of a column, in order; without NaN, which is not a value to choose."""
+        columns = with_bare_names(self.columns, [name])
+        if (column := columns.get(name)) is None:
+            raise RunError(no_column(name, self.columns))
+        if name in _OF_GENERATIONS:
+            view = _sums_of(superseded=True)
+        else:
+            whole = name in HEAVY
+            self._add(whole=whole)
+            view = _view(superseded=True, annotated=bool(column.producer), whole=whole)
+        is_value = f"not isnan({column.sql})" if column.may_be_nan else "true"
+        query = f"select distinct {column.sql} as v from {view} where v is not null and {is_value} order by v"
+        with self._asking(f"the column {name!r}"):
+            return [row[0] for row in self._connection.sql(query).fetchall()]
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         """What a query of our own gives, over sums, or over rollouts without what was said in them."""
@@ -187,16 +235,53 @@ class Database:
         with self._asking(f"where={when.where!r}"):
             return int(self._connection.sql(query).fetchall()[0][0])
 
-    def stats(self) -> tuple[list[str], list[tuple[Any, ...]]]:
-        """The run's figures, step by step: their names, and a row for each step."""
-        names, query = summary.query(
-            name.removeprefix(REWARD_PREFIX) for name in self.stored if name.startswith(REWARD_PREFIX)
-        )
+    def count_by_file(self) -> dict[Path, Counter[tuple[int, int, str]]]:
+        """How many rollouts each file has of each attempt, rank and split that its rows name."""
+        counts: dict[Path, Counter[tuple[int, int, str]]] = {}
+        query = "select _file, attempt, rank, split, count(*) from every_rollouts group by all"
+        for number, attempt, rank, split, rollouts in self.rows(query):
+            counts.setdefault(self._tables.files[number], Counter())[attempt, rank, split] += rollouts
+        return counts
+
+    def stats(self, *, width: int = 1) -> tuple[list[str], list[tuple[Any, ...]]]:
+        """The run's figures: their names, and a row for each step, or for so many neighbouring ones."""
+        functions = [name.removeprefix(REWARD_PREFIX) for name in self.stored if name.startswith(REWARD_PREFIX)]
+        names, query = summary.query(functions, width=width)
         with self._asking():
             if self._connection.sql(summary.mingled("every")).fetchall()[0][0]:
                 self._tables.add_sums(whole=False)
                 self._sums()
             return names, self._connection.sql(query).fetchall()
+
+    def log_columns(self) -> dict[str, str]:
+        """The names that the trainer logged, in the order of their first time, and the column of each in `steps`."""
+        with self._asking():
+            if self._log_columns is None:
+                logs = [step_log.read_log(source.folder, source.damaged) for source in self._tables.sources]
+                self._tables.table("logged", step_log.numbered(logs))
+                query = "select name from logged where value is not null group by name order by min(_row)"
+                names = [name for (name,) in self._connection.sql(query).fetchall()]
+                self._log_columns = step_log.columns_of(names[:MOST_LOGGED])
+                self._tables.view("current_logged", step_log.current(self._is_again))
+                self._tables.view("current_steps", step_log.steps(self._log_columns, "current_logged"))
+            return self._log_columns
+
+    def logged(self, *, width: int = 1) -> dict[int, dict[str, float]]:
+        """What the trainer logged, by the step that stands for so many neighbouring ones, as in `stats`: the means."""
+        columns = self.log_columns()
+        if not columns:
+            return {}
+        first = "coalesce((select min(step) from current_generations), 0)"
+        point = f"step - (step - {first}) % {width}"
+        means = ", ".join(f"avg({name_of(column)})" for column in columns.values())
+        rows = self.rows(f"select {point} as point, {means} from current_steps group by point")
+        names = [step_log.PREFIX + name for name in columns]
+        return {point: dict(zip(names, values, strict=True)) for point, *values in rows}
+
+    def _show_steps(self, superseded: bool) -> None:
+        """Point `steps` at what counts, or at everything."""
+        columns = self.log_columns()
+        self._tables.view("steps", step_log.steps(columns, "logged") if superseded else "from current_steps")
 
     def done_again(self) -> list[tuple[int, int]]:
         """(attempt, step) of the attempts that did steps again, after the one they were resumed from."""
@@ -284,7 +369,7 @@ class Database:
                 said = _said(len(annotated))
                 self._tables.view(said, annotate.select(producer, partial(sql.parquet, uneven=True)))
                 view = f"annotations.{name_of(producer.name)}"
-                self._connection.execute(f"create view {view} as select * exclude (_run) from {said}")
+                self._connection.execute(f"create view {view} as select id, unnest(v) from {said}")
                 annotated[producer.name] = producer
         return annotated
 
@@ -325,9 +410,9 @@ class Database:
         text = _gist(error)
         if isinstance(error, _OURS) or "magic bytes" in text:  # the end of a Parquet file
             return UnreadableError(text)
-        missing = re.search(r'(?:column "([^"]+)" not found|key "([^"]+)" in struct)', text)
-        if missing:
-            return RunError(no_column(missing[1] or missing[2], self.columns))
+        if missing := _MISSING.search(text):
+            columns = {**self.columns, **dict.fromkeys((self._log_columns or {}).values())}
+            return RunError(no_column(missing["column"] or missing["key"], columns))
         if isinstance(error, duckdb.PermissionException):
             return RunError(f"{what} reaches outside the run; it may read {TABLES}")
         if table := re.search(r"[Tt]able with name (\S+)", text):
@@ -383,7 +468,7 @@ def _reward(column: Column) -> str:
 
 
 def _said(number: int) -> str:
-    """The view of what a producer said, and in which run."""
+    """The view of what a producer said: run, id, and all columns as one value `v`."""
     return f"said_{number}"
 
 
@@ -392,10 +477,7 @@ def _joined(producers: Any) -> tuple[str, str]:
     columns = joins = ""
     for number, producer in enumerate(producers):
         columns += f", a{number}.v as {name_of(producer.name)}"
-        joins += (
-            f" left join (select _run, id, {annotate.struct(producer)} as v from {_said(number)}) a{number}"
-            f" on a{number}.id = r.id and a{number}._run = r._run"
-        )
+        joins += f" left join {_said(number)} a{number} on a{number}.id = r.id and a{number}._run = r._run"
     return columns, joins
 
 

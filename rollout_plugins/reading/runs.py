@@ -15,25 +15,28 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from rollout_plugins.content.elsewhere import address, place_of
-from rollout_plugins.content.names import count, listed, run_name
-from rollout_plugins.content.nodes import nodes_of
+from rollout_plugins.content.hashing import content_hash
 from rollout_plugins.errors import DamageWarning, RunError, need
-from rollout_plugins.reading import annotate
+from rollout_plugins.reading import annotating as annotate
+from rollout_plugins.reading import summary
 from rollout_plugins.reading.damage import Damaged
-from rollout_plugins.reading.facts import Facts
-from rollout_plugins.reading.filters import Filters, no_column
-from rollout_plugins.reading.finding import found_in, newest_in
-from rollout_plugins.reading.joining import absent
-from rollout_plugins.reading.matches import Matches, Rollouts
-from rollout_plugins.reading.moved import gone
+from rollout_plugins.reading.filters import Filters
+from rollout_plugins.reading.find_runs import found_in, newest_in
+from rollout_plugins.reading.missing import missing_files, missing_rollouts
+from rollout_plugins.reading.multi_node import absent
+from rollout_plugins.reading.notebooks import draw_tables
 from rollout_plugins.reading.part_sums import PartSums
-from rollout_plugins.reading.session import Session, look_again
-from rollout_plugins.reading.small import SmallFiles
-from rollout_plugins.reading.sql import name_of
+from rollout_plugins.reading.query_session import Session, look_again
+from rollout_plugins.reading.recorded_facts import Facts
+from rollout_plugins.reading.relocated_parts import gone
+from rollout_plugins.reading.search_results import Matches, Rollouts
+from rollout_plugins.reading.small_files import SmallFiles
 from rollout_plugins.reading.tables import Memory
 from rollout_plugins.store.parts import find_parts
 from rollout_plugins.store.schema import TYPES
+from rollout_plugins.system.labels import count, listed, not_finite, run_name
+from rollout_plugins.system.node_folders import nodes_of
+from rollout_plugins.system.remote_runs import address, place_of
 
 if TYPE_CHECKING:
     from rollout_hookspecs import Rollout, Run
@@ -84,13 +87,12 @@ class StoredRun:
 
     @property
     def unreadable(self) -> list[str]:
-        """What of the run cannot be read, in a line each: found so far, or recorded and in no file."""
-        recorded = sum(sum(attempt.get("rollouts", {}).values()) for attempt in self.attempts)
-        missing = recorded - self._session.ask(lambda known: known.count(superseded=True))
-        lines = (
-            [f"{missing:,} of {recorded:,} recorded rollouts are in no file that can be read"] if missing > 0 else []
-        )
-        return [*map(self.damaged.told, self.damaged), *lines]
+        """What of the run cannot be read, in a line each: found so far, recorded and in no file, and missing files.
+
+        What was recorded is compared with what the files hold by attempt, rank and split.
+        """
+        lines = self._session.ask(lambda database: missing_rollouts(self.dir, self.attempts, database))
+        return [*map(self.damaged.told, self.damaged), *lines, *missing_files(self.dir)]
 
     def verify(self) -> None:
         """Read every file to its end, so that `damaged` names all that cannot be read."""
@@ -133,8 +135,11 @@ class StoredRun:
 
     @property
     def untrained(self) -> dict[str, int]:
-        """Rollouts that the trainer generated and did not train on, by reason; they are all here."""
-        return self._facts.total("untrained")
+        """Rollouts that the trainer generated and did not train on, by reason; they are all here.
+
+        Without those of steps that a resumed training did again.
+        """
+        return self._facts.untrained
 
     @property
     def unsent(self) -> dict[str, int]:
@@ -147,9 +152,20 @@ class StoredRun:
         return self._facts.total("skipped")
 
     @property
+    def not_finite(self) -> dict[str, dict[str, int]]:
+        """Rewards that are NaN or infinite, by column: `{"reward/correct": {"nan": 7, "infinite": 1}}`."""
+        rows = self._session.ask(lambda known: known.rows(summary.NOT_FINITE))
+        return {name: {"nan": nan, "infinite": infinite} for name, nan, infinite in rows}
+
+    @property
     def plugin_errors(self) -> dict[str, int]:
         """How often each plugin failed; after three times in a row it was off for the rest of its run."""
         return self._facts.total("plugin_errors")
+
+    @property
+    def warnings(self) -> dict[str, int]:
+        """What recording warned of, and how often."""
+        return self._facts.total("warnings")
 
     @property
     def costs(self) -> dict[str, float]:
@@ -207,7 +223,7 @@ class StoredRun:
         `columns`: those that the function is given, as an Arrow table. It returns a value for each row, or a dict of
         such columns.
         """
-        from rollout_plugins.reading.analysing import annotate_by
+        from rollout_plugins.reading.batch_functions import annotate_by
 
         return annotate_by(self, producer, function, **options)
 
@@ -228,11 +244,7 @@ class StoredRun:
 
     def values(self, column: str) -> list[Any]:
         """The values that a column of numbers or short texts has anywhere in the run, in order."""
-        if column not in self.columns:
-            raise RunError(no_column(column, self.columns))
-        of = "generations" if column in {"split", "step", "attempt", "generation"} else "rollouts"
-        query = f"select distinct {name_of(column)} as v from every_{of} where v is not null order by v"  # noqa: S608 - quoted
-        return [row[0] for row in self._session.ask(lambda known: known.rows(query))]
+        return self._session.ask(lambda known: known.values(column))
 
     def rollouts(
         self,
@@ -255,7 +267,7 @@ class StoredRun:
 
         `step`: a number, -1 or `"last"`, a range (`range(10, 20)`, `"10-20"`) or several numbers. `tool`: called this
         tool. `has_error`: it or one of its tool calls failed. `where`: a SQL condition over the columns, annotations
-        (`judge.score > 0.5`) among them. `search`: text anywhere in its messages or calls. `order`: columns, `-` for
+        (`judge.score > 0.5`) among them. `search`: text that is stored of it, in any case. `order`: columns, `-` for
         descending. `superseded`: also what a resumed attempt did again. `tokens`: with their token ids and what aligns
         with them, where those are kept; they are many times the rest, so they are not read by default.
         """
@@ -307,34 +319,39 @@ class StoredRun:
     def history(self, prompt: Rollout | str, **filters: Any) -> Iterator[Rollout]:
         """The same prompt through the whole run: that of a rollout, or one with a message of exactly this text."""
         if isinstance(prompt, str):
-            return self._rollouts(Filters(prompt=prompt, **filters))
+            return self._rollouts(Filters.of(prompt=prompt, **filters))
         if not hasattr(prompt, "prompt"):
             raise RunError(f"the prompt is {prompt!r}; give a rollout, or the text of a message")
         found = self.find_prompt(prompt, **filters).rollouts()
-        return (rollout for rollout in found if rollout.prompt == prompt.prompt)
+        wanted = content_hash(prompt.prompt)  # by ==, a prompt with a NaN in it is not even equal to itself
+        return (rollout for rollout in found if content_hash(rollout.prompt) == wanted)
 
     def find_prompt(self, rollout: Rollout, **filters: Any) -> Matches:
         """Where rollouts are whose prompt has the same texts as this one's; images and calls in it may differ."""
         contents = [m.get("content") if isinstance(m, Mapping) else None for m in rollout.prompt]
         texts = [content if isinstance(content, str) else None for content in contents]
-        return self._find(Filters(messages=texts, **filters))
+        return self._find(Filters.of(messages=texts, **filters))
 
     def search(self, text: str, **filters: Any) -> Rollouts:
-        """Rollouts with this text, in any case, in a message, its reasoning or a tool call's arguments."""
-        return self._rollouts(Filters(search=text, **filters))
+        """Rollouts with this text, in any case, in whatever is stored of them.
+
+        Looks into messages and their reasoning, calls, results and errors, names of images, columns, extra and marks,
+        also as a viewer prints them: `→ no such tool: …`, `name(key=value)`. For numbers there is `where`.
+        """
+        return self._rollouts(Filters.of(search=text, **filters))
 
     def find(self, **filters: Any) -> Matches:
         """Where rollouts are, in order, to read any page of them; takes what `rollouts` takes."""
-        return self._find(Filters(**filters))
+        return self._find(Filters.of(**filters))
 
     def count(self, **filters: Any) -> int:
         """How many rollouts match; takes what `rollouts` takes."""
-        return self._session.ask(lambda known: known.total(Filters(**filters)))
+        return self._session.ask(lambda known: known.total(Filters.of(**filters)))
 
     def tables(self, columns: Sequence[str] | None = None, **filters: Any) -> Iterator[pa.Table]:
         """Rollouts as Arrow tables of all or some columns, a few rows each; takes what `rollouts` takes."""
         annotated = columns is None or any("." in name for name in columns)
-        for _, table in self._find(Filters(**filters), whole=annotated).tables(columns):
+        for _, table in self._find(Filters.of(**filters), whole=annotated).tables(columns):
             yield table
 
     def table(self, columns: Sequence[str] | None = None, **filters: Any) -> pa.Table:
@@ -359,13 +376,25 @@ class StoredRun:
         return need("datasets").Dataset(self.table(columns, **filters))
 
     def sql(self, query: str, *, superseded: bool = False) -> pa.Table:
-        """One SELECT over `rollouts`, `messages`, `tool_calls` and `annotations.<producer>`; gives an Arrow table."""
+        """One SELECT over `rollouts`, `messages`, `tool_calls`, `steps`, `annotations.<producer>`; an Arrow table."""
+        draw_tables()
         return self._session.ask(lambda known: known.sql(query, superseded=superseded))
 
-    def stats(self) -> list[dict[str, Any]]:
-        """Reward, spread, lengths, truncation and tools: one row for each split and step."""
-        names, rows = self._session.ask(lambda known: known.stats())
-        return [dict(zip(names, row, strict=True)) for row in rows]
+    def stats(self, *, width: int = 1) -> list[dict[str, Any]]:
+        """Reward, spread, lengths, truncation and tools: one row for each split and step.
+
+        Those of training also have what the trainer logged at the step, as `log/loss` and so on.
+        `width`: how many neighbouring steps share a row, which the first of them names.
+        """
+        names, rows = self._session.ask(lambda known: known.stats(width=width))
+        logged = self._session.ask(lambda known: known.logged(width=width))
+        none = dict.fromkeys(next(iter(logged.values()), ()))
+        figures = [dict(zip(names, row, strict=True)) for row in rows]
+        return [row | (logged.get(row["step"], none) if row["split"] == "train" else none) for row in figures]
+
+    def step_table(self) -> pa.Table:
+        """What the trainer logged, such as loss and grad_norm: a row for each step, a column for each name."""
+        return self.sql("select * exclude (run_id) from steps")
 
     def annotate(self, producer: str, rows: Iterable[Mapping[str, Any]]) -> int:
         """Add columns to rollouts: rows of `id` and values. Returns how many rows were written.
@@ -418,10 +447,12 @@ class StoredRun:
             self.stats(),
             **{
                 "annotated by": ", ".join(self.annotations),
+                "not finite": not_finite(self.not_finite),
                 "lost": listed(self.drops),
                 "not trained on": listed(self.untrained),
                 "not sent": listed(self.unsent, "to "),
                 "errors of plugins": listed(self.plugin_errors),
+                "warnings": "; ".join(self.warnings),
                 "damaged": ", ".join(self.damaged),
             },
         )
@@ -442,10 +473,19 @@ class Runs(Sequence[StoredRun]):
 
     def sql(self, query: str, *, superseded: bool = False) -> pa.Table:
         """One SELECT over the rollouts of all the runs."""
+        draw_tables()
         return self._session.ask(lambda known: known.sql(query, superseded=superseded))
 
     def __repr__(self) -> str:
         return "\n  ".join([f"{count(len(self), 'run')}:", *map(repr, self)])
 
+    def compare(self) -> list[dict[str, Any]]:
+        """One row for each run: rollouts, steps, first and last reward, and the settings that are not all alike."""
+        from rollout_plugins.reading.comparing import compare
+
+        return compare(self)
+
     def _repr_html_(self) -> str:
-        return "".join(run._repr_html_() for run in self)
+        from rollout_plugins.show.notebook import rows_html
+
+        return rows_html(self.compare())

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rollout_plugins.reading.sql import literal
+from rollout_plugins.reading.sql_pieces import literal
 from rollout_plugins.store.schema import REWARD_PREFIX
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ _COLUMNS = {
     "reward_std": f"""case when sum(finite) = 0 then null
         when min(reward_min) filter (where scored > 0) = max(reward_max) filter (where scored > 0) then 0
         else {_SPREAD} end""",
+    "not_finite": "sum(not_finite)::bigint",
     "completion_tokens": "sum(tokens) / nullif(sum(with_tokens), 0)",
     "completion_tokens_max": "max(most_tokens) filter (where with_tokens > 0)",
     "truncated": "sum(truncated)::bigint",
@@ -40,11 +41,19 @@ from (
   group by {_GROUP} having sum(finite) > 1
 ) group by split, step"""
 _GROUPS = f"""
-select split, step, sum(spreads) / nullif(sum(groups), 0) as group_std, sum(groups)::bigint as groups,
+select split, {{point}} as point, sum(spreads) / nullif(sum(groups), 0) as group_std, sum(groups)::bigint as groups,
   sum(flat_groups)::bigint as flat_groups
 from (
   select split, step, groups, flat_groups, spreads from current_generations where groups > 0 union all {_PARTED}
-) group by split, step"""
+) group by split, point"""
+NOT_FINITE = f"""
+select '{REWARD_PREFIX}' || name as name, sum(nan)::bigint as nan, sum(infinite)::bigint as infinite
+from current_rewards group by name having sum(nan) + sum(infinite) > 0
+union all
+select 'reward', sum(nan)::bigint, sum(scored - finite)::bigint from current_generations
+having sum(nan) + sum(scored - finite) > 0
+order by name"""
+"""How many values of each reward function, and of `reward` itself, are NaN or infinite."""
 
 
 def mingled(which: str) -> str:
@@ -64,23 +73,31 @@ select exists (
 )"""
 
 
-def query(rewards: Iterable[str]) -> tuple[list[str], str]:
-    """The names and the SQL of a run's numbers; `rewards` are the names of its reward functions."""
+def query(rewards: Iterable[str], *, width: int = 1) -> tuple[list[str], str]:
+    """Return the names and the SQL of a run's numbers.
+
+    `rewards`: the names of its reward functions. `width`: how many neighbouring steps share a row, named by the first.
+    """
     functions = list(rewards)
     means = "".join(f", {_mean(name)} as r{number}" for number, name in enumerate(functions))
     plain = ", ".join(f'{value} as "{name}"' for name, value in _COLUMNS.items())
     names = ["split", "step", *_COLUMNS, *(REWARD_PREFIX + name for name in functions)]
-    apart = f"select *, {_MIDDLE} from current_generations window apart as (partition by split, step)"
+    point = "step" if width == 1 else f"step - (step - (select min(step) from current_generations)) % {width}"
+    apart = (
+        f"select *, {_MIDDLE} from (select *, {point} as point from current_generations) "
+        "window apart as (partition by split, point)"
+    )
     return [*names, "group_std", "groups", "flat_groups"], (
-        "select s.*, r.* exclude (split, step, n), g.group_std, coalesce(g.groups, 0), coalesce(g.flat_groups, 0) "
-        f"from (select split, step, {plain} from ({apart}) group by split, step) s "
-        f"left join (select split, step, 0 as n{means} from current_rewards group by split, step) r on {_same('r')} "
-        f"left join ({_GROUPS}) g on {_same('g')} order by s.split = 'eval', s.split, s.step"
+        "select s.*, r.* exclude (split, point, n), g.group_std, coalesce(g.groups, 0), coalesce(g.flat_groups, 0) "
+        f"from (select split, point, {plain} from ({apart}) group by split, point) s "
+        f"left join (select split, {point} as point, 0 as n{means} from current_rewards group by split, point) r "
+        f"on {_same('r')} left join ({_GROUPS.format(point=point)}) g on {_same('g')} "
+        "order by s.split = 'eval', s.split, s.point"
     )
 
 
 def _same(other: str) -> str:
-    return f"{other}.split is not distinct from s.split and {other}.step is not distinct from s.step"
+    return f"{other}.split is not distinct from s.split and {other}.point is not distinct from s.point"
 
 
 def _mean(name: str) -> str:

@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import duckdb
 import pyarrow as pa
 
-from rollout_plugins.content.elsewhere import SCHEME, is_elsewhere, lies_elsewhere, reach, spelled
-from rollout_plugins.content.nodes import nodes_of
-from rollout_plugins.reading import sql, together
+from rollout_plugins.reading import merged_sums as together
+from rollout_plugins.reading import sql_pieces as sql
 from rollout_plugins.reading.damage import UnreadableError
 from rollout_plugins.reading.part_sums import PartSums, apart
-from rollout_plugins.reading.small import MANY, SmallFiles
-from rollout_plugins.reading.sql import listed, literal
+from rollout_plugins.reading.small_files import MANY, SmallFiles
+from rollout_plugins.reading.sql_pieces import listed, literal
 from rollout_plugins.store.any_version import integers
 from rollout_plugins.store.parts import Part
 from rollout_plugins.store.schema import LIGHT, SCHEMA
 from rollout_plugins.store.sums import LAYOUT, Sums
+from rollout_plugins.system.node_folders import nodes_of
+from rollout_plugins.system.remote_runs import SCHEME, is_elsewhere, lies_elsewhere, reach, spelled
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -67,7 +68,7 @@ class Tables:
 
         `uneven`: some files may lack columns; finding out which takes opening all of them first.
         """
-        self.sources, self._uneven = sources, uneven
+        self.sources, self.files, self._uneven = sources, files, uneven
         self._numbers = {path: number for number, path in enumerate(files)}
         self.has_many_files = sum(len(source.parts) for source in sources) >= MANY
         self.connection = self._connect()

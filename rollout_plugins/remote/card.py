@@ -13,14 +13,14 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rollout_plugins.content.names import count, listed
-from rollout_plugins.reading.finding import newest_in
+from rollout_plugins.reading.find_runs import newest_in
 from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.remote.folders import Folder, HubFolder
-from rollout_plugins.remote.prune import are_pruned
-from rollout_plugins.store.compacted import NOTE, without_joined
+from rollout_plugins.remote.pruning import are_pruned
+from rollout_plugins.store.joined_parts import NOTE, without_joined
 from rollout_plugins.store.parts import find_parts
 from rollout_plugins.store.schema import FIELDS
+from rollout_plugins.system.labels import count, listed
 
 Datasets: TypeAlias = dict[str, dict[str, "str | list[str]"]]
 _DATA = re.compile(r"(.*/|)(data|sessions)/([^/]+)/(?:.*/)?[^/]+\.(parquet|jsonl)")

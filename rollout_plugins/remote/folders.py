@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from rollout_plugins.content.names import count
-from rollout_plugins.content.nodes import nodes_of
-from rollout_plugins.content.replacing import replace_file
 from rollout_plugins.engine.threads import own_thread
 from rollout_plugins.errors import RunError
-from rollout_plugins.remote.places import Place
+from rollout_plugins.remote.url_places import Place
+from rollout_plugins.system.files import replace_file
+from rollout_plugins.system.labels import count
+from rollout_plugins.system.node_folders import nodes_of
 
 #: Files that are on their way at the same time.
 AT_ONCE = 4
@@ -106,7 +106,9 @@ class Folder:
                 try:
                     self._send(file)
                 except Exception as error:
-                    in_a_row[0] += 1
+                    in_a_row[0] += (
+                        file.path.exists()
+                    )  # one that was joined or sealed meanwhile is not the place's fault
                     failed(file, error)
                 else:
                     in_a_row[0] = 0

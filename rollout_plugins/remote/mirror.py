@@ -13,14 +13,14 @@ from typing import IO, Any
 
 from rollout_hookspecs import Run, hookimpl
 
-from rollout_plugins.content.locks import lock, unlock
-from rollout_plugins.content.options import check, flag
 from rollout_plugins.engine.threads import own_thread
-from rollout_plugins.reading.moved import note_moved
+from rollout_plugins.reading.relocated_parts import note_moved
 from rollout_plugins.remote.card import publish
-from rollout_plugins.remote.copying import Copying, parts_to_spare
+from rollout_plugins.remote.folder_sync import Copying, parts_to_spare
 from rollout_plugins.remote.folders import File, files_of, folder, total
-from rollout_plugins.remote.places import Place, place
+from rollout_plugins.remote.url_places import Place, place
+from rollout_plugins.system.file_locks import lock, unlock
+from rollout_plugins.system.option_checks import check, flag
 
 logger = logging.getLogger("rollout_plugins")
 
@@ -266,7 +266,7 @@ class Following:
         if parent.is_public:
             self._say("%s is public: everybody can read the rollouts there", self._to.url)
         run = self._run
-        copying = Copying.beside(self._folder, parent, run.attempt, run.rank, idle_seconds=self._idle)
+        copying = Copying.beside(self._folder, parent, run.attempt, run.rank, idle_seconds=self._idle, joined=False)
         name = copying.target.place.path.rpartition("/")[2]
         if name != self._folder.name:
             self._say("%s has another run that is called %s; this one is copied to %s", self._to.url, run.id, name)
@@ -296,14 +296,16 @@ class Following:
         over = sum(file.size for file in files) - budget
         if over <= 0:
             return
-        removed = []
+        removed: list[File] = []
+        names: list[str] = []
         for file in parts_to_spare(files):
             if over <= 0:
                 break
-            if copying.is_safe(file):
+            if there := copying.safe_names(file):
                 removed.append(file)
+                names += there
                 over -= file.size
-        note_moved(self._folder, copying.target.place.url, [file.name for file in removed])
+        note_moved(self._folder, copying.target.place.url, names)
         for file in removed:
             with suppress(FileNotFoundError):
                 file.path.unlink()

@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from rollout_hookspecs import Run, Step, hookimpl
 
-from rollout_plugins.content.options import check, whole
 from rollout_plugins.engine.threads import own_thread
-from rollout_plugins.remote.prune import prune_part
+from rollout_plugins.remote.pruning import prune_part
 from rollout_plugins.store.parts import find_parts
+from rollout_plugins.system.option_checks import check, whole
 
 logger = logging.getLogger("rollout_plugins")
 

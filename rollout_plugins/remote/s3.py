@@ -8,8 +8,8 @@ from configparser import Error, RawConfigParser
 from contextlib import suppress
 from functools import cache
 
-from rollout_plugins.content.elsewhere import here
 from rollout_plugins.errors import SetupError
+from rollout_plugins.system.remote_runs import here
 
 _ADDRESS = re.compile(r"https?://[^/@?#\s]+(/[^@?#\s]*)?", re.IGNORECASE)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from rollout_hookspecs import Rollout, Run
 
+from rollout_plugins.content.json_safe import json_text
 from rollout_plugins.content.messages import Call, calls_of, field_of, reasoning_of, role_of, text_of
-from rollout_plugins.content.plain import json_text
 
 FOLDER = "sessions"
 _FACTS = ("split", "step", "group", "reward", "rewards", "finish", "error")

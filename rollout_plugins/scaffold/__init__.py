@@ -15,7 +15,8 @@ from string import Template
 from rollout_hookspecs import PROJECT
 
 from rollout_plugins import __version__
-from rollout_plugins.engine.check import HOOKS
+from rollout_plugins.engine.installed import DEFAULT_TRACE, DISTRIBUTION
+from rollout_plugins.engine.plugin_checks import HOOKS
 from rollout_plugins.errors import SetupError, check_folder, suggest
 from rollout_plugins.scaffold._snippets import SNIPPETS, Snippet
 
@@ -85,6 +86,7 @@ def _names(name: str) -> tuple[str, str, str]:
     if keyword.iskeyword(module) or find_spec(module) is not None:
         raise SetupError(f"{module!r} is a module of Python or of an installed package; try rollout-{project}")
     taken = {entry.name: entry.dist.name for entry in entry_points(group=PROJECT) if entry.dist}
+    taken[DEFAULT_TRACE] = DISTRIBUTION
     if plugin in taken:
         raise SetupError(f"{taken[plugin]} has a plugin named {plugin!r} already; choose another name")
     return project, module, plugin if plugin[0].isalpha() else module

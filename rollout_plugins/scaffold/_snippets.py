@@ -198,7 +198,8 @@ class Seen:
     def lost(self, reason: str, count: int) -> None:
         raise AssertionError(reason)
 
-    untrained = lost
+    def untrained(self, reason: str, count: int, step: int | None = None) -> None:
+        raise AssertionError(reason)
 
     def waits(self, count: int, hand_over: object) -> None:
         raise AssertionError(hand_over)

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from rollout_hookspecs._records import Finish
 
-from rollout_plugins.content import incoming
+from rollout_plugins.content import foreign_values as incoming
 from rollout_plugins.content.messages import as_messages
 from rollout_plugins.content.numbers import finite, real
 from rollout_plugins.content.rewards import given

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rollout_plugins.content.incoming import Lost, Unplaced, each
+from rollout_plugins.content.foreign_values import Lost, Unplaced, each
 from rollout_plugins.errors import RunError
 
 BROKEN = Lost("row with values of the wrong kind")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from rollout_hookspecs import Rollout
 
-from rollout_plugins.content.incoming import Lost, Unplaced
+from rollout_plugins.content.exact_jsonl import restored
+from rollout_plugins.content.foreign_values import Lost, Unplaced
+from rollout_plugins.content.hashing import content_hash
 from rollout_plugins.content.messages import role_of
 from rollout_plugins.content.numbers import real
 from rollout_plugins.content.rewards import given
@@ -17,7 +20,10 @@ from rollout_plugins.shapes._fields import FINISHES, dict_in, finish_of, scores,
 from rollout_plugins.shapes._files import each_row, find
 
 NAME = "OpenAI messages"
-LACKS = ("rewards and the like, unless the lines have reward, rewards, advantage, step, split, group, finish_reason",)
+LACKS = (
+    "rewards and the like, unless the lines have reward, rewards, advantage, step, split, group, finish_reason",
+    "token ids, rendered prompts and the pixels of images; in lines of our own, nothing else",
+)
 _TALK = {"messages", "prompt", "completion"}
 _OWN = {"reward", "advantage", "group"}
 _FIELDS = " fields"
@@ -31,6 +37,10 @@ def read(path: Path) -> Iterator[Unplaced | Lost]:
 
 
 def _row(row: dict[str, Any]) -> Unplaced | Lost:
+    if row.keys() >= _OURS and "exact" in row:
+        with suppress(Exception):  # somebody edited it: it is read as any other line
+            rollout = restored(row)
+            return Unplaced(rollout, generation=(rollout.attempt, rollout.generation), has_place=True)
     said = row.get("messages")
     if isinstance(said, list):  # what came before the first answer is the prompt
         first = next((at for at, message in enumerate(said) if role_of(message) == "assistant"), len(said))
@@ -41,7 +51,8 @@ def _row(row: dict[str, Any]) -> Unplaced | Lost:
 
 
 def _found(row: dict[str, Any], talk: dict[str, Any]) -> Unplaced:
-    row = _ours(row) if row.keys() >= _OURS else row
+    is_ours = row.keys() >= _OURS
+    row = _ours(row) if is_ours else row
     scored, other_rewards = scores(row.get("rewards"))
     columns = {name: value for name, value in row.items() if name not in _said(row)}
     fields = {
@@ -59,7 +70,8 @@ def _found(row: dict[str, Any], talk: dict[str, Any]) -> Unplaced:
         advantage=given(row.get("advantage")),
         **fields,
     )
-    return Unplaced(rollout, row.get("group"))
+    generation = [row.get(name) for name in ("run", "attempt", "generation")] if is_ours else None
+    return Unplaced(rollout, row.get("group"), None if generation is None else content_hash(generation))
 
 
 def _said(row: dict[str, Any]) -> set[str]:
@@ -77,7 +89,10 @@ def _said(row: dict[str, Any]) -> set[str]:
 
 
 def _ours(row: dict[str, Any]) -> dict[str, Any]:
-    """A line of our own `jsonl` sink: its facts as fields, and the words that plain JSON has for NaN as numbers."""
+    """A line of our own `jsonl` sink that a plugin formatted or somebody edited.
+
+    Its facts become fields, and the words that plain JSON has for NaN become numbers.
+    """
     counts = ("prompt_tokens", "completion_tokens", "policy_step")
     fields = {
         "finish": finish_of(row.get("finish")),

@@ -10,7 +10,7 @@ from typing import Any
 
 from rollout_hookspecs import Rollout
 
-from rollout_plugins.content.incoming import REJECTED, UNREADABLE, Held, Incoming, Lost, Unplaced, Wanted, held
+from rollout_plugins.content.foreign_values import REJECTED, UNREADABLE, Held, Incoming, Lost, Unplaced, Wanted, held
 from rollout_plugins.content.numbers import real
 from rollout_plugins.content.rewards import given
 from rollout_plugins.content.snapshot import Snapshot

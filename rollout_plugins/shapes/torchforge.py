@@ -7,8 +7,8 @@ from typing import Any
 
 from rollout_hookspecs import Rollout, Tokens
 
+from rollout_plugins.content.foreign_values import REJECTED, UNREADABLE, Held, Incoming, Lost, Unplaced, Wanted, held
 from rollout_plugins.content.hashing import is_tensor
-from rollout_plugins.content.incoming import REJECTED, UNREADABLE, Held, Incoming, Lost, Unplaced, Wanted, held
 from rollout_plugins.content.rewards import given
 from rollout_plugins.content.snapshot import Snapshot
 from rollout_plugins.errors import SetupError

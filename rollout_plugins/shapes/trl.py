@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from rollout_hookspecs import Rollout
 
-from rollout_plugins.content.incoming import Lost, Unplaced, each
+from rollout_plugins.content.foreign_values import Lost, Unplaced, each
 from rollout_plugins.content.rewards import given
 from rollout_plugins.shapes._fields import spoken, whole
 from rollout_plugins.shapes._files import BROKEN, find

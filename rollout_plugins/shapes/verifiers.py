@@ -10,7 +10,7 @@ from typing import Any
 from rollout_hookspecs import Rollout, Tokens
 from rollout_hookspecs._records import Finish
 
-from rollout_plugins.content.incoming import Lost, Unplaced, each
+from rollout_plugins.content.foreign_values import Lost, Unplaced, each
 from rollout_plugins.content.numbers import real
 from rollout_plugins.content.rewards import given
 from rollout_plugins.shapes._fields import dict_in, list_in, scores, spoken, whole, whole_or_none

@@ -13,7 +13,7 @@ from typing import Any
 
 from rollout_hookspecs import Rollout
 
-from rollout_plugins.content.incoming import Held, Incoming, Lost, Unplaced, Wanted, held
+from rollout_plugins.content.foreign_values import Held, Incoming, Lost, Unplaced, Wanted, held
 from rollout_plugins.content.rewards import given
 from rollout_plugins.content.snapshot import Snapshot
 from rollout_plugins.errors import SetupError

@@ -12,11 +12,18 @@ from rich.text import Text
 from rollout_plugins.content.messages import field_of
 from rollout_plugins.content.numbers import finite
 from rollout_plugins.show.layout import cut
-from rollout_plugins.show.text import number, one_line
+from rollout_plugins.show.text import HANDFUL, number, one_line, share
 
+#: What of a trainer's log is charted, as `stats` names it, and what a person calls it.
+LOGGED = {
+    "log/loss": "loss", "log/grad_norm": "gradient norm", "log/kl": "KL", "log/entropy": "entropy",
+    "log/learning_rate": "learning rate", "log/step_time": "seconds a step",
+}  # fmt: skip
 _BLOCKS = "▁▂▃▄▅▆▇█"
 #: Columns of one step where there are few.
 _WIDEST = 20
+#: Lines in which a second chart has room.
+_ROOMY = 12
 
 
 def training(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
@@ -39,26 +46,55 @@ def _level(value: float, low: float, high: float, levels: int) -> int:
 
 
 def render_steps(rows: Sequence[Mapping[str, Any]], *, width: int = 80, max_lines: int = 14) -> RenderableType:
-    """Reward and tool errors over steps, in at most `max_lines` lines.
+    """Reward and tool errors over steps, in at most `max_lines` lines; with few lines, only the reward is drawn.
 
     A row is a step: `{"step": 3, "reward": 0.71, "tool_calls": 40, "tool_errors": 2}`. Any value may be missing.
     """
     steps = [field_of(row, "step") for row in rows]
     rewards = [finite(field_of(row, "reward")) for row in rows]
     failures = [_share(field_of(row, "tool_errors"), field_of(row, "tool_calls")) for row in rows]
-    tools = any(share is not None for share in failures)
+    tools = any(finite(field_of(row, "tool_calls")) for row in rows)
+    functions = _functions(rows, width)
+    has_two = tools and max_lines >= _ROOMY
     # Each chart has a title and an axis; the reward gets two thirds of the height.
-    height = max_lines - (5 if tools else 2)
-    error_height = min(max(height // 3, 1), 3) if tools else 0
-    lines = _chart("reward", rewards, steps, width, min(height - error_height, 8))
-    if tools:
-        lines += [Text(""), *_chart("tool calls that failed", failures, steps, width, error_height, shares=True)]
+    height = max_lines - len(functions) - (5 if has_two else 3 if tools else 2)
+    error_height = min(max(height // 3, 1), 3) if has_two else 0
+    lines = [*_chart("reward", rewards, steps, width, min(height - error_height, 8)), *functions]
+    failed = f"{_failed(rows[0])} → {_failed(rows[-1])}" if tools else ""
+    if has_two:
+        title = "tool calls that failed"
+        lines += [Text(""), *_chart(title, failures, steps, width, error_height, shares=True, told=failed)]
+    elif tools:
+        lines.append(cut(Text.assemble(("tool calls that failed ", "bold"), (failed, "red")), width, "crop"))
     return Group(*lines[: max(max_lines, 0)])
+
+
+def _functions(rows: Sequence[Mapping[str, Any]], width: int) -> list[Text]:
+    """A line with the course of each reward function, where there are several: one may fall while the total rises."""
+    first = rows[0] if rows and isinstance(rows[0], Mapping) else {}
+    names = [name for name in first if isinstance(name, str) and name.startswith("reward/")]
+    courses = {name: [finite(field_of(row, name)) for row in rows] for name in names if len(names) > 1}
+    ends = [(name, *_ends(values)) for name, values in courses.items() if any(value is not None for value in values)]
+    line = Text(no_wrap=True)
+    for name, start, end in sorted(ends, key=lambda course: course[2] >= course[1]):  # what falls must not be cut off
+        line.append(f"{'  ' * bool(line)}{one_line(name.removeprefix('reward/'), 12)} ", "bold")
+        line.append(f"{number(start)} → {number(end)}", "red" if end < start else "green")
+    return [cut(line, width, "ellipsis")] if line else []
+
+
+def _ends(values: Sequence[float | None]) -> tuple[float, float]:
+    known = [value for value in values if value is not None]
+    return known[0], known[-1]
+
+
+def _failed(row: Mapping[str, Any]) -> str:
+    calls = finite(field_of(row, "tool_calls"))
+    return share(field_of(row, "tool_errors"), calls) if calls else "no calls"
 
 
 def _share(errors: Any, calls: Any) -> float | None:
     failed, made = finite(errors), finite(calls)
-    return min(max(failed / made, 0.0), 1.0) if failed is not None and made else None
+    return min(max(failed / made, 0.0), 1.0) if failed is not None and made is not None and made >= HANDFUL else None
 
 
 def _percent(value: Any) -> str:
@@ -74,17 +110,19 @@ def _chart(
     height: int,
     *,
     shares: bool = False,
+    told: str = "",
 ) -> list[Text]:
+    """`told`: what the title says instead of the first and the last value."""
     color, label = ("red", _percent) if shares else ("green", number)
     known = [value for value in values if value is not None]
     if not known or height < 1 or width < 16:
-        return [cut(Text.assemble((title, "bold"), "  no numbers yet"), width, "crop")]
+        return [cut(Text.assemble((title, "bold"), f" {told}" if told else "  no numbers yet"), width, "crop")]
     # Shares start at 0%, and a run without failures is a flat line at the bottom.
     low, high = (0.0, max(known) or 1.0) if shares else (min(known), max(known))
     names = (label(high), label(low))
     gutter = max(map(len, names)) + 2
     bars = _bars(values, max(width - gutter - 2, 1))
-    lines = [Text.assemble((f"{title} ", "bold"), (f"{label(known[0])} → {label(known[-1])}", color))]
+    lines = [Text.assemble((f"{title} ", "bold"), (told or f"{label(known[0])} → {label(known[-1])}", color))]
     for level in range(height, 0, -1):
         name = names[0] if level == height else names[1] if level == 1 else ""
         drawn = "".join(_cell(value, low, high, height, level) for value in bars)

@@ -12,9 +12,10 @@ from rich.text import Text
 from rollout_hookspecs import Image, ToolCall
 
 from rollout_plugins.content.messages import IMAGE, call_text
-from rollout_plugins.content.names import count
+from rollout_plugins.content.tool_calls import FAILURES, failure_text
 from rollout_plugins.show.conversation import Conversation, Turn, status_of
 from rollout_plugins.show.text import brief, clean, clip, duration, omitted, one_line, readable, shorten
+from rollout_plugins.system.labels import count
 
 STYLES = {"system": "magenta", "developer": "magenta", "user": "blue", "assistant": "green", "tool": "yellow"}
 _SHORT = {
@@ -22,7 +23,6 @@ _SHORT = {
     "marks": "mark", "error": "err", "image": "img",
 }  # fmt: skip
 _OUTCOMES = {"ok": "", "error": "red", "unknown": "red", "not_run": "yellow"}
-_BARE = {"error": "failed", "unknown": "no such tool", "not_run": "not run"}
 #: Rows that each kind of piece gets before another piece is left out.
 _FAIR = {"said": 3, "call": 2, "thought": 2, "system": 1, "given": 1}
 _SYSTEM = frozenset({"system", "developer"})
@@ -265,10 +265,8 @@ def outcome_of(call: ToolCall) -> tuple[str, str]:
     """What became of a call, and the colour to say it in. Empty when nothing is known."""
     status, result = status_of(call), content_text(call.result)
     style = _OUTCOMES[status]
-    if status in _BARE:
-        said = readable(call.error) or result
-        plainly = said if status == "error" else f"{_BARE[status]}: {said}"
-        return (plainly if said else _BARE[status]), style
+    if status in FAILURES:
+        return failure_text(status, readable(call.error) or result), style
     if result or call.reply is None:
         return result, style
     return "(empty)", "dim"

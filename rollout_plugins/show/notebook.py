@@ -9,13 +9,14 @@ from typing import Any
 
 from rollout_hookspecs import Rollout, Run, ToolCall
 
-from rollout_plugins.content.elsewhere import place_of
-from rollout_plugins.content.names import count, run_name
+from rollout_plugins.content.numbers import finite
 from rollout_plugins.show.chart import sparkline, training
 from rollout_plugins.show.conversation import Turn, completion_text, conversation, question_text
 from rollout_plugins.show.layout import asked_text, outcome_of, spoken
 from rollout_plugins.show.render import facts, place
-from rollout_plugins.show.text import clean, evenly, number, one_line, readable, shorten
+from rollout_plugins.show.text import brief, clean, evenly, number, one_line, readable, shorten
+from rollout_plugins.system.labels import count, run_name
+from rollout_plugins.system.remote_runs import place_of
 
 #: Characters of one text, turns at either end, and points of a course.
 _CHARS, _ENDS, _POINTS = 4000, 30, 40
@@ -75,10 +76,11 @@ def rollouts_html(first: Sequence[Rollout], total: int) -> str:
 
 def course(rows: Sequence[Mapping[str, Any]]) -> str:
     """How the reward went over the steps, as in ▁▃▅█ 0.125 → 1.0; empty when there was none."""
-    known = [row["reward"] for row in training(rows) if row["reward"] is not None]
+    rewards = [finite(row["reward"]) for row in training(rows)]
+    known = [reward for reward in rewards if reward is not None]
     if len(known) < 2:
         return "".join(map(number, known))
-    return f"{sparkline(evenly(known, _POINTS))} {number(known[0])} → {number(known[-1])}".lstrip()
+    return f"{sparkline(evenly(rewards, _POINTS))} {number(known[0])} → {number(known[-1])}".lstrip()
 
 
 def run_line(run: Run, rows: Sequence[Mapping[str, Any]]) -> str:
@@ -113,6 +115,14 @@ def run_html(run: Run, rows: Sequence[Mapping[str, Any]], **more: str) -> str:
         for name, value in shown.items()
         if value
     )
+
+
+def rows_html(rows: Sequence[Mapping[str, Any]], *, names: Sequence[str] = (), head: str = "") -> str:
+    """A table with a column for each name, or for each key of the first row."""
+    columns = list(names or (rows[0] if rows else ()))
+    cells = [[brief(row[name], 120) if row[name] is not None else "" for name in columns] for row in rows]
+    above = f"<div>{escape(head)}</div>" if head else ""
+    return above + _table([_row("th", columns), *(_row("td", row) for row in cells)])
 
 
 def _table(rows: Iterable[str]) -> str:

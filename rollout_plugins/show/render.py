@@ -16,13 +16,13 @@ from rich.console import Group
 from rich.text import Text
 from rollout_hookspecs import Rollout, Trace
 
-from rollout_plugins.content.names import count
 from rollout_plugins.content.numbers import finite
 from rollout_plugins.show.chart import sparkline
 from rollout_plugins.show.compare import alike, shared, times, variety
 from rollout_plugins.show.conversation import Conversation, Turn, conversation, status_of
 from rollout_plugins.show.layout import Layout, body_rows, cut, fill
 from rollout_plugins.show.text import evenly, number, one_line, rank, signed, tone
+from rollout_plugins.system.labels import count
 
 Source = Rollout | Trace | Conversation
 _COLUMN = 30

@@ -12,12 +12,14 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
+from rollout_plugins.content.json_safe import UNSAFE
 from rollout_plugins.content.messages import text_of
 from rollout_plugins.content.numbers import finite, real
-from rollout_plugins.content.plain import UNSAFE
 
 T = TypeVar("T")
 MISSING = "—"
+HANDFUL = 10
+"""A share of fewer things than this says nothing."""
 _TAB = "    "
 
 
@@ -102,6 +104,14 @@ def number(value: Any) -> str:
         return f"{known:.3g}"
     whole, _, decimals = f"{known:,.3f}".partition(".")
     return f"{whole}.{decimals.rstrip('0') or '0'}"
+
+
+def share(part: Any, whole: Any) -> str:
+    """A share together with what it is of: `69% of 35`; of a handful only the numbers, `2 of 4`."""
+    known, total = finite(part), finite(whole)
+    if known is None or not total or total < 0:
+        return MISSING
+    return f"{known / total:.0%} of {total:,.0f}" if total >= HANDFUL else f"{known:,.0f} of {total:,.0f}"
 
 
 def brief(value: Any, chars: int = 80) -> str:

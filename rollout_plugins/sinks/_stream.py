@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
-from rollout_plugins.content.patience import is_patient
-from rollout_plugins.content.plain import json_for
+from rollout_plugins.content.json_safe import json_for
+from rollout_plugins.system.patience import is_patient
 
 _READER_SECONDS = 0.25
 _PIPE_BYTES = 16_384

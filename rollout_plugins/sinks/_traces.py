@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from rollout_hookspecs import Image, Step, Trace
 
+from rollout_plugins.content.json_safe import plain, plain_text
 from rollout_plugins.content.messages import role_of
-from rollout_plugins.content.plain import plain, plain_text
 from rollout_plugins.content.trace import fact
 
 T = TypeVar("T")

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 from rollout_hookspecs import Image, Run, Scope, hookimpl
 
 from rollout_plugins.content.imaging import file_of
-from rollout_plugins.content.names import own_name
 from rollout_plugins.errors import need
+from rollout_plugins.system.labels import own_name
 
 
 class TrackerSink:

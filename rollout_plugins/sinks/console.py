@@ -10,13 +10,13 @@ import orjson
 from rich.console import Console
 from rollout_hookspecs import Step, Trace, hookimpl
 
-from rollout_plugins.content.bars import cleared
+from rollout_plugins.content.json_safe import json_text, plain
 from rollout_plugins.content.messages import field_of
 from rollout_plugins.content.numbers import finite
-from rollout_plugins.content.options import check, flag, whole
-from rollout_plugins.content.plain import json_text, plain
 from rollout_plugins.show.render import render_group, render_rollouts
 from rollout_plugins.sinks._stream import write_json, write_text
+from rollout_plugins.system.option_checks import check, flag, whole
+from rollout_plugins.system.progress_bars import cleared
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

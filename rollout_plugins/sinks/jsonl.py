@@ -14,14 +14,15 @@ from typing import IO, Any
 import orjson
 from rollout_hookspecs import Image, Run, Scope, Step, Trace, hookimpl
 
-from rollout_plugins.content.locks import locked
+from rollout_plugins.content.exact_jsonl import missing
 from rollout_plugins.content.messages import role_of
-from rollout_plugins.content.options import check, one_of, whole
-from rollout_plugins.content.trace import under
+from rollout_plugins.content.trace import rollout_of, under
 from rollout_plugins.errors import SetupError
 from rollout_plugins.sinks._common import SCOPES, meant_for, spoken, without_images
 from rollout_plugins.sinks._stream import write_json
 from rollout_plugins.sinks._traces import prompt_and_completion, shape_each
+from rollout_plugins.system.file_locks import locked
+from rollout_plugins.system.option_checks import check, one_of, whole
 
 ANSWERS = ("answer", "solution", "ground_truth", "target", "label")
 
@@ -32,6 +33,9 @@ class JsonlSink:
     JsonlSink()                                  # <run folder>/jsonl/0.jsonl, 1.jsonl, …
     JsonlSink("/data/rollouts", max_bytes=10**9) # another folder, larger files
     JsonlSink("-")                               # standard output: … | jq .reward
+
+    The keys of a line are plain JSON, as verl's and verifiers' readers expect them. One of them, `exact`, holds what
+    the others do not state exactly: `rollouts import --from openai-jsonl` makes the same rollouts of the lines.
     """
 
     def __init__(
@@ -77,7 +81,8 @@ class JsonlSink:
         traces = meant_for(self.scope, traces, step)
         if not traces:
             return []
-        lines = "".join(shape_each(traces, step, line))
+        shown = shape_each(traces, step, record)
+        lines = "".join(_line(trace, facts) for trace, facts in zip(traces, shown, strict=True))
         if self._path == "-":
             write_json(sys.stdout, lines)
         elif self._place().is_fifo():
@@ -174,12 +179,19 @@ def _ids_in(folder: Path) -> Iterator[str]:
                     yield str(orjson.loads(text)["id"])
 
 
-def line(trace: Trace) -> str:
-    return json.dumps(record(trace), ensure_ascii=False, allow_nan=False) + "\n"
+def _line(trace: Trace, shown: dict[str, Any]) -> str:
+    rollout = rollout_of(trace)
+    with suppress(Exception):  # an odd value that only costs what an import reads of it
+        if rollout is not None:
+            shown = {**shown, "exact": missing(rollout, shown)}
+    return json.dumps(shown, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def record(trace: Trace) -> dict[str, Any]:
-    """The trace as one flat object. `input`, `output`, `gts`, `score`: verl; `example_id` to `info`: verifiers."""
+    """The trace as one flat object. `input`, `output`, `gts`, `score`: verl; `example_id` to `info`: verifiers.
+
+    A line also has `exact`, for `rollouts import`: what the other keys do not state exactly.
+    """
     facts = trace.metadata
     prompt, completion = without_images(prompt_and_completion(trace), _facts)
     rewards = under(facts, "reward/")

@@ -16,7 +16,6 @@ from typing import Any
 from rollout_hookspecs import Image, Run, Scope, Step, Trace, hookimpl
 
 from rollout_plugins.content.messages import REASONING, call_text, calls_of, reasoning_of, text_of
-from rollout_plugins.content.options import check, named, one_of
 from rollout_plugins.sinks._common import (
     SCOPES,
     image_words,
@@ -26,6 +25,7 @@ from rollout_plugins.sinks._common import (
 )
 from rollout_plugins.sinks._traces import images_in, shape_each
 from rollout_plugins.sinks._tracker import TrackerSink
+from rollout_plugins.system.option_checks import check, named, one_of
 
 logger = logging.getLogger("rollout_plugins")
 
@@ -39,7 +39,7 @@ class TrackioSink(TrackerSink):
     TrackioSink(scope="rank")                            # one run for each rank
     """
 
-    TRACKER = "trackio"
+    TRACKER = report_to = "trackio"
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from rollout_plugins.store.codec import cleaned
+from rollout_plugins.content.exact_json import cleaned
 from rollout_plugins.store.schema import TEXT
 from rollout_plugins.store.write import write_parquet
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from rollout_plugins.content.nodes import nodes_of
-from rollout_plugins.store.compacted import without_joined
+from rollout_plugins.store.joined_parts import joined, without_joined
+from rollout_plugins.system.node_folders import nodes_of
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from pathlib import Path
 
 
@@ -46,13 +47,25 @@ def find_parts(folder: Path) -> list[Part]:
 
 
 def _paths(node: Path) -> list[Path]:
+    paths = _list(node)
+    while _has_unseen(node, set(map(file_name, paths))) and (again := _list(node)) != paths:
+        paths = again
+    kept = without_joined(node, set(map(file_name, paths)))
+    return [path for path in paths if file_name(path) in kept]
+
+
+def _has_unseen(node: Path, names: Collection[str]) -> bool:
+    """Whether a joined part appeared while the folder was listed: parts that it holds may have gone unseen, too."""
+    return any(name not in names and (node / name).exists() for name in joined(node))
+
+
+def _list(node: Path) -> list[Path]:
     found: list[Path] = []
     for split in sorted((node / "data").glob("*")):
         with suppress(OSError):  # it is not a folder
             there = sorted(split.iterdir(), key=attrgetter("name"))  # .parquet comes after .arrows and wins
             found += {match[1]: path for path in there if (match := _NAME.fullmatch(path.name))}.values()
-    kept = without_joined(node, set(map(file_name, found)))
-    return [path for path in found if file_name(path) in kept]
+    return found
 
 
 def file_name(path: Path) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from rollout_plugins.content.nodes import nodes_of
-from rollout_plugins.store.codec import untagged
+from rollout_plugins.content.exact_json import untagged
+from rollout_plugins.system.node_folders import nodes_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -19,13 +19,14 @@ from zlib import crc32
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rollout_plugins.content.elsewhere import opened
 from rollout_plugins.store.any_version import integers, with_columns
+from rollout_plugins.system.remote_runs import opened
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-KEY = b"rollout_plugins.sums.1"
+#: The number changes with the layout. Sums of another layout are not found, and are computed from the rows.
+KEY = b"rollout_plugins.sums.2"
 #: The end of a file that is read at once; the footer of a part with few row groups fits in.
 _TAIL = 32 * 2**10
 #: Parts that are unpacked at once.
@@ -39,7 +40,8 @@ _KEYS = {"split": "text", **dict.fromkeys(BY[1:], "whole or null")}
 LAYOUT: dict[str, dict[str, str]] = {
     "generations": {
         **_KEYS,
-        **dict.fromkeys(("rollouts", "scored", "finite", "with_tokens", "tokens", "most_tokens"), "whole"),
+        **dict.fromkeys(("rollouts", "scored", "finite", "nan", "not_finite", "with_tokens", "most_tokens"), "whole"),
+        "tokens": "real",  # integers that an import made up may add up to more than 64 bits
         **dict.fromkeys(("truncated", "errors", "with_turns", "turns", "calls", "failed_calls"), "whole"),
         **dict.fromkeys(("reward", "reward_min", "reward_max", "mean", "squares", "spreads"), "real"),
         **dict.fromkeys(("groups", "flat_groups"), "whole"),
@@ -51,7 +53,7 @@ LAYOUT: dict[str, dict[str, str]] = {
         "finite": "whole",
         **dict.fromkeys(("mean", "squares", "least", "most"), "real"),
     },
-    "rewards": {**_KEYS, "name": "text", "values": "whole", "sum": "real"},
+    "rewards": {**_KEYS, "name": "text", **dict.fromkeys(("values", "nan", "infinite"), "whole"), "sum": "real"},
 }
 _NEEDED = (
     *BY, "group", "group_size", "reward", "completion_tokens", "finish", "error", "turns", "calls", "failed_calls",
@@ -85,16 +87,43 @@ def lines(table: pa.Table) -> pa.Table:
     """What sums are made of, for each rollout."""
     rows = with_columns(table, _NEEDED)
     failed = pc.or_(pc.is_valid(rows["error"]), pc.fill_null(pc.equal(rows["finish"], "error"), False))
-    real = pc.fill_null(pc.invert(pc.is_nan(rows["reward"])), False)
-    kept = rows.drop_columns(["error", "finish", "reward"])
+    reward = rows["reward"]
+    is_nan = pc.fill_null(pc.is_nan(reward), False)
+    kept = rows.drop_columns(["error", "finish", "reward", "completion_tokens"])
     for name, column in {
-        "reward": where(real, rows["reward"]),
-        "finite": where(pc.fill_null(pc.is_finite(rows["reward"]), False), rows["reward"]),
+        "reward": where(pc.invert(is_nan), reward),
+        "finite": where(pc.fill_null(pc.is_finite(reward), False), reward),
+        "nan": is_nan,
+        "not_finite": _has_odd_reward(rows),
+        "completion_tokens": rows["completion_tokens"],
+        "tokens": pc.cast(rows["completion_tokens"], pa.float64(), safe=False),
         "truncated": pc.fill_null(pc.equal(rows["finish"], "length"), False),
         "errors": failed,
     }.items():
         kept = kept.append_column(name, column)
     return kept
+
+
+def _has_odd_reward(rows: pa.Table) -> pa.ChunkedArray:
+    """Return for each rollout whether its reward, or that of one of its functions, is NaN or infinite."""
+    odd = pc.invert(pc.fill_null(pc.is_finite(rows["reward"]), True))
+    of, _, value = _values_of_functions(rows)
+    places = pc.unique(of.filter(_is_odd(value)))
+    if len(places):
+        odd = pc.or_(odd, pc.is_in(integers(range(rows.num_rows)), places))
+    return odd
+
+
+def _is_odd(value: Any) -> Any:
+    return pc.invert(pc.fill_null(pc.is_finite(value), True))
+
+
+def _values_of_functions(rows: pa.Table) -> tuple[Any, Any, Any]:
+    """Return the row, the name and the value of everything that a reward function gave."""
+    rewards = rows["rewards"].combine_chunks()
+    rewards = rewards.combine_chunks() if isinstance(rewards, pa.ChunkedArray) else rewards
+    pairs = pc.list_flatten(rewards)
+    return pc.list_parent_indices(rewards), pc.struct_field(pairs, "name"), pc.struct_field(pairs, "value")
 
 
 def packed(rows: pa.Table, *, end: int = 0, whole: bool = True) -> bytes:
@@ -206,8 +235,9 @@ def _generations(rows: pa.Table) -> pa.Table:
     found = grouped(
         rows.append_column("one", pa.repeat(pa.scalar(1, pa.int64()), rows.num_rows)),
         list(BY),
-        rollouts=("one", "sum"), scored=("reward", "count"), finite=("finite", "count"), with_tokens=(tokens, "count"),
-        tokens=(tokens, "sum"), most_tokens=(tokens, "max"), truncated=("truncated", "sum"), errors=("errors", "sum"),
+        rollouts=("one", "sum"), scored=("reward", "count"), finite=("finite", "count"), nan=("nan", "sum"),
+        not_finite=("not_finite", "sum"), with_tokens=(tokens, "count"), tokens=("tokens", "sum"),
+        most_tokens=(tokens, "max"), truncated=("truncated", "sum"), errors=("errors", "sum"),
         with_turns=("turns", "count"), turns=("turns", "sum"), calls=("calls", "sum"),
         failed_calls=("failed_calls", "sum"), reward=("reward", "sum"), reward_min=("reward", "min"),
         reward_max=("reward", "max"), mean=("finite", "mean"), variance=("finite", "variance"),
@@ -262,14 +292,21 @@ def _of_whole_groups(groups: pa.Table) -> pa.Table:
 
 def _rewards(rows: pa.Table) -> pa.Table:
     """Of each function, without what is missing or not a number."""
-    rewards = rows["rewards"].combine_chunks()
-    rewards = rewards.combine_chunks() if isinstance(rewards, pa.ChunkedArray) else rewards
-    pairs, of = pc.list_flatten(rewards), pc.list_parent_indices(rewards)
-    value, name = pc.struct_field(pairs, "value"), pc.struct_field(pairs, "name")
-    told = rows.select(list(BY)).take(of).append_column("name", name).append_column("value", value)
-    told = told.filter(pc.is_valid(name))
-    told = told.set_column(5, "value", where(pc.fill_null(pc.invert(pc.is_nan(told["value"])), False), told["value"]))
-    return grouped(told, [*BY, "name"], values=("value", "count"), sum=("value", "sum"))
+    of, name, value = _values_of_functions(rows)
+    is_nan = pc.fill_null(pc.is_nan(value), False)
+    made = {
+        "name": name,
+        "value": where(pc.invert(is_nan), value),
+        "nan": is_nan,
+        "infinite": pc.and_(_is_odd(value), pc.invert(is_nan)),
+    }
+    told = rows.select(list(BY)).take(of)
+    for column, values in made.items():
+        told = told.append_column(column, values)
+    return grouped(
+        told.filter(pc.is_valid(name)), [*BY, "name"],
+        values=("value", "count"), nan=("nan", "sum"), infinite=("infinite", "sum"), sum=("value", "sum"),
+    )  # fmt: skip
 
 
 def _cells(table: pa.Table, layout: Mapping[str, str], texts: dict[str | None, int]) -> bytes:

@@ -23,19 +23,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from rollout_hookspecs import Placeholder, Rollout, Run
 
-from rollout_plugins.content.disks import to_disk
-from rollout_plugins.content.locks import locked
-from rollout_plugins.content.replacing import replace_file
+from rollout_plugins.content.exact_json import tagged
 from rollout_plugins.errors import RunError
-from rollout_plugins.store import sums
-from rollout_plugins.store.codec import tagged
-from rollout_plugins.store.columns import to_batch
+from rollout_plugins.store import step_log, sums
+from rollout_plugins.store.arrow_rollouts import to_batch
+from rollout_plugins.store.joined_parts import joined
 from rollout_plugins.store.run_facts import earlier_attempts
 from rollout_plugins.store.schema import HEAVY, SCHEMA, VERSION
+from rollout_plugins.system.file_locks import locked
+from rollout_plugins.system.files import replace_file, sync_to_disk
 
 logger = logging.getLogger("rollout_plugins")
 
 SEAL_BYTES = 64 * 2**20
+#: The same for what the trainer logs, whose rows are a few bytes once they are Parquet.
+LOG_BYTES = 16 * 2**20
 SYNC_SECONDS = 1.0
 ROW_GROUP = 4096
 _ANSWERS = tuple(f"completion.list.element.{name}" for name in ("content", "reasoning"))
@@ -65,7 +67,10 @@ class RunWriter:
         self.dir = Path(run.dir)
         self.lost: list[Placeholder] = []
         self.bytes = 0
-        self._shards: dict[str, _Shard] = {}
+        self.begun: set[str] = set()
+        """Splits that got a new journal, until somebody clears it."""
+        self._shards: dict[str, Journal] = {}
+        self._log: Journal | None = None
         self._started = time.time()
 
     def write(self, split: str, rollouts: Sequence[Rollout]) -> int:
@@ -117,25 +122,60 @@ class RunWriter:
         for split in [split for split, shard in self._shards.items() if shard.age >= self._seal_seconds]:
             self._seal(split)
 
-    def _new_shard(self, split: str) -> _Shard:
+    def _new_shard(self, split: str) -> Journal:
         """Start a journal; also if the folder was removed meanwhile, so that recording goes on."""
         old = self._shards.pop(split, None)
         if old is not None:
             old.close()
-        folder = self.dir / "data" / split
+        self._shards[split] = shard = self._new_journal(Path("data", split), SCHEMA)
+        self.begun.add(split)
+        return shard
+
+    def _new_journal(self, name: Path, schema: pa.Schema) -> Journal:
+        folder = self.dir / name
         folder.mkdir(parents=True, exist_ok=True)
         if not (self.dir / run_file(self.run.rank)).exists():
             self.write_run()
-        stem = f"{self.run.attempt:03d}-{self.run.rank:05d}"
-        number = 1 + max((_number(path) for path in folder.glob(f"{stem}-*.*")), default=-1)
         while True:
             try:
-                shard = _Shard(folder / f"{stem}-{number:06d}.arrows")
+                return Journal(self._next_part(name).with_suffix(".arrows"), schema)
             except FileExistsError:  # another process writes the same run, and was faster
-                number += 1
-            else:
-                self._shards[split] = shard
-                return shard
+                continue
+
+    @property
+    def stem(self) -> str:
+        """What the names of this process's files begin with."""
+        return f"{self.run.attempt:03d}-{self.run.rank:05d}"
+
+    def next_part(self, split: str) -> Path:
+        """A name that no part of this process has or had: with that of one that was joined, it would not count."""
+        return self._next_part(Path("data", split))
+
+    def _next_part(self, name: Path) -> Path:
+        folder, start = self.dir / name, f"{name.as_posix()}/{self.stem}-"
+        held = (Path(part) for parts in joined(self.dir).values() for part in parts if part.startswith(start))
+        number = 1 + max(map(_number, (*folder.glob(f"{self.stem}-*.*"), *held)), default=-1)
+        return folder / f"{self.stem}-{number:06d}.parquet"
+
+    def write_log(self, step: int, time: float, values: Mapping[str, float | str]) -> None:
+        """Append what the trainer logged at a step, as `write` does rollouts."""
+        if self._log is None or not self._log.is_there():
+            if self._log is not None:
+                self._log.close()
+            self._log = self._new_journal(step_log.FOLDER, step_log.SCHEMA)
+        self.bytes += self._log.append(step_log.to_rows(self.run, step, time, values))
+        if self._log.bytes >= LOG_BYTES:
+            self._seal_log()
+
+    def _seal_log(self) -> None:
+        log, self._log = self._log, None
+        if log is None:
+            return
+        log.close()
+        try:
+            seal_log(log.path, log.rows)
+        except Exception as error:
+            logger.warning("%s stays a journal, which readers accept: %s", log.path, error)
 
     def _seal(self, split: str) -> None:
         """Turn a journal into Parquet. When that fails the journal stays, and stays readable."""
@@ -148,8 +188,8 @@ class RunWriter:
 
     def sync(self) -> None:
         """Ask the disk to keep what was written even if the machine dies."""
-        for shard in self._shards.values():
-            shard.sync()
+        for journal in (*self._shards.values(), *filter(None, [self._log])):
+            journal.sync()
         self._seal_old()
 
     def write_run(self, counts: Mapping[str, Any] | None = None, *, ended: bool = False) -> None:
@@ -181,6 +221,7 @@ class RunWriter:
         """Seal every journal and note the end."""
         for split in list(self._shards):
             self._seal(split)
+        self._seal_log()
         self.write_run(counts, ended=True)
 
 
@@ -193,10 +234,10 @@ def _listed(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-class _Shard:
+class Journal:
     """One journal being written."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
         self.path = path
         self.bytes = 0
         self.rows = 0
@@ -205,7 +246,7 @@ class _Shard:
         self._synced = 0.0
         self._began = time.monotonic()
         try:
-            self._write(SCHEMA.serialize())
+            self._write(schema.serialize())
         except OSError:
             self.close()
             with suppress(OSError):
@@ -251,7 +292,7 @@ class _Shard:
 
     def sync(self) -> None:
         self._synced = time.monotonic()
-        to_disk(self._fd)
+        sync_to_disk(self._fd)
 
     def close(self) -> None:
         with suppress(OSError):
@@ -280,6 +321,15 @@ def seal(journal: Path, rows: int) -> Path:
     replace_file(part, write)
     journal.unlink()
     return part
+
+
+def seal_log(journal: Path, rows: int) -> None:
+    """Turn a journal of what the trainer logged into Parquet of the same name."""
+    table = read_journal(journal)
+    if table.num_rows != rows:
+        raise OSError(f"{table.num_rows} of the {rows} rows in it can be read")
+    write_parquet(journal.with_suffix(".parquet"), [table])
+    journal.unlink()
 
 
 @contextmanager

@@ -7,17 +7,21 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
+import pluggy
 from rollout_hookspecs import Batch, Drop, Panel, Rollout, Run, Step, Trace, hookimpl
 
 from rollout_plugins.content.hashing import content_hash
-from rollout_plugins.engine.discover import DISTRIBUTION, Plugins
+from rollout_plugins.engine.counters import Counters
+from rollout_plugins.engine.discover import Plugins
 from rollout_plugins.engine.dispatch import Dispatcher
+from rollout_plugins.engine.installed import DISTRIBUTION
 from rollout_plugins.engine.pipeline import Pipeline
 from rollout_plugins.reading.panels import Panels
 from rollout_plugins.testing._records import make_run
@@ -105,9 +109,9 @@ def run_loaded(
     loaded: Plugins, run: Run, rollouts: Sequence[Rollout], seconds: float, *, strict: bool = True
 ) -> Result:
     """One run with plugins that are loaded, and may have been in others."""
-    pipeline = Pipeline(loaded, sync=True, strict=True, end_seconds=seconds)
     result = Result()
-    pipeline.dispatcher = watch = _Watch(pipeline, result)
+    pipeline = Pipeline(loaded, sync=True, strict=True, end_seconds=seconds, make_dispatcher=partial(_Watch, result))
+    watch = cast("_Watch", pipeline.dispatcher)
     _through(pipeline, result, run, rollouts, seconds)
     if strict and result.errors:
         _raise(result.errors[0])
@@ -218,8 +222,8 @@ class _Collector:
 class _Watch(Dispatcher):
     """Notes what passes, and what each plugin does that it must not do."""
 
-    def __init__(self, pipeline: Pipeline, result: Result) -> None:
-        super().__init__(pipeline.dispatcher.manager, pipeline.counters)
+    def __init__(self, result: Result, manager: pluggy.PluginManager, counters: Counters, *, strict: bool) -> None:
+        super().__init__(manager, counters)  # not strict: an error is in the result, and the next plugin runs
         self._result = result
         self._why = ""
         self.answered: dict[tuple[str, str], bool] = {}

@@ -1,4 +1,4 @@
-"""Every trainer but TRL's GRPO and RLOO, as a plugin: its hosts come in by the hook that everybody's hosts use."""
+"""Hosts of all trainers but TRL's GRPO and RLOO, as a plugin that uses the public hook `register_hosts`."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from rollout_hookspecs import Host, hookimpl
 
 
 class Trainers:
-    """Knows TRL's other trainers that make rollouts, ms-swift's and axolotl's. Runs wherever there is a trainer."""
+    """Registers hosts for TRL's other trainers, ms-swift and axolotl."""
 
     @hookimpl
     def register_hosts(self) -> Sequence[Host]:
-        """Most specific first. They are imported here, when a callback looks for the host of its trainer."""
+        """Return the hosts, most specific first, importing them only when a callback needs one."""
         from rollout_plugins.trainers import a2po, axolotl, distillation, online_dpo, self_distillation
         from rollout_plugins.trainers.async_grpo import queue
         from rollout_plugins.trainers.gkd import observing as gkd
+        from rollout_plugins.trainers.swift import distilling as swift_distilling
         from rollout_plugins.trainers.swift import observing as swift
 
         return (
-            swift.GRPO, swift.GKD, axolotl.HOST, axolotl.SEQUENCE_PARALLEL, queue.AsyncHost(), self_distillation.SDPO,
-            self_distillation.SDFT, self_distillation.BUFFERED, distillation.HOST, online_dpo.HOST, a2po.HOST,
-            gkd.GKD, gkd.GOLD, gkd.IWOPD,
+            swift.GRPO, swift_distilling.GKD, axolotl.HOST, axolotl.SEQUENCE_PARALLEL, queue.AsyncHost(),
+            self_distillation.SDPO, self_distillation.SDFT, self_distillation.BUFFERED, distillation.HOST,
+            online_dpo.HOST, a2po.HOST, gkd.GKD, gkd.GOLD, gkd.IWOPD,
         )  # fmt: skip

@@ -11,12 +11,12 @@ import weakref
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from rollout_hookspecs import Emit
+from rollout_hookspecs import Emit, Support
 
 from rollout_plugins.hosts.kit.decoding import unpadded
-from rollout_plugins.hosts.kit.generation import Generation
-from rollout_plugins.hosts.kit.observing import Needs, Observer
-from rollout_plugins.hosts.kit.support import Support, TRLHost
+from rollout_plugins.hosts.kit.observe_generation import Needs, Observer
+from rollout_plugins.hosts.kit.observed_generation import Generation
+from rollout_plugins.hosts.kit.support import TRLHost
 from rollout_plugins.hosts.kit.wrapping import Call, logger
 
 FIRST_STAGE = {"stage": "value estimation"}
@@ -52,38 +52,38 @@ class A2POObserver(Observer):
     def begin(self) -> Generation:
         if not self.estimating:
             return super().begin()
-        now = Generation(self.trainer, self.options, training=True)
-        now.step = now.policy_step = 0
-        now.group_size = int(self.trainer.args.num_value_samples)
-        return now
+        generation = Generation(self.trainer, self.options, training=True)
+        generation.step = generation.policy_step = 0
+        generation.group_size = int(self.trainer.args.num_value_samples)
+        return generation
 
-    def _prepare(self, now: Generation, call: Call) -> Any:
-        self.given(now, call)
+    def _prepare(self, generation: Generation, call: Call) -> Any:
+        self.given(generation, call)
         out = call.run()
         with self.guarded("read the advantages"):
-            now.advantages = (out["rewards"] - out["v_star"]).tolist()
+            generation.advantages = (out["rewards"] - out["v_star"]).tolist()
             if self.options.get("tokens") or self.options.get("rendered"):
-                self._keep_ids(now, out)
+                self._keep_ids(generation, out)
         return out
 
-    def _rewards(self, now: Generation, call: Call) -> Any:
+    def _rewards(self, generation: Generation, call: Call) -> Any:
         with self.guarded("take a snapshot of a generation"):
             given = call.arguments
             prompts, columns = given["prompts"], given["reward_kwargs"]
             rows = [{name: values[i] for name, values in columns.items()} for i in range(len(prompts))]
-            now.snapshot(rows, prompts, given["completions"])
-            now.marks = [FIRST_STAGE if self.estimating else {} for _ in prompts]
-        return self.scored(now, call)
+            generation.snapshot(rows, prompts, given["completions"])
+            generation.marks = [FIRST_STAGE if self.estimating else {} for _ in prompts]
+        return self.scored(generation, call)
 
-    def _keep_ids(self, now: Generation, out: Mapping[str, Any]) -> None:
+    def _keep_ids(self, generation: Generation, out: Mapping[str, Any]) -> None:
         length = int(out["logits_to_keep"])
         ids, mask = (out[name].detach().to("cpu", copy=True) for name in ("input_ids", "attention_mask"))
 
         def unpack() -> None:
-            now.prompt_ids = unpadded(ids[:, :-length], mask[:, :-length])
-            now.answer(unpadded(ids[:, -length:], mask[:, -length:]))
+            generation.prompt_ids = unpadded(ids[:, :-length], mask[:, :-length])
+            generation.answer(unpadded(ids[:, -length:], mask[:, -length:]))
 
-        now.later.append(unpack)
+        generation.later.append(unpack)
 
 
 HOST = TRLHost(

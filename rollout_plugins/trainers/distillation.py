@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from rollout_hookspecs import Emit
+from rollout_hookspecs import Emit, Support
 
-from rollout_plugins.hosts.kit.generation import Generation
-from rollout_plugins.hosts.kit.observing import Needs, Observer
-from rollout_plugins.hosts.kit.support import Support, TRLHost
+from rollout_plugins.hosts.kit.observe_generation import Needs, Observer
+from rollout_plugins.hosts.kit.observed_generation import Generation
+from rollout_plugins.hosts.kit.support import TRLHost
 from rollout_plugins.hosts.kit.wrapping import Call
 
 
@@ -28,16 +28,16 @@ class DistillationObserver(Observer):
         self.watch("_generate", self._generate)
         self.watch("_tool_call_loop", self.tool_loop, optional=True)
 
-    def _whole(self, now: Generation, call: Call) -> Any:
-        self.given(now, call)
+    def _whole(self, generation: Generation, call: Call) -> Any:
+        self.given(generation, call)
         return call.run()
 
-    def _generate(self, now: Generation, call: Call) -> Any:
+    def _generate(self, generation: Generation, call: Call) -> Any:
         """The trainer copies the prompts before its tools add to them, so they are whole afterwards."""
         out = call.run()
         with self.guarded("take a snapshot of a generation"):
-            now.prompt_ids, ids = out[0], out[1]
-            now.snapshot(now.rows, call.arguments["prompts"], now.said, ids)
+            generation.prompt_ids, ids = out[0], out[1]
+            generation.snapshot(generation.rows, call.arguments["prompts"], generation.said, ids)
         return out
 
 

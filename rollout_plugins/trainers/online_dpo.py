@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from rollout_hookspecs import Emit
+from rollout_hookspecs import Emit, Support
 
 from rollout_plugins.hosts.kit.decoding import eos_ids, unpadded
-from rollout_plugins.hosts.kit.generation import Generation
-from rollout_plugins.hosts.kit.observing import Needs, Observer
-from rollout_plugins.hosts.kit.support import Support, TRLHost
+from rollout_plugins.hosts.kit.observe_generation import Needs, Observer
+from rollout_plugins.hosts.kit.observed_generation import Generation
+from rollout_plugins.hosts.kit.support import TRLHost
 from rollout_plugins.hosts.kit.trainer_facts import describe_trl
 from rollout_plugins.hosts.kit.wrapping import Call
 
@@ -37,39 +37,39 @@ class OnlineDPOObserver(Observer):
             self.watch("_generate_vllm", self._prompts, optional=True)
 
     def begin(self) -> Generation:
-        now = Generation(self.trainer, self.options, training=True)
-        now.group_size = 2
-        return now
+        generation = Generation(self.trainer, self.options, training=True)
+        generation.group_size = 2
+        return generation
 
-    def _step(self, now: Generation, call: Call) -> Any:
+    def _step(self, generation: Generation, call: Call) -> Any:
         with self.guarded("see the rows of a generation"):
-            now.expected = self.answers_each * len(call.arguments["inputs"]["prompt"])
+            generation.expected = self.answers_each * len(call.arguments["inputs"]["prompt"])
         out = call.run()
         with self.guarded("read the rewards"):
-            if now.count:
-                self._read_totals(now)
+            if generation.count:
+                self._read_totals(generation)
         return out
 
-    def _prompts(self, now: Generation, call: Call) -> Any:
+    def _prompts(self, generation: Generation, call: Call) -> Any:
         out = call.run()
         with self.guarded("read the prompt's tokens"):
             ids, mask = out[0].detach().to("cpu", copy=True), out[1].detach().to("cpu", copy=True)
 
             def unpack() -> None:
-                now.prompt_ids = unpadded(ids, mask)
+                generation.prompt_ids = unpadded(ids, mask)
 
-            now.later.append(unpack)
+            generation.later.append(unpack)
         return out
 
-    def _rewards(self, now: Generation, call: Call) -> Any:
+    def _rewards(self, generation: Generation, call: Call) -> Any:
         with self.guarded("take a snapshot of a generation"):
             given = call.arguments
             rows = _rows(given["reward_kwargs"], len(given["prompts"]))
             ids = [self._written(row) for row in given["completion_ids_list"]]
-            now.snapshot(rows, given["prompts"], given["completions"], ids)
-            half = now.count // 2
-            now.places = [2 * (i % half) + i // half for i in range(now.count)]
-        self.compared = self.scored(now, call)
+            generation.snapshot(rows, given["prompts"], given["completions"], ids)
+            half = generation.count // 2
+            generation.places = [2 * (i % half) + i // half for i in range(generation.count)]
+        self.compared = self.scored(generation, call)
         return self.compared
 
     def _written(self, ids: Sequence[int]) -> Sequence[int]:
@@ -77,13 +77,13 @@ class OnlineDPOObserver(Observer):
         ends = [ids.index(token) + 1 for token in self.eos_ids if token in ids]
         return ids[: min(ends, default=len(ids))]
 
-    def _read_totals(self, now: Generation) -> None:
+    def _read_totals(self, generation: Generation) -> None:
         """The rewards the trainer compared, and what it preferred."""
-        now.totals = totals = self.compared.tolist()
-        half = now.count // 2
+        generation.totals = totals = self.compared.tolist()
+        half = generation.count // 2
         first_wins = [totals[i] >= totals[i + half] for i in range(half)]
         better = [*first_wins, *(not wins for wins in first_wins)]
-        now.marks = [{"preference": "chosen" if chosen else "rejected"} for chosen in better]
+        generation.marks = [{"preference": "chosen" if chosen else "rejected"} for chosen in better]
 
 
 def _rows(columns: Mapping[str, Any], count: int) -> list[dict[str, Any]]:

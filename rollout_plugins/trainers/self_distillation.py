@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from rollout_hookspecs import Emit
+from rollout_hookspecs import Emit, Support
 
 from rollout_plugins.content.snapshot import Snapshot
 from rollout_plugins.hosts.grpo import SCORED, GRPOObserver
 from rollout_plugins.hosts.kit.decoding import unpadded
-from rollout_plugins.hosts.kit.generation import Generation
-from rollout_plugins.hosts.kit.observing import Needs, Observer
-from rollout_plugins.hosts.kit.support import Support, TRLHost
+from rollout_plugins.hosts.kit.observe_generation import Needs, Observer
+from rollout_plugins.hosts.kit.observed_generation import Generation
+from rollout_plugins.hosts.kit.support import TRLHost
 from rollout_plugins.hosts.kit.wrapping import Call
 
 _LOGPROBS = "the trainer has log-probabilities where completions train more than one step"
@@ -42,26 +42,26 @@ class SDFTObserver(Observer):
             self.watch("_dispatch_self_distillation_callback", self._event)
         self.watch("_generate", self._generate)
 
-    def _whole(self, now: Generation, call: Call) -> Any:
-        self.given(now, call)
+    def _whole(self, generation: Generation, call: Call) -> Any:
+        self.given(generation, call)
         out = call.run()
         with self.guarded("read the log-probabilities"):
-            now.keep(old_per_token_logps=out.get("old_per_token_logps"))
+            generation.keep(old_per_token_logps=out.get("old_per_token_logps"))
         return out
 
-    def _event(self, now: Generation, call: Call) -> Any:
+    def _event(self, generation: Generation, call: Call) -> Any:
         with self.guarded("see the prompts of a generation"):
             if "generation_prompts" in call.kwargs:
-                now.asked = Snapshot().copy(list(call.kwargs["generation_prompts"]))
+                generation.asked = Snapshot().copy(list(call.kwargs["generation_prompts"]))
         return call.run()
 
-    def _generate(self, now: Generation, call: Call) -> Any:
+    def _generate(self, generation: Generation, call: Call) -> Any:
         out = call.run()
         with self.guarded("take a snapshot of a generation"):
-            now.prompt_ids = call.arguments["prompt_ids"]
-            rows = now.rows or [{} for _ in out[1]]
-            asked = now.asked or [None if self.teaches else row.get("prompt") for row in rows]
-            _record(now, asked, out[1])
+            generation.prompt_ids = call.arguments["prompt_ids"]
+            rows = generation.rows or [{} for _ in out[1]]
+            asked = generation.asked or [None if self.teaches else row.get("prompt") for row in rows]
+            _record(generation, asked, out[1])
         return out
 
 
@@ -74,12 +74,12 @@ class BufferedObserver(Observer):
         self.watch("_build_buffered_batch", self._whole)
         self.watch("_generate_completion_ids", self._generate)
 
-    def _whole(self, now: Generation, call: Call) -> Any:
-        self.given(now, call)
+    def _whole(self, generation: Generation, call: Call) -> Any:
+        self.given(generation, call)
         out = call.run()
         with self.guarded("read the prompts' token ids"):
-            now.prompt_ids = self._asked(out)
-            now.keep(old_per_token_logps=out.get("old_per_token_logps"))
+            generation.prompt_ids = self._asked(out)
+            generation.keep(old_per_token_logps=out.get("old_per_token_logps"))
         return out
 
     def _asked(self, out: Mapping[str, Any]) -> list[list[int]]:
@@ -88,18 +88,18 @@ class BufferedObserver(Observer):
         width = out["teacher_input_ids"].shape[1] - out["completion_ids"].shape[1]
         return unpadded(out["teacher_input_ids"][:, :width], out["teacher_attention_mask"][:, :width])
 
-    def _generate(self, now: Generation, call: Call) -> Any:
+    def _generate(self, generation: Generation, call: Call) -> Any:
         out = call.run()
         with self.guarded("take a snapshot of a generation"):
-            _record(now, call.arguments["prompts"], unpadded(*out))
+            _record(generation, call.arguments["prompts"], unpadded(*out))
         return out
 
 
-def _record(now: Generation, prompts: Sequence[Any], ids: Any) -> None:
+def _record(generation: Generation, prompts: Sequence[Any], ids: Any) -> None:
     """The prompt is what was really generated from; the row's own stays beside it where it is another."""
-    rows = now.rows or [{} for _ in ids]
-    now.snapshot(rows, prompts, None, ids)
-    for row, prompt, columns in zip(rows, prompts, now.columns, strict=True):
+    rows = generation.rows or [{} for _ in ids]
+    generation.snapshot(rows, prompts, None, ids)
+    for row, prompt, columns in zip(rows, prompts, generation.columns, strict=True):
         if "prompt" in row and row["prompt"] != prompt:
             columns["prompt"] = Snapshot().copy(row["prompt"])
 

@@ -13,6 +13,7 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
 from rollout_plugins.reading.runs import StoredRun
+from rollout_plugins.reading.state import RUNNING, files_of, has_ended, state_of
 from rollout_plugins.show.text import one_line
 from rollout_plugins.view.pages.about import AboutPage
 from rollout_plugins.view.pages.group import GroupPage
@@ -25,7 +26,6 @@ from rollout_plugins.view.pages.through_time import TimePage
 
 PERIOD = 2.0
 """Seconds between looks at a run that has not ended."""
-_FRESH = 600.0
 
 
 class Viewer(App[None]):
@@ -89,16 +89,14 @@ class Viewer(App[None]):
     @property
     def ended(self) -> bool:
         """Whether the run's last attempt said that it ended, on every process."""
-        attempts = self.stored.attempts
-        last = max((attempt["attempt"] for attempt in attempts), default=0)
-        return bool(attempts) and all(one.get("ended") for one in attempts if one["attempt"] == last)
+        return has_ended(self.stored.attempts)
 
     def state(self) -> list[tuple[str, str]]:
         """Whether the run is still going, and how much of it was lost or is damaged."""
         facts = []
         if not self.ended:
-            fresh = time.time() - max((changed for _, changed, _ in self._seen), default=0.0) < _FRESH
-            facts.append(("● running", "green") if fresh else ("no end written", "yellow"))
+            word = state_of(self.stored.attempts, max((changed for _, changed, _ in self._seen), default=0.0))
+            facts.append((f"● {word}", "green") if word == RUNNING else (word, "yellow"))
         lost, damaged = sum(self.stored.drops.values()), len(self.stored.damaged)
         if lost:
             facts.append((f"  {lost:,} lost", "yellow"))
@@ -108,16 +106,7 @@ class Viewer(App[None]):
 
     def _signature(self) -> tuple[tuple[str, float, int], ...]:
         """What is on disk, to see whether it changed."""
-        run = self.stored.dir
-        paths = [*run.glob("run*.json"), *run.glob("data/*/*"), *run.glob("annotations/*/*")]
-        found = []
-        for path in paths:
-            try:
-                about = path.stat()
-            except OSError:  # a journal that was just turned into Parquet
-                continue
-            found.append((str(path), about.st_mtime, about.st_size))
-        return tuple(sorted(found))
+        return tuple(files_of(self.stored.dir))
 
     def _wait(self, seconds: float) -> None:
         """Look again after a while; a run that ended changes no more."""

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from rollout_hookspecs import Rollout, ToolCall
 
+from rollout_plugins.content.exact_json import as_json
 from rollout_plugins.show.conversation import Turn, conversation
 from rollout_plugins.show.layout import content_text, outcome_of
 from rollout_plugins.show.text import clean, duration, number, one_line, readable, signed
-from rollout_plugins.store.codec import as_json
 
 
 def as_markdown(rollout: Rollout) -> str:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from rollout_hookspecs import Rollout
 
 from rollout_plugins.reading.runs import StoredRun
-from rollout_plugins.reading.sql import literal
+from rollout_plugins.reading.sql_pieces import literal
 from rollout_plugins.show.text import evenly
 
 STEPS = 32

@@ -9,13 +9,13 @@ from typing import Any
 from rollout_plugins.content.messages import compact
 from rollout_plugins.content.numbers import finite
 from rollout_plugins.reading.runs import StoredRun
+from rollout_plugins.reading.step_log import PREFIX
+from rollout_plugins.show.chart import LOGGED
 from rollout_plugins.show.text import clean
 from rollout_plugins.web.pools import Texts
 
 #: Points of a chart; neighbouring steps of a longer run share one.
 POINTS = 1500
-_SUMS = ("rollouts", "scored", "truncated", "errors", "tool_calls", "tool_errors", "groups", "flat_groups")
-_LEAST, _MOST = ("reward_min",), ("reward_max", "completion_tokens_max")
 
 
 def about(run: StoredRun, texts: Texts) -> dict[str, Any]:
@@ -37,10 +37,12 @@ def about(run: StoredRun, texts: Texts) -> dict[str, Any]:
         "versions": _texted(info.versions, texts),
         "settings": _texted(info.settings, texts),
         "attempts": [_attempt(attempt) for attempt in run.attempts],
+        "not_finite": {clean(name): kinds for name, kinds in run.not_finite.items()},
         "drops": _counts(run.drops),
         "untrained": _counts(run.untrained),
         "unsent": _counts(run.unsent),
         "plugin_errors": _counts(run.plugin_errors),
+        "warnings": _counts(run.warnings),
         "annotations": {clean(name): list(map(clean, columns)) for name, columns in run.annotations.items()},
     }
 
@@ -78,52 +80,25 @@ def _counts(value: Any) -> dict[str, int]:
     return {clean(str(name)): count for name, count in items if isinstance(count, int)}
 
 
-def step_width(rows: Sequence[Mapping[str, Any]]) -> int:
-    """How many steps stand in one point of the charts."""
-    steps = [row["step"] for row in rows if row["step"] is not None]
-    return -(-(max(steps) - min(steps) + 1) // POINTS) if len(set(steps)) > POINTS else 1
+def step_width(run: StoredRun) -> int:
+    """Return how many neighbouring steps share a point of the charts."""
+    steps = run.values("step")
+    return -(-(steps[-1] - steps[0] + 1) // POINTS) if len(steps) > POINTS else 1
 
 
 def course(rows: Sequence[Mapping[str, Any]], texts: Texts) -> dict[str, dict[str, list[Any]]]:
     """For each split the numbers of its steps, a list for each."""
     splits = dict.fromkeys(row["split"] for row in rows)
     known = [row for row in rows if row["step"] is not None]
-    width = step_width(known)
-    thinned = {split: _thinned([row for row in known if row["split"] == split], width) for split in splits}
-    return {clean(str(split)): _columns(some, texts) for split, some in thinned.items()}
+    return {clean(str(split)): _columns([row for row in known if row["split"] == split], texts) for split in splits}
 
 
 def _columns(rows: Sequence[Mapping[str, Any]], texts: Texts) -> dict[str, list[Any]]:
-    names = [name for name in rows[0] if name != "split"] if rows else []
+    if not rows:
+        return {}
+    names = [name for name in rows[0] if name != "split" and (name in LOGGED or not name.startswith(PREFIX))]
     return {clean(name): [_short(texts.scalar(row[name])) for row in rows] for name in names}
 
 
 def _short(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
-
-
-def _thinned(rows: Sequence[Mapping[str, Any]], width: int) -> list[Mapping[str, Any]]:
-    """As many rows as a chart has points: each the sum, mean, least or most of its steps."""
-    points: dict[int, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        points.setdefault((row["step"] - rows[0]["step"]) // width, []).append(row)
-    return [_merged(point) if len(point) > 1 else point[0] for point in points.values()]
-
-
-def _merged(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    weights = [row["rollouts"] for row in rows]
-    return {name: rows[0][name] if name in {"split", "step"} else _one(name, rows, weights) for name in rows[0]}
-
-
-def _one(name: str, rows: Sequence[Mapping[str, Any]], weights: Sequence[int]) -> Any:
-    known = [(row[name], weight) for row, weight in zip(rows, weights, strict=True) if row[name] is not None]
-    values = [value for value, _ in known]
-    if name in _SUMS:
-        return sum(values)
-    if not values:
-        return None
-    if name in _LEAST:
-        return min(values)
-    if name in _MOST:
-        return max(values)
-    return sum(value * weight for value, weight in known) / sum(weight for _, weight in known)

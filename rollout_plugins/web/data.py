@@ -31,7 +31,8 @@ def page_data(run: StoredRun, *, limit: int, panels: PanelsOf, progress: Progres
         raise RunError(f"limit={limit} is not a number of rollouts; give 0 or more")
     texts, pictures = Texts(), Pictures(run.dir)
     progress("steps", 0, 0)
-    steps = run.stats()
+    width = step_width(run)
+    steps = run.stats(width=width)
     facts = about(run, texts)
     series = course(steps, texts)
     first = First(run, **filters)
@@ -55,7 +56,7 @@ def page_data(run: StoredRun, *, limit: int, panels: PanelsOf, progress: Progres
         "filters": {name: clean(str(value)) for name, value in filters.items()},
         "damaged": {clean(name): clean(why) for name, why in run.damaged.items()},
         "steps": series,
-        "step_width": step_width(steps),
+        "step_width": width,
         "rollouts": rollouts,
         "images": images,
         "images_spared": images_spared,

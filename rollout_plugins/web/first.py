@@ -1,4 +1,4 @@
-"""What a person asks first: the best and the worst rollout, the tool that fails most, groups that teach nothing."""
+"""What a person asks first: the best and the worst rollout, rewards that are not finite, the tool that fails most."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from rollout_hookspecs import Rollout
 
 from rollout_plugins.reading.runs import StoredRun
+from rollout_plugins.reading.sql_pieces import name_of
 from rollout_plugins.show.text import clean, one_line
 from rollout_plugins.web.choose import also
 from rollout_plugins.web.pools import Texts
@@ -24,13 +25,15 @@ class First:
         self._run, self._filters = run, {**filters, "order": None}
         self.best = self._one(order="-reward", where="isfinite(reward)")
         self.worst = self._one(order="reward", where="isfinite(reward)")
+        odd = " or ".join(f"not isfinite({name_of(name)})" for name in run.not_finite)
+        self.odd = self._one(order=None, where=odd) if odd else None
         self.tool = next(iter(run.sql(_FAILING).to_pylist()), None)
         name = self.tool["name"] if self.tool and self.tool["failed"] else None
         self.failing = None if name is None else self._one(tool=name, where="failed_calls > 0")
 
     @property
     def rollouts(self) -> list[Rollout]:
-        return [rollout for rollout in (self.best, self.worst, self.failing) if rollout is not None]
+        return [rollout for rollout in (self.best, self.worst, self.odd, self.failing) if rollout is not None]
 
     def _one(self, *, where: str, **more: Any) -> Rollout | None:
         return next(self._run.rollouts(**{**also(self._filters, where), **more, "limit": 1}), None)
@@ -47,6 +50,8 @@ class First:
                     "step": texts.scalar(rollout.step),
                     "as_much": self._run.count(**also(self._filters, f"reward = {rollout.reward!r}")) - 1,
                 }
+        if self.odd is not None:
+            made["odd"] = {"id": clean(self.odd.id), "step": texts.scalar(self.odd.step)}
         if self.tool is not None and self.failing is not None:
             made["tool"] = {**self.tool, "name": one_line(self.tool["name"], 120), "id": clean(self.failing.id)}
         return made

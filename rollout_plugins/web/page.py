@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rollout_plugins import __version__
-from rollout_plugins.content.replacing import replace_file
 from rollout_plugins.errors import RunError, check_folder, check_replaceable
 from rollout_plugins.reading.runs import StoredRun
+from rollout_plugins.system.files import replace_file
 from rollout_plugins.web.data import PanelsOf, Progress, page_data
 
 LIMIT = 2000

@@ -10,11 +10,11 @@ from typing import Any
 from rollout_hookspecs import Image, Panel, Rollout, ToolCall
 
 from rollout_plugins.content.messages import arguments_of, compact
-from rollout_plugins.content.names import NUMBERS
 from rollout_plugins.content.numbers import finite
 from rollout_plugins.show.conversation import Turn, conversation, status_of
 from rollout_plugins.show.layout import image_of, split_thought
 from rollout_plugins.show.text import clean, one_line, readable
+from rollout_plugins.system.labels import NUMBERS
 from rollout_plugins.web.course import value_of
 from rollout_plugins.web.pools import Pictures, Texts
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -118,18 +119,23 @@ def test_stats_say_what_was_dropped_and_what_is_damaged(rollouts, tmp_path):
     assert "001-00000-000007.parquet cannot be read and is left out, perhaps 1 rollout: " in err
 
 
-def test_json_has_no_nan(rollouts, tmp_path):
+def test_json_has_nan_and_infinity_as_text(rollouts, tmp_path):
     write(tmp_path, [one(1, 0, reward=float("nan"), rewards={"correct": float("inf")})])
     assert json.loads(rollouts("stats", tmp_path, "--json")[1])["steps"][0]["reward"] is None
-    assert json.loads(rollouts("sql", tmp_path, "select reward from rollouts", "--json")[1]) == [{"reward": None}]
+    assert json.loads(rollouts("sql", tmp_path, "select reward from rollouts", "--json")[1]) == [{"reward": "NaN"}]
+    assert json.loads(rollouts("stats", tmp_path, "--json")[1])["steps"][0]["reward/correct"] == "Infinity"
 
 
 def test_list_finds_runs_below_a_folder(rollouts, tmp_path):
     write(tmp_path / "a" / "rollouts", steps(2, run="one"), run="one")
     writer(tmp_path / "b" / "rollouts", run="two").write_run()
+    killed = writer(tmp_path / "c" / "rollouts", run="old")
+    killed.write_run()
+    for path in killed.dir.rglob("*"):
+        os.utime(path, (0, 0))
     runs = json.loads(rollouts("list", tmp_path, "--json")[1])
     assert [(run["run"], run["rollouts"], run["steps"], run["state"]) for run in runs] == [
-        ("one", 8, 2, "ended"), ("two", 0, 0, "open")
+        ("one", 8, 2, "ended"), ("two", 0, 0, "running"), ("old", 0, 0, "no end written")
     ]  # fmt: skip
     assert rollouts("list", tmp_path)[1].splitlines()[0].startswith("name\trun\tstarted")
 

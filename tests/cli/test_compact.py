@@ -9,8 +9,9 @@ from values import same
 
 from rollout_plugins import open_run
 from rollout_plugins.cli.main import main
-from rollout_plugins.store.compacted import joined
+from rollout_plugins.store.joined_parts import joined
 from rollout_plugins.store.write import RunWriter
+from rollout_plugins.system.file_locks import lock, unlock
 
 
 def many(folder, *, ranks=2, parts=2, ended=True):
@@ -111,3 +112,13 @@ def test_a_part_with_a_damaged_page_stays_and_the_others_are_joined(tmp_path, ca
     shown = capsys.readouterr()
     assert "8 files are now 3, with 14 rollouts" in shown.out
     assert f"data/eval/{damaged.name} cannot be read and is left out" in shown.err
+
+
+def test_two_processes_do_not_compact_a_run_at_once(tmp_path, capsys):
+    run = many(tmp_path)
+    with (run.dir / ".compacting").open("ab") as other:
+        assert lock(other)
+        assert main(["compact", str(run.dir)]) == 1
+        assert capsys.readouterr().err == f"rollouts: another process compacts {run.dir}; wait until it is done\n"
+        unlock(other)
+    assert main(["compact", str(run.dir)]) == 0

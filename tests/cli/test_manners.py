@@ -147,7 +147,7 @@ def test_sql_says_when_the_words_are_swapped_or_one_is_missing(rollouts, run):
 def test_only_tables_for_people_are_shown(rollouts, run):
     run.annotate("my-judge", [{"id": "e", "score": 1}])
     shown = rollouts("sql", run.dir, "SHOW TABLES;")[1].split("\n")
-    assert shown == ["name", "rollouts", "messages", "tool_calls", 'annotations."my-judge"', ""]
+    assert shown == ["name", "rollouts", "messages", "tool_calls", "steps", 'annotations."my-judge"', ""]
 
 
 def test_the_help_fits_eighty_columns(rollouts):
@@ -380,3 +380,21 @@ def test_ctrl_c_during_a_query_ends_the_command_without_a_word(rollouts, run, mo
 
     monkeypatch.setattr(type(run), "sql", interrupted)
     assert rollouts("sql", run.dir, "select 1") == (130, "", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (["stats", "ouputs"], "ouputs does not exist; did you mean '{here}/outputs'?"),
+        (["show", "output/shop"], "output/shop does not exist; did you mean '{here}/outputs/shop'?"),
+        (["stats", "elsewhere"], "elsewhere does not exist; give a run's folder, a folder of runs or the trainer's"),
+        (["stats", "--splt", "eval"], "unrecognized arguments: --splt; did you mean --split? See rollouts stats"),
+        (["show", "--bset=3"], "unrecognized arguments: --bset=3; did you mean --best? See rollouts show"),
+        (["show", "--xyzzy"], "unrecognized arguments: --xyzzy; see rollouts show --help"),
+    ],
+)
+def test_a_path_or_an_option_with_a_slip_is_answered_with_the_near_one(
+    rollouts, run, tmp_path, monkeypatch, words, wanted
+):
+    monkeypatch.chdir(tmp_path)
+    assert wanted.format(here=tmp_path) in rollouts(*words)[2]

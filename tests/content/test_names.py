@@ -3,7 +3,7 @@
 import pytest
 from rollout_hookspecs import Run
 
-from rollout_plugins.content.names import BatchNames, model_name, run_name
+from rollout_plugins.system.labels import BatchNames, model_name, run_name
 
 BY_CHANCE = "20261122-081500-a1b2c3"
 

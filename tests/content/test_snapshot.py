@@ -16,9 +16,9 @@ from values import BadItems, BadMapping, Evil, Point, Quits, cycle, deep, kept, 
 
 from examples import thorough
 from rollout_plugins import Placeholder
+from rollout_plugins.content.exact_json import decode, encode
 from rollout_plugins.content.hashing import content_hash
 from rollout_plugins.content.snapshot import Snapshot
-from rollout_plugins.store.codec import decode, encode
 
 
 def copy(value):

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from store_rig import collected
 
 from rollout_plugins import Rollout, ToolCall
-from rollout_plugins.content.drafts import Drafts
+from rollout_plugins.content.call_columns import Outcomes, Reader
+from rollout_plugins.content.exact_json import encode
+from rollout_plugins.content.message_columns import Talk
 from rollout_plugins.content.messages import as_messages
-from rollout_plugins.content.outcomes import Outcomes, Reader
+from rollout_plugins.content.rollout_columns import Drafts
 from rollout_plugins.content.snapshot import Snapshot
-from rollout_plugins.content.talk import Talk
 from rollout_plugins.content.tool_calls import tool_calls
-from rollout_plugins.store.codec import encode
 from rollout_plugins.testing import hostile_rollouts
 
 NAMES = st.sampled_from(["search", "run", "no such tool"])

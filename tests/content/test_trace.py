@@ -8,7 +8,7 @@ from rollout_hookspecs import PROJECT, Image, Placeholder, Rollout, ToolCall, Tr
 from sink_rollouts import HOSTILE, SHAPE, VALUES, Hostile, Trap, batch, call, cycle, failing, pictured, rejected, tools
 
 from examples import thorough
-from rollout_plugins.content.plain import plain
+from rollout_plugins.content.json_safe import plain
 from rollout_plugins.content.trace import DefaultTrace, default_trace
 from rollout_plugins.sinks._traces import images_in
 

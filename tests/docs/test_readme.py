@@ -20,7 +20,8 @@ import generate
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"```python\n(.+?)```", README, re.DOTALL)
-COMMANDS = re.findall(r"^rollouts (?!demo|view)(.+)$", README, re.MULTILINE)  # view needs a terminal: test_view.py
+# `view` needs a terminal (test_view.py), and `record` a command to record (tests/record).
+COMMANDS = re.findall(r"^rollouts (?!demo|view|record)(.+)$", README, re.MULTILINE)
 ON_A_CPU = {
     "use_cpu": True, "bf16": False, "max_steps": 1, "num_generations": 2, "max_completion_length": 8,
     "per_device_train_batch_size": 4, "report_to": [],

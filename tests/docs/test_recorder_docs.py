@@ -8,7 +8,7 @@ import pytest
 from shape_rig import Completion, Episode, Trajectory, TrajectoryGroup, Transition
 
 from rollout_plugins import RolloutRecorder, open_run
-from rollout_plugins.engine import rows
+from rollout_plugins.engine import loop_rollouts as rows
 from rollout_plugins.shapes import areal, torchforge, verl
 
 ROOT = Path(__file__).parents[2]

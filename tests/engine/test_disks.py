@@ -17,7 +17,7 @@ from store_rig import record, rollouts, started
 
 from rollout_plugins import ToolCall, open_run
 from rollout_plugins.store import write
-from rollout_plugins.store.columns import to_batch
+from rollout_plugins.store.arrow_rollouts import to_batch
 
 
 def noise(generation, size=50_000):
@@ -58,7 +58,7 @@ def test_an_outage_of_the_disk_costs_its_records_and_says_so_once_at_each_end(sm
     if outage == "full":
         fill(ballast)
     else:
-        for shard in line._storage._writer._shards.values():
+        for shard in line._lifecycle.storage._writer._shards.values():
             shard.close()
             shard._fd = os.open(
                 os.devnull, os.O_RDONLY

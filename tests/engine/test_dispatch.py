@@ -8,11 +8,11 @@ import pytest
 from store_rig import rollouts
 
 from rollout_plugins import Drop, Rollout, Step, ToolCall, Trace, hookimpl
-from rollout_plugins.engine.check import HOOKS
 from rollout_plugins.engine.counters import Counters
 from rollout_plugins.engine.discover import Plugins
 from rollout_plugins.engine.dispatch import Dispatcher
 from rollout_plugins.engine.isolation import Abandoned
+from rollout_plugins.engine.plugin_checks import HOOKS
 
 STEP = Step()
 ARGUMENTS = {

@@ -11,7 +11,7 @@ from store_rig import Sink, batch, pipeline, record, rollouts, run_in, started, 
 
 from rollout_plugins import Drop, RolloutRecorder, hookimpl, open_run
 from rollout_plugins.engine import outbox
-from rollout_plugins.engine.ledger import Ledger
+from rollout_plugins.engine.sent_ledger import Ledger
 from rollout_plugins.sinks.jsonl import JsonlSink
 
 
@@ -146,7 +146,7 @@ def test_a_sink_that_hangs_delays_nothing_and_what_it_misses_is_counted(tmp_path
     for step in range(10):
         line.submit(batch(rollouts(), step=step))
         assert line.drain(60, sinks=False)
-        until(lambda step=step: len(good.ids) == 4 * step + 4 and not line._outboxes[1].is_stuck)
+        until(lambda step=step: len(good.ids) == 4 * step + 4 and not line._lifecycle.outboxes[1].is_stuck)
     assert len(open_run(tmp_path)) == 40
     line.close()
     until(lambda: open_run(tmp_path).unsent == {"bad": 40})
@@ -164,3 +164,23 @@ def test_a_slow_sink_gets_everything_that_its_queue_holds(tmp_path):
     line.close()
     assert slow.events == ["start", "end"]
     assert open_run(tmp_path).drops == {}
+
+
+def test_a_failing_sink_and_a_failing_hook_name_the_line_that_raised(tmp_path, caplog):
+    class Fails(Sink):
+        @hookimpl
+        def on_rollout(self, rollout):
+            {}["nothing"]
+
+        @hookimpl
+        def export_traces(self, traces):
+            raises()
+
+    with RolloutRecorder([Fails()], dir=tmp_path) as recorder:
+        recorder.record(1, [{"prompt": "p", "completion": "c"}])
+    (sink,) = told(caplog, "sink 'sink' misses rollouts")
+    (hook,) = told(caplog, "plugin 'sink' failed in on_rollout")
+    line = Fails.export_traces.__code__.co_firstlineno + 2
+    assert f"it raised ValueError('the sink is broken') at test_failing_sinks.py:{line} in export_traces" in sink
+    line = Fails.on_rollout.__code__.co_firstlineno + 2
+    assert f"KeyError('nothing') at test_failing_sinks.py:{line}" in hook

@@ -11,7 +11,7 @@ from loaded import Fine, order
 from rollout_plugins import hookimpl
 from rollout_plugins.cli.plugins import listing
 from rollout_plugins.engine.discover import Plugins
-from rollout_plugins.engine.environment import flag
+from rollout_plugins.engine.env_vars import flag
 from rollout_plugins.errors import SetupError
 
 GOOD = """

@@ -8,8 +8,8 @@ import pytest
 from loaded import Fine, order
 
 from rollout_plugins import hookimpl
-from rollout_plugins.engine.check import HOOKS
 from rollout_plugins.engine.discover import Plugins
+from rollout_plugins.engine.plugin_checks import HOOKS
 from rollout_plugins.errors import RolloutPluginsError, SetupError
 
 

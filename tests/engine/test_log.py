@@ -19,7 +19,7 @@ from tools import multiply
 from rollout_plugins import RolloutPluginCallback, RolloutRecorder, hookimpl, open_run
 from rollout_plugins.cli.main import main
 from rollout_plugins.engine.discover import Plugins
-from rollout_plugins.engine.setup import end_run
+from rollout_plugins.engine.run_setup import end_run
 from rollout_plugins.plugins.cap import Cap
 from rollout_plugins.plugins.metrics import Metrics
 from rollout_plugins.testing import make_rollout, run_plugins
@@ -128,7 +128,7 @@ def test_what_was_lost_is_in_the_log_under_two_names_and_whole_in_the_run(tmp_pa
     lost = []
     for reason in ("first", "second", "third"):
         line.counters.drop(reason, 3)
-        lost.append(line.said_metrics())
+        lost.append(line.recording_metrics())
     line.close()
     assert lost == [
         {"drops/first": 3},
@@ -157,9 +157,9 @@ def test_runs_of_older_versions_lost_nothing_that_was_stored(tmp_path):
 def test_what_trained_nothing_is_not_among_the_losses(tmp_path, capfd):
     line = started(tmp_path, Headlines())
     line.submit(batch())
-    line.count("stale", 2, is_stored=True)
+    line.count_untrained("stale", 2, None)
     assert line.drain(120)
-    metrics = line.said_metrics(), line.own_metrics()["untrained/stale"]
+    metrics = line.recording_metrics(), line.own_metrics()["untrained/stale"]
     end_run(line)
     run = open_run(tmp_path)
     assert (run.drops, run.untrained, metrics) == ({}, {"stale": 2}, ({}, 2))
@@ -173,7 +173,7 @@ def test_what_a_sink_missed_is_not_among_the_losses(tmp_path, capfd):
     line = started(tmp_path, Sink(raises))
     line.submit(batch())
     assert line.drain(120)
-    metrics = line.said_metrics(), line.own_metrics()["unsent/sink"]
+    metrics = line.recording_metrics(), line.own_metrics()["unsent/sink"]
     end_run(line)
     run = open_run(tmp_path)
     assert (len(run), run.drops, run.unsent, metrics) == (4, {}, {"sink": 4}, ({"unsent/sink": 4}, 4))
@@ -229,14 +229,19 @@ def test_a_warning_does_not_stand_in_the_line_of_the_trainers_progress_bar(monke
     with tqdm.tqdm(total=2, file=screen) as bar:
         bar.refresh()
         logger.warning("plugin %r failed", "judge")
-    assert "\r\x1b[Jplugin 'judge' failed\n" in screen.getvalue()
+    assert "\r\x1b[Jrollout-plugins: plugin 'judge' failed\n" in screen.getvalue()
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with tqdm.tqdm(total=2, file=sys.stderr) as bar:
+        bar.refresh()
+        logger.warning("beside a bar in a file")
+    assert "\nrollout-plugins: beside a bar in a file\n" in sys.stderr.getvalue()
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     logger.warning("into a file")
     logger.info("not asked for")
-    assert sys.stderr.getvalue() == "into a file\n"
+    assert sys.stderr.getvalue() == "rollout-plugins: into a file\n"
     monkeypatch.setattr(logging.root, "handlers", [logging.NullHandler()])
     logger.warning("somebody else shows it")
-    assert sys.stderr.getvalue() == "into a file\n"
+    assert sys.stderr.getvalue() == "rollout-plugins: into a file\n"
 
 
 # --- where the rollouts are -----------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import threading
 from dataclasses import replace
 
 import pytest
-from faults import send, told
+from faults import says, send, told
 from processes import environment
 from store_rig import Sink, batch, pipeline, record, rollouts, run_in, started, until
 
@@ -113,6 +113,31 @@ def test_what_is_not_finished_when_patience_ends_is_counted_and_what_finishes_la
     until(lambda: open_run(tmp_path).attempts[0]["ended"])
     run = open_run(tmp_path)
     assert (len(run), run.drops) == (4, {"not_finished_at_end": 3})
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_what_is_lost_behind_a_batch_that_outlasts_the_limit_is_in_the_run_although_the_process_ends(
+    tmp_path, interrupted, monkeypatch
+):
+    gate = Gate()
+    line = started(tmp_path, Sink(), end_seconds=0.3)
+    line.submit(batch(rollouts(2), step=1))
+    assert line.drain(60)
+    line.submit(batch(build=gate.build, made=rollouts(4), step=2))
+    line.submit(batch(rollouts(3), step=3))
+    assert gate.entered.wait(600)
+    if interrupted:  # a second Ctrl-C while the end is waited for
+        monkeypatch.setattr(line._lifecycle, "end_sinks", says(KeyboardInterrupt()))
+        monkeypatch.setattr("rollout_plugins.engine.pipeline.ABANDON_SECONDS", 0.01)
+        with pytest.raises(KeyboardInterrupt):
+            line.close()
+    else:
+        line.close()
+    run = open_run(tmp_path)  # as another process sees it when this one has ended here
+    assert (len(run), run.drops, run.attempts[0]["ended"]) == (2, {"not_finished_at_end": 7}, None)
+    gate.open.set()
+    until(lambda: open_run(tmp_path).attempts[0]["ended"])
+    assert (len(open_run(tmp_path)), open_run(tmp_path).drops) == (6, {"not_finished_at_end": 3})
 
 
 @pytest.mark.parametrize("value", [-1, "soon", float("nan"), float("inf"), True])
@@ -230,13 +255,13 @@ def test_many_runs_that_hang_when_the_interpreter_exits_share_one_limit(tmp_path
 
 OUTLIVES = """
 import threading
-from rollout_plugins.engine.ending import Ending
+from rollout_plugins.engine.deadline import Deadline
 
 def trains():
     threading.main_thread().join()
     began = []
     for _ in range(3):
-        with Ending(30).waiting() as until:
+        with Deadline(30).waiting() as until:
             began.append(until(0))
     print(began[1] < began[2])
 

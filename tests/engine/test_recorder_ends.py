@@ -16,7 +16,7 @@ from store_rig import until
 from rollout_plugins import RolloutRecorder, hookimpl, open_run
 from rollout_plugins.engine.pipeline import Pipeline
 from rollout_plugins.engine.worker import Worker
-from rollout_plugins.reading.finding import find_runs
+from rollout_plugins.reading.find_runs import find_runs
 
 
 def test_the_same_name_goes_on_as_the_next_attempt(tmp_path):
@@ -185,11 +185,6 @@ def test_a_loop_that_forks_after_its_first_batch_goes_on_and_children_record_too
     assert seven == "7"
     assert len(open_run(theirs)) == 4
     assert open_run(tmp_path / "parent").steps == [1, 2]
-
-
-def test_a_fork_lets_a_plugin_finish_what_it_is_importing(tmp_path):
-    assert said_by("importing", tmp_path) == "7\n"
-    assert len(open_run(tmp_path)) == 4
 
 
 def test_a_forked_copy_may_use_all_it_has_inherited_whatever_was_locked(tmp_path):

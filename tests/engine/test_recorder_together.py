@@ -11,7 +11,7 @@ from processes import run_worker
 
 from rollout_plugins import open_run
 from rollout_plugins.errors import SetupError
-from rollout_plugins.reading.finding import find_runs
+from rollout_plugins.reading.find_runs import find_runs
 
 
 def assert_one_run_of_two_ranks(folder):

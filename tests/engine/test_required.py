@@ -11,7 +11,7 @@ from store_rig import collected
 
 from rollout_plugins import RolloutPluginCallback, Trace, hookimpl, open_run
 from rollout_plugins.hosts.grpo import HOST
-from rollout_plugins.reading.finding import find_runs
+from rollout_plugins.reading.find_runs import find_runs
 
 
 class Sink:

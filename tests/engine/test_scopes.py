@@ -44,7 +44,11 @@ def test_a_hanging_sink_is_waited_for_once_and_what_it_missed_is_counted(tmp_pat
 
     class Waits(TrainerCallback):
         def on_train_end(self, *args, **kwargs):
-            until(lambda: len(healthy.got) == 12 and not callback._pipeline._outboxes[1].is_stuck)
+            until(
+                lambda: (
+                    len(healthy.got) == 12 and not callback._shared.current.pipeline._lifecycle.outboxes[1].is_stuck
+                )
+            )
 
     trainer = make(tmp_path, max_steps=3)
     trainer.add_callback(Waits())
@@ -61,7 +65,7 @@ def test_reasons_for_other_ranks_rollouts_do_not_pile_up_in_memory(tmp_path, mon
     from rollout_hookspecs import Batch
 
     from rollout_plugins import hookimpl, open_run
-    from rollout_plugins.engine import storage
+    from rollout_plugins.engine import run_storage as storage
     from rollout_plugins.engine.discover import Plugins
     from rollout_plugins.engine.pipeline import Pipeline
     from rollout_plugins.testing import make_rollout, make_run

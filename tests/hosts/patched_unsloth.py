@@ -65,7 +65,7 @@ def model(folder):
     return made
 
 
-def recorded(folder, classes, script, tools):
+def recorded(folder, classes, script, tools, **config):
     """A training as people attach the callback to it; what is stored of it, and what the reward function got."""
     trainer_class, config_class = classes
     given = []
@@ -77,7 +77,7 @@ def recorded(folder, classes, script, tools):
     args = config_class(
         output_dir=str(folder / "out"), use_cpu=True, bf16=False, fp16=False, optim="adamw_torch", seed=7,
         per_device_train_batch_size=4, gradient_accumulation_steps=1, num_generations=2, max_completion_length=200,
-        max_steps=2, logging_steps=1, save_strategy="no", report_to=[], gradient_checkpointing=False,
+        **{"max_steps": 2} | config, logging_steps=1, save_strategy="no", report_to=[], gradient_checkpointing=False,
         disable_tqdm=True, learning_rate=1e-6, beta=0.0,
     )  # fmt: skip
     trainer = trainer_class(
@@ -85,6 +85,7 @@ def recorded(folder, classes, script, tools):
         processing_class=AutoTokenizer.from_pretrained(tiny_model(folder)),
         reward_funcs=[rewards],
         train_dataset=dataset(level=list(range(8))),
+        eval_dataset=dataset(level=list(range(100, 108))),
         args=args,
         **({"tools": tools} if tools else {}),
     )
@@ -105,6 +106,16 @@ def told(rollout):
 
 def timed(rollout):
     return [one.seconds is not None for one in rollout.tool_calls]
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_evaluation_is_told_from_training_though_unsloth_leaves_the_model_in_training_mode(tmp_path, patched, kind):
+    given, stored = recorded(
+        tmp_path, patched[kind], *SCRIPTS["text"], eval_strategy="steps", eval_steps=1, per_device_eval_batch_size=4,
+    )  # fmt: skip
+    assert len(stored) == len(given)
+    assert [rollout.columns["level"] >= 100 for rollout in stored] == [rollout.split == "eval" for rollout in stored]
+    assert {(rollout.split, rollout.step - rollout.policy_step) for rollout in stored} == {("train", 1), ("eval", 0)}
 
 
 SCRIPTS = {

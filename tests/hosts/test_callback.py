@@ -79,6 +79,25 @@ def test_a_second_run_in_the_same_folder_overwrites_nothing(tmp_path):
     assert not {r.id for r in found[0].rollouts()} & {r.id for r in found[1].rollouts()}
 
 
+def test_a_callback_that_is_added_twice_records_once_and_warns(tmp_path, caplog):
+    first, second = RolloutPluginCallback(), RolloutPluginCallback()
+    trainer = make(tmp_path, callbacks=[first, second], eval_rows=dataset(4))
+    with caplog.at_level(logging.WARNING, "rollout_plugins"):
+        trainer.train()
+        trainer.evaluate()
+    assert [len(run) for run in runs(tmp_path)] == [12]
+    warnings = [record.getMessage() for record in caplog.records if "twice" in record.getMessage()]
+    assert warnings == [
+        (
+            "GRPO has RolloutPluginCallback twice; the first one records, this one does nothing: "
+            "remove one of them, or give it another dir"
+        )
+    ]
+    trainer.remove_callback(first)
+    trainer.train()
+    assert [len(run) for run in runs(tmp_path)] == [12, 4]
+
+
 def test_two_callbacks_record_two_runs_and_leave_the_trainer_as_it_was(tmp_path):
     trainer = make(tmp_path)
     before = dict(vars(trainer))
@@ -149,7 +168,7 @@ def test_a_callback_that_never_started_has_nothing_to_wait_for():
 
 
 def test_a_function_of_the_user_called_train_is_not_taken_for_the_trainers(tmp_path):
-    from rollout_plugins.hosts.kit.finding import checkpoint_being_resumed, step_being_resumed
+    from rollout_plugins.hosts.kit.find_trainer import checkpoint_being_resumed, step_being_resumed
 
     def train(self, resume_from_checkpoint):
         return checkpoint_being_resumed(self), step_being_resumed(self)

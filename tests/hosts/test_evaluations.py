@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 from lives import Sink, numbered, warnings
-from rig import GRPO, dataset, make
+from rig import GRPO, RLOO, dataset, make
 from store_rig import Count, collected, runs
 
 from rollout_plugins import RolloutPluginCallback, open_run
@@ -36,6 +36,30 @@ def test_evaluation_after_training_is_kept_whole(tmp_path, way, caplog):
     assert all(r.completion_tokens and r.finish != "unknown" for r in stored)
     assert run.drops == {}
     assert warnings(caplog) == []
+
+
+class StaysInTraining(RLOO):
+    """Its model is in training mode after each generation, also in evaluation, as with Unsloth's RLOO."""
+
+    def _generate_and_score_completions(self, inputs):
+        out = super()._generate_and_score_completions(inputs)
+        self.model.train()
+        return out
+
+
+def test_evaluation_is_told_from_training_though_the_model_is_in_training_mode(tmp_path):
+    trainer = make(
+        tmp_path, cls=StaysInTraining, rows=numbered(8), eval_rows=numbered(8), eval_strategy="steps", eval_steps=1,
+        max_steps=2, callbacks=[RolloutPluginCallback()],
+    )  # fmt: skip
+    trainer.train()
+    trainer.evaluate()
+    stored = list(open_run(tmp_path / "out").rollouts())
+    assert [list(r.completion) for r in stored] == [row["completion"] for row in trainer.truth]
+    train = [r for r in stored if r.split == "train"]
+    assert [(r.step, r.policy_step) for r in train] == [(1, 0)] * 4 + [(2, 1)] * 4
+    assert len(stored) > len(train) + 4
+    assert {(r.step, r.policy_step) for r in stored if r.split == "eval"} == {(1, 1), (2, 2)}
 
 
 class Hidden:

@@ -1,7 +1,9 @@
 """What must hold on every supported TRL, from the floor up. `.ci/matrix` runs this file on each of them."""
 
+from importlib import import_module
+
 import pytest
-from rig import GRPO, RLOO, dataset, half, make
+from rig import GRPO, RLOO, dataset, half, make, scripted, tiny_model
 from seeing import seeing
 from strict import same
 
@@ -89,3 +91,34 @@ def test_images_of_the_dataset_are_kept_once_each(tmp_path, cls):
         assert Image.open(run.dir / image.path).convert("RGB").getpixel((0, 0)) in colours
         number = int(str(rollout.prompt).split("hello ")[1][0])
         assert Image.open(run.dir / image.path).convert("RGB").getpixel((0, 0)) == pictures[number].getpixel((0, 0))
+
+
+def replaying():
+    """TRL's trainer with a replay buffer and its config; None where this TRL has none."""
+    try:
+        module = import_module("trl.experimental.grpo_with_replay_buffer")
+    except ImportError:
+        return None
+    return module.GRPOWithReplayBufferTrainer, module.GRPOWithReplayBufferConfig
+
+
+@pytest.mark.skipif(replaying() is None, reason="this TRL has no trainer with a replay buffer")
+def test_short_answers_do_not_hide_which_rollouts_a_replay_buffer_replaced(tmp_path):
+    """The second batch has no spread, so its first group gives way to that of the first batch. All answers are "4"."""
+    trainer_class, config_class = replaying()
+    rewards = iter([0.0, 1.0, 2.0, 5.0, 7.0, 7.0, 7.0, 7.0])
+    args = config_class(
+        output_dir=str(tmp_path / "out"), per_device_train_batch_size=4, num_generations=2, max_completion_length=8,
+        report_to=[], use_cpu=True, bf16=False, max_steps=2, save_strategy="no", disable_tqdm=True, seed=7,
+        replay_buffer_size=4, shuffle_dataset=False, gradient_checkpointing=False,
+    )  # fmt: skip
+    trainer = trainer_class(
+        model=tiny_model(tmp_path), args=args, train_dataset=dataset(8),
+        reward_funcs=lambda completions, **kwargs: [next(rewards) for _ in completions],
+    )  # fmt: skip
+    trainer.model.generate = scripted(trainer, ["4"])
+    trainer.add_callback(RolloutPluginCallback())
+    trainer.train()
+    run = open_run(tmp_path / "out")
+    assert [one.marks.get("trained") for one in run.rollouts()] == [None] * 4 + ["no: replaced"] * 2 + [None] * 2
+    assert (run.drops, run.untrained) == ({}, {"replaced": 2})

@@ -17,7 +17,7 @@ from whole import assert_whole, train
 
 from rollout_plugins import RolloutPluginCallback, open_run
 from rollout_plugins.hosts.kit.stand_ins import StandIns, swapped
-from rollout_plugins.hosts.kit.watching import Watch, WatchedTools
+from rollout_plugins.hosts.kit.watch_tools import Watch, WatchedTools
 
 
 def test_reward_none_is_none_and_nan_is_nan(tmp_path):

@@ -31,7 +31,7 @@ def test_results_of_sync_and_async_calls_are_paired_right(tmp_path, monkeypatch)
         passed[0] += 1
 
     monkeypatch.setattr(toolbox, "asyncio", SimpleNamespace(sleep=sleep))
-    monkeypatch.setattr("rollout_plugins.hosts.kit.watching.perf_counter", lambda: passed[0])
+    monkeypatch.setattr("rollout_plugins.hosts.kit.watch_tools.perf_counter", lambda: passed[0])
     both = call("slow", {"x": 1}) + "\n" + call("multiply", {"a": 2, "b": 3}) + "\n" + call("slow_broken", {"x": 5})
     _, run = train(
         tmp_path,

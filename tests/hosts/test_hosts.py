@@ -1,5 +1,6 @@
 """A trainer nobody here knows, observed by somebody else's host."""
 
+import inspect
 from functools import partial
 from types import MethodType
 
@@ -10,8 +11,8 @@ from rig import GRPO, SamplesTwice, call, dataset, make
 from tools import multiply
 from trl import GRPOTrainer
 
-from rollout_plugins import Batch, Rollout, RolloutPluginCallback, hookimpl, open_run
-from rollout_plugins.hosts import host_for
+from rollout_plugins import Batch, Rollout, RolloutPluginCallback, Support, hookimpl, open_run
+from rollout_plugins.hosts import host_for, kit, nearest_to
 
 
 class Foreign:
@@ -194,7 +195,7 @@ def test_what_an_unknown_trainer_lacks_is_named(tmp_path, caplog):
     trainer.add_callback(RolloutPluginCallback([Elsewhere()]))
     trainer.train()
     assert "most like TRL's GRPOTrainer, but it has no method _calculate_rewards" in caplog.text
-    assert "docs/trainers.md" in caplog.text
+    assert "docs/how-to/host.md" in caplog.text
 
 
 class OverridesAll(GRPO):
@@ -238,7 +239,7 @@ def test_a_subclass_that_overrides_everything_is_recorded_from_what_it_trains_on
     assert {tuple(r.rewards.values()) for r in stored} == {(None,)}
     said = "OverridesAll generates or scores in a way of its own: its rollouts are recorded from the token ids"
     assert said in caplog.text
-    assert "without rewards, messages as they were and tool calls; docs/trainers.md says how" in caplog.text
+    assert "without rewards, messages as they were and tool calls; docs/how-to/host.md says how" in caplog.text
     assert run.drops == {}
 
 
@@ -248,7 +249,7 @@ def test_a_subclass_that_goes_round_everything_is_counted_and_said(tmp_path, cap
     trainer.train()
     assert open_run(tmp_path / "out").drops == {"not_observed": 12}
     assert caplog.text.count("cannot be observed") == 1
-    assert "docs/trainers.md says how to write a host" in caplog.text
+    assert "docs/how-to/host.md says how to write a host" in caplog.text
 
 
 class Unspeakable(Exception):
@@ -271,3 +272,60 @@ def test_an_exception_that_cannot_be_shown_reaches_the_caller_as_it_is(tmp_path)
 
 def test_a_trainer_of_trl_that_works_differently_is_not_taken_for_the_known_one():
     assert host_for(type("SDFTTrainer", (), {"__module__": "trl.experimental.sdft"})()) is None
+
+
+class Detailed(Foreign):
+    """It has everything that `HostDetails` lists, and no base class of ours."""
+
+    name = "detailed"
+    supports = (Support(trainer="TheirTrainer", evaluation=True, since="theirs 2.0"),)
+
+    def matches(self, trainer):
+        return not self.missing(trainer)
+
+    def missing(self, trainer):
+        lacking = [name for name in ("evaluate", "roll_out") if not hasattr(trainer, name)]
+        return [f"has no method {name}" for name in lacking]
+
+    def recover(self, trainer, count):
+        def build():
+            return [Rollout(id="", index=i, completion=({"role": "assistant", "content": "x"},)) for i in range(count)]
+
+        return Batch(build=build, split="eval", step=trainer.state.global_step, count=count)
+
+    @hookimpl
+    def register_hosts(self):
+        return [self]
+
+
+def test_a_trainer_that_lacks_something_of_a_third_partys_is_told_what(caplog):
+    class Theirs:
+        def evaluate(self):
+            pass
+
+    assert nearest_to(Theirs(), [Detailed()]) == "it is most like TheirTrainer, but it has no method roll_out"
+    assert host_for(Theirs(), [Detailed()]) is None
+
+
+@pytest.mark.slow
+def test_a_third_partys_host_recovers_what_was_evaluated_before_it_came(tmp_path):
+    class Fits(Detailed):
+        def missing(self, trainer):
+            return []
+
+    trainer = make(tmp_path, eval_rows=dataset(2))
+    trainer.add_callback(RolloutPluginCallback([Fits()]))
+    trainer.evaluate()
+    run = open_run(tmp_path / "out")
+    assert [(rollout.split, rollout.completion[0]["content"]) for rollout in run.rollouts()] == [("eval", "x")] * 4
+    assert run.drops == {}
+
+
+def test_a_host_without_any_details_is_complete():
+    assert host_for(object(), [Foreign()]).name == "foreign"
+    assert nearest_to(object(), [Foreign()]) == ""
+
+
+def test_what_the_kit_offers_is_there_and_has_a_docstring():
+    assert kit.VERSION == 1
+    assert all(inspect.getdoc(getattr(kit, name)) for name in kit.__all__ if name != "VERSION")

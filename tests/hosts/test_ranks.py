@@ -9,7 +9,7 @@ from ranks_worker import SCENARIOS
 from rig import tiny_model
 
 from rollout_plugins import open_run
-from rollout_plugins.reading.finding import find_runs
+from rollout_plugins.reading.find_runs import find_runs
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ import torch
 from store_rig import RunWriter, open_run, rollouts, run_in, written
 
 from rollout_plugins import Tokens
-from rollout_plugins.reading.rows import Rows
+from rollout_plugins.reading.row_reader import Rows
 
 
 def made(count=64, prompt=400, answer=1600):

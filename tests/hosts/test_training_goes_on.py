@@ -150,14 +150,14 @@ def test_a_reward_function_may_score_in_forked_processes(tmp_path):
 
 
 def test_a_disk_that_hangs_delays_the_end_of_training_by_no_more_than_the_limit(tmp_path, monkeypatch):
-    works, entered, write = threading.Event(), threading.Event(), writing._Shard._write
+    works, entered, write = threading.Event(), threading.Event(), writing.Journal._write
 
     def hang(shard, buffer):
         entered.set()
         works.wait(300)
         write(shard, buffer)
 
-    monkeypatch.setattr(writing._Shard, "_write", hang)
+    monkeypatch.setattr(writing.Journal, "_write", hang)
 
     class Awaits(TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
@@ -165,7 +165,7 @@ def test_a_disk_that_hangs_delays_the_end_of_training_by_no_more_than_the_limit(
 
     callback = RolloutPluginCallback(end_seconds=1)
     make(tmp_path, callbacks=[callback, Awaits()]).train()  # and the disk hangs still
-    assert callback._pipeline.counters.drops == {"not_finished_at_end": 4}
+    assert callback._shared.current.pipeline.counters.drops == {"not_finished_at_end": 4}
     works.set()
     until(lambda: open_run(tmp_path / "out").attempts[0]["ended"])
     run = open_run(tmp_path / "out")

@@ -292,6 +292,30 @@ def test_log_probabilities_of_replayed_rows_stay_away_from_the_rollouts_they_rep
     assert all(found[n].advantage is not None for n in range(10, 18))
 
 
+class Replays(ReplacesRows):
+    """The second group of each batch is the first batch's, as in a trainer with a replay buffer."""
+
+    replay_buffer = ()
+
+
+@pytest.mark.parametrize("rows", [dataset(8), dataset(2)], ids=["other prompts", "same prompts"])
+def test_short_answers_do_not_hide_that_a_replay_buffer_replaced_their_rollouts(tmp_path, rows):
+    """All answers are "4": the prompt tells the rollouts apart, and where that is the same, the advantage."""
+    rewards = iter([0.0, 1.0, 2.0, 5.0, 7.0, 7.0, 9.0, 9.0])
+
+    def scored(completions, **kwargs):
+        return [next(rewards) for _ in completions]
+
+    trainer = make(tmp_path, ["4"], cls=Replays, rewards=scored, rows=rows, max_steps=2, shuffle_dataset=False)
+    trainer.add_callback(RolloutPluginCallback())
+    trainer.train()
+    stored = list(open_run(tmp_path / "out").rollouts())
+    assert ["replaced" in one.marks for one in stored] == [False] * 6 + [True] * 2
+    assert [one.advantage for one in stored[6:]] == [0.0, 0.0]
+    assert [one.marks.get("trained") for one in stored] == [None] * 6 + ["no: replaced"] * 2
+    assert open_run(tmp_path / "out").untrained == {"replaced": 2}
+
+
 def test_what_a_method_that_cannot_be_watched_would_have_told_is_counted(tmp_path, caplog):
     trainer = make(tmp_path, ANSWERS, rewards=numbers, max_steps=2)
     original = trainer._generate_and_score_completions

@@ -16,6 +16,7 @@ from rollout_hookspecs import Batch, Drop, Image, Rollout, Run, ToolCall, hookim
 
 from examples import thorough
 from rollout_plugins import open_run
+from rollout_plugins.content.exact_json import encode
 from rollout_plugins.engine.discover import Plugins
 from rollout_plugins.engine.pipeline import Pipeline
 from rollout_plugins.plugins.cap import Cap
@@ -23,7 +24,6 @@ from rollout_plugins.plugins.dedup import Dedup
 from rollout_plugins.plugins.images import Images
 from rollout_plugins.plugins.metrics import Metrics
 from rollout_plugins.plugins.redact import Redact
-from rollout_plugins.store.codec import encode
 
 KEY = "sk-" + "a1B2" * 8
 MAKE = {

@@ -21,13 +21,13 @@ from PIL import Image as Pil
 from rollout_hookspecs import Image, Placeholder, Rollout, Run, Step, ToolCall
 
 from examples import thorough
+from rollout_plugins.content.exact_json import decode, encode
 from rollout_plugins.content.hashing import content_hash, pixel_hash
 from rollout_plugins.content.messages import text_of
 from rollout_plugins.errors import SetupError
 from rollout_plugins.plugins import images
 from rollout_plugins.plugins.images import Images
 from rollout_plugins.plugins.images.media import MediaStore
-from rollout_plugins.store.codec import decode, encode
 
 HASH = pixel_hash(picture(5))
 

@@ -241,3 +241,38 @@ def test_bad_options_give_one_error_that_names_them_all(options, named):
     with pytest.raises(SetupError) as error:
         Metrics(**options)
     assert all(text in str(error.value) for text in named)
+
+
+def test_the_first_nan_or_infinite_reward_of_each_function_is_told_once_with_step_and_id(caplog):
+    told = []
+    plugin = Metrics(alert=lambda title, text: told.append(text))
+    plugin.on_run_start(Run(id="r"))
+    nan, inf = float("nan"), float("inf")
+
+    def step(number, split, *rewards):
+        rollouts = [said(str(i), f"{number}.{i}", reward=sum(r.values()), rewards=r) for i, r in enumerate(rewards)]
+        return look(rollouts, plugin, Step(split=split, step=number, seen=len(rollouts)))
+
+    fine = {"correct": 1.0, "brief": 0.5}
+    assert step(1, "train", fine, {"correct": 0.0, "brief": 0.1})["rewards/not_finite"] == 0
+    assert told == []
+    assert (
+        step(2, "train", fine, {**fine, "correct": nan}, {**fine, "correct": -inf}, fine)["rewards/not_finite"] == 0.5
+    )
+    assert step(3, "eval", {**fine, "correct": nan}, {"correct": inf, "brief": inf})["rewards/not_finite"] == 1
+    assert [text.partition(";")[0] for text in told] == [
+        "reward function 'correct' gave a reward that is NaN, for the first time in rollout r2.1 (train step 2)",
+        "reward function 'brief' gave a reward that is infinite, for the first time in rollout r3.1 (eval step 3)",
+    ]
+    assert [record.getMessage() for record in caplog.records] == told
+
+
+def test_a_reward_that_no_function_explains_is_told_of_too():
+    plugin = Metrics()
+    plugin.on_run_start(Run(id="r"))
+    look([said("x", reward=float("-inf"))], plugin, Step(split="train", step=4, seen=1))
+    (text,) = plugin.alerts
+    assert text.startswith("the reward is infinite, for the first time in rollout r0 (train step 4)")
+    plugin.on_run_start(Run(id="again"))
+    look([said("x", reward=float("-inf"))], plugin, Step(split="train", step=1, seen=1))
+    assert len(plugin.alerts) == 1

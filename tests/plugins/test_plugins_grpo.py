@@ -17,7 +17,7 @@ from rollout_plugins import RolloutPluginCallback, hookimpl, open_run
 from rollout_plugins.content.hashing import pixel_hash
 from rollout_plugins.plugins.cap import Cap
 from rollout_plugins.plugins.metrics import Metrics
-from rollout_plugins.reading.finding import find_runs
+from rollout_plugins.reading.find_runs import find_runs
 from rollout_plugins.sinks.trackio import TrackioSink
 
 HERE = Path(__file__).parents[1] / "support"

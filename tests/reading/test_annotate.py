@@ -236,3 +236,27 @@ def test_runs_of_one_id_keep_their_annotations_apart(tmp_path):
     both = Runs([open_run(tmp_path / "a"), open_run(tmp_path / "b")])
     query = "select judge.score as score, count(*) as n from rollouts group by all order by all"
     assert both.sql(query).to_pylist() == [{"score": 1, "n": 1}, {"score": 2, "n": 1}, {"score": None, "n": 6}]
+
+
+def test_producers_that_differ_only_in_case_are_one_of_whom_the_latest_value_counts(run):
+    run.annotate("judge", [{"id": FIRST, "score": 1, "note": "fine"}])
+    run.annotate("Judge", [{"id": FIRST, "score": 2}])
+    assert said(run, FIRST) == {"judge.score": 2, "judge.note": "fine"}
+    assert run.annotations == {"judge": ["score", "note"]}
+    assert run.count(where="Judge.score = 2") == run.count(where="judge.score = 2") == 1
+
+
+def test_a_column_may_have_the_name_of_one_of_ours(run):
+    columns = {"_run": 5, "_row": 6, "_file": 7, "v": 8, "at_": 9, "c0": 10, "run_id": "x"}
+    run.annotate("judge", [{"id": FIRST, **columns}])
+    assert said(run, FIRST) == {f"judge.{name}": value for name, value in columns.items()}
+    (row,) = run.sql("select * from annotations.judge").to_pylist()
+    assert row == {"id": FIRST, **columns}
+    assert run.count(where="judge._run = 5") == 1
+
+
+@pytest.mark.parametrize("name", ["filename", "File_Row_Number"])
+def test_a_column_of_a_name_that_cannot_be_read_is_refused(run, name):
+    with pytest.raises(RunError, match=f"reserved name: '{name}' is the name of a column that DuckDB adds"):
+        run.annotate("judge", [{"id": FIRST, name: 1}])
+    assert len(list(run)) == len(run)

@@ -29,7 +29,7 @@ def test_an_installed_sink_is_exported_to_by_name(run, tmp_path, install, capsys
     install("x-exports", {"lines": "x_exports:Lines"}, {"x_exports": LINES})
     assert run.export("lines", options={"path": str(tmp_path / "a.txt")}).sent == 12
     assert main(["export", str(run.dir), "--to", "lines", "-o", str(tmp_path / "b.txt")]) == 0
-    assert "12 rollouts sent to Lines" in capsys.readouterr().out
+    assert "12 rollouts given to Lines, which does not say what it took\n" in capsys.readouterr().out
     assert sorted((tmp_path / "a.txt").read_text().split()) == ids(run)
     assert sorted((tmp_path / "b.txt").read_text().split()) == ids(run)
     assert main(["export", str(run.dir), "--to", "lines", "--project", "x"]) == 1
@@ -147,3 +147,10 @@ def test_what_a_required_plugin_cannot_see_is_left_out_of_an_export(run):
     done = export(run, sink, plugins=[Fails()])
     assert (done.sent, done.capped) == (9, 3)
     assert len(sink.ids) == 9
+
+
+def test_a_sink_that_took_nothing_was_sent_nothing(run, install, capsys):
+    code = "from rollout_plugins import hookimpl\n@hookimpl\ndef export_traces(traces): return []"
+    install("x-exports", {"idle": "x_exports"}, {"x_exports": code})
+    assert main(["export", str(run.dir), "--to", "idle"]) == 0
+    assert "0 rollouts sent to idle; the sink left out 12\n" in capsys.readouterr().out.replace("module", "idle")

@@ -45,6 +45,7 @@ def _row(split, step, made, counts):
         "reward_min": min(real, default=None),
         "reward_max": max(real, default=None),
         "reward_std": pstdev(finite) if finite else None,
+        "not_finite": sum(any(map(_is_odd, [r.reward, *r.rewards.values()])) for r in made),
         "completion_tokens": fmean(tokens) if tokens else None,
         "completion_tokens_max": max(tokens, default=None),
         "truncated": sum(r.finish == "length" for r in made),
@@ -57,6 +58,10 @@ def _row(split, step, made, counts):
         "groups": len(spreads),
         "flat_groups": sum(spread == 0 for spread in spreads),
     }
+
+
+def _is_odd(value):
+    return value is not None and not math.isfinite(value)
 
 
 NAMES = ("correct", "format")
@@ -122,7 +127,7 @@ def with_a_damaged_part(folder):
 
 
 def pruned(folder):
-    from rollout_plugins.remote.prune import prune
+    from rollout_plugins.remote.pruning import prune
 
     run = parts_of(folder, [hostile(step, index) for step in range(1, 6) for index in range(8)])
     prune(open_run(run), "step > 3", progress=lambda *_: None)

@@ -11,7 +11,7 @@ from store_rig import until
 
 from rollout_plugins import open_run
 from rollout_plugins.errors import RunError
-from rollout_plugins.reading import rows
+from rollout_plugins.reading import row_reader as rows
 from rollout_plugins.store import write as writing
 
 

@@ -9,7 +9,6 @@ import shutil
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
-from zlib import crc32
 
 import pyarrow as pa
 import pytest
@@ -20,8 +19,10 @@ from test_figures import hostile, near, not_as_they_say, parts_of, plain, traine
 
 from examples import thorough
 from rollout_plugins import open_run
-from rollout_plugins.reading import gathered, part_sums, small
-from rollout_plugins.reading.together import spans
+from rollout_plugins.reading import part_sums
+from rollout_plugins.reading import small_files as small
+from rollout_plugins.reading import sums_cache as gathered
+from rollout_plugins.reading.merged_sums import spans
 from rollout_plugins.store import sums
 from rollout_plugins.store import write as writing
 from rollout_plugins.store.schema import TYPES
@@ -325,7 +326,7 @@ def test_sums_that_an_older_version_kept_do_not_say_where_a_step_is(tmp_path):
     wanted = counted(folder)
     listing, _, packed = (folder / gathered.FILE).read_bytes().partition(b"\n")
     older = json.dumps({name: noted[:2] for name, noted in json.loads(listing).items()}).encode()
-    head = sums._HEAD.pack(crc32(older), *sums._HEAD.unpack_from(packed)[1:])
+    head = sums._HEAD.pack(gathered.checked(older), *sums._HEAD.unpack_from(packed)[1:])
     (folder / gathered.FILE).write_bytes(older + b"\n" + head + packed[sums._HEAD.size :])
     run = open_run(folder)
     assert (counted(folder), [run.count(step=step) for step in (1, 5, 6)]) == (wanted, [4, 4, 0])

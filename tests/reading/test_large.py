@@ -4,7 +4,8 @@ import pytest
 from reading import ids, one, write, writer
 
 from rollout_plugins import open_run
-from rollout_plugins.reading import matches, query
+from rollout_plugins.reading import query
+from rollout_plugins.reading import search_results as matches
 
 
 @pytest.fixture(autouse=True)

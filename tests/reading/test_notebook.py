@@ -7,8 +7,12 @@ import subprocess
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
+from reading import one as made_one
+from reading import write
 from store_rig import record, rollouts
 from values import same
 
@@ -160,7 +164,7 @@ def test_runs_are_public_and_each_has_its_line(tmp_path):
     found = rollout_plugins.runs(tmp_path)
     assert found[0].dir == runs(tmp_path)[0].dir
     assert [line.strip()[:11] for line in repr(found).splitlines()] == ["2 runs:", "<StoredRun ", "<StoredRun "]
-    assert Seen(found._repr_html_()).text.count("reward") == 2
+    assert Seen(found._repr_html_()).text.count("0.75") == 8
     assert open_run(found[1].dir).dir == found[1].dir
 
 
@@ -177,3 +181,69 @@ print(len(open_run(sys.argv[1])))
 def test_a_notebook_without_the_widgets_that_duckdb_wants_opens_a_run(run):
     done = subprocess.run([sys.executable, "-c", JUPYTER, run.dir], capture_output=True, text=True, check=True)
     assert done.stdout == f"{len(run)}\n"
+
+
+class Shell:
+    """IPython's, as far as formatters go."""
+
+    def __init__(self):
+        self.known = {}
+        self.display_formatter = self
+        self.formatters = {"text/html": self}
+
+    def __contains__(self, kind):
+        return kind in self.known
+
+    def for_type(self, kind, function):
+        self.known[kind] = function
+
+
+def test_a_notebook_draws_the_answer_to_sql(run, monkeypatch):
+    shell = Shell()
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    table = run.sql("select id, step, reward, '<script>' as odd, null as none from rollouts")
+    seen = Seen(shell.known[pa.Table](table))
+    assert {"table", "th", "td"} <= seen.tags
+    assert "script" not in seen.tags
+    assert "0.125" in seen.text
+    assert f"{table.num_rows} rows" in seen.text
+    mine = shell.known[pa.Table] = object()
+    run.sql("select 1")
+    assert shell.known[pa.Table] is mine
+
+
+def test_an_error_is_one_line_in_a_notebook(run):
+    with pytest.raises(RunError) as raised:
+        run.sql("select rewrad from rollouts")
+    (line,) = raised.value._render_traceback_()
+    assert line == "RunError: no column is named 'rewrad'; did you mean 'reward'?"
+
+
+def test_an_answer_has_a_first_and_a_last_rollout(run):
+    answer = run.rollouts(order="-reward")
+    assert (answer[0].reward, answer[-1].reward) == (1.0, 0.125)
+    assert [rollout.id for rollout in answer[:3]] == [rollout.id for rollout in answer][:3]
+    with pytest.raises(IndexError, match="there are 0 rollouts, and none at 0"):
+        run.rollouts(where="reward > 9")[0]
+
+
+def test_runs_are_compared_in_one_table(tmp_path):
+    for name, rate in (("a", 1e-5), ("b", 3e-5)):
+        made = [
+            made_one(step, index, run=name, reward=step * (1 + (name == "b"))) for step in (1, 2) for index in range(4)
+        ]
+        write(tmp_path, made, run=name, model="org/tiny", settings={"learning_rate": rate, "beta": 0.0})
+    found = runs(tmp_path)
+    first, second = found.compare()
+    assert (first["run"], first["rollouts"], first["first_reward"], first["last_reward"]) == ("a", 8, 1.0, 2.0)
+    assert (second["run"], second["first_reward"], second["best_reward"]) == ("b", 2.0, 4.0)
+    assert (first["learning_rate"], second["learning_rate"]) == (1e-5, 3e-5)
+    assert not {"beta", "model"} & first.keys()
+    seen = Seen(found._repr_html_())
+    assert [seen.open, seen.tags] == [[], {"table", "tr", "th", "td"}]
+    assert "learning_rate" in seen.text
+
+
+def test_a_filter_of_another_name_is_told_the_near_one(run):
+    with pytest.raises(RunError, match="there is no filter 'serch'; did you mean 'search'"):
+        run.count(serch="x")

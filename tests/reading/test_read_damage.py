@@ -12,7 +12,7 @@ from reading import ids, one, steps, write, writer
 
 from rollout_plugins import open_run
 from rollout_plugins.errors import DamageWarning
-from rollout_plugins.reading import small
+from rollout_plugins.reading import small_files as small
 from rollout_plugins.reading.runs import Runs, runs
 from rollout_plugins.store import write as writing
 

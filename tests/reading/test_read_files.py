@@ -14,7 +14,7 @@ from reading import ids, one, steps, write, writer
 
 from rollout_plugins import open_run
 from rollout_plugins.errors import RunError
-from rollout_plugins.reading.finding import find_runs
+from rollout_plugins.reading.find_runs import find_runs
 from rollout_plugins.reading.runs import runs
 from rollout_plugins.store import write as writing
 

@@ -9,7 +9,7 @@ import pytest
 from reading import ids, one, steps, write, writer
 
 from rollout_plugins import open_run
-from rollout_plugins.reading import session
+from rollout_plugins.reading import query_session as session
 
 
 def test_a_live_run_is_read_and_refreshed(tmp_path):

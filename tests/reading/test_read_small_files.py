@@ -10,7 +10,7 @@ from dataclasses import replace
 from reading import called, ids, one, steps, write, writer
 
 from rollout_plugins import open_run
-from rollout_plugins.reading import small
+from rollout_plugins.reading import small_files as small
 from rollout_plugins.reading.runs import runs
 from rollout_plugins.store import write as writing
 from rollout_plugins.store.schema import FIELDS

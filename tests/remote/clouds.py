@@ -17,7 +17,7 @@ from rollout_plugins import RolloutRecorder, open_run
 from rollout_plugins.cli.main import main
 from rollout_plugins.remote import mirror as mirroring
 from rollout_plugins.remote.folders import files_of, folder
-from rollout_plugins.remote.places import place
+from rollout_plugins.remote.url_places import place
 
 
 @pytest.fixture

@@ -3,14 +3,18 @@
 import shutil
 from collections import Counter
 
+import pyarrow.parquet as pq
 import pytest
 from test_mirror import answers, contents, quick, recorded  # noqa: F401 - a fixture for all tests
 
 from rollout_plugins import open_run
 from rollout_plugins.cli.main import main
-from rollout_plugins.remote.copying import Copying
+from rollout_plugins.remote import pruning as prune
+from rollout_plugins.remote.folder_sync import Copying
 from rollout_plugins.remote.folders import Folder
-from rollout_plugins.remote.places import place
+from rollout_plugins.remote.url_places import place
+from rollout_plugins.store import small_parts
+from rollout_plugins.store.joined_parts import joined
 
 OFTEN = {"mirror": {"seal_seconds": 1e-9}}
 ALL = sorted(f"answer {step}.{n}" for step in (1, 2, 3) for n in range(4))
@@ -92,3 +96,56 @@ def test_the_mirror_keeps_the_text_that_was_pruned_here_also_when_the_run_is_com
     assert main(["push", str(node), str(there.parent)]) == 0
     found = open_run(there)
     assert (len(found), len([one for one in found.rollouts() if one.completion])) == (12, 4)
+
+
+@pytest.fixture
+def overtaken(nodes, monkeypatch):
+    """A run whose parts another process joins as soon as a command has listed its files."""
+    node, _, _ = nodes
+
+    def after(owner, name):
+        listed = getattr(owner, name)
+
+        def list_then_compact(*args, **options):
+            found = listed(*args, **options)
+            monkeypatch.undo()
+            compacted(node)
+            return found
+
+        monkeypatch.setattr(owner, name, list_then_compact)
+
+    return node, after
+
+
+def test_a_push_that_a_compaction_overtakes_sends_every_rollout(overtaken, tmp_path):
+    node, after = overtaken
+    after(Copying, "pending")
+    assert main(["push", str(node), str(tmp_path / "elsewhere")]) == 0
+    assert sorted(answers(tmp_path / "elsewhere" / "mine")) == ALL
+
+
+def test_a_pruning_that_a_compaction_overtakes_prunes_every_rollout(overtaken):
+    node, after = overtaken
+    after(prune, "find_parts")
+    assert main(["prune", str(node), "--keep", "step = 2", "--yes"]) == 0
+    assert len([one for one in open_run(node).rollouts() if one.completion]) == 4
+
+
+def test_a_run_that_joins_its_parts_sends_each_rollout_to_the_mirror_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(small_parts, "AT_ONCE", 4)
+    made = {"run_id": "mine", "mirror": str(tmp_path / "there")}
+    run, there = recorded(tmp_path / "here", range(1, 7), **made, config=OFTEN), tmp_path / "there" / "mine"
+    every = sorted(f"answer {step}.{n}" for step in range(1, 7) for n in range(4))
+    (name,) = joined(run)
+    assert sorted(answers(there)) == every
+    assert open_run(there).unreadable == []
+    assert sum(pq.read_metadata(path).num_rows for path in there.glob("data/*/*.parquet")) == len(every)
+
+    small = {"mirror": {"seal_seconds": 1e-9, "keep_local": 0}}
+    recorded(tmp_path / "here", (7, 8), **made, config=small)  # the next attempt
+    every += [f"answer {step}.{n}" for step in (7, 8) for n in range(4)]
+    assert not (run / name).exists()
+    assert open_run(run).damaged
+    assert main(["pull", str(there), str(run.parent)]) == 0
+    assert sorted(answers(run)) == sorted(answers(there)) == every
+    assert open_run(run).unreadable == []

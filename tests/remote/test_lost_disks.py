@@ -8,7 +8,7 @@ from test_mirror import answers, quick, recorded  # noqa: F401 - a fixture for a
 
 from rollout_plugins import RolloutPluginCallback, open_run
 from rollout_plugins.cli.main import main
-from rollout_plugins.reading.finding import find_runs
+from rollout_plugins.reading.find_runs import find_runs
 
 
 def attempts(run):

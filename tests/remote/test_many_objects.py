@@ -12,8 +12,9 @@ from test_mirror import answers, batch, quick, recorded  # noqa: F401 - a fixtur
 
 from rollout_plugins import RolloutRecorder, open_run
 from rollout_plugins.errors import RunError
-from rollout_plugins.remote import places, reading
-from rollout_plugins.remote.places import place
+from rollout_plugins.remote import remote_reader as reading
+from rollout_plugins.remote import url_places as places
+from rollout_plugins.remote.url_places import place
 
 pytestmark = pytest.mark.slow
 MANY = 100_000

@@ -14,20 +14,20 @@ from clock import clock  # noqa: F401 - a fixture
 from store_rig import until
 
 from rollout_plugins import RolloutRecorder, open_run
-from rollout_plugins.engine import setup
+from rollout_plugins.engine import run_setup as setup
 from rollout_plugins.errors import SetupError
 from rollout_plugins.remote import mirror as mirroring
-from rollout_plugins.remote.copying import Copying
+from rollout_plugins.remote.folder_sync import Copying
 from rollout_plugins.remote.folders import Folder, files_of, folder
 from rollout_plugins.remote.mirror import Following, Mirror
-from rollout_plugins.remote.places import place
+from rollout_plugins.remote.url_places import place
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(mirroring, "POLL_SECONDS", 0.05)
     monkeypatch.setattr(mirroring, "SHARE", 1.0)
-    monkeypatch.setattr(setup, "_warned", set())
+    monkeypatch.setattr(setup, "_warned_targets", set())
     yield
     until(lambda: "rollouts-mirror" not in [thread.name for thread in threading.enumerate()])
 

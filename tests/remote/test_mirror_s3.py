@@ -18,7 +18,7 @@ from rollout_plugins import RolloutRecorder, open_run
 from rollout_plugins.cli.main import main
 from rollout_plugins.remote import mirror as mirroring
 from rollout_plugins.remote.folders import Folder, files_of, folder
-from rollout_plugins.remote.places import place
+from rollout_plugins.remote.url_places import place
 
 pytestmark = pytest.mark.slow
 WORKER = Path(__file__).parents[1] / "support" / "mirror_worker.py"

@@ -4,8 +4,8 @@ import pytest
 
 from rollout_plugins import RolloutRecorder
 from rollout_plugins.errors import MissingExtraError, SetupError
-from rollout_plugins.remote.places import is_url, place, without_secrets
 from rollout_plugins.remote.s3 import endpoint
+from rollout_plugins.remote.url_places import is_url, place, without_secrets
 
 
 @pytest.mark.parametrize("kind", ["arrow", "fsspec"])

@@ -14,10 +14,10 @@ from values import same
 
 from rollout_plugins import Image, open_run, runs
 from rollout_plugins.cli.main import main
-from rollout_plugins.content.elsewhere import reach
 from rollout_plugins.content.imaging import file_of
 from rollout_plugins.errors import RunError
 from rollout_plugins.store.write import RunWriter
+from rollout_plugins.system.remote_runs import reach
 
 
 @pytest.fixture(autouse=True)

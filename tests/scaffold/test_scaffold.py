@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from rollout_plugins.cli.main import main
-from rollout_plugins.engine.check import HOOKS
 from rollout_plugins.engine.discover import Plugins
+from rollout_plugins.engine.plugin_checks import HOOKS
 from rollout_plugins.errors import SetupError
 from rollout_plugins.scaffold import new_plugin
 

@@ -252,11 +252,30 @@ def test_the_chart_shows_reward_rising_and_tool_errors_falling():
     first, last = text[1].find("█"), text[1].rstrip().rfind("█")
     assert first > 30
     assert last > 50
-    errors = text.index("tool calls that failed 45% → 0%")
+    errors = text.index("tool calls that failed 45% of 20 → 0% of 20")
     assert text[errors + 1].startswith(" 45% │█")
     assert not text[errors + 1].endswith("█" * 20)
     assert text[-1].startswith("     └step 1")
     assert text[-1].endswith(" 10")
+
+
+def test_with_few_lines_one_chart_has_a_line_of_functions_below():
+    rewards = {"reward/length": (0.0, 5.0), "reward/correct": (0.9, 0.0)}
+    calls = ((35, 24), (11, 4), (0, 0))
+    rows = [
+        {"step": n, "reward": n, "tool_calls": made, "tool_errors": failed, **{name: ends[n > 0] for name, ends in rewards.items()}}
+        for n, (made, failed) in enumerate(calls)
+    ]  # fmt: skip
+    text = lines(render_steps(rows, width=60, max_lines=7), 60)
+    assert len(text) == 7
+    assert text[-2:] == ["correct 0.9 → 0.0  length 0.0 → 5.0", "tool calls that failed 69% of 35 → no calls"]
+
+
+def test_a_handful_of_calls_has_no_share_and_no_bar():
+    rows = [{"step": n, "reward": n, "tool_calls": 9 + n, "tool_errors": 5} for n in range(2)]
+    text = lines(render_steps(rows, width=60), 60)
+    title = text.index("tool calls that failed 5 of 9 → 50% of 10")
+    assert text[title + 1].startswith(" 50% │" + " " * 20 + "█")
 
 
 def test_the_chart_leaves_out_absent_tools_and_averages_steps_beyond_its_width():

@@ -64,13 +64,18 @@ def rows(ident):
 
 
 def records(path, block=32768):
-    """The records of wandb's own file, a LevelDB log: in each block, chunks of checksum, length, kind and data."""
+    """Yield the records of wandb's own file that are complete: wandb's process may still be writing the last one.
+
+    The file is a LevelDB log: in each block, chunks of checksum, length, kind and data. wandb has no reader in Python.
+    """
     data, place, whole = path.read_bytes(), 7, b""
     while place + 7 <= len(data):
         if block - place % block < 7:
             place += block - place % block
             continue
         length, kind = struct.unpack("<HB", data[place + 4 : place + 7])
+        if not kind or place + 7 + length > len(data):
+            return
         whole += data[place + 7 : place + 7 + length]
         place += 7 + length
         if kind in {1, 4}:  # a whole record, or the last part of one
@@ -297,6 +302,18 @@ def test_a_run_of_its_own_leaves_the_process_without_one(tmp_path):
     run = send(WandbSink(project="mine"), start(tmp_path))
     assert wandb.run is None
     assert len(history(run)) == 1
+
+
+def test_a_file_that_is_still_written_is_read_up_to_its_last_complete_record(tmp_path):
+    run = send(WandbSink(project="mine"), start(tmp_path))
+    history(run)
+    complete = (folder_of(run) / f"run-{run}.wandb").read_bytes()
+    names = [record.WhichOneof("record_type") for record in records(folder_of(run) / f"run-{run}.wandb")]
+    growing = tmp_path / "growing.wandb"
+    for end in range(7, len(complete), 101):
+        growing.write_bytes(complete[:end])
+        read = [record.WhichOneof("record_type") for record in records(growing)]
+        assert read == names[: len(read)]
 
 
 def test_each_rank_has_a_run_of_its_own_when_asked(tmp_path):

@@ -11,7 +11,7 @@ from rig import make
 
 from rollout_plugins import RolloutPluginCallback, open_run
 from rollout_plugins.reading.runs import runs
-from rollout_plugins.store.home import home_of
+from rollout_plugins.store.runs_folder import home_of
 
 
 def trained(folder, *, home=None, **options):

@@ -15,8 +15,8 @@ from values import HOSTILE, Bad, Evil, cycle, deep, hostile, kept, keys, real, s
 
 from examples import thorough
 from rollout_plugins import Image, Placeholder, Rollout, Tokens, ToolCall
-from rollout_plugins.content.drafts import Drafts
-from rollout_plugins.content.talk import Talk
+from rollout_plugins.content.message_columns import Talk
+from rollout_plugins.content.rollout_columns import Drafts
 from rollout_plugins.store.schema import SCHEMA
 from rollout_plugins.store.write import RunWriter
 
@@ -226,7 +226,7 @@ def _kept(field, value, found):
 
 
 def test_values_beyond_counting_do_not_hold_up_the_store(tmp_path, monkeypatch):
-    monkeypatch.setattr("rollout_plugins.store.codec.STORED_ITEMS", 50_000)
+    monkeypatch.setattr("rollout_plugins.content.exact_json.STORED_ITEMS", 50_000)
     contents = [vast(), wide_cycle(), cycle(), deep()]
     found, lost = written(
         tmp_path, rollouts(1, completion=tuple({"role": "user", "content": one} for one in contents))

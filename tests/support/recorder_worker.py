@@ -9,8 +9,7 @@ import threading
 import time
 from pathlib import Path
 
-from rollout_plugins import RolloutRecorder, hookimpl, open_run
-from rollout_plugins.engine import threads
+from rollout_plugins import RolloutRecorder, open_run
 
 
 def batch(step):
@@ -82,35 +81,6 @@ def pool(out):
             first, second = workers.apply_async(_pandas_in_a_child, [7]), workers.apply_async(_own_recorder, [out])
             sys.stdout.write(f"{first.get(300)} {second.get(300)}\n")
         recorder.record(2, batch(2))
-
-
-importing_now, forking = threading.Event(), threading.Event()
-
-
-class _Importing:
-    """A plugin that needs a module which takes its time."""
-
-    @hookimpl
-    def on_rollout(self, rollout):
-        import takes_its_time  # noqa: F401
-
-
-def importing(out):
-    """A fork just when a plugin imports something."""
-    threads.IMPORT_SECONDS = 600
-    slow = "import __main__\n__main__.importing_now.set()\n__main__.forking.wait(300)\n"
-    (out / "takes_its_time.py").write_text(slow)
-    sys.path.insert(0, str(out))
-    with RolloutRecorder([_Importing()], dir=out) as recorder:
-        recorder.record(1, batch(1))
-        importing_now.wait(300)
-        os.register_at_fork(before=forking.set)  # called before those that were registered earlier
-        child = os.fork()
-        if not child:
-            import takes_its_time  # noqa: F401
-
-            os._exit(7)
-        sys.stdout.write(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n")
 
 
 def locked(out):

@@ -99,7 +99,7 @@ def fill(folder, steps, *, attempt=1, plugins=(), evaluate=True, groups=2, close
             tests = [shop(step, g, i, rng=rng, split="eval", group_size=2) for g in range(4) for i in range(2)]
             line.submit(batch(tests, step=step, split="eval"))
     for reason, count in (untrained or {}).items():
-        line.count(reason, count, is_stored=True)
+        line.count_untrained(reason, count, None)
     assert line.drain(600)
     if close:
         line.close()

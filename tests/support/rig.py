@@ -158,14 +158,15 @@ def make(
     folder, script=None, *, cls=GRPO, rewards=half, rows=None, eval_rows=None, callbacks=None, tools=None, **config
 ):
     """A trainer that takes one step of four completions, two per prompt, unless told otherwise."""
-    accepted = inspect.signature((RLOOConfig if cls is RLOO else GRPOConfig).__init__).parameters
+    config_class = RLOOConfig if any("RLOO" in base.__name__ for base in cls.__mro__) else GRPOConfig
+    accepted = inspect.signature(config_class.__init__).parameters
     options = {
         "output_dir": str(folder / "out"), "per_device_train_batch_size": 4, "per_device_eval_batch_size": 4,
         "num_generations": 2, "max_completion_length": 200 if script else 8, "report_to": [], "use_cpu": True,
         "bf16": False, "logging_steps": 1, "save_strategy": "no", "disable_tqdm": True, "max_steps": 1, "seed": 7,
         "log_completions": False, "max_tool_calling_iterations": 1, "gradient_checkpointing": False,
     } | config  # fmt: skip
-    args = (RLOOConfig if cls is RLOO else GRPOConfig)(**{k: v for k, v in options.items() if k in accepted})
+    args = config_class(**{k: v for k, v in options.items() if k in accepted})
     extra = {"tools": tools} if tools else {}
     more = {k: config[k] for k in ("environment_factory", "rollout_func", "processing_class") if k in config}
     trainer = cls(

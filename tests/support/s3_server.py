@@ -85,8 +85,8 @@ def _runs(told):
 
 def use_s3(monkeypatch, url):
     """Clients find a server at this address, which may be slow, and the keys of the tests."""
-    monkeypatch.setattr("rollout_plugins.remote.places.SECONDS", 120.0)
-    monkeypatch.setattr("rollout_plugins.remote.places.LIST_SECONDS", 120.0)
+    monkeypatch.setattr("rollout_plugins.remote.url_places.SECONDS", 120.0)
+    monkeypatch.setattr("rollout_plugins.remote.url_places.LIST_SECONDS", 120.0)
     for name in list(os.environ):
         if name.startswith("AWS_"):
             monkeypatch.delenv(name)

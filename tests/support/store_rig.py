@@ -14,8 +14,8 @@ from values import same
 from rollout_plugins import Batch, Rollout, Run, hookimpl, open_run
 from rollout_plugins.engine.discover import Plugins
 from rollout_plugins.engine.pipeline import Pipeline
-from rollout_plugins.reading.finding import find_runs
-from rollout_plugins.store.columns import from_rows
+from rollout_plugins.reading.find_runs import find_runs
+from rollout_plugins.store.arrow_rollouts import from_rows
 from rollout_plugins.store.write import RunWriter
 
 STAMPED = ("id", "run_id", "attempt", "split", "step", "generation")

@@ -14,12 +14,14 @@ CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class Terminal:
-    def __init__(self, command, columns=80, lines=24, **more):
+    def __init__(self, command, columns=80, lines=24, *, signals=False, **more):
+        """`signals`: the program has a session of its own, so that Ctrl-C reaches it as in a person's terminal."""
         self._ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         size = {"COLUMNS": str(columns), "LINES": str(lines)}
+        session = {"start_new_session": True, "preexec_fn": _take_terminal} if signals else {}
         self._process = subprocess.Popen(
-            command, stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, **size, **more}
+            command, stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, **size, **more}, **session
         )
         os.close(theirs)
         self._written = b""
@@ -60,3 +62,7 @@ class Terminal:
             self._written += piece
             return bool(piece)
         return True
+
+
+def _take_terminal():
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)

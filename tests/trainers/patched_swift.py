@@ -78,8 +78,40 @@ class Looked(MultiTurnScheduler):
         return current_turn >= 2
 
 
+class Raises(Looked):
+    """It raises in the second turn, when the model has answered twice."""
+
+    def step(self, infer_request, response_choice, current_turn):
+        if current_turn == 2:
+            raise RuntimeError("the environment is gone")
+        return super().step(infer_request, response_choice, current_turn)
+
+    def check_finished(self, infer_request, response_choice, current_turn):
+        return False
+
+
+class Withdraws(Looked):
+    """It takes the first answer back, and asks in another way."""
+
+    def step(self, infer_request, response_choice, current_turn):
+        infer_request.messages[-1:] = [{"role": "user", "content": "try again"}]
+        return {"infer_request": infer_request}
+
+
+class Rewrites(Looked):
+    """It shortens the first answer once the second is there."""
+
+    def step(self, infer_request, response_choice, current_turn):
+        if current_turn == 2:
+            infer_request.messages[2]["content"] = "what I said at first"
+        return super().step(infer_request, response_choice, current_turn)
+
+    def check_finished(self, infer_request, response_choice, current_turn):
+        return current_turn >= 3
+
+
 orms.update(scored=Scored, maybe=Maybe)
-multi_turns["looked"] = Looked
+multi_turns.update(looked=Looked, raises=Raises, withdraws=Withdraws, rewrites=Rewrites)
 
 
 @pytest.fixture(autouse=True)
@@ -228,6 +260,83 @@ def test_several_turns_are_kept_whole_with_the_calls_in_them(tmp_path):
     ] * 2  # fmt: skip
 
 
+WORDS = [f"the answer is {word}" for word in ("hello", "world", "four", "assistant", "tool", "name", "user", "is")]
+
+
+def in_turns(folder, scheduler, turns):
+    """A training whose model says these words in this order, through a scheduler."""
+    callback = RolloutPluginCallback(tokens=True)
+
+    def before(trainer):
+        trainer.request_config.logprobs = True
+        trainer.engine.model.generate = scripted(trainer, WORDS)
+        trainer.add_callback(callback)
+
+    more = {"multi_turn_scheduler": scheduler, "max_turns": turns, "max_completion_length": 100}
+    return callback, lambda: trained(folder, before, **more)
+
+
+def test_a_scheduler_that_raises_costs_nothing_of_what_the_model_had_said(tmp_path):
+    callback, train = in_turns(tmp_path, "raises", 3)
+    with pytest.raises(RuntimeError, match="the environment is gone"):
+        train()
+    assert callback.flush(600)
+    run = open_run(tmp_path / "out")
+    stored = list(run.rollouts(tokens=True))
+    assert [[role for role, _ in whole(one)] for one in stored] == [["system", "user", "assistant", "tool", "assistant"]] * 4  # fmt: skip
+    assert [one.completion[-1]["content"].removeprefix("<think>\n\n</think>\n\n") for one in stored] == WORDS[4:8]
+    assert all(WORDS[i] in one.completion[0]["content"] for i, one in enumerate(stored))
+    assert {one.error for one in stored} == {"RuntimeError: the environment is gone"}
+    assert [one.columns["level"] for one in stored] == [int(one.prompt[-1]["content"].split()[1]) for one in stored]
+    assert all(one.rewards == {"Scored": None, "Maybe": None} and "rewards" in one.marks for one in stored)
+    assert all(sum(one.tokens.mask) == one.completion_tokens == len(one.tokens.logprobs) > 8 for one in stored)
+    assert [one.group for one in stored] == [0, 0, 1, 1]
+    assert run.drops == {}
+
+
+def assert_tokens_are_those_trained_on(stored, trained):
+    """Whatever the scheduler did with the turns that came before."""
+    known = of(trained)
+    for rollout in stored:
+        one = known[rollout.extra["request_id"]]
+        tokens, labels = rollout.tokens, one["encoded"]["labels"]
+        assert [*tokens.prompt, *tokens.completion] == list(one["encoded"]["input_ids"])
+        assert [0] * len(tokens.prompt) + list(tokens.mask) == [int(label != -100) for label in labels]
+        assert sum(tokens.mask) == rollout.completion_tokens
+        assert rollout.prompt_tokens == len(tokens.prompt)
+
+
+def test_a_turn_that_a_scheduler_withdraws_is_neither_shown_nor_among_the_token_ids(tmp_path):
+    stored, given, trained_on, run = in_turns(tmp_path, "withdraws", 2)[1]()
+    assert len(stored) == len(trained_on) == 8
+    assert [whole(one) for one in stored] == [told(row["messages"]) for row in given]
+    assert [[role for role, _ in told(one.prompt)] for one in stored] == [["system", "user"]] * 8
+    assert [[role for role, _ in told(one.completion)] for one in stored] == [["user", "assistant"]] * 8
+    assert_tokens_are_those_trained_on(stored, trained_on)
+    assert all(one.marks["turns"].startswith("the scheduler withdrew 1 of 2 turns") for one in stored)
+    assert all(len(one.tokens.logprobs) == len(one.tokens.completion) for one in stored)
+    assert run.drops == {}
+
+
+def test_a_turn_that_a_scheduler_rewrites_says_so_beside_the_token_ids_that_are_trained_on(tmp_path):
+    stored, _, trained_on, run = in_turns(tmp_path, "rewrites", 3)[1]()
+    assert len(stored) == len(trained_on) == 8
+    for one in stored:
+        assert one.completion[0]["content"] == "what I said at first"
+        assert "the scheduler rewrote turns" in one.marks["turns"]
+    assert_trained(stored, trained_on)
+    assert run.drops == {}
+
+
+@pytest.mark.parametrize(("reweight", "is_marked"), [({}, True), ({"teacher_kl_coef": 0.0}, False)])
+def test_an_advantage_to_which_a_teacher_adds_says_so(tmp_path, reweight, is_marked):
+    teacher = {"teacher_model": tiny_model(tmp_path), "teacher_model_type": "qwen3"}
+    stored, _, trained_on, run = trained(tmp_path, add(), **teacher, **reweight)
+    assert [one.advantage for one in stored] == pytest.approx([one["advantage"] for one in trained_on])
+    assert ["advantage" in one.marks for one in stored] == [is_marked] * 8
+    assert run.drops == {}
+
+
 def scripted(trainer, script):
     number, tok = count(), trainer.processing_class
 
@@ -299,6 +408,39 @@ def test_evaluation_makes_rollouts_too(tmp_path):
     assert {one.split for one in stored} == {"train", "eval"}
     assert len(stored) == len(given)
     assert run.drops == {}
+
+
+IN_PARTS = {"steps_per_generation": 4, "per_device_train_batch_size": 2}
+
+
+def takes(taken):
+    """Note the token ids of each micro-batch that is trained on."""
+
+    def before(trainer):
+        prepare = trainer._prepare_inputs
+
+        def prepared(inputs):
+            out = prepare(inputs)
+            model_inputs = out["model_inputs"]
+            taken.extend(tuple(row[mask.bool()].tolist()) for row, mask in zip(model_inputs["input_ids"], model_inputs["attention_mask"], strict=True))  # fmt: skip
+            return out
+
+        trainer._prepare_inputs = prepared
+        trainer.add_callback(RolloutPluginCallback(tokens=True))
+
+    return before
+
+
+@pytest.mark.parametrize(("steps", "left"), [(2, 4), (7, 2), (4, 0)])
+def test_what_training_ends_before_is_marked_and_counted(tmp_path, steps, left):
+    taken = []
+    stored, given, trained_on, run = trained(tmp_path, takes(taken), max_steps=steps, **IN_PARTS)
+    assert len(stored) == len(given) == len(trained_on)
+    assert_scored(stored, given)
+    whole_ids = [(*one.tokens.prompt, *one.tokens.completion) for one in stored]
+    assert {ids for ids, one in zip(whole_ids, stored, strict=True) if one.marks.get("trained") != "no: left_over"} == set(taken)  # fmt: skip
+    assert [one.marks.get("trained") for one in stored].count("no: left_over") == left
+    assert (run.drops, run.untrained) == ({}, {"left_over": left} if left else {})
 
 
 class Server:

@@ -44,7 +44,7 @@ TEXT = SCORING.replace("prompts,", "self._tokenizer.batch_decode(prompt_ids_list
 
 
 @pytest.mark.parametrize("trl_class", [GRPOTrainer, RLOOTrainer])
-def test_messages_and_images_survive_where_rewards_are_given_rendered_text(tmp_path, monkeypatch, trl_class):
+def test_messages_and_images_survive_where_rewards_are_given_rendered_text(tmp_path, trl_class):
     pictures = [Image.new("RGB", (32, 28), (60 * i, 90, 160)) for i in range(4)]
     path, processor = seeing(tmp_path)
     kept, given = [], []
@@ -54,7 +54,6 @@ def test_messages_and_images_survive_where_rewards_are_given_rendered_text(tmp_p
         return [float(i % 2) for i in range(len(completions))]
 
     for cls in (trl_class, copy_of(trl_class, scoring=(SCORING, TEXT))):
-        monkeypatch.setattr(rig, "RLOO", cls if trl_class is RLOOTrainer else None)
         folder = tmp_path / cls.__name__
         trainer = rig.make(
             folder, cls=cls, rows=rig.dataset(4, image=pictures), rewards=rewards, max_steps=2, model=path,

@@ -87,7 +87,7 @@ def test_what_changed_is_marked_word_by_word(run):
 
 
 def test_a_huge_group_is_not_read_whole(tmp_path, monkeypatch):
-    from rollout_plugins.reading.matches import Matches
+    from rollout_plugins.reading.search_results import Matches
 
     made = [one(1, i, group=0, group_size=2000, reward=i / 10) for i in range(2000)]
     read = []

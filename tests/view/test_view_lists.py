@@ -14,7 +14,8 @@ from rollout_plugins.view.widgets.grid import Grid
 @pytest.mark.parametrize("width", [80, 120, 200])
 def test_the_list_says_what_was_asked_and_answered_at_any_width(run, width):
     async def scenario(eye):
-        await eye.sees("asked", "question 1", "reward", *["It is rainy"] * (width > 80))
+        await eye.sees("answered", "Let me look", "asked", "question 0", "reward")
+        await eye.sees(*["It is rainy"] * (width > 80), *["question 1"] * (width != 120))  # beside it stands the first
 
     look(run, scenario, filters={"step": 3}, size=(width, 24))
 

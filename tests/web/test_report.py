@@ -10,6 +10,7 @@ from io import BytesIO
 
 import pytest
 from PIL import Image as Pil
+from reading import one as made_one
 from reading import write
 from report_rig import TOOLS, Boards, empty, fill, hostile, picture, resumed, seen
 from rollout_hookspecs import Image
@@ -18,6 +19,7 @@ from rollout_plugins import hookimpl, open_run
 from rollout_plugins.errors import RunError, SetupError
 from rollout_plugins.report import write_report
 from rollout_plugins.testing import make_rollout
+from rollout_plugins.web import course
 
 
 def data_of(path):
@@ -333,3 +335,28 @@ def test_charts_of_a_long_run_have_as_many_points_as_they_can_show(tmp_path):
     assert sum(series["rollouts"]) == 4000
     assert series["reward"][0] == pytest.approx(1.0)
     assert series["reward_max"][-1] == 3999
+
+
+def test_rewards_that_are_nan_or_infinite_are_counted_and_stay_gaps(tmp_path):
+    values = {(2, 0): float("nan"), (2, 1): float("inf")}
+    made = [
+        made_one(step, index, reward=(value := values.get((step, index), float(index))), rewards={"correct": value})
+        for step in (1, 2, 3)
+        for index in range(4)
+    ]
+    data = report(write(tmp_path, made))
+    counts = {"nan": 1, "infinite": 1}
+    assert data["run"]["not_finite"] == {"reward": counts, "reward/correct": counts}
+    assert data["first"]["odd"] == {"id": "r1.1.t2.0.0", "step": 2}
+    assert data["steps"]["train"]["reward"] == [1.5, "inf", 1.5]
+
+
+def test_a_point_of_several_steps_weighs_what_was_scored(tmp_path, monkeypatch):
+    monkeypatch.setattr(course, "POINTS", 2)
+    made = [made_one(1, index, reward=8.0 if index == 0 else None, rewards={}) for index in range(4)]
+    made += [made_one(step, index, reward=3.0, rewards={}) for step in (2, 3) for index in range(4)]
+    data = report(write(tmp_path, made))
+    assert data["step_width"] == 2
+    assert data["steps"]["train"]["step"] == [1, 3]
+    assert data["steps"]["train"]["reward"] == [4.0, 3.0]
+    assert data["steps"]["train"]["rollouts"] == [8, 4]

@@ -30,6 +30,15 @@ def test_what_the_run_was_and_its_course(page):
         assert word in facts
 
 
+def test_failed_calls_are_told_with_their_number(page, pages):
+    title = "[...document.querySelectorAll('.chart')].find(c => c.innerText.includes('Failed tool calls'))"
+    said = page.eval(f"{title}.querySelector('.key').innerText")
+    stats = [row for row in open_run(pages["shop"].parent).stats() if row["split"] == "train"]
+    for row in (stats[0], stats[-1]):
+        made, failed = row["tool_calls"], row["tool_errors"]
+        assert (f"% of {made}" if made >= 10 else f"{failed} of {made}" if made else "no calls") in said, said
+
+
 def test_all_numbers_as_a_table(page, pages):
     page.click(".numbers summary")
     page.wait("document.querySelector('.numbers tbody tr')")

@@ -1,4 +1,4 @@
-"""What token ids say: the text they stand for, and why a completion ended. On the worker thread."""
+"""Decode token ids to text, and tell why a completion ended; all on the worker thread."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ logger = logging.getLogger("rollout_plugins")
 
 
 class Decoder:
-    """Decodes with a tokenizer of its own: one tokenizer must not be used on two threads at the same time."""
+    """Decodes token ids with its own copy of the tokenizer, since two threads must not share one."""
 
     def __init__(self, trainer: Any, options: Mapping[str, Any]) -> None:
         self._tokenizer = options.get("rendered") or copy.deepcopy(tokenizer_of(trainer))
         self._eos_ids = eos_ids(trainer)
 
     def answer(self, ids: Sequence[int]) -> str:
-        """All that the model wrote except the token that ended it, which `finish` tells."""
+        """Decode a completion without its end token, which `finish` records."""
         return self.text(ids[:-1] if ids and ids[-1] in self._eos_ids else ids)
 
     def text(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def plain(self, ids: Sequence[int]) -> str:
-        """Text without special tokens, as TRL shows a completion."""
+        """Decode without special tokens, as TRL decodes a completion."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
     def message(self, ids: list[int], before: list[int]) -> dict[str, Any]:
-        """One turn of the model: read as TRL reads it where the tokenizer says how, else its text."""
+        """Return one turn of the model as a message, parsed as TRL does if the tokenizer defines a response format."""
         schema = getattr(self._tokenizer, "response_schema", None)
         if schema is None and getattr(self._tokenizer, "response_template", None) is None:
             return {"role": "assistant", "content": self.plain(ids)}
@@ -42,7 +42,7 @@ class Decoder:
         return dict(parse_response(self._tokenizer, ids, **({} if schema else {"prefix": before})))
 
     def rendered(self, messages: Sequence[Mapping[str, Any]], /, **how: Any) -> str | None:
-        """Messages in the chat template; None where it refuses them, or there is none."""
+        """Render messages with the chat template; return None if there is none or it raises."""
         try:
             return str(self._tokenizer.apply_chat_template(messages, tokenize=False, **how))
         except Exception as error:  # templates raise what they like
@@ -51,12 +51,12 @@ class Decoder:
 
 
 def unpadded(ids: Any, mask: Any) -> list[list[int]]:
-    """Rows of a tensor as lists, without what the mask leaves out."""
+    """Return the rows of a tensor as lists, without the positions that the mask leaves out."""
     return [row[kept].tolist() for row, kept in zip(ids, mask.bool(), strict=True)]
 
 
 def finish_of(last: int | None, ends: Collection[int], calls: Sequence[ToolCall]) -> Any:
-    """Why a completion ended, from its last token and what became of its calls."""
+    """Return why a completion ended, from its last token and the status of its calls."""
     if not ends or last is None:
         return "unknown"
     if last not in ends:
@@ -68,13 +68,13 @@ def finish_of(last: int | None, ends: Collection[int], calls: Sequence[ToolCall]
 
 
 def end_ids(trainer: Any) -> set[int]:
-    """Token ids that end a completion, or pad it after its end."""
+    """Return the token ids that end a completion or pad it."""
     pad = getattr(tokenizer_of(trainer), "pad_token_id", None)
     return eos_ids(trainer) | ({pad} if isinstance(pad, int) else set())
 
 
 def eos_ids(trainer: Any) -> set[int]:
-    """Token ids that end a completion."""
+    """Return the token ids that end a completion."""
     known = (
         getattr(trainer, "eos_token_ids", None),
         getattr(trainer, "eos_token_id", None),

@@ -1,4 +1,4 @@
-"""Have something of ours stand in a trainer's place for the length of one call: a function, an attribute, an entry."""
+"""Replace a trainer's function, attribute or dictionary entry by a stand-in for the duration of one call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Standing:
-    """Stands for something of the trainer's, `_stands_for`."""
+    """A stand-in for the trainer's object `_stands_for`."""
 
     __slots__ = ()
 
@@ -69,7 +69,7 @@ class StandIn(Standing):
 
 
 class AsyncStandIn(StandIn):
-    """For what has to be awaited, and may be known by its `__call__` alone."""
+    """A stand-in for an async function, or for an object with an async `__call__`."""
 
     __slots__ = ()
 
@@ -126,7 +126,7 @@ for _name in (*_MOVING.split(), *(f"__{name}__" for name in _OPERATORS.split()))
 
 
 def itself(value: Any) -> Any:
-    """What a stand-in stands for; anything else as it is."""
+    """Return the object that a stand-in replaces; return anything else unchanged."""
     return object.__getattribute__(value, "_stands_for") if issubclass(type(value), Standing) else value
 
 
@@ -151,7 +151,7 @@ def swapped(target: Any, **values: Any) -> Iterator[None]:
 
 
 def _put_back(now: list[Any], into: list[Any]) -> None:
-    """The items that `now` has, without stand-ins."""
+    """Copy the items of `now` into the trainer's list, without stand-ins."""
     items = list(map(itself, list.__iter__(now)))
     if [*map(id, items)] != [*map(id, list.__iter__(into))]:
         into[:] = items

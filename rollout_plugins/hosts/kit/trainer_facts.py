@@ -1,4 +1,4 @@
-"""What is known of a TRL trainer and of TRL itself before any rollout: names, settings, tools, versions."""
+"""Read facts about a TRL trainer that need no rollout: names, settings, tools, versions."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _TRL_FLOOR: Final = (0, 22)
 _LOG_COMPLETIONS_CAN_CRASH: Final = (1, 15)
 
 
-@functools.cache  # finding one takes most of a millisecond, and each run names them all
+@functools.cache  # a lookup takes most of a millisecond, and each run needs all versions
 def installed(package: str) -> str | None:
-    """Version of a distribution; the modules' own `__version__` are not always right."""
+    """Return the version of a distribution, whose metadata is more reliable than a module's `__version__`."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -41,19 +41,19 @@ def installed(package: str) -> str | None:
 
 
 def tokenizer_of(trainer: Any) -> Any:
-    """The trainer's tokenizer, out of its processor where it has one."""
+    """Return the trainer's tokenizer, taken out of its processor if it has one."""
     found = getattr(trainer, "_tokenizer", None) or getattr(trainer, "processing_class", None)
     return getattr(found, "tokenizer", None) or found
 
 
 def is_trls_own(trainer: Any, method: str) -> bool:
-    """Whether the method is that of one of TRL's trainers; what is around it or in place of it has other globals."""
+    """Return whether the method is TRL's own; a wrapper or an override has the globals of another module."""
     home = getattr(beneath(trainer, method), "__globals__", {}).get("__name__", "")
     return str(home).startswith(("trl.trainer.", "trl.extras."))
 
 
 def reward_names(trainer: Any) -> tuple[str, ...]:
-    """Names of the reward functions, made unique: two lambdas are `<lambda>` and `<lambda>#2`."""
+    """Return unique names of the reward functions: two lambdas are `<lambda>` and `<lambda>#2`."""
     names = getattr(trainer, "reward_func_names", None)
     if names is None:
         names = [getattr(f, "__name__", type(f).__name__) for f in getattr(trainer, "reward_funcs", ())]
@@ -66,7 +66,7 @@ def reward_names(trainer: Any) -> tuple[str, ...]:
 
 
 def reward_weights(trainer: Any, count: int) -> list[float]:
-    """Weights as the trainer has them now, since a callback may change them; those it adds for environments are 1."""
+    """Return the current reward weights, which a callback may change; rewards of environments have weight 1."""
     now: Any = getattr(trainer, "reward_weights", None)
     known = list(map(shortest, now.tolist())) if hasattr(now, "tolist") else now
     weights = list(known or getattr(trainer.args, "reward_weights", None) or [])
@@ -74,14 +74,14 @@ def reward_weights(trainer: Any, count: int) -> list[float]:
 
 
 def unwrapped(function: Any) -> Any:
-    """The function inside any `functools.partial`."""
+    """Return the function inside any `functools.partial`."""
     while isinstance(function, functools.partial):
         function = function.func
     return function
 
 
 def describe_trl(trainer: Any) -> Mapping[str, Any]:
-    """What explains the rollouts: tools, template, rewards, settings, versions."""
+    """Return the facts that explain a TRL trainer's rollouts: tools, template, rewards, settings, versions."""
     args = trainer.args
     template = _template(trainer)
     names = reward_names(trainer)
@@ -104,7 +104,7 @@ def _template(trainer: Any) -> Any:
 
 
 def tool_schemas(trainer: Any) -> list[Mapping[str, Any]]:
-    """The JSON schemas the chat template shows the model, environments' tools included."""
+    """Return the JSON schemas that the chat template shows the model, including tools of environments."""
     tools = getattr(trainer, "tools", None) or ()
     return [_schema(tool) for tool in tools]
 

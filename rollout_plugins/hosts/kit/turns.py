@@ -1,4 +1,4 @@
-"""Who said what in the one list of token ids that a `rollout_func` gives. On the worker thread."""
+"""Split the token ids of a `rollout_func` into the turns of model and environment, on the worker thread."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any, Final, NamedTuple
 
 from rollout_plugins.hosts.kit.decoding import Decoder
-from rollout_plugins.hosts.kit.generation import Generation
+from rollout_plugins.hosts.kit.observed_generation import Generation
 
 TOLD_APART: Final = "told apart by env_mask; the trainer had them as one message"
 NO_MASK: Final = "not told apart: rollout_func gave no env_mask"
@@ -20,7 +20,7 @@ _WORDS: Final = ("<first>", "<second>", "<third>", "<fourth>")
 
 
 class Turns:
-    """Tells the turns of a generation's completions apart, as far as its mask shows them."""
+    """Splits the completions of a generation into turns, using its `env_mask`."""
 
     def __init__(self, decoder: Decoder, templating: Mapping[str, Any]) -> None:
         self._decoder = decoder
@@ -30,26 +30,26 @@ class Turns:
     def _template(self) -> Template:
         return Template(self._decoder, self._templating)
 
-    def tell_apart(self, now: Generation) -> None:
-        """Turns in place of the trainer's one message; a mark says so, or why not."""
-        now.marks = now.marks or [{} for _ in range(now.count)]
+    def tell_apart(self, generation: Generation) -> None:
+        """Replace the trainer's single message by turns; a mark records that, or why it was impossible."""
+        generation.marks = generation.marks or [{} for _ in range(generation.count)]
         masks, prompts = (
-            rows if isinstance(rows, list) and len(rows) == now.count else None
-            for rows in (now.tool_mask, now.prompt_ids)
+            rows if isinstance(rows, list) and len(rows) == generation.count else None
+            for rows in (generation.tool_mask, generation.prompt_ids)
         )
         found: dict[int, list[dict[str, Any]]] = {}
-        for i, ids in enumerate(now.ids if now.completions is not None else ()):
+        for i, ids in enumerate(generation.ids if generation.completions is not None else ()):
             before = list(prompts[i]) if prompts is not None else []
             if masks is None:
-                now.marks[i]["turns"] = NO_MASK
+                generation.marks[i]["turns"] = NO_MASK
             elif len(masks[i]) != len(ids):
-                now.marks[i]["turns"] = BAD_MASK
+                generation.marks[i]["turns"] = BAD_MASK
             elif not all(masks[i]) and (turns := list(self._turns(list(ids), masks[i], before))):
                 found[i] = turns
                 is_broken = any("\ufffd" in str(turn["content"]) for turn in turns)
-                now.marks[i]["turns"] = TOLD_APART + BROKEN * is_broken
+                generation.marks[i]["turns"] = TOLD_APART + BROKEN * is_broken
         if found:
-            now.completions = now.completions.replaced(found)
+            generation.completions = generation.completions.replaced(found)
 
     def _turns(self, ids: list[int], mask: Sequence[int], before: list[int]) -> Iterator[dict[str, Any]]:
         start = 0
@@ -63,7 +63,7 @@ class Turns:
 
 
 class _Around(NamedTuple):
-    """What a template puts before a message, after it, and between two of the same role."""
+    """The text that a template puts before a message, after it, and between two of the same role."""
 
     role: str
     head: str
@@ -72,9 +72,9 @@ class _Around(NamedTuple):
 
 
 class Template:
-    """Finds the messages in what stands between two turns of a model, without the template's own words.
+    """Parses the text between two turns of a model into messages, without the template's markup.
 
-    Those words are learnt from how the tokenizer renders a conversation whose words are known.
+    The markup is learnt by rendering a conversation of placeholder words.
     """
 
     def __init__(self, decoder: Decoder, templating: Mapping[str, Any]) -> None:
@@ -96,7 +96,7 @@ class Template:
         )
 
     def messages(self, ids: list[int]) -> list[dict[str, Any]]:
-        """Messages with their roles; text that is not in the template is the user's, as the environment gave it."""
+        """Return the messages with their roles; text without the template's markup becomes a user message."""
         text = self._decoder.text(ids)
         found = self._start.match(text)
         place = found.end() if found else 0
@@ -118,7 +118,7 @@ class Template:
 
     @cached_property
     def _closing(self) -> str:
-        """What stands after a model's turn."""
+        """The markup after a model's turn."""
         return (self._rendered([], after=_WORDS[1]) or ("",))[0]
 
     def _around(self, role: str) -> _Around | None:
@@ -130,14 +130,14 @@ class Template:
         return _Around(role, before.removeprefix(self._closing), close, between or close)
 
     def _openings(self) -> list[str]:
-        """How a template asks the model for its turn, with and without thinking."""
+        """Return the template's generation prompts, with and without thinking."""
         ways: list[dict[str, Any]] = [{}, {"enable_thinking": False}, {"enable_thinking": True}]
         opened = [self._rendered([], after=_WORDS[1], add_generation_prompt=True, **way) for way in ways]
         found = {parts[0].removeprefix(self._closing) for parts in opened if parts}
         return sorted(found, key=len, reverse=True)
 
     def _rendered(self, more: list[dict[str, Any]], *, after: str, **how: Any) -> list[str] | None:
-        """What the template puts between and after the words from `after` on; None if it can't show them."""
+        """Return the markup between the placeholders after `after`; None if the template drops them."""
         asked = [{"role": "user", "content": _WORDS[0]}, {"role": "assistant", "content": _WORDS[1]}]
         text = self._decoder.rendered([*asked, *more], **{**self._templating, **how})
         if text is None or after not in text:

@@ -1,4 +1,4 @@
-"""Wrap methods on one instance, pass everything through, and take the wrappers off again."""
+"""Wrap methods of one instance with wrappers that pass every call through and can be removed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple, TypeAlias
 
-from rollout_plugins.content.once import Once
+from rollout_plugins.system.warn_once import Once
 
 logger = logging.getLogger("rollout_plugins")
 
@@ -20,26 +20,26 @@ Around: TypeAlias = "Callable[[Call], Any]"
 
 @dataclass(slots=True)
 class Call:
-    """One call of a wrapped method. What is around it must run it exactly once, and return its result."""
+    """One call of a wrapped method. The function around it must run it exactly once, and return its result."""
 
     method: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     parameters: tuple[str, ...] = ()
-    """Those the method was expected to have."""
+    """The parameters that the method is expected to have."""
     signatures: dict[tuple[Any, tuple[str, ...]], inspect.Signature] = field(default_factory=dict)
-    """By method and the parameters it is asked for; what one call found out, the next ones know."""
+    """A cache of signatures by method and expected parameters, shared by all calls of one wrapper."""
 
     def run(self) -> Any:
         return self.method(*self.args, **self.kwargs)
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """By name; `**kwargs` that got none are an empty dictionary."""
+        """The arguments by name; unused `**kwargs` are an empty dictionary."""
         return self.named(self.parameters)
 
     def named(self, parameters: tuple[str, ...]) -> dict[str, Any]:
-        """The arguments by name; by their position among these parameters if the method doesn't name them."""
+        """Return the arguments by name, or by position in `parameters` if the method does not name them."""
         known = getattr(self.method, "__func__", self.method), parameters
         if known not in self.signatures:
             self.signatures[known] = _signature(self.method, parameters)
@@ -49,7 +49,10 @@ class Call:
 
 
 class _Link(NamedTuple):
-    """Stands on each wrapper of ours. A foreign functools.wraps copies it, so it names its wrapper."""
+    """The data of one of our wrappers, stored as its attribute.
+
+    It names its wrapper, because a foreign `functools.wraps` copies the attribute to other functions.
+    """
 
     wrapper: Callable[..., Any]
     owner: Wraps
@@ -59,7 +62,7 @@ class _Link(NamedTuple):
 
 
 class Wraps:
-    """Wrappers that come off together."""
+    """A set of wrappers that are removed together."""
 
     def __init__(self) -> None:
         self._links: list[_Link] = []
@@ -88,7 +91,7 @@ class Wraps:
         return True
 
     def is_outermost(self, target: Any, name: str) -> bool:
-        """Whether nobody but callbacks of ours wrapped the method since."""
+        """Return whether only our own callbacks wrapped the method after this one."""
         link = _link_of(vars(target).get(name))
         while link is not None and link.owner is not self:
             link = _link_of(link.before)
@@ -96,14 +99,14 @@ class Wraps:
 
     @contextmanager
     def guarded(self, what: str) -> Iterator[None]:
-        """Our own mistakes end here: logged once, never raised into the trainer."""
+        """Log an exception of our own code once instead of raising it into the trainer."""
         try:
             yield
         except Exception as error:
             self.once.warn("could not %s: %r; training goes on", what, error, about=what, error=error)
 
     def detach(self) -> None:
-        """Take the wrappers off, newest first."""
+        """Remove the wrappers, newest first."""
         self.active = False
         for link in reversed(self._links):
             _take_off(link)
@@ -111,7 +114,7 @@ class Wraps:
 
 
 def _as_method(wrapper: Callable[..., Any], original: Any) -> dict[str, Any]:
-    """What a bound method has besides, for those who take it apart to bind it anew."""
+    """Return the attributes of a bound method, for code that unpacks a method to bind it again."""
     if not isinstance(original, MethodType):
         return {}
 
@@ -122,7 +125,7 @@ def _as_method(wrapper: Callable[..., Any], original: Any) -> dict[str, Any]:
 
 
 def _take_off(link: _Link) -> None:
-    """Put back what was there before. If somebody else wrapped it since, ours stays and passes calls through."""
+    """Restore the previous method. If other code wrapped ours since, ours stays and passes calls through."""
     attributes = vars(link.target)
     if attributes.get(link.name) is link.wrapper:
         before = _before(link.wrapper, lambda one: not one.owner.active)
@@ -135,26 +138,26 @@ def _take_off(link: _Link) -> None:
 
 
 def _link_of(value: Any) -> _Link | None:
-    """The link of a wrapper of ours; None for anything else."""
+    """Return the link of one of our wrappers; None for anything else."""
     link = vars(value).get("_link") if isinstance(value, FunctionType) else None
     return link if isinstance(link, _Link) and link.wrapper is value else None
 
 
 def _before(value: Any, skips: Callable[[_Link], bool] = lambda _: True) -> Any:
-    """What stood in the place of a wrapper before ours; None if that was the class's method."""
+    """Return the attribute beneath our wrappers; None if that was the class's method."""
     while (link := _link_of(value)) is not None and skips(link):
         value = link.before
     return value
 
 
 def beneath(target: Any, name: str) -> Any:
-    """The target's method without wrappers of ours; None if it has none."""
+    """Return the target's method without our wrappers; None if it has no such method."""
     found = _before(vars(target).get(name))
     return _of_class(target, name) if found is None else found
 
 
 def _of_class(target: Any, name: str, otherwise: Any = None) -> Any:
-    """The method as the target's class has it now: somebody may have replaced it there since it was wrapped."""
+    """Return the method from the target's class, where it may have been replaced since it was wrapped."""
     for owner in type(target).__mro__:
         if name in vars(owner):
             found = vars(owner)[name]
@@ -163,9 +166,9 @@ def _of_class(target: Any, name: str, otherwise: Any = None) -> Any:
 
 
 def _state_without_wrappers(target: Any) -> Any:
-    """What copies and pickles of a watched object are made of: they are not watched, and call methods of their own.
+    """Return the state for copies and pickles of a wrapped object, without the wrappers.
 
-    An instance's own `__getstate__` is what `copy` and `pickle` ask first. Python 3.10 has none in `object`.
+    `copy` and `pickle` prefer an instance's own `__getstate__`. In Python 3.10, `object` has none.
     """
     own: Any = getattr(type(target), "__getstate__", None)
     found = vars(target) if own is None else own(target)
@@ -176,7 +179,7 @@ def _state_without_wrappers(target: Any) -> Any:
 
 
 def lacks(target: Any, name: str, parameters: tuple[str, ...] = ()) -> str:
-    """What the target lacks of a method that takes these arguments, in words; empty if it has it.
+    """Describe why the target has no method `name` with these parameters; empty if it has one.
 
     The method may take more than these, in any order. `(*args, **kwargs)` is a foreign wrapper that takes anything.
     """
@@ -195,19 +198,19 @@ def lacks(target: Any, name: str, parameters: tuple[str, ...] = ()) -> str:
 
 
 def _names(signature: inspect.Signature) -> tuple[str, ...]:
-    """Names of the parameters; those that take any number of arguments with their stars."""
+    """Return the names of the parameters, with the stars of `*args` and `**kwargs`."""
     stars: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
     return tuple(stars.get(parameter.kind, "") + parameter.name for parameter in signature.parameters.values())
 
 
 def _takes_any_more(found: tuple[str, ...], parameters: tuple[str, ...]) -> bool:
-    """Whether what is found takes any arguments after the first ones of these."""
+    """Return whether the method takes the first of these parameters and then any arguments."""
     more = next((i for i, name in enumerate(found) if name[0] == "*" != name[1]), None)
     return more is not None and found[:more] == parameters[:more]
 
 
 def _signature(method: Callable[..., Any], parameters: tuple[str, ...]) -> inspect.Signature:
-    """The method's signature; where it does not name these parameters, one that has them by position."""
+    """Return the method's signature, or one with these parameters by position if it does not name them."""
     found = inspect.signature(method)
     if set(parameters) <= set(_names(found)):
         return found

@@ -10,13 +10,13 @@ from typing import Any
 
 from rollout_hookspecs import Columns, Image, Rollout, Run, Step, ToolCall, hookimpl
 
-from rollout_plugins.content.drafts import Drafts
 from rollout_plugins.content.hashing import is_array, is_pil, is_tensor
 from rollout_plugins.content.imaging import IMAGE_NAMES, is_beyond_text, is_image_block
-from rollout_plugins.content.options import check, one_of, whole
+from rollout_plugins.content.rollout_columns import Drafts
 from rollout_plugins.plugins.images.media import MediaStore, Unreadable
 from rollout_plugins.plugins.images.pixels import kept
 from rollout_plugins.plugins.rewrite import ATOMS, Place, Rewriter, lost
+from rollout_plugins.system.option_checks import check, one_of, whole
 
 MODES = ("keep", "thumbnail", "strip")
 FORMATS = ("webp", "jpeg")

@@ -19,11 +19,11 @@ from typing import Any
 
 from rollout_hookspecs import Image
 
-from rollout_plugins.content.discretion import is_discreet
 from rollout_plugins.content.hashing import bytes_hash, is_loaded, pixel_hash
 from rollout_plugins.content.imaging import for_screen, is_wide, on_white
-from rollout_plugins.content.replacing import replace_file
 from rollout_plugins.plugins.images.words import LEFT_OUT, has_words, without_words
+from rollout_plugins.system.confidentiality import is_discreet
+from rollout_plugins.system.files import replace_file
 
 MEMORY = 4096
 FULL_SHARE = 0.9

@@ -12,10 +12,11 @@ from typing import Any
 from rollout_hookspecs import Drop, Rollout, Run, Step, hookimpl
 
 from rollout_plugins.content.hashing import content_hash
-from rollout_plugins.content.once import Once
-from rollout_plugins.content.options import check, flag
 from rollout_plugins.plugins.redact.places import SEARCHED, Counts, Walk, path_faults
-from rollout_plugins.plugins.redact.secrets import ENVIRONMENT, NAMED, RULES, Rule, Scanner, environment, fault_of
+from rollout_plugins.plugins.redact.scanner import Scanner
+from rollout_plugins.plugins.redact.secrets import ENVIRONMENT, NAMED, RULES, Rule, environment, fault_of
+from rollout_plugins.system.option_checks import check, flag
+from rollout_plugins.system.warn_once import Once
 
 NAMES = (*dict.fromkeys(rule.name for rule in RULES), ENVIRONMENT)
 
@@ -25,28 +26,33 @@ Cleaned = tuple[str, Counter[str]]
 class Redact:
     """Replaces secrets in whatever is stored, sent or logged by `[REDACTED:<rule>]`.
 
-    That is every text of a rollout: messages, tool calls and results, columns, extras, errors, marks, names; what
-    other plugins add, however late; their traces, alerts and metric names; the facts of the run; the reasons that
-    hosts give for what was lost. Our log names only the type and place of an error. Names of plugins stay as they
-    are. Matching takes linear time whatever the pattern. What can't be searched is replaced rather than let through.
-    Token ids of a rollout that had a secret in its texts are left out, as they spell it. Each rollout says in
-    `marks` what was replaced, and `redacted/<rule>` counts it. What the files of pictures say beside the picture
-    (EXIF, XMP, comments) is left out, except which way is up.
+    That is every text of a rollout: messages, tool calls and results, columns, extras, errors, marks, names, also text
+    where a number belongs; what other plugins add, however late; their traces, alerts and metric names; the facts of
+    the run; the reasons that hosts give for what was lost. Our log names only the type and place of an error. Names
+    of plugins stay as they are. Matching takes linear time whatever the pattern. What can't be searched is replaced
+    rather than let through. Token ids of a rollout that had a secret in its texts are left out, as they spell it. Each
+    rollout says in `marks` what was replaced, and `redacted/<rule>` counts it. What the files of pictures say beside
+    the picture (EXIF, XMP, comments) is left out, except which way is up.
 
-    A secret is not found where a person would not recognise it either: with a zero-width character inside it, in
-    another encoding, or in the pixels of a picture.
+    Terminal colours and zero-width characters around or inside a secret do not hide it, nor do the escapes of JSON,
+    `repr` and URLs around it. A secret is not found where a person would not recognise it either: in another encoding
+    (base64, URL-encoded as a whole), in the middle page of a key file, or in the pixels of a picture.
 
     rules: which of the built-in ones, by default all: private_key, url_password, openai, huggingface, github,
         gitlab, slack, aws, google, stripe, package_index, vendor (other API keys), jwt, bearer, assigned
-        (`password=…` in text), named (values of keys called password, api_key, …, also in text that shows a dict),
-        environment (values of variables called …_KEY, …_TOKEN, …_SECRET or …_PASSWORD when the run starts).
+        (`password=…` in text, where the value has six characters or more and a digit among them, so that `password =
+        required` stays), named (values of keys that end in password, api_key, …, such as `db_password`, also in text
+        that shows a dict; numbers of four digits or more), environment (values of variables called …_KEY, …_TOKEN,
+        …_SECRET or …_PASSWORD when the run starts).
         Redact(rules=["openai", "aws", "private_key"])
-    patterns: your own regular expressions (RE2 syntax), as a list, or as a mapping of name to pattern.
+    patterns: your own regular expressions (RE2 syntax), as a list, or as a mapping of name to pattern. They are tried
+        on whole numbers, too, except in rewards and other fields that are measured.
         Redact(patterns={"employee": r"EMP-\\d{6}"})
     function: your own function from text to text, called with every text after the rules.
         Redact(function=lambda text: text.replace("Project Falcon", "[PROJECT]"))
     fields: paths of values to replace whole, starting at prompt, completion, tool_calls, columns, extra, error or
-        rendered; `*` is any key or index, and `**.name` a key of that name anywhere, JSON text of tool calls included.
+        rendered; `*` is any key or index, and `**.name` a key of that name anywhere, also in text that shows a dict,
+        such as the JSON of a tool's result.
         Redact(fields=["columns.email", "extra.*.user", "**.ssn"])
     keep_equal: equal secrets become equal tokens (`[REDACTED:openai#9f86d081]`), over ranks and restarts of a run.
         Redact(keep_equal=True)
@@ -82,16 +88,24 @@ class Redact:
         self._rules = [*own, *(rule for rule in RULES if rule.name in rules)]
         self._reads_environment = ENVIRONMENT in rules
         self._function = function
-        self._walk = Walk(fields, frozenset(NAMED if "named" in rules else ()), self._token)
+        names = frozenset(NAMED if "named" in rules else ())
+        self._walk = Walk(fields, names, self._token, private_keys="private_key" in rules)
+        self._has_own_rules = bool(own)
         self._keep_equal = keep_equal
         self._salt = salt
         self._begin("")
 
     def _begin(self, run: str) -> None:
         self._key = _key(self._salt or run)
-        self._scanner = Scanner([*self._rules, *(environment() if self._reads_environment else ())], self._token)
+        secrets = environment() if self._reads_environment else []
+        self._scanner = Scanner([*self._rules, *secrets], self._token)
+        self._walk.reads_numbers = self._has_own_rules or any(
+            hint.isdecimal() for rule in secrets for hint in rule.hints
+        )
         self._counts: dict[str, Counter[str]] = {}
         self._once = Once()
+        self._without_secrets: frozenset[str] = frozenset()
+        """Texts of the last rollout that need not be searched again."""
 
     @hookimpl
     def on_run_start(self, run: Run) -> None:
@@ -117,7 +131,7 @@ class Redact:
         spelled = rollout.tokens is not None and not changed.isdisjoint({"prompt", "completion", "rendered"})
         said = "; ".join(filter(None, [after["marks"].get("redact"), said]))  # it may have been here before
         after["marks"] = {**after["marks"], "redact": f"{said}, token ids left out" if spelled else said}
-        return replace(rollout, **after, tokens=None if spelled else rollout.tokens)
+        return replace(rollout, **(after | {"tokens": None} if spelled else after))
 
     def clean(self, value: Any) -> Any:
         """Whatever else leaves the process: the run's facts, late marks, others' traces, alerts, metric names."""
@@ -141,14 +155,19 @@ class Redact:
         return None if not counts else {f"redacted/{rule}": float(count) for rule, count in counts.items()}
 
     def _cleaned(self, texts: list[str]) -> dict[str, Cleaned]:
-        """Those that change, as they should be. What can't be searched is not let through."""
+        """Return the texts that change, as they should be. What can't be searched is not let through."""
+        # Rollouts of a group share their prompt, and follow each other.
+        fresh = [text for text in texts if text not in self._without_secrets]
         try:
-            scanned = self._scanner.scan(texts)
+            scanned = self._scanner.scan(fresh)
         except Exception:
-            scanned = [self._alone(text) for text in texts]
+            scanned = [self._alone(text) for text in fresh]
         if self._function is not None:
             scanned = [self._through_function(text, counts) for text, counts in scanned]
-        return {old: (new, counts) for old, (new, counts) in zip(texts, scanned, strict=True) if new != old}
+        changed = {old: (new, counts) for old, (new, counts) in zip(fresh, scanned, strict=True) if new != old}
+        if self._function is None:
+            self._without_secrets = frozenset(text for text in texts if text not in changed)
+        return changed
 
     def _alone(self, text: str) -> Cleaned:
         try:

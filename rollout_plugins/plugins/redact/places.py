@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import json
+from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields as dataclass_fields
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from rollout_hookspecs import Image, Placeholder, ToolCall
+from rollout_hookspecs import Image, Placeholder, Rollout, Tokens, ToolCall
 
 from rollout_plugins.content.hashing import is_array, is_pil, is_tensor
+from rollout_plugins.plugins.redact.key_lines import key_lines
+from rollout_plugins.plugins.redact.shown import replace_values
 from rollout_plugins.plugins.rewrite import ATOMS, Place, Rewriter, lost
 
 ROOTS = ("prompt", "completion", "tool_calls", "columns", "extra", "error", "rendered")
-SEARCHED = (*ROOTS, "images", "marks", "rewards", "finish")
+SEARCHED = tuple(field.name for field in dataclass_fields(Rollout) if field.name != "id")
+"""All fields: a plugin may have put the text of an error where a number belongs."""
 _WHOLE_ROOTS = frozenset({"error", "rendered"})
 _AGAIN = frozenset({"tool_calls", "rendered", "images", "marks", "rewards"})  # they repeat what other fields hold
-_CALL_FIELDS = ("name", "arguments", "result", "error", "status")
+_CALL_FIELDS = tuple(field.name for field in dataclass_fields(ToolCall))
+_NUMBERED = frozenset({"rewards", "tokens"})  # their numbers are measured, so none of them is a secret
+_FEW_DIGITS = 1000  # below it a number called password is a count, a flag or a length
+_LARGEST = 10**100
+_MOST_KEYS = 10_000
 
 Fields = dict[str, Any]
 Paths = tuple[tuple[str, ...], ...]
@@ -55,11 +63,17 @@ class Counts(NamedTuple):
 class Walk:
     """Goes through the fields of a rollout, first for whole values, then for texts."""
 
-    def __init__(self, paths: Sequence[str], names: frozenset[str], token: Callable[[str, Any], str]) -> None:
+    def __init__(
+        self, paths: Sequence[str], names: frozenset[str], token: Callable[[str, Any], str], *, private_keys: bool
+    ) -> None:
         self._paths: Paths = tuple(tuple(path.split(".")) for path in paths if not path.startswith("**."))
         self._own_names = frozenset(_plain_name(path[3:]) for path in paths if path.startswith("**."))
-        self._names = frozenset(_plain_name(name) for name in names)
+        self._endings = tuple(map(_plain_name, names))
+        self._rules: dict[str, str | None] = {}
         self._token = token
+        self._private_keys = private_keys
+        self.reads_numbers = False
+        """Whether a rule may match a number, such as the user's own pattern for account numbers."""
 
     def whole_values(self, fields: Fields, texts: dict[str, None], counts: Counts) -> Fields:
         """The fields without the values that go whole; all texts that are left are added to `texts`."""
@@ -85,6 +99,9 @@ class Walk:
     def _each(self, fields: Fields, text: Text, counts: Counts, *, whole: bool) -> Fields:
         new: Fields = {}
         for name, value in fields.items():
+            if type(value) in ATOMS:
+                new[name] = value
+                continue
             visitor = _Visitor(self, text, counts.again if name in _AGAIN else counts.first, whole=whole)
             new[name] = visitor.field(name, value, self.enter(fields, name, (None, self._paths)))
         return new
@@ -95,22 +112,78 @@ class Walk:
         if () in rest:
             return "field", ()
         if isinstance(key, str) and isinstance(container, Mapping):
-            name = _plain_name(key)
-            if name in self._own_names:
-                return "field", ()
-            if name in self._names:
-                return "named", rest
+            rule = self._rule_of(key)
+            return (rule, ()) if rule == "field" else (rule, rest)
         return None, rest
 
+    def _rule_of(self, key: str) -> str | None:
+        """Return the rule by which a value goes whole for its key. The same few keys come up again and again."""
+        exact = _exact(key)
+        if exact not in self._rules:
+            if len(self._rules) > _MOST_KEYS:
+                self._rules.clear()
+            name = _plain_name(exact)
+            named = "named" if name.endswith(self._endings) else None
+            self._rules[exact] = "field" if name in self._own_names else named
+        return self._rules[exact]
+
     def whole(self, value: Any, rule: str) -> str | None:
-        """The token for a value that goes whole. The built-in names go by texts alone: `password` may be a schema."""
-        if value is None or (rule == "named" and not (isinstance(value, (str, bytes, bytearray)) and value)):
+        """Return the token for a value that goes whole.
+
+        The built-in names go by texts and long numbers alone: `password` may be a schema, a flag or a length.
+        """
+        if value is None or (rule == "named" and not _may_be_secret(value)):
             return None
         return self._token(rule, value)
 
+    def in_text(self, text: str, counts: Counter[str]) -> str:
+        """Return text that shows a dict, such as a tool's JSON result, without the values of the user's `**.names`."""
+        if not self._own_names:
+            return text
+        letters = _plain_name(text)
+        if not any(name in letters for name in self._own_names):
+            return text
+
+        def is_own(key: str) -> bool:
+            return _plain_name(key) in self._own_names
+
+        new, count = replace_values(text, is_own, lambda value: self._token("field", value))
+        counts["field"] += count
+        return new if count else text
+
+    def without_key_lines(self, values: Sequence[Any], counts: Counter[str]) -> Sequence[Any]:
+        """Return a list of lines without those of private keys; the same list where there are none."""
+        lines = key_lines(values) if self._private_keys else {}
+        if not lines:
+            return values
+        counts["private_key"] += len(set(lines.values()))
+        items = list(values)
+        for at, key in lines.items():
+            items[at] = self._token("private_key", "\n".join(values[line] for line in key))
+        return items if isinstance(values, list) else tuple(items)
+
+
+def _may_be_secret(value: Any) -> bool:
+    if isinstance(value, (str, bytes, bytearray)):
+        return bool(value)
+    return type(value) in {int, float} and abs(value) >= _FEW_DIGITS
+
+
+def _number_text(value: Any) -> str | None:
+    """Return a whole number as text; None for a flag, a fraction and whatever is not a number."""
+    if type(value) is int:
+        return str(value) if abs(value) < _LARGEST else None
+    return str(int(value)) if type(value) is float and value.is_integer() and abs(value) < _LARGEST else None
+
 
 def _plain_name(key: str) -> str:
-    return key.lower().replace("-", "").replace("_", "")
+    return key.lower().replace("-", "").replace("_", "").replace(" ", "")
+
+
+def _are_numbers(values: Any) -> bool:
+    if isinstance(values, (list, tuple)):
+        return set(map(type, values)) <= ATOMS
+    return values is None or isinstance(values, array) or is_tensor(values) or is_array(values)
 
 
 def _exact(text: str) -> str:
@@ -127,8 +200,10 @@ class _Visitor:
         self._text = text
         self._counts = counts
         self._rewrite = Rewriter(self._change, walk.enter, self._key)
+        self._reads_numbers = walk.reads_numbers
 
     def field(self, name: str, value: Any, context: Context) -> Any:
+        self._reads_numbers = self._walk.reads_numbers and name not in _NUMBERED
         if name == "tool_calls":
             calls = [self._call(call, i, self._walk.enter(value, i, context)) for i, call in enumerate(value)]
             return value if all(a is b for a, b in zip(calls, value, strict=True)) else tuple(calls)
@@ -141,7 +216,9 @@ class _Visitor:
         place = Place(Place(None, "tool_calls"), number)
         old = {name: getattr(call, name) for name in _CALL_FIELDS}
         new = {
-            name: self._rewrite(value, self._walk.enter(call, name, context), Place(place, name))
+            name: value
+            if type(value) in ATOMS
+            else self._rewrite(value, self._walk.enter(call, name, context), Place(place, name))
             for name, value in old.items()
         }
         return call if all(new[name] is old[name] for name in old) else replace(call, **new)
@@ -149,34 +226,63 @@ class _Visitor:
     def _key(self, key: Any) -> Any:
         if isinstance(key, str):
             return self._text(key, self._counts)
-        return key if type(key) in ATOMS else self._rewrite(key, (None, ()), Place(None, "key"))
+        return self._number(key) if type(key) in ATOMS else self._rewrite(key, (None, ()), Place(None, "key"))
+
+    def _number(self, value: Any) -> Any:
+        """Return a number, or the text that stands for it where a rule matches it."""
+        text = _number_text(value) if self._reads_numbers else None
+        if text is None:
+            return value
+        new = self._text(text, self._counts)
+        return value if new == text else new
 
     def _change(self, value: Any, context: Context, place: Place) -> Any:
         rule, _ = context
-        if self._whole and rule is not None:
-            token = self._walk.whole(value, rule)
-            if token is not None:
-                self._counts[rule] += 1
-                return token
+        if self._whole and rule is not None and (token := self._walk.whole(value, rule)) is not None:
+            self._counts[rule] += 1
+            return token
         if isinstance(value, str):
             return self._str(value, context, place)
         if isinstance(value, (bytes, bytearray)):
             return self._bytes(value)
         if isinstance(value, (Image, Placeholder)):
             return self._record(value)
+        if type(value) in ATOMS:
+            return self._number(value)
+        if isinstance(value, (list, tuple)):
+            return self._list(value, context, place)
         if isinstance(value, (set, frozenset)):
             return self._set(value, place)
-        if type(value) in ATOMS or isinstance(value, (int, float, list, tuple, Mapping)):
+        if isinstance(value, Tokens):
+            return self._tokens(value, place)
+        if isinstance(value, (int, float, Mapping)):
             return value
         return self._object(value, place)
 
+    def _list(self, value: Sequence[Any], context: Context, place: Place) -> Any:
+        if not self._whole:
+            return value
+        new = self._walk.without_key_lines(value, self._counts)
+        return value if new is value else self._rewrite(new, context, place)
+
+    def _tokens(self, value: Tokens, place: Place) -> Tokens:
+        """Token ids are numbers; one look at each list tells whether they are."""
+        old = {field.name: getattr(value, field.name) for field in dataclass_fields(value)}
+        new = {
+            name: values if _are_numbers(values) else self._rewrite(values, (None, ()), place)
+            for name, values in old.items()
+        }
+        return value if all(new[name] is old[name] for name in old) else replace(value, **new)
+
     def _str(self, value: str, context: Context, place: Place) -> str:
-        if place.key == "arguments" and value.lstrip()[:1] in {"{", "["}:
+        if (place.key == "arguments" or context[1]) and value.lstrip()[:1] in {"{", "["}:
             value = self._json(value, context, place)
+        if self._whole:
+            value = self._walk.in_text(value, self._counts)
         return self._text(value, self._counts)
 
     def _json(self, value: str, context: Context, place: Place) -> str:
-        """Arguments as JSON text: names and paths count inside it too."""
+        """Return JSON text with what its keys and paths name replaced."""
         try:
             parsed = json.loads(value)
             new = self._rewrite(parsed, (None, context[1]), place)

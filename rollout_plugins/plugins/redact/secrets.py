@@ -1,24 +1,27 @@
-"""Finding secrets in text, in time linear in its length whatever the pattern: RE2, as pyarrow has it."""
+"""What secrets look like in text: the built-in rules, and the values of secret environment variables."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
-from rollout_plugins.content.environment import secrets
+from rollout_plugins.system.env_secrets import secrets
 
-_OPEN, _CLOSE = "\uf8f0", "\uf8f1"
-_IN_THE_WAY = re.compile(f"[{_OPEN}{_CLOSE}\ud800-\udfff]")
-_REPLACED = re.compile(r"\[REDACTED:[^\]\[]*\]")
-_MARKS = re.compile(f"([{_OPEN}{_CLOSE}])")
+OPEN, CLOSE = "\uf8f0", "\uf8f1"
+"""What the scanner marks a secret with; a text that has them already is scanned without."""
+IN_THE_WAY = re.compile(f"[{OPEN}{CLOSE}\ud800-\udfff]")
 
-# A token starts the text, follows what cannot be part of it, or an escape inside JSON text ("…\nsk-…").
-_START = r"""^|[^A-Za-z0-9_\-]|\\[nrtbf]|\\u[0-9a-fA-F]{4}"""
+# What a token may follow: nothing, a character that cannot be part of it (and then Markdown's `_`, or the `-` of a
+# diff), or an escape that ends in a letter or digit: "\n" and "\x1b" as JSON and repr write them, "%3D" of an address,
+# "=3D" of a mail, "[32m" of a terminal's colour.
+_START = (
+    r"(?:^|[^A-Za-z0-9_\-])[_\-]*|\\(?:[abefnrtv0]|x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|[0-7]{3})"
+    r"|[%=](?:25)*[0-9A-Fa-f]{2}|\[[0-9;:?]*[A-Za-z]"
+)
 _WORD = r"[A-Za-z0-9_\-]"
-_ASSIGNED = r"""\\?["']?\s{0,4}[:=]\s{0,4}\\?["']?"""
+_ASSIGNED = r"""\\?["']?\s{0,4}(?:[:=]|%3[ADad])\s{0,4}\\?["']?"""
 
 
 NAMED = (
@@ -37,10 +40,12 @@ NAMED = (
     "authorization",
     "x_api_key",
 )
-# Inside text: `"password": "…"` of JSON, `'password': '…'` of a dict that was printed, and both inside JSON text.
-_NAMES = "|".join(name.replace("_", r"[_\-]?") for name in NAMED)
-_KEY = rf"""(?i:\\*["'](?:{_NAMES})\\*["']\s{{0,4}}:\s{{0,4}}b?)"""
-_WORDS = tuple(dict.fromkeys(name.replace("_", joint) for name in NAMED for joint in ("_", "-", "")))
+# Inside text: `"password": "…"` of JSON, `'password': '…'` of a dict that was printed, and both inside JSON text; also
+# where the name only ends like that, as in `"db_password"`.
+_NAMES = "|".join(name.replace("_", r"[_\- ]?") for name in NAMED)
+_KEY = rf"""(?i:\\*["'](?:[A-Za-z0-9_.\- ]*)(?:{_NAMES})\\*["']\s{{0,4}}:\s{{0,4}}b?)"""
+_SPELLINGS = tuple(dict.fromkeys(name.replace("_", joint) for name in NAMED for joint in ("_", "-", " ", "")))
+_WORDS = tuple(name for name in _SPELLINGS if not any(part in name for part in _SPELLINGS if part != name))
 _QUOTED = [
     (opening, rf"(?:[^{quote}\\]|{escaped})+")
     for quote in ('"', "'")
@@ -77,27 +82,56 @@ def _is_long_or_has_digit(text: str) -> bool:
     return len(text) >= 20 or _has_digit(text)
 
 
+def _is_key_material(text: str) -> bool:
+    """Return whether a private key without its last line has what prose after a mere mention does not have."""
+    return "-----END" in text or _has_digit(text.rpartition("-----")[2])
+
+
+_PORT = re.compile(r"\d{1,5}\W|[{$%]|.{0,3}$")
+
+
+def _is_not_a_port(text: str) -> bool:
+    """Return whether the text may be a password, as `8080/path` in `http://host:8080/path@x` cannot."""
+    return not _PORT.match(text)
+
+
+# A private key: its lines in base64, however they are joined (escapes, quotes, indentation, line numbers), with a
+# header, a footer or both. A header without such lines is a mention of one, and stays.
+_LABEL = r"[A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----"
+_HEADER, _FOOTER = f"-----BEGIN {_LABEL}", f"-----END {_LABEL}"
+_LINE, _SHORT_LINE = r"(?:[A-Za-z0-9+/=]|\\+/){16,}", r"[A-Za-z0-9+/=]+"
+_GAP = r"""(?:[\s"'`,;:>|*#.+()\[\]]|\\+[nrt"']|[0-9]{1,6}[\t:|.)\-])*"""
+_BREAK = r"(?:\r?\n|(?:\\+r)?\\+n)[ \t>|]*"
+_ATTRIBUTE = r"""[A-Z][A-Za-z\-]{2,20}: [^\n\\"']{1,200}"""
+_END = rf"(?:{_GAP}{_SHORT_LINE}){{0,2}}{_GAP}{_FOOTER}|{_BREAK}{_SHORT_LINE}\z|{_GAP}[A-Za-z0-9+/]+={{1,2}}"
+_PRIVATE_KEYS = (
+    rf"{_HEADER}(?:{_GAP}{_ATTRIBUTE})*(?:{_GAP}{_LINE})+(?:{_END})?",
+    rf"{_HEADER}(?:{_BREAK}{_SHORT_LINE})+{_BREAK}{_FOOTER}",
+    rf"(?:{_LINE}{_GAP})+(?:{_SHORT_LINE}{_GAP}){{0,2}}{_FOOTER}",
+)
+_SCHEME = r"\b[A-Za-z][A-Za-z0-9+.\-]*:(?:\\*/){2}"
+
 RULES = (
-    Rule(
-        "private_key",
-        r"(?s:-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----"
-        r".*?(?:-----END [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----|\z))",
-        before="",
-        hints=("PRIVATE KEY",),
-    ),
-    Rule(
+    Rule("private_key", "|".join(_PRIVATE_KEYS), before="", hints=("PRIVATE KEY",), accepts=_is_key_material),
+    Rule("url_password", r"""[^\s/"'<>,]+""", before=rf"""{_SCHEME}[^\s/:"']*:""", after="@", hints=(":/", ":\\")),
+    Rule(  # one that should have been encoded, or is inside JSON text
         "url_password",
-        r"""[^\s/"'<>,]+""",
-        before=r"""\b[A-Za-z][A-Za-z0-9+.\-]*://[^\s/:@"']*:""",
+        r"""(?:[^\s"<>\\]|\\/)+""",
+        before=rf"""{_SCHEME}[^\s/:@"']*:""",
         after="@",
-        hints=("://",),
+        hints=(":/", ":\\"),
+        accepts=_is_not_a_port,
     ),
     Rule("openai", rf"sk-{_WORD}{{20,}}", hints=("sk-",)),
     Rule("huggingface", r"(?:hf|api_org)_[A-Za-z0-9]{30,}", hints=("hf_", "api_org_")),
-    Rule("github", r"gh[pousr]_[A-Za-z0-9]{36,}|github_pat_[A-Za-z0-9_]{22,}", hints=("gh", "github_pat_")),
-    Rule("gitlab", rf"gl(?:pat|ptt|dt|rt)-{_WORD}{{20,}}", hints=("gl",)),
+    Rule(
+        "github",
+        r"gh[pousr]_[A-Za-z0-9]{36,}|github_pat_[A-Za-z0-9_]{22,}",
+        hints=("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_"),
+    ),
+    Rule("gitlab", rf"gl(?:pat|ptt|dt|rt)-{_WORD}{{20,}}", hints=("glpat-", "glptt-", "gldt-", "glrt-")),
     Rule("slack", r"xox[abeprs]-[A-Za-z0-9\-]{10,}|xapp-[A-Za-z0-9\-]{10,}", hints=("xox", "xapp-")),
-    Rule("aws", r"(?:AKIA|ASIA|ABIA|ACCA)[0-9A-Z]{16}", after=r"\b", hints=("AKIA", "ASIA", "ABIA", "ACCA")),
+    Rule("aws", r"(?:AKIA|ASIA|ABIA|ACCA)[0-9A-Z]{16}", after=r"\b|_", hints=("AKIA", "ASIA", "ABIA", "ACCA")),
     Rule(
         "google",
         rf"AIza{_WORD}{{35}}|ya29\.{_WORD}{{20,}}|GOCSPX-{_WORD}{{20,}}",
@@ -130,6 +164,7 @@ RULES = (
         accepts=_has_digit,
     ),
     *(Rule("named", rf"(?s:{value})", before=f"{_KEY}{opening}", words=_WORDS) for opening, value in _QUOTED),
+    Rule("named", r"-?[0-9]{4,}(?:\.[0-9]+)?", before=_KEY, words=_WORDS),
 )
 
 
@@ -145,7 +180,7 @@ def environment() -> list[Rule]:
 
 def _is_secret(value: str) -> bool:
     """Not a path to one, nor a word that texts have anyway."""
-    is_told = not _IN_THE_WAY.search(value) and not value.startswith(("/", "~", "./"))
+    is_told = not IN_THE_WAY.search(value) and not value.startswith(("/", "~", "./"))
     return is_told and _is_long_or_has_digit(value)
 
 
@@ -167,75 +202,3 @@ def fault_of(pattern: str) -> str | None:
             f"{str(error).removeprefix('Invalid regular expression: ')} (patterns are RE2's, which has no lookaround)"
         )
     return "it matches the empty text" if empty else None
-
-
-class Scanner:
-    """Replaces what rules find. Many texts at once, for that is what costs least."""
-
-    def __init__(self, rules: Iterable[Rule], replacement: Callable[[str, str], str]) -> None:
-        self._rules = tuple(rules)
-        self._replacement = replacement
-
-    def scan(self, texts: Sequence[str]) -> list[tuple[str, Counter[str]]]:
-        """Each text without secrets, and how many of which rule were in it."""
-        texts = list(texts)
-        counts: list[Counter[str]] = [Counter() for _ in texts]
-        array = _array(texts)
-        whole = "\n".join(texts)
-        folded = whole.casefold()
-        present: dict[tuple[str, ...], bool] = {}
-        for rule in self._rules:
-            if rule.words not in present:
-                present[rule.words] = not rule.words or any(word in folded for word in rule.words)
-            if not present[rule.words] or (rule.hints and not any(hint in whole for hint in rule.hints)):
-                continue
-            found = self._found(array, rule)
-            for number, spans in found:
-                texts[number] = self._cut(texts[number], spans, rule, counts[number])
-            if found:
-                array = _array(texts)
-        return list(zip(texts, counts, strict=True))
-
-    def _found(self, array: Any, rule: Rule) -> list[tuple[int, list[tuple[int, int]]]]:
-        """Which texts hold secrets of the rule, and where."""
-        import pyarrow.compute as pc
-
-        hits = pc.indices_nonzero(pc.match_substring_regex(array, pattern=rule.pattern))
-        if not len(hits):
-            return []
-        marked = pc.replace_substring_regex(
-            array.take(hits), pattern=rule.pattern, replacement=rf"\1{_OPEN}\2{_CLOSE}\3"
-        )
-        return [(hit, _spans(text)) for hit, text in zip(hits.to_pylist(), marked.to_pylist(), strict=True)]
-
-    def _cut(self, text: str, spans: list[tuple[int, int]], rule: Rule, counts: Counter[str]) -> str:
-        parts: list[str] = []
-        done = 0
-        for start, end in spans:
-            secret = text[start:end]
-            if secret and not _REPLACED.fullmatch(secret) and (rule.accepts is None or rule.accepts(secret)):
-                parts += [text[done:start], self._replacement(rule.name, secret)]
-                done = end
-                counts[rule.name] += 1
-        return "".join(parts) + text[done:]
-
-
-def _array(texts: Sequence[str]) -> Any:
-    """For the scan alone: what the marks or the encoding could not bear is replaced, one character for one."""
-    import pyarrow as pa
-
-    return pa.array([text if text.isascii() else _IN_THE_WAY.sub("\ufffd", text) for text in texts], pa.large_string())
-
-
-def _spans(marked: str) -> list[tuple[int, int]]:
-    """Where the marks were put, counted in the text without them."""
-    spans: list[tuple[int, int]] = []
-    position = start = 0
-    for piece in _MARKS.split(marked):
-        if piece == _OPEN:
-            start = position
-        elif piece == _CLOSE:
-            spans.append((start, position))
-        else:
-            position += len(piece)
-    return spans

@@ -11,9 +11,8 @@ from typing import Any
 from rollout_hookspecs import Image, Run, Scope, Step, Trace, hookimpl
 
 from rollout_plugins.content.imaging import file_of
+from rollout_plugins.content.json_safe import json_text
 from rollout_plugins.content.messages import arguments_of, calls_of, reasoning_of, role_of, text_of
-from rollout_plugins.content.options import check, flag, one_of, whole
-from rollout_plugins.content.plain import json_text
 from rollout_plugins.content.trace import under
 from rollout_plugins.errors import SetupError
 from rollout_plugins.sinks._common import (
@@ -26,6 +25,7 @@ from rollout_plugins.sinks._common import (
 )
 from rollout_plugins.sinks._traces import images_in, shape_each
 from rollout_plugins.sinks.scout.parts import Parts, column_of
+from rollout_plugins.system.option_checks import check, flag, one_of, whole
 
 # All of Scout's own columns, used or not: its viewer asks for some of them without looking whether they are there.
 _TEXT = (

@@ -13,13 +13,13 @@ from typing import Any
 
 from rollout_hookspecs import Image, Run, Scope, Step, Trace, hookimpl
 
-from rollout_plugins.content.options import check, flag, named, one_of, whole
 from rollout_plugins.errors import SetupError
 from rollout_plugins.sinks._common import SCOPES, image_words, meant_for, thumbnail
 from rollout_plugins.sinks._traces import shape_each
 from rollout_plugins.sinks._tracker import TrackerSink
 from rollout_plugins.sinks.wandb.columns import TableColumns
 from rollout_plugins.sinks.wandb.weave import Weave
+from rollout_plugins.system.option_checks import check, flag, named, one_of, whole
 
 logger = logging.getLogger("rollout_plugins")
 
@@ -39,7 +39,7 @@ class WandbSink(TrackerSink):
     WandbSink(weave=True)                            # and a trace of each rollout in Weave
     """
 
-    TRACKER = "wandb"
+    TRACKER = report_to = "wandb"
 
     def __init__(
         self,
@@ -88,6 +88,8 @@ class WandbSink(TrackerSink):
         if not traces:
             return []
         sender = self._open()
+        if getattr(sender, "disabled", False):
+            raise SetupError("wandb is disabled and keeps nothing; unset WANDB_MODE, or set it to offline")
         kept = shape_each(traces, step, lambda trace: trace)
         for start in range(0, len(kept), ROWS):
             self._add(sender, kept[start : start + ROWS], step)

@@ -8,8 +8,8 @@ from typing import Any
 
 from rollout_hookspecs import Image, Trace
 
+from rollout_plugins.content.json_safe import json_text
 from rollout_plugins.content.messages import role_of
-from rollout_plugins.content.plain import json_text
 from rollout_plugins.sinks._common import number, spoken
 from rollout_plugins.sinks._traces import images_in, prompt_and_completion
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from rollout_hookspecs import Trace
 
-from rollout_plugins.content.plain import plain
+from rollout_plugins.content.json_safe import plain
 from rollout_plugins.errors import MissingExtraError
 from rollout_plugins.sinks._common import reward_words
 from rollout_plugins.sinks._traces import prompt_and_completion

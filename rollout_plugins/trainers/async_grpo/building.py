@@ -11,8 +11,8 @@ from typing import Any
 
 from rollout_hookspecs import Rollout, Tokens, ToolCall
 
-from rollout_plugins.content.incoming import spoken
-from rollout_plugins.hosts.kit.building import given
+from rollout_plugins.content.foreign_values import spoken
+from rollout_plugins.hosts.kit.build_rollouts import given
 from rollout_plugins.hosts.kit.decoding import end_ids, finish_of
 from rollout_plugins.hosts.kit.trainer_facts import describe_trl, reward_names, tool_schemas, unwrapped
 from rollout_plugins.trainers.async_grpo.samples import Conversation, Row

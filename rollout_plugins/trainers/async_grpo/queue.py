@@ -28,10 +28,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from rollout_hookspecs import Batch, Emit
+from rollout_hookspecs import Batch, Emit, Support
 
 from rollout_plugins.hosts.kit.stand_ins import itself
-from rollout_plugins.hosts.kit.support import Support, named_support
+from rollout_plugins.hosts.kit.support import named_support
 from rollout_plugins.hosts.kit.wrapping import Call, Wraps
 from rollout_plugins.trainers.async_grpo.building import Builder, describe_async
 from rollout_plugins.trainers.async_grpo.samples import UNKNOWN, Conversation, Stream
@@ -240,9 +240,9 @@ class _Watch:
             seconds, self.seconds = self.seconds + time.perf_counter() - started, 0.0
             for number, batch in enumerate(batches):
                 self.emit(replace(batch, seconds=0.0 if number else seconds))
-            for reason, count in Counter(c.reason for c in settled).items():
+            for (reason, step), count in Counter((c.reason, c.step) for c in settled).items():
                 if reason not in {"", UNKNOWN}:
-                    self.emit.untrained(reason, count)
+                    self.emit.untrained(reason, count, step)
 
             self._tell_waiting()
 

@@ -84,11 +84,11 @@ class Conversation:
 
     @classmethod
     def of(cls, sample: Any, staleness: int, policy_step: int | None, step: int) -> Conversation:
-        copier, now = Snapshot(), time.time()
+        copier, received = Snapshot(), time.time()
         queued = getattr(sample, "enqueued_at", None)
         facts = {"model_version": sample.model_version, "staleness": staleness}
         if isinstance(queued, float):
-            facts["seconds_in_queue"] = now - queued
+            facts["seconds_in_queue"] = received - queued
         if (teacher := getattr(sample, "teacher_id", None)) is not None:
             facts["teacher_id"] = teacher
         return cls(
@@ -99,7 +99,7 @@ class Conversation:
             metrics=dict(getattr(sample, "metrics", None) or {}),
             facts=facts,
             policy_step=policy_step,
-            time=queued if isinstance(queued, float) else now,
+            time=queued if isinstance(queued, float) else received,
             received=step,
             text_bytes=copier.bytes + 1024,
         )

@@ -1,4 +1,4 @@
-"""Dataset rows behind prompts that a trainer knows as token ids alone: what its data collator was given."""
+"""Find the dataset rows of prompts that a trainer has only as token ids, by observing its data collator."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rollout_plugins.hosts.kit.wrapping import Call, Wraps, logger
 
 
 class Collated:
-    """One call of the collator: rows, and the prompts they became. Compared on the worker thread."""
+    """The rows and the prompt ids of one collator call, compared on the worker thread."""
 
     def __init__(self, rows: Sequence[Any], batch: Any) -> None:
         self.rows = rows
@@ -24,7 +24,7 @@ class Collated:
         return unpadded(self._ids, self._mask)
 
     def rows_of(self, prompts: Sequence[Sequence[int]]) -> Iterator[Sequence[Any]]:
-        """The rows of each place where exactly these prompts follow each other."""
+        """Yield the rows of each contiguous match of these prompts."""
         count = len(prompts)
         for start in range(len(self.prompts) - count + 1):
             if self.prompts[start : start + count] == prompts:
@@ -32,7 +32,7 @@ class Collated:
 
 
 class Collating:
-    """Watches the collator of the training dataloader, and keeps its latest calls."""
+    """Observes the collator of the training dataloader, and stores its latest calls."""
 
     def __init__(self, trainer: Any) -> None:
         ahead = int(getattr(trainer.args, "gradient_accumulation_steps", 1))
@@ -57,12 +57,12 @@ class Collating:
         return loader
 
     def _watch(self, loader: Any) -> None:
-        """Wrap the collator where the dataloader itself keeps it, inside whatever was put around that."""
+        """Wrap the collator of the innermost dataloader, beneath any wrappers such as accelerate's."""
         while loader is not None and "collate_fn" not in vars(loader):
             loader = vars(loader).get("dataloader") or vars(loader).get("base_dataloader")
         if loader is None:
             return
-        if loader.num_workers:  # it collates in other processes, and would have to send our wrapper there
+        if loader.num_workers:  # worker processes collate, and our wrapper cannot be pickled to them
             logger.warning(
                 "dataloader_num_workers is %d, so the dataset's rows are not seen; prompts are decoded from tokens",
                 loader.num_workers,
@@ -85,6 +85,6 @@ class Collating:
 
 
 def _loader_in_use(trainer: Any) -> Any:
-    """The dataloader of a training that has begun already."""
+    """Return the dataloader of a training that has already begun; otherwise None."""
     handler = getattr(trainer, "callback_handler", None)
     return getattr(handler, "train_dataloader", None)

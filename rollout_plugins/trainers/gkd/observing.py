@@ -13,12 +13,12 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from rollout_hookspecs import Emit
+from rollout_hookspecs import Emit, Support
 
 from rollout_plugins.content.snapshot import Snapshot
-from rollout_plugins.hosts.kit.generation import Generation
-from rollout_plugins.hosts.kit.observing import Needs, Observer, rows_in
-from rollout_plugins.hosts.kit.support import Support, TRLHost
+from rollout_plugins.hosts.kit.observe_generation import Needs, Observer, rows_in
+from rollout_plugins.hosts.kit.observed_generation import Generation
+from rollout_plugins.hosts.kit.support import TRLHost
 from rollout_plugins.hosts.kit.wrapping import Call
 from rollout_plugins.trainers.gkd.collating import Collated, Collating
 
@@ -44,24 +44,27 @@ class Piece:
     logprobs: Any
     marks: Mapping[str, str]
 
-    def unpack(self, now: Generation) -> None:
+    def unpack(self, generation: Generation) -> None:
         """On the worker thread: lists of ids, and the rows of the dataset they come from."""
         prompts, answers = [], []
         for ids, attention, labels in zip(*self.packed.tolist(), strict=True):
             kept = list(zip(ids, attention, labels, strict=True))
             prompts.append([token for token, seen, label in kept if seen and label == -100])
             answers.append([token for token, _, label in kept if label != -100])
-        now.prompt_ids += prompts
-        now.answer([*now.ids, *answers])
-        now.places += range(self.start, self.start + len(prompts))
+        generation.prompt_ids += prompts
+        generation.answer([*generation.ids, *answers])
+        generation.places += range(self.start, self.start + len(prompts))
         for prompt, columns, marks in self._rows(prompts):
-            now.prompts.append(prompt)
-            now.columns.append(columns)
-            now.marks.append({**marks, **self.marks})
+            generation.prompts.append(prompt)
+            generation.columns.append(columns)
+            generation.marks.append({**marks, **self.marks})
         if self.logprobs is not None:
             written = self.packed[2] != -100
             known = [row[kept] for row, kept in zip(self.logprobs, written, strict=True)]
-            now.tensors["sampling_per_token_logps"] = [*now.tensors.get("sampling_per_token_logps", ()), *known]
+            generation.tensors["sampling_per_token_logps"] = [
+                *generation.tensors.get("sampling_per_token_logps", ()),
+                *known,
+            ]
 
     def _rows(self, prompts: list[list[int]]) -> list[tuple[Any, dict[str, Any], dict[str, str]]]:
         """Prompt, columns and marks of each row: nothing where the row is not known, or not for sure."""
@@ -116,12 +119,12 @@ class TextObserver(Observer):
         super().detach()
 
     def begin(self) -> Generation:
-        now = Generation(self.trainer, self.options, training=True)  # they answer no prompts in evaluation
-        now.decoder, now.prompt_ids = self.decoder, []
-        return now
+        generation = Generation(self.trainer, self.options, training=True)  # they answer no prompts in evaluation
+        generation.decoder, generation.prompt_ids = self.decoder, []
+        return generation
 
     def add(
-        self, now: Generation, tensors: Sequence[Any], start: int = 0, *, rows: Sequence[Any] = (),
+        self, generation: Generation, tensors: Sequence[Any], start: int = 0, *, rows: Sequence[Any] = (),
         logprobs: Any = None, marks: Mapping[str, str] = MappingProxyType({}), width: int = 0,
     ) -> None:  # fmt: skip
         """One copy from the device. What the trainer does to its tensors later does not show in it.
@@ -137,9 +140,9 @@ class TextObserver(Observer):
         kept = logprobs.detach().to("cpu", copy=True) if keeps else None
         copier = Snapshot()
         piece = Piece(packed, start, self.collating.latest(), copier.copy(list(rows)), kept, marks)
-        now.count += len(ids)
-        now.bytes += packed.nbytes + (0 if kept is None else kept.nbytes) + copier.bytes + 512 * len(ids)
-        now.later.append(lambda: piece.unpack(now))
+        generation.count += len(ids)
+        generation.bytes += packed.nbytes + (0 if kept is None else kept.nbytes) + copier.bytes + 512 * len(ids)
+        generation.later.append(lambda: piece.unpack(generation))
 
 
 def _has_prompts(value: Any) -> bool:
@@ -154,15 +157,15 @@ class GKDObserver(TextObserver):
         super().__init__(trainer, emit, options)
         self.watch("generate_on_policy_outputs", self._generate, ())  # whatever arguments it takes
 
-    def _generate(self, now: Generation, call: Call) -> Any:
+    def _generate(self, generation: Generation, call: Call) -> Any:
         out = call.run()
         with self.guarded("count the rows of a generation"):
-            now.expected = len(out[0])
+            generation.expected = len(out[0])
         with self.guarded("copy the tokens of a generation"):
             taught = any(map(self._is_teacher, (*call.args, *call.kwargs.values())))
-            now.policy_step = None if taught else now.policy_step
+            generation.policy_step = None if taught else generation.policy_step
             asked = next(one["prompts"] for one in (*call.args, *call.kwargs.values()) if _has_prompts(one))
-            self.add(now, out[:3], marks=TEACHER if taught else {}, width=asked.shape[1])
+            self.add(generation, out[:3], marks=TEACHER if taught else {}, width=asked.shape[1])
         return out
 
     @cached_property
@@ -189,35 +192,35 @@ class BufferObserver(TextObserver):
         self.watch("_prepare_inputs", self._prepare, ())  # whatever arguments they take
         self.watch("_fill_buffer", self._fill, ())
 
-    def _fill(self, now: Generation, call: Call) -> Any:
+    def _fill(self, generation: Generation, call: Call) -> Any:
         before = id(vars(self.trainer).get("_buffered_inputs"))  # holding it would keep its tensors
         try:
             return call.run()
         finally:
             buffer = vars(self.trainer).get("_buffered_inputs")
             if not isinstance(buffer, list):
-                self._unread(now, call)
+                self._unread(generation, call)
             elif id(buffer) != before:
                 self.waiting = set(range(len(buffer)))
 
-    def _prepare(self, now: Generation, call: Call) -> Any:
+    def _prepare(self, generation: Generation, call: Call) -> Any:
         try:
             return call.run()
         finally:
             if self.waiting:
-                self._unread(now, call)  # until they are taken
+                self._unread(generation, call)  # until they are taken
                 with self.guarded("copy the tokens of a generation"):
-                    self._take(now, next(iter((*call.args, *call.kwargs.values())), ()))
-                    now.expected = 0
-                if now.expected:
+                    self._take(generation, next(iter((*call.args, *call.kwargs.values())), ()))
+                    generation.expected = 0
+                if generation.expected:
                     self.waiting.clear()
 
-    def _unread(self, now: Generation, call: Call) -> None:
+    def _unread(self, generation: Generation, call: Call) -> None:
         """Count all rows as answered, where the buffer does not tell which were."""
         with self.guarded("count the rows of a generation"):
-            now.expected = rows_in(call)
+            generation.expected = rows_in(call)
 
-    def _take(self, now: Generation, batch: Any) -> None:
+    def _take(self, generation: Generation, batch: Any) -> None:
         """What the student has answered in the buffer by now, and was not taken yet."""
         trainer = self.trainer
         buffer = vars(trainer)["_buffered_inputs"]
@@ -226,17 +229,17 @@ class BufferObserver(TextObserver):
         for index in sorted(self.waiting):
             if isinstance(buffer[index], Mapping) and "labels" in buffer[index]:
                 self.waiting.discard(index)
-                self._add_slice(now, buffer[index], index, batch)
-                now.width = len(buffer) * len(buffer[index]["labels"])
+                self._add_slice(generation, buffer[index], index, batch)
+                generation.width = len(buffer) * len(buffer[index]["labels"])
         if trainer.use_vllm:
-            now.policy_step = vars(trainer)["_last_vllm_sync_step"]  # weights are not sent to it at every step
+            generation.policy_step = vars(trainer)["_last_vllm_sync_step"]  # weights are not sent to it at every step
 
-    def _add_slice(self, now: Generation, inputs: Mapping[str, Any], index: int, batch: Any) -> None:
+    def _add_slice(self, generation: Generation, inputs: Mapping[str, Any], index: int, batch: Any) -> None:
         tensors = [inputs[name] for name in ("input_ids", "attention_mask", "labels")]
         count = len(tensors[0])
         start = index * count
         rows = batch[start : start + count] if isinstance(batch, list) else ()
-        self.add(now, tensors, start, rows=rows, logprobs=inputs.get("rollout_logprobs"))
+        self.add(generation, tensors, start, rows=rows, logprobs=inputs.get("rollout_logprobs"))
 
 
 class GOLDObserver(BufferObserver):

@@ -15,10 +15,14 @@ from rollout_hookspecs import Rollout, Tokens, ToolCall
 from rollout_plugins.content.messages import role_of
 from rollout_plugins.content.rewards import weighted
 from rollout_plugins.content.snapshot import Snapshot
+from rollout_plugins.content.tokens import pack
 from rollout_plugins.content.tool_calls import ANSWERING, tool_calls
-from rollout_plugins.hosts.kit.generation import Generation
+from rollout_plugins.hosts.kit.observed_generation import Generation, packed_ids
 
 DECODED: Final = "earlier turns are decoded; the trainer, and its reward functions, have them as token ids"
+WITHDRAWN: Final = "the scheduler withdrew {} of {} turns, which are neither here nor trained on"
+REWRITTEN: Final = "the scheduler rewrote turns; the trainer trains on the token ids that the model wrote"
+TEACHER: Final = "of the whole sequence; the trainer adds a teacher's term to it, token by token"
 _BESIDE: Final = ("tools", "videos", "audios", "objects")
 _MEDIA: Final = {"images", "videos", "audios"}
 _TAG: Final = "<image>"
@@ -41,6 +45,8 @@ class Taken:
     """1 for what the model wrote, 0 for what the template put in front of it."""
     logprobs: list[Any]
     policy_step: int | None = None
+    asked: int | None = None
+    """How many messages the model was given for its first turn."""
     advantage: float | None = None
     fate: str = ""
     whole: Any = None
@@ -60,10 +66,29 @@ class Taken:
             request=sample.request_id,
             prompt_id=sample.prompt_id,
             finish=sample.finish_reason,
-            ids=[array("q", row) for row in _turns(sample.response_token_ids)],
+            ids=[packed_ids(row) for row in _turns(sample.response_token_ids)],
             masks=[bytes(row) for row in _turns(sample.response_loss_mask)],
-            logprobs=[array("d", row) for row in _turns(sample.rollout_logprobs)],
+            logprobs=[pack(row, "d") or array("d", row) for row in _turns(sample.rollout_logprobs)],
         )
+
+    @property
+    def answers(self) -> list[int]:
+        """Places of the assistant's messages."""
+        return [i for i, message in enumerate(self.messages) if role_of(message) == "assistant"]
+
+    def forget_withdrawn(self) -> int:
+        """Forget turns that a scheduler took out of the conversation; return how many these are.
+
+        ms-swift gives the last answers the token ids of the last turns, and ignores the token ids that are left.
+        """
+        answers, turns = self.answers, len(self.ids)
+        remaining = min(turns, len(answers))
+        for name in ("ids", "masks", "logprobs"):
+            values = getattr(self, name)
+            if len(values) == turns:
+                setattr(self, name, values[turns - remaining :])
+        said = len(answers) if self.asked is None else sum(i >= self.asked for i in answers)
+        return max(turns - said, 0)
 
     @property
     def bytes(self) -> int:
@@ -72,8 +97,8 @@ class Taken:
 
     def see_encoded(self, encoded: Mapping[str, Any] | None) -> None:
         if encoded and encoded.get("input_ids") is not None and encoded.get("labels") is not None:
-            self.whole = array("q", encoded["input_ids"])
-            self.written = bytes(label != -100 for label in encoded["labels"])
+            self.whole = packed_ids(encoded["input_ids"])
+            self.written = bytes(map((-100).__ne__, encoded["labels"]))
 
 
 def _turns(rows: Any) -> Sequence[Any]:
@@ -86,9 +111,10 @@ def _copied(message: Any, copier: Snapshot) -> Any:
     content = message.get("content")
     if isinstance(content, Mapping):
         content = content.get("token_ids", content.get("input_ids"))
-    if not isinstance(content, list) or not all(type(token) is int for token in content):
+    packed = pack(content, "i") if isinstance(content, list) else None
+    if packed is None:
         return copier.copy(message)
-    return {**copier.copy({**message, "content": None}), "content": array("q", content)}
+    return {**copier.copy({**message, "content": None}), "content": packed}
 
 
 class Sampling(Generation):
@@ -97,14 +123,25 @@ class Sampling(Generation):
     def __init__(self, trainer: Any, options: Mapping[str, Any], *, training: bool) -> None:
         super().__init__(trainer, options, training=training)
         self.taken: list[Taken] = []
+        self.may_be_left = False
+        """Whether training ended, or could have, before all samples were trained on."""
+        self.has_teacher = False
+        """Whether the trainer adds a teacher's term to the advantages."""
         self.counts_vary = bool(getattr(trainer, "dynamic_num_samples", False))
         """Whether one trajectory may have become several samples, so that ranks may have more or fewer of them."""
 
-    def see(self, samples: Sequence[Any], steps: Mapping[str, int] = MappingProxyType({})) -> None:
+    def see(
+        self,
+        samples: Sequence[Any],
+        steps: Mapping[str, int] = MappingProxyType({}),
+        asked: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        """Copy the samples. `steps` has the policy's step of each request, `asked` the length of its prompt."""
         copier = Snapshot()
         self.taken = [Taken.of(sample, copier) for sample in samples]
         for one in self.taken:
             one.policy_step = steps.get(one.request, self.policy_step)
+            one.asked = asked.get(one.request)
         self.count = len(self.taken)
         self.bytes = copier.bytes + 512 * self.count
 
@@ -118,57 +155,68 @@ class Sampling(Generation):
         return self.rank * self.count
 
 
-def built(now: Sampling) -> list[Rollout]:
-    builder = _Builder(now)
-    return [builder.rollout(i, one) for i, one in enumerate(now.taken)]
+def built(generation: Sampling) -> list[Rollout]:
+    builder = _Builder(generation)
+    return [builder.rollout(i, one) for i, one in enumerate(generation.taken)]
 
 
 class _Builder:
-    def __init__(self, now: Sampling) -> None:
-        self._now = now
-        trainer = now.trainer
+    def __init__(self, generation: Sampling) -> None:
+        self._now = generation
+        trainer = generation.trainer
         self._template: Any = getattr(trainer, "template", None)
         self._has_turns = getattr(trainer, "multi_turn_scheduler", None) is not None
-        self._may_discard = getattr(trainer, "dynamic_sample", False) and now.split == "train"
+        may_discard = getattr(trainer, "dynamic_sample", False) or generation.may_be_left
+        self._may_discard = may_discard and generation.split == "train"
 
     def rollout(self, i: int, one: Taken) -> Rollout:
-        now = self._now
-        prompt, completion = self._spoken(one)
+        generation = self._now
+        turns, withdrawn = len(one.ids), one.forget_withdrawn()
+        notes = [WITHDRAWN.format(withdrawn, turns)] if withdrawn else []
+        if self._has_turns and self._is_rewritten(one):
+            notes.append(REWRITTEN)
+        prompt, completion = self._spoken(one, withdrawn)
         calls = self._calls(one, completion)
-        rewards = dict(zip(now.rewards.names, now.rewards.rows[i], strict=True)) if now.rewards.rows else {}
-        index = now.rank * now.count + i
+        rewards = (
+            dict(zip(generation.rewards.names, generation.rewards.rows[i], strict=True))
+            if generation.rewards.rows
+            else {}
+        )
+        index = generation.rank * generation.count + i
         starts = _starts(one)
         start = _start(one, starts)
         return Rollout(
             id="",
-            rank=now.rank,
+            rank=generation.rank,
             policy_step=one.policy_step,
             index=index,
-            group=_number(one.prompt_id, index) if now.counts_vary else index // now.group_size,
-            group_size=now.group_size,
-            time=now.time,
+            group=_number(one.prompt_id, index) if generation.counts_vary else index // generation.group_size,
+            group_size=generation.group_size,
+            time=generation.time,
             prompt=tuple(prompt),
             completion=tuple(completion),
             tool_calls=calls,
             rewards=rewards,
-            reward=weighted(rewards, now.rewards.weights),
+            reward=weighted(rewards, generation.rewards.weights),
             advantage=one.advantage,
             prompt_tokens=start,
             completion_tokens=_written(one),
             finish=self._finish(one, calls),
             columns=one.columns,
             extra={**one.infos, "request_id": one.request},
-            marks=self._marks(one),
+            marks=self._marks(one, notes),
             rendered=self._rendered(one, start),
-            tokens=_tokens(one, starts) if now.options.get("tokens") else None,
-            error=now.error,
+            tokens=_tokens(one, starts) if generation.options.get("tokens") else None,
+            error=generation.error,
         )
 
-    def _spoken(self, one: Taken) -> tuple[list[Any], list[Any]]:
+    def _spoken(self, one: Taken, withdrawn: int) -> tuple[list[Any], list[Any]]:
         """Prompt and completion: as many of the assistant's last messages are new as there were turns."""
-        answers = [i for i, message in enumerate(one.messages) if role_of(message) == "assistant"]
+        answers = one.answers
         turns = max(len(one.ids), 1)
         first = answers[-min(turns, len(answers))] if answers else len(one.messages)
+        if one.asked is not None and (withdrawn or not answers):
+            first = min(one.asked, len(one.messages))
         left = iter(one.images)
         messages = [self._shown(message, left) for message in one.messages]
         if rest := list(left):
@@ -183,6 +231,15 @@ class _Builder:
         if not isinstance(content, str) or _TAG not in content or role_of(message) == "assistant":
             return message
         return {**message, "content": list(_blocks(content, images))}
+
+    def _is_rewritten(self, one: Taken) -> bool:
+        """Whether a message has other words than the token ids of its turn."""
+        answers = [one.messages[i]["content"] for i in one.answers[len(one.answers) - len(one.ids) :]]
+        pairs = ((text, ids) for text, ids in zip(answers, one.ids, strict=True) if isinstance(text, str))
+        return any("".join(text.split()) not in "".join(self._wrote(ids).split()) for text, ids in pairs)
+
+    def _wrote(self, ids: Any) -> str:
+        return str(self._now.decoder.text(list(ids)))
 
     def _calls(self, one: Taken, completion: Sequence[Any]) -> tuple[ToolCall, ...]:
         """The calls that the trainer's template finds in the answers; the messages have them as text."""
@@ -207,10 +264,14 @@ class _Builder:
             return "tool_limit"
         return one.finish if one.finish in {"stop", "length"} else "unknown"
 
-    def _marks(self, one: Taken) -> dict[str, str]:
+    def _marks(self, one: Taken, notes: Sequence[str]) -> dict[str, str]:
         marks = dict(self._now.unknown)
         if any(isinstance(message.get("content"), array) for message in one.messages):
-            marks["turns"] = DECODED
+            notes = [DECODED, *notes]
+        if notes:
+            marks["turns"] = "; ".join(notes)
+        if self._now.has_teacher and one.advantage is not None:
+            marks["advantage"] = TEACHER
         if self._may_discard:
             known = one.fate if one.fate in {"yes", ""} else f"no: {one.fate}"
             marks["trained"] = known or ("no: broke_off" if self._now.error else "unknown")
@@ -275,8 +336,10 @@ def _starts(one: Taken) -> list[int]:
 
 
 def _start(one: Taken, starts: Sequence[int]) -> int | None:
-    """How many tokens stand before the first that the model wrote."""
-    return starts[0] + max(_masks(one)[0].find(1), 0) if starts else None
+    """How many tokens stand before the first that the model wrote; else before the first that is trained on."""
+    if starts:
+        return starts[0] + max(int(_masks(one)[0].find(1)), 0)
+    return None if one.written is None else max(int(one.written.find(1)), 0)
 
 
 def _tokens(one: Taken, starts: Sequence[int]) -> Tokens:
@@ -300,7 +363,7 @@ def _tokens(one: Taken, starts: Sequence[int]) -> Tokens:
 def _logprobs(one: Taken, starts: Sequence[int], length: int, start: int) -> list[float] | None:
     """The sampler's, at the tokens that the model wrote; 0 at the others."""
     masks = _masks(one)
-    if not one.logprobs or [*map(len, one.logprobs)] != [*map(sum, masks)]:
+    if not one.logprobs or not starts or [*map(len, one.logprobs)] != [*map(sum, masks)]:
         return None
     values = [0.0] * length
     for at, mask, known in zip(starts, masks, one.logprobs, strict=True):

@@ -1,9 +1,8 @@
-"""ms-swift's GRPO and GKD trainers: TRL's by their class, with a way of their own in which samples are passed on.
+"""ms-swift's GRPO trainer: TRL's by its class, with a way of its own in which samples are passed on.
 
-Samples are filled in as they go. GKD answers some prompts itself, and takes the dataset's answers to others. One batch
-of GRPO may be sampled several times: dynamic sampling throws away groups in which all rewards are equal, and
-samples others in their place. Each sampling is a batch of its own here; what was thrown away is stored, marked and
-counted.
+Samples are filled in as they go. One batch may be sampled several times: dynamic sampling throws away groups in which
+all rewards are equal, and samples others in their place. Each sampling is a batch of its own here; what was thrown
+away is stored, marked and counted.
 """
 
 from __future__ import annotations
@@ -13,16 +12,16 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Final
 
-from rollout_hookspecs import Batch, Emit
+from rollout_hookspecs import Emit, Support
 
+from rollout_plugins.hosts.grpo_leftovers import MicroBatches, fate_of_the_rest, may_end_inside
 from rollout_plugins.hosts.grpo_log import LogTail
-from rollout_plugins.hosts.kit.building import batch_of
-from rollout_plugins.hosts.kit.decoding import unpadded
-from rollout_plugins.hosts.kit.generation import Generation
-from rollout_plugins.hosts.kit.observing import Needs, Observer
-from rollout_plugins.hosts.kit.support import Support, TRLHost
+from rollout_plugins.hosts.kit.build_rollouts import batch_of
+from rollout_plugins.hosts.kit.observe_generation import Needs, Observer
+from rollout_plugins.hosts.kit.observed_generation import Generation
 from rollout_plugins.hosts.kit.wrapping import Call
-from rollout_plugins.trainers.swift.building import Sampling, built
+from rollout_plugins.trainers.swift.building import Sampling, Taken, built
+from rollout_plugins.trainers.swift.requests import Requests, SwiftHost, see_turn
 
 TRAINED: Final = "yes"
 NO_SPREAD: Final = "no_spread"
@@ -34,11 +33,13 @@ UNKNOWN: Final = "unknown"
 class Sampled(Generation):
     """All samplings of one batch."""
 
-    def __init__(self, trainer: Any, options: Mapping[str, Any]) -> None:
-        super().__init__(trainer, options)
+    def __init__(self, trainer: Any, options: Mapping[str, Any], *, training: bool) -> None:
+        super().__init__(trainer, options, training=training)
         self.samplings: list[Sampling] = []
         self.spreads: list[list[float]] = []
         """How far the rewards of each sample's group are apart, for each sampling that dynamic sampling looked at."""
+        self.trained: dict[int, list[Taken]] = {}
+        """Samples that are trained on, on whatever rank, by their place among those of one rank."""
 
 
 class SwiftObserver(Observer):
@@ -51,6 +52,13 @@ class SwiftObserver(Observer):
 
     def __init__(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> None:
         super().__init__(trainer, emit, options)
+        self._requests = Requests()
+        self._micro_batches = MicroBatches(trainer)
+        self._held: list[Sampled] = []
+        """A batch that training is planned to end in, until it is known what is trained on."""
+        self._last_count = self._last_step = 0
+        """How many samples the newest batch has, if they were handed over and may not all have been taken yet."""
+        self.wraps.wrap(trainer, "_prepare_inputs", lambda call: self._take(call.run()))
         self._asked: dict[str, int] = {}
         """The step at which each sample was asked for that is not scored yet, where the trainer generates ahead."""
         self.watch("_generate_and_score_completions", self._whole)
@@ -58,43 +66,98 @@ class SwiftObserver(Observer):
         self.watch("_postprocess_batch", self._postprocess)
         self.watch("compute_std", self._looked_at, optional=True)
         self.watch("_preprocess_inputs", self._ahead, optional=True)
+        self.watch("_rollout", partial(see_turn, self, self._requests), ("samples",), optional=True)
 
     def begin(self) -> Sampled:
-        now = Sampled(self.trainer, self.options)
-        now.decoder = self.decoder
-        return now
+        generation = Sampled(self.trainer, self.options, training=self.is_training)
+        generation.decoder = self.decoder
+        return generation
 
-    def _whole(self, now: Sampled, call: Call) -> Any:
-        self.given(now, call)
+    def _whole(self, generation: Sampled, call: Call) -> Any:
+        self.given(generation, call)
         return call.run()
 
-    def _ahead(self, now: Sampled, call: Call) -> Any:
+    def _ahead(self, generation: Sampled, call: Call) -> Any:
         """Samples get their ids here. Those that are made in the background are scored in a later call."""
         out = call.run()
         if getattr(self.trainer, "async_generate", False):
             with self.guarded("see what is generated ahead"):
                 self._asked |= {sample.request_id: int(self.trainer.state.global_step) for sample in out}
-                self.emit.waits(len(self._asked), self._give_up)
+                self._tell_waiting()
         return out
 
+    def _tell_waiting(self) -> None:
+        held = sum(sampling.count for generation in self._held for sampling in generation.samplings)
+        self.emit.waits(len(self._asked) + held, self._give_up)
+
     def _give_up(self) -> None:
-        """What was generated ahead stays with the trainer's thread, and is scored no more."""
+        """Training ends. What was generated ahead stays with the trainer's thread, and is scored no more."""
+        with self.guarded("hand over what was not trained on"):
+            self._end_batch()
         count = len(self._asked)
         self._asked.clear()
         if count:
             self.lose(count)
-            self.emit.waits(0, self._give_up)
+            self._tell_waiting()
+
+    # --- which of them are trained on -----------------------------------------------------------------------------
+
+    def _take(self, micro_batch: Any) -> Any:
+        with self.guarded("see which rollouts are trained on"):
+            self._micro_batches.take(micro_batch)
+            if self._held and not self._micro_batches.left:
+                self._release_held("")
+        return micro_batch
+
+    def _may_end_inside(self, generation: Sampled) -> bool:
+        """Whether to hold it back. Where ranks share samples, or sequences, their places are not known here."""
+        is_simple = getattr(self.trainer.template, "sequence_parallel_size", 1) == 1 and bool(generation.trained)
+        self._release_held("")  # a trainer that generates again has taken all that came before
+        self._micro_batches.begin()
+        self._last_count, self._last_step = generation.count if is_simple else 0, generation.step
+        self._tell_waiting()  # so that the end of the training is told, whether or not anything is held back
+        return is_simple and may_end_inside(self.trainer)
+
+    def _release_held(self, rest: str) -> None:
+        """Hand over what is held back; samples that were not taken got no further than `rest` says."""
+        held, self._held = self._held, []
+        for generation in held:
+            with self.guarded("see what was trained on"):
+                for place in self._places_left(generation.count) if rest else ():
+                    for one in generation.trained[place]:
+                        one.fate = rest
+                for sampling in generation.samplings:
+                    sampling.may_be_left = True
+            self._hand_over_all(generation)
+        if held:
+            self._last_count = 0
+            self._tell_waiting()
+
+    def _places_left(self, count: int) -> list[int]:
+        """The places of samples that were not taken yet; micro-batches have them in their order."""
+        left = set(map(id, self._micro_batches.left))
+        batches = [id(one) in left for one in self.trainer._buffered_inputs]  # noqa: SLF001 - where TRL has them, too
+        return [place for place in range(count) if batches[place * len(batches) // count]]
+
+    def _end_batch(self) -> None:
+        rest = fate_of_the_rest(self.trainer) if self.wraps.active else UNKNOWN
+        self._release_held(rest)
+        count, self._last_count = self._last_count, 0
+        if count and rest != UNKNOWN and self._micro_batches.left:
+            self.emit.untrained(rest, len(self._places_left(count)), self._last_step)
+
+    # --- samples --------------------------------------------------------------------------------------------------
 
     def detach(self) -> None:
         super().detach()
         self._give_up()
 
-    def _rewards(self, now: Sampled, call: Call) -> Any:
-        sampling = Sampling(self.trainer, self.options, training=now.split == "train")
-        sampling.decoder = now.decoder
+    def _rewards(self, generation: Sampled, call: Call) -> Any:
+        sampling = Sampling(self.trainer, self.options, training=generation.split == "train")
+        sampling.decoder = generation.decoder
         with self.guarded("take a snapshot of a generation"):
-            sampling.see(call.arguments["samples"], self._asked)
-            now.samplings.append(sampling)
+            sampling.see(call.arguments["samples"], self._asked, self._requests.prompt_sizes)
+            generation.samplings.append(sampling)
             self._scored(sampling)
         gathered = self.scored(sampling, call)
         here = slice(sampling.starts_at, sampling.starts_at + sampling.count)
@@ -103,144 +166,138 @@ class SwiftObserver(Observer):
         return gathered
 
     def _scored(self, sampling: Sampling) -> None:
+        """Its samples are with us now, whatever becomes of them."""
+        self._requests.forget(one.request for one in sampling.taken)
         if self._asked:
             for one in sampling.taken:
                 self._asked.pop(one.request, None)
-            self.emit.waits(len(self._asked), self._give_up)
+            self._tell_waiting()
 
-    def _looked_at(self, now: Sampled, call: Call) -> Any:
+    def _looked_at(self, generation: Sampled, call: Call) -> Any:
         spread = call.run()
         with self.guarded("see which groups are thrown away"):
-            now.spreads.append(spread.tolist())
+            generation.spreads.append(spread.tolist())
         return spread
 
-    def _postprocess(self, now: Sampled, call: Call) -> Any:
+    def _postprocess(self, generation: Sampled, call: Call) -> Any:
         out = call.run()
         with self.guarded("read the advantages"):
-            self._settle(now, call.arguments["samples"])
+            self._settle(generation, call.arguments["samples"])
+            has_teacher = self._has_teacher(call.arguments["batch_encoded_inputs"])
+            for sampling in generation.samplings:
+                sampling.has_teacher = has_teacher
         return out
 
-    def _settle(self, now: Sampled, trained: Sequence[Any]) -> None:
+    def _has_teacher(self, batches: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether the trainer adds a teacher's term to each token's advantage; SDAR has it in the loss alone."""
+        trainer = self.trainer
+        rows = (getattr(batch["grpo_batch"], "teacher_per_token_logps", None) for batch in batches)
+        if all(row is None for row in rows):
+            return False
+        if getattr(trainer, "advantage_reweight", None) == "rlsd":
+            return True
+        return not getattr(trainer, "sdar_loss_coef", 0) > 0 and getattr(trainer, "teacher_kl_coef", 1) != 0
+
+    def _settle(self, generation: Sampled, trained: Sequence[Any]) -> None:
         """Which samples the trainer trains on, with their advantages and the token ids that it goes on with."""
-        now.count = len(trained)
-        first = now.rank * now.count
-        places = _places(now, int(getattr(self.trainer.args, "generation_batch_size", 0) or 0))
+        generation.count = len(trained)
+        first = generation.rank * generation.count
+        places = _places(generation, int(getattr(self.trainer.args, "generation_batch_size", 0) or 0))
         own = [
             (one, number, sampling.starts_at + i, places.get((number, sampling.starts_at + i)))
-            for number, sampling in enumerate(now.samplings)
+            for number, sampling in enumerate(generation.samplings)
             for i, one in enumerate(sampling.taken)
         ]
         here = {place - first: one for one, _, _, place in own if place is not None}
         if any(i in here and here[i].request != sample.request_id for i, sample in enumerate(trained)):
             raise LookupError("the trainer trains on other samples than its dynamic sampling chose")
-        advantages = self._advantages(now, trained, first)
+        advantages = self._advantages(generation, trained, first)
         for one, number, i, place in own:
             one.advantage = None if place is None else advantages.get(place)
-            one.fate = _why_not(now, number, i) if place is None else TRAINED
+            one.fate = _why_not(generation, number, i) if place is None else TRAINED
+            if place is not None and not generation.samplings[0].counts_vary:
+                generation.trained.setdefault(place % generation.count, []).append(one)
         for i, sample in enumerate(trained):
             if i in here:
                 here[i].see_encoded(sample.encoded)
 
-    def _advantages(self, now: Sampled, trained: Sequence[Any], first: int) -> dict[int, float]:
+    def _advantages(self, generation: Sampled, trained: Sequence[Any], first: int) -> dict[int, float]:
         """By place among those of all ranks: as numbers in the trainer's log, else this rank's from the device."""
-        log = None if now.samplings[0].counts_vary else LogTail.of(now, None)
+        log = None if generation.samplings[0].counts_vary else LogTail.of(generation, None)
         if log is not None:
             return {place: value for place, value in enumerate(log.advantages()) if value is not None}
         return {first + i: float(sample.advantages) for i, sample in enumerate(trained)}
 
-    def hand_over(self, now: Sampled) -> None:  # type: ignore[override]  # `begin` makes no others
-        if not now.samplings and now.error is None and now.expected:
-            self.missed(now)
-        for sampling in now.samplings:
-            self._hand_over(now, sampling)
-            now.seconds = 0.0
+    def hand_over(self, generation: Sampled) -> None:  # type: ignore[override]  # `begin` makes no others
+        if generation.error:
+            with self.guarded("keep what was generated before the trainer broke off"):
+                self._add_unscored(generation)
+        if not generation.samplings and generation.error is None and generation.expected:
+            self.missed(generation)
+        is_held = False
+        if generation.split == "train" and generation.samplings and not generation.error:
+            with self.guarded("see whether training ends inside a batch"):
+                is_held = self._may_end_inside(generation)
+        if is_held:
+            with self.guarded("read the rewards"):
+                for sampling in generation.samplings:
+                    sampling.read_rewards()
+                self._held.append(generation)
+                self._tell_waiting()
+        else:
+            self._hand_over_all(generation)
 
-    def _hand_over(self, now: Sampled, sampling: Sampling) -> None:
+    def _hand_over_all(self, generation: Sampled) -> None:
+        for sampling in generation.samplings:
+            self._hand_over(generation, sampling)
+            generation.seconds = 0.0
+
+    def _add_unscored(self, generation: Sampled) -> None:
+        """A scheduler or the trainer raised after the model had answered."""
+        samples = self._requests.answered(generation)
+        if not samples:
+            return
+        sampling = Sampling(self.trainer, self.options, training=generation.split == "train")
+        sampling.decoder = generation.decoder
+        sampling.see(samples, self._asked, self._requests.prompt_sizes)
+        generation.samplings.append(sampling)
+        self._scored(sampling)
+
+    def _hand_over(self, generation: Sampled, sampling: Sampling) -> None:
         with self.guarded("read the rewards"):
-            sampling.error = now.error
+            sampling.error = generation.error
             sampling.read_rewards()
-        if now.split == "train" and len(now.samplings) > 1:
-            fates = Counter(one.fate or (BROKE_OFF if now.error else UNKNOWN) for one in sampling.taken)
+        if generation.split == "train" and (len(generation.samplings) > 1 or sampling.may_be_left):
+            fates = Counter(one.fate or (BROKE_OFF if generation.error else UNKNOWN) for one in sampling.taken)
             for fate, count in fates.items():
                 if fate not in {TRAINED, UNKNOWN}:
-                    self.emit.untrained(fate, count)
+                    self.emit.untrained(fate, count, sampling.step)
         with self.guarded("record a generation"):
-            sampling.seconds = now.seconds
+            sampling.seconds = generation.seconds
             self.emit(batch_of(sampling, partial(built, sampling)))
             self.count_refused(sampling.count)
 
 
-class SwiftGKDObserver(Observer):
-    """Watches a trainer that has its student answer a batch of prompts, or takes the dataset's answers to them."""
-
-    needs: ClassVar[Needs] = {
-        "_generate_and_score_completions": ("inputs",),
-        "_generate_completions": ("samples",),
-        "_encode_samples": ("samples",),
-    }
-    without = ("_compute_rewards_per_func",)
-    decodes = True
-
-    def __init__(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> None:
-        super().__init__(trainer, emit, options)
-        self.watch("_generate_and_score_completions", lambda _, call: call.run())
-        self.watch("_generate_completions", self._generate)
-        self.watch("_encode_samples", self._encode)
-
-    def begin(self) -> Sampling:
-        now = Sampling(self.trainer, self.options, training=bool(self.trainer.model.training))
-        now.decoder, now.group_size = self.decoder, 1
-        return now
-
-    def _generate(self, now: Sampling, call: Call) -> Any:
-        now.expected = len(call.arguments["samples"])
-        out = call.run()
-        with self.guarded("take a snapshot of a generation"):
-            now.see(out)
-        return out
-
-    def _encode(self, now: Sampling, call: Call) -> Any:
-        out = call.run()
-        with self.guarded("read the token ids that are trained on"):
-            self._see_encoded(now, call.arguments["samples"], out[0])
-        return out
-
-    def _see_encoded(self, now: Sampling, samples: Sequence[Any], encoded: Mapping[str, Any]) -> None:
-        known = {one.request: one for one in now.taken}
-        mask = encoded.get("attention_mask")
-        if not known or mask is None or tuple(mask.shape) != tuple(encoded["labels"].shape):
-            return  # the rows are packed into one
-        columns = [unpadded(encoded[name], mask) for name in ("input_ids", "labels")]
-        for sample, ids, labels in zip(samples, *columns, strict=True):
-            known[sample.request_id].see_encoded({"input_ids": ids, "labels": labels})
-
-    def batch(self, now: Sampling) -> Batch:  # type: ignore[override]  # `begin` makes no others
-        return batch_of(now, partial(built, now))
-
-
-def _places(now: Sampled, wanted: int) -> dict[tuple[int, int], int]:
+def _places(generation: Sampled, wanted: int) -> dict[tuple[int, int], int]:
     """Where each sample of all ranks stands among those that are trained on, as dynamic sampling chooses them.
 
     It takes groups with a spread, sampling after sampling, until the batch is full; if it never is, the first sampling
     is trained on as it is.
     """
-    spread = [(n, i) for n, stds in enumerate(now.spreads) for i, std in enumerate(stds) if std > 0]
-    if now.spreads and len(spread) >= wanted:
+    spread = [(n, i) for n, stds in enumerate(generation.spreads) for i, std in enumerate(stds) if std > 0]
+    if generation.spreads and len(spread) >= wanted:
         return {which: place for place, which in enumerate(spread[:wanted])}
-    first = now.samplings[0]
+    first = generation.samplings[0]
     return {(0, i): i for i in range(first.count * first.world)}
 
 
-def _why_not(now: Sampled, number: int, i: int) -> str:
-    is_flat = number < len(now.spreads) and i < len(now.spreads[number]) and not now.spreads[number][i] > 0
+def _why_not(generation: Sampled, number: int, i: int) -> str:
+    is_flat = (
+        number < len(generation.spreads)
+        and i < len(generation.spreads[number])
+        and not generation.spreads[number][i] > 0
+    )
     return NO_SPREAD if is_flat else LEFT_OVER
-
-
-class SwiftHost(TRLHost):
-    """Known by its methods: its class has the name of TRL's."""
-
-    def matches(self, trainer: Any) -> bool:
-        return not self.missing(trainer)
 
 
 GRPO = SwiftHost(
@@ -251,16 +308,6 @@ GRPO = SwiftHost(
             trainer="swift.GRPOTrainer", advantage=True, groups=True, evaluation=True, images=True, tools=True,
             logprobs="sampler", since="ms-swift 4.6",
             note="what dynamic sampling throws away is marked; earlier turns are decoded from token ids",
-        ),
-    ),
-)  # fmt: skip
-GKD = SwiftHost(
-    "ms-swift",
-    SwiftGKDObserver,
-    (
-        Support(
-            trainer="swift.GKDTrainer", rewards="none", evaluation=True, images=True, tools=True, logprobs="sampler",
-            since="ms-swift 4.6", note="the dataset's own answers are not rollouts",
         ),
     ),
 )  # fmt: skip

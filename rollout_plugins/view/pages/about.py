@@ -11,6 +11,7 @@ from textual.widget import Widget
 from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.show.blocks import Block
 from rollout_plugins.show.text import clean, duration, local_time, number, one_line, readable
+from rollout_plugins.system.labels import not_finite
 from rollout_plugins.view.pages.page import Page
 from rollout_plugins.view.widgets.pager import Pager
 
@@ -41,12 +42,15 @@ def _blocks(run: StoredRun) -> Iterator[Block]:
             "tools": ", ".join(_tool_name(tool) for tool in info.tools),
         },
     )
+    odd = run.not_finite
     for attempt in run.attempts:
         yield _block(f"attempt {number(attempt['attempt'])}", dict(_attempt(attempt)))
+    yield _block("not finite", {name: not_finite({name: kinds}).partition(": ")[2] for name, kinds in odd.items()})
     yield _block("lost", run.drops)
     yield _block("not trained on", run.untrained)
     yield _block("not sent", run.unsent)
     yield _block("failed", {f"plugin {name}": times for name, times in run.plugin_errors.items()})
+    yield _block("warnings", {str(index): text for index, text in enumerate(run.warnings, 1)})
     yield _block("damaged", run.damaged)
     yield _block("annotated", {name: ", ".join(columns) for name, columns in run.annotations.items()})
     yield _block("settings", info.settings)

@@ -9,15 +9,15 @@ from typing import Any
 from rich.text import Text
 from rollout_hookspecs import Rollout
 
-from rollout_plugins.content.names import count
 from rollout_plugins.content.numbers import finite
-from rollout_plugins.reading.matches import Matches
+from rollout_plugins.reading.search_results import Matches
 from rollout_plugins.show.blocks import Block
 from rollout_plugins.show.chart import sparkline
 from rollout_plugins.show.compare import alike, parting, shared, times, variety, words
 from rollout_plugins.show.conversation import Conversation, conversation
 from rollout_plugins.show.rollout_blocks import turn_blocks
 from rollout_plugins.show.text import number, one_line, rank, signed, tone
+from rollout_plugins.system.labels import count
 from rollout_plugins.view.pages.side_by_side import BesidePage, Side, ruler
 
 _OWN = "bold black on yellow"

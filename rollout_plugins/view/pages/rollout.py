@@ -15,7 +15,7 @@ from textual.binding import Binding, BindingType
 from textual.widget import Widget
 
 from rollout_plugins.content.imaging import file_of
-from rollout_plugins.reading.matches import Matches
+from rollout_plugins.reading.search_results import Matches
 from rollout_plugins.show.blocks import Block, lay_out
 from rollout_plugins.show.conversation import conversation
 from rollout_plugins.show.rollout_blocks import rollout_blocks

@@ -16,11 +16,11 @@ from textual.timer import Timer
 from textual.widget import Widget
 from textual.worker import get_current_worker
 
-from rollout_plugins.content.names import count
-from rollout_plugins.reading.matches import Matches
+from rollout_plugins.reading.search_results import Matches
 from rollout_plugins.show.blocks import Block
 from rollout_plugins.show.conversation import completion_text, question_text
 from rollout_plugins.show.text import one_line
+from rollout_plugins.system.labels import count
 from rollout_plugins.view.pages.rollout import RolloutPage, blocks_of
 from rollout_plugins.view.pages.rollout_actions import RolloutActions
 from rollout_plugins.view.widgets.ask import Ask
@@ -291,7 +291,7 @@ class RolloutsPage(RolloutActions):
         self.ask.open("where", self._where, lambda text: self._read(where=text), names=self._names, hint=hint)
 
     def action_search(self) -> None:
-        hint = "text in a message or a call, in any case, in all of these rollouts; empty clears"
+        hint = "text, in any case, in whatever is stored of these rollouts; empty clears"
         self.ask.open("search", self._text, self._search, hint=hint)
 
     def _search(self, text: str) -> None:

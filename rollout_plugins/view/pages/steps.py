@@ -11,10 +11,10 @@ from textual.binding import Binding, BindingType
 from textual.widget import Widget
 from textual.widgets import Static
 
-from rollout_plugins.content.names import count
 from rollout_plugins.content.numbers import finite
 from rollout_plugins.show.chart import render_steps, sparkline, training
 from rollout_plugins.show.text import evenly, one_line
+from rollout_plugins.system.labels import count
 from rollout_plugins.view.pages.page import Page
 from rollout_plugins.view.pages.rollouts import RolloutsPage
 from rollout_plugins.view.widgets.columns import step_columns

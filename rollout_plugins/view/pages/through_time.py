@@ -11,15 +11,16 @@ from rollout_hookspecs import Rollout
 from textual.binding import Binding, BindingType
 from textual.worker import get_current_worker
 
-from rollout_plugins.content.names import count
+from rollout_plugins.content.hashing import content_hash
 from rollout_plugins.content.numbers import finite
-from rollout_plugins.reading.matches import Matches
+from rollout_plugins.reading.search_results import Matches
 from rollout_plugins.show.blocks import Block, clean_spans
 from rollout_plugins.show.chart import sparkline
 from rollout_plugins.show.compare import words
 from rollout_plugins.show.conversation import conversation, prompt_text
 from rollout_plugins.show.rollout_blocks import turn_blocks
 from rollout_plugins.show.text import clean, evenly, number, one_line, rank
+from rollout_plugins.system.labels import count
 from rollout_plugins.view.pages.side_by_side import BesidePage, Side, ruler
 
 _STYLES = {"same": "", "added": "bold green", "removed": "red strike"}
@@ -78,11 +79,11 @@ class TimePage(BesidePage):
             rows = enumerate(found.rows(["step", "reward"]))
             yield from ((place, row["step"], row["reward"]) for place, row in rows if row)
             return
-        worker = get_current_worker()
+        worker, wanted = get_current_worker(), content_hash(self._of.prompt)
         for place, rollout in found.numbered():
             if worker.is_cancelled:
                 return
-            if rollout.prompt == self._of.prompt:
+            if content_hash(rollout.prompt) == wanted:
                 yield place, rollout.step, rollout.reward
 
     def _arrived(self, answer: tuple[Matches, list[_Moment]]) -> None:
@@ -126,7 +127,7 @@ class TimePage(BesidePage):
                 (number(rollout.reward), "bold"),
                 (f" {_MODES[self._mode]} of {len(moment.answers)}, mean {number(moment.mean)}", "dim"),
             )
-            self.sides.append(Side(rollout, head, [block]))
+            self.sides.append(Side(rollout, head, [*_functions(rollout), block]))
         self.above = [self._ruler(), self._prompt()]
         means = [moment.mean for moment in self._moments]
         self.title_is(
@@ -175,6 +176,13 @@ class TimePage(BesidePage):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         return action != "through_time"
+
+
+def _functions(rollout: Rollout) -> Iterator[Block]:
+    """What each of several reward functions gave: the best by the sum may be the worst by one of them."""
+    if len(rollout.rewards) > 1:
+        given = " · ".join(f"{one_line(name, 20)} {number(value)}" for name, value in rollout.rewards.items())
+        yield Block("facts", [(given, "dim")])
 
 
 def _is_text(message: Any) -> bool:

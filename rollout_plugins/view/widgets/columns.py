@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollout_plugins.content.numbers import finite
+from rollout_plugins.show.chart import LOGGED
 from rollout_plugins.show.text import MISSING, number, one_line, tone
 
 QUESTION, ANSWER = " asked", " said"
 """What was asked and answered. These are not columns of the run, so nothing can be sorted by them."""
-_BAR = 12
-_EIGHTHS = " ▏▎▍▌▋▊▉"
+_SEVERAL = 3
 Shown = tuple[str, str]
 
 
@@ -46,19 +46,13 @@ class Column:
 
 def step_columns(stats: Sequence[Mapping[str, Any]]) -> list[Column]:
     """Those columns in which something is known."""
-    rewards = [finite(row["reward"]) for row in stats]
-    known = [reward for reward in rewards if reward is not None]
-    low, high = (min(known), max(known)) if known else (0.0, 0.0)
-
-    def bar(value: Any) -> Shown:
-        return _bar(value, low, high), "green"
-
     made = [
         *([Column("split", "split")] if {row["split"] for row in stats} - {"train"} else []),
         Column("step", "step"),
         Column("rollouts", "rollouts"),
         Column("reward", "reward", real),
-        *([Column("reward", " ", bar)] if low < high else []),
+        Column("not_finite", "NaN/inf", _warned("red")),
+        *_functions(_rewards(stats)),
         Column("reward_std", "spread", real),
         Column("truncated", "cut off", _warned("yellow")),
         Column("tool_calls", "calls", _counted),
@@ -67,7 +61,7 @@ def step_columns(stats: Sequence[Mapping[str, Any]]) -> list[Column]:
         Column("flat_groups", "flat", _counted),
         Column("completion_tokens", "tokens", _rounded),
         Column("group_std", "in group", real),
-        *(Column(name, one_line(name.removeprefix("reward/"), 20), real) for name in _rewards(stats)),
+        *(Column(name, label) for name, label in LOGGED.items()),
     ]
     always = {"split", "step", "rollouts", "reward", "truncated", "tool_calls", "tool_errors"}
     return [column for column in made if column.name in always or any(row.get(column.name) for row in stats)]
@@ -77,13 +71,10 @@ def _rewards(stats: Sequence[Mapping[str, Any]]) -> list[str]:
     return [name for name in (stats[0] if stats else ()) if name.startswith("reward/")]
 
 
-def _bar(value: Any, low: float, high: float) -> str:
-    """Between the lowest and the highest step."""
-    real = finite(value)
-    if real is None:
-        return " " * _BAR
-    eighths = round((real / 2 - low / 2) / (high / 2 - low / 2) * (_BAR * 8 - 1)) + 1
-    return ("█" * (eighths // 8) + _EIGHTHS[eighths % 8]).ljust(_BAR)[:_BAR]
+def _functions(names: Sequence[str]) -> list[Column]:
+    """What each reward function gave, narrow enough to stand beside the reward where there are several."""
+    most = 20 if len(names) < _SEVERAL else 10
+    return [Column(name, one_line(name.removeprefix("reward/"), most), real) for name in names]
 
 
 def _rounded(value: Any) -> Shown:
@@ -110,8 +101,9 @@ def rollout_columns(names: Sequence[str], *, leave_out: set[str]) -> list[Column
         Column("group", "grp"),
         Column("index", "#"),
         Column("reward", "reward", _bold),
+        *_functions(rewards),
+        Column(ANSWER, "answered", _said, left=True),
         Column(QUESTION, "asked", _said, left=True),
-        *(Column(name, one_line(name.removeprefix("reward/"), 20), real) for name in rewards),
         Column("advantage", "adv", _signed),
         *(Column(name, one_line(name, 20), real) for name in annotations),
         Column("completion_tokens", "tokens"),
@@ -119,7 +111,6 @@ def rollout_columns(names: Sequence[str], *, leave_out: set[str]) -> list[Column
         Column("calls", "calls", _counted),
         Column("failed_calls", "failed", _warned("red")),
         Column("finish", "finish", _finish),
-        Column(ANSWER, "answered", _said, left=True),
     ]
     return [column for column in made if column.name in there or column.left]
 

@@ -1,7 +1,7 @@
 /** The course of the run: small charts of all steps that share one cursor. */
 
 import { useLayoutEffect, useRef, useState } from "preact/hooks";
-import { charts, smoothing, steps, type Chart, type Line } from "./course";
+import { charts, smoothing, steps, told, type Chart, type Line } from "./course";
 import { data } from "./data";
 import { count, number } from "./format";
 import { draw, HEIGHT, show } from "./plot";
@@ -120,13 +120,14 @@ function Key({ chart }: { chart: Chart }) {
 
 function reading(line: Line, chart: Chart, at: number): string {
   const spread = line.spread?.[at];
-  return chart.write(line.values[at] ?? null) + (spread ? ` \u00b1 ${chart.write(spread)}` : "");
+  return told(line, chart, at) + (spread ? ` \u00b1 ${chart.write(spread)}` : "");
 }
 
 function change(line: Line, chart: Chart): string {
-  const known = line.values.filter((value) => value !== null);
+  const values = line.parts?.[1] ?? line.values;
+  const known = [...values.keys()].filter((at) => values[at] != null);
   if (!known.length) return "\u2013";
-  const ends = [chart.write(known[0]!), chart.write(known[known.length - 1]!)];
+  const ends = [told(line, chart, known[0]!), told(line, chart, known[known.length - 1]!)];
   return ends[0] === ends[1] ? ends[0]! : ends.join(" \u2192 ");
 }
 

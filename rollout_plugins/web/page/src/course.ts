@@ -1,9 +1,10 @@
 /** What the charts show: the numbers of every step, of training and of evaluation. */
 
 import { data, real, type Series } from "./data";
-import { count, oneLine, percent, score } from "./format";
+import { count, number, oneLine, percent, score } from "./format";
 
-export type Values = (number | null)[];
+/** `null` is a gap in the line; a step that a split does not have is undefined, and the line goes on. */
+export type Values = (number | null | undefined)[];
 
 export interface Line {
   label: string;
@@ -13,6 +14,8 @@ export interface Line {
   /** Half the height of the band around the line, which ends where the values do. */
   spread?: Values;
   ends?: [Values, Values];
+  /** What each share is made of: so many of how many. */
+  parts?: [Values, Values];
 }
 
 export interface Chart {
@@ -26,6 +29,8 @@ export interface Chart {
 
 const COLOURS = ["--s1", "--s2", "--s3", "--s4", "--s5", "--s6"];
 const MANY = 150;
+/** A share of fewer things says nothing. */
+const HANDFUL = 10;
 
 /** The steps of all splits; every line has a value or nothing for each. */
 export let steps: number[] = [];
@@ -46,10 +51,16 @@ export function charts(): Chart[] {
           ? [spreadOut(series, column("reward_min")), spreadOut(series, column("reward_max"))]
           : undefined,
     }));
-  const share = (part: string, whole: string) => (series: Series, at: number) => {
-    const [of, all] = [real(series[part]?.[at]), real(series[whole]?.[at])];
-    return of === null || !all ? null : of / all;
-  };
+  const share =
+    (part: string, whole: string, least = 1) =>
+    (series: Series, at: number) => {
+      const [of, all] = [real(series[part]?.[at]), real(series[whole]?.[at])];
+      return of === null || !all || all < least ? null : of / all;
+    };
+  const failed = lines("share", share("tool_errors", "tool_calls", HANDFUL));
+  Object.values(data.steps).forEach((series, place) => {
+    failed[place]!.parts = [spreadOut(series, column("tool_errors")), spreadOut(series, column("tool_calls"))];
+  });
   const plain = (value: number | null) => score(value);
   const parts = (value: number | null) => (value === null ? "\u2013" : percent(value, 1));
   const round = (value: number | null) => (value === null ? "\u2013" : count(Math.round(value)));
@@ -100,7 +111,7 @@ export function charts(): Chart[] {
     {
       title: "Failed tool calls",
       note: "share of calls",
-      lines: lines("share", share("tool_errors", "tool_calls")),
+      lines: failed,
       write: parts,
       grounded: true,
     },
@@ -112,11 +123,33 @@ export function charts(): Chart[] {
       grounded: true,
     },
   ];
+  made.push(...logged());
   return made.filter((chart) =>
-    chart.lines.some((line) =>
-      line.values.some((value) => value !== null && (value !== 0 || chart.title === "Reward")),
-    ),
+    chart.lines.some((line) => line.values.some((value) => value != null && (value !== 0 || chart.title === "Reward"))),
   );
+}
+
+const LOGGED: Record<string, string> = {
+  "log/loss": "Loss",
+  "log/grad_norm": "Gradient norm",
+  "log/kl": "KL",
+  "log/entropy": "Entropy",
+  "log/learning_rate": "Learning rate",
+  "log/step_time": "Step time",
+};
+
+/** What the trainer itself logged. */
+function logged(): Chart[] {
+  const series = data.steps.train ?? {};
+  return Object.entries(LOGGED)
+    .filter(([name]) => name in series)
+    .map(([name, title]) => ({
+      title,
+      note: name === "log/step_time" ? "seconds, as the trainer logs it" : "as the trainer logs it",
+      lines: [{ label: title, colour: COLOURS[0]!, values: spreadOut(series, (one, at) => real(one[name]?.[at])) }],
+      write: (value) => (value === null ? "\u2013" : number(value)),
+      grounded: false,
+    }));
 }
 
 function byFunction(): Line[] {
@@ -136,9 +169,19 @@ function spreadOut(series: Series, read: (series: Series, at: number) => number 
   const places = new Map((series.step ?? []).map((step, at) => [step, at]));
   return steps.map((step) => {
     const at = places.get(step);
-    const value = at === undefined ? null : read(series, at);
+    if (at === undefined) return undefined;
+    const value = read(series, at);
     return value !== null && Number.isFinite(value) ? value : null;
   });
+}
+
+/** What a line says at a step: the share of how many, of a handful only the numbers. */
+export function told(line: Line, chart: Chart, at: number): string {
+  const value = line.values[at] ?? null;
+  if (!line.parts) return chart.write(value);
+  const [of, all] = line.parts.map((values) => values[at] ?? null);
+  if (of == null || all == null) return chart.write(null);
+  return all === 0 ? "no calls" : `${value === null ? count(of) : chart.write(value)} of ${count(all)}`;
 }
 
 /** The mean of so many neighbouring steps, where there are too many to see a course in. */
@@ -147,8 +190,8 @@ export const smoothing = (): number => (steps.length > MANY ? 2 * Math.round(ste
 export function smoothed(values: Values): Values {
   const half = (smoothing() - 1) / 2;
   return values.map((value, at) => {
-    if (value === null) return null;
-    const near = values.slice(Math.max(0, at - half), at + half + 1).filter((one) => one !== null);
+    if (value == null) return value;
+    const near = values.slice(Math.max(0, at - half), at + half + 1).filter((one) => one != null);
     return near.reduce((sum, one) => sum + one, 0) / near.length;
   });
 }

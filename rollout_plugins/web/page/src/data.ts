@@ -85,10 +85,12 @@ export interface Run {
   versions: Record<string, Value>;
   settings: Record<string, Value>;
   attempts: Record<string, number>[];
+  not_finite: Record<string, { nan: number; infinite: number }>;
   drops: Record<string, number>;
   untrained: Record<string, number>;
   unsent: Record<string, number>;
   plugin_errors: Record<string, number>;
+  warnings: Record<string, number>;
   annotations: Record<string, string[]>;
 }
 
@@ -105,6 +107,8 @@ export interface First {
   best?: Extreme;
   worst?: Extreme;
   tool?: { name: string; calls: number; failed: number; id: string };
+  /** The first rollout with a reward that is NaN or infinite. */
+  odd?: { id: string; step: Scalar };
   /** Groups of training in which all got the same reward, and all groups. */
   flat: [number, number];
 }

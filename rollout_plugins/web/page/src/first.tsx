@@ -1,7 +1,7 @@
 /** What a person asks first, a sentence each, a click from the rollouts that prove it. */
 
 import type { ComponentChildren } from "preact";
-import { data, find, lastWords, type Extreme } from "./data";
+import { data, find, lastWords, type Extreme, type Scalar } from "./data";
 import { count, number, oneLine, plural, score } from "./format";
 import { address, query, range } from "./state";
 
@@ -11,6 +11,14 @@ export function First() {
   return (
     <section class="first" aria-label="First of all">
       <dl>
+        {Object.keys(data.run.not_finite).length > 0 && (
+          <Line name="Not finite">
+            {Object.entries(data.run.not_finite)
+              .map(([name, { nan, infinite }]) => `${name}: ${odd(nan, infinite)}`)
+              .join("; ")}
+            {data.first.odd && <Odd of={data.first.odd} />}.
+          </Line>
+        )}
         {best && (
           <Line name={alike ? "All alike" : "Best"}>
             <End of={best} />
@@ -38,7 +46,7 @@ export function First() {
                 reward.
               </>
             ) : (
-              "no group: the rewards differ in each."
+              `no group: the${Object.keys(data.run.not_finite).length ? " finite" : ""} rewards differ in each.`
             )}
           </Line>
         )}
@@ -59,6 +67,15 @@ function Line({ name, children }: { name: string; children: ComponentChildren })
       <dd>{children}</dd>
     </div>
   );
+}
+
+const odd = (nan: number, infinite: number): string =>
+  [nan && `${count(nan)} NaN`, infinite && `${count(infinite)} infinite`].filter(Boolean).join(", ");
+
+/** The first rollout with a reward that is NaN or infinite. */
+function Odd({ of }: { of: { id: string; step: Scalar } }) {
+  const where = `first at step ${number(of.step)}`;
+  return <>, {find(of.id) ? <a href={address(of.id)}>{where}</a> : where}</>;
 }
 
 function End({ of }: { of: Extreme }) {

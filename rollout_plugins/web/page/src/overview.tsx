@@ -90,6 +90,11 @@ function Notices() {
       `This page lists ${count(data.rollouts.length)} of ${plural(data.matched, "rollout")}${data.filters.order ? ", the first in the order asked for" : ": whole groups, spread over the steps"}. The charts show all.`,
     ]);
   if (errors) lines.push(["warn", `Errors of plugins: ${errors}.`]);
+  const warnings = Object.entries(run.warnings);
+  for (const [text, times] of warnings.slice(0, 5))
+    lines.push(["warn", `Warning: ${text}${times > 1 ? ` (${count(times)} times)` : ""}`]);
+  if (warnings.length > 5)
+    lines.push(["warn", `And ${plural(warnings.length - 5, "other warning")}, see run.warnings.`]);
   for (const [name, why] of damaged) lines.push(["warn", `${name} cannot be read and is not counted: ${why}`]);
   if (data.texts_cut)
     lines.push([

@@ -45,9 +45,10 @@ export function draw(chart: Chart, place: HTMLElement, choose: (at: number) => v
         stroke: calm.length ? faint(line.colour) : colour(line.colour),
         width: calm.length ? 1 : 1.75,
         dash: line.dashed ? [5, 4] : undefined,
-        spanGaps: true,
+        spanGaps: false,
         points: {
-          show: lone || line.values.filter((value) => value !== null).length < 12,
+          show: lone || line.values.filter((value) => value != null).length < 12,
+          filter: (_: uPlot, __: number, show: boolean) => (show ? null : isolated(line.values)),
           size: 5,
           fill: colour(line.colour),
         },
@@ -60,7 +61,7 @@ export function draw(chart: Chart, place: HTMLElement, choose: (at: number) => v
         stroke: colour(chart.lines[at]!.colour),
         width: 1.75,
         dash: chart.lines[at]!.dashed ? [5, 4] : undefined,
-        spanGaps: true,
+        spanGaps: false,
         points: { show: false },
       })),
     ],
@@ -81,11 +82,19 @@ export function draw(chart: Chart, place: HTMLElement, choose: (at: number) => v
   );
 }
 
+/** Values between two gaps, which no line reaches. */
+const isolated = (values: Values): number[] => {
+  const known = values.map((value, at) => [value, at] as const).filter(([value]) => value !== undefined);
+  return known
+    .filter(([value], place) => value !== null && known[place - 1]?.[0] == null && known[place + 1]?.[0] == null)
+    .map(([, at]) => at);
+};
+
 /** One standard deviation below or above, but not beyond the least or the most there was. */
 const edge = (line: Line, sign: -1 | 1): Values =>
   line.values.map((value, at) => {
     const end = line.ends?.[sign < 0 ? 0 : 1][at] ?? sign * Infinity;
-    return value === null ? null : sign * Math.min(sign * (value + sign * (line.spread![at] ?? 0)), sign * end);
+    return value == null ? value : sign * Math.min(sign * (value + sign * (line.spread![at] ?? 0)), sign * end);
   });
 
 /** Without zeros at the end, and no longer than there is room for. */

@@ -1,0 +1,176 @@
+"""Any value as plain JSON: what a sink may be given. Never raises, always ends, keeps what it can."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import PurePath
+from typing import Any, TextIO
+from uuid import UUID
+
+from rollout_hookspecs import Image, Placeholder
+
+from rollout_plugins.content.limits import SHOWN_DEPTH, SHOWN_ITEMS, Nesting
+
+#: What a terminal obeys or hides: control characters, marks that reverse the reading order, half characters.
+UNSAFE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff"
+    "\ufff9-\ufffb\U000e0000-\U000e007f]"
+)
+_NOT_ASCII = re.compile("[^\x00-\x7e]")
+_INT64 = 1 << 63
+_SPOKEN = (datetime, date, time, timedelta, Decimal, Fraction, PurePath, UUID)
+
+
+def plain(value: Any, *, images: bool = False) -> Any:
+    """The value with JSON types only; `Image` records stay as they are with `images=True`, else become text.
+
+    Numbers JSON has no word for become text (`NaN`, integers beyond 64 bits), unpaired surrogates become `\\udXXX`,
+    and what cannot be kept becomes a `[type: why]` text where it stood.
+    """
+    return _Plain(images).of(value, 0)
+
+
+def with_words(value: Any) -> Any:
+    """Return the value with `NaN`, `Infinity` and `-Infinity` as text, which float() and Number() read back."""
+    if isinstance(value, float):
+        return _number(value)
+    if isinstance(value, Mapping):
+        return {key: with_words(item) for key, item in value.items()}
+    return [with_words(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def plain_text(text: str) -> str:
+    """The text, with unpaired surrogates spelled out so that it can be encoded."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "backslashreplace").decode()
+    return str.__str__(text)
+
+
+def json_text(value: Any) -> str:
+    """One line of JSON for any value."""
+    return json.dumps(plain(value), ensure_ascii=False)
+
+
+def write_json(stream: TextIO, text: str) -> None:
+    """Write JSON text as the stream can take it."""
+    stream.write(json_for(stream, text))
+
+
+def json_for(stream: TextIO, text: str) -> str:
+    """The same JSON, with escapes where the stream takes ASCII alone or is a terminal."""
+    try:
+        text.encode(getattr(stream, "encoding", None) or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        text = _NOT_ASCII.sub(_escaped, text)
+    return UNSAFE.sub(_escaped, text) if stream.isatty() else text
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return json.dumps(match.group())[1:-1]
+
+
+class _Plain:
+    def __init__(self, images: bool) -> None:
+        self._images = images
+        self._nesting = Nesting(SHOWN_DEPTH)
+        self._left = SHOWN_ITEMS
+
+    def of(self, value: Any, depth: int) -> Any:
+        self._left -= 1
+        if self._left < 0:
+            return _stands_for(value, "too much of it")
+        try:
+            return self._kind(value, depth)
+        except Exception as error:
+            return _stands_for(value, f"unreadable, {type(error).__name__}")
+
+    def _kind(self, value: Any, depth: int) -> Any:
+        if value is None or value is True or value is False:
+            return value
+        if isinstance(value, str):
+            return plain_text(value)
+        if isinstance(value, int):
+            return _integer(int(value))
+        if isinstance(value, float):
+            return _number(float(value))
+        if isinstance(value, Image):
+            return value if self._images else str(value)
+        if isinstance(value, Placeholder):
+            return plain_text(str(value))
+        if isinstance(value, (Mapping, list, tuple, set, frozenset)):
+            return self._container(value, depth)
+        return self._foreign(value, depth)
+
+    def _container(self, value: Any, depth: int) -> Any:
+        if why := self._nesting.objection(value, depth):
+            return _stands_for(value, why)
+        self._nesting.enter(value)
+        try:
+            return self._mapping(value, depth) if isinstance(value, Mapping) else self._sequence(value, depth)
+        finally:
+            self._nesting.leave(value)
+
+    def _mapping(self, value: Mapping[Any, Any], depth: int) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for key, item in value.items():
+            if self._left <= 0:
+                result["…"] = _stands_for(value, "too much of it")
+                break
+            result[_free_key(key, result)] = self.of(item, depth + 1)
+        return result
+
+    def _sequence(self, value: Iterable[Any], depth: int) -> list[Any]:
+        result: list[Any] = []
+        for item in value:
+            result.append(self.of(item, depth + 1))
+            if self._left <= 0:
+                break
+        return result
+
+    def _foreign(self, value: Any, depth: int) -> Any:
+        if isinstance(value, _SPOKEN):
+            return plain_text(str(value))
+        if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
+            return self.of(value.item(), depth + 1)
+        if isinstance(value, (bytes, bytearray, memoryview)):
+            return _stands_for(value, f"{len(value)} bytes")
+        return _stands_for(value, "no JSON for it")
+
+
+def _integer(value: int) -> int | str:
+    if -_INT64 <= value < _INT64:
+        return value
+    return str(value) if value.bit_length() < 10_000 else f"[int: {value.bit_length()} bits]"
+
+
+def _number(value: float) -> float | str:
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+
+
+def _free_key(key: Any, taken: Mapping[str, Any]) -> str:
+    name = plain_text(key) if isinstance(key, str) else _key_text(key)
+    if name not in taken:
+        return name
+    return next(f"{name} ({n})" for n in range(2, len(taken) + 3) if f"{name} ({n})" not in taken)
+
+
+def _key_text(key: Any) -> str:
+    if key is None or isinstance(key, (bool, int, float)):
+        return str(plain(key))
+    return str(_stands_for(key, "not a text key"))
+
+
+def _stands_for(value: Any, why: str) -> str:
+    kind = type(value)
+    where = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return plain_text(f"[{where}{kind.__qualname__}: {why}]")

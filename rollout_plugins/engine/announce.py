@@ -1,0 +1,78 @@
+"""Tell the person at the terminal where a run is, when it starts and when it ends; and show warnings."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from rollout_hookspecs import Run
+
+from rollout_plugins.engine.counters import Counters
+from rollout_plugins.system.labels import count, listed
+from rollout_plugins.system.progress_bars import AboveBars
+
+logger = logging.getLogger("rollout_plugins")
+logger.addHandler(AboveBars(logging.WARNING))
+
+_announced: set[str] = set()
+_short_names: dict[str, str] = {}
+
+
+def announce_start(run: Run) -> None:
+    """Print where the rollouts will be, once for each run, on rank 0."""
+    _announce(run, "records every rollout. To see them, now or later:")
+
+
+def announce_end(run: Run, counters: Counters) -> None:
+    """Print how many rollouts were recorded and what was lost, once for each run, on rank 0."""
+    recorded = count(sum(counters.rollouts.values()), "rollout")
+    on_rank = f" on rank 0 of {run.world_size}" if run.world_size > 1 else ""
+    lost, untrained, unsent = listed(counters.drops), listed(counters.untrained), listed(counters.unsent, "to ")
+    failed = listed({name: n for name, n in counters.errors.items() if name not in counters.unsent})
+    parts = [f"lost: {lost}" if lost else "none lost"]
+    parts += [f"not trained on: {untrained}"] if untrained else []
+    parts += [f"not sent: {unsent}"] if unsent else []
+    parts += [f"errors of plugins: {failed}"] if failed else []
+    _announce(run, f"recorded {recorded}{on_rank}, {', '.join(parts)}. To see them:")
+
+
+def _announce(run: Run, text: str) -> None:
+    key = f"{run.dir} {text.partition(' ')[0]}"
+    if run.rank or key in _announced or _is_silenced():
+        return
+    _announced.add(key)
+    # Shortened once, since a reward may change the working directory.
+    folder = _short_names.setdefault(run.dir, _short_name(run.dir))
+    with suppress(Exception):  # there may be no terminal
+        _write(f"rollout-plugins {text} {_view_command(folder)}")
+
+
+def _view_command(folder: str) -> str:
+    return f"open_run({folder!r})" if "ipykernel.kernelapp" in sys.modules else f"rollouts view {shlex.quote(folder)}"
+
+
+def _is_silenced() -> bool:
+    """Return whether log lines of level INFO are disabled, of this library or of all."""
+    return logger.level > logging.INFO or logging.root.manager.disable >= logging.INFO
+
+
+def _short_name(folder: str) -> str:
+    """Return the folder relative to the shell's, unless the script changed its working directory."""
+    with suppress(OSError, ValueError):
+        working_dir = Path.cwd()
+        if working_dir.samefile(os.environ.get("PWD", working_dir)):
+            return str(Path(folder).relative_to(working_dir))
+    return folder
+
+
+def _write(line: str) -> None:
+    """Write to standard error, above the trainer's progress bar if there is one."""
+    tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)
+    if tqdm is None:
+        sys.stderr.write(f"{line}\n")
+    else:
+        tqdm.write(line, file=sys.stderr)

@@ -1,0 +1,269 @@
+"""Rollouts of a loop of one's own: `Rollout` records, or dicts with the fields of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any, get_args
+
+from rollout_hookspecs import Rollout, Tokens, ToolCall
+from rollout_hookspecs._records import Finish
+
+from rollout_plugins.content.call_columns import Reader
+from rollout_plugins.content.foreign_values import (
+    REJECTED,
+    UNREADABLE,
+    Held,
+    Incoming,
+    Lost,
+    Unplaced,
+    Unsorted,
+    Wanted,
+    held,
+    spoken,
+)
+from rollout_plugins.content.message_columns import Talk
+from rollout_plugins.content.rewards import given
+from rollout_plugins.content.rollout_columns import DEFAULTS, Drafts
+from rollout_plugins.content.snapshot import Snapshot
+from rollout_plugins.content.tokens import CODES, TokenColumn, pack
+from rollout_plugins.errors import SetupError, suggest
+
+_DECIDED = ("id", "run_id", "attempt", "split", "step", "generation", "rank", "index")
+KEYS = tuple(field.name for field in fields(Rollout) if field.name not in _DECIDED)
+_SPEAKERS = ("prompt", "completion")
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    **dict.fromkeys(_SPEAKERS, ((str, list, tuple), "text or a list of messages")),
+    **dict.fromkeys(("rewards", "columns", "extra", "marks"), ((Mapping,), "a dict, by name")),
+    **dict.fromkeys(("tool_calls", "images"), ((list, tuple), "a list")),
+    "tokens": ((Tokens, Mapping, type(None)), "Tokens, or a dict of its lists"),
+}
+
+
+def rows(rollouts: Any) -> Incoming:
+    """Rollouts given one by one. None among them is a rejected one, and counted."""
+    return Incoming(lambda wanted: _take(rollouts, wanted))
+
+
+def _take(rollouts: Any, wanted: Wanted) -> Held:
+    items = _listed(rollouts)
+    if wanted.checked:
+        _check(items)
+    if items and all(map(_is_plain, items)):
+        return _held(items, wanted)
+    copier = Snapshot()
+    copies = [_copied(item, copier, wanted) for item in items]
+    names = dict.fromkeys(name for copy in copies for name in _reward_names(copy))
+    return held(_found, copies, copier.bytes, names)
+
+
+# --- as columns, where nothing is out of the ordinary --------------------------------------------------------------
+
+_COLUMNS = frozenset(KEYS) - {"tool_calls", "images", "group_size", "prompt_is_text", "completion_is_text"}
+_TEXTS = frozenset({str})
+
+
+def _is_plain(item: Any) -> bool:
+    """Whether it is a dict of fields that need no conversion of their own."""
+    return (
+        type(item) is dict
+        and _TEXTS.issuperset(map(type, item))
+        and _COLUMNS.issuperset(item)
+        and _has_plain_tokens(item)
+    )
+
+
+def _has_plain_tokens(item: dict[str, Any]) -> bool:
+    tokens = item.get("tokens")
+    return tokens is None or _fields(tokens) is not None
+
+
+def _held(items: Sequence[dict[str, Any]], wanted: Wanted) -> Held:
+    """The columns of a batch. What follows from them is left to the worker thread."""
+    copier = Snapshot()
+    names = dict.fromkeys(key for item in items for key in item)
+    columns: dict[str, Any] = {}
+    for name, role in zip(_SPEAKERS, ("user", "assistant"), strict=True):
+        names.pop(name, None)
+        columns[name] = Talk((item.get(name) for item in items), role, copier.copy)
+    size = sum(talk.bytes(are_shared=True) for talk in columns.values())
+    if "tokens" in names:
+        names.pop("tokens")
+        if wanted.tokens:
+            columns["tokens"] = tokens = TokenColumn.copied(
+                [_fields(item.get("tokens")) for item in items], copier.copy
+            )
+            size += tokens.nbytes
+    for name in names:
+        fallback = DEFAULTS[name]
+        columns[name] = [copier.copy(item[name]) if name in item else fallback() for item in items]
+    rewards = dict.fromkeys(name for given in columns.get("rewards", ()) for name in _reward_names({"rewards": given}))
+    return Held(partial(_unsorted, columns), len(items), size + copier.bytes + 256 * len(items), tuple(rewards))
+
+
+def _unsorted(columns: dict[str, Any]) -> Unsorted:
+    completions = columns["completion"]
+    groups = columns.pop("group", None) or [None] * len(completions)
+    for name in ("reward", "advantage"):
+        if name in columns:
+            columns[name] = list(map(given, columns[name]))
+    if "rewards" in columns:
+        columns["rewards"] = [
+            {name: given(value) for name, value in some.items()} if isinstance(some, dict) else some
+            for some in columns["rewards"]
+        ]
+    said = {f"{name}_is_text": columns[name].is_text for name in _SPEAKERS}
+    calls = Reader(completions).outcomes()
+    return Unsorted(Drafts(len(completions), {**columns, **said, "tool_calls": calls}), groups)
+
+
+def _listed(rollouts: Any) -> list[Any]:
+    if isinstance(rollouts, (Rollout, Mapping)):
+        raise SetupError("rollouts is a single one; give a list: record(step, [rollout])")
+    if isinstance(rollouts, (str, bytes)) or not isinstance(rollouts, Iterable):
+        raise SetupError(f"rollouts is of type {type(rollouts).__name__}; give a list of Rollout records or dicts")
+    return list(rollouts)
+
+
+# --- faults --------------------------------------------------------------------------------------------------------
+
+
+def _check(items: list[Any]) -> None:
+    faults = [f"rollouts[{place}] {fault}" for place, item in enumerate(items) for fault in _faults(item)]
+    if faults:
+        more = f"; and {len(faults) - 5} more" if len(faults) > 5 else ""
+        raise SetupError("; ".join(faults[:5]) + more)
+
+
+def _faults(item: Any) -> Iterator[str]:
+    if item is None or isinstance(item, Rollout):
+        return
+    if not isinstance(item, Mapping):
+        yield f"is of type {type(item).__name__}; give a Rollout, a dict with its fields, or None for a rejected one"
+        return
+    for key, value in item.items():
+        if key in _DECIDED:
+            yield f"has {key!r}, which the recorder decides; leave it out, or use record(step, …, split=…)"
+        elif key not in KEYS:
+            yield f"has no field {key!r}, and what is not a field goes into 'columns'; {suggest(str(key), KEYS)}"
+        else:
+            yield from _wrong(key, value)
+    if "prompt" not in item and "completion" not in item:
+        yield "has neither prompt nor completion"
+
+
+def _wrong(key: str, value: Any) -> Iterator[str]:
+    if key in _KINDS and not isinstance(value, _KINDS[key][0]):
+        yield f"has {key} of type {type(value).__name__}; give {_KINDS[key][1]}"
+    elif key == "finish" and value not in get_args(Finish):
+        yield f"has finish {value!r}; accepted: {', '.join(get_args(Finish))}"
+    elif key in {"reward", "advantage"} and not _is_number(value):
+        yield f"has {key} of type {type(value).__name__}; give a number, or None where there is none"
+    elif key == "rewards":
+        odd = [name for name, number in value.items() if not _is_number(number)]
+        if odd:
+            yield f"has rewards[{odd[0]!r}] of type {type(value[odd[0]]).__name__}; give a number, or None for none"
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or (hasattr(value, "__float__") and not getattr(value, "shape", ()))
+
+
+# --- copies, on the thread that records ----------------------------------------------------------------------------
+
+
+def _copied(item: Any, copier: Snapshot, wanted: Wanted) -> Any:
+    if item is None:
+        return REJECTED
+    try:
+        if isinstance(item, Rollout):
+            return _copy(item if wanted.tokens else replace(item, tokens=None), copier)
+        if isinstance(item, Mapping):
+            return {
+                key: _tokens(item[key], copier) if key == "tokens" else _copy(item[key], copier)
+                for key in item
+                if wanted.tokens or key != "tokens"
+            }
+    except (Exception, SystemExit):  # a mapping that does not map
+        return UNREADABLE
+    return Lost("no_rollout")
+
+
+def _copy(value: Any, copier: Snapshot) -> Any:
+    """A copy of containers, those inside records too."""
+    if isinstance(value, Tokens):
+        return _tokens(value, copier)
+    if isinstance(value, (Rollout, ToolCall)):
+        return replace(value, **{field.name: _copy(getattr(value, field.name), copier) for field in fields(value)})
+    if isinstance(value, (list, tuple)) and any(isinstance(item, ToolCall) for item in value):
+        return tuple(_copy(item, copier) for item in value)
+    return copier.copy(value)
+
+
+def _tokens(value: Any, copier: Snapshot) -> Any:
+    """Copy the tokens of one rollout, packed where they are what they should be."""
+    fields = _fields(value)
+    if fields is None:
+        return copier.copy(value)
+    packed = {name: pack(values, CODES[name]) for name, values in fields.items()}
+    return Tokens(**{name: copier.copy(fields[name] if one is None else one) for name, one in packed.items()})
+
+
+def _fields(tokens: Any) -> dict[str, Any] | None:
+    """Return the fields of a `Tokens`, or of a dict of its fields; None for anything else."""
+    if type(tokens) is Tokens:
+        return {name: getattr(tokens, name) for name in CODES}
+    return tokens if type(tokens) is dict and CODES.keys() >= tokens.keys() else None
+
+
+def _reward_names(copy: Any) -> list[str]:
+    rewards = copy.rewards if isinstance(copy, Rollout) else copy.get("rewards") if isinstance(copy, dict) else None
+    return [name for name in rewards if isinstance(name, str)] if isinstance(rewards, Mapping) else []
+
+
+# --- rollouts, on the worker thread --------------------------------------------------------------------------------
+
+
+def _found(copy: Any) -> Unplaced:
+    return _of_record(copy) if isinstance(copy, Rollout) else _of_dict(copy)
+
+
+def _of_record(copy: Rollout) -> Unplaced:
+    talk = spoken(copy.prompt, copy.completion)
+    texts = [name for name in _SPEAKERS if isinstance(getattr(copy, name), str)]
+    changes = {key: talk[key] for name in texts for key in (name, f"{name}_is_text")}
+    calls = copy.tool_calls or talk["tool_calls"]
+    return Unplaced(replace(copy, **changes, tool_calls=calls), copy.group if copy.group_size > 1 else None)
+
+
+def _of_dict(copy: Mapping[str, Any]) -> Unplaced:
+    """Tool calls are those that the messages show, unless the loop said what became of them."""
+    known = {name: copy[name] for name in KEYS if name in copy}
+    group = known.pop("group", None)
+    known |= spoken(copy.get("prompt"), copy.get("completion")) | _numbers(copy)
+    if copy.get("tool_calls"):
+        known["tool_calls"] = tuple(ToolCall(**call) if type(call) is dict else call for call in copy["tool_calls"])
+    if isinstance(copy.get("tokens"), dict):  # with a field that there is not: the rollout cannot be read
+        known["tokens"] = Tokens(**copy["tokens"])
+    return Unplaced(_with_strays(Rollout(id="", **known), copy), group)
+
+
+def _numbers(copy: Mapping[str, Any]) -> dict[str, Any]:
+    """Rewards as floats, from any kind of number."""
+    made = {name: given(copy[name]) for name in ("reward", "advantage") if name in copy}
+    rewards = copy.get("rewards")
+    if isinstance(rewards, dict):
+        made["rewards"] = {name: given(value) for name, value in rewards.items()}
+    return made
+
+
+def _with_strays(rollout: Rollout, copy: Mapping[Any, Any]) -> Rollout:
+    """Keys that are not fields are kept all the same, and marked."""
+    strays = {key: value for key, value in copy.items() if key not in KEYS}
+    if not strays:
+        return rollout
+    extra = rollout.extra if isinstance(rollout.extra, dict) else {}
+    marks = rollout.marks if isinstance(rollout.marks, dict) else {}
+    notes = {f"stray:{key}": "not a field of a rollout; it is in extra" for key in strays}
+    return replace(rollout, extra={**strays, **extra}, marks={**marks, **notes})

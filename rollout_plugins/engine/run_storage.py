@@ -1,0 +1,144 @@
+"""Write a run to disk while it is recorded, and survive a disk that fails."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from rollout_hookspecs import Rollout, Run
+
+from rollout_plugins.engine.counters import Counters
+from rollout_plugins.engine.error_text import error_text
+from rollout_plugins.store.annotations import write_texts
+from rollout_plugins.store.small_parts import join_small_parts
+from rollout_plugins.store.write import RunWriter
+
+logger = logging.getLogger("rollout_plugins")
+
+T = TypeVar("T")
+
+#: How many rollouts of other ranks may have their reasons in memory before they are written.
+CHOSEN_AT_ONCE = 10_000
+
+
+class Storage:
+    """Writes a run. Counts what a failing disk loses, warns once for each outage, and retries with every write."""
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+        self._writer: RunWriter | None = None
+        self._joins = True
+        self._lost_in_outage: int | None = None
+        self._chosen: list[dict[str, str]] = []
+        self._written_counts: dict[str, dict[str, int]] = {}
+        self._run_file_lock = threading.RLock()
+        self._is_closed = False
+
+    @property
+    def bytes(self) -> int | None:
+        """Bytes written; None if no run is open."""
+        return None if self._writer is None else self._writer.bytes
+
+    def open(self, run: Run, seal_seconds: float | None = None) -> None:
+        self._writer, self._is_closed = RunWriter(run, seal_seconds), False
+        self._joins = True
+        self._try(lambda writer: writer.write_run())
+
+    def write(self, split: str, rollouts: Sequence[Rollout]) -> None:
+        """Store one generation."""
+        stored = self._try(lambda writer: writer.write(split, rollouts), len(rollouts))
+        if stored is not None:
+            self._counters.stored(split, stored)
+            self._counters.drop("store_failed", len(rollouts) - stored)
+            self._join_small_parts()
+
+    def _join_small_parts(self) -> None:
+        """Keep a run that is sealed often in few files. When that fails, the small ones stay as they are."""
+        writer = self._writer
+        if writer is None or not self._joins:
+            return
+        try:
+            while writer.begun:
+                split = writer.begun.pop()
+                while join_small_parts(writer.dir, split, writer.stem, writer.next_part(split)):
+                    pass
+        except Exception as error:
+            self._joins = False
+            logger.warning("%s keeps its small files, which only readers notice: %s", writer.dir, error_text(error))
+
+    def write_log(self, step: int, time: float, values: Mapping[str, float | str]) -> None:
+        """Store what the trainer logged at a step."""
+        self._try(lambda writer: writer.write_log(step, time, values))
+
+    def note_chosen(self, chosen: Sequence[dict[str, str]]) -> None:
+        """Record why rollouts of other ranks were selected. Written in batches, for few files and little memory."""
+        self._chosen += chosen
+        if len(self._chosen) >= CHOSEN_AT_ONCE:
+            self._write_chosen()
+
+    def _write_chosen(self) -> None:
+        chosen, self._chosen = self._chosen, []
+        self._try(lambda writer: write_texts(writer.dir, "selection", chosen))
+
+    def sync(self) -> None:
+        """Flush what is recorded to disk."""
+        self._try(lambda writer: writer.sync())
+        with self._run_file_lock:
+            self._try(lambda writer: writer.write_run(self._summary(writer)))
+
+    def close(self) -> None:
+        """End the run, if one is open."""
+        if self._writer is not None:
+            with self._run_file_lock:
+                self._is_closed = True
+                self._try(lambda writer: writer.close(self._summary(writer)))
+            if self._chosen:
+                self._write_chosen()
+
+    def forget(self) -> None:
+        """Release a closed run, and write what was counted since, such as what a sink missed at the end."""
+        if self._writer is not None and self._counters.counted() != self._written_counts:
+            with self._run_file_lock:
+                self._try(lambda writer: writer.write_run(self._summary(writer), ended=True))
+        self._writer = None
+
+    def write_counts(self) -> None:
+        """Write the counts of a run that is still open, from any thread: the worker may not return before the exit."""
+        with self._run_file_lock:
+            if self._writer is not None and not self._is_closed:
+                self._writer.write_run({**self._counters.counted(), **self._counters.costs()})
+
+    def _summary(self, writer: RunWriter) -> dict[str, Any]:
+        """Return what run.json has of the attempt."""
+        self._written_counts = self._counters.counted()
+        return {**self._written_counts, **self._counters.costs(), "bytes_written": writer.bytes}
+
+    def _try(self, write: Callable[[RunWriter], T], count: int = 0) -> T | None:
+        """Write `count` rollouts, or another file; return None if that failed."""
+        writer = self._writer
+        try:
+            if writer is None:
+                raise RuntimeError("the run could not be opened")  # noqa: TRY301 - counted like any other loss
+            result = write(writer)
+        except Exception as error:
+            self._count_outage(error, count)
+            return None
+        if self._lost_in_outage is not None and count:
+            logger.warning(
+                "writing to %s works again; %d rollouts were lost meanwhile", writer.dir, self._lost_in_outage
+            )
+            self._lost_in_outage = None
+        if writer.lost:
+            self._counters.drop("unserialisable_field", len(writer.lost))
+            writer.lost.clear()
+        return result
+
+    def _count_outage(self, error: Exception, count: int) -> None:
+        self._counters.drop("store_failed", count)
+        if self._lost_in_outage is None:
+            self._lost_in_outage = 0
+            folder = self._writer.dir if self._writer else "the run's folder"
+            logger.warning("cannot write to %s: %s; rollouts are lost until this is fixed", folder, error_text(error))
+        self._lost_in_outage += count

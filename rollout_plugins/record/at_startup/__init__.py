@@ -1,0 +1,1 @@
+"""The folder that `rollouts record` puts on PYTHONPATH; see `sitecustomize.py`."""

@@ -1,0 +1,142 @@
+"""The wrappers on one trainer, to which its host emits what it observes."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from rollout_hookspecs import Batch, Host
+
+from rollout_plugins.hosts.kit.wrapping import Call, Wraps
+from rollout_plugins.session.evaluations import Evaluations
+
+
+class Receiver(Protocol):
+    """The session that an attachment passes everything down to."""
+
+    evaluations: Evaluations
+
+    def submit(self, trainer: Any, batch: Batch) -> None: ...
+
+    def count(self, trainer: Any, reason: str, count: int) -> None: ...
+
+    def count_untrained(self, trainer: Any, reason: str, count: int, step: int | None) -> None: ...
+
+    def set_pending(self, count: int) -> bool: ...
+
+    def log(self, trainer: Any, call: Call) -> Any: ...
+
+    def callback_removed(self) -> None: ...
+
+
+class Owner(Protocol):
+    """The callback that an attachment is for."""
+
+    def records(self, trainer: Any) -> bool: ...
+
+
+class Attachment:
+    """The wrappers that a session has on a trainer.
+
+    Only the trainer keeps an attachment alive, through its wrapped methods. It refers to the trainer and the callback
+    weakly, and the session refers to it weakly, so that recording keeps no model in memory.
+    """
+
+    def __init__(self, session: Receiver, trainer: Any, callback: Owner) -> None:
+        self.is_attached = False
+        self._session = session
+        self._trainer = weakref.ref(trainer)
+        self._callback = weakref.ref(callback)
+        self._was_held = callback.records(trainer)
+        self._is_emitting_pending = False
+        self._wraps = Wraps()
+        self._detach_host: Callable[[], None] = lambda: None
+        self._emit_pending: Callable[[], object] = lambda: None
+
+    def attach(self, host: Host, options: Mapping[str, Any]) -> None:
+        trainer = self._trainer()
+        self._detach_host = host.attach(trainer, self, options)
+        self.is_attached = True
+        try:
+            self._wraps.wrap(trainer, "log", self._log)
+            self._wraps.wrap(trainer, "evaluation_loop", self._evaluation_loop)
+        except BaseException:
+            self.detach()  # the next event attaches again, and with two hosts everything would be recorded twice
+            raise
+
+    def detach(self) -> None:
+        self.is_attached = False
+        self._wraps.detach()
+        detach_host, self._detach_host = self._detach_host, lambda: None
+        detach_host()
+
+    def _is_active(self) -> bool:
+        """Return whether the trainer still has the callback; detach if not.
+
+        No event tells that a callback was removed, so each wrapper checks.
+        """
+        if self._is_emitting_pending:
+            return True
+        with self._wraps.guarded("see whether the callback was removed"):
+            callback = self._callback()
+            is_held = callback is not None and callback.records(self._trainer())
+            # A callback that is being added is not among the trainer's callbacks yet.
+            if is_held or (callback is not None and not self._was_held):
+                self._was_held = is_held
+                return True
+            if callback is None:
+                self.detach()
+            elif self.is_attached:
+                self._emitting_pending(self.detach)  # the host may emit what it observed before the removal
+                self._session.callback_removed()
+        return False
+
+    # --- what the host emits, see `rollout_hookspecs.Emit` ------------------------------------------------------
+
+    def __call__(self, batch: Batch) -> None:
+        if self._is_active():
+            self._session.submit(self._trainer(), batch)
+
+    def lost(self, reason: str, count: int) -> None:
+        if self._is_active():
+            with self._wraps.guarded("count what was lost"):
+                self._session.count(self._trainer(), reason, count)
+
+    def untrained(self, reason: str, count: int, step: int | None = None) -> None:
+        if self._is_active():
+            with self._wraps.guarded("count what was not trained on"):
+                self._session.count_untrained(self._trainer(), reason, count, step)
+
+    def waits(self, count: int, hand_over: Callable[[], object]) -> None:
+        self._emit_pending = hand_over
+        if self._callback() is None:  # its run has ended for good
+            return
+        if not self._session.set_pending(count) and count:
+            self.emit_pending()
+
+    def emit_pending(self) -> None:
+        """Make the host emit the rollouts that it still waits to complete, even if the callback was removed since."""
+        with self._wraps.guarded("record what the host holds back"):
+            self._emitting_pending(self._emit_pending)
+
+    def _emitting_pending(self, emit: Callable[[], object]) -> None:
+        outer, self._is_emitting_pending = self._is_emitting_pending, True
+        try:
+            emit()
+        finally:
+            self._is_emitting_pending = outer
+
+    # --- the trainer's methods ----------------------------------------------------------------------------------
+
+    def _log(self, call: Call) -> Any:
+        return self._session.log(self._trainer(), call) if self._is_active() else call.run()
+
+    def _evaluation_loop(self, call: Call) -> Any:
+        if not self._is_active():
+            return call.run()
+        prefix = "eval"
+        with self._wraps.guarded("see which dataset is evaluated"):
+            prefix = str(call.arguments.get("metric_key_prefix", prefix))
+        with self._session.evaluations.running(prefix):
+            return call.run()

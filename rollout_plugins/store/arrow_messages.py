@@ -1,0 +1,183 @@
+"""Messages and the columns that hold them, in both directions; `schema` says which columns."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from rollout_hookspecs import Placeholder
+
+from rollout_plugins.content.exact_json import TROUBLE, decode, encode, encode_all, is_clean
+from rollout_plugins.content.message_columns import Talk
+from rollout_plugins.content.messages import calls_of
+from rollout_plugins.store.column_values import is_exact, list_of, readable, starts_of
+from rollout_plugins.store.schema import CALL, MESSAGE, TYPED
+
+
+class Messages(NamedTuple):
+    """The column of all prompts, or of all completions, and what else it was made of."""
+
+    column: pa.ListArray
+    turns: pa.Array
+    """How many of each rollout's messages the assistant wrote."""
+    arguments: list[str]
+    """Arguments of all calls in plain messages, as JSON."""
+
+
+def messages(talk: Talk, lost: list[Placeholder]) -> Messages:
+    """The messages as columns. Most are texts under the names of columns; the others are looked at one by one."""
+    arguments = encode_all(talk.arguments, lost)
+    try:
+        return _columns(talk, arguments, dict(talk.odd), lost)
+    except UnicodeEncodeError:  # a lone surrogate
+        odd = {at: talk.message(at) for at in range(len(talk.shapes)) if not _is_clean(talk, at)}
+        return _columns(talk, arguments, talk.odd | odd, lost)
+
+
+def _is_clean(talk: Talk, at: int) -> bool:
+    values = [column[at] for column in talk.columns.values()]
+    calls = [part for ident, name, _ in talk.calls(at) for part in (ident, name)]
+    return all(value is None or is_clean(value) for value in (*values, *calls))
+
+
+def _columns(talk: Talk, arguments: list[str], odd: Mapping[int, Any], lost: list[Placeholder]) -> Messages:
+    columns: dict[str, Any] = {column: list(talk.column(key)) for key, column in TYPED.items()}
+    columns["rest"] = _left_over(talk)
+    calls = {
+        at: list(zip(talk.call_ids[here], talk.call_names[here], arguments[here], strict=True))
+        for at, here in talk.calls_by_place()
+    } if odd else {}  # fmt: skip
+    for at, message in odd.items():
+        *texts, calls[at], columns["rest"][at] = _message(message, lost)
+        for column, text in zip(TYPED.values(), texts, strict=True):
+            columns[column][at] = text
+    turns = [columns["role"][start:end].count("assistant") for start, end in pairwise(talk.starts)]
+    columns["tool_calls"] = _merged_calls(calls, len(talk.shapes)) if odd else _calls(talk, arguments)
+    return Messages(list_of(MESSAGE, talk.starts, columns), pa.array(turns, pa.int64()), arguments)
+
+
+def _calls(talk: Talk, arguments: list[str]) -> pa.ListArray:
+    counts = [0] * len(talk.shapes)
+    for at, here in talk.calls_by_place():
+        counts[at] = here.stop - here.start
+    columns = {"id": talk.call_ids, "name": talk.call_names, "arguments": arguments}
+    return list_of(CALL, starts_of(counts), columns)
+
+
+def _merged_calls(calls: Mapping[int, _Calls], count: int) -> pa.ListArray:
+    """The calls of all messages, odd ones among them."""
+    in_order = [calls.get(at, ()) for at in range(count)]
+    flat = [call for some in in_order for call in some]
+    columns = {key: [call[at] for call in flat] for at, key in enumerate(("id", "name", "arguments"))}
+    return list_of(CALL, starts_of(map(len, in_order)), columns)
+
+
+def _left_over(talk: Talk) -> list[str | None]:
+    """What of each plain message has no column of its own: other keys, and those that hold None."""
+    if _is_all_typed(talk):
+        return [None] * len(talk.shapes)
+    asking = set(talk.asking)
+    rest: list[str | None] = []
+    for at, shape in enumerate(talk.shapes):
+        values = {key: talk.columns[key][at] for key in shape if key != "tool_calls"}
+        left = {key: value for key, value in values.items() if value is None or key not in TYPED}
+        if "tool_calls" in shape and at not in asking:
+            left["tool_calls"] = None
+        rest.append(encode(left) if left else None)
+    return rest
+
+
+def _is_all_typed(talk: Talk) -> bool:
+    shapes = Counter(talk.shapes)
+    if any(key not in TYPED and key != "tool_calls" for shape in shapes for key in shape):
+        return False
+    held = {key: sum(count for shape, count in shapes.items() if key in shape) for key in (*TYPED, "tool_calls")}
+    texts = all(len(column) - column.count(None) == held.get(key, 0) for key, column in talk.columns.items())
+    return texts and len(talk.asking) == held["tool_calls"]
+
+
+_Calls = list[tuple[Any, Any, str]]
+_Columns = tuple[Any, Any, Any, Any, _Calls, Any]
+
+
+def _message(message: Any, lost: list[Placeholder]) -> _Columns:
+    """The columns of one message that is not plain: role, content, name, reasoning, tool calls and the rest."""
+    if type(message) is not dict:
+        message = _as_dict(message)
+    if type(message) is not dict:
+        return None, readable(message) or "", None, None, [], encode(message, lost)
+    try:
+        return _typed_message(message, lost)
+    except TROUBLE:  # keys that object to being compared: exact in `rest`, if nowhere else
+        return None, "", None, None, [], encode(message, lost)
+
+
+def _typed_message(message: dict[Any, Any], lost: list[Placeholder]) -> _Columns:
+    values = [message.get(key) for key in TYPED]
+    calls = _usual_calls(message["tool_calls"], lost) if "tool_calls" in message else []
+    whole = {key for key, value in zip(TYPED, values, strict=True) if is_exact(value)}
+    whole |= {"tool_calls"} if calls else set()
+    left = {key: value for key, value in message.items() if key not in whole}
+    rest = encode(left, lost) if left else None
+    return *map(readable, values), _readable_calls(message) if calls is None else calls, rest  # type: ignore[return-value]
+
+
+def _as_dict(message: Any) -> Any:
+    """A plain dict for any mapping, the message itself for everything else."""
+    try:
+        return dict(message) if isinstance(message, Mapping) else message
+    except TROUBLE:  # a mapping that does not map: stored as a placeholder
+        return message
+
+
+def _usual_calls(value: Any, lost: list[Placeholder]) -> _Calls | None:
+    """Calls of the usual shape, which the columns hold exactly; None when one of them has another."""
+    if type(value) is not list or not value or not all(map(_is_usual, value)):
+        return None
+    functions = [(call.get("id"), call["function"]) for call in value]
+    return [(ident, function["name"], encode(function["arguments"], lost)) for ident, function in functions]
+
+
+def _is_usual(call: Any) -> bool:
+    if type(call) is not dict or type(call.get("type")) is not str or call["type"] != "function":
+        return False
+    ident, function = call.get("id", ""), call.get("function")
+    return (
+        len(call) == 2 + ("id" in call)
+        and type(ident) is str
+        and is_clean(ident)
+        and type(function) is dict
+        and function.keys() == {"name", "arguments"}
+        and type(function["name"]) is str
+        and is_clean(function["name"])
+    )
+
+
+def _readable_calls(message: dict[Any, Any]) -> _Calls:
+    """Unusual calls stand in `rest` exactly; these columns only let people find them."""
+    try:
+        return [(readable(call.id), readable(call.name), encode(call.arguments)) for call in calls_of(message)]
+    except TROUBLE:
+        return []
+
+
+def read_message(row: Mapping[str, Any]) -> Any:
+    rest = decode(row["rest"]) if row["rest"] else {}
+    if type(rest) is not dict:
+        return rest
+    message: dict[Any, Any] = {}
+    for key, column in TYPED.items():
+        if row[column] is not None:
+            message[key] = row[column]
+    if row["tool_calls"]:
+        message["tool_calls"] = [_read_call(call) for call in row["tool_calls"]]
+    message.update(rest)
+    return message
+
+
+def _read_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    ident = {} if call["id"] is None else {"id": call["id"]}
+    return {**ident, "type": "function", "function": {"name": call["name"], "arguments": decode(call["arguments"])}}

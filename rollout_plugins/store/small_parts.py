@@ -1,0 +1,51 @@
+"""Join the small parts that a process seals, while it records, so that a run has few files without anybody's doing.
+
+A mirror has a journal sealed every few minutes, and each becomes a part. As soon as sixteen parts of about one size
+are there, they are joined into a larger one, which is joined with its like later; so a process leaves few files, and
+writes each rollout a few times in all. It happens on the store's thread when a new journal begins, never at the end.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from rollout_plugins.store.join_parts import join_parts, remove_joined
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+#: Parts of about one size that are joined.
+AT_ONCE = 16
+#: Parts are of about one size whose sizes have so many bits, give or take three: 16 of one size make one of the next.
+_SIZE_BITS = 4
+#: Most bytes of the parts that are joined at once, since rollouts wait meanwhile.
+MOST_BYTES = 64 * 2**20
+
+
+def join_small_parts(folder: Path, split: str, stem: str, target: Path) -> bool:
+    """Join parts of one process in the run's folder into `target`, if enough of them are small; whether it did."""
+    parts = sorted((folder / "data" / split).glob(f"{stem}-*.parquet"))
+    if len(parts) < AT_ONCE:
+        return False
+    remove_joined(folder)  # what a process left that was killed while it joined parts
+    selected = _select([path for path in parts if path.exists()])
+    if selected:
+        join_parts(folder, target, selected)
+    return bool(selected)
+
+
+def _select(parts: Sequence[Path]) -> list[Path]:
+    """The oldest parts of about one size, if there are enough of that size."""
+    by_size: dict[int, list[tuple[Path, int]]] = {}
+    for path in parts:
+        size = path.stat().st_size
+        if size < MOST_BYTES:
+            by_size.setdefault(size.bit_length() // _SIZE_BITS, []).append((path, size))
+    for alike in by_size.values():
+        if len(alike) >= AT_ONCE:
+            sums = accumulate(size for _, size in alike)
+            selected = [path for (path, _), total in zip(alike, sums, strict=True) if total <= MOST_BYTES]
+            return selected if len(selected) > 1 else []
+    return []

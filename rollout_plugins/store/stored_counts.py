@@ -1,0 +1,51 @@
+"""What the files of a run hold so far, for whoever goes on with it."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from rollout_plugins.store import sums
+from rollout_plugins.store.parts import Part, find_parts
+from rollout_plugins.store.write import read_journal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def last_generation(folder: Path, attempt: int) -> int | None:
+    """The number of the last generation batch up to an attempt; None when no file has one."""
+    made = _generations(folder)
+    last: int | None = pc.max(made.filter(pc.less_equal(made["attempt"], attempt))["generation"]).as_py()
+    return last
+
+
+def count_rollouts(folder: Path) -> int:
+    """How many rollouts there are, those among them that a later attempt did again."""
+    return int(pc.sum(_generations(folder)["rollouts"]).as_py() or 0)
+
+
+def _generations(folder: Path) -> pa.Table:
+    while True:
+        parts = find_parts(folder)
+        found = [found for part in parts if (found := _sums(part))]
+        is_complete = all(part.path.exists() for part in parts)
+        if is_complete or parts == find_parts(folder):  # else another process sealed or joined some meanwhile
+            return sums.joined(found).generations
+
+
+def _sums(part: Part) -> bytes | None:
+    with suppress(Exception):  # a damaged file, which is reported when the run is opened
+        if part.is_journal:
+            return sums.packed(sums.lines(read_journal(part.path)))
+        return sums.kept(part.path) or sums.packed(_lines(part.path))
+    return None
+
+
+def _lines(path: Path) -> pa.Table:
+    with pq.ParquetFile(path) as file:
+        return sums.lines(file.read(columns=sums.columns(file.schema_arrow.names)))

@@ -1,0 +1,38 @@
+"""Print warnings where a progress bar may be, each on a line of its own."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from contextlib import suppress
+
+NAME = "rollout-plugins"
+
+
+def cleared() -> str:
+    """Return the escape sequence that removes tqdm's bars from the screen, if any; tqdm draws them again."""
+    return "\r\x1b[J" if _has_bars() else ""
+
+
+def _has_bars() -> bool:
+    tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)
+    return len(getattr(tqdm, "_instances", ())) > 0
+
+
+class AboveBars(logging.Handler):
+    """Prints warnings if nobody configured logging, with our name and not in the line of a progress bar."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not self._has_others(logging.getLogger(record.name)):
+            with suppress(Exception):  # there may be no terminal
+                # A bar in a file ends without a line break.
+                before = cleared() if sys.stderr.isatty() else "\n" * _has_bars()
+                sys.stderr.write(f"{before}{NAME}: {self.format(record)}\n")
+                sys.stderr.flush()
+
+    def _has_others(self, logger: logging.Logger | None) -> bool:
+        while logger is not None:
+            if any(handler is not self for handler in logger.handlers):
+                return True
+            logger = logger.parent if logger.propagate else None
+        return False
