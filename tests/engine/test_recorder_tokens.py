@@ -68,7 +68,8 @@ def test_the_loop_does_the_same_for_long_answers_as_for_short_ones(tmp_path, for
     with recorder_in(tmp_path, tokens=True) as recorder:
         recorder.record(0, given(20))
         short, long = given(20), given(20_000)
-        assert lines_run(lambda: recorder.record(1, long)) == lines_run(lambda: recorder.record(2, short))
+        # A look at each id would cost thousands of lines; what other tests left to be finalised costs a few.
+        assert lines_run(lambda: recorder.record(1, long)) < lines_run(lambda: recorder.record(2, short)) + 500
 
 
 def test_tokens_that_wait_take_little_more_than_what_is_stored(tmp_path):

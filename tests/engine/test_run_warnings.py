@@ -1,12 +1,14 @@
 """What recording warns of is stored with the run, and shown by whatever shows the run."""
 
 import logging
+from weakref import WeakSet
 
 import pytest
 from store_rig import batch, record, rollouts, run_in, started
 
 from rollout_plugins import RolloutRecorder, hookimpl, open_run
 from rollout_plugins.cli.main import main
+from rollout_plugins.engine import run_warnings
 
 logger = logging.getLogger("rollout_plugins")
 
@@ -18,6 +20,13 @@ def _logger_is_enabled(monkeypatch):
     monkeypatch.setattr(logging.root.manager, "disable", logging.NOTSET)
     monkeypatch.setattr(logger, "level", logging.NOTSET)
     logger.manager._clear_cache()
+
+
+@pytest.fixture(autouse=True)
+def _no_run_of_another_test_is_open(monkeypatch):
+    """A training that an earlier test broke off is still open, and would take the warnings that precede a run."""
+    monkeypatch.setattr(run_warnings, "_open", WeakSet())
+    run_warnings._before_a_run.clear()
 
 
 class Fails:
