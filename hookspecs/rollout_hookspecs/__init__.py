@@ -1,6 +1,6 @@
 """The contract between rollout-plugins and its plugins: markers, hooks and records.
 
-Import these names from `rollout_plugins`, the only documented address; they live here so that the contract
+Plugins import these names from `rollout_plugins`. They are defined in a package of their own so that the contract
 depends on pluggy alone.
 """
 

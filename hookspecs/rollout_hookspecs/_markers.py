@@ -1,4 +1,4 @@
-"""How a plugin marks its hooks, and how it drops a rollout."""
+"""The decorator that marks the hooks of a plugin, and the exception that leaves a rollout out."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ hookimpl: Final = pluggy.HookimplMarker(PROJECT)
 
 
 class Drop(BaseException):
-    """Raise `Drop("reason")` in `on_rollout` or `on_tool_call` to leave that value out.
+    """Raise `Drop("reason")` in `on_rollout` or `on_tool_call` to leave the rollout or the call out of the record.
 
-    The reason is counted and shown. It derives from BaseException so that a plugin's own `except Exception`
-    cannot swallow it by accident.
+    The reason is counted and shown to people. `Drop` derives from BaseException so that a plugin's own
+    `except Exception` does not swallow it by accident.
     """
 
     def __init__(self, reason: str = "no reason given") -> None:

@@ -1,7 +1,7 @@
-"""What plugins receive: frozen records, changed with `dataclasses.replace`.
+"""The records that plugins receive and return, and the protocols of hosts, plugins and sinks.
 
-Ownership: a record and everything inside it (message dicts above all) is shared between all plugins, the store
-and the sinks. Replace, never mutate: build a new dict or list and put it in a new record.
+Records are frozen: change one with `dataclasses.replace`. A record and everything in it, such as the dicts of its
+messages, is shared by all plugins, the store and the sinks, so build a new dict or list instead of changing one.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ Split = Literal["train", "eval"]
 Finish = Literal["stop", "length", "tool_limit", "error", "unknown"]
 ToolStatus = Literal["ok", "error", "unknown", "not_run"]
 Scope = Literal["global", "rank", "stream"]
-#: Of a rollout's one line: how long it may be, how much of the answer is in it, and numbers that are too long for it.
-_LINE, _WORDS, _HUGE = 300, 60, 1e300
+#: Limits of `repr(rollout)`: characters in all, characters of the answer, and the largest reward that is printed.
+_REPR_LENGTH, _ANSWER_LENGTH, _LARGEST_REWARD = 300, 60, 1e300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """An image that left the messages: which one it was, and where its pixels are."""
+    """An image that was moved from the messages of a rollout into a file."""
 
     hash: str
-    """Hash of what it shows (of the file, if that has further frames or more than 8 bits; of a URL not fetched)."""
+    """Hash of the pixels; of the file if it has several frames or over 8 bits; of the URL if it was not fetched."""
     path: str | None = None
-    """File inside the run's folder (`media/<hash>.<ext>`); None when the pixels were not kept."""
+    """File in the run's folder (`media/<hash>.<ext>`); None if the pixels were not stored."""
     uri: str | None = None
-    """Where the image came from, for remote URLs and local paths."""
+    """The URL or local path that the image came from."""
     width: int | None = None
     """Width of the original in pixels."""
     height: int | None = None
     """Height of the original in pixels."""
     note: str | None = None
-    """What is missing, or other than it was; None when kept as it was."""
+    """What is missing or was changed; None if the image was stored unchanged."""
 
     def __str__(self) -> str:
         return "[IMAGE]"
@@ -42,16 +42,16 @@ class Image:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placeholder:
-    """Stands where a value was that could not be kept; the record around it is whole."""
+    """Replaces a value that could not be stored. The rest of the record is complete."""
 
     type: str
     """Qualified type name of the value."""
     where: str
-    """Path of the value inside its field, for example `[2].arguments.x`."""
+    """Path of the value in its field, for example `[2].arguments.x`."""
     why: str
-    """Reason in a few words."""
+    """Short reason why it could not be stored."""
     preview: str = ""
-    """The first characters of its repr, when it has one."""
+    """The first characters of its repr, if it has one."""
 
     def __str__(self) -> str:
         return f"[{self.type}: {self.why}]"
@@ -59,118 +59,119 @@ class Placeholder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """One call the model asked for, with what became of it."""
+    """A tool call that the model requested, and its outcome."""
 
     name: Any
-    """Tool name as the model wrote it (a str unless the model wrote something else)."""
+    """Tool name exactly as the model wrote it, so usually but not always a str."""
     arguments: Any
-    """Arguments with their JSON types, as the model wrote them."""
+    """Arguments as the model wrote them, with their JSON types."""
     turn: int = 0
-    """Index in `Rollout.completion` of the message that asked."""
+    """Index in `Rollout.completion` of the message that contains the call."""
     position: int = 0
-    """Index of the call inside that message."""
+    """Index of the call among the calls of that message."""
     reply: int | None = None
-    """Index in `Rollout.completion` of the message that answered; None when nothing did."""
+    """Index in `Rollout.completion` of the message that answers the call; None if there is no answer."""
     result: Any = None
-    """What the model was shown: the answering message's content."""
+    """The result that the model received: the content of the answering message."""
     error: str | None = None
-    """Error text when the call failed or was not run."""
+    """Error text if the call failed or did not run."""
     status: ToolStatus = "ok"
-    """`ok`, `error` (it raised), `unknown` (no such tool), `not_run` (cut by a limit or rolled back)."""
+    """`ok`, `error` (the tool raised), `unknown` (no such tool), or `not_run` (cut by a limit, or rolled back)."""
     seconds: float | None = None
-    """Wall time of the call; None when it was not observed."""
+    """Wall time of the call; None if it was not observed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """Token-level data, kept only with `tokens=True`. All lists that are present align with their ids."""
+    """Token-level data of a rollout, recorded only with `tokens=True`. Each list has one entry per token id."""
 
     prompt: Sequence[int] | None = None
     """Prompt token ids."""
     completion: Sequence[int] | None = None
     """Completion token ids, tool results included."""
     mask: Sequence[int] | None = None
-    """1 where the model wrote the completion token, 0 where a tool or environment did."""
+    """1 for each completion token that the model wrote, 0 for each that came from a tool or an environment."""
     logprobs: Sequence[float] | None = None
-    """Log-probabilities of the sampler."""
+    """Log-probabilities that the sampler computed."""
     trainer_logprobs: Sequence[float] | None = None
-    """Log-probabilities the trainer computed for the same tokens."""
+    """Log-probabilities that the trainer computed for the same tokens."""
     reference_logprobs: Sequence[float] | None = None
-    """Log-probabilities of the reference model."""
+    """Log-probabilities that the reference model gives the same tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """One answer to one prompt: what was asked, said, called, scored and learned."""
+    """One completion of one prompt, with its messages, tool calls, rewards and advantage."""
 
     id: str
-    """Unique over ranks, splits, attempts and resumes; the same rollout always has the same id."""
+    """Unique across ranks, splits and attempts. A rollout keeps its id wherever it is stored or sent."""
     run_id: str = ""
-    """The run it belongs to."""
+    """Id of the run."""
     attempt: int = 1
-    """1 for the first start of the run, one more for each resume or restart."""
+    """1 for the first start of the run, and one more for each resume or restart."""
     split: Split = "train"
     """`train` or `eval`."""
     step: int = 0
-    """The optimizer step it (first) trains; for eval, the step at which it was evaluated."""
+    """The (first) optimizer step that trains on it; for `eval`, the step at which the evaluation ran."""
     policy_step: int | None = None
-    """How many updates the generating weights had."""
+    """Number of optimizer updates that the weights had when they generated it; None if unknown."""
     generation: int = 0
     """Number of the generation batch in this run, from 0."""
     rank: int = 0
-    """Process that made it."""
+    """Rank of the process that generated it."""
     index: int = 0
-    """Place in the generation batch over all ranks."""
+    """Position in the generation batch of all ranks."""
     group: int = 0
-    """Number of the prompt's group in the generation batch over all ranks."""
+    """Number of its group in the generation batch of all ranks. A group is the rollouts of one prompt."""
     group_size: int = 1
-    """Rollouts that share this prompt."""
+    """Number of rollouts in the group."""
     time: float = 0.0
     """Unix time when the generation ended."""
     prompt: tuple[Any, ...] = ()
-    """Messages the model was given (dicts, unless the host had something else)."""
+    """Messages that the model received: dicts, unless the trainer has another type."""
     completion: tuple[Any, ...] = ()
-    """Messages the rollout added: answers, tool calls, tool results."""
+    """Messages that were generated: answers, tool calls and tool results."""
     prompt_is_text: bool = False
-    """The host's prompt was a plain string; it is the content of the one message in `prompt`."""
+    """Whether the trainer's prompt was a plain string: the content of the only message in `prompt`."""
     completion_is_text: bool = False
-    """The host's completion was a plain string; it is the content of the one message in `completion`."""
+    """Whether the trainer's completion was a plain string: the content of the only message in `completion`."""
     tool_calls: tuple[ToolCall, ...] = ()
-    """Every call the model asked for, in order."""
+    """Every tool call that the model requested, in order."""
     rewards: Mapping[str, float | None] = field(default_factory=dict)
-    """Reward per function; None means that function gave none (0.0 and NaN are numbers it gave)."""
+    """Reward by function; None if that function returned None (0.0 and NaN are rewards)."""
     reward: float | None = None
-    """The weighted sum the host used; None when no function gave one."""
+    """The weighted sum that the trainer used; None if no function returned a reward."""
     advantage: float | None = None
-    """The advantage the host trained with."""
+    """The advantage that the trainer used."""
     prompt_tokens: int | None = None
     """Number of prompt tokens."""
     completion_tokens: int | None = None
-    """Number of tokens the model wrote; tool results are not counted."""
+    """Number of completion tokens that the model wrote, without tool results."""
     finish: Finish = "unknown"
-    """Why it ended: `stop`, `length`, `tool_limit`, `error` or `unknown`."""
+    """Why generation ended: `stop`, `length`, `tool_limit`, `error` or `unknown`."""
     images: tuple[Image, ...] = ()
-    """Images that left the messages, in order of appearance."""
+    """Images that were moved from the messages into files, in order of appearance."""
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """The rest of the dataset row (answer, solution, …)."""
+    """The other columns of the dataset row, such as `answer`."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """What reward functions gave to `log_extra`, and what else the host knew of it."""
+    """What reward functions passed to `log_extra`, and other values that the host recorded."""
     rendered: str | None = None
-    """The exact templated prompt text, kept only with `rendered=True`."""
+    """The prompt as text after the chat template, recorded only with `rendered=True`."""
     tokens: Tokens | None = None
-    """Token ids, mask and log-probabilities, kept only with `tokens=True`."""
+    """Token ids, mask and log-probabilities, recorded only with `tokens=True`."""
     error: str | None = None
-    """What went wrong with this rollout, if anything did."""
+    """The error that affected this rollout, if any."""
     marks: Mapping[str, str] = field(default_factory=dict)
-    """Notes by plugins and the library: why it was kept or skipped for the sinks, and the like."""
+    """Notes by plugins and by the library, for example why it was selected for the sinks or skipped."""
 
     def __repr__(self) -> str:
-        facts = [f"{self.split} step {self.step}", f"group {self.group}", f"#{self.index}"]
-        if isinstance(self.reward, (int, float)) and not abs(self.reward) >= _HUGE:
-            facts.append(f"reward {round(float(self.reward), 3) or f'{self.reward:.3g}'}")
+        parts = [f"{self.split} step {self.step}", f"group {self.group}", f"#{self.index}"]
+        if isinstance(self.reward, (int, float)) and not abs(self.reward) >= _LARGEST_REWARD:
+            parts.append(f"reward {round(float(self.reward), 3) or f'{self.reward:.3g}'}")
         if self.tool_calls:
-            facts.append(f"{len(self.tool_calls)} tool call{'s' * (len(self.tool_calls) > 1)}")
-        line = f"<Rollout {self.id}: {', '.join([*facts, self.finish, *_last_words(self.completion)])}"[:_LINE] + ">"
+            parts.append(f"{len(self.tool_calls)} tool call{'s' * (len(self.tool_calls) > 1)}")
+        line = f"<Rollout {self.id}: {', '.join([*parts, self.finish, *_quote_answer(self.completion)])}"
+        line = line[:_REPR_LENGTH] + ">"
         return line if line.isprintable() else ascii(line)[1:-1]
 
     def _repr_html_(self) -> str | None:
@@ -178,305 +179,317 @@ class Rollout:
 
 
 draw_rollout: Callable[[Rollout], str] | None = None
-"""What a notebook shows of a rollout; rollout_plugins sets it, as the contract itself draws nothing."""
+"""Returns the HTML that a notebook shows for a rollout. `rollout_plugins` sets it."""
 
 
-def _last_words(completion: Sequence[Any]) -> Sequence[str]:
-    """The beginning of the last text the model wrote, quoted."""
-    said = [one.get("content") for one in completion if type(one) is dict and one.get("role") == "assistant"]
-    texts = [text for text in said if isinstance(text, str) and text]
-    return [repr(texts[-1] if len(texts[-1]) <= _WORDS else texts[-1][:_WORDS] + "…")] if texts else []
+def _quote_answer(completion: Sequence[Any]) -> Sequence[str]:
+    """Return the beginning of the last text that the model wrote, quoted; or nothing if it wrote no text."""
+    contents = [m.get("content") for m in completion if type(m) is dict and m.get("role") == "assistant"]
+    texts = [text for text in contents if isinstance(text, str) and text]
+    if not texts:
+        return []
+    last = texts[-1]
+    return [repr(last if len(last) <= _ANSWER_LENGTH else last[:_ANSWER_LENGTH] + "…")]
 
 
 class Columns(Protocol):
-    """The rollouts of one generation batch, field by field."""
+    """The rollouts of one generation batch as columns, one for each field of `Rollout`."""
 
     def __len__(self) -> int:
-        """How many rollouts there are."""
+        """Return the number of rollouts."""
 
     def __getitem__(self, name: str, /) -> Sequence[Any]:
-        """What a field of `Rollout` holds in each of them, in their order."""
+        """Return the values of the field `name` in the order of the rollouts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """The generation batch the hooks are being called for."""
+    """The generation batch for which a hook is called."""
 
     split: Split = "train"
     """`train` or `eval`."""
     step: int = 0
-    """Optimizer step the batch (first) trains."""
+    """The (first) optimizer step that trains on the batch."""
     generation: int = 0
     """Number of the generation batch in this run, from 0."""
     rank: int = 0
-    """This process."""
+    """Rank of this process."""
     world_size: int = 1
     """Number of processes."""
     seen: int = 0
-    """Rollouts handed to this process's hooks in this batch, before anything was left out."""
+    """Number of rollouts of the batch that reached the hooks of this process, before any was dropped or deselected."""
     gathered: bool = True
-    """Whether these are the rollouts of all ranks, or this rank's alone."""
+    """True if the batch has the rollouts of all ranks, False if it has only those of this rank."""
     dataset: str = ""
-    """Which of several evaluation datasets these are of; each rollout has it in `marks`, too."""
+    """Name of the evaluation dataset if there are several. Each rollout also has it in `marks`."""
     evaluation: int = 0
-    """Number of the evaluation, from 1: several may be at one step. 0 in training, and where that is not known."""
+    """Number of the evaluation, from 1, because one step may have several. 0 during training, or if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Facts of a run, kept once."""
+    """A run: its folder, its trainer and model, and the settings that explain its rollouts."""
 
     id: str
-    """Run id; all ranks agree on it."""
+    """Id of the run, the same on all ranks."""
     attempt: int = 1
-    """Which start of the run this is."""
+    """Number of this start of the run: 1 for the first, and one more for each resume or restart."""
     dir: str = ""
     """The run's folder."""
     name: str = ""
-    """Name of the trainer's output folder, so that the run is still called by it in another place."""
+    """Name of the trainer's output folder, which names the run even after its files were moved."""
     rank: int = 0
-    """This process."""
+    """Rank of this process."""
     world_size: int = 1
     """Number of processes."""
     trainer: str = ""
-    """Class of the host trainer."""
+    """Class of the trainer."""
     host: str = ""
-    """Name of the host adapter that observed it."""
+    """Name of the host that observes the trainer."""
     model: str = ""
     """Name or path of the model."""
     reward_names: tuple[str, ...] = ()
-    """Reward functions, in the host's order, names made unique."""
+    """Names of the reward functions in the trainer's order, made unique."""
     reward_weights: tuple[float, ...] = ()
-    """Their weights, in the same order."""
+    """Weights of the reward functions, in the same order."""
     num_generations: int | None = None
-    """Rollouts per prompt in training."""
+    """Number of rollouts for each prompt in training."""
     tools: tuple[Mapping[str, Any], ...] = ()
-    """JSON schemas of the tools, as the chat template got them."""
+    """JSON schemas of the tools, as the chat template receives them."""
     chat_template: str | None = None
-    """The chat template in use."""
+    """The chat template that the trainer uses."""
     versions: Mapping[str, str] = field(default_factory=dict)
-    """Versions of the libraries involved."""
+    """Versions of the installed libraries that affect the run, by package name."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Generation and training settings that explain the rollouts."""
     resumed_from: int | None = None
-    """Step of the checkpoint this attempt started from; None for a fresh start."""
+    """Step of the checkpoint from which this attempt started; None if it started from the beginning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """A rollout as sinks take it: plain JSON values only."""
+    """A rollout in the form that sinks receive, which has only JSON values."""
 
     rollout_id: str
-    """Id of the rollout it shows."""
+    """Id of the rollout."""
     messages: tuple[Mapping[str, Any], ...]
-    """OpenAI-style messages; tool calls and their results share ids. An image block holds an `Image`."""
+    """Messages in OpenAI's format. A tool call and its result have the same id; an image block contains an `Image`."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """Flat facts to search and filter by."""
+    """Flat values by which to search and filter, such as the step and the reward."""
     spans: tuple[Mapping[str, Any], ...] = ()
-    """One span per tool call: id, name, kind, input, output, status, error, duration_ms."""
+    """One span for each tool call, with id, name, kind, input, output, status, error and duration_ms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """What a plugin shows of a rollout in the viewer and the report: text, a table, an image, or several of them."""
+    """What a plugin adds to a rollout in the viewer and the report: text, a table, an image, or several of these."""
 
     title: str = ""
-    """A short heading."""
+    """A short title."""
     text: str = ""
-    """Shown as it is, in a fixed-width font: a board, a plot of characters, code."""
+    """Text that is shown unmodified in a fixed-width font: a board, a character plot, code."""
     table: Sequence[Sequence[Any]] = ()
-    """Rows of cells; the first row is the header."""
+    """Rows of cells, of which the first is the header."""
     image: Image | bytes | None = None
     """An image of the run, or the bytes of a PNG, JPEG, GIF or WebP file."""
     turn: int | None = None
-    """Index in `Rollout.completion` of the message it follows; None puts it above the conversation."""
+    """Index in `Rollout.completion` of the message that the panel follows; None puts it above the conversation."""
     replaces: bool = False
-    """It stands in place of that message, which can still be unfolded."""
+    """True: the panel replaces that message, which can still be expanded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """What a host hands over: one generation batch of one rank, snapshot taken, work still to do."""
+    """One generation batch of one rank, which a host submits: a snapshot from which rollouts are built later."""
 
     build: Callable[[], Sequence[Rollout]]
-    """Makes the rollouts; called once, on the worker thread. Run, attempt, generation and id are filled in later."""
+    """Returns the rollouts. It is called once, on the worker thread. Their run, attempt, generation and id are set
+    afterwards."""
     split: Split = "train"
     """`train` or `eval`."""
     step: int = 0
-    """Optimizer step the batch (first) trains."""
+    """The (first) optimizer step that trains on the batch."""
     count: int = 0
-    """How many of this rank's rollouts `build` will make."""
+    """Number of this rank's rollouts that `build` will return."""
     bytes: int = 0
-    """Rough size of the snapshot, for the queue's bound."""
+    """Approximate size of the snapshot, which limits the queue."""
     gathered: bool = False
-    """Whether `build` also yields the other ranks' rollouts, for this rank's sinks."""
+    """True if `build` also returns the rollouts of other ranks, which this rank sends to its sinks."""
     seconds: float = 0.0
-    """What taking the snapshot cost the training thread."""
+    """Time that the snapshot took on the training thread."""
     dataset: str = ""
-    """Which of several evaluation datasets; filled in later."""
+    """Name of the evaluation dataset if there are several. The session sets it."""
     evaluation: int = 0
-    """Number of the evaluation; filled in later."""
+    """Number of the evaluation. The session sets it."""
 
 
 class Emit(Protocol):
-    """Where a host hands over what it observed. Never raises, never waits."""
+    """Receives what a host observed. Its methods never raise and never wait."""
 
     def __call__(self, batch: Batch) -> None:
-        """Hand over one generation batch."""
+        """Submit one generation batch."""
 
     def lost(self, reason: str, count: int) -> None:
-        """Say that rollouts existed which could not be recorded."""
+        """Count rollouts that the trainer generated but the host could not record, with a reason."""
 
     def untrained(self, reason: str, count: int, step: int | None = None) -> None:
-        """Say how many of the rollouts that were emitted were not trained on, and why.
+        """Count submitted rollouts on which the trainer did not train, with a reason.
 
-        With their `step`, they are not counted any more once a resumed training does that step again.
+        If `step` is given and a resumed training repeats that step, they are no longer counted.
         """
 
-    def waits(self, count: int, hand_over: Callable[[], object]) -> None:
-        """Say how many rollouts the host keeps back by now, for example until they are scored.
+    def waits(self, count: int, emit_pending: Callable[[], object]) -> None:
+        """Report that the host holds back `count` rollouts now, for example until they are scored.
 
-        When the run ends before, however it ends, `hand_over` is called, which emits them. What went with the trainer
-        by then is counted.
+        If the run ends before the host submits them, `emit_pending` is called and must submit them. If the trainer
+        was garbage-collected by then, they are counted as lost.
         """
 
 
 class Host(Protocol):
-    """Knows one family of trainers: where its rollouts exist, and how to observe them.
+    """An adapter for one family of trainers: recognises them and observes their rollouts.
 
-    A third party gives one through the `register_hosts` hook. `attach` wraps methods on the instance, never on
-    the class, changes nothing the trainer computes, and returns a function that takes the wrappers off.
+    A plugin offers one with the `register_hosts` hook. `attach` wraps methods of the trainer object, never of its
+    class, and changes nothing that the trainer computes.
     """
 
     name: str
-    """Shown to people."""
+    """Name of the host, which is shown to people."""
 
     def matches(self, trainer: Any) -> bool:
-        """Whether this host knows the trainer. Must not import the trainer's library."""
+        """Return whether this host supports the trainer. It must not import the trainer's library."""
 
     def attach(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> Callable[[], None]:
-        """Start observing, and call `emit` with a `Batch` after each generation.
+        """Start to observe the trainer, and return a function that removes all wrappers.
 
-        `options` holds `tokens` and `gather` (bool) and `rendered` (a tokenizer for the worker thread, or None).
+        Call `emit` with a `Batch` after each generation. `options` has `tokens` and `gather` (bool) and `rendered` (a
+        tokenizer for the worker thread, or None).
         """
 
     def describe(self, trainer: Any) -> Mapping[str, Any]:
-        """Facts for `Run`, by field name; called when the run starts."""
+        """Return values for the fields of `Run`, by field name. Called when a run starts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Support:
-    """One trainer, and what is recorded of its rollouts. What a trainer doesn't have is None in the rollout."""
+    """What a host records of the rollouts of one trainer. A field that the trainer does not have is None in them."""
 
     trainer: str
-    """Class of the trainer."""
+    """Class name of the trainer."""
     messages: Literal["as they were", "decoded completions", "decoded text"] = "as they were"
-    """Whether prompt and completion are the trainer's own messages, or text decoded from its token ids."""
+    """Whether prompt and completion are the trainer's own messages or text that is decoded from token ids."""
     rewards: Literal["each function", "sum", "none"] = "each function"
-    """What is known of rewards."""
+    """Which rewards are recorded."""
     advantage: bool = False
     """Whether the trainer has advantages."""
     tools: bool = False
-    """Whether it calls tools, and the calls are recorded with their outcomes."""
+    """Whether tool calls are recorded with their outcomes."""
     images: bool = False
     """Whether images in its messages are recorded."""
     groups: bool = False
-    """Whether several answers to one prompt stand in one group."""
+    """Whether several completions of one prompt form a group."""
     evaluation: bool = False
-    """Whether evaluation makes rollouts, and they are recorded under `eval`."""
+    """Whether evaluation generates rollouts, which are recorded in the split `eval`."""
     lengths: Literal["prompt and completion", "completion", "with tokens=True"] = "prompt and completion"
-    """Which numbers of tokens, and with them why a completion ended, are known without `tokens=True`."""
+    """Which token counts are recorded, and when. Where the completion's is, so is the reason why it ended."""
     logprobs: Literal["", "sampler", "trainer", "sampler, trainer and reference"] = ""
-    """Log-probabilities that `tokens=True` keeps, where the trainer has them; the ids are kept for all."""
+    """Which log-probabilities `tokens=True` records if the trainer has them. It always records token ids."""
     since: str = "1.16"
-    """Oldest TRL, or other package with its name, on which the host's tests ran."""
+    """Oldest version with which the host was tested: of TRL, or of another package if it is named."""
     until: str = ""
-    """Newest TRL that has this trainer, or has it in this form."""
+    """Newest TRL that has this trainer in this form; empty if the latest has it."""
     note: str = ""
-    """What a person should know besides."""
+    """Anything else that a user should know."""
 
     @property
     def is_of_trl(self) -> bool:
+        """Whether the trainer belongs to TRL; for another package, `since` is its name and version."""
         return " " not in self.since
 
 
 class HostDetails(Host, Protocol):
-    """What a host may have besides. Each member has a default, so a `Host` without any of them is complete."""
+    """The optional members of a host. Each has a default, so a `Host` without them is complete."""
 
     supports: Sequence[Support] = ()
-    """The trainers it knows, and what is recorded of each."""
+    """The trainers that the host supports, and what it records of each."""
 
     def missing(self, trainer: Any) -> Sequence[str]:
-        """What the trainer lacks to be one of these, in words such as "has no method generate"; empty if nothing.
+        """Return what the trainer lacks for this host, in words such as "has no method generate".
 
-        Of several hosts that match a trainer, one from which nothing is missing observes it. For a trainer that no
-        host matches, a warning names the host from which the least is missing.
+        An empty result means that nothing is missing. If several hosts match a trainer, one that misses nothing
+        observes it. If no host matches, a warning names the host that misses the least.
         """
         return ()
 
     def recover(self, trainer: Any, count: int) -> Batch | None:
-        """The trainer's last `count` rollouts, made before `attach`; None if they cannot be known any more.
+        """Return the last `count` rollouts that the trainer generated before `attach`, or None if they are gone.
 
-        Called when an evaluation had generated its first batch before the callback could attach.
+        Called if the callback attaches during an evaluation, after its first batch was generated.
         """
         return None
 
 
 class Plugin(Protocol):
-    """What a plugin may have besides hooks. Each attribute has a default, so a plugin without any is complete."""
+    """The optional members of a plugin besides its hooks. Each has a default, so a plugin without them is complete."""
 
     name: str = ""
-    """Its name in logs, counts and marks, if it was passed as an object; by default its class's, in lower case."""
+    """Name in logs, counts and marks of a plugin that is passed as an object; by default its class in lower case."""
     required: bool = False
-    """True: whatever its `on_rollout` has not seen is neither stored nor sent."""
+    """True: a rollout that its `on_rollout` has not processed is neither stored nor sent."""
     skips_text: bool = False
-    """True: its `on_rollout` need not see rollouts that hold nothing but text and numbers, which is most of them."""
+    """True: its `on_rollout` is not called for rollouts that contain only text and numbers, as most do."""
     skip_reasons: Mapping[str, str] = {}
-    """By rollout id, why its last `select_rollouts` left that rollout out."""
+    """Why its last `select_rollouts` deselected rollouts, by rollout id."""
     alerts: Sequence[str] = ()
-    """A list of warnings; after each `rollout_metrics` they are taken out of it and given to the sinks' `alert`."""
+    """A list of warnings. After each `rollout_metrics` they are removed from it and passed to `alert` of the sinks."""
 
     headlines: Collection[str] | None = None
-    """Names of its numbers that the log has by default, and only while they are not 0; None: all, zeros too."""
+    """Names of its metrics that are logged by default, and only if they are not 0. None: all, including zeros."""
     verbose: bool = False
-    """True: the log has every number of every plugin, and what recording costs."""
+    """True: all metrics of all plugins are logged, and the cost of recording."""
     seal_seconds: float | None = None
-    """How old a journal may get before it becomes a Parquet file, which does not change any more; None: any age."""
+    """Age in seconds at which a journal becomes a Parquet file, which is immutable. None: no limit."""
     require_redact: bool | None = None
-    """For plugins that take a run's files away. True: needs a `required` plugin; False: warns if there is none."""
+    """For a plugin that copies a run's files elsewhere. True: it needs a `required` plugin; False: it warns without
+    one."""
 
     def clean(self, value: Any) -> Any:
-        """For `required` plugins: what may leave of a value that is not a rollout, of the same type; None keeps it."""
+        """Filter a value other than a rollout before it leaves the process, for `required` plugins.
+
+        Return a value of the same type, or None to leave it unchanged.
+        """
         return None
 
     def bind(self, trainer: Any) -> None:
-        """Called on the training thread before a run starts; the trainer is None where there is a recorder instead."""
+        """Prepare for a run, on the training thread. `trainer` is None if a `RolloutRecorder` records the run."""
         return
 
 
 class Sink(Plugin, Protocol):
-    """What a plugin that implements `export_traces` may have, too. That hook alone is a complete sink."""
+    """The optional members of a sink. A plugin that has only the hook `export_traces` is a complete sink."""
 
     scope: Scope = "global"
-    """`global`: rank 0 sends for all; `rank`: each rank sends its own; `stream`: its own, whatever was selected."""
+    """Which rollouts it sends. `global`: rank 0 sends those of all ranks; `rank`: each rank sends its own; `stream`:
+    each rank sends its own, including those that are not selected."""
     target: str | None = None
-    """Where it sends to, the same text for the same place, such as `jsonl:/data/lines`: nothing goes there twice."""
+    """Destination, such as `jsonl:/data/lines`, always the same text for the same place. A rollout is sent to each
+    target only once."""
     report_to: str = ""
-    """The name in the trainer's `report_to` that the sink stands for, such as `mlflow`. An installed sink that has one
-    runs if the trainer reports there, or if it is asked for by name; and `cap` limits what it is sent."""
+    """Name in the trainer's `report_to` that the sink implements, such as `mlflow`. An installed sink with such a name
+    runs if the trainer reports there or if the user names it, and `cap` limits what it receives."""
 
     def open(self) -> None:
-        """Connect, so that `target` names the place; called before `target` is read."""
+        """Connect to the destination. Called before `target` is read, so that it may set `target`."""
         return
 
     def received(self) -> Collection[str] | None:
-        """Ids of the rollouts that are in the place; None where it cannot be asked. Exports leave those out."""
+        """Return the ids of the rollouts that the destination has, which an export skips; None if that is unknown."""
         return None
 
     def gone(self) -> int:
-        """How many rollouts that had arrived were removed from the place since this was last asked."""
+        """Return how many rollouts were removed from the destination since the last call."""
         return 0
 
     def alert(self, title: str, text: str) -> None:
-        """Show a warning the way the destination does."""
+        """Show a warning in the way that the destination shows warnings."""
         return

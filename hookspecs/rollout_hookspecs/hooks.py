@@ -1,10 +1,12 @@
-"""The hooks. Implement any of them; take only the arguments you need.
+"""The hooks that a plugin may implement. A plugin implements any of them, each with only the arguments it needs.
 
-Threads and order: hooks run on one worker thread per process, one at a time: the user's list first, in its order,
-then discovered plugins by name, then built-in ones. `export_traces` alone runs on a thread of each plugin's own.
-An exception costs that call only; after three in a row the plugin is taken out. Nothing here can reach training.
+Threads and order: hooks run on one worker thread per process, one at a time, in this order: the plugins passed to the
+callback, in their order; then installed plugins by name; then the built-in ones. A sink has a thread of its own for
+`export_traces`. An exception costs only the call that raised it, and after three in a row the plugin is disabled for
+the rest of the run. Nothing that a hook does reaches training, except that it shares the global random generators.
 
-Hooks are plain functions: `async def`, wrappers and keyword-only arguments are refused when the plugin is loaded.
+Hooks are plain functions: a plugin whose hook is `async def`, a wrapper, or has keyword-only arguments is refused when
+it is loaded.
 """
 
 from __future__ import annotations
@@ -17,10 +19,10 @@ from rollout_hookspecs._records import Columns, Host, Panel, Rollout, Run, Step,
 
 @hookspec
 def on_run_start(run: Run) -> None:
-    """A run (or a resumed attempt of it) begins; called before its first rollout, on every process.
+    """Prepare for a run, or for a resumed attempt of it. Called on every process before the first rollout.
 
-    One plugin object may see several runs: forget here what you know of the run before, which may have broken off
-    without an `on_run_end`.
+    One plugin object may see several runs. Reset its state here and not in `on_run_end`, because a run that crashed
+    may have had no `on_run_end`.
 
     Example:
         @hookimpl
@@ -31,9 +33,10 @@ def on_run_start(run: Run) -> None:
 
 @hookspec
 def on_tool_call(tool_call: ToolCall, rollout: Rollout, step: Step) -> ToolCall | None:
-    """Each tool call of each rollout, before `on_rollout`. A chain: each plugin sees the previous one's result.
+    """Inspect, replace or drop one tool call. Called for each call of a rollout, before `on_rollout`.
 
-    Return None to keep it, a `ToolCall` to replace it, or raise `Drop(reason)` to leave it out of the record.
+    Return None to leave the call unchanged or a `ToolCall` to replace it, or raise `Drop(reason)` to leave it out of
+    `rollout.tool_calls`. This is a chain: each plugin receives the result of the previous one.
 
     Example:
         @hookimpl
@@ -45,9 +48,10 @@ def on_tool_call(tool_call: ToolCall, rollout: Rollout, step: Step) -> ToolCall 
 
 @hookspec
 def on_rollout(rollout: Rollout, step: Step) -> Rollout | None:
-    """Each rollout, before the store and the sinks. A chain: each plugin sees the previous one's result.
+    """Inspect, replace or drop one rollout. Called for each rollout before it is stored and sent to sinks.
 
-    Return None to keep it, a `Rollout` to replace it, or raise `Drop(reason)` to discard it; discards are counted.
+    Return None to leave the rollout unchanged or a `Rollout` to replace it, or raise `Drop(reason)` to discard it;
+    discarded rollouts are counted. This is a chain: each plugin receives the result of the previous one.
 
     Example:
         @hookimpl
@@ -58,10 +62,11 @@ def on_rollout(rollout: Rollout, step: Step) -> Rollout | None:
 
 @hookspec
 def select_rollouts(rollouts: Sequence[Rollout], step: Step) -> Sequence[Rollout] | None:
-    """Which rollouts of the generation batch go to the sinks. A chain. The store keeps all of them anyway.
+    """Select the rollouts of a generation batch that are sent to the sinks. The store has all of them anyway.
 
-    Return None to keep the selection, or the rollouts to go on with. Say why with `marks`:
-    `replace(rollout, marks={**rollout.marks, "mine": "best of its group"})`; what you leave out is marked for you.
+    Return None to leave the selection unchanged, or the rollouts to select. To explain why a rollout is selected, add
+    a mark: `replace(rollout, marks={**rollout.marks, "mine": "best of its group"})`. Rollouts that are not selected
+    are marked automatically. This is a chain: each plugin receives the selection of the previous one.
 
     Example:
         @hookimpl
@@ -72,7 +77,9 @@ def select_rollouts(rollouts: Sequence[Rollout], step: Step) -> Sequence[Rollout
 
 @hookspec(firstresult=True)
 def format_trace(rollout: Rollout) -> Trace | None:
-    """How a rollout looks in the sinks. The first plugin that returns a `Trace` wins; the built-in one is last.
+    """Convert a rollout into the `Trace` that sinks receive. The first plugin that returns one wins.
+
+    Return None to leave the rollout to the next plugin; the built-in format is the last.
 
     Example:
         @hookimpl
@@ -83,11 +90,11 @@ def format_trace(rollout: Rollout) -> Trace | None:
 
 @hookspec
 def export_traces(traces: Sequence[Trace], step: Step) -> Sequence[str] | None:
-    """Sinks: send the selected traces of one generation batch somewhere.
+    """Send the selected traces of one generation batch to a destination. A plugin with this hook is a sink.
 
-    Called on a thread of the plugin's own, behind a bounded queue: it may be slow, block or raise without touching
-    training, the store or another sink. What it misses is counted and can be exported from the store later.
-    Returns nothing when everything arrived, or the `rollout_id`s of the traces that did.
+    It is called on the sink's own thread, behind a bounded queue, so it may be slow, block or raise without affecting
+    training, the store or another sink. Traces that it fails to send are counted, and can be exported from the store
+    later. Return None if all traces arrived, or the `rollout_id`s of those that did.
 
     Example:
         @hookimpl
@@ -98,10 +105,10 @@ def export_traces(traces: Sequence[Trace], step: Step) -> Sequence[str] | None:
 
 @hookspec
 def rollout_metrics(rollouts: Sequence[Rollout], step: Step, columns: Columns) -> Mapping[str, float] | None:
-    """Numbers about one generation batch of this process; they join the trainer's own log as `rollouts/<name>`.
+    """Compute metrics of one generation batch of this process; the trainer logs each as `rollouts/<name>`.
 
-    `columns["reward"]` has the rewards of all, and so on for each field. Where no plugin asks for rollouts, none is
-    made of what was recorded, which saves most of the time.
+    `columns` has the same rollouts field by field: `columns["reward"]` is the list of their rewards. If no plugin
+    takes `rollouts`, no `Rollout` objects are created, which saves most of the time.
 
     Example:
         @hookimpl
@@ -112,7 +119,7 @@ def rollout_metrics(rollouts: Sequence[Rollout], step: Step, columns: Columns) -
 
 @hookspec
 def register_hosts() -> Sequence[Host] | None:
-    """More `Host` adapters, for trainers this library does not know. Asked when the callback finds its trainer.
+    """Return `Host` adapters for trainers that this library does not support. Called when the callback attaches.
 
     Example:
         @hookimpl
@@ -123,9 +130,10 @@ def register_hosts() -> Sequence[Host] | None:
 
 @hookspec
 def show_rollout(rollout: Rollout, run: Run) -> Sequence[Panel] | None:
-    """What the viewer and the report show of a stored rollout besides its turns: a board, a plot, a table.
+    """Return panels that show a stored rollout besides its messages: a board, a plot, a table.
 
-    Called by `rollouts view` and `rollouts report`, never in training. Return None for rollouts of other environments.
+    Called by `rollouts view` and `rollouts report`, never during training. Return None if there is nothing to show,
+    for example for a rollout of another environment.
 
     Example:
         @hookimpl
@@ -137,7 +145,9 @@ def show_rollout(rollout: Rollout, run: Run) -> Sequence[Panel] | None:
 
 @hookspec
 def on_run_end(run: Run) -> None:
-    """The run ends: flush and close. May be called more than once; also called when training dies.
+    """Flush and close what the plugin opened for the run. Also called when training crashes.
+
+    It may be called more than once.
 
     Example:
         @hookimpl
@@ -148,10 +158,10 @@ def on_run_end(run: Run) -> None:
 
 @hookspec
 def on_run_stored(run: Run, seconds: float) -> None:
-    """Nothing more is written to the run's folder by this process: copy it, upload it, check it.
+    """Copy, upload or check the files of the run, which this process has finished writing.
 
-    After `on_run_end`, and the last thing that happens to a run or an attempt of it. The process waits that many
-    seconds at most; whoever is not done by then says so and comes back.
+    This is the last hook of a run, or of an attempt of it, and comes after `on_run_end`. The process waits at most
+    `seconds` for it. A plugin that needs longer should log what is missing and return.
 
     Example:
         @hookimpl

@@ -201,8 +201,8 @@ class Seen:
     def untrained(self, reason: str, count: int, step: int | None = None) -> None:
         raise AssertionError(reason)
 
-    def waits(self, count: int, hand_over: object) -> None:
-        raise AssertionError(hand_over)
+    def waits(self, count: int, emit_pending: object) -> None:
+        raise AssertionError(emit_pending)
 
 
 def test_the_host_sees_what_its_trainer_generates() -> None:

@@ -108,8 +108,8 @@ class Attachment:
             with self._wraps.guarded("count what was not trained on"):
                 self._session.count_untrained(self._trainer(), reason, count, step)
 
-    def waits(self, count: int, hand_over: Callable[[], object]) -> None:
-        self._emit_pending = hand_over
+    def waits(self, count: int, emit_pending: Callable[[], object]) -> None:
+        self._emit_pending = emit_pending
         if self._callback() is None:  # its run has ended for good
             return
         if not self._session.set_pending(count) and count:

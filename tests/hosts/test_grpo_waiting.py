@@ -16,7 +16,7 @@ class Emitted(list):
 
     __call__ = list.append
 
-    def waits(self, count, hand_over):
+    def waits(self, count, emit_pending):
         pass
 
     def lost(self, reason, count):
