@@ -16,17 +16,20 @@ from rollout_hookspecs import (
     Columns,
     Drop,
     Emit,
+    Finding,
     Finish,
     Host,
     HostDetails,
     Image,
     Message,
+    Outcome,
     Panel,
     Placeholder,
     Plugin,
     Rollout,
     Run,
     Scope,
+    Severity,
     Sink,
     Split,
     Step,
@@ -35,12 +38,14 @@ from rollout_hookspecs import (
     ToolCall,
     ToolStatus,
     Trace,
+    Verdict,
     _records,
     hookimpl,
 )
 
 if TYPE_CHECKING:
     from rollout_plugins.callback import RolloutPluginCallback as RolloutPluginCallback
+    from rollout_plugins.checks.base import Check as Check
     from rollout_plugins.reading.runs import StoredRun as StoredRun
     from rollout_plugins.reading.runs import open_run as open_run
     from rollout_plugins.reading.runs import runs as runs
@@ -49,6 +54,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _LAZY = {
+    "Check": "rollout_plugins.checks.base",
     "RolloutPluginCallback": "rollout_plugins.callback",
     "RolloutRecorder": "rollout_plugins.recorder",
     "StoredRun": "rollout_plugins.reading.runs",
@@ -58,14 +64,17 @@ _LAZY = {
 
 __all__ = [
     "Batch",
+    "Check",
     "Columns",
     "Drop",
     "Emit",
+    "Finding",
     "Finish",
     "Host",
     "HostDetails",
     "Image",
     "Message",
+    "Outcome",
     "Panel",
     "Placeholder",
     "Plugin",
@@ -74,6 +83,7 @@ __all__ = [
     "RolloutRecorder",
     "Run",
     "Scope",
+    "Severity",
     "Sink",
     "Split",
     "Step",
@@ -83,6 +93,7 @@ __all__ = [
     "ToolCall",
     "ToolStatus",
     "Trace",
+    "Verdict",
     "hookimpl",
     "open_run",
     "runs",

@@ -15,6 +15,8 @@ Split = Literal["train", "eval"]
 Finish = Literal["stop", "length", "tool_limit", "error", "unknown"]
 ToolStatus = Literal["ok", "error", "unknown", "not_run"]
 Scope = Literal["global", "rank", "stream"]
+Severity = Literal["info", "warning", "severe"]
+Outcome = Literal["found", "clear", "unobserved"]
 #: Limits of `repr(rollout)`: characters in all, characters of the answer, and the largest reward that is printed.
 _REPR_LENGTH, _ANSWER_LENGTH, _LARGEST_REWARD = 300, 60, 1e300
 
@@ -299,6 +301,49 @@ class Panel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something that is wrong with a run, with its numbers and the rollouts that prove it."""
+
+    check: str
+    """Name of the check that found it."""
+    title: str
+    """What is wrong, in a few words. A finding with the same check and title as an earlier one is not reported again,
+    so the title contains no numbers that change from step to step."""
+    text: str
+    """What is wrong, in one sentence with its numbers."""
+    severity: Severity = "warning"
+    """`info` (good to know), `warning` (look at it) or `severe` (the training is not doing what it should)."""
+    steps: Sequence[int] = ()
+    """Steps at which it shows, the first one first."""
+    rollouts: Sequence[str] = ()
+    """Ids of rollouts that show it: a few good examples, not all of them."""
+    turn: int | None = None
+    """Index in `Rollout.completion` of the message that shows it, in the first of the rollouts."""
+    token: int | None = None
+    """Index in `Tokens.completion` of the token that shows it, in the first of the rollouts."""
+    advice: str = ""
+    """What to do next."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What one check concluded about a run. A check that had nothing to read is `unobserved`, never `clear`."""
+
+    check: str
+    """Name of the check."""
+    verdict: Outcome
+    """`found`, `clear`, or `unobserved` if the check had nothing to read."""
+    rollouts: int = 0
+    """How many rollouts it looked at."""
+    tokens: int = 0
+    """How many tokens it looked at."""
+    why: str = ""
+    """Why it could not look, such as `needs tokens=True`."""
+    findings: Sequence[Finding] = ()
+    """What it found."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """One generation batch of one rank, which a host submits: a snapshot from which rollouts are built later."""
 
@@ -449,6 +494,10 @@ class Plugin(Protocol):
     """True: all metrics of all plugins are logged, and the cost of recording."""
     seal_seconds: float | None = None
     """Age in seconds at which a journal becomes a Parquet file, which is immutable. None: no limit."""
+    reads: Collection[str] | None = None
+    """Columns of the table that its `check_rollouts` reads; None: all of them."""
+    parts: Sequence[Any] = ()
+    """Plugins that it consists of. Each runs by itself, so that one that fails or hangs does not affect the others."""
     require_redact: bool | None = None
     """For a plugin that copies a run's files elsewhere. True: it needs a `required` plugin; False: it warns without
     one."""

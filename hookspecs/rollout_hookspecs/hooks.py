@@ -12,9 +12,21 @@ it is loaded.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rollout_hookspecs._markers import hookspec
-from rollout_hookspecs._records import Columns, Host, Panel, Rollout, Run, Step, ToolCall, Trace
+from rollout_hookspecs._records import (
+    Columns,
+    Finding,
+    Host,
+    Panel,
+    Rollout,
+    Run,
+    Step,
+    ToolCall,
+    Trace,
+    Verdict,
+)
 
 
 @hookspec
@@ -114,6 +126,50 @@ def rollout_metrics(rollouts: Sequence[Rollout], step: Step, columns: Columns) -
         @hookimpl
         def rollout_metrics(self, rollouts):
             return {"turns": mean(len(r.completion) for r in rollouts)}
+    """
+
+
+@hookspec
+def check_rollouts(rollouts: Sequence[Rollout], step: Step, table: Any) -> Sequence[Finding] | None:
+    """Look for something wrong in one generation batch of this process, after it was stored. Return new findings.
+
+    `table` is a `pyarrow.Table` with the columns of the store; prefer it, since `rollouts` has to be built from it.
+    Called while training, and again for each generation of a stored run by `rollouts check`. A finding is logged,
+    stored with the run, and sent to the sinks that have alerts, once in a run for each `check` and `title`.
+
+    Example:
+        @hookimpl
+        def check_rollouts(self, table):
+            if not any(table["completion_tokens"].to_pylist()):
+                return [Finding(check="empty", title="empty answers", text="all answers of a step are empty")]
+    """
+
+
+@hookspec
+def check_log(step: int, values: Mapping[str, float]) -> Sequence[Finding] | None:
+    """Look for something wrong in what the trainer logged at a step, such as loss and grad_norm. Return new findings.
+
+    Called in the same places as `check_rollouts`; numbers only.
+
+    Example:
+        @hookimpl
+        def check_log(self, step, values):
+            if values.get("grad_norm", 0) > 1000:
+                return [Finding(check="norm", title="huge gradient", text=f"grad_norm > 1000 at step {step}")]
+    """
+
+
+@hookspec
+def check_run(run: Any) -> Verdict | Sequence[Verdict] | None:
+    """Conclude what is wrong with a stored run, after `check_rollouts` and `check_log` saw all of it.
+
+    `run` is what `open_run` returns. Called by `rollouts check` and `StoredRun.check`, never in training. A check that
+    had nothing to read returns the verdict `unobserved` and says why.
+
+    Example:
+        @hookimpl
+        def check_run(self, run):
+            return Verdict(check="size", verdict="clear" if len(run) > 1000 else "unobserved", rollouts=len(run))
     """
 
 

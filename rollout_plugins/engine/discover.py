@@ -27,7 +27,7 @@ from rollout_plugins.errors import SetupError, suggest
 
 logger = logging.getLogger("rollout_plugins")
 
-DEFAULTS = ("images", "metrics")
+DEFAULTS = ("images", "metrics", "checks")
 TRAINERS = "trainers"
 CAP = "cap"
 ON_DEMAND = (TRAINERS, CAP)
@@ -248,7 +248,8 @@ class Plugins:
     def _add(self, found: Installed) -> None:
         alive = [other for other in self._order if self.manager.has_plugin(other.name)]
         for other in alive:
-            self.manager.unregister(name=other.name)
+            for name in (other.name, *other.part_names):
+                self.manager.unregister(name=name)
         self._register_all([*alive, found])
 
     def peek(self, found: Installed) -> None:
@@ -291,6 +292,10 @@ class Plugins:
                 ) from error
             raise SetupError(f"plugin {found.name!r}: {' '.join(str(error).split())}") from error
         found.status = "active"
+        parts = {f"{found.name}.{name_of(part, {})}": part for part in as_sink(found.plugin).parts}
+        found.part_names = tuple(parts)
+        for name, part in reversed(parts.items()):
+            self.manager.register(part, name=name)
 
 
 def _name_of_given(plugin: Any, installed: Mapping[str, Installed]) -> str:

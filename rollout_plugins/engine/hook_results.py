@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
-from rollout_hookspecs import Rollout
+from rollout_hookspecs import Finding, Outcome, Rollout, Severity, Verdict
 
 from rollout_plugins.content.conform import unfit
+
+SEVERITIES = get_args(Severity)
+OUTCOMES = get_args(Outcome)
 
 
 def one(kind: type) -> Callable[[Any], Any]:
@@ -61,6 +64,37 @@ def skip_reasons(plugin: Any) -> dict[str, str]:
         return {str(ident): str(why) for ident, why in plugin.skip_reasons.items()}
     except Exception:  # it does not have to
         return {}
+
+
+def findings(result: Any) -> list[Finding]:
+    """Return what a check gave, or raise if any of it is not a finding that can be stored."""
+    given = [] if result is None else list(result)
+    for finding in given:
+        if not isinstance(finding, Finding):
+            raise TypeError(f"returned {type(finding).__name__}, expected Finding")
+        if finding.severity not in SEVERITIES:
+            raise TypeError(f"gave a finding of severity {finding.severity!r}; give one of {', '.join(SEVERITIES)}")
+        if not all(isinstance(text, str) and text for text in (finding.check, finding.title, finding.text)):
+            raise TypeError("gave a finding whose check, title or text is not a text")
+        if not all(type(step) is int for step in finding.steps):
+            raise TypeError("gave a finding whose steps are not integers")
+        if isinstance(finding.rollouts, str) or not all(isinstance(ident, str) for ident in finding.rollouts):
+            raise TypeError("gave a finding whose rollouts are not a list of ids")
+    return given
+
+
+def verdicts(result: Any) -> list[Verdict]:
+    """Return what `check_run` gave as a list, or raise if any of it is not a verdict."""
+    given = [result] if isinstance(result, Verdict) else [] if result is None else list(result)
+    for verdict in given:
+        if not isinstance(verdict, Verdict):
+            raise TypeError(f"returned {type(verdict).__name__}, expected Verdict")
+        if verdict.verdict not in OUTCOMES:
+            raise TypeError(f"gave the verdict {verdict.verdict!r}; give one of {', '.join(OUTCOMES)}")
+        if not verdict.findings and verdict.verdict == "found":
+            raise TypeError("gave the verdict 'found' without findings")
+        findings(verdict.findings)
+    return given
 
 
 def numbers(result: Any) -> tuple[dict[str, float], list[str]] | None:

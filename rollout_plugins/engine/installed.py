@@ -30,6 +30,8 @@ class Installed:
     plugin: Any = None
     status: str = "available"
     reason: str = ""
+    part_names: tuple[str, ...] = ()
+    """Names under which the parts of the plugin are registered."""
 
     @property
     def version(self) -> str:

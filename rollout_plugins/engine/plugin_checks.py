@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -146,10 +146,19 @@ def _check_hooks(name: str, plugin: Any) -> None:
             faults.append(f"{_place(value)} implements {hook!r}, which is not a hook; {suggest(hook, HOOKS)}")
         else:
             faults += _faults_of(value, hook, options)
-    if not marked and not faults:
+    for part in _parts(plugin):
+        _check_hooks(name, part)
+        marked += 1
+    if not marked and not faults and not hasattr(plugin, "parts"):
         faults.append(f"it has no method marked @hookimpl; the hooks are {', '.join(HOOKS)}")
     if faults:
         raise SetupError(f"plugin {name!r} cannot be used: {'; '.join(faults)}")
+
+
+def _parts(plugin: Any) -> Sequence[Any]:
+    """Return the plugins that a plugin consists of."""
+    parts = getattr(plugin, "parts", ())
+    return parts if isinstance(parts, (list, tuple)) else ()
 
 
 def _attributes(plugin: Any) -> list[tuple[str, Any]]:

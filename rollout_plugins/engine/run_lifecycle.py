@@ -11,6 +11,7 @@ from rollout_hookspecs import Batch, Run
 from rollout_plugins.engine.counters import Counters
 from rollout_plugins.engine.delivery import as_sink
 from rollout_plugins.engine.dispatch import Dispatcher
+from rollout_plugins.engine.findings import Findings
 from rollout_plugins.engine.generation import Generation, build, step_of
 from rollout_plugins.engine.hook_thread import HookThread
 from rollout_plugins.engine.metric_averages import MetricAverages
@@ -38,6 +39,7 @@ class RunLifecycle:
         self.hooks = hooks
         self.storage = Storage(counters)
         self.metrics = MetricAverages()
+        self.findings = Findings(dispatcher, hooks)
         self.outboxes: list[Outbox] = []
         """One for each sink, from the start of a run to its release."""
         self._dispatcher = dispatcher
@@ -75,6 +77,9 @@ class RunLifecycle:
         plugins = [plugin for _, plugin in self._dispatcher.manager.list_name_plugin()]
         seal_seconds = filter(None, (as_sink(plugin).seal_seconds for plugin in plugins))
         self.storage.open(run, min(seal_seconds, default=None))
+        self.findings.open(run)
+        if self.findings.is_wanted:
+            self.storage.keep_last()
         self.outboxes = self.outboxes or self._make_outboxes(run)
         for outbox in self.outboxes:
             outbox.start_run(run)
@@ -124,18 +129,25 @@ class RunLifecycle:
         finally:
             if self._dispatcher.has_required:
                 generation.forget_unseen(self._counters)
-            self.storage.write(batch.split, generation.to_store())
+            stored = generation.to_store()
+            self.storage.write(batch.split, stored)
             self.storage.note_chosen(generation.chosen_elsewhere())
         for outbox in self.outboxes:
             traces = generation.traces_for(outbox.scope)
             outbox.send(traces, generation.step, batch.bytes * len(traces) // max(batch.count, 1))
         self.metrics.add((batch.split, batch.dataset), generation.metrics or {})
+        if (rows := self.storage.take_last()) is not None:
+            self.findings.look(rows, stored, generation.step, self._alert)
         self._count_warnings()
 
     def _run_plugins(self, generation: Generation) -> None:
         generation.go_through(self._dispatcher, {outbox.scope for outbox in self.outboxes})
         if self.outboxes:
             self._forward_alerts()
+
+    def _alert(self, title: str, text: str) -> None:
+        for outbox in self.outboxes:
+            outbox.alert(title, text)
 
     def _forward_alerts(self) -> None:
         for plugin in self._dispatcher.plugins_with("rollout_metrics"):
@@ -168,6 +180,7 @@ class RunLifecycle:
             values = {self._log_names[name]: value for name, value in values.items() if name in self._log_names}
         if values:
             self.storage.write_log(step, time, values)
+            self.findings.look_at_log(step, values, self._alert)
 
     def _filter_names(self, names: list[str]) -> None:
         """Let required plugins see names that were not logged before."""

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import pyarrow as pa
 from rollout_hookspecs import Rollout, Run
 
 from rollout_plugins.engine.counters import Counters
@@ -53,6 +54,19 @@ class Storage:
             self._counters.stored(split, stored)
             self._counters.drop("store_failed", len(rollouts) - stored)
             self._join_small_parts()
+
+    def keep_last(self) -> None:
+        """Keep the rows that are written last until `take_last`."""
+        if self._writer is not None:
+            self._writer.keeps_last = True
+
+    def take_last(self) -> pa.RecordBatch | None:
+        """Return the rows that were written since the last call; None if writing them failed."""
+        writer = self._writer
+        if writer is None:
+            return None
+        batch, writer.last = writer.last, None
+        return batch
 
     def _join_small_parts(self) -> None:
         """Keep a run that is sealed often in few files. When that fails, the small ones stay as they are."""

@@ -41,6 +41,7 @@ from rollout_plugins.system.remote_runs import address, place_of
 if TYPE_CHECKING:
     from rollout_hookspecs import Rollout, Run
 
+    from rollout_plugins.reading.checking import Checked
     from rollout_plugins.reading.export import Sent
 
 
@@ -395,6 +396,15 @@ class StoredRun:
     def step_table(self) -> pa.Table:
         """What the trainer logged, such as loss and grad_norm: a row for each step, a column for each name."""
         return self.sql("select * exclude (run_id) from steps")
+
+    def check(self, *, only: Sequence[str] = (), disable: Sequence[str] = (), plugins: Sequence[Any] = ()) -> Checked:
+        """Run every installed check over the run: `run.check().findings`, the most severe first, and `.verdicts`.
+
+        `only`, `disable`: names of checks. `plugins`: further checks, as objects.
+        """
+        from rollout_plugins.reading.checking import check_run
+
+        return check_run(self, only=only, disable=disable, plugins=plugins)
 
     def annotate(self, producer: str, rows: Iterable[Mapping[str, Any]]) -> int:
         """Add columns to rollouts: rows of `id` and values. Returns how many rows were written.

@@ -33,13 +33,15 @@ def write_texts(folder: Path, producer: str, rows: Sequence[Mapping[str, str]]) 
     return write_annotations(folder, producer, pa.table(columns))
 
 
-def write_annotations(folder: Path, producer: str, table: pa.Table) -> Path:
+def write_annotations(
+    folder: Path, producer: str, table: pa.Table, metadata: Mapping[bytes, bytes] | None = None
+) -> Path:
     """Write one file to a run's folder: `id` and the producer's columns."""
     target = folder / "annotations" / folder_name(producer)
     target.mkdir(parents=True, exist_ok=True)
     file = _new_file(target, table.schema)
-    told = table.replace_schema_metadata({PRODUCER: sql_name(producer).encode()})
-    write_parquet(file, [told])
+    labelled = table.replace_schema_metadata({PRODUCER: sql_name(producer).encode(), **(metadata or {})})
+    write_parquet(file, [labelled])
     return file
 
 

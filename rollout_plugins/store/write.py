@@ -69,6 +69,10 @@ class RunWriter:
         self.bytes = 0
         self.begun: set[str] = set()
         """Splits that got a new journal, until somebody clears it."""
+        self.keeps_last = False
+        """Whether `last` is set."""
+        self.last: pa.RecordBatch | None = None
+        """The rows that were written last, for checks; whoever takes them sets it to None."""
         self._shards: dict[str, Journal] = {}
         self._log: Journal | None = None
         self._started = time.time()
@@ -86,6 +90,7 @@ class RunWriter:
         if shard is None or not shard.is_there():
             shard = self._new_shard(split)
         self.bytes += shard.append(batch)
+        self.last = batch if self.keeps_last else None
         del batch  # sealing reads it again, and it may be as large as the memory that is left
         if shard.bytes >= SEAL_BYTES:
             self._seal(split)

@@ -129,14 +129,14 @@ def test_a_disabled_plugin_is_not_even_imported(install, monkeypatch, name, by):
 
 def test_the_environment_switches_off_even_what_the_code_asks_for(monkeypatch):
     monkeypatch.setenv("ROLLOUT_PLUGINS_DISABLE", "fine,images")
-    assert order(Plugins([Fine()])) == ["metrics"]
+    assert order(Plugins([Fine()])) == ["checks", "metrics"]
 
 
 def test_one_that_is_given_as_an_object_runs_once_wherever_its_package_defines_it(install):
     within = textwrap.dedent(GOOD).replace("Plugin", "Judge") + "Judge.__module__ = 'x_top.inner'\n"
     install("x-top", {"judge": "x_top:Judge"}, {"x_top": within})
     judge = importlib.import_module("x_top").Judge()
-    assert order(Plugins([judge])) == ["judge", "images", "metrics"]
+    assert order(Plugins([judge])) == ["judge", "checks", "images", "metrics"]
 
 
 def test_without_autoload_only_what_is_asked_for_runs_and_is_imported(install, monkeypatch):
@@ -175,7 +175,7 @@ def test_plugins_run_in_the_users_order_then_installed_ones_by_name_then_built_i
     install("zz-first", {"aa": "x_good:Plugin"})
     calls = []
     plugins = Plugins([Named("second", calls), "dedup", Named("first", calls)])
-    assert order(plugins) == ["second", "dedup", "first", "aa", "zz", "images", "metrics"]
+    assert order(plugins) == ["second", "dedup", "first", "aa", "zz", "checks", "images", "metrics"]
     plugins.manager.hook.on_run_end(run=None)
     assert calls == ["second", "first"]
 
@@ -206,7 +206,7 @@ def test_what_was_disabled_or_taken_out_does_not_come_back_with_a_late_plugin():
     dispatcher.remove("mine", "was told to")
     assert not plugins.add("console")
     assert plugins.add("cap")
-    assert order(plugins) == ["fine", "mine", "images", "metrics", "cap"]
+    assert order(plugins) == ["fine", "mine", "checks", "images", "metrics", "cap"]
     assert "mine" not in [impl.plugin_name for impl in dispatcher.implementations("on_rollout")]
 
 

@@ -184,16 +184,19 @@ def test_two_instances_of_one_class_both_run():
 def test_a_class_that_has_the_name_of_an_installed_plugin_by_chance_runs_beside_it(name):
     chance = type(name, (Fine,), {"name": ""})
     ours = name.lower()
-    assert order(Plugins([chance()])) == order(Plugins([chance])) == [f"{ours}-2", "images", "metrics"]
-    assert order(Plugins([chance(), chance()])) == [f"{ours}-2", f"{ours}-3", "images", "metrics"]
-    assert order(Plugins([chance()], disable=[ours])) == [f"{ours}-2", *({"images", "metrics"} - {ours})]
+    assert order(Plugins([chance()])) == order(Plugins([chance])) == [f"{ours}-2", "checks", "images", "metrics"]
+    assert order(Plugins([chance(), chance()])) == [f"{ours}-2", f"{ours}-3", "checks", "images", "metrics"]
+    assert order(Plugins([chance()], disable=[ours])) == [
+        f"{ours}-2",
+        *(name for name in ("checks", "images", "metrics") if name != ours),
+    ]
 
 
 def test_a_subclass_of_an_installed_plugin_takes_its_place():
     from rollout_plugins.plugins.metrics import Metrics
 
-    assert order(Plugins([type("Metrics", (Metrics,), {})()])) == ["metrics", "images"]
-    assert order(Plugins([type("Own", (Metrics,), {})()])) == ["own", "images", "metrics"]
+    assert order(Plugins([type("Metrics", (Metrics,), {})()])) == ["metrics", "checks", "images"]
+    assert order(Plugins([type("Own", (Metrics,), {})()])) == ["own", "checks", "images", "metrics"]
 
 
 def test_the_same_instance_twice_and_equal_instances_are_refused_with_the_fix():

@@ -52,7 +52,7 @@ def test_it_does_not_run_where_the_trainer_reports_elsewhere(install, tmp_path, 
     import x_mlflow
 
     assert x_mlflow.received == []
-    assert order(Plugins()) == ["images", "metrics"]
+    assert order(Plugins()) == ["checks", "images", "metrics"]
 
 
 def test_it_runs_when_it_is_asked_for_by_name(install, tmp_path):

@@ -39,4 +39,6 @@ class Fine:
 
 
 def order(plugins):
-    return [name for name, _ in reversed(plugins.manager.list_name_plugin())]
+    """Return the names of the plugins that run, in calling order; parts of a plugin are not listed."""
+    names = [name for name, _ in reversed(plugins.manager.list_name_plugin())]
+    return [name for name in names if "." not in name]

@@ -1,0 +1,52 @@
+"""Checks that look for what goes wrong in a training, and the plugin that brings them.
+
+A check is one class in a file of this folder, and is listed in `BUILT_IN`. While training, each sees every generation
+and reports new findings; afterwards, `rollouts check` feeds the same classes from the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+from rollout_plugins.checks.base import Check
+from rollout_plugins.errors import SetupError, suggest
+
+#: The classes of the built-in checks, as "module:Class" below this package, in the order in which they are listed.
+BUILT_IN: tuple[str, ...] = ("rewards_not_finite:RewardsNotFinite",)
+
+
+class Checks:
+    """Looks for what goes wrong in the training, and reports each finding once. On by default.
+
+    A finding is a line in the log, an alert in sinks that have alerts (trackio, wandb), and is stored with the run.
+    `rollouts check RUN` prints the findings of a stored run.
+
+    only: names of the checks to run; all by default.
+        Checks(only=["rewards-not-finite"])
+    disable: names of checks that are not to run.
+        Checks(disable=["rewards-not-finite"])
+    options: options of single checks, by name.
+    """
+
+    def __init__(
+        self,
+        *,
+        only: Sequence[str] = (),
+        disable: Sequence[str] = (),
+        options: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        classes = {kind.name: kind for kind in built_in_checks()}
+        for name in (*only, *disable, *(options or {})):
+            if name not in classes:
+                raise SetupError(f"there is no check {name!r}; {suggest(name, classes)}")
+        names = [name for name in classes if (not only or name in only) and name not in disable]
+        self.parts: list[Check] = [classes[name](**(options or {}).get(name, {})) for name in names]
+
+
+def built_in_checks() -> Iterable[type[Check]]:
+    """Yield the classes of the built-in checks, in the order of `BUILT_IN`."""
+    for address in BUILT_IN:
+        module, _, name = address.partition(":")
+        yield getattr(import_module(f"{__name__}.{module}"), name)

@@ -1,0 +1,178 @@
+"""Run the checks over a stored run: every generation in order, then what the trainer logged, as in training."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from rollout_hookspecs import Finding, Outcome, Step, Verdict
+
+from rollout_plugins.engine import hook_results
+from rollout_plugins.engine.counters import Counters
+from rollout_plugins.engine.delivery import as_sink
+from rollout_plugins.engine.discover import Plugins
+from rollout_plugins.engine.dispatch import Dispatcher
+from rollout_plugins.errors import RunError, suggest
+from rollout_plugins.store.any_version import with_columns
+from rollout_plugins.store.arrow_rollouts import from_rows
+from rollout_plugins.store.findings import distinct
+from rollout_plugins.store.schema import SCHEMA
+
+if TYPE_CHECKING:
+    from rollout_plugins.reading.lazy_methods import Stored
+
+logger = logging.getLogger("rollout_plugins")
+
+HOOKS = ("check_rollouts", "check_log", "check_run")
+KEYS = ("split", "attempt", "generation", "step", "rank")
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What the checks concluded about a run."""
+
+    findings: list[Finding]
+    """The most severe first, then by the step at which they began."""
+    verdicts: list[Verdict]
+    """One for each check, in the order in which they ran."""
+
+
+def check_run(
+    run: Stored, *, only: Sequence[str] = (), disable: Sequence[str] = (), plugins: Sequence[Any] = ()
+) -> Checked:
+    """Run all installed checks over a run, or only some by name. `plugins`: further checks, as objects."""
+    dispatcher = Dispatcher(Plugins(plugins).manager, Counters())
+    checks = _Feed(dispatcher, _chosen(dispatcher, only, disable))
+    checks.start(run)
+    for step, table in generations(run, checks.columns):
+        checks.look(table, step)
+    for logged_at, values in _logged(run):
+        checks.look_at_log(logged_at, values)
+    verdicts = checks.conclude(run)
+    return Checked(distinct(finding for verdict in verdicts for finding in verdict.findings), verdicts)
+
+
+def _chosen(dispatcher: Dispatcher, only: Sequence[str], disable: Sequence[str]) -> list[str]:
+    """Return the names of the plugins whose checks are to run, in calling order."""
+    names = list(dict.fromkeys(impl.plugin_name for hook in HOOKS for impl in dispatcher.implementations(hook)))
+    short = {_short(name): name for name in names}
+    for name in (*only, *disable):
+        if name not in short and name not in names:
+            raise RunError(f"there is no check {name!r}; {suggest(name, short)}")
+    wanted = [name for name in names if not only or {name, _short(name)} & set(only)]
+    return [name for name in wanted if not {name, _short(name)} & set(disable)]
+
+
+def _short(plugin_name: str) -> str:
+    """Return the name of a check: parts of the built-in plugin are called by their own names."""
+    return plugin_name.removeprefix("checks.")
+
+
+class _Feed:
+    """The chosen checks, what they found, and how much they were given."""
+
+    def __init__(self, dispatcher: Dispatcher, names: Sequence[str]) -> None:
+        self._dispatcher = dispatcher
+        self._names = names
+        self._found: dict[str, list[Finding]] = {name: [] for name in names}
+        self._rollouts = 0
+
+    def _implementations(self, hook: str) -> list[Any]:
+        return [impl for impl in self._dispatcher.implementations(hook) if impl.plugin_name in self._found]
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that the checks read; all if one of them does not say."""
+        wanted = set(KEYS)
+        for impl in self._implementations("check_rollouts"):
+            reads = as_sink(impl.plugin).reads
+            takes_records = "rollouts" in (*impl.argnames, *impl.kwargnames)
+            wanted |= set(SCHEMA.names if reads is None or takes_records else reads)
+        return [name for name in SCHEMA.names if name in wanted]
+
+    def start(self, run: Stored) -> None:
+        for impl in self._implementations("on_run_start"):
+            self._dispatcher.call(impl, "on_run_start", {"run": run.info})
+
+    def look(self, table: pa.Table, step: Step) -> None:
+        arguments: dict[str, Any] = {"table": table, "step": step}
+        implementations = self._implementations("check_rollouts")
+        if any("rollouts" in (*impl.argnames, *impl.kwargnames) for impl in implementations):
+            arguments["rollouts"] = tuple(from_rows(table.to_pylist()))
+        self._rollouts += table.num_rows
+        self._call("check_rollouts", arguments)
+
+    def look_at_log(self, step: int, values: Mapping[str, float]) -> None:
+        self._call("check_log", {"step": step, "values": values})
+
+    def _call(self, hook: str, arguments: Mapping[str, Any]) -> None:
+        for impl in self._implementations(hook):
+            _, findings = self._dispatcher.call(impl, hook, arguments, hook_results.findings)
+            self._found[impl.plugin_name] += findings or ()
+
+    def conclude(self, run: Stored) -> list[Verdict]:
+        """Return the verdict of each check; one that failed is unobserved, never clear."""
+        concluding = {impl.plugin_name: impl for impl in self._implementations("check_run")}
+        verdicts: list[Verdict] = []
+        for name in self._names:
+            verdicts += self._verdicts(name, concluding.get(name), run)
+        return verdicts
+
+    def _verdicts(self, name: str, impl: Any, run: Stored) -> Sequence[Verdict]:
+        findings = tuple(distinct(self._found[name]))
+        if name not in self._dispatcher.removed and impl is not None:
+            _, verdicts = self._dispatcher.call(impl, "check_run", {"run": run}, hook_results.verdicts)
+            if verdicts:
+                return list(verdicts)
+        errors = self._dispatcher.counters.errors.get(name, 0)
+        why = f"it failed: {errors} errors" if errors else ""
+        if findings:
+            return [Verdict(check=_short(name), verdict="found", rollouts=self._rollouts, findings=findings, why=why)]
+        outcome: Outcome = "unobserved" if why or not self._rollouts else "clear"
+        return [Verdict(check=_short(name), verdict=outcome, rollouts=0 if why else self._rollouts, why=why)]
+
+
+def generations(run: Stored, columns: Sequence[str]) -> Iterator[tuple[Step, pa.Table]]:
+    """Yield each generation of a run as one table, in the order they were made; without what was done again."""
+    waiting: list[pa.Table] = []
+    for table in run.tables(list(columns)):
+        for piece in _split(table):
+            if waiting and _key(waiting[0]) != _key(piece):
+                yield _whole(waiting)
+                waiting = []
+            waiting.append(piece)
+    if waiting:
+        yield _whole(waiting)
+
+
+def _key(table: pa.Table) -> tuple[Any, ...]:
+    return tuple(table[name][0].as_py() for name in ("split", "attempt", "generation"))
+
+
+def _split(table: pa.Table) -> Iterator[pa.Table]:
+    """Cut a table where the generation changes."""
+    rows = list(zip(*(table[name].to_pylist() for name in ("split", "attempt", "generation")), strict=True))
+    start = 0
+    for at in range(1, len(rows) + 1):
+        if at == len(rows) or rows[at] != rows[start]:
+            yield table.slice(start, at - start)
+            start = at
+
+
+def _whole(tables: Sequence[pa.Table]) -> tuple[Step, pa.Table]:
+    table = with_columns(pa.concat_tables(tables), tables[0].column_names).combine_chunks()
+    first = {name: table[name][0].as_py() for name in KEYS}
+    step = Step(split=first["split"], step=first["step"] or 0, generation=first["generation"], seen=table.num_rows)
+    return replace(step, rank=first["rank"] or 0), table
+
+
+def _logged(run: Stored) -> Iterator[tuple[int, dict[str, float]]]:
+    """Yield what the trainer logged, by step."""
+    for row in run.step_table().to_pylist():
+        step = row.pop("step")
+        values = {name: value for name, value in row.items() if isinstance(value, float) and name != "time"}
+        if step is not None and values:
+            yield step, values

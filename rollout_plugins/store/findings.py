@@ -1,0 +1,84 @@
+"""Findings in the files of a run: annotations of the rollouts that show them, in `annotations/findings/`.
+
+A file has a column for each check, with the finding's text in the rows of its rollouts. The findings themselves, also
+those that no single rollout shows, are in the metadata of the file's schema, so that reading them opens no row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+from rollout_hookspecs import Finding
+
+from rollout_plugins.content.exact_json import cleaned
+from rollout_plugins.store.annotations import write_annotations
+from rollout_plugins.store.schema import TEXT
+
+PRODUCER = "findings"
+METADATA = b"rollout_plugins.findings"
+#: Findings have only a few good examples; a check that names thousands of rollouts still gets a small file.
+MAX_EXAMPLES = 100
+_FIELDS = tuple(field.name for field in fields(Finding))
+_SEVERITIES = ("severe", "warning", "info")
+
+
+def write_findings(folder: Path, findings: Sequence[Finding]) -> Path:
+    """Write new findings into a run's folder."""
+    texts: dict[str, dict[str, str]] = {}
+    for finding in findings:
+        for rollout_id in finding.rollouts[:MAX_EXAMPLES]:
+            texts.setdefault(rollout_id, {}).setdefault(finding.check, finding.text)
+    checks = list(dict.fromkeys(finding.check for finding in findings))
+    columns = {check: pa.array([_cleaned(row.get(check)) for row in texts.values()], TEXT) for check in checks}
+    table = pa.table({"id": pa.array(map(cleaned, texts), TEXT), **columns})
+    return write_annotations(folder, PRODUCER, table, {METADATA: orjson.dumps([to_json(f) for f in findings])})
+
+
+def _cleaned(text: str | None) -> str | None:
+    """Return the text as UTF-8 can encode it."""
+    return None if text is None else cleaned(text)
+
+
+def to_json(finding: Finding) -> dict[str, Any]:
+    """Return a finding as plain JSON values."""
+    values = asdict(finding)
+    for name in ("check", "title", "text", "advice"):
+        values[name] = cleaned(str(values[name]))
+    values["steps"] = [int(step) for step in finding.steps]
+    values["rollouts"] = [cleaned(str(rollout_id)) for rollout_id in finding.rollouts[:MAX_EXAMPLES]]
+    return values
+
+
+def findings_of(metadata: dict[bytes, bytes] | None) -> list[Finding]:
+    """Return the findings in the metadata of an annotation file, without fields of later versions."""
+    rows = orjson.loads((metadata or {}).get(METADATA, b"[]"))
+    return [Finding(**{name: row[name] for name in _FIELDS if name in row}) for row in rows]
+
+
+def read_findings(folder: Path) -> list[Finding]:
+    """Return the findings stored in a run's folder on this machine, oldest first; unreadable files are skipped."""
+    findings: list[Finding] = []
+    for path in sorted((folder / "annotations" / PRODUCER).glob("*.parquet")):
+        with suppress(Exception):
+            findings += findings_of(pq.read_schema(path).metadata)
+    return findings
+
+
+def distinct(findings: Iterable[Finding]) -> list[Finding]:
+    """Return the findings once each, the most severe first, then by the step at which they began."""
+    first: dict[tuple[str, str], Finding] = {}
+    for finding in findings:
+        first.setdefault((finding.check, finding.title), finding)
+    return sorted(first.values(), key=_rank)
+
+
+def _rank(finding: Finding) -> tuple[int, float]:
+    severity = _SEVERITIES.index(finding.severity) if finding.severity in _SEVERITIES else 1
+    return severity, min(finding.steps, default=float("inf"))
