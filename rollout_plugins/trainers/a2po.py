@@ -42,12 +42,12 @@ class A2POObserver(Observer):
 
     def _estimate(self, call: Call) -> Any:
         """Each scored batch of the first stage is a generation, also while another one is being prepared."""
-        outer, self.now, self.estimating = self.now, None, True
+        outer, self.current, self.estimating = self.current, None, True
         _seen_estimating.add(self.trainer)
         try:
             return call.run()
         finally:
-            self.now, self.estimating = outer, False
+            self.current, self.estimating = outer, False
 
     def begin(self) -> Generation:
         if not self.estimating:

@@ -21,24 +21,24 @@ from rollout_plugins.hosts.kit.observed_generation import Generation
 from rollout_plugins.hosts.kit.watch_tools import watched_outcomes
 
 
-def batch_of(now: Generation, build: Callable[[], list[Rollout]] | None = None) -> Batch:
+def batch_of(generation: Generation, build: Callable[[], list[Rollout]] | None = None) -> Batch:
     """Make the batch of a generation on the training thread; its rollouts are built on the worker thread."""
-    now.let_go()
+    generation.let_go()
     return Batch(
-        build=build or partial(_built, now),
-        split="train" if now.split == "train" else "eval",
-        step=now.step,
-        count=now.count,
-        bytes=now.held,
-        gathered=now.peers is not None or now.world == 1,
-        seconds=now.seconds,
+        build=build or partial(_built, generation),
+        split="train" if generation.split == "train" else "eval",
+        step=generation.step,
+        count=generation.count,
+        bytes=generation.held,
+        gathered=generation.peers is not None or generation.world == 1,
+        seconds=generation.seconds,
     )
 
 
-def _built(now: Generation) -> Sequence[Rollout]:
-    for work in now.later:
+def _built(generation: Generation) -> Sequence[Rollout]:
+    for work in generation.later:
         work()
-    return Builder(now).rollouts()
+    return Builder(generation).rollouts()
 
 
 class Builder:

@@ -55,16 +55,16 @@ class Observer:
         return bool(self.trainer.model.training) and not getattr(self._threads, "is_evaluating", False)
 
     @property
-    def now(self) -> Generation | None:
+    def current(self) -> Generation | None:
         """The current generation of this thread.
 
         Each thread has its own, because a trainer may generate the next batch on a thread while it scores this one.
         """
-        return getattr(self._threads, "now", None)
+        return getattr(self._threads, "current", None)
 
-    @now.setter
-    def now(self, generation: Generation | None) -> None:
-        self._threads.now = generation
+    @current.setter
+    def current(self, generation: Generation | None) -> None:
+        self._threads.current = generation
 
     def watch(
         self, name: str, around: AroundOne, parameters: tuple[str, ...] | None = None, *, optional: bool = False
@@ -76,8 +76,8 @@ class Observer:
         """
 
         def inside(call: Call) -> Any:
-            with self._generation() as now:
-                return call.run() if now is None else around(now, call)
+            with self._generation() as generation:
+                return call.run() if generation is None else around(generation, call)
 
         if optional and not hasattr(self.trainer, name):
             return
@@ -89,41 +89,41 @@ class Observer:
 
     def _unseen(self, call: Call) -> Any:
         """Count the rows passed to a method with unexpected arguments, in case no other method shows its rollouts."""
-        with self._generation() as now:
+        with self._generation() as generation:
             with self.guarded("count the rows of a generation"):
-                if now is not None and not now.expected:
-                    now.expected = self.answers_each * rows_in(call)
+                if generation is not None and not generation.expected:
+                    generation.expected = self.answers_each * rows_in(call)
             return call.run()
 
     @contextmanager
     def _generation(self) -> Iterator[Generation | None]:
-        if self.now is not None:
-            yield self.now
+        if self.current is not None:
+            yield self.current
             return
         here = os.getpid()
         with self.guarded("begin a generation"):
-            self.now = self.begin()
+            self.current = self.begin()
         try:
-            yield self.now
+            yield self.current
         except BaseException as error:
-            if self.now is not None:
-                self.now.failed(error)
+            if self.current is not None:
+                self.current.failed(error)
             raise
         finally:
-            if self.now is not None and os.getpid() == here:  # after a fork, the parent submits it
-                self.hand_over(self.now)
-            self.now = None
+            if self.current is not None and os.getpid() == here:  # after a fork, the parent submits it
+                self.hand_over(self.current)
+            self.current = None
 
     def _evaluating(self, call: Call) -> Any:
         """Set the current generation aside during an evaluation, which a reward function may start."""
-        outer, self.now = self.now, None
+        outer, self.current = self.current, None
         is_nested, self._threads.is_evaluating = getattr(self._threads, "is_evaluating", False), True
         if outer is not None:
             outer.rewards.is_paused = True
         try:
             return call.run()
         finally:
-            self.now, self._threads.is_evaluating = outer, is_nested
+            self.current, self._threads.is_evaluating = outer, is_nested
             if outer is not None:
                 outer.rewards.is_paused = False
 
@@ -133,40 +133,40 @@ class Observer:
         started = time.perf_counter()
         with self.wraps.guarded(what):
             yield
-        if self.now is not None:
-            self.now.seconds += time.perf_counter() - started
+        if self.current is not None:
+            self.current.seconds += time.perf_counter() - started
 
     def begin(self) -> Generation:
         """Create the generation that begins when a watched method is entered."""
-        now = Generation(self.trainer, self.options, training=self.is_training)
-        now.decoder = self.decoder
-        return now
+        generation = Generation(self.trainer, self.options, training=self.is_training)
+        generation.decoder = self.decoder
+        return generation
 
     def detach(self) -> None:
         self.wraps.detach()
 
-    def hand_over(self, now: Generation) -> None:
+    def hand_over(self, generation: Generation) -> None:
         """Submit a generation, however far the trainer or the observer got with it."""
-        if now.count:
+        if generation.count:
             with self.guarded("read the rewards"):
-                now.read_rewards()
+                generation.read_rewards()
             with self.guarded("record a generation"):
-                self.emit(self.batch(now))
-                self.count_refused(now.count)
-        elif now.error is None and now.expected:
-            self.missed(now)
+                self.emit(self.batch(generation))
+                self.count_refused(generation.count)
+        elif generation.error is None and generation.expected:
+            self.missed(generation)
 
-    def batch(self, now: Generation) -> Batch:
-        return batch_of(now)
+    def batch(self, generation: Generation) -> Batch:
+        return batch_of(generation)
 
     def count_refused(self, count: int) -> None:
         """Count rollouts that lack the values of a method that could not be wrapped."""
         for name in self.refused:
             self.emit.lost(f"without:{name}", count)
 
-    def missed(self, now: Generation) -> None:
+    def missed(self, generation: Generation) -> None:
         """Count a generation that no wrapper observed."""
-        self.lose(now.expected)
+        self.lose(generation.expected)
 
     def lose(self, count: int) -> None:
         """Count rollouts that could not be recorded, and warn the first time."""
@@ -177,31 +177,31 @@ class Observer:
             type(self.trainer).__name__, count,
         )  # fmt: skip
 
-    def given(self, now: Generation, call: Call) -> None:
+    def given(self, generation: Generation, call: Call) -> None:
         """Store the dataset rows in the argument `inputs` of a call."""
         with self.guarded("see the rows of a generation"):
-            now.rows = call.arguments["inputs"]
-            now.expected = len(now.rows)
+            generation.rows = call.arguments["inputs"]
+            generation.expected = len(generation.rows)
 
-    def scored(self, now: Generation, call: Call) -> Any:
+    def scored(self, generation: Generation, call: Call) -> Any:
         """Run a method that calls the reward functions, and record the result of each function."""
-        with self._swap("watch the reward functions", now.rewards.watched):
+        with self._swap("watch the reward functions", generation.rewards.watched):
             out = call.run()
         with self.guarded("read the weights of the rewards"):
-            now.rewards.weigh()
+            generation.rewards.weigh()
         return out
 
-    def tool_loop(self, now: Generation, call: Call) -> Any:
+    def tool_loop(self, generation: Generation, call: Call) -> Any:
         """Run `_tool_call_loop`, and record its tool calls and the messages that it returns."""
         try:
-            with self._swap("watch the tools", now.watched_tools):
+            with self._swap("watch the tools", generation.watched_tools):
                 out = call.run()
         except BaseException:
             with self.guarded("take a snapshot of a generation"):
-                now.broken_off(call.named(TOOL_LOOP))
+                generation.broken_off(call.named(TOOL_LOOP))
             raise
         if isinstance(out, tuple) and len(out) > 1:
-            now.tool_mask, now.said = out[0], out[1]
+            generation.tool_mask, generation.said = out[0], out[1]
         return out
 
     @contextmanager

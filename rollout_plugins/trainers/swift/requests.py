@@ -29,7 +29,7 @@ class Request:
     """Whether the messages hold the last answer, too."""
 
     def as_sample(self) -> Any:
-        """The sample as it would be if the trainer had finished it now."""
+        """Return the sample as it would be if the trainer had finished it already."""
         sample, last = copy.copy(self.sample), self.choices[-1]
         answer = {"role": "assistant", "content": last.message.content}
         sample.messages = [*self.messages, *([] if self.is_whole else [answer])]
@@ -49,14 +49,14 @@ class Requests:
         self.prompt_sizes: dict[str, int] = {}
         """How many messages each was asked with at first."""
 
-    def ask(self, samples: Sequence[Any], now: Generation) -> None:
-        """Note what is asked now: samples in the first turn, requests of the same ids in the next ones."""
+    def ask(self, samples: Sequence[Any], generation: Generation) -> None:
+        """Record the requests of this turn: samples in the first turn, requests with the same ids in later ones."""
         for one in samples:
             key = _key(one)
             if key in self._requests:
                 self._requests[key].messages = one.messages
             elif hasattr(one, "request_id"):  # a request of the scheduler's own making belongs to no sample
-                self._requests[key] = Request(one, now, one.messages)
+                self._requests[key] = Request(one, generation, one.messages)
                 self.prompt_sizes[key] = len(one.messages)
 
     def answer(self, samples: Sequence[Any], outputs: Sequence[Any], *, is_whole: bool) -> None:
@@ -71,9 +71,9 @@ class Requests:
             request.is_whole = is_whole or output.messages is not None
             request.messages = request.messages if output.messages is None else output.messages
 
-    def answered(self, now: Generation) -> list[Any]:
+    def answered(self, generation: Generation) -> list[Any]:
         """The samples of a generation that the model has answered."""
-        found = [one for one in self._requests.values() if one.generation is now and one.choices]
+        found = [one for one in self._requests.values() if one.generation is generation and one.choices]
         return [one.as_sample() for one in found]
 
     def forget(self, keys: Iterable[str]) -> None:
@@ -91,12 +91,12 @@ def _logprobs(choice: Any) -> list[float]:
     return [item["logprob"] for item in known.get("content", ())]
 
 
-def see_turn(observer: Observer, requests: Requests, now: Generation, call: Call) -> Any:
+def see_turn(observer: Observer, requests: Requests, generation: Generation, call: Call) -> Any:
     """One turn of some requests: what the model was asked, and what it answered."""
     asked: Sequence[Any] = ()
     with observer.guarded("see what the model is asked"):
         asked = call.arguments["samples"]
-        requests.ask(asked, now)
+        requests.ask(asked, generation)
     out = call.run()
     with observer.guarded("see what the model answered"):
         requests.answer(asked, out, is_whole=_is_whole(observer.trainer))
