@@ -34,6 +34,7 @@ PARTS = {
     "web": ["web", "report.py"],
     "shapes": ["shapes"],
     "demo": ["demo"],
+    "learn": ["learn"],
     "record": ["record"],
     "remote": ["remote"],
     "trainers": ["trainers"],
