@@ -42,6 +42,7 @@ def missing_rollouts(folder: Path, attempts: Sequence[Mapping[str, Any]], databa
             Writer(attempt["attempt"], attempt["rank"], split): rollouts
             for attempt in attempts
             for split, rollouts in attempt.get("rollouts", {}).items()
+            if isinstance(split, str)  # anything can stand in a run file that somebody edited
         }
     )
     if _cannot_hide_a_loss(folder, attempts) and database.count(superseded=True) >= recorded.total():
