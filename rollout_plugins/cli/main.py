@@ -24,6 +24,7 @@ ABOUT = {
     "list": "the runs in a folder, with their size, steps and reward",
     "show": "rollouts, turn by turn: best, worst, a group, or by a filter",
     "view": "a run in the terminal: steps, rollouts, groups, prompts over time",
+    "check": "what is wrong with a run: findings, and the rollouts that show them",
     "stats": "reward, spread, lengths, truncation, tools and drops, step by step",
     "sql": "query one run or several in SQL",
     "diff": "two runs on the same prompts: what changed in reward and text",
@@ -204,7 +205,7 @@ def _print_help() -> None:
         "or the trainer's output_dir, stands for the newest run in it. Most commands",
         "also work without a run: on the newest one in or below this folder.",
         "Exit codes: 0 done, 1 failed, 2 wrong arguments, 3 done, but some files cannot",
-        "be read.",
+        "be read, 4 `check` has findings that are severe, or as severe as --fail-on.",
     ]
     sys.stdout.write("\n".join(lines) + "\n")
 

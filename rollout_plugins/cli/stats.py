@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from rich.text import Text
 
 from rollout_plugins.cli.chosen import add_allow_damaged, add_run, check_filters, note_damage, opened
 from rollout_plugins.cli.common import add_json, busy, console, note, print_json, print_table, show, table_of
+from rollout_plugins.content.findings import as_row
 from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.show import render_steps, sparkline
 from rollout_plugins.show.chart import LOGGED, training
@@ -22,6 +24,7 @@ ROWS = 8
 SPARE = ("errors", "max", "min", "cut off", "failed", "rollouts", "tokens", "calls")
 SPARKS = 24
 MAX_WARNINGS = 5
+MAX_FINDINGS = 5
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -43,6 +46,7 @@ def run(options: Namespace) -> int:
             "name": stored.name,
             "folder": stored.place,
             "steps": rows,
+            "findings": [as_row(finding) for finding in stored.findings],
             "not_finite": stored.not_finite,
             "drops": stored.drops,
             "untrained": stored.untrained,
@@ -67,6 +71,7 @@ def run(options: Namespace) -> int:
 
 def _lines(stored: StoredRun) -> Iterator[str]:
     """What else there is to say of the run, below its figures."""
+    yield from _finding_lines(stored)
     if odd := stored.not_finite:
         yield f"NaN or infinite: {not_finite(odd)}; rollouts show --where 'not isfinite(reward)' lists rollouts"
     for reason, lost in stored.drops.items():
@@ -85,6 +90,16 @@ def _lines(stored: StoredRun) -> Iterator[str]:
         yield f"and {count(len(stored.warnings) - MAX_WARNINGS, 'other warning')}, see run.warnings"
     if stored.costs:
         yield _recording(**stored.costs)
+
+
+def _finding_lines(stored: StoredRun) -> Iterator[str]:
+    """Yield the most severe findings, and the command that says what to do about them."""
+    findings = stored.findings
+    for finding in findings[:MAX_FINDINGS]:
+        yield f"{finding.severity}: {finding.text}"
+    if findings:
+        more = f"{count(len(findings) - MAX_FINDINGS, 'more finding')}, and " if len(findings) > MAX_FINDINGS else ""
+        yield f"{more}what to do about them: rollouts check {shlex.quote(stored.place)}"
 
 
 def _recording(bytes_written: float, queue_bytes: float, **seconds: float) -> str:

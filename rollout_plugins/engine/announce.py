@@ -6,11 +6,13 @@ import logging
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from rollout_hookspecs import Run
+from rollout_hookspecs import Finding, Run
 
+from rollout_plugins.content.findings import distinct, summary
 from rollout_plugins.engine.counters import Counters
 from rollout_plugins.system.labels import count, listed
 from rollout_plugins.system.progress_bars import AboveBars
@@ -18,6 +20,8 @@ from rollout_plugins.system.progress_bars import AboveBars
 logger = logging.getLogger("rollout_plugins")
 logger.addHandler(AboveBars(logging.WARNING))
 
+#: How many findings the last line of a training names.
+MAX_TITLES = 3
 _announced: set[str] = set()
 _short_names: dict[str, str] = {}
 
@@ -27,8 +31,8 @@ def announce_start(run: Run) -> None:
     _announce(run, "records every rollout. To see them, now or later:")
 
 
-def announce_end(run: Run, counters: Counters) -> None:
-    """Print how many rollouts were recorded and what was lost, once for each run, on rank 0."""
+def announce_end(run: Run, counters: Counters, findings: Sequence[Finding] = ()) -> None:
+    """Print how many rollouts were recorded, what was lost and what was found, once for each run, on rank 0."""
     recorded = count(sum(counters.rollouts.values()), "rollout")
     on_rank = f" on rank 0 of {run.world_size}" if run.world_size > 1 else ""
     lost, untrained, unsent = listed(counters.drops), listed(counters.untrained), listed(counters.unsent, "to ")
@@ -38,9 +42,18 @@ def announce_end(run: Run, counters: Counters) -> None:
     parts += [f"not sent: {unsent}"] if unsent else []
     parts += [f"errors of plugins: {failed}"] if failed else []
     _announce(run, f"recorded {recorded}{on_rank}, {', '.join(parts)}. To see them:")
+    if findings:
+        _announce(run, f"found {summary(findings)}: {_titles(findings)}. To see why:", "check")
 
 
-def _announce(run: Run, text: str) -> None:
+def _titles(findings: Sequence[Finding]) -> str:
+    """Return the first few titles, the most severe first."""
+    titles = [finding.title for finding in distinct(findings)]
+    more = [f"{len(titles) - MAX_TITLES} more"] if len(titles) > MAX_TITLES else []
+    return "; ".join([*titles[:MAX_TITLES], *more])
+
+
+def _announce(run: Run, text: str, command: str = "view") -> None:
     key = f"{run.dir} {text.partition(' ')[0]}"
     if run.rank or key in _announced or _is_silenced():
         return
@@ -48,11 +61,14 @@ def _announce(run: Run, text: str) -> None:
     # Shortened once, since a reward may change the working directory.
     folder = _short_names.setdefault(run.dir, _short_name(run.dir))
     with suppress(Exception):  # there may be no terminal
-        _write(f"rollout-plugins {text} {_view_command(folder)}")
+        _write(f"rollout-plugins {text} {_command(folder, command)}")
 
 
-def _view_command(folder: str) -> str:
-    return f"open_run({folder!r})" if "ipykernel.kernelapp" in sys.modules else f"rollouts view {shlex.quote(folder)}"
+def _command(folder: str, command: str) -> str:
+    """Return what to type, in a notebook in Python."""
+    if "ipykernel.kernelapp" in sys.modules:
+        return f"open_run({folder!r}).check()" if command == "check" else f"open_run({folder!r})"
+    return f"rollouts {command} {shlex.quote(folder)}"
 
 
 def _is_silenced() -> bool:

@@ -14,12 +14,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 import pluggy
 import pyarrow as pa
-from rollout_hookspecs import Batch, Run
+from rollout_hookspecs import Batch, Finding, Run
 
+from rollout_plugins.content.findings import distinct
 from rollout_plugins.content.logged import as_logged
 from rollout_plugins.content.trace import DefaultTrace
 from rollout_plugins.engine.counters import Counters
@@ -35,6 +37,7 @@ from rollout_plugins.engine.run_lifecycle import RunLifecycle
 from rollout_plugins.engine.threads import own_thread, run_off_own_threads
 from rollout_plugins.engine.worker import Job, Worker
 from rollout_plugins.errors import SetupError
+from rollout_plugins.store.findings import read_findings
 from rollout_plugins.system.labels import BatchNames
 
 logger = logging.getLogger("rollout_plugins")
@@ -230,6 +233,10 @@ class Pipeline:
     def own_metrics(self) -> dict[str, float]:
         """Return everything that recording itself has cost and lost so far."""
         return self.counters.as_metrics(self._worker.size, self._lifecycle.storage.bytes)
+
+    def findings_of(self, run: Run) -> list[Finding]:
+        """Return what checks found in a run, on all its ranks and in earlier attempts too."""
+        return distinct([*read_findings(Path(run.dir)), *self._lifecycle.findings.findings])
 
     @property
     def end_seconds(self) -> float:

@@ -68,7 +68,7 @@ def end_run(pipeline: Pipeline) -> None:
     """End the run, and announce where it is."""
     run = pipeline.close()
     if run is not None:
-        announce_end(run, pipeline.counters)
+        announce_end(run, pipeline.counters, pipeline.findings_of(run))
 
 
 def load_plugins(

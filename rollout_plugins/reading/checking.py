@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from rollout_hookspecs import Finding, Outcome, Step, Verdict
 
+from rollout_plugins.content.findings import distinct, summary
 from rollout_plugins.engine import hook_results
 from rollout_plugins.engine.counters import Counters
 from rollout_plugins.engine.delivery import as_sink
 from rollout_plugins.engine.discover import Plugins
 from rollout_plugins.engine.dispatch import Dispatcher
 from rollout_plugins.errors import RunError, suggest
+from rollout_plugins.reading.annotating import files as annotation_files
 from rollout_plugins.store.any_version import with_columns
 from rollout_plugins.store.arrow_rollouts import from_rows
-from rollout_plugins.store.findings import distinct
+from rollout_plugins.store.findings import PRODUCER, findings_of, write_findings
 from rollout_plugins.store.schema import SCHEMA
+from rollout_plugins.system.node_folders import nodes_of
+from rollout_plugins.system.remote_runs import is_elsewhere, opened, reach
 
 if TYPE_CHECKING:
     from rollout_plugins.reading.lazy_methods import Stored
@@ -39,16 +46,44 @@ class Checked:
     verdicts: list[Verdict]
     """One for each check, in the order in which they ran."""
 
+    def __repr__(self) -> str:
+        head = summary(self.findings) or "nothing found"
+        verdicts = Counter(verdict.verdict for verdict in self.verdicts)
+        lines = [f"{finding.severity}: {finding.text}" for finding in self.findings]
+        counts = f"{verdicts['clear']} checks clear, {verdicts['unobserved']} unobserved"
+        return "\n  ".join([f"<Checked: {head}; {counts}>", *lines])
+
+    def _repr_html_(self) -> str:
+        from rollout_plugins.show.notebook import findings_html
+
+        return findings_html(self.findings, self.verdicts)
+
+
+Progress = Callable[[int, int], object]
+
 
 def check_run(
-    run: Stored, *, only: Sequence[str] = (), disable: Sequence[str] = (), plugins: Sequence[Any] = ()
+    run: Stored,
+    *,
+    only: Sequence[str] = (),
+    disable: Sequence[str] = (),
+    plugins: Sequence[Any] = (),
+    progress: Progress | None = None,
 ) -> Checked:
-    """Run all installed checks over a run, or only some by name. `plugins`: further checks, as objects."""
+    """Run all installed checks over a run, or only some by name.
+
+    `plugins`: further checks, as objects. `progress` is called with the rollouts that were read, and how many there
+    are.
+    """
     dispatcher = Dispatcher(Plugins(plugins).manager, Counters())
     checks = _Feed(dispatcher, _chosen(dispatcher, only, disable))
     checks.start(run)
+    done, total = 0, run.count() if progress else 0
     for step, table in generations(run, checks.columns):
         checks.look(table, step)
+        done += table.num_rows
+        if progress:
+            progress(done, total)
     for logged_at, values in _logged(run):
         checks.look_at_log(logged_at, values)
     verdicts = checks.conclude(run)
@@ -176,3 +211,29 @@ def _logged(run: Stored) -> Iterator[tuple[int, dict[str, float]]]:
         values = {name: value for name, value in row.items() if isinstance(value, float) and name != "time"}
         if step is not None and values:
             yield step, values
+
+
+# --- findings that are stored with a run -----------------------------------------------------------------------------
+
+
+def stored_findings(run: Stored) -> list[Finding]:
+    """Return the findings that were stored with a run, the most severe first."""
+    findings: list[Finding] = []
+    for path in annotation_files(run.dir):
+        if path.parent.name == PRODUCER:
+            with suppress(Exception):  # the annotations of an unreadable file are reported as damaged
+                findings += findings_of(pq.read_schema(opened(path)).metadata)
+    return distinct(findings)
+
+
+def save(run: Stored, findings: Sequence[Finding]) -> int:
+    """Store the findings that a run does not have; return how many there were."""
+    stored = {(finding.check, finding.title) for finding in stored_findings(run)}
+    new = [finding for finding in findings if (finding.check, finding.title) not in stored]
+    if new:
+        node = nodes_of(run.dir)[0]
+        path = write_findings(node, new)
+        if is_elsewhere(node):
+            reach().send(path)
+        run.refresh()
+    return len(new)

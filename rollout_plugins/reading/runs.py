@@ -39,7 +39,7 @@ from rollout_plugins.system.node_folders import nodes_of
 from rollout_plugins.system.remote_runs import address, place_of
 
 if TYPE_CHECKING:
-    from rollout_hookspecs import Rollout, Run
+    from rollout_hookspecs import Finding, Rollout, Run
 
     from rollout_plugins.reading.checking import Checked
     from rollout_plugins.reading.export import Sent
@@ -397,14 +397,29 @@ class StoredRun:
         """What the trainer logged, such as loss and grad_norm: a row for each step, a column for each name."""
         return self.sql("select * exclude (run_id) from steps")
 
-    def check(self, *, only: Sequence[str] = (), disable: Sequence[str] = (), plugins: Sequence[Any] = ()) -> Checked:
+    @property
+    def findings(self) -> list[Finding]:
+        """What checks found while training, and what was stored since: the most severe first."""
+        from rollout_plugins.reading.checking import stored_findings
+
+        return stored_findings(self)
+
+    def check(
+        self,
+        *,
+        only: Sequence[str] = (),
+        disable: Sequence[str] = (),
+        plugins: Sequence[Any] = (),
+        progress: Callable[[int, int], object] | None = None,
+    ) -> Checked:
         """Run every installed check over the run: `run.check().findings`, the most severe first, and `.verdicts`.
 
-        `only`, `disable`: names of checks. `plugins`: further checks, as objects.
+        `only`, `disable`: names of checks. `plugins`: further checks, as objects. `progress`: called with the number
+        of rollouts that were read so far, and with how many there are.
         """
         from rollout_plugins.reading.checking import check_run
 
-        return check_run(self, only=only, disable=disable, plugins=plugins)
+        return check_run(self, only=only, disable=disable, plugins=plugins, progress=progress)
 
     def annotate(self, producer: str, rows: Iterable[Mapping[str, Any]]) -> int:
         """Add columns to rollouts: rows of `id` and values. Returns how many rows were written.
@@ -455,6 +470,7 @@ class StoredRun:
         return run_html(
             self.info,
             self.stats(),
+            self.findings,
             **{
                 "annotated by": ", ".join(self.annotations),
                 "not finite": not_finite(self.not_finite),

@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from rollout_hookspecs import Rollout, Run, ToolCall
+from rollout_hookspecs import Finding, Rollout, Run, ToolCall, Verdict
 
 from rollout_plugins.content.numbers import finite
 from rollout_plugins.show.chart import sparkline, training
@@ -96,8 +96,25 @@ def _steps(rows: Sequence[Mapping[str, Any]]) -> str:
     return " to ".join(ends) or "none"
 
 
-def run_html(run: Run, rows: Sequence[Mapping[str, Any]], **more: str) -> str:
-    """Who made the run, its numbers, and whatever else is to be said."""
+def findings_html(findings: Sequence[Finding], verdicts: Sequence[Verdict] = ()) -> str:
+    """Return what checks found, each finding with a rollout that shows it; then which checks could not look."""
+    lines = [_finding(finding) for finding in findings]
+    unobserved = [f"{verdict.check} ({verdict.why})" for verdict in verdicts if verdict.verdict == "unobserved"]
+    clear = sum(verdict.verdict == "clear" for verdict in verdicts)
+    counts = [f"{clear} of {count(len(verdicts), 'check')} clear"] if verdicts else []
+    counts += [f"not observed: {', '.join(unobserved)}"] if unobserved else []
+    return "".join(lines) + (_text("; ".join(counts), _DIM) if counts else "")
+
+
+def _finding(finding: Finding) -> str:
+    color = _OUTCOME.get({"severe": "red", "warning": "yellow"}.get(finding.severity, ""), "")
+    head = f'<b style="{color}">{escape(finding.severity)}</b> <b>{_cell(finding.title)}</b>'
+    example = f"rollouts such as {finding.rollouts[0]}" if finding.rollouts else ""
+    return f"<div>{head}{_text(finding.text)}{_text(finding.advice, _DIM)}{_text(example, _DIM + _FIXED)}</div>"
+
+
+def run_html(run: Run, rows: Sequence[Mapping[str, Any]], findings: Sequence[Finding] = (), **more: str) -> str:
+    """Return what checks found, who made the run, its numbers, and whatever else is to be said."""
     calls, failed, cut = (sum(row[name] for row in rows) for name in ("tool_calls", "tool_errors", "truncated"))
     shown = {
         "run": run_name(run),
@@ -110,7 +127,7 @@ def run_html(run: Run, rows: Sequence[Mapping[str, Any]], **more: str) -> str:
         **more,
         "folder": place_of(Path(run.dir)),
     }
-    return _table(
+    return findings_html(findings) + _table(
         f'<tr><th style="text-align:left">{escape(name)}</th><td style="text-align:left">{_cell(value)}</td></tr>'
         for name, value in shown.items()
         if value

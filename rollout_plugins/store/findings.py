@@ -6,7 +6,7 @@ those that no single rollout shows, are in the metadata of the file's schema, so
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -26,7 +26,6 @@ METADATA = b"rollout_plugins.findings"
 #: Findings have only a few good examples; a check that names thousands of rollouts still gets a small file.
 MAX_EXAMPLES = 100
 _FIELDS = tuple(field.name for field in fields(Finding))
-_SEVERITIES = ("severe", "warning", "info")
 
 
 def write_findings(folder: Path, findings: Sequence[Finding]) -> Path:
@@ -56,7 +55,7 @@ def to_json(finding: Finding) -> dict[str, Any]:
     return values
 
 
-def findings_of(metadata: dict[bytes, bytes] | None) -> list[Finding]:
+def findings_of(metadata: Mapping[bytes, bytes] | None) -> list[Finding]:
     """Return the findings in the metadata of an annotation file, without fields of later versions."""
     rows = orjson.loads((metadata or {}).get(METADATA, b"[]"))
     return [Finding(**{name: row[name] for name in _FIELDS if name in row}) for row in rows]
@@ -69,16 +68,3 @@ def read_findings(folder: Path) -> list[Finding]:
         with suppress(Exception):
             findings += findings_of(pq.read_schema(path).metadata)
     return findings
-
-
-def distinct(findings: Iterable[Finding]) -> list[Finding]:
-    """Return the findings once each, the most severe first, then by the step at which they began."""
-    first: dict[tuple[str, str], Finding] = {}
-    for finding in findings:
-        first.setdefault((finding.check, finding.title), finding)
-    return sorted(first.values(), key=_rank)
-
-
-def _rank(finding: Finding) -> tuple[int, float]:
-    severity = _SEVERITIES.index(finding.severity) if finding.severity in _SEVERITIES else 1
-    return severity, min(finding.steps, default=float("inf"))
