@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, get_args
+
+from rollout_hookspecs import Split
 
 from rollout_plugins.reading.relocated_parts import moved
 from rollout_plugins.store.joined_parts import joined
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
     from rollout_plugins.reading.query import Database
 
+_SPLITS = get_args(Split)
 #: Processes that a line names before it gives the number of the others.
 _MOST_NAMED = 3
 _FILE = re.compile(r"data/(?P<split>[^/]+)/(?P<attempt>\d+)-(?P<rank>\d+)-(?P<number>\d+)\.(parquet|arrows)")
@@ -42,7 +45,7 @@ def missing_rollouts(folder: Path, attempts: Sequence[Mapping[str, Any]], databa
             Writer(attempt["attempt"], attempt["rank"], split): rollouts
             for attempt in attempts
             for split, rollouts in attempt.get("rollouts", {}).items()
-            if isinstance(split, str)  # anything can stand in a run file that somebody edited
+            if split in _SPLITS  # a run file that somebody edited may name others, which have no files
         }
     )
     if _cannot_hide_a_loss(folder, attempts) and database.count(superseded=True) >= recorded.total():
