@@ -42,6 +42,8 @@ OFF = "plugin 'judge' is off for the rest of the run: it failed 3 times in a row
 OFF += "OSError('no server')"
 
 
+@pytest.mark.needs(part="view")
+@pytest.mark.needs(part="web")
 def test_warnings_are_stored_with_the_run_and_shown_by_stats_report_and_viewer(tmp_path, capsys):
     from rollout_plugins.view.pages.about import _blocks
 

@@ -127,6 +127,7 @@ def test_a_run_without_a_log_has_an_empty_table_and_several_runs_share_one(tmp_p
     assert found == [{"run_id": "r1", "loss": 0.0, "only2": None}, {"run_id": "r2", "loss": 1.0, "only2": 1.0}]
 
 
+@pytest.mark.needs(part="remote")
 def test_it_is_mirrored_and_read_from_there(tmp_path):
     with recorder_in(tmp_path, mirror=f"file://{tmp_path}/copy") as recorder:
         recorder.record(1, [row()])

@@ -7,7 +7,6 @@ from reading import one, writer
 
 from rollout_plugins import open_run
 from rollout_plugins.cli.main import main
-from rollout_plugins.shapes.importing import import_rollouts
 
 LOST = "recorded rollouts are in no file that can be read"
 
@@ -90,7 +89,10 @@ def test_rollouts_that_name_another_attempt_or_rank_count_for_the_process_that_w
     assert open_run(tmp_path).unreadable == []
 
 
+@pytest.mark.needs(part="shapes")
 def test_a_lost_file_of_an_import_is_missed(tmp_path):
+    from rollout_plugins.shapes.importing import import_rollouts
+
     (tmp_path / "chat.jsonl").write_text('{"messages": [{"role": "user", "content": "hello"}]}\n' * 3)
     folder = import_rollouts("openai-jsonl", tmp_path / "chat.jsonl", tmp_path / "out").dir
     next(folder.glob("data/*/*.parquet")).unlink()
