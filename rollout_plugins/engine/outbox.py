@@ -19,7 +19,6 @@ from rollout_plugins.engine.error_text import error_with_place
 from rollout_plugins.engine.isolation import asked_for
 from rollout_plugins.engine.worker import Job, Worker
 from rollout_plugins.errors import RunError
-from rollout_plugins.system.patience import be_patient
 
 logger = logging.getLogger("rollout_plugins")
 
@@ -132,8 +131,7 @@ class Outbox:
         self._delivery = Delivery(self.plugin, folder, patience=math.inf if self._patience is None else self._patience)
 
     def _query_received(self) -> None:
-        """Before an export, query what the target has already. Its thread may wait for a slow reader of a pipe."""
-        be_patient()
+        """Before an export, query which rollouts the target already has."""
         assert self._delivery is not None
         self._delivery.query_received()
 

@@ -1,1 +1,1 @@
-"""Where rollouts can be sent, one file per destination. Each is a plugin like any other."""
+"""The built-in destinations of rollouts, one file each. Every sink is an ordinary plugin."""

@@ -1,4 +1,4 @@
-"""What the sinks share: scopes, numbers and texts of a trace, small copies of images."""
+"""Helpers that several sinks share: scopes, numbers and labels of a trace, and thumbnails."""
 
 from __future__ import annotations
 
@@ -19,59 +19,62 @@ SCOPES = get_args(Scope)
 logger = logging.getLogger("rollout_plugins")
 
 
-def meant_for(scope: Scope, traces: Sequence[Trace], step: Step) -> Sequence[Trace]:
-    """The traces a sink of this scope sends: rank 0 may be handed those of all ranks, which send their own."""
+def traces_for_scope(scope: Scope, traces: Sequence[Trace], step: Step) -> Sequence[Trace]:
+    """Return the traces that a sink with this scope sends.
+
+    With the scope `rank`, each rank sends its own traces, so rank 0 skips those that it gathered from the others.
+    """
     if scope != "rank" or not step.gathered:
         return traces
     return [trace for trace in traces if trace.metadata.get("rank", step.rank) == step.rank]
 
 
-def without_images(value: Any, shown: Callable[[Image], Any]) -> Any:
-    """The value with each image record in it as `shown` has it."""
+def replace_images(value: Any, replacement: Callable[[Image], Any]) -> Any:
+    """Return `value` with `replacement(image)` in place of each image record."""
     if isinstance(value, Image):
-        return shown(value)
+        return replacement(value)
     if isinstance(value, Mapping):
-        return {key: without_images(item, shown) for key, item in value.items()}
+        return {key: replace_images(item, replacement) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [without_images(item, shown) for item in value]
+        return [replace_images(item, replacement) for item in value]
     return value
 
 
-def image_words(image: Image) -> str:
-    """What to show instead of an image whose pixels are not there."""
-    why = image.note or ("file is missing" if image.path else "pixels were not kept")
-    return f"[IMAGE: {why}{f', {image.uri}' if image.uri else ''}]"
+def describe_image(image: Image) -> str:
+    """Return the text to show for an image without pixels."""
+    reason = image.note or ("file is missing" if image.path else "pixels were not kept")
+    return f"[IMAGE: {reason}{f', {image.uri}' if image.uri else ''}]"
 
 
 def number(value: object) -> float | None:
-    """A number again, where plain JSON had to spell it."""
+    """Return `value` as a float, also where JSON spells NaN or an infinity as text; None if it is not a number."""
     return float(value) if isinstance(value, str) and value in {"NaN", "Infinity", "-Infinity"} else real(value)
 
 
-def reward_words(facts: Mapping[str, Any]) -> str:
-    """What one looks for in a list of rollouts: the reward, and how it ended unless it simply stopped."""
+def reward_label(facts: Mapping[str, Any]) -> str:
+    """Return the label of a rollout in lists: its reward, and its finish reason unless it simply stopped."""
     reward, finish = number(facts.get("reward")), facts.get("finish")
-    said = "no reward" if reward is None else f"reward {reward:.4g}"
-    return f"[{said}]" if finish in {"stop", "unknown", None} else f"[{said}, finish {finish}]"
+    label = "no reward" if reward is None else f"reward {reward:.4g}"
+    return f"[{label}]" if finish in {"stop", "unknown", None} else f"[{label}, finish {finish}]"
 
 
-def integer(value: object) -> int | None:
+def as_integer(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def spoken(message: Mapping[str, Any], call: str = "{}") -> str:
-    """All that a message says: reasoning, text and calls, on lines of their own."""
-    calls = [call.format(call_text(asked)) for asked in calls_of(message)]
+def message_text(message: Mapping[str, Any], call_format: str = "{}") -> str:
+    """Return a message as text: reasoning, content and tool calls, each on lines of its own."""
+    calls = [call_format.format(call_text(call)) for call in calls_of(message)]
     return "\n".join(part for part in (reasoning_of(message), text_of(message.get("content")), *calls) if part)
 
 
-@lru_cache(256)  # siblings of a group show the same image
+@lru_cache(256)  # Siblings of a group show the same image.
 def thumbnail(path: Path, side: int) -> bytes | None:
-    """The image as JPEG, no larger than `side` pixels each way; None when it cannot be read."""
+    """Return the image as JPEG, at most `side` pixels wide and high; None if it cannot be read."""
     try:
         out = io.BytesIO()
         small_copy(path, side).save(out, "JPEG", quality=85)
     except Exception as error:
-        logger.warning("%s cannot be shown: %r", path, error)
+        logger.warning("The image %s cannot be shown: %r", path, error)
         return None
     return out.getvalue()

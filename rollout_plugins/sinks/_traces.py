@@ -1,4 +1,4 @@
-"""Traces as any sink can take them: with plain values, in two parts, each in the sink's own shape."""
+"""Prepare traces for a sink: plain values, prompt and completion apart, each trace in the sink's own shape."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ logger = logging.getLogger("rollout_plugins")
 
 
 def prompt_and_completion(trace: Trace) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
-    """The trace's messages in two parts; without the fact `prompt_messages` the first answer starts the second."""
+    """Split a trace's messages into prompt and completion.
+
+    Without the fact `prompt_messages`, the completion starts at the first answer of the assistant.
+    """
     count = trace.metadata.get("prompt_messages")
     if not isinstance(count, int):
         roles = [role_of(message) for message in trace.messages]
@@ -26,41 +29,42 @@ def prompt_and_completion(trace: Trace) -> tuple[list[Mapping[str, Any]], list[M
 
 
 def shape_each(traces: Iterable[Trace], step: Step, shape: Callable[[Trace], T]) -> list[T]:
-    """Each trace in a sink's own shape. One that fails becomes a note; the others do not notice."""
-    return [_shaped(trace, step, shape) for trace in traces]
+    """Convert each trace with `shape`. A trace that fails is replaced by a note, and the others are unaffected."""
+    return [_shape_or_note(trace, step, shape) for trace in traces]
 
 
-def _shaped(trace: Trace, step: Step, shape: Callable[[Trace], T]) -> T:
+def _shape_or_note(trace: Trace, step: Step, shape: Callable[[Trace], T]) -> T:
     try:
-        return shape(_checked(trace, step))
+        return shape(_prepare(trace, step))
     except Exception as error:
-        logger.warning("rollout %s could not be shown: %r", getattr(trace, "rollout_id", "?"), error)
+        logger.warning("Rollout %s could not be shown: %r", getattr(trace, "rollout_id", "?"), error)
         note = f"this rollout could not be shown here ({type(error).__name__}); the store has it"
         facts = {"split": step.split, "step": step.step, "generation": step.generation, "status": "error"}
-        ident = str(plain(getattr(trace, "rollout_id", "unknown")))
+        rollout_id = str(plain(getattr(trace, "rollout_id", "unknown")))
         message = {"role": "unknown", "content": note}
-        return shape(Trace(rollout_id=ident, messages=(message,), metadata={"id": ident, **facts, "error": note}))
+        metadata = {"id": rollout_id, **facts, "error": note}
+        return shape(Trace(rollout_id=rollout_id, messages=(message,), metadata=metadata))
 
 
-def _checked(trace: Trace, step: Step) -> Trace:
-    """The trace with plain values, and with a word about ranks when the sink sees one of several."""
+def _prepare(trace: Trace, step: Step) -> Trace:
+    """Return the trace with plain values, and with a note if it comes from only one of several ranks."""
     facts = {str(name): fact(value) for name, value in plain(trace.metadata or {}).items()}
     if step.world_size > 1 and not step.gathered:
         facts["ranks"] = f"only rank {step.rank} of {step.world_size}"
     return Trace(
         rollout_id=plain_text(str(trace.rollout_id)),
-        messages=tuple(_dict(plain(m, images=True), "content") for m in trace.messages or ()),
+        messages=tuple(_as_dict(plain(m, images=True), "content") for m in trace.messages or ()),
         metadata={"id": trace.rollout_id, "split": step.split, "step": step.step, **facts},
-        spans=tuple(_dict(plain(s, images=True), "output") for s in trace.spans or ()),
+        spans=tuple(_as_dict(plain(s, images=True), "output") for s in trace.spans or ()),
     )
 
 
-def _dict(value: Any, name: str) -> dict[str, Any]:
+def _as_dict(value: Any, name: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {name: value}
 
 
 def images_in(value: Any) -> Iterator[Image]:
-    """The `Image` records in a message or any part of one, in order."""
+    """Yield the `Image` records in a message, or in any part of a message, in order."""
     if isinstance(value, Image):
         yield value
     elif isinstance(value, Mapping):

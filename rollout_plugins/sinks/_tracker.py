@@ -1,4 +1,4 @@
-"""What the sinks of experiment trackers share: which of the tracker's runs rollouts go to, and when it ends."""
+"""The base of the sinks for experiment trackers: which of the tracker's runs receives rollouts, and when it ends."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from rollout_plugins.system.labels import own_name
 
 
 class TrackerSink:
-    """Sends to the trainer's own run where there is one, else to a run that it opens and finishes itself."""
+    """Sends rollouts to the tracker run that the trainer has open, or to one that it opens and finishes itself."""
 
     TRACKER: ClassVar[str]
-    """The library, and the extra that brings it."""
+    """The tracker's library, which is also the name of our extra that installs it."""
 
     def __init__(self, *, scope: Scope, project: str | None, name: str | None, **options: Any) -> None:
         self.scope, self._project, self._name = scope, project, name
         self._options = {"scope": scope, "project": project, "name": name, **options}
         self._tracker: Any = need(self.TRACKER, self.TRACKER)
-        self._theirs: Any = None
+        self._trainers_run: Any = None
         self._args: Any = None
         self._run: Run | None = None
         self._sender: Any = None
         self._opened_for: Any = None
 
     def __reduce__(self) -> Any:
-        """A copy is a new one with the same options: what is open cannot be copied."""
+        """Pickle and copy the options only: connections and open runs cannot be copied."""
         return partial(type(self), **self._options), ()
 
     def bind(self, trainer: Any) -> None:
-        """Called on the training thread, where the trainer's run can be seen."""
+        """Remember the trainer's tracker run, which is current on the training thread that calls this method."""
         self._args = getattr(trainer, "args", None)
-        chosen = self._project or self._name or self._options.get("space_id") or self.scope == "rank"
-        self._theirs = None if chosen else self._current()
+        has_own_run = self._project or self._name or self._options.get("space_id") or self.scope == "rank"
+        self._trainers_run = None if has_own_run else self._current_run()
 
     @hookimpl
     def on_run_start(self, run: Run) -> None:
-        if self._run is not None and self._run.id != run.id:  # that one broke off
+        if self._run is not None and self._run.id != run.id:  # the previous run never ended
             self._close()
         self._run = run
 
@@ -64,28 +64,29 @@ class TrackerSink:
         self._open()
 
     def _open(self) -> Any:
-        """What rollouts go to now; the trainer may have begun another run since the last ones."""
-        theirs = self._theirs
-        if self._sender is None or self._opened_for is not theirs:
+        """Return the tracker run to send to. The trainer may have opened another one since the last batch."""
+        trainers_run = self._trainers_run
+        if self._sender is None or self._opened_for is not trainers_run:
             self._close()
-            self._sender = self._own(self._run or Run(id="rollouts")) if theirs is None else self._beside(theirs)
-            self._opened_for = theirs
+            run = self._run or Run(id="rollouts")
+            self._sender = self._open_own(run) if trainers_run is None else self._join(trainers_run)
+            self._opened_for = trainers_run
         return self._sender
 
-    def _current(self) -> Any:
-        """The tracker's run that this thread is in, if any."""
+    def _current_run(self) -> Any:
+        """Return the tracker's run that is current on this thread, if any."""
         raise NotImplementedError
 
-    def _own(self, run: Run) -> Any:
-        """A new run of the tracker, for this run of ours."""
+    def _open_own(self, run: Run) -> Any:
+        """Open a new run of the tracker for `run`."""
         raise NotImplementedError
 
-    def _beside(self, theirs: Any) -> Any:
-        """What sends into a run that the trainer opened."""
-        return theirs
+    def _join(self, trainers_run: Any) -> Any:
+        """Return the object that sends into the run that the trainer opened."""
+        return trainers_run
 
     def _forget(self) -> None:
-        """Drop what was kept for the run that ends."""
+        """Drop what is cached for the run that ends."""
 
     def _own_name(self, run: Run) -> str:
         return self._name or getattr(self._args, "run_name", None) or own_name(run)

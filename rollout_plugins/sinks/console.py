@@ -1,4 +1,4 @@
-"""The best and the worst rollout of each step, in the terminal the training runs in."""
+"""Print the best and the worst rollout of each step in the terminal that the training runs in."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 
 Titled = tuple[str, Trace]
 _NO_FILE = "file={!r} cannot be written to: give an open text file, such as sys.stderr"
-# Legal in JSON, but a terminal obeys them and line readers split at them.
+# JSON allows these characters, but a terminal interprets them and line readers split at some of them.
 _UNSAFE = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
 
 
 class ConsoleSink:
-    """Prints rollouts while the training runs: a screenful at most in a terminal, JSON lines anywhere else.
+    """Prints rollouts while the training runs: at most a screenful in a terminal, JSON lines anywhere else.
 
     best       how many with the highest reward      ConsoleSink(best=2)
     worst      how many with the lowest reward       ConsoleSink(worst=0)
-    by         the fact to rank by instead           ConsoleSink(by="reward/correct")
+    by         rank by another fact                  ConsoleSink(by="reward/correct")
     group      answers to one prompt side by side    ConsoleSink(group=True)
                (the group whose rewards differ most), instead of the best and the worst
-    every      only each tenth generation batch      ConsoleSink(every=10)
-    max_lines  lines a batch may take                ConsoleSink(max_lines=40)
+    every      only every tenth generation batch     ConsoleSink(every=10)
+    max_lines  lines per batch                       ConsoleSink(max_lines=40)
                (default: the height of the terminal)
-    json       JSON lines, one per rollout, whole    ConsoleSink(json=True)
+    json       JSON lines, one complete rollout each ConsoleSink(json=True)
                (default: when the output is not a terminal)
     file       where to print                        ConsoleSink(file=sys.stderr)
                (default: standard output)
@@ -85,31 +85,31 @@ class ConsoleSink:
         if batch % self._every or not traces:
             return
         stream = self._file if self._file is not None else sys.stdout
-        siblings = widest_group(traces, self._by) if self._group else []
-        chosen = [("", trace) for trace in siblings] or extremes(traces, self._by, self._best, self._worst)
+        siblings = group_with_widest_spread(traces, self._by) if self._group else []
+        selected = [("", trace) for trace in siblings] or best_and_worst(traces, self._by, self._best, self._worst)
         console = Console(file=stream)
         if self._json or (self._json is None and not (console.is_terminal or console.is_jupyter)):
-            write_json(stream, "".join(f"{json_line(trace)}\n" for _, trace in chosen))
+            write_json(stream, "".join(f"{json_line(trace)}\n" for _, trace in selected))
         else:
-            self._show(console, stream, chosen, side_by_side=bool(siblings))
+            self._show(console, stream, selected, side_by_side=bool(siblings))
 
-    def _show(self, console: Console, stream: TextIO, chosen: Sequence[Titled], *, side_by_side: bool) -> None:
-        # Two lines are left for the progress bar and the prompt below.
+    def _show(self, console: Console, stream: TextIO, selected: Sequence[Titled], *, side_by_side: bool) -> None:
+        # Two lines remain for the progress bar and the shell prompt.
         lines, width = self._max_lines or max(console.height - 2, 1), console.width
         if side_by_side:
-            shown = render_group([trace for _, trace in chosen], width=width, max_lines=lines)
+            rendered = render_group([trace for _, trace in selected], width=width, max_lines=lines)
         else:
-            shown = render_rollouts(chosen, width=width, max_lines=lines)
+            rendered = render_rollouts(selected, width=width, max_lines=lines)
         if console.is_jupyter:
-            console.print(shown)
+            console.print(rendered)
             return
         with console.capture() as captured:
-            console.print(shown)
+            console.print(rendered)
         write_text(stream, cleared() + captured.get())
 
 
-def extremes(traces: Sequence[Trace], by: str, best: int, worst: int) -> list[Titled]:
-    """The best and the worst, highest first, each once; the first ones when nothing has a number to rank by."""
+def best_and_worst(traces: Sequence[Trace], by: str, best: int, worst: int) -> list[Titled]:
+    """Return the best and the worst traces, highest first and each once; without any score, the first traces."""
     ranked = sorted(
         (trace for trace in traces if _score(trace, by) is not None), key=lambda t: -(_score(t, by) or 0.0)
     )
@@ -119,22 +119,22 @@ def extremes(traces: Sequence[Trace], by: str, best: int, worst: int) -> list[Ti
     return [*(("best", trace) for trace in ranked[:best]), *(("worst", trace) for trace in ranked[low:])]
 
 
-def widest_group(traces: Sequence[Trace], by: str) -> list[Trace]:
-    """The answers to the prompt whose scores differ most: where there is something to learn. Empty without groups."""
+def group_with_widest_spread(traces: Sequence[Trace], by: str) -> list[Trace]:
+    """Return the answers to the prompt whose scores differ most; empty without groups."""
     groups: dict[str, list[Trace]] = {}
     for trace in traces:
-        place = [field_of(trace.metadata, key) for key in ("split", "generation", "group")]
-        if place[-1] is not None:
-            groups.setdefault(json_text(place), []).append(trace)
+        key = [field_of(trace.metadata, key) for key in ("split", "generation", "group")]
+        if key[-1] is not None:
+            groups.setdefault(json_text(key), []).append(trace)
     return max((group for group in groups.values() if len(group) > 1), key=lambda g: _spread(g, by), default=[])
 
 
 def json_line(trace: Trace) -> str:
-    """The whole trace on one line of JSON that is also safe to print."""
+    """Return the complete trace as one line of JSON that is also safe to print."""
     record = {"id": trace.rollout_id, "messages": trace.messages, "metadata": trace.metadata, "spans": trace.spans}
     try:
         text = orjson.dumps(plain(record, images=True)).decode()
-    except TypeError:  # an image record with something strange in it
+    except TypeError:  # an image record with a value that JSON lacks
         text = orjson.dumps(plain(record)).decode()
     return _UNSAFE.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
 

@@ -1,4 +1,4 @@
-"""Rollouts as lines of JSON, for pipes, `jq` and the tools that read verl's and verifiers' rollout files."""
+"""Write rollouts as JSON lines, for pipes, `jq` and the tools that read the rollout files of verl and verifiers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rollout_plugins.content.exact_jsonl import missing
 from rollout_plugins.content.messages import role_of
 from rollout_plugins.content.trace import rollout_of, under
 from rollout_plugins.errors import SetupError
-from rollout_plugins.sinks._common import SCOPES, meant_for, spoken, without_images
+from rollout_plugins.sinks._common import SCOPES, message_text, replace_images, traces_for_scope
 from rollout_plugins.sinks._stream import write_json
 from rollout_plugins.sinks._traces import prompt_and_completion, shape_each
 from rollout_plugins.system.file_locks import locked
@@ -28,88 +28,88 @@ ANSWERS = ("answer", "solution", "ground_truth", "target", "label")
 
 
 class JsonlSink:
-    """One line a rollout, in numbered files of a folder.
+    """Writes one line per rollout, to numbered files in a folder.
 
     JsonlSink()                                  # <run folder>/jsonl/0.jsonl, 1.jsonl, …
     JsonlSink("/data/rollouts", max_bytes=10**9) # another folder, larger files
     JsonlSink("-")                               # standard output: … | jq .reward
 
-    The keys of a line are plain JSON, as verl's and verifiers' readers expect them. One of them, `exact`, holds what
-    the others do not state exactly: `rollouts import --from openai-jsonl` makes the same rollouts of the lines.
+    The keys of a line are plain JSON, as the readers of verl and verifiers expect. One of them, `exact`, holds what
+    the others do not state exactly, so that `rollouts import --from openai-jsonl` restores identical rollouts.
     """
 
     def __init__(
         self, path: str | Path | None = None, *, max_bytes: int = 256 * 2**20, scope: Scope = "global"
     ) -> None:
         if path is not None and not isinstance(path, (str, Path)):
-            raise SetupError(f"path={path!r}: use a folder, a named pipe, or '-' for standard output")
+            raise SetupError(f"path={path!r} is not a path: use a folder, a named pipe, or '-' for standard output")
         check("jsonl", one_of("scope", scope, SCOPES), whole("max_bytes", max_bytes, 1))
         self.scope = scope
-        self._most = max_bytes
+        self._max_bytes = max_bytes
         self._path = path if not path or path == "-" else Path(path).absolute()
         self._run = Run(id="rollouts")
         self._pipe: IO[bytes] | None = None
         self._written: dict[tuple[Path, int, int], int] = {}
-        self._gone = 0
+        self._lost = 0
 
     def __reduce__(self) -> Any:
-        """A copy is a new one with the same options, here and in the other sinks that hold what cannot be copied."""
-        return partial(type(self), self._path, max_bytes=self._most, scope=self.scope), ()
+        """Pickle and copy the options only: open files cannot be copied."""
+        return partial(type(self), self._path, max_bytes=self._max_bytes, scope=self.scope), ()
 
     @property
     def target(self) -> str:
-        """Where the rollouts go, in words that stay the same for the same place."""
+        """The destination of the rollouts, as a text that is always the same for the same destination."""
         return "jsonl:-" if self._path == "-" else f"jsonl:{self._place().resolve()}"
 
     def received(self) -> set[str] | None:
-        """Ids of the rollouts that are in the files; None for a pipe."""
-        return None if self._place().is_fifo() else set(_ids_in(self._place()))
+        """Return the ids of the rollouts in the files; None for a pipe."""
+        return None if self._folder().is_fifo() else set(_ids_in(self._folder()))
 
     def gone(self) -> int:
-        """How many lines of this run were in files that are no longer there."""
-        gone, self._gone = self._gone, 0
-        return gone
+        """Return how many lines of this run were in files that no longer exist, since the last call."""
+        lost, self._lost = self._lost, 0
+        return lost
 
     @hookimpl
     def on_run_start(self, run: Run) -> None:
         self._close_pipe()
         self._run = run
-        self._written, self._gone = {}, 0
+        self._written, self._lost = {}, 0
 
     @hookimpl
     def export_traces(self, traces: Sequence[Trace], step: Step) -> list[str]:
-        traces = meant_for(self.scope, traces, step)
+        traces = traces_for_scope(self.scope, traces, step)
         if not traces:
             return []
-        shown = shape_each(traces, step, record)
-        lines = "".join(_line(trace, facts) for trace, facts in zip(traces, shown, strict=True))
+        records = shape_each(traces, step, flat_record)
+        lines = "".join(_json_line(trace, record) for trace, record in zip(traces, records, strict=True))
         if self._path == "-":
             write_json(sys.stdout, lines)
-        elif self._place().is_fifo():
-            self._send(lines.encode())
+        elif self._folder().is_fifo():
+            self._write_to_pipe(lines.encode())
         else:
-            self._look_for_files()
-            file = _append(self._place(), lines.encode(), self._most)
+            self._count_lost_lines()
+            file = _append(self._folder(), lines.encode(), self._max_bytes)
             self._written[file] = self._written.get(file, 0) + len(traces)
         return [trace.rollout_id for trace in traces]
 
     @hookimpl
     def on_run_end(self, run: Run) -> None:
         self._close_pipe()
-        self._look_for_files()
+        self._count_lost_lines()
 
-    def _look_for_files(self) -> None:
-        """Count the lines whose file was removed or moved: what is written next makes a new one without a word."""
+    def _count_lost_lines(self) -> None:
+        """Count the lines whose file was removed or moved. The next write would silently create a new file."""
         for file in [file for file in self._written if not _is_there(*file)]:
-            self._gone += self._written.pop(file)
+            self._lost += self._written.pop(file)
 
-    def _place(self) -> Path:
-        place = Path(self._path) if self._path else Path(self._run.dir or ".") / "jsonl"
-        return place / f"rank-{self._run.rank}" if self.scope == "rank" else place
+    def _folder(self) -> Path:
+        folder = Path(self._path) if self._path else Path(self._run.dir or ".") / "jsonl"
+        return folder / f"rank-{self._run.rank}" if self.scope == "rank" else folder
 
-    def _send(self, data: bytes) -> None:
-        """A pipe stays open, for its reader takes the end of one writer for the end of all."""
-        self._pipe = self._pipe or self._place().open("wb", buffering=0)
+    def _write_to_pipe(self, data: bytes) -> None:
+        """Write to a named pipe, and keep it open: a reader takes the end of one writer for the end of the data."""
+        self._pipe = self._pipe or self._folder().open("wb", buffering=0)
         try:
             _write_all(self._pipe, data)
         except OSError:
@@ -122,8 +122,11 @@ class JsonlSink:
             pipe.close()
 
 
-def _append(folder: Path, data: bytes, most: int) -> tuple[Path, int, int]:
-    """All lines or none, in the last file or a new one, even while others write or remove files there. Which file."""
+def _append(folder: Path, data: bytes, max_bytes: int) -> tuple[Path, int, int]:
+    """Append all of `data` or nothing to the last file or a new one, and return its path, device and inode.
+
+    Other processes may write or remove files in the folder meanwhile.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     number = max((int(path.stem) for path in _files_in(folder)), default=0)
     while True:
@@ -131,17 +134,17 @@ def _append(folder: Path, data: bytes, most: int) -> tuple[Path, int, int]:
         file = path.open("a+b", buffering=0)
         with locked(file):
             size = file.seek(0, os.SEEK_END)
-            if size < most:
+            if size < max_bytes:
                 _add(file, data, size)
-                about = os.fstat(file.fileno())
-                return path, about.st_dev, about.st_ino
+                status = os.fstat(file.fileno())
+                return path, status.st_dev, status.st_ino
         number += 1
 
 
 def _is_there(path: Path, device: int, inode: int) -> bool:
     with suppress(OSError):
-        about = path.stat()
-        return (about.st_dev, about.st_ino) == (device, inode)
+        status = path.stat()
+        return (status.st_dev, status.st_ino) == (device, inode)
     return False
 
 
@@ -160,7 +163,7 @@ def _write_all(file: IO[bytes], data: bytes) -> None:
 
 
 def _is_torn(file: IO[bytes], size: int) -> bool:
-    """Whether a process died in the middle of the last line, which must not swallow the next one."""
+    """Check whether the last line is incomplete because a process died. A new line must not be appended to it."""
     if not size:
         return False
     file.seek(size - 1)
@@ -174,26 +177,27 @@ def _files_in(folder: Path) -> list[Path]:
 def _ids_in(folder: Path) -> Iterator[str]:
     for path in _files_in(folder):
         with path.open("rb") as file:
-            for text in file:
+            for line in file:
                 with suppress(ValueError, KeyError, TypeError):
-                    yield str(orjson.loads(text)["id"])
+                    yield str(orjson.loads(line)["id"])
 
 
-def _line(trace: Trace, shown: dict[str, Any]) -> str:
+def _json_line(trace: Trace, record: dict[str, Any]) -> str:
     rollout = rollout_of(trace)
-    with suppress(Exception):  # an odd value that only costs what an import reads of it
+    with suppress(Exception):  # an odd value may only cost what an import reads of it
         if rollout is not None:
-            shown = {**shown, "exact": missing(rollout, shown)}
-    return json.dumps(shown, ensure_ascii=False, allow_nan=False) + "\n"
+            record = {**record, "exact": missing(rollout, record)}
+    return json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def record(trace: Trace) -> dict[str, Any]:
-    """The trace as one flat object. `input`, `output`, `gts`, `score`: verl; `example_id` to `info`: verifiers.
+def flat_record(trace: Trace) -> dict[str, Any]:
+    """Return the trace as one flat object.
 
-    A line also has `exact`, for `rollouts import`: what the other keys do not state exactly.
+    The keys `input`, `output`, `gts` and `score` are those of verl; `example_id` to `info` are those of verifiers. The
+    key `exact`, which `rollouts import` reads, is added later.
     """
     facts = trace.metadata
-    prompt, completion = without_images(prompt_and_completion(trace), _facts)
+    prompt, completion = replace_images(prompt_and_completion(trace), _image_facts)
     rewards = under(facts, "reward/")
     columns = under(facts, "columns/")
     answer = next((columns[name] for name in ANSWERS if name in columns), None)
@@ -201,8 +205,8 @@ def record(trace: Trace) -> dict[str, Any]:
         **{key: value for key, value in facts.items() if "/" not in key},
         "request_id": trace.rollout_id,
         "example_id": f"{facts.get('generation')}.{facts.get('group')}",
-        "input": _said(prompt),
-        "output": _said(completion),
+        "input": _conversation_text(prompt),
+        "output": _conversation_text(completion),
         "gts": answer,
         "score": facts.get("reward"),
         "prompt": prompt,
@@ -216,14 +220,14 @@ def record(trace: Trace) -> dict[str, Any]:
         "info": columns,
         "extra": under(facts, "extra/"),
         "marks": under(facts, "marks/"),
-        "spans": without_images(trace.spans, _facts),
+        "spans": replace_images(trace.spans, _image_facts),
     }
 
 
-def _facts(image: Image) -> dict[str, Any]:
-    kept = {"hash": image.hash, "path": image.path, "uri": image.uri, "note": image.note}
-    return {name: fact for name, fact in kept.items() if fact is not None}
+def _image_facts(image: Image) -> dict[str, Any]:
+    fields = {"hash": image.hash, "path": image.path, "uri": image.uri, "note": image.note}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
-def _said(messages: Sequence[Mapping[str, Any]]) -> str:
-    return "\n\n".join(f"{role_of(message)}: {spoken(message)}" for message in messages)
+def _conversation_text(messages: Sequence[Mapping[str, Any]]) -> str:
+    return "\n\n".join(f"{role_of(message)}: {message_text(message)}" for message in messages)

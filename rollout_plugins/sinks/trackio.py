@@ -1,4 +1,4 @@
-"""Rollouts as traces in trackio: in the trainer's own run when it has one, else in a run of their own."""
+"""Send rollouts as traces to trackio: to the trainer's own run if it has one, otherwise to a separate run."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from rollout_hookspecs import Image, Run, Scope, Step, Trace, hookimpl
 from rollout_plugins.content.messages import REASONING, call_text, calls_of, reasoning_of, text_of
 from rollout_plugins.sinks._common import (
     SCOPES,
-    image_words,
-    meant_for,
-    reward_words,
-    without_images,
+    describe_image,
+    replace_images,
+    reward_label,
+    traces_for_scope,
 )
 from rollout_plugins.sinks._traces import images_in, shape_each
 from rollout_plugins.sinks._tracker import TrackerSink
@@ -31,10 +31,10 @@ logger = logging.getLogger("rollout_plugins")
 
 
 class TrackioSink(TrackerSink):
-    """One `log` a generation, under `rollouts` (training) and `eval_rollouts`.
+    """Makes one `log` call per generation, under `rollouts` (training) or `eval_rollouts`.
 
     TrackioSink()                                        # the trainer's run, or a local one named after the run
-    TrackioSink(project="math", name="run-1")            # a run of its own
+    TrackioSink(project="math", name="run-1")            # a separate run
     TrackioSink(space_id="me/rollouts")                  # on a Hugging Face Space
     TrackioSink(scope="rank")                            # one run for each rank
     """
@@ -57,22 +57,22 @@ class TrackioSink(TrackerSink):
             named("space_id", space_id),
         )
         super().__init__(scope=scope, project=project, name=name, space_id=space_id)
-        # One object for each distinct image: trackio then stores its file once.
+        # One object per distinct image, so that trackio stores its file once.
         self._image = lru_cache(4096)(self._tracker.Image)
 
     @property
     def target(self) -> str:
-        """Where the rollouts go, in words that stay the same for the same place."""
+        """The destination of the rollouts, as a text that is always the same for the same destination."""
         run = self._sender
         return f"trackio:{run.project}/{run.name}" if run is not None else "trackio"
 
     def received(self) -> set[str] | None:
-        """Ids of the rollouts in the run's database here; None for a run elsewhere, which is not asked."""
+        """Return the ids of the rollouts in the run's local database; None for a remote run, which is not queried."""
         return _ids_in(self._open())
 
     @hookimpl
     def export_traces(self, traces: Sequence[Trace], step: Step) -> list[str]:
-        traces = meant_for(self.scope, traces, step)
+        traces = traces_for_scope(self.scope, traces, step)
         if not traces:
             return []
         sender = self._open()
@@ -80,16 +80,16 @@ class TrackioSink(TrackerSink):
         sender.log({key: shape_each(traces, step, self._trace)}, step=step.step)
         return [trace.rollout_id for trace in traces]
 
-    def _current(self) -> Any:
+    def _current_run(self) -> Any:
         return self._tracker.context_vars.current_run.get()
 
-    def _beside(self, theirs: Any) -> Any:
-        return _twin(self._tracker, theirs)
+    def _join(self, trainers_run: Any) -> Any:
+        return _second_sender(self._tracker, trainers_run)
 
     def _forget(self) -> None:
         self._image.cache_clear()
 
-    def _own(self, run: Run) -> Any:
+    def _open_own(self, run: Run) -> Any:
         name = self._own_name(run)
         options = {
             "project": self._project or getattr(self._args, "project", None) or "rollouts",
@@ -103,75 +103,81 @@ class TrackioSink(TrackerSink):
             "config": {"rollouts_run": run.id, "model": run.model, "trainer": run.trainer},
         }
         config = self._tracker.config
-        try:  # in a context of its own: this thread may have a run, which `init` would finish
-            return contextvars.Context().run(self._tracker.init, **_accepted(self._tracker.init, options))
+        try:  # in a context of its own, because `init` would finish a run that is current on this thread
+            return contextvars.Context().run(self._tracker.init, **_accepted_options(self._tracker.init, options))
         finally:
             self._tracker.config = config
 
     def _trace(self, trace: Trace) -> Any:
         messages = [shown for message in trace.messages for shown in self._messages(message)]
         return self._tracker.Trace(
-            messages=_titled(messages, reward_words(trace.metadata)),
+            messages=_with_label(messages, reward_label(trace.metadata)),
             metadata={name: value for name, value in trace.metadata.items() if _is_shown(name, value)},
             spans=[self._span(span) for span in trace.spans],
         )
 
     def _messages(self, message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """The message with its text as text, then one that holds its images: parts of both show as raw JSON."""
-        content = self._seen(message.get("content"))
+        """Yield a message with the text and one with the images, because trackio shows mixed content as raw JSON."""
+        content = self._with_visible_images(message.get("content"))
         images = list(images_in(content))
-        others = {key: value for key, value in message.items() if key not in {*REASONING, "content"}}
-        shown = without_images(others, str)
-        alone = isinstance(content, list) and len(content) == len(images)
-        if not (images and alone and not reasoning_of(message)):
-            yield {**shown, "content": _text({**message, "content": content})}
-            shown = {"role": shown.get("role", "unknown"), "note": "images of the message above"}
+        other_fields = {key: value for key, value in message.items() if key not in {*REASONING, "content"}}
+        fields = replace_images(other_fields, str)
+        has_only_images = isinstance(content, list) and len(content) == len(images)
+        if not (images and has_only_images and not reasoning_of(message)):
+            yield {**fields, "content": _flat_text({**message, "content": content})}
+            fields = {"role": fields.get("role", "unknown"), "note": "images of the message above"}
         if images:
-            yield {**shown, "content": [self._image(str(self._file(image))) for image in images]}
+            yield {**fields, "content": [self._image(str(self._file(image))) for image in images]}
 
     def _span(self, span: Mapping[str, Any]) -> dict[str, Any]:
-        shown = {key: without_images(value, str) for key, value in span.items() if value is not None}
-        output = self._seen(span.get("output"))
+        fields = {key: replace_images(value, str) for key, value in span.items() if value is not None}
+        output = self._with_visible_images(span.get("output"))
         images = list(images_in(output))
         if isinstance(output, list):
-            shown["output"] = text_of(output)
+            fields["output"] = text_of(output)
         if images:
-            shown["output"] = {
+            fields["output"] = {
                 "text": text_of(output),
                 "images": [self._image(str(self._file(image))) for image in images],
             }
-        if span.get("status") == "not_run" and shown.pop("error", None):
-            shown["output"] = span["error"]  # an error would paint the whole rollout red
-        return shown
+        if span.get("status") == "not_run" and fields.pop("error", None):
+            fields["output"] = span["error"]  # an error would colour the whole rollout red
+        return fields
 
-    def _seen(self, content: Any) -> Any:
-        """Content in which every `Image` has pixels to show; the others are words."""
+    def _with_visible_images(self, content: Any) -> Any:
+        """Return the content with a text in place of each image that has no pixels."""
         if isinstance(content, Image):
-            return content if self._file(content) else image_words(content)
+            return content if self._file(content) else describe_image(content)
         if isinstance(content, Mapping):
-            lost = [image for image in images_in(content) if not self._file(image)]
-            return {"type": "text", "text": image_words(lost[0])} if lost else content
-        return [self._seen(block) for block in content] if isinstance(content, (list, tuple)) else content
+            missing = [image for image in images_in(content) if not self._file(image)]
+            return {"type": "text", "text": describe_image(missing[0])} if missing else content
+        if isinstance(content, (list, tuple)):
+            return [self._with_visible_images(block) for block in content]
+        return content
 
 
 def _is_shown(name: str, value: Any) -> bool:
-    """Not what is missing, which would be a dash in the dashboard; but a reward that is missing tells something."""
+    """Return whether to show a fact: the dashboard's dash for a missing value is only useful for rewards."""
     return value is not None or name.startswith("reward")
 
 
-def _titled(messages: list[dict[str, Any]], words: str) -> list[dict[str, Any]]:
-    """With the words before the first user's: the dashboard's list shows of a trace what the user said first."""
-    place = next((i for i, message in enumerate(messages) if message.get("role") == "user"), None)
-    if place is None:
+def _with_label(messages: list[dict[str, Any]], label: str) -> list[dict[str, Any]]:
+    """Put `label` before the first user message, which is what the dashboard's list shows of a trace."""
+    position = next((i for i, message in enumerate(messages) if message.get("role") == "user"), None)
+    if position is None:
         return messages
-    first = messages[place]
-    if isinstance(first["content"], list):  # images alone
-        return [*messages[:place], {"role": "user", "content": words}, *messages[place:]]
-    return [*messages[:place], {**first, "content": f"{words}\n{first['content'] or ''}"}, *messages[place + 1 :]]
+    first = messages[position]
+    if isinstance(first["content"], list):  # the message has only images
+        return [*messages[:position], {"role": "user", "content": label}, *messages[position:]]
+    return [
+        *messages[:position],
+        {**first, "content": f"{label}\n{first['content'] or ''}"},
+        *messages[position + 1 :],
+    ]
 
 
-def _text(message: Mapping[str, Any]) -> str | None:
-    """Content as the dashboard shows it: flat text, with the reasoning and bare tool calls it would leave out."""
+def _flat_text(message: Mapping[str, Any]) -> str | None:
+    """Return the content as flat text, with the reasoning and the tool calls that the dashboard would leave out."""
     content = message.get("content")
     text = None if content is None else text_of(content)
     if not text:
@@ -193,18 +199,19 @@ def _ids_in(run: Any) -> set[str] | None:
             rows = db.execute("SELECT metadata FROM traces WHERE run_name = ?", (run.name,))
             return {str(json.loads(metadata).get("id")) for (metadata,) in rows}
     except (sqlite3.Error, ValueError) as error:
-        logger.warning("trackio's %s cannot be asked what it has: %s", path, error)
+        logger.warning("The rollouts in trackio's database %s could not be read: %s", path, error)
         return None
 
 
-def _twin(trackio: Any, run: Any) -> Any:
-    """A second sender into the same run.
+def _second_sender(trackio: Any, run: Any) -> Any:
+    """Open a second sender into the trainer's run.
 
-    The trainer's own numbers its metrics by the largest step it has logged, so a trace logged ahead of them would
-    shift its charts by one, depending on which thread came first; and it is finished before the last rollouts are.
+    The trainer's own sender numbers its metrics by the largest step it has logged, so a trace that was logged ahead of
+    them would shift its charts by one. It is also finished before the last rollouts arrive.
     """
     if run.url and not (getattr(run, "_space_id", None) or getattr(run, "_server_base_url", None)):
-        return run  # a version that keeps the remote's name elsewhere: better its numbering than another place
+        # This version stores the remote's name elsewhere. Shifted charts are better than another destination.
+        return run
     options = {
         "url": run.url,
         "project": run.project,
@@ -219,13 +226,13 @@ def _twin(trackio: Any, run: Any) -> Any:
         "existing_runs": [run.name],
         "initial_last_step": 0,
     }
-    twin = trackio.Run(**_accepted(trackio.Run, options))
+    sender = trackio.Run(**_accepted_options(trackio.Run, options))
     with contextlib.suppress(AttributeError):
-        twin.config = run.config
-    return twin
+        sender.config = run.config
+    return sender
 
 
-def _accepted(function: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options this version of trackio knows."""
-    known = inspect.signature(function).parameters
-    return {name: value for name, value in options.items() if name in known}
+def _accepted_options(function: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that this version of trackio accepts."""
+    parameters = inspect.signature(function).parameters
+    return {name: value for name, value in options.items() if name in parameters}

@@ -1,4 +1,4 @@
-"""The console sink: the best and the worst of a step, a screenful at most, JSON lines where nobody looks."""
+"""The console sink prints the best and the worst rollout of a step: a screenful in a terminal, otherwise JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import subprocess
 import sys
 import termios
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 
@@ -23,7 +22,6 @@ from examples import thorough
 from rollout_plugins import Image, Step, Trace
 from rollout_plugins.content.trace import default_trace
 from rollout_plugins.errors import SetupError
-from rollout_plugins.sinks import _stream
 from rollout_plugins.sinks.console import ConsoleSink
 
 
@@ -77,7 +75,7 @@ def test_one_best_and_one_worst_by_default():
     assert "\x1b[" in text
 
 
-def test_as_many_as_asked_none_twice_highest_first():
+def test_best_and_worst_set_how_many_are_printed_highest_first_and_none_twice():
     assert ids(printed(batch(3, 1, 2), json=True, best=2, worst=2)) == ["r0", "r2", "r1"]
     assert ids(printed(batch(3, 1, 2), json=True, best=0, worst=1)) == ["r1"]
     assert ids(printed(batch(3, 1, 2), json=True, best=2, worst=0)) == ["r0", "r2"]
@@ -92,7 +90,7 @@ def test_missing_and_nan_rewards_are_neither_best_nor_worst():
     assert "best" not in text
 
 
-def test_ranks_by_another_fact_when_asked():
+def test_by_ranks_by_another_fact():
     chosen = [replace(t, metadata={**t.metadata, "score": s}) for t, s in zip(batch(1, 2, 3), (9, 8, 7), strict=True)]
     assert ids(printed(chosen, json=True, by="score", worst=0)) == ["r0"]
 
@@ -110,7 +108,7 @@ def test_without_siblings_a_group_falls_back_to_best_and_worst():
     assert "worst" in text
 
 
-def test_one_batch_in_so_many_of_each_split():
+def test_every_prints_one_of_so_many_batches_of_each_split():
     out = io.StringIO()
     sink = ConsoleSink(every=3, file=out)
     for n in range(7):
@@ -120,7 +118,7 @@ def test_one_batch_in_so_many_of_each_split():
     assert [(m["split"], m["step"]) for m in seen] == [(s, n) for n in (0, 3, 6) for s in ("train", "eval")]
 
 
-def test_json_lines_where_nobody_looks_and_text_where_somebody_does():
+def test_prints_json_lines_to_a_file_and_text_to_a_terminal():
     assert ids(printed(batch(1, 2), file=io.StringIO())) == ["r1", "r0"]
     assert ids(printed(batch(1, 2), json=True)) == ["r1", "r0"]
     plain = printed(batch(1, 2), file=io.StringIO(), json=False)
@@ -128,7 +126,7 @@ def test_json_lines_where_nobody_looks_and_text_where_somebody_does():
     assert "\x1b" not in plain
 
 
-def test_a_json_line_holds_the_whole_trace():
+def test_a_json_line_contains_the_complete_trace():
     content = [
         {"type": "image", "image": Image(hash="h", path="media/h.png")},
         {"type": "text", "text": "long " * 9999},
@@ -141,7 +139,7 @@ def test_a_json_line_holds_the_whole_trace():
     assert line["spans"][0]["duration_ms"] == 12
 
 
-def test_json_lines_hold_nothing_a_terminal_obeys():
+def test_json_lines_contain_no_terminal_control_characters():
     evil = "\x1b[2J \x9b31m \u202e \u2028 \x7f \udc80"
     text = printed(
         [Trace(rollout_id="x", messages=({"role": "user", "content": evil},), metadata={"reward": 1})], json=True
@@ -160,19 +158,19 @@ def test_never_more_than_a_screenful(monkeypatch, columns, height):
         assert 0 < printed(long, **options).count("\n") < height
 
 
-def test_the_asked_number_of_lines_is_kept():
+def test_max_lines_is_exact():
     long = [replace(t, messages=({"role": "assistant", "content": "word " * 9999},)) for t in batch(1, 2, 3)]
     assert printed(long, max_lines=17).count("\n") == 17
 
 
-def test_an_output_that_knows_no_unicode_gets_escapes():
+def test_an_ascii_output_gets_escapes():
     class Ascii(Terminal):
         encoding = "ascii"
 
     assert "\\u2192" in printed(batch(1, 2), file=Ascii())
 
 
-def test_progress_bars_are_taken_off_while_printing():
+def test_progress_bars_are_cleared_before_printing():
     tqdm = pytest.importorskip("tqdm").tqdm
     out = Terminal()
     bar = tqdm(total=10, file=out, mininterval=0, miniters=1)
@@ -187,94 +185,49 @@ def test_progress_bars_are_taken_off_while_printing():
 
 @pytest.fixture
 def unread():
-    """A terminal that nobody reads; `reader` is the end to read it from."""
+    """A terminal that nobody reads; its attribute `reader` is the descriptor to read it from."""
     reader, terminal = pty.openpty()
     screen = os.fdopen(terminal, "w")
     screen.reader = reader
     yield screen
-    os.close(reader)  # sooner than the screen, whose lock is with whoever waits for a reader
+    os.close(reader)  # before the screen, so that closing it does not wait for a reader
     with suppress(OSError):
         screen.close()
 
 
-def on_its_thread(work):
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(work).result(600)
-
-
 def reads(unread, text):
-    """Read the terminal until this is there; a piece of what was written may come before the rest."""
-    found = b""
-    while text not in found:
-        found += os.read(unread.reader, 4096)
+    """Read from the terminal until `text` has come; a read may return only a piece of it."""
+    output = b""
+    while text not in output:
+        output += os.read(unread.reader, 4096)
     return True
 
 
-def ends(work):
-    """Whether a thread comes to an end."""
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(600)
-    return not thread.is_alive()
-
-
-def test_a_terminal_nobody_reads_keeps_no_lock_that_progress_bars_take(unread):
+def test_a_terminal_that_stands_still_holds_no_lock_that_training_takes(unread):
     tqdm = pytest.importorskip("tqdm").tqdm
     bar = tqdm(total=10, file=io.StringIO(), mininterval=0, miniters=1)
-    sink = ConsoleSink(file=unread)
-
-    def show():
-        for step in range(30):
-            with suppress(TimeoutError):
-                sink.export_traces(batch(*range(20)), Step(step=step))
-
-    assert ends(lambda: (show(), bar.update(1)))
-    bar.close()
-
-
-def test_a_terminal_nobody_reads_is_left_to_the_progress_bar(unread):
-    tqdm = pytest.importorskip("tqdm").tqdm
-    sink, bar = ConsoleSink(file=unread, max_lines=500), tqdm(total=100, file=unread, mininterval=0, miniters=1)
-
-    def fill():
-        for step in range(60):
-            sink.export_traces(batch(*range(20)), Step(step=step))
-
-    with pytest.raises(TimeoutError, match="nobody reads the terminal"):
-        on_its_thread(fill)
-    assert ends(lambda: bar.update(1))
-    with pytest.raises(TimeoutError):
-        on_its_thread(lambda: sink.export_traces(batch(1), Step(step=99)))
-    bar.close()
-
-
-def test_what_training_adds_to_a_terminal_nobody_reads_does_not_stop_it(unread):
-    """It holds about 19 kB: what training writes, or what we write, but not both."""
-
-    def show():
-        sink = ConsoleSink(file=unread)
-        for step in range(10):
-            sink.export_traces(batch(*range(20)), Step(step=step))
-
-    on_its_thread(show)
-    assert ends(lambda: [print("x" * 40, file=unread, flush=True) for _ in range(300)])
-
-
-def test_a_terminal_that_was_held_shows_rollouts_again(unread, monkeypatch):
-    monkeypatch.setattr(
-        _stream, "_WATCH_SECONDS", 600.0
-    )  # who looks while it is let go cannot tell it from a full one
     termios.tcflow(unread, termios.TCOOFF)  # what Ctrl-S does
-    with pytest.raises(TimeoutError):
-        on_its_thread(lambda: ConsoleSink(file=unread).export_traces(batch(1), Step(step=1)))
+    sink = ConsoleSink(file=unread)
+    export = threading.Thread(target=lambda: sink.export_traces(batch(1), Step(step=1)), daemon=True)
+    export.start()
+    export.join(1)
+    assert export.is_alive()
+    bar.update(1)
+    unread.flush()
+    bar.close()
     termios.tcflow(unread, termios.TCOON)
-    on_its_thread(lambda: ConsoleSink(file=unread).export_traces(batch(2), Step(step=2)))
+    export.join(600)
     assert reads(unread, b"What is 12")
 
 
-def test_an_export_waits_for_a_terminal_that_was_held(unread):
+def test_an_export_waits_for_a_terminal_that_ctrl_s_stopped(unread):
     termios.tcflow(unread, termios.TCOOFF)
-    code = "from test_console import *; ConsoleSink().export_traces(batch(2), Step(step=2))"
+    code = (
+        "from rollout_hookspecs import Step\nfrom shown_rollouts import rollout\n"
+        "from rollout_plugins.content.trace import default_trace\n"
+        "from rollout_plugins.sinks.console import ConsoleSink\n"
+        "ConsoleSink().export_traces([default_trace(rollout())], Step(step=2))"
+    )
     child = subprocess.Popen([sys.executable, "-c", code], stdout=unread, stderr=subprocess.DEVNULL, env=environment())
     with pytest.raises(subprocess.TimeoutExpired):
         child.wait(5)
@@ -285,12 +238,12 @@ def test_an_export_waits_for_a_terminal_that_was_held(unread):
 
 def test_json_lines_stay_json_where_the_output_is_ascii():
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True)
-    said = replace(rollout(tool_calls=()), completion=({"role": "assistant", "content": "Zürich 😀"},))
-    ConsoleSink(file=out).export_traces([default_trace(said)], Step(step=1))
+    unicode_rollout = replace(rollout(tool_calls=()), completion=({"role": "assistant", "content": "Zürich 😀"},))
+    ConsoleSink(file=out).export_traces([default_trace(unicode_rollout)], Step(step=1))
     assert "Zürich 😀" in json.loads(out.buffer.getvalue())["messages"][-1]["content"]
 
 
-def test_prints_to_whatever_standard_output_is_then(capsys):
+def test_prints_to_the_current_standard_output(capsys):
     sink = ConsoleSink()
     sink.export_traces(batch(1, 2), Step(step=1))
     assert ids(capsys.readouterr().out) == ["r1", "r0"]
@@ -302,12 +255,12 @@ def test_an_empty_batch_prints_nothing():
 
 @thorough
 @given(traces)
-def test_no_content_makes_it_raise(trace):
+def test_no_content_raises(trace):
     for options in ({}, {"json": True}, {"group": True}):
         assert printed([trace, trace], **options)
 
 
-def test_bad_options_are_named_all_at_once():
+def test_one_error_names_all_bad_options():
     with pytest.raises(SetupError) as error:
         ConsoleSink(best=-1, worst="x", every=0, max_lines=True, json="yes", group=1, by="", file=3)
     message = str(error.value)

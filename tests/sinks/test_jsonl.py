@@ -30,7 +30,7 @@ def send(sink, run, steps=1, traces=TRACES):
     sink.on_run_end(run)
 
 
-def test_one_line_a_rollout_with_the_whole_conversation(tmp_path):
+def test_one_line_per_rollout_with_the_complete_conversation(tmp_path):
     send(JsonlSink(), run_in(tmp_path))
     lines = lines_in(tmp_path / "jsonl")
     assert [line["id"] for line in lines] == ["r-tools", "r-failing", "r-pictured", "r-rejected"]
@@ -42,7 +42,7 @@ def test_one_line_a_rollout_with_the_whole_conversation(tmp_path):
     assert (first["step"], first["policy_step"], first["advantage"], first["finish"]) == (3, 2, 0.7, "stop")
 
 
-def test_lines_have_what_verls_and_verifiers_readers_look_for(tmp_path):
+def test_lines_have_the_keys_that_the_readers_of_verl_and_verifiers_expect(tmp_path):
     send(JsonlSink(), run_in(tmp_path))
     first, failing, *_ = lines_in(tmp_path / "jsonl")
     assert first["input"] == "system: Be brief.\n\nuser: What is 2*3? Weather?"
@@ -77,7 +77,7 @@ def test_files_rotate_by_size_and_no_line_is_cut(tmp_path):
     assert max(path.stat().st_size for path in files) < 40_000
 
 
-def test_a_second_start_goes_on_in_the_same_folder_and_repairs_a_torn_line(tmp_path):
+def test_a_second_start_continues_in_the_same_folder_after_an_incomplete_line(tmp_path):
     run = run_in(tmp_path)
     send(JsonlSink(), run)
     (file,) = (tmp_path / "jsonl").iterdir()
@@ -87,7 +87,7 @@ def test_a_second_start_goes_on_in_the_same_folder_and_repairs_a_torn_line(tmp_p
     assert [json.loads(line)["id"] for line in whole] == 2 * [trace.rollout_id for trace in TRACES]
 
 
-def test_a_write_that_fails_half_way_leaves_nothing_of_itself(tmp_path):
+def test_a_write_that_fails_half_way_leaves_no_part_of_it(tmp_path):
     code = (
         "import resource, signal; from pathlib import Path\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
@@ -105,7 +105,7 @@ def test_a_write_that_fails_half_way_leaves_nothing_of_itself(tmp_path):
     ]
 
 
-def test_a_folder_that_is_moved_away_in_mid_run_swallows_nothing(tmp_path):
+def test_lines_in_a_folder_that_is_moved_during_the_run_are_counted(tmp_path):
     run, sink = run_in(tmp_path), JsonlSink()
     sink.on_run_start(run)
     sink.export_traces(TRACES[:1], Step())
@@ -144,7 +144,13 @@ def test_standard_output_is_for_pipes(tmp_path):
 
 def run_python(code, arguments=(), env=os.environ, **options):
     env = {**env, "PYTHONPATH": os.pathsep.join(sys.path)}
-    code = "from test_jsonl import *\n" + code
+    imports = (
+        "import json, os, sys, threading, pytest\n"
+        "from rollout_hookspecs import Step\nfrom sink_rollouts import batch, run_in\n"
+        "from rollout_plugins.content.trace import default_trace\nfrom rollout_plugins.sinks.jsonl import JsonlSink\n"
+        "TRACES = [default_trace(r) for r in batch()]\n"
+    )
+    code = imports + code
     return subprocess.run([sys.executable, "-c", code, *arguments], check=True, env=env, **options)
 
 
@@ -155,7 +161,7 @@ def test_standard_output_in_ascii_gets_every_rollout():
     assert first["spans"][1]["input"] == {"city": "Zürich"}
 
 
-def test_a_pipe_nobody_reads_leaves_room_for_what_training_prints():
+def test_a_pipe_that_nobody_reads_keeps_room_for_what_training_prints():
     ours, theirs = os.pipe()
     code = (
         "import fcntl, termios; sink = JsonlSink('-')\n"
@@ -171,7 +177,7 @@ def test_a_pipe_nobody_reads_leaves_room_for_what_training_prints():
         assert lines.read().count("x" * 90 + "\n") == 100
 
 
-def test_a_slow_reader_gets_every_line_whole():
+def test_a_slow_reader_gets_every_line_complete():
     code = (
         "sink = JsonlSink('-'); send_all = lambda: [sink.export_traces(TRACES, Step()) for _ in range(100)]\n"
         "thread = threading.Thread(target=send_all); thread.start(); thread.join()"
@@ -180,7 +186,7 @@ def test_a_slow_reader_gets_every_line_whole():
     assert [json.loads(line)["id"] for line in lines] == 100 * [trace.rollout_id for trace in TRACES]
 
 
-def test_a_named_pipe_is_written_as_it_is(tmp_path):
+def test_a_named_pipe_gets_every_line(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     read: list = []
@@ -191,14 +197,14 @@ def test_a_named_pipe_is_written_as_it_is(tmp_path):
     assert len(read) == 2 * len(TRACES)
 
 
-def test_each_rank_has_files_of_its_own_when_asked(tmp_path):
+def test_with_the_scope_rank_each_rank_has_its_own_files(tmp_path):
     for rank in (0, 1):
         send(JsonlSink(scope="rank"), run_in(tmp_path, rank=rank, world_size=2))
     assert sorted(p.name for p in (tmp_path / "jsonl").iterdir()) == ["rank-0", "rank-1"]
     assert len(lines_in(tmp_path / "jsonl" / "rank-1")) == len(TRACES)
 
 
-def test_a_sink_for_its_rank_leaves_the_others_to_theirs(tmp_path):
+def test_with_the_scope_rank_a_sink_writes_only_the_rollouts_of_its_rank(tmp_path):
     sink, run = JsonlSink(scope="rank"), run_in(tmp_path, world_size=2)
     both = [default_trace(tools()), default_trace(tools(id="other", rank=1))]
     send(sink, run, traces=both)
@@ -226,7 +232,7 @@ def test_ending_twice_and_ending_without_a_start_do_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("options", [{"path": 3}, {"max_bytes": 0}, {"max_bytes": "1"}, {"scope": "all"}])
-def test_options_that_make_no_sense_are_refused_at_once(options):
+def test_invalid_options_are_refused_at_once(options):
     with pytest.raises(SetupError, match=f"{next(iter(options))}="):
         JsonlSink(**options)
 

@@ -16,7 +16,7 @@ from examples import thorough
 from rollout_plugins.content.trace import default_trace
 from rollout_plugins.errors import SetupError
 from rollout_plugins.sinks.scout import ScoutSink
-from rollout_plugins.sinks.scout.parts import SMALL
+from rollout_plugins.sinks.scout.transcript_files import MAX_SMALL_FILES
 
 TRACES = [default_trace(r) for r in batch()]
 
@@ -152,16 +152,16 @@ def test_every_batch_is_on_disk_at_once_and_files_stay_few(tmp_path):
     sink, run = ScoutSink(), run_in(tmp_path)
     send(sink, run, steps=3)
     assert len(rows_in(tmp_path / "scout")) == 12
-    for step in range(3, 2 * SMALL + 5):
+    for step in range(3, 2 * MAX_SMALL_FILES + 5):
         sink.export_traces(TRACES, Step(step=step))
     assert len(list((tmp_path / "scout").iterdir())) == 2 + 5
     sink.on_run_end(run)
     sink.on_run_end(run)
     assert len(list((tmp_path / "scout").iterdir())) == 3
-    assert len(rows_in(tmp_path / "scout")) == 4 * (2 * SMALL + 5)
+    assert len(rows_in(tmp_path / "scout")) == 4 * (2 * MAX_SMALL_FILES + 5)
 
 
-@pytest.mark.parametrize("steps", [2, SMALL + 2])
+@pytest.mark.parametrize("steps", [2, MAX_SMALL_FILES + 2])
 def test_transcripts_that_are_removed_in_mid_run_are_counted_and_merged_ones_are_not(tmp_path, steps):
     run, sink = run_in(tmp_path), ScoutSink()
     sink.on_run_start(run)
@@ -208,11 +208,11 @@ def test_two_runs_at_once_share_a_folder(tmp_path):
 
 def test_rows_that_are_there_are_not_counted_as_failed_when_merging_fails(tmp_path, caplog):
     sink, run = ScoutSink(), run_in(tmp_path)
-    send(sink, run, steps=SMALL - 1)
+    send(sink, run, steps=MAX_SMALL_FILES - 1)
     next((tmp_path / "scout").iterdir()).write_bytes(b"damaged")
     sink.export_traces(TRACES, Step(step=99))
-    assert len(list((tmp_path / "scout").iterdir())) == SMALL
-    assert "merging them failed" in caplog.text
+    assert len(list((tmp_path / "scout").iterdir())) == MAX_SMALL_FILES
+    assert "Merging the files" in caplog.text
 
 
 def test_ranks_share_a_folder(tmp_path):

@@ -2,10 +2,7 @@
 
 import json
 import os
-import pty
 import sqlite3
-import subprocess
-import sys
 import tempfile
 import threading
 from uuid import uuid4
@@ -16,14 +13,14 @@ import pytest
 import trackio
 import wandb
 from PIL import Image
-from processes import environment, run_worker, worker
+from processes import run_worker
 from rig import call, dataset, make, tiny_model
 from rollout_hookspecs import Step, hookimpl
-from test_wandb import history, rows
 from tools import broken, multiply, slow
 from trackio.sqlite_storage import SQLiteStorage
 from trackio.utils import MEDIA_DIR
 from vlm import look, make_vlm, picture
+from wandb_reader import history, rows
 
 from rollout_plugins import RolloutPluginCallback, open_run
 from rollout_plugins.content.trace import default_trace
@@ -57,8 +54,8 @@ def train(folder, callback, **config):
     return trainer
 
 
-def charted(project, run):
-    """What the trainer's own metrics look like, by name: `[(chart step, optimizer step), …]`."""
+def loss_points(project, run):
+    """Return where the trainer's own loss stands in the chart: `[(chart step, optimizer step), …]`."""
     logged = SQLiteStorage.get_logs(project, run)
     return [(row["step"], row["train/global_step"]) for row in logged if "train/loss" in row]
 
@@ -72,23 +69,23 @@ def test_trackio_in_the_trainers_run_shows_every_rollout_and_leaves_its_charts_a
     trackio_run = {"report_to": "trackio", "project": project}
     make(tmp_path / "plain", SCRIPT, tools=TOOLS, max_steps=3, run_name="plain", **trackio_run).train()
     train(tmp_path, RolloutPluginCallback(), run_name="ours", **trackio_run)
-    assert charted(project, "ours") == charted(project, "plain") == [(1, 1), (2, 2), (3, 3)]
+    assert loss_points(project, "ours") == loss_points(project, "plain") == [(1, 1), (2, 2), (3, 3)]
     stored = {r.id: r for r in open_run(tmp_path / "out").rollouts()}
-    found = {t["metadata"]["id"]: t for t in SQLiteStorage.get_traces(project, "ours")}
-    assert len(found) == len(stored) == 12
+    traces = {t["metadata"]["id"]: t for t in SQLiteStorage.get_traces(project, "ours")}
+    assert len(traces) == len(stored) == 12
     assert set(SQLiteStorage.get_runs(project)) == {"plain", "ours"}
-    for ident, rollout in stored.items():
-        trace = found[ident]
+    for rollout_id, rollout in stored.items():
+        trace = traces[rollout_id]
         assert (trace["step"], trace["key"]) == (rollout.step, "rollouts")
         assert trace["metadata"]["reward"] == rollout.reward
         assert trace["metadata"]["reward/sometimes"] == rollout.rewards["sometimes"]
         assert [span["name"] for span in trace["spans"]] == [c.name for c in rollout.tool_calls]
-    both = next(t for t in found.values() if len(t["spans"]) == 2)
+    both = next(t for t in traces.values() if len(t["spans"]) == 2)
     assert {span["name"]: span["output"] for span in both["spans"]} == {"slow": "2", "multiply": "6"}
     assert all(span["duration_ms"] > 0 for span in both["spans"])
     ids = {c["function"]["name"]: c["id"] for m in both["messages"] for c in m.get("tool_calls", ())}
     assert {m["name"]: m["tool_call_id"] for m in both["messages"] if m["role"] == "tool"} == ids
-    assert {s["status"] for t in found.values() for s in t["spans"]} == {"ok", "error", "unknown"}
+    assert {s["status"] for t in traces.values() for s in t["spans"]} == {"ok", "error", "unknown"}
 
 
 def test_trackio_keeps_images_of_prompts_and_tools(tmp_path, project):
@@ -98,8 +95,8 @@ def test_trackio_keeps_images_of_prompts_and_tools(tmp_path, project):
         callbacks=[RolloutPluginCallback()], report_to="trackio", project=project, run_name="seen",
     )  # fmt: skip
     trainer.train()
-    found = SQLiteStorage.get_traces(project, "seen")
-    images = [i for t in found for m in t["messages"] if isinstance(m["content"], list) for i in m["content"]]
+    traces = SQLiteStorage.get_traces(project, "seen")
+    images = [i for t in traces for m in t["messages"] if isinstance(m["content"], list) for i in m["content"]]
     files = {image["file_path"] for image in images}
     assert len(images) == 4
     assert len(files) == 1
@@ -121,14 +118,14 @@ def test_trackio_without_report_to_has_a_run_of_its_own_with_one_empty_row_a_bat
 
 def test_wandb_in_the_trainers_run(tmp_path):
     train(tmp_path, RolloutPluginCallback(), report_to="wandb", run_name="ours")
-    theirs = wandb.run
-    theirs.finish()
-    shown = rows(theirs.id)
+    trainers_run = wandb.run
+    trainers_run.finish()
+    shown = rows(trainers_run.id)
     stored = {r.id: r for r in open_run(tmp_path / "out").rollouts()}
     assert {row["id"]: row["reward"] for row in shown} == {ident: r.reward for ident, r in stored.items()}
     assert {row["columns/answer"] for row in shown} == {"6"}
     assert {row["reward/sometimes"] for row in shown} == {0.5, None}
-    logged = history(theirs.id)
+    logged = history(trainers_run.id)
     steps = [row["train/global_step"] for row in logged if any(key.startswith("rollouts/from_step") for key in row)]
     assert steps == [1, 2, 3]
     assert [row["train/global_step"] for row in logged if "train/loss" in row] == [1, 2, 3]
@@ -148,16 +145,16 @@ class Raises:
 
 class Hangs:
     def __init__(self):
-        self.asked, self.go_on, self.gave_up = threading.Event(), threading.Event(), False
+        self.was_called, self.may_return, self.gave_up = threading.Event(), threading.Event(), False
 
     @hookimpl
     def export_traces(self, traces):
-        self.asked.set()
-        self.gave_up = not self.go_on.wait(600)
+        self.was_called.set()
+        self.gave_up = not self.may_return.wait(600)
 
 
-def sent_again(stored, folder):
-    """What a later export does: each generation's rollouts from the store, as traces."""
+def export_again(stored, folder):
+    """Send the rollouts of each generation from the store, as a later export does."""
     sink = JsonlSink(folder)
     sink.on_run_start(stored.info)
     rollouts = list(stored.rollouts())
@@ -180,33 +177,17 @@ def test_a_sink_that_raises_or_hangs_costs_no_step_no_rollout_and_no_other_sink(
         loss = step(*args, **kwargs)
         steps_while_it_hung.append(not hangs.gave_up)
         if len(steps_while_it_hung) == 3:
-            hangs.go_on.set()
+            hangs.may_return.set()
         return loss
 
     trainer.training_step = training_step
     trainer.train()
-    assert hangs.asked.is_set()
+    assert hangs.was_called.is_set()
     assert steps_while_it_hung == [True] * 3
     stored = open_run(tmp_path / "out")
     assert len(stored) == 12
     assert len(SQLiteStorage.get_traces(project, f"{stored.name} · {stored.info.id}")) == 12
-    assert len(sent_again(stored, tmp_path / "again")) == 12
-
-
-@pytest.mark.slow
-def test_a_terminal_nobody_reads_does_not_stop_the_training(tmp_path):
-    reader, terminal = pty.openpty()
-    env = environment(TERM="xterm", RIG_MODEL=tiny_model(tmp_path))
-    command = [sys.executable, *worker("terminal", tmp_path)]
-    done = subprocess.run(command, env=env, stdin=terminal, stdout=terminal, stderr=terminal, check=False)
-    os.close(terminal)
-    os.close(reader)
-    assert done.returncode == 0
-    assert (tmp_path / "trained").exists()
-    run = open_run(tmp_path / "out")
-    assert len(run) == 48
-    assert run.unsent["console"] > 0
-    assert run.drops == {}
+    assert len(export_again(stored, tmp_path / "again")) == 12
 
 
 @pytest.mark.slow

@@ -1,10 +1,8 @@
 import json
 import logging
 import os
-import struct
 import sys
 import tempfile
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,19 +18,19 @@ from hypothesis import strategies as st
 from PIL import Image as Pictures
 from rollout_hookspecs import Step
 from sink_rollouts import HOSTILE, Hostile, batch, pictured, rejected, run_in, tools
-from wandb.proto import wandb_internal_pb2
+from wandb_reader import folder_of, history, records, rows, tables
 
 from rollout_plugins.content.trace import default_trace
 from rollout_plugins.errors import MissingExtraError, SetupError
 from rollout_plugins.sinks import wandb as module
 from rollout_plugins.sinks.wandb import WandbSink
-from rollout_plugins.sinks.wandb.columns import shortened
+from rollout_plugins.sinks.wandb.table_columns import shorten
 
 TRACES = [default_trace(r) for r in batch()]
 
 
 def start(folder, **changes):
-    """A run with an id of its own: wandb reads its settings once a process, so all tests share one folder."""
+    """Return a run with a unique id: wandb reads its settings once per process, so all tests share one folder."""
     return run_in(folder, id=f"r{uuid4().hex[:12]}", **changes)
 
 
@@ -44,59 +42,6 @@ def send(sink, run, *steps, traces=TRACES):
     return run.id
 
 
-def folder_of(ident):
-    (folder,) = Path(wandb.setup().settings.wandb_dir).glob(f"offline-run-*-{ident}")
-    return folder
-
-
-def tables(ident):
-    """Every addition to every table, by key and call of wandb: `{("rollouts/from_step_000001", 0): [row, …]}`."""
-    found = {}
-    for path in sorted(folder_of(ident).glob("files/media/table/**/*.table.json")):
-        key, number, _ = f"{path.parent.name}/{path.name}".rsplit("_", 2)
-        table = json.loads(path.read_text())
-        found[key, int(number)] = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
-    return found
-
-
-def rows(ident):
-    return [row for addition in tables(ident).values() for row in addition]
-
-
-def records(path, block=32768):
-    """Yield the records of wandb's own file that are complete: wandb's process may still be writing the last one.
-
-    The file is a LevelDB log: in each block, chunks of checksum, length, kind and data. wandb has no reader in Python.
-    """
-    data, place, whole = path.read_bytes(), 7, b""
-    while place + 7 <= len(data):
-        if block - place % block < 7:
-            place += block - place % block
-            continue
-        length, kind = struct.unpack("<HB", data[place + 4 : place + 7])
-        if not kind or place + 7 + length > len(data):
-            return
-        whole += data[place + 7 : place + 7 + length]
-        place += 7 + length
-        if kind in {1, 4}:  # a whole record, or the last part of one
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(whole)
-            whole = b""
-            yield record
-
-
-def history(ident):
-    """The rows of the run's history, once wandb's own process has written the run's end."""
-    until = time.monotonic() + 120
-    while True:
-        found = list(records(folder_of(ident) / f"run-{ident}.wandb"))
-        if any(record.HasField("exit") for record in found) or time.monotonic() > until:
-            break
-        time.sleep(0.05)
-    logged = (record.history.item for record in found if record.history.item)
-    return [{item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items} for items in logged]
-
-
 def artifacts():
     return {path: path.read_bytes() for path in Path(os.environ["WANDB_DATA_DIR"]).rglob("*") if path.is_file()}
 
@@ -104,15 +49,15 @@ def artifacts():
 # --- what people see -----------------------------------------------------------------------------------------------
 
 
-def test_each_step_adds_its_rows_and_what_came_before_stays(tmp_path):
+def test_each_step_adds_its_rows_and_keeps_the_earlier_ones(tmp_path):
     run = send(WandbSink(), start(tmp_path), Step(step=1), Step(step=2), Step(step=2, split="eval"))
-    found = tables(run)
-    assert list(found) == [
+    increments = tables(run)
+    assert list(increments) == [
         ("eval_rollouts/from_step_000002", 2),
         ("rollouts/from_step_000001", 0),
         ("rollouts/from_step_000001", 1),
     ]
-    assert {len(added) for added in found.values()} == {4}
+    assert {len(added) for added in increments.values()} == {4}
 
 
 def test_a_hundred_steps_fill_a_table_and_the_next_begins_another(tmp_path, monkeypatch):
@@ -137,14 +82,14 @@ def test_rows_whose_log_failed_do_not_arrive_with_the_next(tmp_path):
     assert len(rows(run.id)) == len(TRACES) + 1
 
 
-def test_it_says_which_rollouts_a_step_had_room_for(tmp_path):
+def test_it_returns_the_ids_of_the_rollouts_it_had_room_for(tmp_path):
     sink, run = WandbSink(max_rows=2), start(tmp_path)
     sink.on_run_start(run)
     assert sink.export_traces(TRACES, Step(step=1)) == [trace.rollout_id for trace in TRACES[:2]]
     sink.on_run_end(run)
 
 
-def test_no_table_outgrows_what_a_run_page_shows():
+def test_no_table_outgrows_the_limits_of_a_run_page():
     assert module.INCREMENTS <= 100
     assert module.ROWS <= wandb.Table.MAX_ROWS
 
@@ -200,7 +145,7 @@ def test_values_of_other_types_and_shapes_never_clash(tmp_path):
     assert (third["columns/answer"], third["reward"]) == (None, float("inf"))
 
 
-def test_columns_stay_as_the_first_batch_made_them_and_what_is_new_is_kept_and_named_once(tmp_path, caplog):
+def test_the_first_batch_fixes_the_columns_and_later_values_go_to_more_with_one_warning(tmp_path, caplog):
     later = replace(tools(), columns={"answer": "6", "hint": "new"}, rewards={"correct": 1.0, "late": 0.25})
     text = replace(tools(), extra={"judge": "text where numbers were"})
     sink, run = WandbSink(), start(tmp_path)
@@ -215,12 +160,12 @@ def test_columns_stay_as_the_first_batch_made_them_and_what_is_new_is_kept_and_n
     assert json.loads(others[0][0]["more"]) == {"columns/hint": "new", "reward/late": 0.25}
     assert json.loads(others[0][1]["more"]) == {"extra/judge": "text where numbers were"}
     assert others[0][1]["extra/judge"] is None
-    said = [record.message for record in caplog.records if "no column" in record.message]
-    assert len(said) == 2
-    assert "columns/hint, reward/late" in said[0]
+    warnings = [record.message for record in caplog.records if "no column" in record.message]
+    assert len(warnings) == 2
+    assert "columns/hint, reward/late" in warnings[0]
 
 
-def test_a_reward_function_that_gave_nothing_yet_has_its_column_from_the_start(tmp_path):
+def test_a_reward_function_without_values_yet_has_its_column_from_the_start(tmp_path):
     run = send(WandbSink(), start(tmp_path, reward_names=("correct", "format", "slow")), traces=TRACES[:1])
     assert rows(run)[0]["reward/slow"] is None
 
@@ -237,15 +182,15 @@ def test_any_rollout_is_a_row_next_to_another(tmp_path_factory, rollouts):
 # --- limits --------------------------------------------------------------------------------------------------------
 
 
-def test_rows_of_a_step_are_capped_with_a_word_about_it(tmp_path, caplog):
+def test_rows_of_a_step_are_capped_with_one_warning(tmp_path, caplog):
     run = send(WandbSink(max_rows=3), start(tmp_path), Step(step=1), Step(step=2))
     assert len(rows(run)) == 6
     assert [r.message for r in caplog.records if "max_rows" in r.message] == [
-        "wandb shows 3 of a step's 4 rollouts (max_rows)"
+        "wandb shows 3 of 4 rollouts in a step (max_rows)"
     ]
 
 
-def test_streams_are_not_capped_and_no_addition_is_larger_than_wandb_keeps(tmp_path, monkeypatch):
+def test_streams_are_not_capped_and_no_increment_is_larger_than_wandb_keeps(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "ROWS", 5)
     run = send(WandbSink(max_rows=3, scope="stream"), start(tmp_path), traces=TRACES * 3)
     assert [len(added) for added in tables(run).values()] == [5, 5, 2]
@@ -258,7 +203,7 @@ def test_long_text_keeps_its_head_and_tail(tmp_path):
     assert prompt.startswith("[user] aaa")
     assert "807 characters left out" in prompt
     assert prompt.endswith("bbb")
-    assert shortened("x" * 200, 200) == "x" * 200
+    assert shorten("x" * 200, 200) == "x" * 200
 
 
 def test_memory_does_not_grow_with_the_steps(tmp_path):
@@ -316,7 +261,7 @@ def test_a_file_that_is_still_written_is_read_up_to_its_last_complete_record(tmp
         assert read == names[: len(read)]
 
 
-def test_each_rank_has_a_run_of_its_own_when_asked(tmp_path):
+def test_with_the_scope_rank_each_rank_has_its_own_run(tmp_path):
     run = replace(start(tmp_path, world_size=2), id="long" * 20)  # wandb takes ids of 64 characters
     for rank in (0, 1):
         step = Step(step=1, rank=rank, world_size=2, gathered=False)
@@ -325,7 +270,7 @@ def test_each_rank_has_a_run_of_its_own_when_asked(tmp_path):
         assert {row["ranks"] for row in rows(f"{run.id[:58]}-rank{rank}")} == {f"only rank {rank} of 2"}
 
 
-def test_the_target_names_the_place_and_strange_run_ids_work(tmp_path):
+def test_the_target_names_the_run_and_strange_run_ids_work(tmp_path):
     sink, run = WandbSink(project="math"), start(tmp_path)
     sink.on_run_start(run)
     sink.export_traces(TRACES, Step(step=1))
@@ -337,7 +282,7 @@ def test_the_target_names_the_place_and_strange_run_ids_work(tmp_path):
     assert len(history(f"-{run.id}-b-c-")) == 1
 
 
-def test_without_an_api_key_it_says_so_instead_of_asking_the_terminal(tmp_path, monkeypatch):
+def test_a_missing_api_key_is_an_error_instead_of_a_prompt_on_the_terminal(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setattr(wandb, "login", lambda *, prompt=True: False)
@@ -354,20 +299,20 @@ def test_without_an_api_key_it_says_so_instead_of_asking_the_terminal(tmp_path, 
     "options",
     [{"project": ""}, {"name": 1}, {"max_rows": 0}, {"max_chars": 5}, {"image_side": True}, {"scope": "world"}],
 )
-def test_options_that_make_no_sense_are_refused_at_once(options):
+def test_invalid_options_are_refused_at_once(options):
     with pytest.raises(SetupError, match=f"{next(iter(options))}="):
         WandbSink(**options)
 
 
 @pytest.mark.parametrize(("name", "options"), [("wandb", {}), ("weave", {"weave": True})])
-def test_what_is_not_installed_is_one_line_that_says_what_to_do(monkeypatch, name, options):
+def test_the_error_for_a_missing_package_names_the_pip_command(monkeypatch, name, options):
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MissingExtraError, match=r"pip install .*(wandb\]'|weave)"):
         WandbSink(**options)
 
 
 class Client:
-    """Weave sends to a server; this stands for its client, with the two methods of it that are used."""
+    """Replaces the client of Weave, which sends to a server, with the methods that we use."""
 
     def __init__(self):
         self.calls: list = []
@@ -407,7 +352,7 @@ def test_weave_gets_a_call_for_each_rollout_and_each_tool(tmp_path, monkeypatch)
     json.dumps([(call.inputs, call.attributes, call.end[0]) for call in client.calls])
 
 
-def test_rows_that_are_there_are_not_sent_again_when_weave_fails(tmp_path, monkeypatch, caplog):
+def test_when_weave_fails_the_table_gets_no_row_twice(tmp_path, monkeypatch, caplog):
     client = Client()
     client.finish_call = lambda *_: next(iter(()))
     monkeypatch.setitem(sys.modules, "weave", SimpleNamespace(init=lambda _: client))
@@ -416,7 +361,7 @@ def test_rows_that_are_there_are_not_sent_again_when_weave_fails(tmp_path, monke
     assert len(sink.export_traces(TRACES, Step(step=1))) == len(TRACES)
     sink.on_run_end(run)
     assert len(rows(run.id)) == len(TRACES)
-    assert "weave does not show all of 4 rollouts" in caplog.text
+    assert "Weave does not show all of 4 rollouts" in caplog.text
 
 
 def test_a_hostile_trace_of_another_plugin_is_a_row_too(tmp_path):

@@ -1,4 +1,4 @@
-"""Rollouts as a transcript database that Inspect Scout opens: a folder of Parquet files, and nothing else in it."""
+"""Write rollouts as a transcript database for Inspect Scout: a folder of Parquet files and nothing else."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ from rollout_plugins.content.trace import under
 from rollout_plugins.errors import SetupError
 from rollout_plugins.sinks._common import (
     SCOPES,
-    image_words,
-    integer,
-    meant_for,
+    as_integer,
+    describe_image,
     number,
     thumbnail,
+    traces_for_scope,
 )
 from rollout_plugins.sinks._traces import images_in, shape_each
-from rollout_plugins.sinks.scout.parts import Parts, column_of
+from rollout_plugins.sinks.scout.transcript_files import TranscriptFiles, read_column
 from rollout_plugins.system.option_checks import check, flag, one_of, whole
 
-# All of Scout's own columns, used or not: its viewer asks for some of them without looking whether they are there.
-_TEXT = (
+# All of Scout's own columns, used or not, because its viewer queries some of them without checking for them.
+_TEXTS = (
     "transcript_id", "source_type", "source_id", "source_uri", "date", "task_set", "task_id", "agent",
     "agent_args", "model", "model_options", "score", "score_explanation", "error", "limit", "messages", "events",
     "timelines", "events_data", "split", "finish", "status", "rewards", "columns", "extra", "marks", "tags",
 )  # fmt: skip
-_WHOLE = (
+_INTEGERS = (
     "task_repeat", "message_count", "total_tokens", "step", "policy_step", "staleness", "generation", "group",
     "group_size", "place", "index", "rank", "attempt", "prompt_tokens", "completion_tokens", "tool_calls",
     "tool_errors",
 )  # fmt: skip
-_NUMBER = ("total_time", "reward", "advantage")
-_YES = ("success", "trust_content")
+_FLOATS = ("total_time", "reward", "advantage")
+_BOOLEANS = ("success", "trust_content")
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 
 class ScoutSink:
-    """A transcript for each rollout: `scout view -T <run folder>/scout`.
+    """Writes a transcript for each rollout: view them with `scout view -T <run folder>/scout`.
 
     ScoutSink()                          # <run folder>/scout
-    ScoutSink("/data/transcripts")       # another folder; it must hold nothing but transcripts
+    ScoutSink("/data/transcripts")       # another folder; it must contain nothing but transcripts
     ScoutSink(image_side=1024)           # larger images inside the transcripts
-    ScoutSink(trust_content=True)        # its viewer shows images, and renders what the model wrote
+    ScoutSink(trust_content=True)        # Scout's viewer shows images and renders what the model wrote
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ScoutSink:
         scope: Scope = "global",
     ) -> None:
         if path is not None and not isinstance(path, (str, Path)):
-            raise SetupError(f"path={path!r}: use a folder that holds nothing but transcripts")
+            raise SetupError(f"path={path!r} is not a path: use a folder that contains nothing but transcripts")
         check(
             "scout",
             one_of("scope", scope, SCOPES),
@@ -73,66 +73,66 @@ class ScoutSink:
         self._side = image_side
         self._path = Path(path).absolute() if path else None
         self._run = Run(id="rollouts")
-        self._parts: Parts | None = None
-        self._gone = 0
+        self._files: TranscriptFiles | None = None
+        self._lost = 0
 
     @property
     def target(self) -> str:
-        """Where the rollouts go, in words that stay the same for the same place."""
+        """The destination of the rollouts, as a text that is always the same for the same destination."""
         return f"scout:{self._place().resolve()}"
 
     def received(self) -> set[str]:
-        """Ids of the rollouts that are in the folder."""
-        return set(column_of(self._place(), "transcript_id"))
+        """Return the ids of the rollouts in the folder."""
+        return set(read_column(self._folder(), "transcript_id"))
 
     def gone(self) -> int:
-        """How many transcripts of this run were in files that are no longer there."""
-        gone, self._gone = self._gone, 0
-        return gone + (self._parts.gone() if self._parts is not None else 0)
+        """Return how many transcripts of this run were in files that no longer exist, since the last call."""
+        lost, self._lost = self._lost, 0
+        return lost + (self._files.take_lost_rows() if self._files is not None else 0)
 
     @hookimpl
     def on_run_start(self, run: Run) -> None:
-        self._run, self._parts, self._gone = run, None, 0
+        self._run, self._files, self._lost = run, None, 0
 
     @hookimpl
     def export_traces(self, traces: Sequence[Trace], step: Step) -> list[str]:
-        traces = meant_for(self.scope, traces, step)
+        traces = traces_for_scope(self.scope, traces, step)
         if not traces:
             return []
         import pyarrow as pa
 
-        self._parts = self._parts or Parts(self._place(), self._run.rank)
-        self._parts.add(pa.Table.from_pylist(shape_each(traces, step, self._row), schema=_schema()))
+        self._files = self._files or TranscriptFiles(self._folder(), self._run.rank)
+        self._files.add(pa.Table.from_pylist(shape_each(traces, step, self._row), schema=_schema()))
         return [trace.rollout_id for trace in traces]
 
     @hookimpl
     def on_run_end(self, run: Run) -> None:
-        parts, self._parts = self._parts, None
-        if parts is not None:
-            parts.merge()
-            self._gone = parts.gone()
+        files, self._files = self._files, None
+        if files is not None:
+            files.merge()
+            self._lost = files.take_lost_rows()
 
-    def _place(self) -> Path:
+    def _folder(self) -> Path:
         return self._path or Path(self._run.dir or ".") / "scout"
 
     def _row(self, trace: Trace) -> dict[str, Any]:
         facts = trace.metadata
         errors = {span.get("id"): span.get("error") for span in trace.spans}
-        counts = [integer(facts.get("prompt_tokens")), integer(facts.get("completion_tokens"))]
+        counts = [as_integer(facts.get("prompt_tokens")), as_integer(facts.get("completion_tokens"))]
         scores = {"reward": facts.get("reward"), **under(facts, "reward/")}
         finish = facts.get("finish")
         return {
-            **{name: _text(facts.get(name)) for name in _TEXT},
-            **{name: integer(facts.get(name)) for name in _WHOLE},
-            **{name: number(facts.get(name)) for name in _NUMBER},
+            **{name: _as_text(facts.get(name)) for name in _TEXTS},
+            **{name: as_integer(facts.get(name)) for name in _INTEGERS},
+            **{name: number(facts.get(name)) for name in _FLOATS},
             "transcript_id": trace.rollout_id,
             "source_type": "rollout_plugins",
             "source_id": self._run.id,
             "source_uri": Path(self._run.dir).resolve().as_uri() if self._run.dir else None,
-            "date": _text(facts.get("time")),
-            "task_set": _text(facts.get("split")),
+            "date": _as_text(facts.get("time")),
+            "task_set": _as_text(facts.get("split")),
             "task_id": f"{facts.get('generation')}.{facts.get('group')}",
-            "task_repeat": integer(facts.get("place")),
+            "task_repeat": as_integer(facts.get("place")),
             "agent": self._run.trainer or None,
             "model": self._run.model or None,
             "score": json_text(scores),
@@ -150,17 +150,17 @@ class ScoutSink:
 
     def _message(self, message: Mapping[str, Any], errors: Mapping[Any, Any]) -> dict[str, Any]:
         role = role_of(message)
-        shown: dict[str, Any] = {"role": _ROLES.get(role, "user"), "content": self._content(message)}
+        scout_message: dict[str, Any] = {"role": _ROLES.get(role, "user"), "content": self._content(message)}
         if role not in _ROLES or role == "developer":
-            shown["metadata"] = {"role": role}
-        if shown["role"] == "assistant" and (calls := calls_of(message)):
-            shown["tool_calls"] = [_tool_call(call, f"call_{place}") for place, call in enumerate(calls)]
-        if shown["role"] == "tool":
-            ident = message.get("tool_call_id")
-            shown |= {"tool_call_id": _text(ident), "function": _text(message.get("name"))}
-            if errors.get(ident):
-                shown["error"] = {"type": "unknown", "message": _text(errors[ident])}
-        return shown
+            scout_message["metadata"] = {"role": role}
+        if scout_message["role"] == "assistant" and (calls := calls_of(message)):
+            scout_message["tool_calls"] = [_tool_call(call, f"call_{index}") for index, call in enumerate(calls)]
+        if scout_message["role"] == "tool":
+            call_id = message.get("tool_call_id")
+            scout_message |= {"tool_call_id": _as_text(call_id), "function": _as_text(message.get("name"))}
+            if errors.get(call_id):
+                scout_message["error"] = {"type": "unknown", "message": _as_text(errors[call_id])}
+        return scout_message
 
     def _content(self, message: Mapping[str, Any]) -> Any:
         content, reasoning = message.get("content"), reasoning_of(message)
@@ -175,32 +175,32 @@ class ScoutSink:
     def _block(self, block: Any) -> Iterator[dict[str, Any]]:
         images = list(images_in(block))
         for image in images:
-            shown = self._data_url(image)
-            yield {"type": "image", "image": shown} if shown else {"type": "text", "text": image_words(image)}
+            url = self._data_url(image)
+            yield {"type": "image", "image": url} if url else {"type": "text", "text": describe_image(image)}
         if not images:
             yield {"type": "text", "text": text_of([block] if isinstance(block, Mapping) else block)}
 
     def _data_url(self, image: Image) -> str | None:
         file = file_of(image, self._run.dir)
-        pixels = thumbnail(file, self._side) if file else None
-        return f"data:image/jpeg;base64,{base64.b64encode(pixels).decode()}" if pixels else None
+        jpeg = thumbnail(file, self._side) if file else None
+        return f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}" if jpeg else None
 
 
-def _tool_call(call: Any, otherwise: str) -> dict[str, Any]:
-    """A flat call; arguments that are not an object are kept as one, with a note."""
+def _tool_call(call: Any, default_id: str) -> dict[str, Any]:
+    """Return a tool call in Scout's format. Arguments that are not an object are wrapped in one, with a note."""
     arguments = arguments_of(call)
-    shown = {"id": call.id or otherwise, "type": "function", "function": _text(call.name) or "malformed call"}
+    tool_call = {"id": call.id or default_id, "type": "function", "function": _as_text(call.name) or "malformed call"}
     if isinstance(arguments, dict):
-        return {**shown, "arguments": arguments}
-    return {**shown, "arguments": {"arguments": arguments}, "parse_error": "the arguments are not a JSON object"}
+        return {**tool_call, "arguments": arguments}
+    return {**tool_call, "arguments": {"arguments": arguments}, "parse_error": "the arguments are not a JSON object"}
 
 
-def _text(value: Any) -> str | None:
+def _as_text(value: Any) -> str | None:
     return value if value is None or isinstance(value, str) else json_text(value)
 
 
 def _schema() -> Any:
     import pyarrow as pa
 
-    kinds = ((_TEXT, pa.large_string()), (_WHOLE, pa.int64()), (_NUMBER, pa.float64()), (_YES, pa.bool_()))
-    return pa.schema([(name, kind) for names, kind in kinds for name in names])
+    types = ((_TEXTS, pa.large_string()), (_INTEGERS, pa.int64()), (_FLOATS, pa.float64()), (_BOOLEANS, pa.bool_()))
+    return pa.schema([(name, arrow_type) for names, arrow_type in types for name in names])

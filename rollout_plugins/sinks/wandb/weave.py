@@ -1,4 +1,4 @@
-"""Rollouts as traces in Weave, next to a wandb run."""
+"""Send rollouts as traces to Weave, next to a wandb run."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rollout_hookspecs import Trace
 
 from rollout_plugins.content.json_safe import plain
 from rollout_plugins.errors import MissingExtraError
-from rollout_plugins.sinks._common import reward_words
+from rollout_plugins.sinks._common import reward_label
 from rollout_plugins.sinks._traces import prompt_and_completion
 
 
 class Weave:
-    """A call for each rollout, with one under it for each tool call."""
+    """Sends a Weave call for each rollout, with a child call for each tool call."""
 
     def __init__(self) -> None:
         try:
@@ -33,14 +33,14 @@ class Weave:
                 "rollout",
                 {"messages": plain(prompt)},
                 attributes=dict(trace.metadata),
-                display_name=f"{reward_words(trace.metadata)} {trace.rollout_id}",
+                display_name=f"{reward_label(trace.metadata)} {trace.rollout_id}",
                 use_stack=False,
             )
             for span in trace.spans:
-                self._tool(call, span)
+                self._send_tool_call(call, span)
             self._client.finish_call(call, {"messages": plain(completion)}, _failure(trace.metadata.get("error")))
 
-    def _tool(self, parent: Any, span: Any) -> None:
+    def _send_tool_call(self, parent: Any, span: Any) -> None:
         facts = {"status": span.get("status"), "duration_ms": span.get("duration_ms")}
         call = self._client.create_call(
             str(span.get("name")), {"input": plain(span.get("input"))}, parent, attributes=facts, use_stack=False

@@ -1,4 +1,4 @@
-"""A rollout as one row of a table whose columns never change their kind."""
+"""Turn a rollout into one row of a table whose columns never change their type."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rollout_hookspecs import Image, Trace
 
 from rollout_plugins.content.json_safe import json_text
 from rollout_plugins.content.messages import role_of
-from rollout_plugins.sinks._common import number, spoken
+from rollout_plugins.sinks._common import message_text, number
 from rollout_plugins.sinks._traces import images_in, prompt_and_completion
 
 logger = logging.getLogger("rollout_plugins")
@@ -28,27 +28,27 @@ _AFTER = {
     **dict.fromkeys(("policy_step", "staleness"), float),
     **dict.fromkeys(("id", "run", "time", "tags", "messages", "spans", "more"), str),
 }
-_UNSHOWN = {"prompt_messages"}
+_HIDDEN = {"prompt_messages"}
 
 
 class TableColumns:
-    """The columns of a run's tables, fixed by its first batch: numbers or text, nothing between.
+    """The columns of a run's tables, each either numbers or text, fixed by the run's first batch.
 
-    What a later batch brings that has no column, or is text in a column of numbers, goes to `more` as JSON.
+    Values of a later batch without a column, or texts in a numeric column, go to the column `more` as JSON.
     """
 
-    def __init__(self, traces: Sequence[Trace], reward_names: Sequence[str], most_chars: int) -> None:
+    def __init__(self, traces: Sequence[Trace], reward_names: Sequence[str], max_chars: int) -> None:
         names = [f"reward/{name}" for name in reward_names]
         names += [name for trace in traces for name in trace.metadata]
         fixed = {**_BEFORE, **_AFTER}
-        found = {name: _kind(name, traces) for name in dict.fromkeys(names) if name not in fixed}
+        types = {name: _column_type(name, traces) for name in dict.fromkeys(names) if name not in fixed}
         self.kinds: dict[str, type] = {
             **_BEFORE,
-            **{name: kind for name, kind in found.items() if name not in _UNSHOWN},
+            **{name: column_type for name, column_type in types.items() if name not in _HIDDEN},
             **_AFTER,
         }
-        self._most = most_chars
-        self._strange: set[str] = set()
+        self._max_chars = max_chars
+        self._reported: set[str] = set()
 
     @property
     def names(self) -> list[str]:
@@ -59,8 +59,8 @@ class TableColumns:
         pictures = list({image.hash: image for image in images_in(trace.messages)}.values())
         facts = {
             **trace.metadata,
-            "prompt": _said(prompt),
-            "response": _said(completion),
+            "prompt": _conversation_text(prompt),
+            "response": _conversation_text(completion),
             "messages": json_text(list(trace.messages)),
             "spans": json_text(list(trace.spans)),
             "images": len(pictures),
@@ -74,7 +74,7 @@ class TableColumns:
     def _fits(self, name: str, value: Any) -> bool:
         kind = self.kinds.get(name)
         if kind is None:
-            return name in _UNSHOWN
+            return name in _HIDDEN
         return kind is str or value is None or number(value) is not None
 
     def _cell(self, kind: type, value: Any) -> Any:
@@ -82,28 +82,28 @@ class TableColumns:
             return value if type(value) is int else number(value)
         if value is None:
             return None
-        return shortened(value if isinstance(value, str) else json_text(value), self._most)
+        return shorten(value if isinstance(value, str) else json_text(value), self._max_chars)
 
     def _warn(self, more: Mapping[str, Any]) -> None:
-        new = sorted(set(more) - self._strange)
+        new = sorted(set(more) - self._reported)
         if new:
-            self._strange.update(new)
-            logger.warning("the table has no column for %s; such values are in its column 'more'", ", ".join(new))
+            self._reported.update(new)
+            logger.warning("The table has no column for %s; their values are in its column 'more'", ", ".join(new))
 
 
-def _kind(name: str, traces: Sequence[Trace]) -> type:
+def _column_type(name: str, traces: Sequence[Trace]) -> type:
     if name.startswith("reward/"):
         return float
     values = [trace.metadata[name] for trace in traces if trace.metadata.get(name) is not None]
     return float if values and all(number(value) is not None for value in values) else str
 
 
-def shortened(text: str, most: int) -> str:
-    """Head and tail of a text that is too long for a cell, with how much is missing between."""
+def shorten(text: str, most: int) -> str:
+    """Return `text` with its middle left out if it has more than `most` characters, and say how many are missing."""
     if len(text) <= most:
         return text
     return f"{text[: most // 2]}\n[… {len(text) - most:,} characters left out …]\n{text[len(text) - most // 2 :]}"
 
 
-def _said(messages: Sequence[Mapping[str, Any]]) -> str:
-    return "\n\n".join(f"[{role_of(message)}] {spoken(message, '→ {}')}" for message in messages)
+def _conversation_text(messages: Sequence[Mapping[str, Any]]) -> str:
+    return "\n\n".join(f"[{role_of(message)}] {message_text(message, '→ {}')}" for message in messages)
