@@ -1,4 +1,4 @@
-"""A limit on how many rollouts of each step go to the sinks, chosen to be worth reading."""
+"""Limit how many rollouts of each step go to the sinks, and choose those that are most worth reading."""
 
 from __future__ import annotations
 
@@ -29,23 +29,25 @@ Strategy = str | Callable[[Sequence[Rollout], int], Sequence[Rollout]]
 class Cap:
     """Keeps at most `max_per_step` rollouts of each step, and of each evaluation, for the sinks; the store has all.
 
-    The limit holds for the whole step: over all batches of it, where a host streams, and over all ranks, where each
-    sees its own rollouts (they share it). Where it leaves some out, the `marks` of each say why it was kept or
-    skipped, and of how many. No global random generator is used.
+    The limit holds for the whole step: for all batches of it if the host streams, and for all ranks together, which
+    share it if each sees only its own rollouts. If any are left out, the `marks` of each rollout state why it was kept
+    or skipped, and out of how many. No global random generator is used.
 
-    max_per_step: how many.
+    max_per_step: the limit.
         Cap(32)
-    strategy: `groups` (whole groups: one with errors first, then the best and the worst rollout's, then others with
-        errors, then at random), `top_bottom` (the k best and k worst), `random`, `first`, or a function of the
-        rollouts and the number of places left that returns some of them.
+    strategy: `groups` (complete groups: first one with errors, then those of the best and the worst rollout, then
+    others
+        with errors, then random ones), `top_bottom` (the k best and k worst), `random`, `first`, or a function of the
+        rollouts and the number of free places that returns some of the rollouts.
         Cap(strategy="random")
         Cap(strategy=lambda rollouts, places: [r for r in rollouts if r.finish == "length"][:places])
-    key: what best and worst mean: a numeric field of `Rollout`, the name of a reward function, or a function.
+    key: what the best and worst are ranked by: a numeric field of `Rollout`, the name of a reward function, or a
+    function.
         Cap(key="advantage")
         Cap(key=lambda rollout: len(rollout.tool_calls))
     k: how many at each end, for `top_bottom`; by default as many as fit.
         Cap(strategy="top_bottom", k=2)
-    seed: for the strategies that draw.
+    seed: for the strategies that draw at random.
         Cap(strategy="random", seed=7)
     """
 
@@ -66,7 +68,7 @@ class Cap:
             None if callable(strategy) else one_of("strategy", strategy, tuple(STRATEGIES)),
             _key_fault(key),
             whole("k", k, 1, optional=True),
-            "k is for strategy='top_bottom' alone" if k is not None and strategy != "top_bottom" else None,
+            "k is only for strategy='top_bottom'" if k is not None and strategy != "top_bottom" else None,
             whole("seed", seed, 0),
         )
         self.max_per_step = max_per_step
@@ -77,7 +79,7 @@ class Cap:
         self._begin()
 
     def _begin(self) -> None:
-        """What is known of a run before its first rollout."""
+        """Reset the state to that before the first rollout of a run."""
         self.skip_reasons: dict[str, str] = {}
         self._once = Once()
         self._steps: OrderedDict[tuple[str, int, str, int], Pool] = OrderedDict()
@@ -86,14 +88,16 @@ class Cap:
     @hookimpl
     def on_run_start(self, run: Run) -> None:
         self._begin()
-        known = self._key in _FIELDS or self._key in run.reward_names
-        if isinstance(self._key, str) and run.reward_names and not known:
+        is_valid_key = self._key in _FIELDS or self._key in run.reward_names
+        if isinstance(self._key, str) and run.reward_names and not is_valid_key:
             names = ", ".join(run.reward_names)
             logger.warning(
-                "cap: key %r is not a reward function of this run (%s); all rollouts rank the same", self._key, names
+                "cap: key %r is not a reward function of this run (%s), so all rollouts rank the same",
+                self._key,
+                names,
             )
 
-    @hookimpl(trylast=True)  # after whatever else leaves rollouts out, wherever a person lists it
+    @hookimpl(trylast=True)  # run after the other plugins that leave rollouts out, in whatever order they are listed
     def select_rollouts(self, rollouts: Sequence[Rollout], step: Step) -> list[Rollout]:
         pool = self._pool(step)
         pool.add(rollouts, [self._rank_value(rollout) for rollout in rollouts])
@@ -102,7 +106,7 @@ class Cap:
         counts = f"{len(pool.kept)} of {len(pool.entries)} kept"
         total = self._counts.setdefault(step.split, Counter())
         total.update(seen=len(rollouts), kept=len(reasons))
-        self.skip_reasons = {r.id: f"over {pool.places} a step; {counts}" for r in rollouts if r.id not in reasons}
+        self.skip_reasons = {r.id: f"over {pool.places} per step; {counts}" for r in rollouts if r.id not in reasons}
         if len(pool.kept) == len(pool.entries):
             return list(rollouts)
         return [
@@ -111,12 +115,12 @@ class Cap:
 
     @hookimpl
     def rollout_metrics(self, step: Step) -> Mapping[str, float] | None:
-        """Seen and kept since they were last asked for."""
+        """Return how many rollouts were seen and kept since the last call."""
         counts = self._counts.pop(step.split, None)
         return None if counts is None else {f"cap/{name}": float(value) for name, value in counts.items()}
 
     def _pool(self, step: Step) -> Pool:
-        """What was seen of this step so far, or of this evaluation: there may be several at one step."""
+        """Return the rollouts seen so far of this step, or of this evaluation, as one step may have several."""
         key = (step.split, step.step, step.dataset, step.evaluation)
         pool = self._steps.get(key)
         if pool is None:
@@ -127,32 +131,32 @@ class Cap:
         return pool
 
     def _places(self, step: Step) -> int:
-        """The part of the cap this process has; all of it where it sees the rollouts of all ranks."""
+        """Return this process's share of the cap, which is all of it if it sees the rollouts of all ranks."""
         if step.gathered or step.world_size <= 1:
             return self.max_per_step
         each, over = divmod(self.max_per_step, step.world_size)
         return each + (step.rank < over)
 
     def _choose(self, rollouts: Sequence[Rollout], pool: Pool) -> Reasons:
-        """Why each of the chosen is kept, by id; never more than there is room for."""
+        """Return the ids of the rollouts to keep, each with the reason; never more than there is room for."""
         if callable(self._strategy):
-            chosen = self._asked(rollouts, pool.room)
-            if chosen is not None:
-                return chosen
-        named = self._strategy if isinstance(self._strategy, str) else "groups"
-        return STRATEGIES[named](pool)
+            reasons = self._call_strategy(rollouts, pool.room)
+            if reasons is not None:
+                return reasons
+        name = self._strategy if isinstance(self._strategy, str) else "groups"
+        return STRATEGIES[name](pool)
 
-    def _asked(self, rollouts: Sequence[Rollout], room: int) -> Reasons | None:
-        """What the user's own function chose; None when it failed, which must not let everything through."""
+    def _call_strategy(self, rollouts: Sequence[Rollout], room: int) -> Reasons | None:
+        """Return the choice of the user's function; None if it failed, which must not let every rollout through."""
         assert callable(self._strategy)
         try:
-            answer = list(self._strategy(tuple(rollouts), room))
-            known = {rollout.id for rollout in rollouts}
-            chosen = dict.fromkeys((r.id for r in answer if r.id in known), "chosen by the given function")
+            selected = list(self._strategy(tuple(rollouts), room))
+            ids = {rollout.id for rollout in rollouts}
+            reasons = dict.fromkeys((r.id for r in selected if r.id in ids), "chosen by the strategy function")
         except Exception as error:
-            self._once.warn("cap: the given strategy failed, 'groups' is used: %r", error, error=error)
+            self._once.warn("cap: the strategy function failed, so 'groups' is used: %r", error, error=error)
             return None
-        return dict(list(chosen.items())[:room])
+        return dict(list(reasons.items())[:room])
 
     def _rank_value(self, rollout: Rollout) -> float | None:
         try:
@@ -162,14 +166,16 @@ class Cap:
                 return _comparable(getattr(rollout, self._key))
             return _comparable(rollout.rewards.get(self._key))
         except Exception as error:
-            self._once.warn("cap: key failed, such rollouts rank as if they had none: %r", error, error=error)
+            self._once.warn(
+                "cap: the key failed, so the rollout ranks like one without a value: %r", error, error=error
+            )
             return None
 
 
 def _comparable(value: Any) -> float | None:
-    """A number that can be ranked, infinities included; None and NaN can't."""
-    known = float(value) if isinstance(value, bool) else real(value)
-    return None if known is None or math.isnan(known) else known
+    """Return the value as a number that can be ranked, which may be infinite; None for NaN and other values."""
+    number = float(value) if isinstance(value, bool) else real(value)
+    return None if number is None or math.isnan(number) else number
 
 
 def _key_fault(key: Any) -> str | None:

@@ -1,4 +1,4 @@
-"""Sinks see each thing once; the store keeps everything, and how often it happened is a metric."""
+"""Show each distinct rollout to the sinks once. The store keeps all, and the share of duplicates is a metric."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MEMORY = 100_000
 
 @dataclass(slots=True)
 class _Shown:
-    """What a sink was last shown of some content."""
+    """The rollout with some content that the sinks were shown last."""
 
     step: int
     reward: float
@@ -27,21 +27,22 @@ class _Shown:
 
 
 class Dedup:
-    """Shows the sinks equal rollouts only once. Whether rollouts are equal is decided by a hash of their content.
+    """Shows equal rollouts to the sinks only once. A hash of their content decides whether rollouts are equal.
 
-    The order of dict keys does not matter, types do, and images count by their pixels. `dedup/duplicates` is the
-    share of a step's rollouts that repeat another one of the step: where it rises, the model is collapsing.
+    The order of dict keys does not matter, types do, and images are compared by their pixels. `dedup/duplicates` is
+    the share of a step's rollouts that repeat another rollout of the step: if it rises, the model is collapsing.
 
     by: what must be equal: `rollout` (prompt and completion), `completion`, or `prompt`.
         Dedup("completion")
-    window: how many steps back a rollout still counts as shown; 0 looks at one step alone. Train and eval are
-        separate. At most 100,000 hashes are remembered (about 20 MB); the oldest are forgotten first.
+    window: how many steps back a rollout still counts as shown; 0 compares only within a step. Train and eval are
+        separate. At most 100,000 hashes are remembered (about 20 MB), and the oldest are forgotten first.
         Dedup(window=50)
-    keep: of equal ones in a step, the `first` or the `best` by reward; with `best`, one that beats what was shown in
-        an earlier step is shown too.
+    keep: which of the equal rollouts in a step to show: the `first`, or the `best` by reward. With `best`, a rollout
+    that
+        beats an equal one from an earlier step is shown too.
         Dedup(keep="best")
-    siblings: with by="prompt", rollouts of one group have the same prompt and stay together; True makes each of
-        them count as a repeat.
+    siblings: with by="prompt", the rollouts of a group have the same prompt and stay together; True makes each of
+        them count as a duplicate.
         Dedup("prompt", siblings=True)
     """
 
@@ -52,7 +53,7 @@ class Dedup:
             whole("window", window, 0),
             one_of("keep", keep, KEEP),
             flag("siblings", siblings),
-            "siblings=True is for by='prompt' alone" if siblings is True and by != "prompt" else None,
+            "siblings=True is only for by='prompt'" if siblings is True and by != "prompt" else None,
         )
         self._by = by
         self._window = window
@@ -68,13 +69,13 @@ class Dedup:
     @hookimpl
     def select_rollouts(self, rollouts: Sequence[Rollout], step: Step) -> list[Rollout]:
         self.skip_reasons = {}
-        same: dict[str, list[list[Rollout]]] = {}
+        units_by_key: dict[str, list[list[Rollout]]] = {}
         for unit in self._units(rollouts):
-            same.setdefault(self._key(unit[0]), []).append(unit)
+            units_by_key.setdefault(self._key(unit[0]), []).append(unit)
         marks: dict[str, str] = {}
-        for key, units in same.items():
+        for key, units in units_by_key.items():
             self._choose(key, units, step, marks)
-        return [_marked(r, marks.get(r.id)) for r in rollouts if r.id not in self.skip_reasons]
+        return [_with_mark(r, marks.get(r.id)) for r in rollouts if r.id not in self.skip_reasons]
 
     @hookimpl
     def rollout_metrics(self, rollouts: Sequence[Rollout]) -> Mapping[str, float] | None:
@@ -85,7 +86,7 @@ class Dedup:
         return {"dedup/duplicates": 1 - different / len(units), "dedup/different": different}
 
     def _units(self, rollouts: Sequence[Rollout]) -> list[list[Rollout]]:
-        """What is kept or left out together: single rollouts, or groups."""
+        """Return the lists of rollouts that are kept or left out together: single rollouts, or groups."""
         if not self._groups:
             return [[rollout] for rollout in rollouts]
         groups: dict[int, list[Rollout]] = {}
@@ -101,21 +102,23 @@ class Dedup:
         return content_hash((rollout.prompt, rollout.completion))
 
     def _choose(self, key: str, units: list[list[Rollout]], step: Step, marks: dict[str, str]) -> None:
-        """Keep one of the units that are equal, or none when the sinks have had it."""
-        first = max(units, key=_reward) if self._best else units[0]  # max gives the first of equal ones
+        """Keep one of the equal units, or none if the sinks were shown an equal one before."""
+        first = max(units, key=_reward) if self._best else units[0]  # max returns the first of equal maxima
         shown = self._remembered(key, step)
-        again = shown is not None and any(r.id == shown.id for unit in units for r in unit)
-        if shown is not None and not again and not (self._best and _reward(first) > shown.reward):
+        is_same_rollout = shown is not None and any(r.id == shown.id for unit in units for r in unit)
+        if shown is not None and not is_same_rollout and not (self._best and _reward(first) > shown.reward):
             self._skip(units, f"same {self._by} as {shown.id} of step {shown.step}")
             return
         self._remember(key, _Shown(step.step, _reward(first), first[0].id), step)
-        others = [unit for unit in units if unit is not first]
-        self._skip(others, f"same {self._by} as {first[0].id} of this step")
-        if others:
-            marks.update((rollout.id, f"stands for {len(others)} more with the same {self._by}") for rollout in first)
+        duplicates = [unit for unit in units if unit is not first]
+        self._skip(duplicates, f"same {self._by} as {first[0].id} of this step")
+        if duplicates:
+            marks.update(
+                (rollout.id, f"stands for {len(duplicates)} more with the same {self._by}") for rollout in first
+            )
 
-    def _skip(self, units: Sequence[Sequence[Rollout]], why: str) -> None:
-        self.skip_reasons.update((rollout.id, why) for unit in units for rollout in unit)
+    def _skip(self, units: Sequence[Sequence[Rollout]], reason: str) -> None:
+        self.skip_reasons.update((rollout.id, reason) for unit in units for rollout in unit)
 
     def _remembered(self, key: str, step: Step) -> _Shown | None:
         shown = self._shown[step.split].get(key) if step.split in self._shown else None
@@ -130,9 +133,9 @@ class Dedup:
 
 
 def _reward(unit: Sequence[Rollout]) -> float:
-    """The unit's best reward; without any, less than every number."""
+    """Return the unit's best reward, or minus infinity if it has none."""
     return max((value for r in unit if (value := finite(r.reward)) is not None), default=float("-inf"))
 
 
-def _marked(rollout: Rollout, mark: str | None) -> Rollout:
+def _with_mark(rollout: Rollout, mark: str | None) -> Rollout:
     return rollout if mark is None else replace(rollout, marks={**rollout.marks, "dedup": mark})

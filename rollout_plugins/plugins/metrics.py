@@ -1,4 +1,4 @@
-"""Numbers about rollouts that people can't see otherwise, for the trainer's own log."""
+"""Add figures about rollouts to the trainer's log that people would not see otherwise."""
 
 from __future__ import annotations
 
@@ -37,38 +37,39 @@ Alert = Callable[[str, str], object]
 
 
 class Metrics:
-    """Adds numbers that a person can act on to the trainer's log, under `rollouts/`, and warns. On by default.
+    """Adds figures that a person can act on to the trainer's log, under `rollouts/`, and warns. On by default.
 
-    They are about this process's rollouts, with train and eval separate:
+    They describe this process's rollouts, with train and eval separate:
 
-    - `truncated`, `duplicated`: shares of the rollouts cut off at the length limit, and of those that repeat others.
-    - `groups/no_spread`: share of groups in which all rewards are equal, which teach nothing.
+    - `truncated`, `duplicated`: share of the rollouts that the length limit cut off, and of those that repeat others.
+    - `groups/no_spread`: share of groups in which all rewards are equal, so that they teach nothing.
     - `groups/reward_spread`: mean standard deviation of the rewards in a group.
     - `tools/failed`: share of the tool calls that failed, including calls of tools that do not exist.
     - `rewards/not_finite`: share of the rollouts with a reward that is NaN or infinite.
     - `drops/<reason>`: rollouts lost so far; from the third reason on, `drops/others` has all but the first.
     - `unsent/<sink>`: rollouts that a sink missed so far; the store has them.
 
-    What does not apply (no tools, no groups) is left out, and so is a 0, except the first one after another number.
+    Figures that do not apply (no tools, no groups) are left out, and so is a 0, unless it follows another number.
 
-    log: `few`, or `all` for every number, zeros too: `empty` (share), `turns`; `groups/length_spread`;
+    log: `few`, or `all` for every figure, including zeros: `empty` (share), `turns`; `groups/length_spread`;
         `correlation/length_reward` and `correlation/<reward function>` (with the total); `text/distinct_1`,
-        `text/distinct_2` (share of different words and word pairs) and `text/repetition` (share of four-word runs
-        seen before in the same answer); `tools/calls` (per rollout), `tools/unknown`, `tools/not_run` (shares of
+        `text/distinct_2` (share of different words and word pairs) and `text/repetition` (share of four-word sequences
+        that occur earlier in the same answer); `tools/calls` (per rollout), `tools/unknown`, `tools/not_run` (shares
+        of
         calls), `tools/seconds_p50`, `tools/seconds_p95`, and for each tool the same under `tools/<name>/`; what other
-        plugins leave out by default; and what recording costs. Words are split at spaces; at most 64 answers a step
+        plugins leave out by default; and the cost of recording. Words are split at spaces; at most 64 answers per step
         are read, and the first 1,000 words of each. No tokenizer runs, and nothing waits for a device.
         Metrics("all")
 
     Warns, once each, through the logger `rollout_plugins`, the sinks that have alerts (trackio, wandb) and `alert`:
 
-    alert: a function, or a list of them, called with a title and a text.
+    alert: a function, or a list of functions, called with a title and a text.
         Metrics(alert=lambda title, text: post_to_chat(f"{title}: {text}"))
-    collapse: share of a step's rollouts that repeat others at which the model counts as collapsed.
+    collapse: share of a step's rollouts that repeat others from which on the model counts as collapsed.
         Metrics(collapse=0.7)
-    tool_failure: share of a tool's calls that fail at which it counts as broken.
+    tool_failure: share of a tool's calls that fail from which on the tool counts as broken.
         Metrics(tool_failure=0.3)
-    patience: how many training steps in a row a rule must hold. The third rule: all groups are without reward spread.
+    patience: how many training steps in a row a rule must hold. The third rule: no group has any reward spread.
         Metrics(patience=10)
     """
 
@@ -112,33 +113,36 @@ class Metrics:
         drafts = Drafts.of(columns)
         answers = drafts.talk("completion")
         calls = drafts.outcomes().columns
-        odd = _odd_rewards(drafts)
-        figures: dict[str, float | None] = {**_shares(drafts, answers), **_groups(drafts)}
-        figures["rewards/not_finite"] = len(set(chain.from_iterable(odd.values()))) / len(drafts)
+        non_finite = _non_finite_rewards(drafts)
+        figures: dict[str, float | None] = {**_shares(drafts, answers), **_group_figures(drafts)}
+        figures["rewards/not_finite"] = len(set(chain.from_iterable(non_finite.values()))) / len(drafts)
         if self.verbose:
-            figures |= {**_more_shares(drafts, answers), **_correlations(drafts), **_variety(answers)}
-        by_tool = self._by_tool(calls)
+            figures |= {**_verbose_shares(drafts, answers), **_correlations(drafts), **_variety_figures(answers)}
+        by_tool = self._rows_by_tool(calls)
         if calls["name"] or self._tools:
-            figures |= _of_calls("tools", calls, range(len(calls["name"])), len(drafts), timed=self.verbose)
-            for name, own in by_tool.items() if self.verbose else ():
-                figures |= _of_calls(f"tools/{name}", calls, own, len(drafts))
-        found = {name: value for name, value in figures.items() if value is not None}
-        states = {name: [calls["status"][at] for at in own] for name, own in by_tool.items()}
-        firsts = {name: (_kind_of(drafts, name, at), str(drafts["id"][at])) for name, (at, *_) in odd.items()}
+            figures |= _call_figures("tools", calls, range(len(calls["name"])), len(drafts), timed=self.verbose)
+            for name, rows in by_tool.items() if self.verbose else ():
+                figures |= _call_figures(f"tools/{name}", calls, rows, len(drafts))
+        known_figures = {name: value for name, value in figures.items() if value is not None}
+        states = {name: [calls["status"][row] for row in rows] for name, rows in by_tool.items()}
+        firsts = {
+            name: (_describe_value(drafts, name, row), str(drafts["id"][row]))
+            for name, (row, *_) in non_finite.items()
+        }
         self.alerts = self._rules.look_at_rewards(firsts, step)
         if step.split == "train":
-            self.alerts += self._rules.look(found, states, step)
-        return found
+            self.alerts += self._rules.look(known_figures, states, step)
+        return known_figures
 
-    def _by_tool(self, calls: Mapping[str, Sequence[Any]]) -> dict[str, list[int]]:
-        """Calls of each tool there is. What the model made up gets no metric of its own: it could be anything."""
-        found: dict[str, list[int]] = {}
-        for at, (name, status) in enumerate(zip(calls["name"], calls["status"], strict=True)):
-            if type(name) is str and name in found and status != "unknown":
-                found[name].append(at)
-            elif self._is_tool(name, status) and len(found) < _TOOLS:
-                found[name] = [at]
-        return found
+    def _rows_by_tool(self, calls: Mapping[str, Sequence[Any]]) -> dict[str, list[int]]:
+        """Return the rows of the calls of each existing tool. A tool that the model invented gets no metric."""
+        rows_by_tool: dict[str, list[int]] = {}
+        for row, (name, status) in enumerate(zip(calls["name"], calls["status"], strict=True)):
+            if type(name) is str and name in rows_by_tool and status != "unknown":
+                rows_by_tool[name].append(row)
+            elif self._is_tool(name, status) and len(rows_by_tool) < _TOOLS:
+                rows_by_tool[name] = [row]
+        return rows_by_tool
 
     def _is_tool(self, name: Any, status: Any) -> bool:
         if status == "unknown" or type(name) is not str:
@@ -153,38 +157,40 @@ def _shares(drafts: Drafts, answers: Talk) -> dict[str, float | None]:
     }
 
 
-def _more_shares(drafts: Drafts, answers: Talk) -> dict[str, float | None]:
+def _verbose_shares(drafts: Drafts, answers: Talk) -> dict[str, float | None]:
     calls = drafts.outcomes()
     empty = sum(
-        not calls.of(place, "name") and not _written(messages).strip() and not _acted(messages)
-        for place, messages in enumerate(answers)
+        not calls.of(row, "name") and not _model_text(messages).strip() and not _has_other_content(messages)
+        for row, messages in enumerate(answers)
     )
     return {
         "empty": empty / len(drafts),
-        "turns": mean([float(len(_turns(messages))) for messages in answers]),
+        "turns": mean([float(len(_model_messages(messages))) for messages in answers]),
     }
 
 
 def _distinct_answers(answers: Talk) -> int:
-    """How many answers differ. Only those that look alike are read in full."""
+    """Count the distinct answers. Only answers of the same outline are compared in full."""
     texts = answers.column("content")
-    alike: dict[Any, list[int]] = {}
-    for place, (start, end) in enumerate(pairwise(answers.starts)):
-        some = [text or "" for text in texts[start:end]]
-        look = (tuple(map(len, some)), some[0][:200], some[-1][-200:]) if some else ()
-        alike.setdefault(look, []).append(place)
-    return sum(len({content_hash(answers[i]) for i in some}) if len(some) > 1 else 1 for some in alike.values())
+    rows_by_outline: dict[Any, list[int]] = {}
+    for row, (start, end) in enumerate(pairwise(answers.starts)):
+        parts = [text or "" for text in texts[start:end]]
+        outline = (tuple(map(len, parts)), parts[0][:200], parts[-1][-200:]) if parts else ()
+        rows_by_outline.setdefault(outline, []).append(row)
+    return sum(
+        len({content_hash(answers[row]) for row in rows}) if len(rows) > 1 else 1 for rows in rows_by_outline.values()
+    )
 
 
-def _turns(messages: Sequence[Any]) -> list[Mapping[str, Any]]:
-    """The model's own messages."""
+def _model_messages(messages: Sequence[Any]) -> list[Mapping[str, Any]]:
+    """Return the messages that the model wrote."""
     dicts = [message for message in messages if issubclass(type(message), dict)]
     return [message for message in dicts if type(message.get("role")) is str and message["role"] == "assistant"]
 
 
-def _written(messages: Sequence[Any]) -> str:
-    """Text the model wrote. Other content is not spelled out: that would cost more than it tells."""
-    return "\n".join(text for message in _turns(messages) for text in _texts(message.get("content")))
+def _model_text(messages: Sequence[Any]) -> str:
+    """Return the text that the model wrote. Other content is not spelled out, which would cost too much."""
+    return "\n".join(text for message in _model_messages(messages) for text in _texts(message.get("content")))
 
 
 def _texts(content: Any) -> list[str]:
@@ -193,34 +199,34 @@ def _texts(content: Any) -> list[str]:
     return [text for text in texts if type(text) is str]
 
 
-def _acted(messages: Sequence[Any]) -> bool:
-    """Whether there is anything besides text in what the model said, such as an image."""
-    contents: list[Any] = [message.get("content") for message in _turns(messages)]
+def _has_other_content(messages: Sequence[Any]) -> bool:
+    """Check whether the model's messages contain anything besides text, such as an image."""
+    contents: list[Any] = [message.get("content") for message in _model_messages(messages)]
     return any(len(c) > len(_texts(c)) for c in contents if type(c) in {list, tuple})
 
 
-def _odd_rewards(drafts: Drafts) -> dict[str, list[int]]:
-    """Places of the rewards that are NaN or infinite, by function; under "" of those that no function explains."""
-    odd: dict[str, list[int]] = {}
-    for place, (total, rewards) in enumerate(zip(drafts["reward"], drafts["rewards"], strict=True)):
+def _non_finite_rewards(drafts: Drafts) -> dict[str, list[int]]:
+    """Return the rows of NaN and infinite rewards by reward function; under "" if no function explains them."""
+    rows_by_function: dict[str, list[int]] = {}
+    for row, (total, rewards) in enumerate(zip(drafts["reward"], drafts["rewards"], strict=True)):
         values = rewards if isinstance(rewards, Mapping) else {}
-        names = [name for name, value in values.items() if _is_odd(value)]
-        for name in names or ([""] if _is_odd(total) else []):
-            odd.setdefault(str(name), []).append(place)
-    return odd
+        names = [name for name, value in values.items() if _is_not_finite(value)]
+        for name in names or ([""] if _is_not_finite(total) else []):
+            rows_by_function.setdefault(str(name), []).append(row)
+    return rows_by_function
 
 
-def _is_odd(value: Any) -> bool:
-    known = real(value)
-    return known is not None and not isfinite(known)
+def _is_not_finite(value: Any) -> bool:
+    number = real(value)
+    return number is not None and not isfinite(number)
 
 
-def _kind_of(drafts: Drafts, name: str, place: int) -> str:
-    value = real(drafts["rewards"][place].get(name) if name else drafts["reward"][place])
+def _describe_value(drafts: Drafts, name: str, row: int) -> str:
+    value = real(drafts["rewards"][row].get(name) if name else drafts["reward"][row])
     return "NaN" if value is None or isnan(value) else "infinite"
 
 
-def _groups(drafts: Drafts) -> dict[str, float | None]:
+def _group_figures(drafts: Drafts) -> dict[str, float | None]:
     rewards = _spreads(drafts["group"], drafts["reward"])
     return {
         "groups/no_spread": mean([float(value < 1e-12) for value in rewards]),
@@ -230,56 +236,57 @@ def _groups(drafts: Drafts) -> dict[str, float | None]:
 
 
 def _spreads(groups: Sequence[int], values: Sequence[Any]) -> list[float]:
-    """How far the values of each group are apart, where it has several."""
+    """Return the standard deviation of the values in each group that has several."""
     members: dict[int, list[Any]] = {}
     for group, value in zip(groups, values, strict=True):
         members.setdefault(group, []).append(value)
-    return [found for some in members.values() if (found := spread(numbers(some))) is not None]
+    return [deviation for group in members.values() if (deviation := spread(numbers(group))) is not None]
 
 
 def _correlations(drafts: Drafts) -> dict[str, float | None]:
     totals = [finite(value) for value in drafts["reward"]]
     names = list(dict.fromkeys(chain.from_iterable(drafts["rewards"])))
-    found = {"correlation/length_reward": _related([finite(n) for n in drafts["completion_tokens"]], totals)}
+    lengths = [finite(count) for count in drafts["completion_tokens"]]
+    figures = {"correlation/length_reward": _correlate(lengths, totals)}
     if len(names) > 1:
         for name in names:
-            found[f"correlation/{name}"] = _related([finite(each.get(name)) for each in drafts["rewards"]], totals)
-    return found
+            figures[f"correlation/{name}"] = _correlate([finite(row.get(name)) for row in drafts["rewards"]], totals)
+    return figures
 
 
-def _related(left: Sequence[float | None], right: Sequence[float | None]) -> float | None:
+def _correlate(left: Sequence[float | None], right: Sequence[float | None]) -> float | None:
     return correlation([(a, b) for a, b in zip(left, right, strict=True) if a is not None and b is not None])
 
 
-def _variety(answers: Talk) -> dict[str, float | None]:
+def _variety_figures(answers: Talk) -> dict[str, float | None]:
     stride = -(-len(answers) // _TEXTS) or 1
-    texts = [_written(answers[place]) for place in range(0, len(answers), stride)]
-    split = [text.split(maxsplit=_WORDS)[:_WORDS] for text in texts]
-    repeated = [_repeated(words) for words in split if len(words) >= 8]
+    texts = [_model_text(answers[row]) for row in range(0, len(answers), stride)]
+    words_by_text = [text.split(maxsplit=_WORDS)[:_WORDS] for text in texts]
+    repetition = [_repeated_share(words) for words in words_by_text if len(words) >= 8]
     return {
-        "text/distinct_1": _distinct(split),
-        "text/distinct_2": _distinct([list(pairwise(words)) for words in split]),
-        "text/repetition": mean(repeated),
+        "text/distinct_1": _distinct_share(words_by_text),
+        "text/distinct_2": _distinct_share([list(pairwise(words)) for words in words_by_text]),
+        "text/repetition": mean(repetition),
     }
 
 
-def _distinct(rows: Sequence[Sequence[object]]) -> float | None:
+def _distinct_share(rows: Sequence[Sequence[object]]) -> float | None:
     total = sum(map(len, rows))
     return len(set(chain.from_iterable(rows))) / total if total else None
 
 
-def _repeated(words: Sequence[str]) -> float:
-    runs = list(zip(words, words[1:], words[2:], words[3:], strict=False))
-    return 1 - len(set(runs)) / len(runs)
+def _repeated_share(words: Sequence[str]) -> float:
+    sequences = list(zip(words, words[1:], words[2:], words[3:], strict=False))
+    return 1 - len(set(sequences)) / len(sequences)
 
 
-def _of_calls(
-    name: str, calls: Mapping[str, Sequence[Any]], own: Sequence[int], rollouts: int, *, timed: bool = True
+def _call_figures(
+    name: str, calls: Mapping[str, Sequence[Any]], rows: Sequence[int], rollouts: int, *, timed: bool = True
 ) -> dict[str, float | None]:
-    states: Counter[Any] = Counter(calls["status"][at] for at in own)
-    figures: dict[str, float | None] = {f"{name}/calls": len(own) / rollouts}
-    if own:
+    states: Counter[Any] = Counter(calls["status"][row] for row in rows)
+    figures: dict[str, float | None] = {f"{name}/calls": len(rows) / rollouts}
+    if rows:
         states["failed"] = states["error"] + states["unknown"]
-        figures |= {f"{name}/{state}": states[state] / len(own) for state in ("failed", "unknown", "not_run")}
-    times = numbers(calls["seconds"][at] for at in own) if timed else []
+        figures |= {f"{name}/{state}": states[state] / len(rows) for state in ("failed", "unknown", "not_run")}
+    times = numbers(calls["seconds"][row] for row in rows) if timed else []
     return figures | {f"{name}/seconds_p50": quantile(times, 0.5), f"{name}/seconds_p95": quantile(times, 0.95)}

@@ -1,4 +1,4 @@
-"""Replace values anywhere inside a field without touching the original, whatever the field holds."""
+"""Replace values anywhere inside a field, whatever the field contains, without changing the original."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ATOMS = frozenset({int, float, bool, type(None)})
 
 
 class Place(NamedTuple):
-    """Where a value is: a chain of keys up to its field."""
+    """The place of a value: a chain of keys that starts at its field."""
 
     parent: Place | None
     key: Any
@@ -31,9 +31,9 @@ class Place(NamedTuple):
 class Rewriter:
     """Walks dicts, lists and tuples.
 
-    `change(value, context, place)` gives the value that should stand there; giving the value itself means "go into
-    it". `enter(container, key, context)` says in which context a child is seen. What did not change is the same
-    object as before, and what is held in many places is read once per context.
+    `change(value, context, place)` returns the replacement of a value; if it returns the value itself, the walk
+    continues inside it. `enter(container, key, context)` returns the context of a child. Unchanged parts stay the same
+    objects, and an object that occurs in many places is read once per context.
     """
 
     def __init__(
@@ -49,16 +49,16 @@ class Rewriter:
         self._nesting = Nesting(READ_DEPTH)
 
     def __call__(self, value: Any, context: Hashable, place: Place, depth: int = 0) -> Any:
-        """The value with everything inside it replaced; a `Placeholder` where that was not possible."""
+        """Return the value with everything inside it replaced; a `Placeholder` if that was not possible."""
         try:
             changed = self._change(value, context, place)
             if changed is not value or not isinstance(value, (dict, list, tuple, Mapping)):
                 return changed
-            known = self._done.get((id(value), context))
-            if known is not None:
-                return known[1]
-            if why := self._nesting.objection(value, depth):
-                return lost(value, place, why)
+            cached = self._done.get((id(value), context))
+            if cached is not None:
+                return cached[1]
+            if reason := self._nesting.objection(value, depth):
+                return lost(value, place, reason)
             self._nesting.enter(value)
             try:
                 new = self._container(value, context, place, depth + 1)
@@ -72,31 +72,31 @@ class Rewriter:
         return new
 
     def _container(self, value: Any, context: Hashable, place: Place, depth: int) -> Any:
-        """One frame for each level besides `__call__`: Python allows only so many."""
-        same = True
+        """Return the container with its children replaced. Its one frame per level saves Python's limited stack."""
+        unchanged = True
         if isinstance(value, Mapping):
-            named: dict[Any, Any] = {}
+            new_dict: dict[Any, Any] = {}
             for key, item in list(value.items()):
-                name = key if self._change_key is None else _free(self._change_key(key), named)
-                named[name] = self(item, self._enter(value, key, context), Place(place, key), depth)
-                same = same and name is key and named[name] is item
-            return value if same else named
+                new_key = key if self._change_key is None else _unused_key(self._change_key(key), new_dict)
+                new_dict[new_key] = self(item, self._enter(value, key, context), Place(place, key), depth)
+                unchanged = unchanged and new_key is key and new_dict[new_key] is item
+            return value if unchanged else new_dict
         new: list[Any] = []
         for i, item in enumerate(value):
             new.append(self(item, self._enter(value, i, context), Place(place, i), depth))
-            same = same and new[-1] is item
-        if same:
+            unchanged = unchanged and new[-1] is item
+        if unchanged:
             return value
         return new if isinstance(value, list) else tuple(new)
 
 
-def lost(value: Any, place: Place, why: str) -> Placeholder:
-    """What stands in place of a value that could not be kept."""
-    return placeholder_for(value, str(place), why)
+def lost(value: Any, place: Place, reason: str) -> Placeholder:
+    """Return the placeholder for a value that could not be kept."""
+    return placeholder_for(value, str(place), reason)
 
 
-def _free(key: Any, taken: Mapping[Any, Any]) -> Any:
-    """The key, or the first of `key (2)`, `key (3)`, … that is not taken."""
+def _unused_key(key: Any, taken: Mapping[Any, Any]) -> Any:
+    """Return `key`, or the first of `key (2)`, `key (3)`, … that is not in `taken`."""
     if key not in taken:
         return key
     return next(name for n in range(2, len(taken) + 3) if (name := f"{key} ({n})") not in taken)

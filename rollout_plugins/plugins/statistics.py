@@ -1,4 +1,4 @@
-"""Small statistics that no value can upset: whatever is not a finite number counts as missing."""
+"""Calculate statistics for which any value that is not a finite number counts as missing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def mean(values: Sequence[float]) -> float | None:
 
 
 def spread(values: Sequence[float]) -> float | None:
-    """Population standard deviation; None below two values."""
+    """Return the population standard deviation; None for fewer than two values."""
     if len(values) < 2:
         return None
     centre = math.fsum(v / len(values) for v in values)
@@ -26,7 +26,7 @@ def spread(values: Sequence[float]) -> float | None:
 
 
 def correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """Pearson's; None where one side does not vary."""
+    """Return Pearson's correlation; None if one side does not vary."""
     left, right = [a for a, _ in pairs], [b for _, b in pairs]
     if len(pairs) < 3 or min(left) == max(left) or min(right) == max(right):
         return None
@@ -38,7 +38,7 @@ def correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
 
 
 def quantile(values: Iterable[float], share: float) -> float | None:
-    """The value at or above which the share ends, taken from the values themselves."""
+    """Return the smallest of the values with at least this share of the values at or below it."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
 

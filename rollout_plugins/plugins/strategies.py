@@ -1,4 +1,4 @@
-"""Which rollouts of a step are worth showing. Each strategy gives ids with the reason, most wanted first."""
+"""Rank the rollouts of a step by how worth showing they are. Each strategy returns ids with reasons, best first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Reasons = dict[str, str]
 
 
 class Entry(NamedTuple):
-    """What a strategy needs to know of a rollout; the rollout itself is not held."""
+    """What a strategy needs of a rollout, so that the rollout itself need not be kept in memory."""
 
     id: str
     group: tuple[int, int]
@@ -24,8 +24,8 @@ class Entry(NamedTuple):
 class Pool:
     """All rollouts of one step so far, and which of them were kept.
 
-    A streaming host hands them over bit by bit: each time the strategy ranks the whole pool and chooses among the
-    new ones, so what it keeps of a bit is what it would keep with all that is known by then.
+    A streaming host submits them in parts. For each part, the strategy ranks the whole pool and chooses among the new
+    rollouts, so it keeps those that it would keep with everything seen so far.
     """
 
     def __init__(self, places: int, seed: str, ends: int | None) -> None:
@@ -37,11 +37,11 @@ class Pool:
         self._seed = seed
 
     def add(self, rollouts: Sequence[Rollout], values: Sequence[float | None]) -> None:
-        known = {entry.id for entry in self.entries}
+        pooled_ids = {entry.id for entry in self.entries}
         self.new = {rollout.id for rollout in rollouts}
-        self.kept -= self.new  # handed over once more, so chosen once more
+        self.kept -= self.new  # submitted again, so chosen again
         for rollout, value in zip(rollouts, values, strict=True):
-            if rollout.id not in known:
+            if rollout.id not in pooled_ids:
                 group = (rollout.generation, rollout.group)
                 self.entries.append(Entry(rollout.id, group, value, rollout.error is not None))
 
@@ -50,32 +50,32 @@ class Pool:
         return max(0, self.places - len(self.kept))
 
     def shuffled(self, items: Sequence[T]) -> list[T]:
-        """In an order of this step's own: the same again with the same seed, and nobody else's numbers change."""
+        """Return the items in the step's own random order, which depends only on the seed."""
         return random.Random(self._seed).sample(items, len(items))  # noqa: S311 - a sample, not a secret
 
     def ranked(self) -> list[Entry]:
-        """Best first; equal ones in their order; those without a value left out."""
+        """Return the entries with a value, best first; equal ones keep their order."""
         with_value = [entry for entry in self.entries if entry.value is not None]
         return sorted(with_value, key=lambda entry: -(entry.value or 0.0))
 
     def choice(self, reasons: Reasons) -> Reasons:
-        """The new ones among the most wanted of the whole pool, as far as there is room."""
-        wanted = list(reasons.items())[: self.places]
-        return dict([(ident, why) for ident, why in wanted if ident in self.new][: self.room])
+        """Return the new entries among the best of the whole pool, as far as there is room."""
+        best = list(reasons.items())[: self.places]
+        return dict([(rollout_id, reason) for rollout_id, reason in best if rollout_id in self.new][: self.room])
 
 
 def first(pool: Pool) -> Reasons:
-    """In the order they came."""
+    """Choose in order of arrival."""
     return pool.choice({entry.id: f"one of the first {pool.places}" for entry in pool.entries})
 
 
-def drawn(pool: Pool) -> Reasons:
-    """At random."""
+def random_choice(pool: Pool) -> Reasons:
+    """Choose at random."""
     return pool.choice({entry.id: "drawn at random" for entry in pool.shuffled(pool.entries)})
 
 
 def top_bottom(pool: Pool) -> Reasons:
-    """The best and the worst, in turn, so that a small cap still has both."""
+    """Choose the best and the worst in turn, so that a small cap still has both."""
     ranked = pool.ranked()
     each = min(pool.ends or pool.places, (pool.places + 1) // 2)
     chosen: Reasons = {}
@@ -86,7 +86,7 @@ def top_bottom(pool: Pool) -> Reasons:
 
 
 def groups(pool: Pool) -> Reasons:
-    """Whole groups: with errors first, then those of the best and the worst rollout, then at random."""
+    """Choose complete groups: those with errors first, then those of the best and worst rollout, then random ones."""
     members: dict[tuple[int, int], list[Entry]] = {}
     for entry in pool.entries:
         members.setdefault(entry.group, []).append(entry)
@@ -98,19 +98,19 @@ def groups(pool: Pool) -> Reasons:
         if len(chosen) + len(new) <= pool.room:
             chosen.update((entry.id, _reason(entry, group, wanted)) for entry in new)
     if not chosen and not pool.kept:
-        return _part(pool, wanted)
-    for ident, why in wanted.items():  # where their groups are too large, at least they themselves
-        if ident in pool.new and len(chosen) < pool.room:
-            chosen.setdefault(ident, why)
+        return _choose_singles(pool, wanted)
+    for rollout_id, reason in wanted.items():  # their groups may be too large, but they themselves fit
+        if rollout_id in pool.new and len(chosen) < pool.room:
+            chosen.setdefault(rollout_id, reason)
     return chosen
 
 
-def _by_interest(every: list[list[Entry]], ranked: list[Entry], pool: Pool) -> list[list[Entry]]:
-    """Groups in the order they are wanted. One error comes first; more of them leave the best and the worst in."""
-    every = pool.shuffled(every)
-    ends = [group for entry in (ranked[:1] + ranked[-1:]) for group in every if entry in group]
-    errored = sorted((g for g in every if any(e.errored for e in g)), key=lambda g: -sum(e.errored for e in g))
-    return _unique([*errored[:1], *ends, *errored, *every])
+def _by_interest(all_groups: list[list[Entry]], ranked: list[Entry], pool: Pool) -> list[list[Entry]]:
+    """Return the groups by interest. Only one with errors comes first, to leave room for the best and the worst."""
+    all_groups = pool.shuffled(all_groups)
+    ends = [group for entry in (ranked[:1] + ranked[-1:]) for group in all_groups if entry in group]
+    errored = sorted((g for g in all_groups if any(e.errored for e in g)), key=lambda g: -sum(e.errored for e in g))
+    return _unique([*errored[:1], *ends, *errored, *all_groups])
 
 
 def _unique(lists: Sequence[list[Entry]]) -> list[list[Entry]]:
@@ -128,8 +128,8 @@ def _reason(entry: Entry, group: Sequence[Entry], wanted: Reasons) -> str:
     return f"in the group of the {special}" if special else "its group was drawn at random"
 
 
-def _part(pool: Pool, wanted: Reasons) -> Reasons:
-    """Where no group fits as a whole: errored ones, the best, the worst, then at random."""
+def _choose_singles(pool: Pool, wanted: Reasons) -> Reasons:
+    """Choose single rollouts if no complete group fits: errored ones, the best, the worst, then random ones."""
     entries = sorted(pool.shuffled(pool.entries), key=lambda entry: (not entry.errored, entry.id not in wanted))
     return pool.choice({e.id: "errored" if e.errored else wanted.get(e.id, "drawn at random") for e in entries})
 
@@ -137,6 +137,6 @@ def _part(pool: Pool, wanted: Reasons) -> Reasons:
 STRATEGIES: dict[str, Callable[[Pool], Reasons]] = {
     "groups": groups,
     "top_bottom": top_bottom,
-    "random": drawn,
+    "random": random_choice,
     "first": first,
 }

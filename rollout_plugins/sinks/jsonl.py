@@ -59,7 +59,7 @@ class JsonlSink:
     @property
     def target(self) -> str:
         """The destination of the rollouts, as a text that is always the same for the same destination."""
-        return "jsonl:-" if self._path == "-" else f"jsonl:{self._place().resolve()}"
+        return "jsonl:-" if self._path == "-" else f"jsonl:{self._folder().resolve()}"
 
     def received(self) -> set[str] | None:
         """Return the ids of the rollouts in the files; None for a pipe."""

@@ -56,17 +56,17 @@ def test_groups_stay_whole_and_hold_the_best_and_the_worst():
     assert reasons["r8"] == "in the group of the best of the step; 16 of 32 kept"
     assert "its group was drawn at random; 16 of 32 kept" in reasons.values()
     assert set(plugin.skip_reasons) == {f"r{i}" for i in range(32)} - set(reasons)
-    assert set(plugin.skip_reasons.values()) == {"over 16 a step; 16 of 32 kept"}
+    assert set(plugin.skip_reasons.values()) == {"over 16 per step; 16 of 32 kept"}
 
 
-def test_where_nothing_is_cut_nothing_is_marked():
+def test_without_a_cut_no_rollout_is_marked():
     rollouts = batch([1.0, 0.0, 0.5, 0.5])
     plugin = Cap(4)
     assert plugin.select_rollouts(rollouts, STEP) == list(rollouts)
     assert plugin.skip_reasons == {}
 
 
-def test_errored_ones_come_first():
+def test_rollouts_with_errors_come_first():
     rollouts = errored(batch([float(i) for i in range(32)], size=4), 13)
     kept = Cap(12).select_rollouts(rollouts, STEP)
     assert {r.group for r in kept} == {3, 0, 7}
@@ -93,7 +93,7 @@ def test_a_group_larger_than_the_cap_is_shown_in_part():
     assert {7, 0, 31} < set(kept)
 
 
-def test_where_their_groups_do_not_fit_the_best_and_the_worst_come_alone():
+def test_the_best_and_the_worst_come_alone_if_their_groups_do_not_fit():
     rollouts = errored(batch([float(i) for i in range(36)], size=12), 14)
     kept = ids(Cap(16).select_rollouts(rollouts, STEP))
     assert kept == [0, *range(12, 24), 35]
@@ -160,13 +160,13 @@ def test_key_is_a_field_a_reward_name_or_a_function(key, best):
     assert ids(Cap(1, strategy="top_bottom", key=key).select_rollouts(rollouts, STEP)) == [best]
 
 
-def test_a_key_that_fails_ranks_nothing_and_is_told_once(caplog):
+def test_a_key_that_fails_ranks_nothing_and_warns_once(caplog):
     plugin = Cap(2, key=lambda rollout: 1 / 0)
     assert len(plugin.select_rollouts(batch([1.0] * 5), STEP)) == 2
     assert len([record for record in caplog.records if "key failed" in record.message]) == 1
 
 
-def test_a_key_nobody_has_is_told_at_the_start(caplog):
+def test_an_unknown_key_warns_at_the_start(caplog):
     plugin = Cap(key="stile")
     with caplog.at_level(logging.WARNING):
         plugin.on_run_start(Run(id="r", reward_names=("style", "length")))
@@ -181,9 +181,9 @@ def test_a_function_chooses_and_cannot_exceed_the_cap():
 @pytest.mark.parametrize(
     "bad", [lambda rollouts, places: 1 / 0, lambda rollouts, places: None, list, lambda r, p: [1]]
 )
-def test_a_function_that_fails_does_not_let_everything_through(bad, caplog):
+def test_a_strategy_function_that_fails_does_not_lift_the_cap(bad, caplog):
     assert len(Cap(3, strategy=bad).select_rollouts(batch([1.0] * 9), STEP)) == 3
-    assert "the given strategy failed" in caplog.text
+    assert "the strategy function failed" in caplog.text
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -204,7 +204,7 @@ def test_a_streamed_rollout_is_kept_only_if_it_is_among_the_chosen_so_far():
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_over_ranks_the_cap_stays_the_cap(strategy):
+def test_ranks_share_the_cap(strategy):
     total = 0
     for rank in range(3):
         step = Step(step=1, rank=rank, world_size=3, gathered=False)
@@ -214,7 +214,7 @@ def test_over_ranks_the_cap_stays_the_cap(strategy):
     assert len(Cap(8, strategy=strategy).select_rollouts(batch([1.0] * 60), together)) == 8
 
 
-def test_the_same_rollouts_handed_over_again_are_chosen_again():
+def test_the_same_rollouts_submitted_again_are_chosen_again():
     plugin = Cap(4)
     rollouts = batch([float(i) for i in range(12)])
     assert ids(plugin.select_rollouts(rollouts, STEP)) == ids(plugin.select_rollouts(rollouts, STEP))
@@ -250,7 +250,7 @@ def test_anything_survives_and_the_cap_holds(rollouts, places, strategy, key):
         ({"max_per_step": 0}, ["max_per_step=0"]),
         ({"strategy": "best"}, ["strategy='best'", "groups, top_bottom, random, first"]),
         ({"key": "prompt"}, ["key='prompt'", "completion_tokens"]),
-        ({"k": 2}, ["k is for strategy='top_bottom'"]),
+        ({"k": 2}, ["k is only for strategy='top_bottom'"]),
         ({"seed": "x", "max_per_step": "16", "key": None}, ["seed='x'", "max_per_step='16'", "key=None"]),
     ],
 )

@@ -28,7 +28,7 @@ def ids(rollouts):
     return [rollout.id for rollout in rollouts]
 
 
-def test_equal_rollouts_are_shown_once_and_the_others_say_why():
+def test_equal_rollouts_are_shown_once_and_the_others_have_a_reason():
     plugin = Dedup()
     kept = plugin.select_rollouts([said("a", "x"), said("b", "x"), said("c", "y"), said("d", "x", prompt="ho")], STEP)
     assert ids(kept) == ["a", "c", "d"]
@@ -81,7 +81,7 @@ def test_best_shows_a_better_one_again():
     assert ids(plugin.select_rollouts([said("c", "x", reward=2)], Step(step=3))) == ["c"]
 
 
-def test_the_same_rollouts_handed_over_again_are_chosen_again():
+def test_the_same_rollouts_submitted_again_are_chosen_again():
     plugin = Dedup(window=5)
     rollouts = [said("a", "x"), said("b", "x")]
     assert ids(plugin.select_rollouts(rollouts, STEP)) == ids(plugin.select_rollouts(rollouts, STEP)) == ["a"]
@@ -97,7 +97,7 @@ def test_memory_is_bounded(monkeypatch):
     assert max(map(len, plugin._shown.values())) <= 10
 
 
-def test_what_fell_out_of_the_window_is_forgotten():
+def test_hashes_outside_the_window_are_forgotten():
     plugin = Dedup(window=2)
     for step in range(50):
         plugin.select_rollouts([said(f"{step}", str(step))], Step(step=step))
@@ -125,7 +125,7 @@ def test_key_order_does_not_matter_and_types_do():
     assert ids(Dedup().select_rollouts([*same, *different], STEP)) == ["a", "c", "d", "e"]
 
 
-def test_how_many_repeat_is_a_metric():
+def test_the_share_of_duplicates_is_a_metric():
     rollouts = [said("a", "x"), said("b", "x"), said("c", "x"), said("d", "y")]
     assert Dedup().rollout_metrics(rollouts) == {"dedup/duplicates": 0.5, "dedup/different": 2}
     assert Dedup("prompt").rollout_metrics(rollouts) == {"dedup/duplicates": 0, "dedup/different": 1}

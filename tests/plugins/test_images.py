@@ -76,7 +76,7 @@ def records_in(value):
 
 
 @pytest.mark.parametrize("name", SPELLINGS)
-def test_every_spelling_becomes_the_same_file(tmp_path, name):
+def test_every_form_of_an_image_becomes_the_same_file(tmp_path, name):
     plugin = started(tmp_path)
     block = SPELLINGS[name]
     new = block_of(plugin, block)
@@ -90,7 +90,7 @@ def test_every_spelling_becomes_the_same_file(tmp_path, name):
     assert decode(encode(new)) == new
 
 
-def test_the_url_is_replaced_and_what_stands_beside_it_stays(tmp_path):
+def test_only_the_url_of_an_image_block_is_replaced(tmp_path):
     new = block_of(started(tmp_path), SPELLINGS["image_url in a dict"])
     assert new["image_url"]["detail"] == "high"
     assert new["image_url"]["url"].hash == HASH
@@ -258,7 +258,7 @@ def test_any_mode_is_kept_exactly_or_says_what_changed(tmp_path, mode):
         Pil.open(tmp_path / how["format"] / small["image"].path).load()
 
 
-def test_thumbnails_are_small_and_say_so(tmp_path):
+def test_thumbnails_are_small_and_have_a_note(tmp_path):
     record = through(started(tmp_path, "thumbnail", max_side=32), columns={"a": picture(1, (640, 320))}).columns["a"]
     stored = Pil.open(tmp_path / record.path)
     assert (stored.format, stored.size) == ("WEBP", (32, 16))
@@ -273,11 +273,11 @@ def test_max_side_touches_only_larger_images(tmp_path):
     plugin = started(tmp_path, max_side=64)
     large, small = (through(plugin, columns={"a": picture(1, size)}).columns["a"] for size in ((640, 320), (64, 10)))
     assert Pil.open(tmp_path / large.path).size == (64, 32)
-    assert (large.width, large.note) == (640, "at most 64 pixels a side")
+    assert (large.width, large.note) == (640, "at most 64 pixels per side")
     assert small.note is None
 
 
-def test_strip_writes_nothing_and_still_knows_which(tmp_path):
+def test_strip_writes_nothing_and_keeps_the_hash(tmp_path):
     record = through(started(tmp_path, "strip"), columns={"a": picture(5)}).columns["a"]
     assert (record.hash, record.width, record.path, record.note) == (HASH, 6, None, "pixels stripped")
     assert not (tmp_path / "media").exists()
@@ -438,7 +438,7 @@ def test_bad_options_give_one_error_that_names_them_all(options, named):
 
 @thorough
 @given(rollout=rollouts())
-def test_a_first_glance_overlooks_no_image(rollout):
+def test_the_quick_check_overlooks_no_image(rollout):
     glanced = Images("strip").on_rollout(rollout)
     with patch.object(images, "_may_hold_images", return_value=True):
         looked = Images("strip").on_rollout(rollout)

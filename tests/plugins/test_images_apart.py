@@ -96,7 +96,7 @@ def test_a_decoded_image_is_kept_with_its_files_other_frames(tmp_path, kind, whe
     assert [image.tell() for image in opened] == places
 
 
-def test_a_frame_that_is_not_the_whole_file_says_so(tmp_path):
+def test_a_frame_of_a_file_with_several_has_a_note(tmp_path):
     given = [
         Pil.open(io.BytesIO(frames(kind, *rest)))
         for kind, rest in (("GIF", [100]), ("GIF", [100]), ("WEBP", [100]), ("GIF", []))
@@ -114,7 +114,7 @@ def test_a_frame_that_is_not_the_whole_file_says_so(tmp_path):
     ]
 
 
-def test_decoded_images_keep_how_they_are_turned_and_which_colours_are_meant(tmp_path):
+def test_decoded_images_keep_their_orientation_and_colour_profile(tmp_path):
     given = [Pil.open(io.BytesIO(data)) for data in (turned(6), turned(3), profiled(b"one"), profiled(b"two"))]
     for image in given:
         image.load()
@@ -176,7 +176,7 @@ def worded(kind, words, orientation=6):
 @pytest.mark.parametrize("options", [{}, {"max_side": 4}, {"mode": "thumbnail", "format": "jpeg"}])
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "TIFF"])
 @pytest.mark.needs(part="redact")
-def test_where_secrets_are_searched_for_no_picture_says_more_than_it_shows(tmp_path, kind, options, is_opened):
+def test_with_redact_no_image_file_keeps_its_metadata(tmp_path, kind, options, is_opened):
     file = worded(kind, KEY)
     opened = Pil.open(io.BytesIO(file))
     opened.load()
@@ -198,7 +198,7 @@ def test_where_secrets_are_searched_for_no_picture_says_more_than_it_shows(tmp_p
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF"])
 @pytest.mark.needs(part="redact")
-def test_a_file_that_says_nothing_beside_its_picture_is_kept_as_it_is_where_secrets_are_searched_for(tmp_path, kind):
+def test_with_redact_a_file_without_metadata_is_kept_unmodified(tmp_path, kind):
     silent = saved(picture(5).convert("P" if kind == "GIF" else "RGB"), kind)
     several = frames("GIF", 100)
     with recorder_in(tmp_path, "redact") as recorder:

@@ -66,7 +66,7 @@ def saved_big_endian():
 @pytest.mark.parametrize("mode", MODES)
 def test_an_image_of_any_mode_is_made_smaller(tmp_path, mode):
     record = through(started(tmp_path, max_side=4), columns={"images": [Pil.new(mode, (90, 50))]}).images[0]
-    assert record.note.endswith("at most 4 pixels a side")
+    assert record.note.endswith("at most 4 pixels per side")
     assert max(Pil.open(tmp_path / record.path).size) == 4
 
 

@@ -123,7 +123,7 @@ def test_tools_overall_and_each():
     assert not any(name.startswith("tools") for name in look([said("a")]))
 
 
-def test_names_a_model_makes_up_cannot_flood_the_log():
+def test_tool_names_that_the_model_invents_cannot_flood_the_log():
     made = calls(
         **{f"tool_{i}": [("ok", None)] for i in range(500)}, **{"a b\n": [("ok", None)], "x" * 99: [("ok", None)]}
     )
@@ -132,7 +132,7 @@ def test_names_a_model_makes_up_cannot_flood_the_log():
     assert all(name.startswith("tool_") for name in names)
 
 
-def test_what_is_not_a_tool_has_no_figures_even_where_the_tools_are_not_known():
+def test_invalid_tool_names_have_no_figures_even_if_the_tools_are_unknown():
     made = calls(search=[("ok", None)], serach=[("unknown", None)])
     figures = look([said("a", tool_calls=made)])
     assert figures["tools/search/calls"] == 1
@@ -160,7 +160,7 @@ def varied(count=8):
     return [said(f"text {i}", i, group=i // 2, reward=float(i)) for i in range(count)]
 
 
-def test_collapse_and_missing_signal_are_told_once_after_some_steps(caplog):
+def test_collapse_and_missing_signal_alert_once_after_some_steps(caplog):
     told = []
     plugin = Metrics(alert=lambda title, text: told.append((title, text)), collapse=0.8, patience=3)
     alerts = []
@@ -188,7 +188,7 @@ def test_a_good_step_starts_the_count_again_and_eval_does_not_count():
         assert plugin.alerts == []
 
 
-def test_a_tool_that_keeps_failing_is_told_once_with_its_counts():
+def test_a_tool_that_keeps_failing_alerts_once_with_its_counts():
     plugin = Metrics(tool_failure=0.5, patience=2)
     alerts = []
     for step in range(6):
@@ -205,7 +205,7 @@ def test_a_tool_that_keeps_failing_is_told_once_with_its_counts():
     assert fine.alerts == []
 
 
-def test_an_alert_function_that_fails_hurts_nobody(caplog):
+def test_an_alert_function_that_fails_affects_no_other(caplog):
     told = []
     plugin = Metrics(alert=[lambda title, text: 1 / 0, lambda title, text: told.append(text)], patience=1)
     look(collapsed(40), plugin)
@@ -243,7 +243,7 @@ def test_bad_options_give_one_error_that_names_them_all(options, named):
     assert all(text in str(error.value) for text in named)
 
 
-def test_the_first_nan_or_infinite_reward_of_each_function_is_told_once_with_step_and_id(caplog):
+def test_the_first_nan_or_infinite_reward_of_each_function_alerts_once_with_step_and_id(caplog):
     told = []
     plugin = Metrics(alert=lambda title, text: told.append(text))
     plugin.on_run_start(Run(id="r"))
@@ -267,7 +267,7 @@ def test_the_first_nan_or_infinite_reward_of_each_function_is_told_once_with_ste
     assert [record.getMessage() for record in caplog.records] == told
 
 
-def test_a_reward_that_no_function_explains_is_told_of_too():
+def test_a_non_finite_reward_that_no_function_explains_alerts_too():
     plugin = Metrics()
     plugin.on_run_start(Run(id="r"))
     look([said("x", reward=float("-inf"))], plugin, Step(split="train", step=4, seen=1))

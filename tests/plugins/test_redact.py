@@ -66,7 +66,7 @@ def text(content, plugin=None):
 
 
 @pytest.mark.parametrize("rule", SECRETS)
-def test_each_built_in_rule_finds_its_secrets_wherever_they_stand(rule):
+def test_each_built_in_rule_finds_its_secrets_everywhere(rule):
     plugin = Redact(rules=[rule])
     for secret in SECRETS[rule]:
         for around in ["{}"] if secret.endswith("cut2") else AROUND:
@@ -99,7 +99,7 @@ def test_only_the_secret_is_replaced(before, after):
         "my_token: 5", "a" * 10_000, "", "data:image/png;base64," + "iVBORw0KGgo" * 40,
     ],
 )  # fmt: skip
-def test_ordinary_text_stays_as_it_is(innocent):
+def test_ordinary_text_is_not_modified(innocent):
     rollout = Rollout(id="r", prompt=({"role": "user", "content": innocent},), completion=(innocent,))
     assert Redact().on_rollout(rollout) is None
 
@@ -182,7 +182,7 @@ def test_counts_and_marks():
     assert plugin.rollout_metrics(Step()) is None
 
 
-def test_what_only_the_tool_calls_hold_is_counted_too():
+def test_secrets_that_only_tool_calls_contain_are_counted_too():
     plugin = Redact()
     assert redacted(plugin, tool_calls=(ToolCall(name="f", arguments={"k": KEY}),)).marks == {"redact": "1 openai"}
     assert plugin.rollout_metrics(Step()) == {"redacted/openai": 1}
@@ -282,7 +282,7 @@ PATHS = {
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_values_at_a_path_go_whole_and_nothing_else_does(path):
+def test_values_at_a_path_are_replaced_entirely_and_no_others(path):
     values = {
         "prompt": ({"role": "user", "content": "hello"},),
         "columns": {"email": "a", "user": {"email": "b", "n": [1, 2]}},
@@ -310,7 +310,7 @@ def test_names_reach_into_arguments_that_are_json_text():
     assert json.loads(new.tool_calls[0].arguments) == want
 
 
-def test_values_called_password_go_and_schemas_stay():
+def test_values_called_password_are_replaced_and_schemas_stay():
     schema = {"password": {"type": "string"}, "api_key": None}
     new = redacted(columns={"login": {"Password": "x", "api-key": "y", "apiKey": "z"}, "schema": schema, "secret": ""})
     assert set(new.columns["login"].values()) == {"[REDACTED:named]"}
@@ -330,7 +330,7 @@ def test_values_called_password_go_and_schemas_stay():
         (json.dumps(json.dumps({"secret": 'a"b\\c\nd'})), json.dumps(json.dumps({"secret": "[REDACTED:named]"}))),
     ],
 )
-def test_values_called_password_go_from_text_that_shows_a_dict(before, after):
+def test_values_called_password_are_replaced_in_text_that_shows_a_dict(before, after):
     assert text(before) == after
     assert text(after) == after
     assert text(before, Redact(rules=["aws"])) == before
@@ -354,7 +354,7 @@ def test_text_that_starts_like_a_data_uri_is_searched(start):
 @pytest.mark.parametrize(
     "secret", ["n0-known-form", "Quite;Long Without A Number", 'q"\\Eu0te\\Q(.*)', "two\nlines 2", "schl\u00fcssel 1"]
 )
-def test_values_of_variables_that_are_called_like_secrets_go(monkeypatch, secret):
+def test_values_of_environment_variables_with_secret_names_are_replaced(monkeypatch, secret):
     for name in ("TEAM_API_KEY", "team_token", "SECRET", "DB_PASSWORD"):
         monkeypatch.setenv(name, secret)
         plugin = Redact()
@@ -373,7 +373,7 @@ def test_a_variable_that_is_set_before_the_run_starts_is_known(monkeypatch):
     assert text("0123456789abcdef" * 2, plugin) == "[REDACTED:environment]"
 
 
-def test_the_key_inside_a_connection_string_goes(monkeypatch):
+def test_the_key_inside_a_connection_string_is_replaced(monkeypatch):
     monkeypatch.setenv(
         "AZURE_STORAGE_CONNECTION_STRING", "AccountName=me;AccountKey=bm90IGEga2V5IDE=;EndpointSuffix=x"
     )
@@ -393,7 +393,7 @@ def test_paths_words_and_other_variables_stay(monkeypatch):
         assert text(f"here is {value}") == f"here is {value}"
 
 
-def test_bytes_called_password_go():
+def test_bytes_called_password_are_replaced():
     assert redacted(columns={"password": b"hunter"}).columns == {"password": "[REDACTED:named]"}
 
 
@@ -437,7 +437,7 @@ def test_every_rule_has_a_test():
         ({"patterns": ["(?<=x)y"]}, ["(?<=x)y", "no lookaround"]),
         ({"patterns": {"openai": "x", "y": 3}}, ["built-in", "not a pattern"]),
         ({"patterns": ["x*"]}, ["empty text"]),
-        ({"fields": ["metadata.x", "columns", "a..b", "**"]}, ["metadata.x", "whole field", "a..b", "'**'"]),
+        ({"fields": ["metadata.x", "columns", "a..b", "**"]}, ["metadata.x", "entire field", "a..b", "'**'"]),
         ({"function": 3, "keep_equal": 1}, ["function=3", "keep_equal=1"]),
         ({"salt": "x"}, ["keep_equal=True"]),
     ],

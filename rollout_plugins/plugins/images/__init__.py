@@ -1,4 +1,4 @@
-"""Images leave the messages: files in `media/`, and in their place records that still know which image it was."""
+"""Move images out of messages into files in `media/`, and leave records that identify them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rollout_plugins.content.hashing import is_array, is_pil, is_tensor
 from rollout_plugins.content.imaging import IMAGE_NAMES, is_beyond_text, is_image_block
 from rollout_plugins.content.rollout_columns import Drafts
 from rollout_plugins.plugins.images.media import MediaStore, Unreadable
-from rollout_plugins.plugins.images.pixels import kept
+from rollout_plugins.plugins.images.pixels import keep_image
 from rollout_plugins.plugins.rewrite import ATOMS, Place, Rewriter, lost
 from rollout_plugins.system.option_checks import check, one_of, whole
 
@@ -22,40 +22,41 @@ MODES = ("keep", "thumbnail", "strip")
 FORMATS = ("webp", "jpeg")
 
 _PAYLOADS = frozenset({"image", "image_url", "url", "path", "base64", "data", "bytes", "source"})
-_MOST_VALUES = 200_000
-_BY_MODEL = frozenset({"tool_calls", "arguments"})
+_MAX_VALUES = 200_000
+_MODEL_FIELDS = frozenset({"tool_calls", "arguments"})
 
 
 class Slot(IntEnum):
-    """What may stand in a place."""
+    """Which values count as an image at some position."""
 
     ANYTHING = 0
-    """Only what can be nothing else is an image: PIL objects and encoded image files."""
+    """Only values that can be nothing else are images: PIL objects and encoded image files."""
     NAMED = 1
-    """A field called `image` or `images`: text and arrays may be one too."""
+    """In a field called `image` or `images`, text and arrays may be images too."""
     IMAGE = 2
-    """The payload of an image block: whatever stands here is one."""
+    """The payload of an image block is always an image."""
     BY_MODEL = 3
-    """Inside what the model wrote, text stays text."""
+    """In tool calls that the model wrote, text stays text."""
 
 
 class Images:
     """Moves images out of prompts, answers, tool results, dataset columns and extras. On by default.
 
-    An `Image` record takes the place of the pixels; `Rollout.images` lists them in order of appearance: prompt and
-    completion, then those found only in columns and extras. One file is written for each distinct image of a run,
-    no matter how many rollouts hold it, or how often. Remote URLs are kept as references and never fetched. An image
-    that can't be read, or is larger than `PIL.Image.MAX_IMAGE_PIXELS`, costs one marked `Placeholder` and is counted.
+    An `Image` record replaces the pixels. `Rollout.images` lists the records in order of appearance: first those of
+    prompt and completion, then those that occur only in columns and extras. One file is written for each distinct
+    image of a run, no matter how many rollouts contain it, or how often. Remote URLs are kept as references and never
+    fetched. An image that can't be read, or is larger than `PIL.Image.MAX_IMAGE_PIXELS`, is replaced by a marked
+    `Placeholder` and counted.
 
-    mode: `keep` (as they are), `thumbnail` (small and lossy) or `strip` (only hash and size).
+    mode: `keep` (unmodified), `thumbnail` (small and lossy) or `strip` (only hash and size).
         Images("thumbnail")
-    max_side: longest side in pixels; larger images are made smaller. None: as they are (256 for thumbnails).
+    max_side: longest side in pixels; larger images are scaled down. None: no limit (256 for thumbnails).
         Images(max_side=1024)
     format: `webp` or `jpeg`, for thumbnails.
         Images("thumbnail", format="jpeg")
     quality: 1 to 100, for thumbnails.
         Images("thumbnail", quality=60)
-    budget: bytes `media/` may take: full images up to nine tenths of it, then thumbnails, then only references.
+    budget: bytes that `media/` may take: full images up to nine tenths of it, then thumbnails, then only references.
         Images(budget=10 * 2**30)
     """
 
@@ -67,7 +68,7 @@ class Images:
         mode: str = "keep",
         *,
         max_side: int | None = None,
-        format: str = "webp",  # noqa: A002 - what Pillow and its users call it
+        format: str = "webp",  # noqa: A002 - the name in Pillow
         quality: int = 80,
         budget: int | None = None,
     ) -> None:
@@ -95,26 +96,27 @@ class Images:
 
     @hookimpl
     def on_run_start(self, run: Run) -> None:
-        kept = MediaStore(run.dir, ranks=run.world_size, **self._options) if run.dir else MediaStore("", mode="strip")
-        self._begin(kept)
+        media = MediaStore(run.dir, ranks=run.world_size, **self._options) if run.dir else MediaStore("", mode="strip")
+        self._begin(media)
 
     @hookimpl
     def on_rollout(self, rollout: Rollout) -> Rollout | None:
         if not _may_hold_images(rollout):
             return None
-        work = _Extraction(self._media)
-        columns = work.field(rollout.columns, "columns")
-        beside = _images_in(columns) if work.found else []
-        prompt = work.field(_filled(rollout.prompt, beside), "prompt")
-        completion = work.field(rollout.completion, "completion")
-        tool_calls = tuple(work.tool_call(call, i) for i, call in enumerate(rollout.tool_calls))
-        extra = work.field(rollout.extra, "extra")
-        self._unreadable[rollout.split] += work.unreadable
-        if not work.found and not work.unreadable:
+        extraction = _Extraction(self._media)
+        columns = extraction.field(rollout.columns, "columns")
+        column_images = _images_in(columns) if extraction.count else []
+        prompt = extraction.field(_fill_bare_blocks(rollout.prompt, column_images), "prompt")
+        completion = extraction.field(rollout.completion, "completion")
+        tool_calls = tuple(extraction.tool_call(call, i) for i, call in enumerate(rollout.tool_calls))
+        extra = extraction.field(rollout.extra, "extra")
+        self._unreadable[rollout.split] += extraction.unreadable
+        if not extraction.count and not extraction.unreadable:
             return None
-        shown = (*_images_in(prompt), *_images_in(completion))
-        known = {image.hash for image in shown}
-        images = (*shown, *(image for image in (*beside, *_images_in(extra)) if image.hash not in known))
+        in_messages = (*_images_in(prompt), *_images_in(completion))
+        hashes = {image.hash for image in in_messages}
+        elsewhere = [image for image in (*column_images, *_images_in(extra)) if image.hash not in hashes]
+        images = (*in_messages, *elsewhere)
         return replace(
             rollout,
             prompt=prompt,
@@ -127,14 +129,14 @@ class Images:
 
     @hookimpl
     def rollout_metrics(self, columns: Columns, step: Step) -> Mapping[str, float] | None:
-        held = Drafts.of(columns)["images"]
-        images = [image for some in held for image in some]
+        images_by_rollout = Drafts.of(columns)["images"]
+        images = [image for rollout_images in images_by_rollout for image in rollout_images]
         unreadable = self._unreadable.pop(step.split, 0)
         if not images and not unreadable:
             return None
         written, self._written = self._media.bytes - self._written, self._media.bytes
         figures = {
-            "images/count": len(images) / max(1, len(held)),
+            "images/count": len(images) / max(1, len(images_by_rollout)),
             "images/bytes_written": float(written),
         }
         losses = {
@@ -151,17 +153,17 @@ def _may_hold_images(rollout: Rollout) -> bool:
 
 
 class _Extraction:
-    """Takes the images out of one rollout."""
+    """Replaces the images of one rollout by records, and counts them."""
 
     def __init__(self, media: MediaStore) -> None:
-        self.found = 0
+        self.count = 0
         self.unreadable = 0
         self._media = media
         self._rewrite = Rewriter(self._change, _slot_inside)
-        self._seen: dict[int, Any] = {}
+        self._records: dict[int, Any] = {}
 
     def field(self, value: Any, name: str, slot: Slot = Slot.ANYTHING) -> Any:
-        """The field without images. One that can't be walked at all stays as it is, for the store to deal with."""
+        """Return the field without images, or the unmodified field if it can't be walked."""
         new = self._rewrite(value, slot, Place(None, name))
         return new if isinstance(new, type(value)) or isinstance(value, (str, int, float)) else value
 
@@ -178,31 +180,31 @@ class _Extraction:
             return value
         if not is_pil(value):
             return self._image(value, slot, place)
-        if id(value) not in self._seen:
-            self._seen[id(value)] = self._image(value, slot, place)
-        return self._seen[id(value)]
+        if id(value) not in self._records:
+            self._records[id(value)] = self._image(value, slot, place)
+        return self._records[id(value)]
 
     def _image(self, value: Any, slot: Slot, place: Place) -> Any:
         certain = slot is Slot.IMAGE and not (isinstance(value, str) and not value)
         guess = slot is Slot.NAMED and (is_array(value) or is_tensor(value))
         try:
-            record = kept(value, self._media, certain=certain or guess)
+            record = keep_image(value, self._media, certain=certain or guess)
         except Exception as error:
             if not is_pil(value) and not certain and (guess or slot is not Slot.NAMED or isinstance(value, str)):
-                return value  # it only looked like one
+                return value  # it only looked like an image
             self.unreadable += 1
             return lost(value, place, str(error) if isinstance(error, Unreadable) else f"not decodable: {error!r}")
         if record is None:
             return value
-        self.found += 1
+        self.count += 1
         return record
 
 
 def _slot_inside(container: Any, key: Any, slot: Slot) -> Slot:
-    """What a child of a dict or list may be."""
+    """Return which values count as an image in a child of a dict or list."""
     if slot is Slot.BY_MODEL or not isinstance(container, Mapping):
         return slot
-    if key in _BY_MODEL:
+    if key in _MODEL_FIELDS:
         return Slot.BY_MODEL
     if is_image_block(container) or slot is Slot.IMAGE:
         return Slot.IMAGE if key in _PAYLOADS else Slot.ANYTHING
@@ -212,34 +214,34 @@ def _slot_inside(container: Any, key: Any, slot: Slot) -> Slot:
 
 
 def _images_in(value: Any) -> list[Image]:
-    """Image records in order of appearance."""
-    found: list[Image] = []
+    """Return the image records in order of appearance."""
+    records: list[Image] = []
     waiting = [value]
-    for _ in range(_MOST_VALUES):
+    for _ in range(_MAX_VALUES):
         if not waiting:
             break
         value = waiting.pop()
-        kind = type(value)  # isinstance asks the value, which may object
-        if kind is Image:
-            found.append(value)
-        elif issubclass(kind, dict):
+        value_type = type(value)  # isinstance would call the value's own code, which may raise
+        if value_type is Image:
+            records.append(value)
+        elif issubclass(value_type, dict):
             waiting += reversed(value.values())
-        elif issubclass(kind, (list, tuple)):
+        elif issubclass(value_type, (list, tuple)):
             waiting += reversed(value)
-    return found
+    return records
 
 
-def _filled(prompt: tuple[Any, ...], images: Sequence[Image]) -> tuple[Any, ...]:
-    """The prompt with the row's images in its bare `{"type": "image"}` blocks, when there is one for each.
+def _fill_bare_blocks(prompt: tuple[Any, ...], images: Sequence[Image]) -> tuple[Any, ...]:
+    """Return the prompt with the row's images in its bare `{"type": "image"}` blocks, if there is one for each block.
 
-    Hosts that keep images beside the messages mark their places like this.
+    Hosts that keep images outside the messages mark their positions with such blocks.
     """
-    bare = sum(_is_bare(block) for message in prompt for block in _blocks(message))
-    if not bare or bare != len(images):
+    bare_count = sum(_is_bare(block) for message in prompt for block in _blocks(message))
+    if not bare_count or bare_count != len(images):
         return prompt
-    left = iter(images)
+    remaining = iter(images)
     return tuple(
-        {**message, "content": [{**b, "image": next(left)} if _is_bare(b) else b for b in _blocks(message)]}
+        {**message, "content": [{**b, "image": next(remaining)} if _is_bare(b) else b for b in _blocks(message)]}
         if any(_is_bare(b) for b in _blocks(message))
         else message
         for message in prompt

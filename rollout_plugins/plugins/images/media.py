@@ -1,10 +1,10 @@
-"""Pictures on disk: one file for each distinct image of a run, named by the hash of its pixels.
+"""Write one file for each distinct image of a run, named by the hash of its pixels.
 
-A file that holds more than one decoded picture shows (further frames, more than eight bits to a colour) is named by
-the hash of its bytes: two that only begin alike are two.
+A file with more than one decoded picture shows (further frames, more than eight bits per colour) is named by the hash
+of its bytes, so that files which only start alike stay apart.
 
-A file appears whole or not at all, and equal content always gets the same name. So ranks may write side by side,
-a resumed run goes on where it was, and what is on disk already is never encoded again.
+Files appear complete, and equal content always gets the same name. So several ranks may write into the folder, a
+resumed run continues in it, and an image that is on disk is never encoded again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rollout_hookspecs import Image
 
 from rollout_plugins.content.hashing import bytes_hash, is_loaded, pixel_hash
 from rollout_plugins.content.imaging import for_screen, is_wide, on_white
-from rollout_plugins.plugins.images.words import LEFT_OUT, has_words, without_words
+from rollout_plugins.plugins.images.words import LEFT_OUT, has_metadata, without_metadata
 from rollout_plugins.system.confidentiality import is_discreet
 from rollout_plugins.system.files import replace_file
 
@@ -29,7 +29,7 @@ MEMORY = 4096
 FULL_SHARE = 0.9
 THUMBNAIL_SIDE = 256
 
-_KEPT_AS_THEY_ARE = {
+_KEPT_SUFFIXES = {
     "PNG": "png",
     "JPEG": "jpg",
     "MPO": "jpg",
@@ -39,24 +39,24 @@ _KEPT_AS_THEY_ARE = {
     "TIFF": "tiff",
     "AVIF": "avif",
 }
-_SUFFIXES = tuple(dict.fromkeys(_KEPT_AS_THEY_ARE.values()))
+_SUFFIXES = tuple(dict.fromkeys(_KEPT_SUFFIXES.values()))
 _PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
-_NEAREST = {"La": "LA", "RGBa": "RGBA", "PA": "RGBA"}
+_NEAREST_MODE = {"La": "LA", "RGBa": "RGBA", "PA": "RGBA"}
 _TIFF_MODES = frozenset({"I", "F", "CMYK", "LAB", "I;16B"})
-_DEEP = frozenset({"AVIF", "JPEG2000"})  # may have more than eight bits, without saying so once opened
+_DEEP = frozenset({"AVIF", "JPEG2000"})  # may have more than eight bits without stating it once opened
 
 
-class Unreadable(Exception):  # noqa: N818 - says what the image is
-    """The image can't be decoded; the message says why in a few words."""
+class Unreadable(Exception):  # noqa: N818 - describes the image
+    """The image can't be decoded; the message is a short reason."""
 
 
 class MediaStore:
     """Writes images into `<run_dir>/media/`.
 
-    `mode`: `keep` (lossless: the encoded file as it was, or PNG), `thumbnail` (at most `max_side` pixels, 256 by
-    default, as `format` at `quality`) or `strip` (nothing on disk). `max_side` makes larger images smaller in `keep`
-    too. `budget`: bytes that `media/` may take, shared by `ranks` processes: full images up to nine tenths of it,
-    then thumbnails, then references without pixels.
+    `mode`: `keep` (lossless: the unmodified file, or PNG), `thumbnail` (at most `max_side` pixels, 256 by default, as
+    `format` at `quality`) or `strip` (nothing on disk). `max_side` scales larger images down in `keep` too. `budget`:
+    bytes that `media/` may take, shared by `ranks` processes: full images up to nine tenths of it, then thumbnails,
+    then references without pixels.
     """
 
     def __init__(
@@ -65,19 +65,20 @@ class MediaStore:
         *,
         mode: str = "keep",
         max_side: int | None = None,
-        format: str = "webp",  # noqa: A002 - what Pillow and its users call it
+        format: str = "webp",  # noqa: A002 - the name in Pillow
         quality: int = 80,
         budget: int | None = None,
         ranks: int = 1,
     ) -> None:
         self.dir = Path(run_dir) / "media"
         self.bytes = 0
-        """Bytes this process has written."""
+        """How many bytes this process has written."""
         self._mode = mode
         self._side = max_side
         self._thumbnail = {"format": format.upper(), "quality": quality}
         self._files = _files_in(self.dir)
-        # Each process counts only its own bytes: asking the disk at each picture would cost more than an even split.
+        # Each process counts only its own bytes: querying the disk for each picture would cost more than an even
+        # split.
         self._budget = None if budget is None else max(0, budget - sum(self._files.values())) // max(1, ranks)
         self._by_pixels: OrderedDict[str, Image] = OrderedDict()
         self._by_bytes: OrderedDict[str, Image] = OrderedDict()
@@ -91,7 +92,7 @@ class MediaStore:
         return record if uri is None else replace(record, uri=uri)
 
     def put_encoded(self, data: bytes, *, uri: str | None = None) -> Image:
-        """Keep an image file given as bytes; the same bytes are decoded once."""
+        """Keep an image file given as bytes. Equal bytes are decoded only once."""
         key = bytes_hash(data)
         record = self._by_bytes.get(key)
         if record is None:
@@ -100,17 +101,17 @@ class MediaStore:
 
     def _put_file(self, data: bytes, key: str) -> Image:
         image = _open(data)
-        hidden = _hidden(image)
+        hidden = _describe_hidden(image)
         image = _load(image)
-        is_secret = is_discreet() and has_words(image)
-        if not hidden:  # a plain TIFF becomes a PNG, which everything shows
+        is_secret = is_discreet() and has_metadata(image)
+        if not hidden:  # a plain TIFF becomes a PNG, which every program can show
             record = self._put(image, pixel_hash(image), None if is_secret or image.format == "TIFF" else data)
-            return noted(record, LEFT_OUT) if is_secret else record
+            return with_note(record, LEFT_OUT) if is_secret else record
         record = self._put(image, key, None if is_secret else data)
         if is_secret:
-            record = noted(record, LEFT_OUT)
-        is_whole = record.path is not None and record.note is None and image.format in _KEPT_AS_THEY_ARE
-        return record if is_whole else noted(record, hidden)
+            record = with_note(record, LEFT_OUT)
+        is_whole = record.path is not None and record.note is None and image.format in _KEPT_SUFFIXES
+        return record if is_whole else with_note(record, hidden)
 
     def _put(self, image: Any, digest: str, data: bytes | None) -> Image:
         record = self._by_pixels.get(digest)
@@ -124,35 +125,35 @@ class MediaStore:
             return replace(record, note="pixels stripped")
         try:
             for small in (True,) if self._mode == "thumbnail" else (False, True):
-                kept = self._write(record, image, data, small=small)
-                if kept is not None:
-                    return kept
+                record_with_file = self._write(record, image, data, small=small)
+                if record_with_file is not None:
+                    return record_with_file
         except OSError as error:
             return replace(record, note=f"not written: {error.strerror or error}")
         return replace(record, note="media budget used up, pixels not kept")
 
     def _write(self, record: Image, image: Any, data: bytes | None, *, small: bool) -> Image | None:
-        """The record with its file; None when the budget has no room for it."""
+        """Write the image's file and return the record with its path; None if the budget has no room for it."""
         name, note = self._name(record, image, small=small)
-        found = next((file for suffix in _SUFFIXES if (file := f"{name}.{suffix}") in self._files), None)
-        if found is None:
+        file_name = next((file for suffix in _SUFFIXES if (file := f"{name}.{suffix}") in self._files), None)
+        if file_name is None:
             content, suffix = self._encode(image, data, small=small, resized=name != record.hash)
-            found = f"{name}.{suffix}"
+            file_name = f"{name}.{suffix}"
             if not self._fits(len(content), small=small):
                 return None
-            self._save(found, content)
-        if found.endswith(".png") and image.mode not in _PNG_MODES | _TIFF_MODES:
-            note = f"{image.mode} converted to {_NEAREST.get(image.mode, 'RGB')}{', ' + note if note else ''}"
-        return replace(record, path=f"media/{found}", note=note)
+            self._save(file_name, content)
+        if file_name.endswith(".png") and image.mode not in _PNG_MODES | _TIFF_MODES:
+            note = f"{image.mode} converted to {_NEAREST_MODE.get(image.mode, 'RGB')}{', ' + note if note else ''}"
+        return replace(record, path=f"media/{file_name}", note=note)
 
     def _name(self, record: Image, image: Any, *, small: bool) -> tuple[str, str | None]:
-        """The file's stem, and what to say of it. A reduced image has its size in its name."""
+        """Return the file's stem, and a note about the image. A reduced image has its size in its name."""
         side = self._limit(small=small)
         if small:
             reason = "thumbnail" if self._mode == "thumbnail" else "thumbnail, media budget nearly used up"
             return f"{record.hash}-{side}", reason
         if side is not None and max(image.size) > side:
-            return f"{record.hash}-{side}", f"at most {side} pixels a side"
+            return f"{record.hash}-{side}", f"at most {side} pixels per side"
         return record.hash, None
 
     def _limit(self, *, small: bool) -> int | None:
@@ -161,22 +162,22 @@ class MediaStore:
         return (self._side or THUMBNAIL_SIDE) if self._mode == "thumbnail" else THUMBNAIL_SIDE
 
     def _encode(self, image: Any, data: bytes | None, *, small: bool, resized: bool) -> tuple[bytes, str]:
-        if data is not None and not resized and image.format in _KEPT_AS_THEY_ARE:
-            return data, _KEPT_AS_THEY_ARE[image.format]
+        if data is not None and not resized and image.format in _KEPT_SUFFIXES:
+            return data, _KEPT_SUFFIXES[image.format]
         if is_discreet():
-            image = without_words(image)
+            image = without_metadata(image)
         side = self._limit(small=small)
         if small:
             kind = str(self._thumbnail["format"])
             shown = for_screen(image, side)
-            return _saved(shown if kind == "WEBP" else on_white(shown), **self._thumbnail), _KEPT_AS_THEY_ARE[kind]
+            return _saved(shown if kind == "WEBP" else on_white(shown), **self._thumbnail), _KEPT_SUFFIXES[kind]
         is_larger = side is not None and max(image.size) > side
-        # saving leaves traces on the object, and this one is not ours
+        # Saving changes attributes of the object, and this object is not ours.
         image = _reduced(image, side) if is_larger else image.copy()
         if image.mode in _TIFF_MODES:
             return _saved(image, format="TIFF", compression="tiff_adobe_deflate", **_exif(image)), "tiff"
         if image.mode not in _PNG_MODES:
-            image = image.convert(_NEAREST.get(image.mode, "RGB"))
+            image = image.convert(_NEAREST_MODE.get(image.mode, "RGB"))
         return _saved(image, format="PNG", compress_level=1, **_exif(image)), "png"
 
     def _fits(self, size: int, *, small: bool) -> bool:
@@ -187,14 +188,15 @@ class MediaStore:
         target = self.dir / name
         if not _has_content(target):  # another rank may have been first
             self.dir.mkdir(parents=True, exist_ok=True)
-            # Waiting for the disk at each picture would hold up the rest; what a power cut leaves empty is seen above.
+            # Syncing each picture to disk would hold up the others. A power cut may leave an empty file, which is
+            # detected above.
             replace_file(target, lambda path: path.write_bytes(content), sync=False)
             self.bytes += len(content)
         self._files[name] = len(content)
 
 
-def noted(record: Image, note: str) -> Image:
-    """The record with this said of it, too."""
+def with_note(record: Image, note: str) -> Image:
+    """Return the record with another note."""
     return replace(record, note=note if record.note is None else f"{record.note}; {note}")
 
 
@@ -203,17 +205,17 @@ def _has_content(path: Path) -> bool:
 
 
 def _files_in(folder: Path) -> dict[str, int]:
-    """Files and their sizes; half-written and empty ones do not count."""
+    """Return the sizes of the files by name, without unfinished and empty files."""
     try:
         with os.scandir(folder) as entries:
-            found = {entry.name: entry.stat().st_size for entry in entries if not entry.name.startswith(".")}
+            sizes = {entry.name: entry.stat().st_size for entry in entries if not entry.name.startswith(".")}
     except OSError:
         return {}
-    return {name: size for name, size in found.items() if size}
+    return {name: size for name, size in sizes.items() if size}
 
 
 def _remember(memory: OrderedDict[str, Image], key: str, record: Image) -> Image:
-    """Keep a record at hand, unless a full disk is why it has no file: that is tried again."""
+    """Cache a record, unless it has no file because writing failed: that is tried again."""
     if not (record.note or "").startswith("not written"):
         memory[key] = record
         if len(memory) > MEMORY:
@@ -227,13 +229,13 @@ def _open(data: bytes) -> Any:
     try:
         image = Pil.open(BytesIO(data))
     except Exception as error:
-        raise Unreadable(_why(error)) from error
+        raise Unreadable(_reason_for(error)) from error
     _check_size(image)
     return image
 
 
 def first_of_several(data: bytes) -> str | None:
-    """The hash of an image file's first frame; empty if it is the only one, None for what is not an image file."""
+    """Return the hash of the first of several frames; "" if there is only one, None if this is not an image file."""
     try:
         image = _open(data)
         return pixel_hash(_load(image)) if _has_frames(image) else ""
@@ -244,12 +246,12 @@ def first_of_several(data: bytes) -> str | None:
 def _has_frames(image: Any) -> bool:
     try:
         return bool(getattr(image, "is_animated", False))
-    except Exception:  # it breaks off after the first
+    except Exception:  # the file breaks off after the first frame
         return False
 
 
-def _hidden(image: Any) -> str:
-    """What an opened file holds besides the picture that decoding gives; empty where that is all."""
+def _describe_hidden(image: Any) -> str:
+    """Return a note about what the opened file contains besides the decoded picture; "" if there is nothing else."""
     if _has_frames(image):
         return "the first of several frames"
     is_deep = image.format in _DEEP or (";16" in repr(image.tile) and not is_wide(image))
@@ -260,11 +262,11 @@ def _load(image: Any) -> Any:
     try:
         image.load()
     except Exception as error:
-        raise Unreadable(_why(error)) from error
+        raise Unreadable(_reason_for(error)) from error
     return image
 
 
-def _why(error: Exception) -> str:
+def _reason_for(error: Exception) -> str:
     names: Mapping[str, str] = {
         "UnidentifiedImageError": "not an image format that Pillow knows",
         "DecompressionBombError": "larger than Pillow's limit (PIL.Image.MAX_IMAGE_PIXELS)",
@@ -284,14 +286,14 @@ def _check_size(image: Any) -> None:
 
 
 def _reduced(image: Any, side: int | None) -> Any:
-    """A copy with at most `side` pixels each way; Pillow does not reduce every kind of 16 bits."""
+    """Return a copy with at most `side` pixels per side; Pillow cannot reduce every kind of 16-bit image."""
     image = image.convert("I") if image.mode.startswith("I;16") else image.copy()
     image.thumbnail((side, side))
     return image
 
 
 def _exif(image: Any) -> dict[str, bytes]:
-    """EXIF data, which say how the image is turned, for saving."""
+    """Return the EXIF data for saving, because they state the orientation."""
     exif = image.info.get("exif")
     return {"exif": exif} if isinstance(exif, bytes) else {}
 

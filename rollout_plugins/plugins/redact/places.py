@@ -1,4 +1,4 @@
-"""Where secrets can be in a rollout: every text of every field, and values that go by their name or path."""
+"""Walk the places where secrets can be in a rollout: every text of every field, and values named by key or path."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from typing import Any, NamedTuple
 from rollout_hookspecs import Image, Placeholder, Rollout, Tokens, ToolCall
 
 from rollout_plugins.content.hashing import is_array, is_pil, is_tensor
-from rollout_plugins.plugins.redact.key_lines import key_lines
+from rollout_plugins.plugins.redact.key_lines import find_key_lines
 from rollout_plugins.plugins.redact.shown import replace_values
 from rollout_plugins.plugins.rewrite import ATOMS, Place, Rewriter, lost
 
 ROOTS = ("prompt", "completion", "tool_calls", "columns", "extra", "error", "rendered")
 SEARCHED = tuple(field.name for field in dataclass_fields(Rollout) if field.name != "id")
-"""All fields: a plugin may have put the text of an error where a number belongs."""
+"""All fields, because a plugin may have put an error's text where a number belongs."""
 _WHOLE_ROOTS = frozenset({"error", "rendered"})
-_AGAIN = frozenset({"tool_calls", "rendered", "images", "marks", "rewards"})  # they repeat what other fields hold
+_AGAIN = frozenset({"tool_calls", "rendered", "images", "marks", "rewards"})  # they repeat the content of other fields
 _CALL_FIELDS = tuple(field.name for field in dataclass_fields(ToolCall))
 _NUMBERED = frozenset({"rewards", "tokens"})  # their numbers are measured, so none of them is a secret
-_FEW_DIGITS = 1000  # below it a number called password is a count, a flag or a length
+_FEW_DIGITS = 1000  # a smaller number called password is a count, a flag or a length
 _LARGEST = 10**100
 _MOST_KEYS = 10_000
 
 Fields = dict[str, Any]
 Paths = tuple[tuple[str, ...], ...]
-"""What is left of each path at some place; an empty one ends there."""
+"""The remainders of paths at some place. An empty remainder means that its path ends there."""
 Text = Callable[[str, Counter[str]], str]
 Context = tuple[str | None, Paths]
-"""The rule by which the whole value goes, if one does, and the paths that go on below it."""
+"""The rule that replaces the entire value, if any, and the paths that continue below it."""
 
 
 def path_faults(fields: Any) -> list[str]:
@@ -47,21 +47,21 @@ def _path_fault(path: Any) -> str | None:
     if not parts or not all(parts):
         return "a path is names joined by dots, such as 'columns.email'"
     if parts[0] == "**":
-        return None if len(parts) == 2 and parts[1] != "*" else "after '**.' stands one name"
+        return None if len(parts) == 2 and parts[1] != "*" else "'**.' must be followed by exactly one name"
     if parts[0] not in ROOTS:
         return f"a path starts at {', '.join(ROOTS)} or '**'"
-    return None if len(parts) > 1 or parts[0] in _WHOLE_ROOTS else f"{path} is a whole field; name a value in it"
+    return None if len(parts) > 1 or parts[0] in _WHOLE_ROOTS else f"{path} is an entire field; name a value in it"
 
 
 class Counts(NamedTuple):
-    """Secrets replaced, and those in fields that repeat what others hold."""
+    """How many secrets were replaced: in all fields that say something first, and in fields that repeat others."""
 
     first: Counter[str]
     again: Counter[str]
 
 
 class Walk:
-    """Goes through the fields of a rollout, first for whole values, then for texts."""
+    """Walks the fields of a rollout, first to replace entire values, then to replace secrets in texts."""
 
     def __init__(
         self, paths: Sequence[str], names: frozenset[str], token: Callable[[str, Any], str], *, private_keys: bool
@@ -73,28 +73,29 @@ class Walk:
         self._token = token
         self._private_keys = private_keys
         self.reads_numbers = False
-        """Whether a rule may match a number, such as the user's own pattern for account numbers."""
+        """Whether a rule may match a number, such as the user's pattern for account numbers."""
 
-    def whole_values(self, fields: Fields, texts: dict[str, None], counts: Counts) -> Fields:
-        """The fields without the values that go whole; all texts that are left are added to `texts`."""
+    def replace_values(self, fields: Fields, texts: dict[str, None], counts: Counts) -> Fields:
+        """Return the fields with named values replaced entirely, and add all remaining texts to `texts`."""
 
-        def noted(text: str, _: Counter[str]) -> str:
+        def collect(text: str, _: Counter[str]) -> str:
             texts.setdefault(_exact(text))
             return text
 
-        return self._each(fields, noted, counts, whole=True)
+        return self._each(fields, collect, counts, whole=True)
 
-    def texts(self, fields: Fields, clean: Mapping[str, tuple[str, Counter[str]]], counts: Counts) -> Fields:
-        """The fields with their texts replaced."""
+    def replace_texts(self, fields: Fields, clean: Mapping[str, tuple[str, Counter[str]]], counts: Counts) -> Fields:
+        """Return the fields with each text of `clean` replaced."""
 
-        def cleaned(text: str, counts: Counter[str]) -> str:
-            found = clean.get(_exact(text))
-            if found is None:
+        def replacement(text: str, counts: Counter[str]) -> str:
+            result = clean.get(_exact(text))
+            if result is None:
                 return text
-            counts.update(found[1])
-            return found[0]
+            new_text, rule_counts = result
+            counts.update(rule_counts)
+            return new_text
 
-        return self._each(fields, cleaned, counts, whole=False)
+        return self._each(fields, replacement, counts, whole=False)
 
     def _each(self, fields: Fields, text: Text, counts: Counts, *, whole: bool) -> Fields:
         new: Fields = {}
@@ -107,7 +108,7 @@ class Walk:
         return new
 
     def enter(self, container: Any, key: Any, context: Context) -> Context:
-        """Whether a child goes whole, and which paths go on in it."""
+        """Return the context of a child: the rule that replaces it entirely, and the paths that continue in it."""
         rest = tuple(path[1:] for path in context[1] if path[0] in {"*", str(key)})
         if () in rest:
             return "field", ()
@@ -117,7 +118,7 @@ class Walk:
         return None, rest
 
     def _rule_of(self, key: str) -> str | None:
-        """Return the rule by which a value goes whole for its key. The same few keys come up again and again."""
+        """Return the rule that replaces a value because of its key. The few keys recur, so results are cached."""
         exact = _exact(key)
         if exact not in self._rules:
             if len(self._rules) > _MOST_KEYS:
@@ -127,17 +128,19 @@ class Walk:
             self._rules[exact] = "field" if name in self._own_names else named
         return self._rules[exact]
 
-    def whole(self, value: Any, rule: str) -> str | None:
-        """Return the token for a value that goes whole.
+    def token_for(self, value: Any, rule: str) -> str | None:
+        """Return the token that replaces the entire value, or None to leave it.
 
-        The built-in names go by texts and long numbers alone: `password` may be a schema, a flag or a length.
+        The built-in names apply only to texts and long numbers: `password` may be a schema, a flag or a length.
         """
         if value is None or (rule == "named" and not _may_be_secret(value)):
             return None
         return self._token(rule, value)
 
     def in_text(self, text: str, counts: Counter[str]) -> str:
-        """Return text that shows a dict, such as a tool's JSON result, without the values of the user's `**.names`."""
+        """Return `text`, which may show a dict, such as a tool's JSON result, without the values of the user's
+        `**.names`.
+        """
         if not self._own_names:
             return text
         letters = _plain_name(text)
@@ -152,14 +155,14 @@ class Walk:
         return new if count else text
 
     def without_key_lines(self, values: Sequence[Any], counts: Counter[str]) -> Sequence[Any]:
-        """Return a list of lines without those of private keys; the same list where there are none."""
-        lines = key_lines(values) if self._private_keys else {}
+        """Return a list of lines with the lines of private keys replaced, or the same list if there are none."""
+        lines = find_key_lines(values) if self._private_keys else {}
         if not lines:
             return values
         counts["private_key"] += len(set(lines.values()))
         items = list(values)
-        for at, key in lines.items():
-            items[at] = self._token("private_key", "\n".join(values[line] for line in key))
+        for index, key in lines.items():
+            items[index] = self._token("private_key", "\n".join(values[line] for line in key))
         return items if isinstance(values, list) else tuple(items)
 
 
@@ -170,7 +173,7 @@ def _may_be_secret(value: Any) -> bool:
 
 
 def _number_text(value: Any) -> str | None:
-    """Return a whole number as text; None for a flag, a fraction and whatever is not a number."""
+    """Return a whole number as text; None for flags, fractions and values that are not numbers."""
     if type(value) is int:
         return str(value) if abs(value) < _LARGEST else None
     return str(int(value)) if type(value) is float and value.is_integer() and abs(value) < _LARGEST else None
@@ -187,7 +190,7 @@ def _are_numbers(values: Any) -> bool:
 
 
 def _exact(text: str) -> str:
-    """As a plain str, so that a subclass cannot hide by being unequal to itself."""
+    """Return `text` as a plain str, because a subclass could be unequal to itself and so escape the lookup."""
     return text if type(text) is str else str.__str__(text)
 
 
@@ -229,7 +232,7 @@ class _Visitor:
         return self._number(key) if type(key) in ATOMS else self._rewrite(key, (None, ()), Place(None, "key"))
 
     def _number(self, value: Any) -> Any:
-        """Return a number, or the text that stands for it where a rule matches it."""
+        """Return the number, or the text that replaces it if a rule matches."""
         text = _number_text(value) if self._reads_numbers else None
         if text is None:
             return value
@@ -238,7 +241,7 @@ class _Visitor:
 
     def _change(self, value: Any, context: Context, place: Place) -> Any:
         rule, _ = context
-        if self._whole and rule is not None and (token := self._walk.whole(value, rule)) is not None:
+        if self._whole and rule is not None and (token := self._walk.token_for(value, rule)) is not None:
             self._counts[rule] += 1
             return token
         if isinstance(value, str):
@@ -266,7 +269,7 @@ class _Visitor:
         return value if new is value else self._rewrite(new, context, place)
 
     def _tokens(self, value: Tokens, place: Place) -> Tokens:
-        """Token ids are numbers; one look at each list tells whether they are."""
+        """Return the tokens. Lists of numbers are skipped after one look at their types."""
         old = {field.name: getattr(value, field.name) for field in dataclass_fields(value)}
         new = {
             name: values if _are_numbers(values) else self._rewrite(values, (None, ()), place)
@@ -282,7 +285,7 @@ class _Visitor:
         return self._text(value, self._counts)
 
     def _json(self, value: str, context: Context, place: Place) -> str:
-        """Return JSON text with what its keys and paths name replaced."""
+        """Return JSON text with the values replaced that its keys and paths name."""
         try:
             parsed = json.loads(value)
             new = self._rewrite(parsed, (None, context[1]), place)
@@ -291,7 +294,7 @@ class _Visitor:
             return value
 
     def _bytes(self, value: bytes | bytearray) -> Any:
-        """Bytes as the text they are."""
+        """Search bytes as the text that they encode."""
         encoding = "utf-8"
         try:
             text = value.decode(encoding)
@@ -312,11 +315,13 @@ class _Visitor:
         return value if all(a is b for a, b in zip(new, items, strict=True)) else type(value)(new)
 
     def _object(self, value: Any, place: Place) -> Any:
-        """Anything else is searched as it would be shown; its insides can't be replaced, so then it goes whole."""
+        """Search any other object as it is printed. Its contents can't be changed, so an object with a secret is
+        dropped.
+        """
         if is_pil(value) or is_tensor(value) or (is_array(value) and value.dtype.kind not in "OSU"):
             return value
-        shown = [repr(value.tolist())] if is_array(value) else [repr(value), str(value)]
-        new = [self._text(text, self._counts) for text in shown]
-        if new == shown:
+        printed = [repr(value.tolist())] if is_array(value) else [repr(value), str(value)]
+        new = [self._text(text, self._counts) for text in printed]
+        if new == printed:
             return value
-        return replace(lost(None, place, "held a secret"), type=type(value).__qualname__, preview=new[0][:200])
+        return replace(lost(None, place, "contained a secret"), type=type(value).__qualname__, preview=new[0][:200])

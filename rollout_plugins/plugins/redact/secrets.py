@@ -1,4 +1,4 @@
-"""What secrets look like in text: the built-in rules, and the values of secret environment variables."""
+"""Define what secrets look like in text: the built-in rules, and the values of secret environment variables."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from typing import NamedTuple
 from rollout_plugins.system.env_secrets import secrets
 
 OPEN, CLOSE = "\uf8f0", "\uf8f1"
-"""What the scanner marks a secret with; a text that has them already is scanned without."""
+"""The characters with which the scanner marks a secret. In its copy of a text that has them already, they are
+replaced.
+"""
 IN_THE_WAY = re.compile(f"[{OPEN}{CLOSE}\ud800-\udfff]")
 
-# What a token may follow: nothing, a character that cannot be part of it (and then Markdown's `_`, or the `-` of a
-# diff), or an escape that ends in a letter or digit: "\n" and "\x1b" as JSON and repr write them, "%3D" of an address,
-# "=3D" of a mail, "[32m" of a terminal's colour.
+# A token may follow nothing, a character that cannot be part of it (and then Markdown's `_`, or the `-` of a
+# diff), or an escape that ends in a letter or digit: "\n" and "\x1b" as JSON and repr write them, "%3D" in a URL,
+# "=3D" in a mail, "[32m" of a terminal colour.
 _START = (
     r"(?:^|[^A-Za-z0-9_\-])[_\-]*|\\(?:[abefnrtv0]|x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|[0-7]{3})"
     r"|[%=](?:25)*[0-9A-Fa-f]{2}|\[[0-9;:?]*[A-Za-z]"
@@ -40,8 +42,8 @@ NAMED = (
     "authorization",
     "x_api_key",
 )
-# Inside text: `"password": "…"` of JSON, `'password': '…'` of a dict that was printed, and both inside JSON text; also
-# where the name only ends like that, as in `"db_password"`.
+# In text, the key is quoted as in JSON (`"password": "…"`), in a printed dict (`'password': '…'`), or either of them
+# escaped within JSON. It may also only end in the name, as in `"db_password"`.
 _NAMES = "|".join(name.replace("_", r"[_\- ]?") for name in NAMED)
 _KEY = rf"""(?i:\\*["'](?:[A-Za-z0-9_.\- ]*)(?:{_NAMES})\\*["']\s{{0,4}}:\s{{0,4}}b?)"""
 _SPELLINGS = tuple(dict.fromkeys(name.replace("_", joint) for name in NAMED for joint in ("_", "-", " ", "")))
@@ -57,16 +59,16 @@ _QUOTED = [
 
 
 class Rule(NamedTuple):
-    """What stands before a secret, the secret, what stands after it. Only the secret is replaced."""
+    """A pattern for a secret, with patterns for the text before and after it. Only the secret is replaced."""
 
     name: str
     secret: str
     before: str = _START
     after: str = ""
     hints: tuple[str, ...] = ()
-    """Without any of these in a text there is nothing to find; looking for them is far cheaper."""
+    """A text without any of these cannot match. Searching for them is far cheaper than for the pattern."""
     words: tuple[str, ...] = ()
-    """The same, in lower case, where the secret's name may have any."""
+    """The same in lower case, for names that are written in any case."""
     accepts: Callable[[str], bool] | None = None
 
     @property
@@ -83,7 +85,7 @@ def _is_long_or_has_digit(text: str) -> bool:
 
 
 def _is_key_material(text: str) -> bool:
-    """Return whether a private key without its last line has what prose after a mere mention does not have."""
+    """Check whether a private key without its last line has what the prose after a mere mention does not have."""
     return "-----END" in text or _has_digit(text.rpartition("-----")[2])
 
 
@@ -91,12 +93,12 @@ _PORT = re.compile(r"\d{1,5}\W|[{$%]|.{0,3}$")
 
 
 def _is_not_a_port(text: str) -> bool:
-    """Return whether the text may be a password, as `8080/path` in `http://host:8080/path@x` cannot."""
+    """Check whether the text may be a password, unlike `8080/path` in `http://host:8080/path@x`."""
     return not _PORT.match(text)
 
 
 # A private key: its lines in base64, however they are joined (escapes, quotes, indentation, line numbers), with a
-# header, a footer or both. A header without such lines is a mention of one, and stays.
+# header, a footer or both. A header without such lines only mentions a key, and stays.
 _LABEL = r"[A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----"
 _HEADER, _FOOTER = f"-----BEGIN {_LABEL}", f"-----END {_LABEL}"
 _LINE, _SHORT_LINE = r"(?:[A-Za-z0-9+/=]|\\+/){16,}", r"[A-Za-z0-9+/=]+"
@@ -114,7 +116,7 @@ _SCHEME = r"\b[A-Za-z][A-Za-z0-9+.\-]*:(?:\\*/){2}"
 RULES = (
     Rule("private_key", "|".join(_PRIVATE_KEYS), before="", hints=("PRIVATE KEY",), accepts=_is_key_material),
     Rule("url_password", r"""[^\s/"'<>,]+""", before=rf"""{_SCHEME}[^\s/:"']*:""", after="@", hints=(":/", ":\\")),
-    Rule(  # one that should have been encoded, or is inside JSON text
+    Rule(  # a password that should have been encoded, or is inside JSON text
         "url_password",
         r"""(?:[^\s"<>\\]|\\/)+""",
         before=rf"""{_SCHEME}[^\s/:@"']*:""",
@@ -172,26 +174,26 @@ ENVIRONMENT = "environment"
 
 
 def environment() -> list[Rule]:
-    """The secrets of the environment, which programs print."""
-    told = filter(_is_secret, secrets())
-    written = tuple(dict.fromkeys(form for value in told for form in (value, json.dumps(value)[1:-1])))
-    return [Rule(ENVIRONMENT, "|".join(map(_literal, written)), before="", hints=written)] if written else []
+    """Return a rule for the secrets of the environment, which programs print."""
+    values = filter(_is_secret, secrets())
+    forms = tuple(dict.fromkeys(form for value in values for form in (value, json.dumps(value)[1:-1])))
+    return [Rule(ENVIRONMENT, "|".join(map(_literal, forms)), before="", hints=forms)] if forms else []
 
 
 def _is_secret(value: str) -> bool:
-    """Not a path to one, nor a word that texts have anyway."""
-    is_told = not IN_THE_WAY.search(value) and not value.startswith(("/", "~", "./"))
-    return is_told and _is_long_or_has_digit(value)
+    """Check that the value is neither the path of a secret nor an ordinary word."""
+    is_possible = not IN_THE_WAY.search(value) and not value.startswith(("/", "~", "./"))
+    return is_possible and _is_long_or_has_digit(value)
 
 
 def _literal(value: str) -> str:
-    """As RE2 takes it."""
+    """Return the value as a literal of RE2."""
     parts = (rf"\Q{part}\E" for part in value.split(r"\E"))
     return r"\\E".join(parts)
 
 
 def fault_of(pattern: str) -> str | None:
-    """Why RE2 cannot take the pattern, if so."""
+    """Return why RE2 rejects the pattern, or None if it accepts it."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -201,4 +203,4 @@ def fault_of(pattern: str) -> str | None:
         return (
             f"{str(error).removeprefix('Invalid regular expression: ')} (patterns are RE2's, which has no lookaround)"
         )
-    return "it matches the empty text" if empty else None
+    return "it matches the empty text, so it would match everywhere" if empty else None

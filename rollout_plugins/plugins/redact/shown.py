@@ -1,4 +1,4 @@
-"""Replace values by their key in text that shows a dict: JSON, a printed dict, both inside other text."""
+"""Replace values by their key in text that shows a dict: as JSON, as a printed dict, or either within other text."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _DECODER = json.JSONDecoder()
 
 
 def replace_values(text: str, is_named: Callable[[str], bool], token: Callable[[Any], str]) -> tuple[str, int]:
-    """Return the text with a token, quoted, for each value whose key `is_named`, and how many there were."""
+    """Return the text with a quoted token for each value whose key `is_named`, and the number of replaced values."""
     parts: list[str] = []
-    done = 0
+    position = 0
     for key in _KEY.finditer(text):
-        if key.start() < done or not is_named(key[3]):
+        if key.start() < position or not is_named(key[3]):
             continue
-        value, end = _value(text, key.end())
+        value, end = _parse_value(text, key.end())
         if value is not None:
             quote = key[1] + key[2]
-            parts += [text[done : key.end()], quote, token(value), quote]
-            done = end
-    return "".join(parts) + text[done:], len(parts) // 4
+            parts += [text[position : key.end()], quote, token(value), quote]
+            position = end
+    return "".join(parts) + text[position:], len(parts) // 4
 
 
-def _value(text: str, start: int) -> tuple[Any, int]:
-    """Return the value that begins there, and where it ends; None where there is none, or it is null."""
+def _parse_value(text: str, start: int) -> tuple[Any, int]:
+    """Return the value that starts at `start`, and where it ends; None if there is no value, or it is null."""
     try:
         return _DECODER.raw_decode(text, start)
     except (ValueError, RecursionError):

@@ -79,7 +79,7 @@ class ScoutSink:
     @property
     def target(self) -> str:
         """The destination of the rollouts, as a text that is always the same for the same destination."""
-        return f"scout:{self._place().resolve()}"
+        return f"scout:{self._folder().resolve()}"
 
     def received(self) -> set[str]:
         """Return the ids of the rollouts in the folder."""
