@@ -1,1 +1,1 @@
-"""A real, tiny tool-calling GRPO run: CPU, no network, under a minute. What `rollouts demo` trains."""
+"""A real, tiny tool-calling GRPO run: CPU, no network, half a minute. What `rollouts demo` trains."""

@@ -56,7 +56,9 @@ def report(stored: StoredRun, out: Path, seconds: float, width: int) -> Group:
     rollouts = list(stored.rollouts(split="train"))
     last = max(rollout.step for rollout in rollouts)
     ranked = sorted((r for r in rollouts if r.step == last), key=_interest)
-    shown = [("best", ranked[-1]), ("worst", ranked[0]), ("early", _most_mishaps(rollouts))]
+    shown = [("best", ranked[-1]), ("early", _most_mishaps(rollouts))]
+    if ranked[0].reward != ranked[-1].reward:  # often all are right at the end
+        shown.insert(1, ("worst", ranked[0]))
     return Group(
         Text(),
         render_rollouts(shown, width=width, max_lines=None),

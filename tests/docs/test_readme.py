@@ -35,7 +35,7 @@ def snippet_with(words):
 
 def test_the_demo_leaves_calls_of_every_outcome_and_shows_them(demo, capsys):
     run = open_run(demo / "outputs" / "demo")
-    assert len(run) == 128
+    assert len(run) == 64
     calls = [call for rollout in run.rollouts() for call in rollout.tool_calls]
     assert {call.status for call in calls} == {"ok", "error", "unknown", "not_run"}
     shown = str_of(command.report(run, demo, 1.0, 100))
@@ -108,11 +108,11 @@ def test_the_demo_shows_a_rollout_of_each_step_and_ends_with_the_path_of_a_repor
     assert page.stat().st_size > 10_000
 
 
-def test_the_demo_asks_about_a_dozen_questions_again_and_again(demo):
+def test_the_demo_asks_few_questions_so_that_each_comes_back(demo):
     rollouts = list(open_run(demo / "outputs" / "demo").rollouts())
     asked = {rollout.prompt[-1]["content"] for rollout in rollouts}
-    assert 8 <= len(asked) <= 12
-    assert len({rollout.prompt[-1]["content"] for rollout in rollouts if rollout.step == 1}) == 8
+    assert 4 <= len(asked) <= 8
+    assert len({rollout.prompt[-1]["content"] for rollout in rollouts if rollout.step == 1}) == 4
 
 
 def test_what_the_demo_says_to_type_next_works(demo, monkeypatch, capsys):
