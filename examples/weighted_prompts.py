@@ -3,8 +3,9 @@
     python examples/weighted_prompts.py
     rollouts prompts outputs/weighted --by correct
 
-The first half of the training gives each prompt a pass rate p. The second half draws prompts in proportion to p (1 - p):
-most from those that pass half of the time, few from those that always or never pass, and none is left out for good.
+The first half of the training gives each prompt a pass rate p. The second half draws prompts in proportion to
+p (1 - p): most from those that pass half of the time, few from those that always or never pass, and none is left out
+for good.
 """
 
 import random

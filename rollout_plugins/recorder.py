@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from rollout_hookspecs import Batch, Run
 
-from rollout_plugins.content.foreign_values import Held, Incoming, Wanted
-from rollout_plugins.content.logged import as_logged
-from rollout_plugins.content.rollout_columns import Drafts
+from rollout_plugins.content.foreign_values import CopiedBatch, CopyOptions, ForeignRollouts
+from rollout_plugins.content.logged import loggable_values
+from rollout_plugins.content.rollout_columns import RolloutColumns
 from rollout_plugins.engine.env_vars import flag
 from rollout_plugins.engine.error_text import error_text
 from rollout_plugins.engine.loop_rollouts import rows
@@ -195,7 +195,7 @@ class RolloutRecorder:
             self._submit(*batch)
         self._pipeline.raise_strict()
 
-    def _prepare(self, rollouts: Any, **arguments: Any) -> tuple[Batch, Held] | None:
+    def _prepare(self, rollouts: Any, **arguments: Any) -> tuple[Batch, CopiedBatch] | None:
         """Return the batch, independent of what the loop does next; None if it cannot be recorded."""
         if not self._is_open():
             self._count_lost("recorder_closed", rollouts)
@@ -206,8 +206,8 @@ class RolloutRecorder:
             checked = record_arguments(**arguments, last_step=self._last_step, is_checked=is_checked)
             if is_checked:
                 _check_groups(rollouts, checked.group_size)
-            incoming = rollouts if isinstance(rollouts, Incoming) else rows(rollouts)
-            held = incoming.take(Wanted(tokens=self._tokens, checked=is_checked))
+            incoming = rollouts if isinstance(rollouts, ForeignRollouts) else rows(rollouts)
+            held = incoming.take(CopyOptions(tokens=self._tokens, checked=is_checked))
         except Exception as error:
             if is_checked and (self._strict or isinstance(error, SetupError)):
                 raise
@@ -217,11 +217,11 @@ class RolloutRecorder:
         self._last_step = checked.step
         return self._batch(checked, held, started), held
 
-    def _batch(self, arguments: RecordArguments, held: Held, started: float) -> Batch:
+    def _batch(self, arguments: RecordArguments, held: CopiedBatch, started: float) -> Batch:
         # Without `self`: a batch in the queue must not keep a recorder alive that nobody refers to.
         run, recorded_at, tokens, counters = self._run, time.time(), self._tokens, self._pipeline.counters
 
-        def build() -> Drafts:
+        def build() -> RolloutColumns:
             rollouts = held.build()
             for reason in rollouts.lost.values():
                 counters.drop(reason)
@@ -236,7 +236,7 @@ class RolloutRecorder:
             seconds=time.perf_counter() - started,
         )
 
-    def _submit(self, batch: Batch, held: Held) -> None:
+    def _submit(self, batch: Batch, held: CopiedBatch) -> None:
         with self._lock:
             if not self._is_started:
                 self._safely("begin the run", lambda: self._start(held))
@@ -246,7 +246,7 @@ class RolloutRecorder:
                 self._early_logs.pop(0)()
             self._has_recorded = True
 
-    def _start(self, held: Held) -> None:
+    def _start(self, held: CopiedBatch) -> None:
         """Start the run. By default, its rewards are those of the first batch."""
         self._run = claimed(replace(self._run, reward_names=self._run.reward_names or held.reward_names))
         start_run(self._pipeline, self._plugins, self._run, self._generation, trainer=None, safely=self._safely)
@@ -278,7 +278,7 @@ class RolloutRecorder:
             self._pipeline.log(step, logged)
 
         logged: dict[str, Any] = {}
-        self._safely("store the log", lambda: logged.update(as_logged(values)))
+        self._safely("store the log", lambda: logged.update(loggable_values(values)))
         with self._lock:
             if self._is_open() and not self._is_started:
                 self._early_logs.append(write)  # a run starts with its first batch

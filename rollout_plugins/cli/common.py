@@ -19,7 +19,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rollout_plugins.content.json_safe import plain, with_words, write_json
+from rollout_plugins.content.json_safe import spell_non_finite, to_json_safe, write_json
 from rollout_plugins.errors import RunError, check_folder, check_replaceable
 from rollout_plugins.show.text import MISSING, clean, one_line
 
@@ -60,9 +60,9 @@ def note(text: str) -> None:
 def print_json(value: Any) -> None:
     """One JSON document, of whatever a run holds; NaN and infinities as text, for which JSON has no number."""
     try:
-        text = orjson.dumps(with_words(value), option=orjson.OPT_INDENT_2, default=str)
+        text = orjson.dumps(spell_non_finite(value), option=orjson.OPT_INDENT_2, default=str)
     except TypeError:  # text that is not Unicode, or a number beyond 64 bits
-        text = orjson.dumps(plain(value), option=orjson.OPT_INDENT_2)
+        text = orjson.dumps(to_json_safe(value), option=orjson.OPT_INDENT_2)
     write_json(sys.stdout, text.decode() + "\n")
 
 

@@ -24,7 +24,7 @@ from rollout_plugins.store.parts import file_name, find_parts
 from rollout_plugins.store.schema import TYPES
 from rollout_plugins.system.file_locks import lock, unlock
 from rollout_plugins.system.labels import count
-from rollout_plugins.system.remote_runs import is_elsewhere
+from rollout_plugins.system.remote_runs import is_remote
 
 #: What a joined file is to hold, in compressed bytes.
 LARGE = 256 * 2**20
@@ -47,7 +47,7 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     stored = opened(options.run)
-    if is_elsewhere(stored.dir):
+    if is_remote(stored.dir):
         raise RunError(f"{stored.place} is not on this machine; compact the run's folder before it is sent there")
     if is_joined(stored.dir):
         raise RunError(f"{stored.place} were written by several nodes; compact one folder after the other")

@@ -23,7 +23,7 @@ from rollout_plugins.cli.common import add_json, busy, console, print_json, prin
 from rollout_plugins.errors import RolloutPluginsError
 from rollout_plugins.reading.find_runs import found_in
 from rollout_plugins.reading.runs import StoredRun
-from rollout_plugins.system.labels import listed, not_finite
+from rollout_plugins.system.labels import format_counts, format_not_finite
 from rollout_plugins.system.remote_runs import is_url
 
 DISTRIBUTION = "rollout-plugins"
@@ -222,10 +222,14 @@ def _run_checks(run: StoredRun) -> Iterator[Check]:
         yield Check(run.info.id, DAMAGE, line, "the rest of the run can be read; keep a copy")
     for line in (*run.contradictions, *run.absent):
         yield Check(run.info.id, "note", line)
-    notes = {"lost": listed(run.drops), "not trained on": listed(run.untrained), "not sent": listed(run.unsent, "to ")}
+    notes = {
+        "lost": format_counts(run.drops),
+        "not trained on": format_counts(run.untrained),
+        "not sent": format_counts(run.unsent, "to "),
+    }
     if odd := run.not_finite:
         advice = "a NaN counts as no reward, and an infinite one makes its group's advantages NaN; see: rollouts stats"
-        yield Check(run.info.id, "warn", f"rewards that are no finite number: {not_finite(odd)}", advice)
+        yield Check(run.info.id, "warn", f"rewards that are no finite number: {format_not_finite(odd)}", advice)
     for what, counts in notes.items():
         if counts:
             yield Check(run.info.id, "note", f"{what}: {counts}")

@@ -13,7 +13,7 @@ from rollout_hookspecs import Rollout
 
 from rollout_plugins.cli.chosen import add_filters, add_run, filters_of, note_damage, note_pruned, opened
 from rollout_plugins.cli.common import add_json, busy, console, natural, note, show
-from rollout_plugins.content.exact_json import as_json
+from rollout_plugins.content.exact_json import rollout_json
 from rollout_plugins.content.json_safe import write_json
 from rollout_plugins.errors import RunError
 from rollout_plugins.reading.runs import StoredRun
@@ -55,7 +55,7 @@ def run(options: Namespace) -> None:
         found, of = _chosen(stored, options, filters)
     if options.json:
         for _, rollout in found:
-            write_json(sys.stdout, as_json(rollout))
+            write_json(sys.stdout, rollout_json(rollout))
     elif not found:
         note(_why_none(options) if len(stored) else _none_of(stored))
     else:

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from rollout_plugins.cli.chosen import RUN, add_allow_damaged, note_damage, opened
 from rollout_plugins.cli.common import add_json, busy, print_json, print_table
-from rollout_plugins.content.json_safe import json_text, with_words
+from rollout_plugins.content.json_safe import json_text, spell_non_finite
 from rollout_plugins.errors import RunError
 from rollout_plugins.reading.multi_node import one_for_nodes
 from rollout_plugins.reading.runs import Runs, StoredRun
@@ -107,5 +107,5 @@ def _span(span: Any) -> str:
 def _harmless(value: Any) -> Any:
     """Lists and records are JSON. Text that a spreadsheet would take for a formula gets a quote in front."""
     if isinstance(value, (list, dict)):
-        return json_text(with_words(value))
+        return json_text(spell_non_finite(value))
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value

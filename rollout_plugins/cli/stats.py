@@ -18,7 +18,7 @@ from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.show import render_steps, sparkline
 from rollout_plugins.show.chart import LOGGED, training
 from rollout_plugins.show.text import evenly, number, one_line, share
-from rollout_plugins.system.labels import count, not_finite
+from rollout_plugins.system.labels import count, format_not_finite
 
 ROWS = 8
 SPARE = ("errors", "max", "min", "cut off", "failed", "rollouts", "tokens", "calls")
@@ -73,7 +73,7 @@ def _lines(stored: StoredRun) -> Iterator[str]:
     """What else there is to say of the run, below its figures."""
     yield from _finding_lines(stored)
     if odd := stored.not_finite:
-        yield f"NaN or infinite: {not_finite(odd)}; rollouts show --where 'not isfinite(reward)' lists rollouts"
+        yield f"NaN or infinite: {format_not_finite(odd)}; rollouts show --where 'not isfinite(reward)' lists rollouts"
     for reason, lost in stored.drops.items():
         yield f"lost: {lost:,} {reason}"
     for reason, untrained in stored.untrained.items():

@@ -1,1 +1,1 @@
-"""What a rollout says: messages, tool calls, conversations, traces, and values of any kind."""
+"""The content of rollouts: messages, tool calls, images, traces, and how any value becomes JSON, a hash or a copy."""

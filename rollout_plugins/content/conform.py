@@ -1,4 +1,4 @@
-"""Rollouts as the contract has them, so that plugins, sinks and viewers need not expect None where a list belongs."""
+"""Replace values that break the contract, so that no plugin or viewer has to check for None instead of a list."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from rollout_hookspecs import Placeholder, Rollout
 
-from rollout_plugins.content.call_columns import Outcomes
-from rollout_plugins.content.message_columns import Talk
-from rollout_plugins.content.rollout_columns import DEFAULTS, Drafts
+from rollout_plugins.content.call_columns import CallColumns
+from rollout_plugins.content.message_columns import MessageColumns
+from rollout_plugins.content.rollout_columns import DEFAULTS, RolloutColumns
 
 _KINDS: Final[dict[str, tuple[type, ...]]] = {
     **dict.fromkeys(("prompt", "completion", "tool_calls", "images"), (tuple, list)),
@@ -18,35 +18,45 @@ _KINDS: Final[dict[str, tuple[type, ...]]] = {
 }
 
 
-def unfit(rollout: Rollout) -> dict[str, str]:
-    """Fields that hold something other than the contract says, and what that is."""
+def nonconforming_fields(rollout: Rollout) -> dict[str, str]:
+    """Return the fields whose values have a type that the contract does not allow, with the name of that type."""
     values = {name: getattr(rollout, name) for name in _KINDS}
-    return {name: type(value).__name__ for name, value in values.items() if not _is_fit(name, type(value))}
+    return {name: type(value).__name__ for name, value in values.items() if not _conforms(name, type(value))}
 
 
-def fit(drafts: Drafts) -> int:
-    """Empty and mark what holds something other than the contract says; how many values that costs.
+def conform(rollouts: RolloutColumns) -> int:
+    """Replace and mark values that break the contract; return how many were lost.
 
-    A lone message becomes a list of one, and costs nothing.
+    A message that is not in a list becomes a list of one, which loses nothing.
     """
-    notes: list[dict[str, str]] = [{} for _ in range(len(drafts))]
+    notes: list[dict[str, str]] = [{} for _ in range(len(rollouts))]
     for name in _KINDS:
-        values = drafts[name]
-        if isinstance(values, (Talk, Outcomes)) or all(_is_fit(name, kind) for kind in set(map(type, values))):
+        values = rollouts[name]
+        if isinstance(values, (MessageColumns, CallColumns)) or all(
+            _conforms(name, kind) for kind in set(map(type, values))
+        ):
             continue
-        drafts.put(**{name: [_fitting(name, value, noted) for value, noted in zip(values, notes, strict=True)]})
+        rollouts.set_columns(
+            **{
+                name: [
+                    _replacement(name, value, marks_of_one) for value, marks_of_one in zip(values, notes, strict=True)
+                ]
+            }
+        )
     if any(notes):
-        drafts.put(marks=[{**marks, **noted} for marks, noted in zip(drafts["marks"], notes, strict=True)])
+        rollouts.set_columns(
+            marks=[{**marks, **marks_of_one} for marks, marks_of_one in zip(rollouts["marks"], notes, strict=True)]
+        )
     return sum(map(len, notes))
 
 
-def _is_fit(name: str, kind: type) -> bool:
-    # Not isinstance, which asks the value: one may object to that, or lie.
+def _conforms(name: str, kind: type) -> bool:
+    # Not isinstance: it reads `value.__class__`, which a foreign object may fake or raise from.
     return issubclass(kind, _KINDS[name])
 
 
-def _fitting(name: str, value: Any, noted: dict[str, str]) -> Any:
-    if _is_fit(name, type(value)):
+def _replacement(name: str, value: Any, noted: dict[str, str]) -> Any:
+    if _conforms(name, type(value)):
         return value
     if name in {"prompt", "completion"} and value is not None:
         return (value,)

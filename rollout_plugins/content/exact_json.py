@@ -1,10 +1,10 @@
-"""JSON text that loses nothing.
+"""Encode any value as JSON text without loss.
 
-Ordinary values are ordinary JSON. What JSON cannot say is an object with one key that starts with `$`:
-`$float` (NaN, infinities), `$int` (beyond 64 bits), `$str` (lone surrogates), `$bytes`, `$tuple`, `$dict` (keys that
-are not text, or that could be taken for one of these), `$datetime`, `$date`, `$time`, `$timedelta`, `$decimal`,
-`$image` and, for what could not be kept at all, `$lost`. `decode(encode(x)) == x` with types; a subclass comes back as
-the type it extends.
+Ordinary values are ordinary JSON. A value that JSON cannot represent becomes an object with one key that starts with
+`$`: `$float` (NaN, infinities), `$int` (beyond 64 bits), `$str` (lone surrogates), `$bytes`, `$tuple`, `$dict` (keys
+that are not text or look like one of these), `$datetime`, `$date`, `$time`, `$timedelta`, `$decimal`, `$image`, and
+`$lost` for a value that cannot be stored at all. `decode(encode(x)) == x`, with the same types, except that an object
+of a subclass comes back as its built-in base type.
 """
 
 from __future__ import annotations
@@ -24,24 +24,27 @@ from typing import Any
 import orjson
 from rollout_hookspecs import Image, Placeholder, Rollout, Tokens, ToolCall
 
-from rollout_plugins.content.limits import AGAIN, KEPT_DEPTH, STORED_ITEMS, EndlessError, Nesting
+from rollout_plugins.content.limits import REPEATED, STORED_DEPTH, STORED_ITEMS, Nesting, TooManyItemsError
 
 _MIN_INT, _MAX_INT = -(2**63), 2**64
 _EXACT = frozenset({str, int, bool, type(None)})
 _PLAIN = _EXACT | {float, dict, list}
-#: What an object may raise for being looked at.
-TROUBLE = (Exception, SystemExit)
+#: Exceptions that a foreign object may raise when its attributes are read.
+INSPECTION_ERRORS = (Exception, SystemExit)
 
 
 def encode(value: Any, lost: list[Placeholder] | None = None) -> str:
-    """Any value as JSON text. What can't be kept becomes a `Placeholder`, also appended to `lost`. Never raises."""
+    """Return any value as JSON text, without raising.
+
+    A value that cannot be stored becomes a `Placeholder`, which is also appended to `lost`.
+    """
     try:
         if _are_plain([value]):
             text = orjson.dumps(value)
             if b'"$' not in text or not _TAG.search(text):
                 return text.decode()
-    except TROUBLE:
-        pass  # a lone surrogate, an integer beyond 64 bits, a key that is not text, or too deep: the careful way
+    except INSPECTION_ERRORS:
+        pass  # orjson refuses lone surrogates, integers beyond 64 bits, other keys than text, and deep nesting
     structure, losses = _tagged(value)
     if lost is not None:
         lost += losses
@@ -49,40 +52,43 @@ def encode(value: Any, lost: list[Placeholder] | None = None) -> str:
 
 
 def encode_all(values: Sequence[Any], lost: list[Placeholder] | None = None) -> list[str]:
-    """The same for each of many values; where they are ordinary, with one look at all of them."""
+    """Encode many values like `encode`, but check all of them at once because most need no tags."""
     try:
         if _are_plain(values):
-            texts = list(map(bytes.decode, map(orjson.dumps, values)))  # one by one: each takes 4 kB until then
+            texts = list(map(bytes.decode, map(orjson.dumps, values)))  # as bytes, each would take 4 kB
             if '"$' not in "".join(texts):
                 return texts
-    except TROUBLE:
+    except INSPECTION_ERRORS:
         pass
     return [encode(value, lost) for value in values]
 
 
-def tagged(value: Any) -> Any:
-    """The JSON structure that `encode` would write, for files that are laid out for people."""
+def to_tagged(value: Any) -> Any:
+    """Return the structure that `encode` writes, for files that are formatted for people."""
     return _tagged(value)[0]
 
 
 def _tagged(value: Any) -> tuple[Any, list[Placeholder]]:
-    """The structure, and what was lost. A value that seems endless is gone through again, each container only once."""
+    """Return the structure and what was lost.
+
+    A value with too many items is encoded again with each container only once.
+    """
     for is_vast in (False, True):
         tagger = _Tagger(is_vast)
-        with suppress(EndlessError):
+        with suppress(TooManyItemsError):
             return tagger.tag(value, "", 0), tagger.lost
     raise AssertionError
 
 
 def decode(text: str | bytes) -> Any:
-    """The value that `encode` was given."""
+    """Return the value that `encode` encoded."""
     data = text.encode() if isinstance(text, str) else text
     value = orjson.loads(data)
-    return untagged(value) if b'"$' in data and _TAG.search(data) else value
+    return from_tagged(value) if b'"$' in data and _TAG.search(data) else value
 
 
-def is_clean(text: str) -> bool:
-    """Whether the text is valid Unicode, as files need it."""
+def is_valid_unicode(text: str) -> bool:
+    """Return whether a file can store the text as UTF-8, that is, whether it has no lone surrogates."""
     if text.isascii():
         return True
     try:
@@ -92,14 +98,14 @@ def is_clean(text: str) -> bool:
     return True
 
 
-def cleaned(text: str) -> str:
-    """The text, with a question mark for each half character."""
+def replace_surrogates(text: str) -> str:
+    """Return the text with a question mark in place of each lone surrogate."""
     return str.encode(text, "utf-8", "replace").decode()
 
 
 def _are_plain(values: Sequence[Any]) -> bool:
-    """Whether orjson writes these exactly, or objects to them itself (it does to odd keys, integers and text)."""
-    left = STORED_ITEMS
+    """Return whether orjson encodes all values exactly or refuses them, as it does odd keys, integers and text."""
+    budget = STORED_ITEMS
     while values:
         kinds = set(map(type, values))
         if kinds <= _EXACT:
@@ -110,26 +116,26 @@ def _are_plain(values: Sequence[Any]) -> bool:
             return False
         dicts: list[dict[Any, Any]] = [one for one in values if type(one) is dict]
         lists: list[list[Any]] = [one for one in values if type(one) is list]
-        left -= 20 * (len(dicts) + len(lists)) + sum(map(len, dicts)) + sum(map(len, lists))
-        if left < 0:
+        budget -= 20 * (len(dicts) + len(lists)) + sum(map(len, dicts)) + sum(map(len, lists))
+        if budget < 0:
             return False
         values = [*chain.from_iterable(map(dict.values, dicts)), *chain.from_iterable(lists)]
     return True
 
 
 class _Tagger:
-    """The slow, careful way. `depth` counts levels of the JSON that is written."""
+    """Encodes values that need tags. `depth` counts the levels of the JSON output."""
 
     def __init__(self, is_vast: bool) -> None:
         self.lost: list[Placeholder] = []
-        self._left = STORED_ITEMS
-        self._nesting = Nesting(KEPT_DEPTH)
+        self._budget = STORED_ITEMS
+        self._nesting = Nesting(STORED_DEPTH)
         self._seen: dict[int, Any] | None = {} if is_vast else None
 
     def tag(self, value: Any, where: str, depth: int) -> Any:
         try:
             return self._tag(value, where, depth)
-        except TROUBLE as error:
+        except INSPECTION_ERRORS as error:
             return self._lose(value, where, f"raised {type(error).__name__}")
 
     def _tag(self, value: Any, where: str, depth: int) -> Any:
@@ -137,7 +143,7 @@ class _Tagger:
             return value
         if isinstance(value, str):
             text = str.__str__(value)
-            return text if is_clean(text) else {"$str": text.encode("unicode_escape").decode()}
+            return text if is_valid_unicode(text) else {"$str": text.encode("unicode_escape").decode()}
         if isinstance(value, int):
             number = int.__pos__(value)
             return number if _MIN_INT <= number < _MAX_INT else {"$int": hex(number)}
@@ -149,13 +155,13 @@ class _Tagger:
         if isinstance(value, (bytes, bytearray)):
             return {"$bytes": base64.b64encode(value).decode()}
         if isinstance(value, Image):
-            kept = {f.name: v for f in fields(Image) if (v := getattr(value, f.name)) is not f.default}
-            return {"$image": {name: self.tag(v, f"{where}.{name}", depth + 2) for name, v in kept.items()}}
+            present = {f.name: v for f in fields(Image) if (v := getattr(value, f.name)) is not f.default}
+            return {"$image": {name: self.tag(v, f"{where}.{name}", depth + 2) for name, v in present.items()}}
         if isinstance(value, Placeholder):
             known = {f.name: _safe(getattr(value, f.name)) for f in fields(Placeholder)}
             return self._note(Placeholder(**{**known, "where": known["where"] or _safe(where)}))
-        if type(value) in _SPOKEN:
-            key, write, _ = _SPOKEN[type(value)]
+        if type(value) in _TYPED:
+            key, write, _ = _TYPED[type(value)]
             return {key: write(value)}
         scalar = _scalar(value)
         return self._lose(value, where, "no JSON form") if scalar is None else self._tag(scalar, where, depth)
@@ -175,24 +181,24 @@ class _Tagger:
 
     def _again(self, value: Any) -> str:
         if self._seen is None:
-            self._left -= 1 + len(value)
-            if self._left < 0:
-                raise EndlessError
+            self._budget -= 1 + len(value)
+            if self._budget < 0:
+                raise TooManyItemsError
             return ""
         if id(value) in self._seen:
-            return AGAIN
+            return REPEATED
         self._seen[id(value)] = value
         return ""
 
     def _items(self, values: Any, where: str, depth: int) -> list[Any]:
         out = []
         for index, value in enumerate(values):
-            out.append(self.tag(value, f"{where}[{index}]", depth))  # a comprehension would be one frame more
+            out.append(self.tag(value, f"{where}[{index}]", depth))  # a comprehension would add stack frames
         return out
 
     def _pairs(self, items: Any, where: str, depth: int) -> Any:
-        items = [(key, value) for key, value in items]  # what gives no pairs fails here, as a whole
-        if all(type(key) is str and is_clean(key) for key, _ in items) and not (
+        items = [(key, value) for key, value in items]  # a mapping whose items are no pairs fails here as a whole
+        if all(type(key) is str and is_valid_unicode(key) for key, _ in items) and not (
             len(items) == 1 and items[0][0] in _UNTAG
         ):
             out = {}
@@ -214,7 +220,7 @@ class _Tagger:
 
 
 def placeholder_for(value: Any, where: str, why: str) -> Placeholder:
-    """What stands in place of a value that can't be kept."""
+    """Return the `Placeholder` that replaces a value."""
     return Placeholder(type=_type_name(value), where=_safe(where), why=_safe(why), preview=_preview(value))
 
 
@@ -222,12 +228,12 @@ def _type_name(value: Any) -> str:
     kind = type(value)
     try:
         return _safe(f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins."))
-    except TROUBLE:  # a metaclass may object too
+    except INSPECTION_ERRORS:  # a metaclass may object too
         return "object"
 
 
 def _preview(value: Any) -> str:
-    """A short look at the value; arrays and containers are described, not read."""
+    """Return a short text about the value. Arrays and containers are summarised (type and size), not traversed."""
     try:
         shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
         if shape is not None and dtype is not None:
@@ -235,12 +241,12 @@ def _preview(value: Any) -> str:
         if isinstance(value, (list, tuple, Mapping, AbstractSet)):
             return f"{len(value)} items"
         return _safe(repr(value)[:200])
-    except TROUBLE:
+    except INSPECTION_ERRORS:
         return ""
 
 
 def _scalar(value: Any) -> Any:
-    """The number in a 0-dimensional array or tensor that is in this process's memory; None for anything else."""
+    """Return the number in a 0-dimensional array or tensor in this process's memory; None for anything else."""
     if getattr(value, "shape", None) != () or not hasattr(value, "dtype"):
         return None
     device = getattr(value, "device", None)
@@ -251,36 +257,36 @@ def _scalar(value: Any) -> Any:
 
 
 def _safe(value: Any) -> str:
-    return cleaned(str(value))
+    return replace_surrogates(str(value))
 
 
-def untagged(value: Any) -> Any:
-    """Turn `$` objects back into the values they stand for."""
+def from_tagged(value: Any) -> Any:
+    """Turn `$` objects back into the values that they represent."""
     if isinstance(value, list):
-        return [untagged(item) for item in value]
+        return [from_tagged(item) for item in value]
     if not isinstance(value, dict):
         return value
     if len(value) == 1:
         ((key, inner),) = value.items()
         if key in _UNTAG:
-            with suppress(Exception):  # another program wrote this
+            with suppress(Exception):  # another program may have written an object that looks like ours
                 return _UNTAG[key](inner)
-    return {key: untagged(item) for key, item in value.items()}
+    return {key: from_tagged(item) for key, item in value.items()}
 
 
 def _untagged_dict(pairs: list[Any]) -> dict[Any, Any]:
     out: dict[Any, Any] = {}
     for key, value in pairs:
-        name = untagged(key)
+        name = from_tagged(key)
         try:
             hash(name)
-        except TypeError:  # a subclass that could be hashed came back as the plain type that can't
+        except TypeError:  # the key was a hashable subclass of a type that is not hashable
             name = placeholder_for(name, f"{{key {len(out)}}}", "not a key without its class")
-        out[name] = untagged(value)
+        out[name] = from_tagged(value)
     return out
 
 
-_SPOKEN: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
+_TYPED: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
     datetime: ("$datetime", datetime.isoformat, datetime.fromisoformat),
     date: ("$date", date.isoformat, date.fromisoformat),
     time: ("$time", time.isoformat, time.fromisoformat),
@@ -292,22 +298,22 @@ _UNTAG: dict[str, Callable[[Any], Any]] = {
     "$int": lambda text: int(text, 16),
     "$float": float,
     "$bytes": base64.b64decode,
-    "$tuple": lambda items: tuple(untagged(item) for item in items),
+    "$tuple": lambda items: tuple(from_tagged(item) for item in items),
     "$dict": _untagged_dict,
-    "$image": lambda kept: Image(**untagged(kept)),
+    "$image": lambda kept: Image(**from_tagged(kept)),
     "$lost": lambda kept: Placeholder(**kept),
-    **{key: read for key, _, read in _SPOKEN.values()},
+    **{key: read for key, _, read in _TYPED.values()},
 }
 _TAG = re.compile(b'"(?:%s)":' % b"|".join(re.escape(key.encode()) for key in _UNTAG))
 
 
-def as_json(rollout: Rollout) -> str:
-    """The whole record, as `rollouts show --json` prints it: plain JSON, but for values that JSON cannot say."""
-    return encode(_spread_out(rollout)) + "\n"
+def rollout_json(rollout: Rollout) -> str:
+    """Return a rollout as `rollouts show --json` prints it: plain JSON, with tags only where JSON has no type."""
+    return encode(_to_dicts(rollout)) + "\n"
 
 
-def _spread_out(value: Any) -> Any:
-    """Records as dicts and their tuples as lists; what models and datasets made stays as it is."""
+def _to_dicts(value: Any) -> Any:
+    """Turn records into dicts and their tuples into lists; values from models and datasets stay unmodified."""
     if isinstance(value, (Rollout, ToolCall, Image, Tokens)):
-        return {field.name: _spread_out(getattr(value, field.name)) for field in fields(value)}
-    return [_spread_out(one) for one in value] if isinstance(value, tuple) else value
+        return {field.name: _to_dicts(getattr(value, field.name)) for field in fields(value)}
+    return [_to_dicts(one) for one in value] if isinstance(value, tuple) else value

@@ -1,4 +1,4 @@
-"""Rollouts on their way in: as another framework's objects or files hold them, before they have an id and a place."""
+"""Convert rollouts of other frameworks, from objects or files, before they have an id and a position in a run."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ from typing import Any
 from rollout_hookspecs import Rollout
 
 from rollout_plugins.content.hashing import content_hash
-from rollout_plugins.content.message_columns import Talk
+from rollout_plugins.content.message_columns import MessageColumns
 from rollout_plugins.content.messages import as_messages
-from rollout_plugins.content.rollout_columns import Drafts
-from rollout_plugins.content.tool_calls import tool_calls
+from rollout_plugins.content.rollout_columns import RolloutColumns
+from rollout_plugins.content.tool_calls import read_tool_calls
 
 _BYTES_EACH = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Unplaced:
-    """A rollout as a format holds it; its id and its place in the run are decided later, unless it has them."""
+    """A converted rollout whose id and position in the run are assigned later, unless `has_place` is set."""
 
     rollout: Rollout
     group: Any = None
-    """What all answers to the same prompt of the same generation have in common; None where that is the prompt."""
+    """A value that all completions of one prompt in one generation share; None if they share only the prompt."""
     generation: Any = None
-    """What all rollouts of the same generation have in common; None where that is the step."""
+    """A value that all rollouts of one generation share; None if they share only the step."""
     has_place: bool = False
-    """Whether its id, attempt, generation, rank, index and group stay as they are."""
+    """Whether id, attempt, generation, rank, index and group are final."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unsorted:
-    """Rollouts as columns, whose ids and places are decided later."""
+    """The rollouts of one batch as columns; their ids and positions are assigned later."""
 
-    drafts: Drafts
+    drafts: RolloutColumns
     groups: Sequence[Any]
-    """For each what it has in common with all answers to the same prompt; None where that is the prompt."""
+    """For each rollout, a value that all completions of its prompt share; None if they share only the prompt."""
     lost: Mapping[int, str] = field(default_factory=dict)
-    """Why some places of the batch hold none."""
+    """Why positions of the batch have no rollout, by position."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Stands where a rollout would be that cannot be kept, or never was one."""
+    """Replaces an item that is not a rollout, or cannot be converted to one."""
 
     reason: str
 
@@ -55,111 +55,118 @@ UNREADABLE = Lost("unreadable")
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What the recorder wants of a framework's rollouts."""
+class CopyOptions:
+    """How the recorder wants a framework's rollouts to be copied."""
 
     tokens: bool = False
-    """Whether token ids, masks and log-probabilities are kept."""
+    """Whether to copy token ids, masks and log-probabilities."""
     checked: bool = False
-    """Whether what looks like a mistake is raised, as a SetupError; later it costs only what it spoils."""
+    """Whether a likely mistake of the user raises a `SetupError`. Later it only affects the values that it spoils."""
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """One batch, safe from what the framework does with its objects next."""
+class CopiedBatch:
+    """A copy of one batch, which the framework cannot change any more."""
 
     build: Callable[[], Unsorted]
-    """Makes the rollouts, on the worker thread."""
+    """Converts the copy to rollouts; called on the worker thread."""
     count: int
-    """How many it will make."""
+    """Number of rollouts that `build` returns."""
     bytes: int = 0
-    """Rough size of what is held until then."""
+    """Approximate size of the copy."""
     reward_names: tuple[str, ...] = ()
-    """Names of the rewards, for columns of their own."""
+    """Names of the rewards, each of which has a column."""
 
 
 @dataclass(frozen=True, slots=True)
-class Incoming:
-    """A framework's rollouts, not looked at yet: what the functions named `rollouts` return."""
+class ForeignRollouts:
+    """A framework's rollouts before they are read. The functions named `rollouts` return this."""
 
-    take: Callable[[Wanted], Held]
-    """Copies what may change, on the thread that records."""
+    take: Callable[[CopyOptions], CopiedBatch]
+    """Copies everything that the framework may change, on the thread that records."""
 
 
-def held(
+def copied_batch(
     convert: Callable[[Any], Unplaced | Lost], items: Sequence[Any], size: int, reward_names: Iterable[str]
-) -> Held:
-    """A batch of copied items, `size` bytes in all, that `convert` makes rollouts of."""
-    made = sum(item is not REJECTED for item in items)
-    return Held(lambda: unsorted(each(convert, items)), made, size + _BYTES_EACH * made, tuple(reward_names))
+) -> CopiedBatch:
+    """Return a batch of copied items, which have `size` bytes and which `convert` converts."""
+    count = sum(item is not REJECTED for item in items)
+    return CopiedBatch(
+        lambda: collect_batch(convert_each(convert, items)), count, size + _BYTES_EACH * count, tuple(reward_names)
+    )
 
 
-def each(
+def convert_each(
     convert: Callable[[Any], Unplaced | Lost], items: Iterable[Any], broken: Lost = UNREADABLE
 ) -> Iterator[Unplaced | Lost]:
-    """What each item becomes. One that breaks the conversion costs itself alone: `broken` stands in its place."""
+    """Convert each item. One that cannot be converted is replaced by `broken` and affects no other."""
     for item in items:
         if isinstance(item, Lost):
             yield item
             continue
         try:
-            made = convert(item)
+            result = convert(item)
         except (Exception, SystemExit):
-            made = broken
-        yield made
+            result = broken
+        yield result
 
 
-def spoken(prompt: Any, completion: Any, tools: Collection[str] = ()) -> dict[str, Any]:
-    """The fields of a rollout that say what was said: messages, whether they were plain text, and tool calls.
+def conversation_fields(prompt: Any, completion: Any, tools: Collection[str] = ()) -> dict[str, Any]:
+    """Return the fields of a rollout with its messages, tool calls, and whether its messages were plain texts.
 
-    tools: their names, where they are known.
+    `tools` has the names of its tools, if they are known.
     """
-    asked, prompt_is_text = as_messages(prompt, "user")
-    said, completion_is_text = as_messages(completion, "assistant")
+    prompt_messages, prompt_is_text = as_messages(prompt, "user")
+    completion_messages, completion_is_text = as_messages(completion, "assistant")
     return {
-        "prompt": asked,
-        "completion": said,
+        "prompt": prompt_messages,
+        "completion": completion_messages,
         "prompt_is_text": prompt_is_text,
         "completion_is_text": completion_is_text,
-        "tool_calls": tool_calls(said, known=tools),
+        "tool_calls": read_tool_calls(completion_messages, tool_names=tools),
     }
 
 
-def unsorted(found: Iterable[Unplaced | Lost]) -> Unsorted:
-    """Columns of rollouts that were found one by one."""
-    kept: list[Unplaced] = []
+def collect_batch(results: Iterable[Unplaced | Lost]) -> Unsorted:
+    """Collect the columns of rollouts that were converted one by one."""
+    rollouts: list[Unplaced] = []
     lost: dict[int, str] = {}
-    for place, one in enumerate(found):
-        if isinstance(one, Lost):
-            lost[place] = one.reason
+    for position, result in enumerate(results):
+        if isinstance(result, Lost):
+            lost[position] = result.reason
         else:
-            kept.append(one)
-    return Unsorted(Drafts.of([one.rollout for one in kept]), [one.group for one in kept], lost)
+            rollouts.append(result)
+    return Unsorted(
+        RolloutColumns.from_rollouts([result.rollout for result in rollouts]),
+        [result.group for result in rollouts],
+        lost,
+    )
 
 
-def sort(found: Unsorted, group_size: int | None = None) -> Drafts:
-    """The rollouts of one generation with their places.
+def assign_groups(batch: Unsorted, group_size: int | None = None) -> RolloutColumns:
+    """Set index, group and group size of the rollouts of one generation.
 
-    `group_size` items in a row are a group; without it, those with an equal `group`, or else an equal prompt.
+    Each `group_size` consecutive items are a group. Without it, rollouts with an equal `group` are a group, or else
+    those with an equal prompt.
     """
-    drafts, prompts = found.drafts, found.drafts.talk("prompt")
-    places = (place for place in count() if place not in found.lost)
+    rollouts, prompts = batch.drafts, batch.drafts.messages("prompt")
+    places = (place for place in count() if place not in batch.lost)
     keys = [
         place // group_size if group_size else _key(prompts, index) if group is None else content_hash(group)
-        for index, (group, place) in enumerate(zip(found.groups, places, strict=False))
+        for index, (group, place) in enumerate(zip(batch.groups, places, strict=False))
     ]
     sizes = Counter(keys)
     numbers = {key: number for number, key in enumerate(sizes)}
-    drafts.put(
+    rollouts.set_columns(
         index=list(range(len(keys))),
         group=[numbers[key] for key in keys],
         group_size=[sizes[key] for key in keys],
     )
-    return drafts
+    return rollouts
 
 
-def _key(prompts: Talk, place: int) -> Hashable:
-    """What equal prompts have in common: their texts, where there is nothing else in them."""
+def _key(prompts: MessageColumns, place: int) -> Hashable:
+    """Return a value that is equal for equal prompts: the texts of the messages if they contain nothing else."""
     messages = slice(prompts.starts[place], prompts.starts[place + 1])
     shapes = tuple(map(frozenset, prompts.shapes[messages]))
     if not all(shapes) or any("tool_calls" in shape for shape in shapes):

@@ -16,7 +16,7 @@ from typing import Any
 
 from rollout_hookspecs import Image
 
-from rollout_plugins.content.limits import READ_DEPTH, Nesting
+from rollout_plugins.content.limits import HASHED_DEPTH, Nesting
 
 _LARGEST = 1 << 28
 _SHOWN_BY = ("transparency", "icc_profile", "gamma", "chromaticity")
@@ -99,7 +99,7 @@ class _Hasher:
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[Any, bytes]] = {}
-        self._nesting = Nesting(READ_DEPTH)
+        self._nesting = Nesting(HASHED_DEPTH)
 
     def of(self, value: Any, depth: int) -> bytes:
         try:

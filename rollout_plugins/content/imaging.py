@@ -14,7 +14,7 @@ from typing import Any, Final
 from rollout_hookspecs import Image
 
 from rollout_plugins.system.node_folders import nodes_of
-from rollout_plugins.system.remote_runs import is_elsewhere, reach
+from rollout_plugins.system.remote_runs import is_remote, remote_reader
 
 IMAGE_NAMES: Final = frozenset({"image", "images"})
 """Fields that hold images, whatever their value looks like."""
@@ -53,7 +53,7 @@ def is_beyond_text(values: Collection[Any]) -> bool:
             if left < 0:
                 return True
             level = [*chain.from_iterable(map(dict.values, dicts)), *chain.from_iterable(lists)]
-    except Exception:  # keys that object to being compared
+    except Exception:  # a key raises when it is compared
         return True
     return False
 
@@ -64,36 +64,36 @@ def file_of(image: Any, folder: str | Path) -> Path | None:
         return None
     with suppress(OSError, ValueError):
         for node in nodes_of(Path(folder)):
-            if is_elsewhere(node):
-                reach().bring(node, image.path)
+            if is_remote(node):
+                remote_reader().bring(node, image.path)
             path = (node / image.path).resolve()
             if path.is_file() and path.is_relative_to(node.resolve()):
                 return path
     return None
 
 
-def small_copy(source: Path | bytes, side: int) -> Any:
+def load_thumbnail(source: Path | bytes, side: int) -> Any:
     """An image file in RGB on white, at most `side` pixels each way. Raises what Pillow makes of a broken file."""
     from PIL import Image as Pil
 
     with Pil.open(BytesIO(source) if isinstance(source, bytes) else source) as image:
         image.draft("RGB", (side, side))  # a JPEG is then decoded at a fraction of its size
-        return on_white(for_screen(image, side))
+        return flatten_on_white(to_screen_colors(image, side))
 
 
-def for_screen(image: Any, side: int | None = None) -> Any:
+def to_screen_colors(image: Any, side: int | None = None) -> Any:
     """The image in RGB, or RGBA where something may shine through; at most `side` pixels each way.
 
     The given image is left alone.
     """
-    image = _coloured(_grey(image, side) if is_wide(image) else image)
+    image = _coloured(_grey(image, side) if has_wide_pixels(image) else image)
     if side is not None and max(image.size) > side:
         image = image.copy()  # thumbnail() changes the image that it is called on
         image.thumbnail((side, side))
     return _upright(image)
 
 
-def on_white(image: Any) -> Any:
+def flatten_on_white(image: Any) -> Any:
     """In RGB: what shone through turns white."""
     if image.mode == "RGB":
         return image
@@ -104,7 +104,7 @@ def on_white(image: Any) -> Any:
     return page.convert("RGB")
 
 
-def is_wide(image: Any) -> bool:
+def has_wide_pixels(image: Any) -> bool:
     """Whether its pixels are numbers with more than eight bits, which screens cannot show as they are."""
     return image.mode in {"I", "F"} or image.mode.startswith("I;16")
 

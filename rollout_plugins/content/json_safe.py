@@ -15,7 +15,7 @@ from uuid import UUID
 
 from rollout_hookspecs import Image, Placeholder
 
-from rollout_plugins.content.limits import SHOWN_DEPTH, SHOWN_ITEMS, Nesting
+from rollout_plugins.content.limits import SENT_DEPTH, SENT_ITEMS, Nesting
 
 #: What a terminal obeys or hides: control characters, marks that reverse the reading order, half characters.
 UNSAFE = re.compile(
@@ -27,7 +27,7 @@ _INT64 = 1 << 63
 _SPOKEN = (datetime, date, time, timedelta, Decimal, Fraction, PurePath, UUID)
 
 
-def plain(value: Any, *, images: bool = False) -> Any:
+def to_json_safe(value: Any, *, images: bool = False) -> Any:
     """The value with JSON types only; `Image` records stay as they are with `images=True`, else become text.
 
     Numbers JSON has no word for become text (`NaN`, integers beyond 64 bits), unpaired surrogates become `\\udXXX`,
@@ -36,16 +36,16 @@ def plain(value: Any, *, images: bool = False) -> Any:
     return _Plain(images).of(value, 0)
 
 
-def with_words(value: Any) -> Any:
+def spell_non_finite(value: Any) -> Any:
     """Return the value with `NaN`, `Infinity` and `-Infinity` as text, which float() and Number() read back."""
     if isinstance(value, float):
         return _number(value)
     if isinstance(value, Mapping):
-        return {key: with_words(item) for key, item in value.items()}
-    return [with_words(item) for item in value] if isinstance(value, (list, tuple)) else value
+        return {key: spell_non_finite(item) for key, item in value.items()}
+    return [spell_non_finite(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def plain_text(text: str) -> str:
+def escape_surrogates(text: str) -> str:
     """The text, with unpaired surrogates spelled out so that it can be encoded."""
     try:
         text.encode()
@@ -56,15 +56,15 @@ def plain_text(text: str) -> str:
 
 def json_text(value: Any) -> str:
     """One line of JSON for any value."""
-    return json.dumps(plain(value), ensure_ascii=False)
+    return json.dumps(to_json_safe(value), ensure_ascii=False)
 
 
 def write_json(stream: TextIO, text: str) -> None:
     """Write JSON text as the stream can take it."""
-    stream.write(json_for(stream, text))
+    stream.write(escape_for_stream(stream, text))
 
 
-def json_for(stream: TextIO, text: str) -> str:
+def escape_for_stream(stream: TextIO, text: str) -> str:
     """The same JSON, with escapes where the stream takes ASCII alone or is a terminal."""
     try:
         text.encode(getattr(stream, "encoding", None) or "utf-8")
@@ -80,8 +80,8 @@ def _escaped(match: re.Match[str]) -> str:
 class _Plain:
     def __init__(self, images: bool) -> None:
         self._images = images
-        self._nesting = Nesting(SHOWN_DEPTH)
-        self._left = SHOWN_ITEMS
+        self._nesting = Nesting(SENT_DEPTH)
+        self._left = SENT_ITEMS
 
     def of(self, value: Any, depth: int) -> Any:
         self._left -= 1
@@ -96,7 +96,7 @@ class _Plain:
         if value is None or value is True or value is False:
             return value
         if isinstance(value, str):
-            return plain_text(value)
+            return escape_surrogates(value)
         if isinstance(value, int):
             return _integer(int(value))
         if isinstance(value, float):
@@ -104,7 +104,7 @@ class _Plain:
         if isinstance(value, Image):
             return value if self._images else str(value)
         if isinstance(value, Placeholder):
-            return plain_text(str(value))
+            return escape_surrogates(str(value))
         if isinstance(value, (Mapping, list, tuple, set, frozenset)):
             return self._container(value, depth)
         return self._foreign(value, depth)
@@ -137,7 +137,7 @@ class _Plain:
 
     def _foreign(self, value: Any, depth: int) -> Any:
         if isinstance(value, _SPOKEN):
-            return plain_text(str(value))
+            return escape_surrogates(str(value))
         if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
             return self.of(value.item(), depth + 1)
         if isinstance(value, (bytes, bytearray, memoryview)):
@@ -158,7 +158,7 @@ def _number(value: float) -> float | str:
 
 
 def _free_key(key: Any, taken: Mapping[str, Any]) -> str:
-    name = plain_text(key) if isinstance(key, str) else _key_text(key)
+    name = escape_surrogates(key) if isinstance(key, str) else _key_text(key)
     if name not in taken:
         return name
     return next(f"{name} ({n})" for n in range(2, len(taken) + 3) if f"{name} ({n})" not in taken)
@@ -166,11 +166,11 @@ def _free_key(key: Any, taken: Mapping[str, Any]) -> str:
 
 def _key_text(key: Any) -> str:
     if key is None or isinstance(key, (bool, int, float)):
-        return str(plain(key))
+        return str(to_json_safe(key))
     return str(_stands_for(key, "not a text key"))
 
 
 def _stands_for(value: Any, why: str) -> str:
     kind = type(value)
     where = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
-    return plain_text(f"[{where}{kind.__qualname__}: {why}]")
+    return escape_surrogates(f"[{where}{kind.__qualname__}: {why}]")

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-KEPT_DEPTH = 200
+STORED_DEPTH = 200
 """Levels that copies and the store keep."""
-READ_DEPTH = 240
+HASHED_DEPTH = 240
 """Levels that are hashed and rewritten: what is kept, and the records around it."""
-SHOWN_DEPTH = 48
+SENT_DEPTH = 48
 """Levels that sinks are given."""
 COPIED_ITEMS = 2_000_000
 STORED_ITEMS = 1_000_000
-SHOWN_ITEMS = 200_000
+SENT_ITEMS = 200_000
 
 TOO_DEEP = "nested too deep"
 CYCLE = "contains itself"
-AGAIN = "the same again in a vast value"
+REPEATED = "the same again in a vast value"
 
 
-class EndlessError(BaseException):
+class TooManyItemsError(BaseException):
     """More items than people write by hand or by model: perhaps the same ones again and again."""
 
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 
-def as_logged(values: Mapping[Any, Any]) -> dict[str, float | str]:
+def loggable_values(values: Mapping[Any, Any]) -> dict[str, float | str]:
     """Return each value as a float; in place of one that is not a number, the name of its type."""
     return {str(name): _number(value) for name, value in values.items()}
 

@@ -1,8 +1,8 @@
-"""Conversations as columns: a few long lists instead of a dict for each message.
+"""Store conversations as columns: a few long lists instead of a dict for each message.
 
-Nearly all messages are dicts of texts, perhaps with tool calls of the usual shape. Taking those apart costs a fraction
-of copying them, leaves nothing for the garbage collector to walk, and is what files and statistics want anyway. Any
-other message is kept as it is, beside the columns.
+Nearly all messages are dicts of texts, perhaps with tool calls of the usual shape. Taking these apart is several times
+faster than copying them, leaves nothing for the garbage collector to traverse, and yields what files and statistics
+need. Other messages are irregular, and are stored unmodified beside the columns.
 """
 
 from __future__ import annotations
@@ -21,118 +21,129 @@ _KEYS: Final = (
     "role", "content", "name", "reasoning_content", "tool_call_id", "tool_calls",
     "reasoning", "thinking", "refusal", "function_call", "audio",
 )  # fmt: skip
-_KNOWN: Final = frozenset(_KEYS)
+_KNOWN_KEYS: Final = frozenset(_KEYS)
 _TEXTS: Final = frozenset({str, type(None)})
 _SHORT: Final = frozenset({"role", "name"})
 _ATOMS: Final = frozenset({str, int, float, bool, type(None)})
 _SIMPLE: Final = frozenset({str, list, tuple, type(None)})
-_NONE: Final = object()
-#: Bytes of a message beside its texts, and of a value that is not a text.
-_EACH, _OTHER = 100, 64
-_AT_ONCE = 512
+_MISSING: Final = object()
+#: Estimated bytes of a message without its texts, and of a value that is not a text.
+_MESSAGE_BYTES, _VALUE_BYTES = 100, 64
+_CHUNK = 512
 Copy = Callable[[Any], Any]
 Shape = tuple[str, ...]
 
 
-def as_it_is(value: Any) -> Any:
-    """For values that nobody else changes."""
+def no_copy(value: Any) -> Any:
+    """Return the value itself: the `copy` for values that nobody changes."""
     return value
 
 
-class Talk(Sequence[tuple[Any, ...]]):
-    """The messages of many conversations; `talk[i]` makes those of one, as they were."""
+class MessageColumns(Sequence[tuple[Any, ...]]):
+    """The messages of many conversations, field by field.
 
-    def __init__(self, conversations: Iterable[Any], role: str, copy: Copy = as_it_is) -> None:
-        """`role` says a conversation that is a plain text. `copy` copies what is not a text, as others may change it.
+    `conversations[i]` creates the messages of conversation i exactly as they were.
+    """
 
-        A conversation that is not all plain messages is copied as a whole, so that one without end is noticed.
+    def __init__(self, conversations: Iterable[Any], role: str, copy: Copy = no_copy) -> None:
+        """Split conversations into columns.
+
+        `role` is the role of a conversation that is a plain text. `copy` copies values other than texts, which others
+        may change. A conversation with irregular messages is copied as a whole, so that `copy` notices endless ones.
         """
-        given = list(conversations)
-        if not _are(_SIMPLE, given):
-            given = [one if type(one) in _SIMPLE else copy(one) for one in given]
-        self._flatten(given, role, copy)
-        if self.odd and copy is not as_it_is:
-            for i in self.odd_ones():
-                given[i] = copy(given[i])
-            self._flatten(given, role, copy)
+        values = list(conversations)
+        if not _all_of(_SIMPLE, values):
+            values = [one if type(one) in _SIMPLE else copy(one) for one in values]
+        self._flatten(values, role, copy)
+        if self.irregular and copy is not no_copy:
+            for i in self.irregular_conversations():
+                values[i] = copy(values[i])
+            self._flatten(values, role, copy)
 
-    def _flatten(self, given: Sequence[Any], role: str, copy: Copy) -> None:
-        lists = given if _are({list}, given) else [as_messages(one, role)[0] for one in given]
-        self.is_text = [type(one) is not list and isinstance(one, str) for one in given]
-        """Whether each was a plain text, and not a list of messages."""
+    def _flatten(self, values: Sequence[Any], role: str, copy: Copy) -> None:
+        lists = values if _all_of({list}, values) else [as_messages(one, role)[0] for one in values]
+        self.is_text = [type(one) is not list and isinstance(one, str) for one in values]
+        """Whether each conversation was a plain text instead of a list of messages."""
         self.starts = list(accumulate(map(len, lists), initial=0))
-        """Where each conversation begins in the columns; and their end."""
+        """Position of the first message of each conversation in the columns, and the end of the last one."""
         flat = list(chain.from_iterable(lists))
         self.shapes: list[Shape] = []
-        """The keys of each message, in their order; none where it is an odd one."""
-        self.odd: dict[int, Any] = {}
-        """Messages that the columns cannot hold, by their place."""
+        """The keys of each message, in order; empty for an irregular message."""
+        self.irregular: dict[int, Any] = {}
+        """Messages that the columns cannot represent, by position."""
         self.columns: dict[str, list[Any]] = {}
-        """The texts of all messages, by key; None where a message has none."""
-        self.asking: list[int] = []
-        """Places of the messages that call tools."""
+        """The texts of all messages, by key; None for a message that lacks the key."""
+        self.calling: list[int] = []
+        """Positions of the messages that call tools."""
         self.call_starts = [0]
-        """Where the calls of each of those begin; and their end."""
+        """Position of the first call of each of these messages, and the end of the last one's calls."""
         self.call_ids: list[str | None] = []
         self.call_names: list[str] = []
         self.arguments: list[Any] = []
-        self._bytes = _EACH * len(flat)
-        for start in range(0, len(flat), _AT_ONCE):
-            self._add(flat[start : start + _AT_ONCE], copy)
-        for at in self.odd:
+        self._bytes = _MESSAGE_BYTES * len(flat)
+        for start in range(0, len(flat), _CHUNK):
+            self._add(flat[start : start + _CHUNK], copy)
+        for at in self.irregular:
             self.shapes[at] = ()
             for column in self.columns.values():
                 column[at] = None
 
-    def _add(self, some: Sequence[Any], copy: Copy) -> None:
-        """Some more messages: so few that they are still in the processor's cache when they are looked at again.
+    def _add(self, messages: Sequence[Any], copy: Copy) -> None:
+        """Append messages: few enough that they stay in the processor's cache between the steps.
 
-        Each step is one call for all of them, as a step of Python for each would take several times as long.
+        Each step is one call for all messages, because a step of Python code for each would be several times slower.
         """
-        start, known = len(self.shapes), _Shapes()
-        shapes = _shapes(some, known)
+        start, shape_by_keys = len(self.shapes), _Shapes()
+        shapes = _shapes(messages, shape_by_keys)
         self.shapes += shapes
-        kinds = set(known.values())
+        kinds = set(shape_by_keys.values())
         if () in kinds:
-            self.odd.update((start + at, some[at]) for at, shape in enumerate(shapes) if not shape)
-            some = [message if shape else {} for message, shape in zip(some, shapes, strict=True)]
+            self.irregular.update((start + i, messages[i]) for i, shape in enumerate(shapes) if not shape)
+            messages = [message if shape else {} for message, shape in zip(messages, shapes, strict=True)]
         keys = set().union(*kinds)
         for key in keys - self.columns.keys() - {"tool_calls"}:
             self.columns[key] = [None] * start
         for key, column in self.columns.items():
-            values = _under(key, some, None)
-            if not _are(_TEXTS, values):
-                self.odd.update((start + at, some[at]) for at, value in enumerate(values) if type(value) not in _TEXTS)
+            values = _values_at(key, messages, None)
+            if not _all_of(_TEXTS, values):
+                self.irregular.update(
+                    (start + i, messages[i]) for i, value in enumerate(values) if type(value) not in _TEXTS
+                )
             elif key not in _SHORT:
                 self._bytes += sum(map(str.__sizeof__, filter(None, values)))
             column.extend(values)
         if "tool_calls" in keys:
-            self._add_calls(start, some, copy)
+            self._add_calls(start, messages, copy)
 
-    def _add_calls(self, start: int, some: Sequence[Any], copy: Copy) -> None:
-        asked = _under("tool_calls", some, None)
-        places = [at for at, given in enumerate(asked) if given is not None and start + at not in self.odd]
-        calls = _usual([asked[at] for at in places])
+    def _add_calls(self, start: int, messages: Sequence[Any], copy: Copy) -> None:
+        calls_of_messages = _values_at("tool_calls", messages, None)
+        indices = [
+            i for i, value in enumerate(calls_of_messages) if value is not None and start + i not in self.irregular
+        ]
+        calls = _read_usual_calls([calls_of_messages[i] for i in indices])
         if calls is None:
-            usual = [at for at in places if _usual([asked[at]]) is not None]
-            self.odd.update((start + at, some[at]) for at in set(places).difference(usual))
-            places, calls = usual, _usual([asked[at] for at in usual]) or ([], [], [])
+            regular = [i for i in indices if _read_usual_calls([calls_of_messages[i]]) is not None]
+            self.irregular.update((start + i, messages[i]) for i in set(indices).difference(regular))
+            indices, calls = regular, _read_usual_calls([calls_of_messages[i] for i in regular]) or ([], [], [])
         ids, names, arguments = calls
-        self.asking += [start + at for at in places]
-        self.call_starts += accumulate([len(asked[at]) for at in places], initial=self.call_starts.pop())
+        self.calling += [start + i for i in indices]
+        self.call_starts += accumulate([len(calls_of_messages[i]) for i in indices], initial=self.call_starts.pop())
         self.call_ids += ids
         self.call_names += names
-        copies, size = _copied(arguments, copy)
+        copies, size = _copy_arguments(arguments, copy)
         self.arguments += copies
         self._bytes += size
 
     def bytes(self, *, are_shared: bool = False) -> int:
-        """Rough size in memory, without what `copy` copied. With `are_shared`, what several share counts once."""
+        """Return the approximate size in memory, without what `copy` copied.
+
+        With `are_shared`, texts that several messages share count distinct.
+        """
         if not are_shared:
             return self._bytes
         texts = list(chain.from_iterable(self.columns[key] for key in self.columns.keys() - _SHORT))
-        once = dict(zip(map(id, texts), texts, strict=True)).values()
-        return self._bytes - size_of(texts) + size_of(once)
+        distinct = dict(zip(map(id, texts), texts, strict=True)).values()
+        return self._bytes - size_of(texts) + size_of(distinct)
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -149,123 +160,133 @@ class Talk(Sequence[tuple[Any, ...]]):
         index = range(len(self))[index]
         return tuple(map(self.message, range(self.starts[index], self.starts[index + 1])))
 
-    def message(self, at: int) -> Any:
-        """The message at a place of the columns."""
-        shape = self.shapes[at]
+    def message(self, position: int) -> Any:
+        """Return the message position `position`."""
+        shape = self.shapes[position]
         if not shape:
-            return self.odd[at]
-        found = {key: None if key == "tool_calls" else self.columns[key][at] for key in shape}
-        if calls := self.calls(at) if "tool_calls" in found else None:
-            found["tool_calls"] = [_call(*call) for call in calls]
-        return found
+            return self.irregular[position]
+        message = {key: None if key == "tool_calls" else self.columns[key][position] for key in shape}
+        if calls := self.calls(position) if "tool_calls" in message else None:
+            message["tool_calls"] = [_call(*call) for call in calls]
+        return message
 
-    def calls(self, at: int) -> list[tuple[str | None, str, Any]]:
-        """Id, name and arguments of each call in a message."""
-        number = bisect_left(self.asking, at)
-        if number == len(self.asking) or self.asking[number] != at:
+    def calls(self, position: int) -> list[tuple[str | None, str, Any]]:
+        """Return id, name and arguments of each call of the message position `position`."""
+        index = bisect_left(self.calling, position)
+        if index == len(self.calling) or self.calling[index] != position:
             return []
-        here = slice(*self.call_starts[number : number + 2])
-        return list(zip(self.call_ids[here], self.call_names[here], self.arguments[here], strict=True))
+        span = slice(*self.call_starts[index : index + 2])
+        return list(zip(self.call_ids[span], self.call_names[span], self.arguments[span], strict=True))
 
-    def calls_by_place(self) -> Iterator[tuple[int, slice]]:
-        """Each message that calls tools, and which of all calls are its own."""
-        return zip(self.asking, map(slice, self.call_starts, self.call_starts[1:]), strict=False)
+    def calls_by_message(self) -> Iterator[tuple[int, slice]]:
+        """Yield the position of each message that calls tools, with the positions of its calls."""
+        return zip(self.calling, map(slice, self.call_starts, self.call_starts[1:]), strict=False)
 
-    def put_arguments(self, index: int, messages: Sequence[Any]) -> None:
-        """What the calls of one conversation were given, from messages that `talk[index]` made."""
+    def set_arguments(self, index: int, messages: Sequence[Any]) -> None:
+        """Replace the arguments of a conversation's calls by those in `messages`, which `self[index]` created."""
         start, end = self.starts[index : index + 2]
-        for number in range(bisect_left(self.asking, start), bisect_left(self.asking, end)):
-            here = slice(*self.call_starts[number : number + 2])
-            calls = messages[self.asking[number] - start]["tool_calls"]
-            self.arguments[here] = [call["function"]["arguments"] for call in calls]
+        for i in range(bisect_left(self.calling, start), bisect_left(self.calling, end)):
+            span = slice(*self.call_starts[i : i + 2])
+            calls = messages[self.calling[i] - start]["tool_calls"]
+            self.arguments[span] = [call["function"]["arguments"] for call in calls]
 
     def column(self, key: str) -> list[Any]:
-        """The texts of all messages under a key."""
+        """Return the texts of all messages under `key`."""
         return self.columns.get(key) or [None] * len(self.shapes)
 
-    def odd_ones(self) -> set[int]:
-        """The conversations with messages that the columns cannot hold."""
-        return set(map(self.place_of, self.odd))
+    def irregular_conversations(self) -> set[int]:
+        """Return the indices of the conversations that have irregular messages."""
+        return set(map(self.conversation_of, self.irregular))
 
-    def place_of(self, at: int) -> int:
-        """The conversation that a message is of."""
-        return bisect_right(self.starts, at) - 1
+    def conversation_of(self, position: int) -> int:
+        """Return the index of the conversation that has the message position `position`."""
+        return bisect_right(self.starts, position) - 1
 
-    def message_of(self, call: int) -> int:
-        """The message that a call stands in."""
-        return self.asking[bisect_right(self.call_starts, call) - 1]
+    def message_of_call(self, call: int) -> int:
+        """Return the position of the message that has the call at position `call`."""
+        return self.calling[bisect_right(self.call_starts, call) - 1]
 
-    def replaced(self, changes: Mapping[int, Any]) -> Talk:
-        """The same with other messages for some of the conversations."""
-        made = Talk([changes.get(i, messages) for i, messages in enumerate(self)], "")
-        made.is_text = [is_text and i not in changes for i, is_text in enumerate(self.is_text)]
-        return made
+    def replace_conversations(self, changes: Mapping[int, Any]) -> MessageColumns:
+        """Return a copy with other messages for the conversations in `changes`."""
+        changed = MessageColumns([changes.get(i, messages) for i, messages in enumerate(self)], "")
+        changed.is_text = [is_text and i not in changes for i, is_text in enumerate(self.is_text)]
+        return changed
 
-    def take(self, rows: Sequence[int]) -> Talk:
-        """Some of the conversations."""
-        taken = Talk([self[i] for i in rows], "")
+    def take(self, rows: Sequence[int]) -> MessageColumns:
+        """Return the conversations with the indices `rows`."""
+        taken = MessageColumns([self[i] for i in rows], "")
         taken.is_text = [self.is_text[i] for i in rows]
         return taken
 
 
-def _are(kinds: AbstractSet[Any], values: Iterable[Any]) -> bool:
-    """Whether all are of these classes, and of no others that extend them."""
+def _all_of(kinds: AbstractSet[Any], values: Iterable[Any]) -> bool:
+    """Return whether the types of all values are in `kinds`, without subclasses."""
     return set(map(type, values)) <= kinds
 
 
 class _Shapes(dict[Shape, Shape]):
-    """What stands for the keys of messages; nothing where one is not known."""
+    """Caches the shape of each combination of keys; it is empty if a key is unknown."""
 
     def __missing__(self, shape: Shape) -> Shape:
-        self[shape] = found = shape if _KNOWN.issuperset(shape) else ()
-        return found
+        self[shape] = result = shape if _KNOWN_KEYS.issuperset(shape) else ()
+        return result
 
 
-def _shapes(some: Sequence[Any], known: _Shapes) -> list[Shape]:
-    """The keys of each message; none of one that is odd."""
+def _shapes(messages: Sequence[Any], shape_by_keys: _Shapes) -> list[Shape]:
+    """Return the keys of each message; empty for an irregular one."""
     try:
-        keys = map(tuple, some) if _are({dict}, some) else [tuple(m) if type(m) is dict else () for m in some]
-        return list(map(known.__getitem__, keys))
-    except Exception:  # keys that object to being compared
-        known[()] = ()
-        return [()] * len(some)
+        keys = (
+            map(tuple, messages)
+            if _all_of({dict}, messages)
+            else [tuple(m) if type(m) is dict else () for m in messages]
+        )
+        return list(map(shape_by_keys.__getitem__, keys))
+    except Exception:  # a key raises when it is compared
+        shape_by_keys[()] = ()
+        return [()] * len(messages)
 
 
-def _usual(asked: Sequence[Any]) -> tuple[list[str | None], list[str], list[Any]] | None:
-    """Ids, names and arguments of calls in the shape that all libraries give them; None if one has another."""
-    if not _are({list}, asked) or not all(asked):
+def _read_usual_calls(calls_of_messages: Sequence[Any]) -> tuple[list[str | None], list[str], list[Any]] | None:
+    """Return ids, names and arguments of calls in the usual shape; None if a call has another shape."""
+    if not _all_of({list}, calls_of_messages) or not all(calls_of_messages):
         return None
-    calls = list(chain.from_iterable(asked))
+    calls = list(chain.from_iterable(calls_of_messages))
     try:
-        return _parts(calls) if _are({dict}, calls) else None
-    except Exception:  # keys that object to being compared
+        return _split_calls(calls) if _all_of({dict}, calls) else None
+    except Exception:  # a key raises when it is compared
         return None
 
 
-def _parts(calls: Sequence[dict[Any, Any]]) -> tuple[list[str | None], list[str], list[Any]] | None:
-    """Dicts that have these keys, and as many keys as these are, have no others."""
-    kinds, functions, ids = (_under(key, calls) for key in ("type", "function", "id"))
-    if not (_are({str}, kinds) and {"function"}.issuperset(kinds) and _are({dict}, functions)):
+def _split_calls(calls: Sequence[dict[Any, Any]]) -> tuple[list[str | None], list[str], list[Any]] | None:
+    """Return ids, names and arguments of calls if each has exactly the usual keys.
+
+    Counting keys is enough: a dict with all of these keys and as many keys has no others.
+    """
+    kinds, functions, ids = (_values_at(key, calls) for key in ("type", "function", "id"))
+    if not (_all_of({str}, kinds) and {"function"}.issuperset(kinds) and _all_of({dict}, functions)):
         return None
-    names, arguments = (_under(key, functions) for key in ("name", "arguments"))
-    if not (_are({str, object}, ids) and _are({str}, names)) or any(map(is_, arguments, repeat(_NONE))):
+    names, arguments = (_values_at(key, functions) for key in ("name", "arguments"))
+    if not (_all_of({str, object}, ids) and _all_of({str}, names)) or any(map(is_, arguments, repeat(_MISSING))):
         return None
-    if sum(map(len, calls)) + ids.count(_NONE) != 3 * len(calls) or sum(map(len, functions)) != 2 * len(calls):
+    if sum(map(len, calls)) + ids.count(_MISSING) != 3 * len(calls) or sum(map(len, functions)) != 2 * len(calls):
         return None
-    return [None if one is _NONE else one for one in ids], names, arguments
+    return [None if one is _MISSING else one for one in ids], names, arguments
 
 
-def _under(key: str, values: Sequence[Any], missing: object = _NONE) -> list[Any]:
+def _values_at(key: str, values: Sequence[Any], missing: object = _MISSING) -> list[Any]:
     return list(map(dict.get, values, repeat(key), repeat(missing)))
 
 
-def _copied(arguments: list[Any], copy: Copy) -> tuple[list[Any], int]:
-    """Arguments of calls, and what they take beside what `copy` copies: most are a dict of a few texts and numbers."""
-    if _are({dict}, arguments):
-        inside = list(chain.from_iterable(map(dict.values, arguments)))
-        if _are(_ATOMS, inside):
-            copies = arguments if copy is as_it_is else list(map(dict.copy, arguments))
-            return copies, _OTHER * len(arguments) + sum(map(getsizeof, inside))
+def _copy_arguments(arguments: list[Any], copy: Copy) -> tuple[list[Any], int]:
+    """Return a copy of the arguments of calls, and their size without what `copy` copies.
+
+    Most are a dict of a few texts and numbers.
+    """
+    if _all_of({dict}, arguments):
+        values = list(chain.from_iterable(map(dict.values, arguments)))
+        if _all_of(_ATOMS, values):
+            copies = arguments if copy is no_copy else list(map(dict.copy, arguments))
+            return copies, _VALUE_BYTES * len(arguments) + sum(map(getsizeof, values))
     copies = [value if type(value) is str else copy(value) for value in arguments]
     return copies, size_of([*arguments, *chain.from_iterable(map(dict.values, filter(_is_dict, arguments)))])
 
@@ -280,6 +301,6 @@ def _is_dict(value: Any) -> bool:
 
 
 def size_of(values: Collection[Any]) -> int:
-    """What values take; texts are most of it, and asking those at once is quicker."""
+    """Return the approximate size of values, nearly all of which is texts."""
     texts = [value for value in values if type(value) is str]
-    return sum(map(str.__sizeof__, texts)) + _OTHER * (len(values) - len(texts))
+    return sum(map(str.__sizeof__, texts)) + _VALUE_BYTES * (len(values) - len(texts))

@@ -13,15 +13,15 @@ from typing import Any, Final
 
 from rollout_hookspecs import Rollout, ToolCall
 
-from rollout_plugins.content.call_columns import Outcomes
-from rollout_plugins.content.exact_json import TROUBLE, placeholder_for
-from rollout_plugins.content.numbers import FLAG, INTEGER, REAL, SMALL_INTEGER, Kind
-from rollout_plugins.content.rollout_columns import Drafts
+from rollout_plugins.content.call_columns import CallColumns
+from rollout_plugins.content.exact_json import INSPECTION_ERRORS, placeholder_for
+from rollout_plugins.content.numbers import BOOLEAN, INTEGER, REAL, SMALL_INTEGER, Kind
+from rollout_plugins.content.rollout_columns import RolloutColumns
 
 _KINDS: Final[dict[str, Kind]] = {
     **dict.fromkeys(("reward", "advantage", "time"), REAL),
     **dict.fromkeys(("attempt", "policy_step", "prompt_tokens", "completion_tokens"), INTEGER),
-    **dict.fromkeys(("prompt_is_text", "completion_is_text"), FLAG),
+    **dict.fromkeys(("prompt_is_text", "completion_is_text"), BOOLEAN),
 }
 _CALL_KINDS: Final[dict[str, Kind]] = {
     **dict.fromkeys(("turn", "position", "reply"), SMALL_INTEGER),
@@ -34,11 +34,11 @@ _DEFAULTS: Final = {
 Marks = dict[str, str]
 
 
-def with_numbers(rollout: Rollout) -> Rollout:
+def replace_non_numbers(rollout: Rollout) -> Rollout:
     """Return the rollout with plain numbers in its number fields: others emptied, with a mark `lost:<field>`."""
     marks: Marks = {}
     changes = _changes(rollout, _KINDS, "", marks)
-    with suppress(*TROUBLE):  # a container that objects to being read is the store's to replace
+    with suppress(*INSPECTION_ERRORS):  # a container that objects to being read is the store's to replace
         changes |= _changed_rewards(rollout.rewards, marks)
         changes |= _changed_calls(rollout.tool_calls, marks)
     if marks:
@@ -46,18 +46,18 @@ def with_numbers(rollout: Rollout) -> Rollout:
     return replace(rollout, **changes) if changes else rollout
 
 
-def keep_numbers(drafts: Drafts) -> int:
+def replace_non_numbers_in_batch(drafts: RolloutColumns) -> int:
     """Do the same to a batch, and return how many values it cost."""
     if _are_numbers(drafts):
         return 0
-    rollouts = list(map(with_numbers, drafts))
+    rollouts = list(map(replace_non_numbers, drafts))
     before = sum(map(len, drafts["marks"]))
     names = (*_KINDS, "rewards", "tool_calls", "marks")
-    drafts.put(**{name: [getattr(rollout, name) for rollout in rollouts] for name in names})
+    drafts.set_columns(**{name: [getattr(rollout, name) for rollout in rollouts] for name in names})
     return sum(map(len, drafts["marks"])) - before
 
 
-def _are_numbers(drafts: Drafts) -> bool:
+def _are_numbers(drafts: RolloutColumns) -> bool:
     """Return whether one look at each column shows that there is nothing to do, as with nearly all batches."""
     if not all(_is_ordinary(drafts[name], kind, _DEFAULTS[Rollout][name]) for name, kind in _KINDS.items()):
         return False
@@ -66,7 +66,7 @@ def _are_numbers(drafts: Drafts) -> bool:
     if not _is_ordinary(chain.from_iterable(map(dict.values, drafts["rewards"])), REAL, None):
         return False
     calls = drafts["tool_calls"]
-    if not isinstance(calls, Outcomes):
+    if not isinstance(calls, CallColumns):
         return not any(calls)
     return all(
         _is_ordinary(calls.columns[name], kind, _DEFAULTS[ToolCall][name]) for name, kind in _CALL_KINDS.items()
@@ -109,7 +109,7 @@ def _number(value: Any, kind: Kind, default: Any, where: str, marks: Marks) -> A
     """Return the plain number in a value; the default, and a mark, where it is none."""
     try:
         return kind.convert(value)
-    except TROUBLE:
+    except INSPECTION_ERRORS:
         placeholder = placeholder_for(value, where, kind.otherwise)
         marks[f"lost:{placeholder.where}"] = str(placeholder)
         return default

@@ -60,4 +60,4 @@ class Kind(NamedTuple):
 REAL = Kind(float, _to_float, "not a number")
 INTEGER = Kind(int, partial(_to_integer, bits=64), "not a whole number of 64 bits")
 SMALL_INTEGER = Kind(int, partial(_to_integer, bits=32), "not a whole number of 32 bits")
-FLAG = Kind(bool, _to_flag, "neither True nor False")
+BOOLEAN = Kind(bool, _to_flag, "neither True nor False")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 
-def given(value: Any) -> Any:
+def to_float(value: Any) -> Any:
     """The float in any kind of number: Python's, NumPy's, a tensor, a flag. Anything else stays for the store to mark.
 
     Text is not a number here: what it was meant to say is not ours to guess.
@@ -21,14 +21,14 @@ def given(value: Any) -> Any:
         return value
 
 
-def shortest(value: float) -> float:
+def shortest_float(value: float) -> float:
     """The number with the fewest digits that is this one in 32 bits: 52.07 for 52.06999969."""
     import numpy as np
 
     return float(str(np.float32(value)))
 
 
-def weighted(rewards: Mapping[str, float | None], weights: Sequence[float]) -> float | None:
+def weighted_sum(rewards: Mapping[str, float | None], weights: Sequence[float]) -> float | None:
     """The sum the trainer uses: functions that gave nothing (or NaN) don't count; None when none gave anything."""
     terms = [
         value * weight

@@ -1,4 +1,4 @@
-"""Rollouts as columns, each made only when somebody asks for it."""
+"""Store a batch of rollouts as columns, and create records from them only on demand."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, Final, overload
 
 from rollout_hookspecs import Rollout
 
-from rollout_plugins.content.call_columns import Outcomes
+from rollout_plugins.content.call_columns import CallColumns
 from rollout_plugins.content.imaging import is_beyond_text
-from rollout_plugins.content.message_columns import Talk
+from rollout_plugins.content.message_columns import MessageColumns
 
 _FIELDS: Final = tuple(field.name for field in fields(Rollout))
 DEFAULTS: Final = {
@@ -20,35 +20,38 @@ DEFAULTS: Final = {
 }
 
 
-class Drafts(Sequence[Rollout]):
-    """A batch of rollouts: `drafts["reward"]` has the rewards of all, `drafts[3]` is the fourth as a record."""
+class RolloutColumns(Sequence[Rollout]):
+    """A batch of rollouts as columns.
+
+    `rollouts["reward"]` has the rewards of all rollouts, and `rollouts[3]` creates the fourth rollout as a record.
+    """
 
     def __init__(self, count: int, columns: Mapping[str, Sequence[Any]]) -> None:
         self._count = count
         self._columns = dict(columns)
-        self._made: dict[int, Rollout] = {}
+        self._records: dict[int, Rollout] = {}
 
     @classmethod
-    def of(cls, rollouts: Any) -> Drafts:
-        """The columns of records that there are already."""
-        if isinstance(rollouts, Drafts):
+    def from_rollouts(cls, rollouts: Any) -> RolloutColumns:
+        """Return the columns of existing records."""
+        if isinstance(rollouts, RolloutColumns):
             return rollouts
-        drafts = cls(len(rollouts), {name: [getattr(one, name) for one in rollouts] for name in _FIELDS})
-        drafts._made = dict(enumerate(rollouts))
-        return drafts
+        columns = cls(len(rollouts), {name: [getattr(rollout, name) for rollout in rollouts] for name in _FIELDS})
+        columns._records = dict(enumerate(rollouts))
+        return columns
 
-    def put(self, **columns: Sequence[Any]) -> None:
-        """Set fields of all. Records that were made before do not change."""
+    def set_columns(self, **columns: Sequence[Any]) -> None:
+        """Set fields of all rollouts. Records that were created before do not change."""
         self._columns |= columns
-        self._made.clear()
+        self._records.clear()
 
-    def take(self, order: Sequence[int]) -> Drafts:
-        """Some of the rollouts, in an order."""
+    def take(self, order: Sequence[int]) -> RolloutColumns:
+        """Return the rollouts with the indices `order`."""
         taken = {
             name: column.take(order) if hasattr(column, "take") else [column[i] for i in order]
             for name, column in self._columns.items()
         }
-        return Drafts(len(order), taken)
+        return RolloutColumns(len(order), taken)
 
     def __len__(self) -> int:
         return self._count
@@ -65,42 +68,49 @@ class Drafts(Sequence[Rollout]):
         if isinstance(index, slice):
             return [self[i] for i in range(self._count)[index]]
         index = range(self._count)[index]
-        if index not in self._made:
+        if index not in self._records:
             values = {name: column[index] for name, column in self._columns.items()}
-            self._made[index] = Rollout(**{"id": "", **values})
-        return self._made[index]
+            self._records[index] = Rollout(**{"id": "", **values})
+        return self._records[index]
 
     def _column(self, name: str) -> Sequence[Any]:
         if name not in self._columns:
             self._columns[name] = [DEFAULTS[name]() for _ in range(self._count)]
         return self._columns[name]
 
-    def talk(self, name: str) -> Talk:
-        """Prompts or completions, message by message."""
-        found = self[name]
-        return found if isinstance(found, Talk) else Talk(found, "")
+    def messages(self, name: str) -> MessageColumns:
+        """Return the prompts or the completions as message columns."""
+        conversations = self[name]
+        return conversations if isinstance(conversations, MessageColumns) else MessageColumns(conversations, "")
 
-    def outcomes(self) -> Outcomes:
-        """The tool calls of all, one after the other."""
+    def calls(self) -> CallColumns:
+        """Return the tool calls of all rollouts as columns."""
         calls = self["tool_calls"]
-        return calls if isinstance(calls, Outcomes) else Outcomes(calls)
+        return calls if isinstance(calls, CallColumns) else CallColumns(calls)
 
     def beyond_text(self) -> list[int]:
-        """The places of those that may hold more than text and numbers: an image, bytes, an object of any kind."""
-        found = {place for name in ("columns", "extra") for place in _beyond_text(self[name])}
+        """Return the indices of rollouts that may have more than text and numbers: an image, bytes, another object."""
+        rows = {place for name in ("columns", "extra") for place in _beyond_text(self[name])}
         for name in ("prompt", "completion"):
-            talk = self[name]
-            if not isinstance(talk, Talk):
+            conversations = self[name]
+            if not isinstance(conversations, MessageColumns):
                 return list(range(self._count))
-            odd = {talk.place_of(at) for at, message in talk.odd.items() if is_beyond_text((message,))}
-            found |= odd | {talk.place_of(talk.message_of(at)) for at in _beyond_text(talk.arguments)}
+            irregular = {
+                conversations.conversation_of(position)
+                for position, message in conversations.irregular.items()
+                if is_beyond_text((message,))
+            }
+            rows |= irregular | {
+                conversations.conversation_of(conversations.message_of_call(position))
+                for position in _beyond_text(conversations.arguments)
+            }
         calls = self["tool_calls"]
-        if isinstance(calls, Outcomes) and not calls.is_as_said:
+        if isinstance(calls, CallColumns) and not calls.matches_messages:
             parts = zip(calls.columns["arguments"], calls.columns["result"], strict=True)
-            found |= {calls.place_of(at) for at, part in enumerate(parts) if is_beyond_text(part)}
-        return sorted(found)
+            rows |= {calls.rollout_of(position) for position, part in enumerate(parts) if is_beyond_text(part)}
+        return sorted(rows)
 
 
 def _beyond_text(values: Sequence[Any]) -> list[int]:
-    """The places of values that may hold more; one look at all of them where none does."""
-    return [at for at, value in enumerate(values) if is_beyond_text((value,))] if is_beyond_text(values) else []
+    """Return the indices of values that may contain more than text, after one check of all values."""
+    return [index for index, value in enumerate(values) if is_beyond_text((value,))] if is_beyond_text(values) else []

@@ -16,7 +16,7 @@ from typing import Any
 from rollout_hookspecs import Placeholder
 
 from rollout_plugins.content.hashing import is_array, is_loaded, is_pil, is_tensor
-from rollout_plugins.content.limits import AGAIN, COPIED_ITEMS, KEPT_DEPTH, TOO_DEEP, EndlessError
+from rollout_plugins.content.limits import COPIED_ITEMS, REPEATED, STORED_DEPTH, TOO_DEEP, TooManyItemsError
 
 _ATOMS = frozenset({int, float, bool, type(None)})
 #: What a float takes, and an int that Python does not keep anyway.
@@ -44,7 +44,7 @@ class Snapshot:
         self._left, self._seen = COPIED_ITEMS, None
         try:
             return self._copy(value, 0)
-        except EndlessError:
+        except TooManyItemsError:
             self.bytes = before
             self._shared.clear()
             self._leaves.clear()
@@ -68,7 +68,7 @@ class Snapshot:
 
     def _dict(self, value: dict[Any, Any], depth: int) -> Any:
         self._left -= 1 + len(value)
-        if (depth > KEPT_DEPTH or self._left < 0) and (why := self._objection(value, depth)):
+        if (depth > STORED_DEPTH or self._left < 0) and (why := self._objection(value, depth)):
             return _lost(value, why)
         copied = value.copy()
         size = getsizeof(copied)
@@ -89,7 +89,7 @@ class Snapshot:
 
     def _list(self, value: Any, depth: int) -> Any:
         self._left -= 1 + len(value)
-        if (depth > KEPT_DEPTH or self._left < 0) and (why := self._objection(value, depth)):
+        if (depth > STORED_DEPTH or self._left < 0) and (why := self._objection(value, depth)):
             return _lost(value, why)
         copied = list(value)
         self.bytes += getsizeof(copied)
@@ -132,12 +132,12 @@ class Snapshot:
 
     def _objection(self, value: Any, depth: int) -> str:
         """Why a container is not copied here; empty when it is."""
-        if depth > KEPT_DEPTH:
+        if depth > STORED_DEPTH:
             return TOO_DEEP
         if self._seen is None:
-            raise EndlessError
+            raise TooManyItemsError
         if id(value) in self._seen:
-            return AGAIN
+            return REPEATED
         self._seen[id(value)] = value
         return ""
 

@@ -1,4 +1,4 @@
-"""Which message answers which tool call, and what came of it. Hosts, shapes, traces and viewers all read it here."""
+"""Find the message that answers each tool call, and the outcome of the call, for hosts, shapes, traces and viewers."""
 
 from __future__ import annotations
 
@@ -15,64 +15,66 @@ from rollout_plugins.content.messages import Call, calls_of, field_of, role_of, 
 ANSWERING = frozenset({"tool", "function", "ipython"})
 """Roles of messages that answer a call."""
 Place: TypeAlias = tuple[int, int]
-"""Index of the message that asks, and the call's position in it."""
+"""The index of the message that has the call, and the position of the call in it."""
 FAILURES = {"error": "failed", "unknown": "no such tool", "not_run": "not run"}
-"""What people read of a call that failed or was not run and gave no reason, by its status."""
+"""What people read about a call that failed or did not run, by its status, if there is no error text."""
 _FAILED = ("{'error': ", '{"error": ', "Error: ", "Traceback (most recent call last)")
 _ROLLED_BACK = "rolled back: its result did not fit into the completion"
 
 
 @dataclass(slots=True)
-class Ran:
-    """A call that was watched while it ran."""
+class ObservedCall:
+    """The execution of a call that was observed while it ran."""
 
     error: str | None = None
     seconds: float = 0.0
     deferred: bool = False
-    """An async call: its result comes after the results of all calls that ran at once."""
+    """Whether it is an async call, whose result follows the results of all synchronous calls of its turn."""
 
 
-class Asked(NamedTuple):
-    """A call, and the index of the message that answers it."""
+class PairedCall(NamedTuple):
+    """A call and the index of the message that answers it."""
 
     place: Place
     call: Call
     reply: int | None
 
 
-def paired(messages: Sequence[Any], ran: Mapping[Place, Ran] | None = None) -> list[Asked]:
-    """Every call with its answer, found by id, then by name, then in order. A message answers one call."""
-    found: dict[Place, int] = {}
-    asked: list[tuple[Place, Call]] = []
+def pair_calls(messages: Sequence[Any], observed: Mapping[Place, ObservedCall] | None = None) -> list[PairedCall]:
+    """Pair every call with the message that answers it: by id, otherwise by name, otherwise in order.
+
+    Each message answers at most one call.
+    """
+    replies: dict[Place, int] = {}
+    calls_so_far: list[tuple[Place, Call]] = []
     for turn, message in enumerate(messages):
         calls = {(turn, position): call for position, call in enumerate(calls_of(message))}
         if calls:
-            asked += calls.items()
-            found.update(_answers(calls, messages, _right_after(messages, turn), ran or {}))
-    found.update(_later_answers(asked, messages, found))
-    return [Asked(place, call, found.get(place)) for place, call in asked]
+            calls_so_far += calls.items()
+            replies.update(_answers(calls, messages, _right_after(messages, turn), observed or {}))
+    replies.update(_later_answers(calls_so_far, messages, replies))
+    return [PairedCall(place, call, replies.get(place)) for place, call in calls_so_far]
 
 
-def tool_calls(
+def read_tool_calls(
     completion: Sequence[Any],
-    ran: Mapping[Place, Ran] | None = None,
+    observed: Mapping[Place, ObservedCall] | None = None,
     *,
-    known: Collection[str] = (),
+    tool_names: Collection[str] = (),
     is_watched: bool = False,
 ) -> tuple[ToolCall, ...]:
-    """Every call in the completion with its outcome: as it ran where it was watched, else as its answer says.
+    """Return every call in the completion with its outcome, as observed or else as its reply shows.
 
-    ran: calls that were watched, by their place.
-    known: names of the tools, where they are known.
-    is_watched: whether a call that is not in `ran` did not run.
+    `observed` has the observed calls by their place, and `tool_names` the names of the tools. If `is_watched`, a call
+    that is not in `observed` did not run.
     """
-    seen = ran or {}
+    observed_calls = observed or {}
 
-    def tool_call(asked: Asked) -> ToolCall:
-        (turn, position), call, reply = asked
-        watched = seen.get(asked.place)
+    def tool_call(pair: PairedCall) -> ToolCall:
+        (turn, position), call, reply = pair
+        execution = observed_calls.get(pair.place)
         result = field_of(completion[reply], "content") if reply is not None else None
-        status, error = fate(call.name, result, reply, watched, known=known, is_watched=is_watched)
+        status, error = call_outcome(call.name, result, reply, execution, tool_names=tool_names, is_watched=is_watched)
         return ToolCall(
             turn=turn,
             position=position,
@@ -82,34 +84,40 @@ def tool_calls(
             result=result,
             error=error,
             status=status,
-            seconds=watched.seconds if watched is not None else None,
+            seconds=execution.seconds if execution is not None else None,
         )
 
-    return tuple(map(tool_call, paired(completion, seen)))
+    return tuple(map(tool_call, pair_calls(completion, observed_calls)))
 
 
-def fate(
-    name: Any, result: Any, reply: int | None, ran: Ran | None, *, known: Collection[str], is_watched: bool
+def call_outcome(
+    name: Any,
+    result: Any,
+    reply: int | None,
+    execution: ObservedCall | None,
+    *,
+    tool_names: Collection[str],
+    is_watched: bool,
 ) -> tuple[Any, str | None]:
-    """What became of a call, and its error: as it ran where it was watched, else from its name and its answer."""
+    """Return the status and the error of a call, as observed or else as its name and its reply show."""
     if reply is None:
-        return "not_run", _ROLLED_BACK if ran is not None else None
-    if ran is not None:  # a tool that returns "Error: …" did run
-        return ("ok" if ran.error is None else "error"), ran.error
-    error = error_in(result)
-    if isinstance(name, str) and known and name not in known:
+        return "not_run", _ROLLED_BACK if execution is not None else None
+    if execution is not None:  # a tool that returns "Error: …" did run
+        return ("ok" if execution.error is None else "error"), execution.error
+    error = read_error(result)
+    if isinstance(name, str) and tool_names and name not in tool_names:
         return "unknown", error or "no such tool"
     if error is None and not is_watched:
         return "ok", None
     return "error", error or "it was not called"
 
 
-def error_in(content: Any) -> str | None:
-    """The error that an answer tells of: `{'error': …}`, "Error: …" or a traceback."""
+def read_error(content: Any) -> str | None:
+    """Return the error in a tool's reply: `{'error': …}`, "Error: …" or a traceback; None if it is a result."""
     text = text_of(content)
     if not text.startswith(_FAILED):
         return None
-    for read in (ast.literal_eval, json.loads):  # TRL writes what went wrong as a Python dict
+    for read in (ast.literal_eval, json.loads):  # TRL writes errors as the repr of a Python dict
         try:
             value = read(text)
         except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -123,7 +131,7 @@ def error_in(content: Any) -> str | None:
 
 
 def _right_after(messages: Sequence[Any], turn: int) -> list[int]:
-    """Indices of the answering messages that directly follow a turn."""
+    """Return the indices of the answering messages that directly follow a turn."""
     end = turn + 1
     while end < len(messages) and role_of(messages[end]) in ANSWERING:
         end += 1
@@ -131,22 +139,22 @@ def _right_after(messages: Sequence[Any], turn: int) -> list[int]:
 
 
 def _answers(
-    calls: Mapping[Place, Call], messages: Sequence[Any], free: list[int], ran: Mapping[Place, Ran]
+    calls: Mapping[Place, Call], messages: Sequence[Any], free: list[int], observed: Mapping[Place, ObservedCall]
 ) -> dict[Place, int]:
-    """Answers of one turn's calls; takes them out of `free`."""
-    # Ids are sure, names are not: two calls may be of one tool. So each way goes over all calls before the next one.
+    """Return the replies to the calls of one turn, and remove them from `free`."""
+    # Ids are unique, names are not because two calls may use one tool: match all calls by id before any by name.
     places = list(calls)
-    if len(free) == len(calls):  # else some did not run, and which of the deferred ones is not known
-        places.sort(key=lambda place: place in ran and ran[place].deferred)
-    found: dict[Place, int] = {}
-    for fits in (_by_id, _by_name, _in_order):
+    if len(free) == len(calls):  # otherwise some did not run, maybe deferred ones
+        places.sort(key=lambda place: place in observed and observed[place].deferred)
+    replies: dict[Place, int] = {}
+    for may_answer in (_by_id, _by_name, _in_order):
         for place in places:
-            if free and place not in found:
-                index = next((index for index in free if fits(calls[place], messages[index])), None)
+            if free and place not in replies:
+                index = next((index for index in free if may_answer(calls[place], messages[index])), None)
                 if index is not None:
-                    found[place] = index
+                    replies[place] = index
                     free.remove(index)
-    return found
+    return replies
 
 
 def _by_id(call: Call, message: Any) -> bool:
@@ -158,21 +166,21 @@ def _by_name(call: Call, message: Any) -> bool:
 
 
 def _in_order(call: Call, message: Any) -> bool:
-    """Whether the message may answer the call: it does not name another one."""
-    named = field_of(message, "tool_call_id")
-    return not named or call.id is None or named == call.id
+    """Return whether the message may answer the call, because it does not name another one."""
+    call_id = field_of(message, "tool_call_id")
+    return not call_id or call.id is None or call_id == call.id
 
 
 def _later_answers(
-    asked: Sequence[tuple[Place, Call]], messages: Sequence[Any], found: Mapping[Place, int]
+    calls: Sequence[tuple[Place, Call]], messages: Sequence[Any], replies: Mapping[Place, int]
 ) -> dict[Place, int]:
-    """Calls whose answer, by its id, comes only after other messages."""
-    waiting = [(place, call) for place, call in asked if place not in found and call.id is not None]
-    if not waiting:
+    """Return replies that come after other messages, replies by their id."""
+    unanswered = [(place, call) for place, call in calls if place not in replies and call.id is not None]
+    if not unanswered:
         return {}
-    taken = set(found.values())
+    taken = set(replies.values())
     later: dict[Place, int] = {}
-    for place, call in waiting:
+    for place, call in unanswered:
         for index in range(place[0] + 1, len(messages)):
             if index not in taken and role_of(messages[index]) in ANSWERING and _by_id(call, messages[index]):
                 later[place] = index
@@ -182,7 +190,7 @@ def _later_answers(
 
 
 def failure_text(status: str, reason: str) -> str:
-    """Return what people read of a call that failed or was not run."""
+    """Return what people read about a call that failed or did not run."""
     if not reason:
         return FAILURES[status]
     return reason if status == "error" else f"{FAILURES[status]}: {reason}"

@@ -10,9 +10,9 @@ from typing import Any
 
 from rollout_hookspecs import Rollout, ToolCall, Trace, hookimpl
 
-from rollout_plugins.content.json_safe import json_text, plain, plain_text
+from rollout_plugins.content.json_safe import escape_surrogates, json_text, to_json_safe
 from rollout_plugins.content.messages import Call, arguments_of, calls_of, compact, role_of
-from rollout_plugins.content.tool_calls import Place, paired
+from rollout_plugins.content.tool_calls import Place, pair_calls
 
 
 class DefaultTrace:
@@ -44,7 +44,7 @@ def default_trace(rollout: Rollout) -> Trace:
     messages = [_shown(m, i, asked) for i, m in enumerate(rollout.prompt)]
     messages += [_shown(m, i, said) for i, m in enumerate(rollout.completion)]
     trace = _WholeTrace(
-        rollout_id=plain_text(rollout.id),
+        rollout_id=escape_surrogates(rollout.id),
         messages=tuple(messages),
         metadata=_metadata(rollout),
         spans=tuple(_span(call) for call in rollout.tool_calls),
@@ -60,7 +60,7 @@ class _Ids:
     def __init__(self, prefix: str, messages: Sequence[Any], recorded: Sequence[ToolCall] = ()) -> None:
         self._prefix = prefix
         places = {(call.turn, call.position): call.reply for call in recorded}
-        free = [asked for asked in paired(messages) if asked.place not in places]
+        free = [asked for asked in pair_calls(messages) if asked.place not in places]
         self._answered = {asked.reply: asked.place for asked in free}
         self._answered |= {reply: place for place, reply in places.items()}
 
@@ -80,14 +80,16 @@ def _shown(message: Any, index: int, ids: _Ids) -> dict[str, Any]:
             return _message(message, index, ids)
     except Exception as error:
         return {"role": "unknown", "content": f"[message {index}: unreadable, {type(error).__name__}]"}
-    return {"role": "unknown", "content": plain(message, images=True)}
+    return {"role": "unknown", "content": to_json_safe(message, images=True)}
 
 
 def _message(message: Mapping[Any, Any], index: int, ids: _Ids) -> dict[str, Any]:
     shown = {
         "role": role_of(message),
         "content": None,
-        **plain({key: value for key, value in message.items() if key not in {"role", "tool_calls"}}, images=True),
+        **to_json_safe(
+            {key: value for key, value in message.items() if key not in {"role", "tool_calls"}}, images=True
+        ),
     }
     calls = calls_of(message)
     if calls:
@@ -99,14 +101,14 @@ def _message(message: Mapping[Any, Any], index: int, ids: _Ids) -> dict[str, Any
 
 
 def _tool_call(ident: str, call: Call) -> dict[str, Any]:
-    arguments = plain_text(call.arguments) if isinstance(call.arguments, str) else json_text(call.arguments)
+    arguments = escape_surrogates(call.arguments) if isinstance(call.arguments, str) else json_text(call.arguments)
     return {"id": ident, "type": "function", "function": {"name": _name(call.name), "arguments": arguments}}
 
 
 def _name(name: Any) -> str:
     if isinstance(name, str):
-        return plain_text(name)
-    return "malformed call" if name is None else compact(plain(name))
+        return escape_surrogates(name)
+    return "malformed call" if name is None else compact(to_json_safe(name))
 
 
 def _span(call: ToolCall) -> dict[str, Any]:
@@ -115,10 +117,10 @@ def _span(call: ToolCall) -> dict[str, Any]:
         "id": f"call_{call.turn}_{call.position}",
         "name": _name(call.name),
         "kind": "tool",
-        "input": plain(arguments_of(call)),
-        "output": plain(call.result, images=True),
+        "input": to_json_safe(arguments_of(call)),
+        "output": to_json_safe(call.result, images=True),
         "status": call.status,
-        "error": plain(call.error),
+        "error": to_json_safe(call.error),
         "duration_ms": round(milliseconds, 3) if milliseconds is not None and isfinite(milliseconds) else None,
     }
 
@@ -156,17 +158,17 @@ def _metadata(rollout: Rollout) -> dict[str, Any]:
         **_flat("extra", rollout.extra),
         **_flat("marks", rollout.marks),
     }
-    tags = plain_text(" ".join(_tags(rollout)))
-    return {**plain(facts), **({"tags": tags} if tags else {})}
+    tags = escape_surrogates(" ".join(_tags(rollout)))
+    return {**to_json_safe(facts), **({"tags": tags} if tags else {})}
 
 
 def _flat(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    return {f"{prefix}/{name}": fact(value) for name, value in values.items()}
+    return {f"{prefix}/{name}": to_fact(value) for name, value in values.items()}
 
 
-def fact(value: Any) -> Any:
+def to_fact(value: Any) -> Any:
     """A value as a fact: what holds others becomes text."""
-    shown = plain(value)
+    shown = to_json_safe(value)
     return json_text(shown) if isinstance(shown, (dict, list)) else shown
 
 
@@ -200,6 +202,6 @@ def _time(seconds: float) -> str | None:
         return None
 
 
-def under(facts: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+def facts_with_prefix(facts: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """The facts whose names begin like that, by the rest of their names."""
     return {key[len(prefix) :]: value for key, value in facts.items() if key.startswith(prefix)}

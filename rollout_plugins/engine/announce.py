@@ -14,7 +14,7 @@ from rollout_hookspecs import Finding, Run
 
 from rollout_plugins.content.findings import distinct, summary
 from rollout_plugins.engine.counters import Counters
-from rollout_plugins.system.labels import count, listed
+from rollout_plugins.system.labels import count, format_counts
 from rollout_plugins.system.progress_bars import AboveBars
 
 logger = logging.getLogger("rollout_plugins")
@@ -35,8 +35,12 @@ def announce_end(run: Run, counters: Counters, findings: Sequence[Finding] = ())
     """Print how many rollouts were recorded, what was lost and what was found, once for each run, on rank 0."""
     recorded = count(sum(counters.rollouts.values()), "rollout")
     on_rank = f" on rank 0 of {run.world_size}" if run.world_size > 1 else ""
-    lost, untrained, unsent = listed(counters.drops), listed(counters.untrained), listed(counters.unsent, "to ")
-    failed = listed({name: n for name, n in counters.errors.items() if name not in counters.unsent})
+    lost, untrained, unsent = (
+        format_counts(counters.drops),
+        format_counts(counters.untrained),
+        format_counts(counters.unsent, "to "),
+    )
+    failed = format_counts({name: n for name, n in counters.errors.items() if name not in counters.unsent})
     parts = [f"lost: {lost}" if lost else "none lost"]
     parts += [f"not trained on: {untrained}"] if untrained else []
     parts += [f"not sent: {unsent}"] if unsent else []

@@ -9,8 +9,8 @@ from typing import Any
 
 from rollout_hookspecs import Drop, Host, Rollout, Step, ToolCall, Trace
 
-from rollout_plugins.content.number_fields import with_numbers
-from rollout_plugins.content.rollout_columns import Drafts
+from rollout_plugins.content.number_fields import replace_non_numbers
+from rollout_plugins.content.rollout_columns import RolloutColumns
 from rollout_plugins.content.trace import DefaultTrace
 from rollout_plugins.engine import hook_results as returned
 from rollout_plugins.engine.isolation import PluginCalls
@@ -22,7 +22,7 @@ logger = logging.getLogger("rollout_plugins")
 class Dispatcher(PluginCalls):
     """Typed calls to every hook."""
 
-    def wanted(self, rollouts: Drafts) -> Sequence[int]:
+    def wanted(self, rollouts: RolloutColumns) -> Sequence[int]:
         """The places of the rollouts that some plugin wants to see: all, unless none asks for those of text alone."""
         implementations = [*self.implementations("on_rollout"), *self.implementations("on_tool_call")]
         if self.lacking or any(not getattr(impl.plugin, "skips_text", False) for impl in implementations):
@@ -42,7 +42,7 @@ class Dispatcher(PluginCalls):
 
     def _with_numbers(self, rollout: Rollout) -> Rollout:
         """Empty and count what plugins put into number fields besides numbers, as the store would."""
-        fitting = with_numbers(rollout)
+        fitting = replace_non_numbers(rollout)
         self.counters.drop("unserialisable_field", len(fitting.marks) - len(rollout.marks))
         return fitting
 
@@ -79,7 +79,7 @@ class Dispatcher(PluginCalls):
 
         def read(result: Any) -> list[Rollout] | None:
             selected = returned.selection(result, arguments["rollouts"])
-            return selected and [r if id(r) in given else with_numbers(r) for r in selected]
+            return selected and [r if id(r) in given else replace_non_numbers(r) for r in selected]
 
         for impl, kept in self.results("select_rollouts", arguments, read):
             ids = {r.id for r in kept}
@@ -98,7 +98,7 @@ class Dispatcher(PluginCalls):
         wanted = {
             name for impl in self.implementations("rollout_metrics") for name in (*impl.argnames, *impl.kwargnames)
         }
-        arguments: dict[str, Any] = {"columns": Drafts.of(rollouts), "step": step}
+        arguments: dict[str, Any] = {"columns": RolloutColumns.from_rollouts(rollouts), "step": step}
         if "rollouts" in wanted:  # making the records costs more than most numbers do
             arguments["rollouts"] = tuple(rollouts)
         for impl, (found, odd) in self.results("rollout_metrics", arguments, returned.numbers):

@@ -7,7 +7,7 @@ import os
 import traceback
 from pathlib import Path
 
-from rollout_plugins.system.confidentiality import is_discreet
+from rollout_plugins.system.confidentiality import is_confidential
 
 #: Folders with the code that calls plugins.
 _CALLERS = {Path(__file__).parents[1] / folder for folder in ("engine", "reading", "cli")}
@@ -15,7 +15,7 @@ _CALLERS = {Path(__file__).parents[1] / folder for folder in ("engine", "reading
 
 def error_text(error: BaseException, *, hide_text: bool = False) -> str:
     """Return the exception's repr; only its type and place if its text must be hidden."""
-    if hide_text or is_discreet():
+    if hide_text or is_confidential():
         cause = error.__cause__
         return _kind_and_place(error) + (f" from {_kind_and_place(cause)}" if cause else "")
     try:
@@ -28,7 +28,7 @@ def error_with_place(error: BaseException) -> str:
     """Return the same with the plugin's line that raised, or that called what raised."""
     known = traceback.extract_tb(error.__traceback__)
     frames = [frame for frame in known if Path(frame.filename).parent not in _CALLERS]
-    if is_discreet() or not frames:
+    if is_confidential() or not frames:
         return error_text(error)
     own = [frame for frame in frames if frame.filename == frames[0].filename][-1]
     return f"{error_text(error)} at {Path(own.filename).name}:{own.lineno}"
@@ -44,7 +44,7 @@ def _kind_and_place(error: BaseException) -> str:
 
 def _hide_texts(record: logging.LogRecord) -> bool:
     """Remove the texts of exceptions from every log record of this library, as a logging filter."""
-    if is_discreet():
+    if is_confidential():
         record.exc_info = record.exc_text = None
         if isinstance(record.args, tuple):
             record.args = tuple(error_text(arg) if isinstance(arg, BaseException) else arg for arg in record.args)

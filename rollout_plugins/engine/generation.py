@@ -10,35 +10,35 @@ from dataclasses import replace
 
 from rollout_hookspecs import Batch, Rollout, Run, Step, Trace
 
-from rollout_plugins.content.conform import fit
-from rollout_plugins.content.number_fields import keep_numbers
-from rollout_plugins.content.rollout_columns import Drafts
+from rollout_plugins.content.conform import conform
+from rollout_plugins.content.number_fields import replace_non_numbers_in_batch
+from rollout_plugins.content.rollout_columns import RolloutColumns
 from rollout_plugins.content.tokens import TokenColumn
 from rollout_plugins.engine.counters import Counters
 from rollout_plugins.engine.dispatch import Dispatcher
 from rollout_plugins.engine.outbound_filter import filter_changes, filter_reasons, filter_value
 
 
-def build(run: Run, batch: Batch, number: int, name: str, counters: Counters) -> Drafts:
+def build(run: Run, batch: Batch, number: int, name: str, counters: Counters) -> RolloutColumns:
     """A batch's rollouts, each with its place in the run and an id of its own, which begins with `name`."""
-    drafts = Drafts.of(batch.build())
-    counters.drop("unserialisable_field", fit(drafts))
+    drafts = RolloutColumns.from_rollouts(batch.build())
+    counters.drop("unserialisable_field", conform(drafts))
     with suppress(Exception):  # a list that cannot be read is the store's to replace; plugins see all records then
-        prompts, completions, calls = drafts.talk("prompt"), drafts.talk("completion"), drafts.outcomes()
-        drafts.put(prompt=prompts, completion=completions, tool_calls=calls)
+        prompts, completions, calls = drafts.messages("prompt"), drafts.messages("completion"), drafts.calls()
+        drafts.set_columns(prompt=prompts, completion=completions, tool_calls=calls)
     count = len(drafts)
     ranks = list(drafts["rank"]) if batch.gathered else [run.rank] * count
     ids = _distinct(f"{name}.{rank}.{index}" for rank, index in zip(ranks, drafts["index"], strict=True))
     same = {"run_id": run.id, "attempt": run.attempt, "split": batch.split, "step": batch.step, "generation": number}
-    drafts.put(
+    drafts.set_columns(
         id=ids,
         rank=ranks,
         tokens=TokenColumn.of(drafts["tokens"]),
         **{field: [value] * count for field, value in same.items()},
     )
     if batch.dataset:
-        drafts.put(marks=[{**marks, "dataset": batch.dataset} for marks in drafts["marks"]])
-    counters.drop("unserialisable_field", keep_numbers(drafts))
+        drafts.set_columns(marks=[{**marks, "dataset": batch.dataset} for marks in drafts["marks"]])
+    counters.drop("unserialisable_field", replace_non_numbers_in_batch(drafts))
     return drafts
 
 
@@ -70,7 +70,7 @@ def step_of(run: Run, batch: Batch, number: int, seen: int) -> Step:
 class Generation:
     """The rollouts of one batch, before and after the plugins."""
 
-    def __init__(self, raw: Drafts, step: Step) -> None:
+    def __init__(self, raw: RolloutColumns, step: Step) -> None:
         self.step = step
         self.metrics: dict[str, float] | None = None
         self._raw = raw

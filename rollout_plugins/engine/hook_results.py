@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from rollout_hookspecs import Finding, Outcome, Rollout, Severity, Verdict
 
-from rollout_plugins.content.conform import unfit
+from rollout_plugins.content.conform import nonconforming_fields
 
 SEVERITIES = get_args(Severity)
 OUTCOMES = get_args(Outcome)
@@ -39,7 +39,7 @@ def _check(rollout: Rollout, ident: str) -> None:
     """A rollout that replaces another one has its id, and fields that hold what the contract says."""
     if rollout.id != ident:
         raise ValueError(f"changed the id to {rollout.id!r}")
-    for name, kind in unfit(rollout).items():
+    for name, kind in nonconforming_fields(rollout).items():
         raise TypeError(f"returned a rollout whose {name} is of type {kind}")
 
 

@@ -10,22 +10,22 @@ from typing import Any, get_args
 from rollout_hookspecs import Rollout, Tokens, ToolCall
 from rollout_hookspecs._records import Finish
 
-from rollout_plugins.content.call_columns import Reader
+from rollout_plugins.content.call_columns import CallReader
 from rollout_plugins.content.foreign_values import (
     REJECTED,
     UNREADABLE,
-    Held,
-    Incoming,
+    CopiedBatch,
+    CopyOptions,
+    ForeignRollouts,
     Lost,
     Unplaced,
     Unsorted,
-    Wanted,
-    held,
-    spoken,
+    conversation_fields,
+    copied_batch,
 )
-from rollout_plugins.content.message_columns import Talk
-from rollout_plugins.content.rewards import given
-from rollout_plugins.content.rollout_columns import DEFAULTS, Drafts
+from rollout_plugins.content.message_columns import MessageColumns
+from rollout_plugins.content.rewards import to_float
+from rollout_plugins.content.rollout_columns import DEFAULTS, RolloutColumns
 from rollout_plugins.content.snapshot import Snapshot
 from rollout_plugins.content.tokens import CODES, TokenColumn, pack
 from rollout_plugins.errors import SetupError, suggest
@@ -41,12 +41,12 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
 }
 
 
-def rows(rollouts: Any) -> Incoming:
+def rows(rollouts: Any) -> ForeignRollouts:
     """Rollouts given one by one. None among them is a rejected one, and counted."""
-    return Incoming(lambda wanted: _take(rollouts, wanted))
+    return ForeignRollouts(lambda wanted: _take(rollouts, wanted))
 
 
-def _take(rollouts: Any, wanted: Wanted) -> Held:
+def _take(rollouts: Any, wanted: CopyOptions) -> CopiedBatch:
     items = _listed(rollouts)
     if wanted.checked:
         _check(items)
@@ -55,7 +55,7 @@ def _take(rollouts: Any, wanted: Wanted) -> Held:
     copier = Snapshot()
     copies = [_copied(item, copier, wanted) for item in items]
     names = dict.fromkeys(name for copy in copies for name in _reward_names(copy))
-    return held(_found, copies, copier.bytes, names)
+    return copied_batch(_found, copies, copier.bytes, names)
 
 
 # --- as columns, where nothing is out of the ordinary --------------------------------------------------------------
@@ -79,14 +79,14 @@ def _has_plain_tokens(item: dict[str, Any]) -> bool:
     return tokens is None or _fields(tokens) is not None
 
 
-def _held(items: Sequence[dict[str, Any]], wanted: Wanted) -> Held:
+def _held(items: Sequence[dict[str, Any]], wanted: CopyOptions) -> CopiedBatch:
     """The columns of a batch. What follows from them is left to the worker thread."""
     copier = Snapshot()
     names = dict.fromkeys(key for item in items for key in item)
     columns: dict[str, Any] = {}
     for name, role in zip(_SPEAKERS, ("user", "assistant"), strict=True):
         names.pop(name, None)
-        columns[name] = Talk((item.get(name) for item in items), role, copier.copy)
+        columns[name] = MessageColumns((item.get(name) for item in items), role, copier.copy)
     size = sum(talk.bytes(are_shared=True) for talk in columns.values())
     if "tokens" in names:
         names.pop("tokens")
@@ -99,7 +99,7 @@ def _held(items: Sequence[dict[str, Any]], wanted: Wanted) -> Held:
         fallback = DEFAULTS[name]
         columns[name] = [copier.copy(item[name]) if name in item else fallback() for item in items]
     rewards = dict.fromkeys(name for given in columns.get("rewards", ()) for name in _reward_names({"rewards": given}))
-    return Held(partial(_unsorted, columns), len(items), size + copier.bytes + 256 * len(items), tuple(rewards))
+    return CopiedBatch(partial(_unsorted, columns), len(items), size + copier.bytes + 256 * len(items), tuple(rewards))
 
 
 def _unsorted(columns: dict[str, Any]) -> Unsorted:
@@ -107,15 +107,15 @@ def _unsorted(columns: dict[str, Any]) -> Unsorted:
     groups = columns.pop("group", None) or [None] * len(completions)
     for name in ("reward", "advantage"):
         if name in columns:
-            columns[name] = list(map(given, columns[name]))
+            columns[name] = list(map(to_float, columns[name]))
     if "rewards" in columns:
         columns["rewards"] = [
-            {name: given(value) for name, value in some.items()} if isinstance(some, dict) else some
+            {name: to_float(value) for name, value in some.items()} if isinstance(some, dict) else some
             for some in columns["rewards"]
         ]
     said = {f"{name}_is_text": columns[name].is_text for name in _SPEAKERS}
-    calls = Reader(completions).outcomes()
-    return Unsorted(Drafts(len(completions), {**columns, **said, "tool_calls": calls}), groups)
+    calls = CallReader(completions).read()
+    return Unsorted(RolloutColumns(len(completions), {**columns, **said, "tool_calls": calls}), groups)
 
 
 def _listed(rollouts: Any) -> list[Any]:
@@ -173,7 +173,7 @@ def _is_number(value: Any) -> bool:
 # --- copies, on the thread that records ----------------------------------------------------------------------------
 
 
-def _copied(item: Any, copier: Snapshot, wanted: Wanted) -> Any:
+def _copied(item: Any, copier: Snapshot, wanted: CopyOptions) -> Any:
     if item is None:
         return REJECTED
     try:
@@ -230,7 +230,7 @@ def _found(copy: Any) -> Unplaced:
 
 
 def _of_record(copy: Rollout) -> Unplaced:
-    talk = spoken(copy.prompt, copy.completion)
+    talk = conversation_fields(copy.prompt, copy.completion)
     texts = [name for name in _SPEAKERS if isinstance(getattr(copy, name), str)]
     changes = {key: talk[key] for name in texts for key in (name, f"{name}_is_text")}
     calls = copy.tool_calls or talk["tool_calls"]
@@ -241,7 +241,7 @@ def _of_dict(copy: Mapping[str, Any]) -> Unplaced:
     """Tool calls are those that the messages show, unless the loop said what became of them."""
     known = {name: copy[name] for name in KEYS if name in copy}
     group = known.pop("group", None)
-    known |= spoken(copy.get("prompt"), copy.get("completion")) | _numbers(copy)
+    known |= conversation_fields(copy.get("prompt"), copy.get("completion")) | _numbers(copy)
     if copy.get("tool_calls"):
         known["tool_calls"] = tuple(ToolCall(**call) if type(call) is dict else call for call in copy["tool_calls"])
     if isinstance(copy.get("tokens"), dict):  # with a field that there is not: the rollout cannot be read
@@ -251,10 +251,10 @@ def _of_dict(copy: Mapping[str, Any]) -> Unplaced:
 
 def _numbers(copy: Mapping[str, Any]) -> dict[str, Any]:
     """Rewards as floats, from any kind of number."""
-    made = {name: given(copy[name]) for name in ("reward", "advantage") if name in copy}
+    made = {name: to_float(copy[name]) for name in ("reward", "advantage") if name in copy}
     rewards = copy.get("rewards")
     if isinstance(rewards, dict):
-        made["rewards"] = {name: given(value) for name, value in rewards.items()}
+        made["rewards"] = {name: to_float(value) for name, value in rewards.items()}
     return made
 
 

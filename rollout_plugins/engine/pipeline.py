@@ -22,7 +22,7 @@ import pyarrow as pa
 from rollout_hookspecs import Batch, Finding, Run
 
 from rollout_plugins.content.findings import distinct
-from rollout_plugins.content.logged import as_logged
+from rollout_plugins.content.logged import loggable_values
 from rollout_plugins.content.trace import DefaultTrace
 from rollout_plugins.engine.counters import Counters
 from rollout_plugins.engine.deadline import Deadline
@@ -178,7 +178,7 @@ class Pipeline:
 
     def log(self, step: int, values: Mapping[Any, Any]) -> None:
         """Store what the trainer logged at a step, in order with the batches."""
-        self.later(partial(self._lifecycle.log, int(step), time.time(), as_logged(values)))
+        self.later(partial(self._lifecycle.log, int(step), time.time(), loggable_values(values)))
 
     def request_sync(self) -> None:
         """Flush what is recorded to disk soon, without waiting for it."""

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from rollout_hookspecs import Run
 
-from rollout_plugins.content.foreign_values import Unsorted, sort
-from rollout_plugins.content.rewards import weighted
-from rollout_plugins.content.rollout_columns import Drafts
+from rollout_plugins.content.foreign_values import Unsorted, assign_groups
+from rollout_plugins.content.rewards import weighted_sum
+from rollout_plugins.content.rollout_columns import RolloutColumns
 from rollout_plugins.errors import SetupError
 
 
@@ -76,15 +76,15 @@ def _shown(value: Any) -> str:
         return f"a {type(value).__name__}"
 
 
-def placed(found: Unsorted, said: RecordArguments, run: Run, *, now: float, tokens: bool) -> Drafts:
+def placed(found: Unsorted, said: RecordArguments, run: Run, *, now: float, tokens: bool) -> RolloutColumns:
     """The rollouts of a batch, with what they do not say themselves.
 
     now: when they were recorded.
     tokens: whether token ids, masks and log-probabilities are kept.
     """
-    drafts = sort(found, said.group_size)
+    drafts = assign_groups(found, said.group_size)
     totals = zip(drafts["reward"], drafts["rewards"], strict=True)
-    drafts.put(
+    drafts.set_columns(
         # Places count over all processes, also when these have different numbers of rollouts.
         index=[index * run.world_size + run.rank for index in drafts["index"]],
         group=[group * run.world_size + run.rank for group in drafts["group"]],
@@ -93,9 +93,9 @@ def placed(found: Unsorted, said: RecordArguments, run: Run, *, now: float, toke
         reward=[_total(rewards, run) if reward is None else reward for reward, rewards in totals],
     )
     if not tokens:
-        drafts.put(tokens=[None] * len(drafts))
+        drafts.set_columns(tokens=[None] * len(drafts))
     if said.marks:
-        drafts.put(marks=[{**m, **said.marks} if isinstance(m, dict) else m for m in drafts["marks"]])
+        drafts.set_columns(marks=[{**m, **said.marks} if isinstance(m, dict) else m for m in drafts["marks"]])
     return drafts
 
 
@@ -106,4 +106,4 @@ def _total(rewards: Mapping[str, float | None], run: Run) -> float | None:
     weights = dict(zip(run.reward_names, run.reward_weights, strict=False))
     if not weights and len(rewards) != 1:
         return None
-    return weighted(rewards, [weights.get(name, 1.0) for name in rewards])
+    return weighted_sum(rewards, [weights.get(name, 1.0) for name in rewards])

@@ -20,7 +20,7 @@ from rollout_plugins.engine.outbox import Outbox, is_more_than_sink
 from rollout_plugins.engine.plugin_checks import is_required
 from rollout_plugins.engine.run_storage import Storage
 from rollout_plugins.engine.run_warnings import RunWarnings
-from rollout_plugins.system.confidentiality import be_discreet, be_open
+from rollout_plugins.system.confidentiality import end_confidentiality, start_confidentiality
 from rollout_plugins.system.labels import count as count_of
 
 _NOT_SEARCHED = "a required plugin could not search their names for secrets"
@@ -55,12 +55,12 @@ class RunLifecycle:
     def hide_secrets(self) -> None:
         """Show exceptions without their texts during the run, if a required plugin must see what leaves."""
         if self._dispatcher.has_required:
-            be_discreet(self)
+            start_confidentiality(self)
 
     def show_texts_again(self) -> None:
         """Show exceptions in full again, unless a sink that is still running may raise one."""
         if not any(outbox.is_stuck for outbox in self.outboxes):
-            be_open(self)
+            end_confidentiality(self)
 
     # --- start --------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from rollout_plugins.engine.run_id import place_in_launch
 from rollout_plugins.errors import SetupError
 from rollout_plugins.store.run_facts import earlier_attempts, run_files
 from rollout_plugins.store.stored_counts import count_rollouts
-from rollout_plugins.system.remote_runs import here, is_url
+from rollout_plugins.system.remote_runs import is_url, local_path
 
 logger = logging.getLogger("rollout_plugins")
 
@@ -113,7 +113,7 @@ def checked_dir(path: str | os.PathLike[str] | None) -> Path | None:
             f"dir={os.fspath(path)!r} is a URL; runs are written to a folder of this machine and copied from there: "
             f"write mirror={os.fspath(path)!r}, and leave dir out or give a folder"
         )
-    folder = here(path).absolute()  # a reward may change the working directory
+    folder = local_path(path).absolute()  # a reward may change the working directory
     if folder.exists() and not folder.is_dir():
         raise SetupError(f"dir={str(folder)!r} is a file; give a folder, or leave it out")
     return folder

@@ -12,12 +12,12 @@ from typing import Any
 from rollout_hookspecs import Columns, Run, Step, hookimpl
 
 from rollout_plugins.content.hashing import content_hash
-from rollout_plugins.content.message_columns import Talk
+from rollout_plugins.content.message_columns import MessageColumns
 from rollout_plugins.content.numbers import finite, real
-from rollout_plugins.content.rollout_columns import Drafts
+from rollout_plugins.content.rollout_columns import RolloutColumns
 from rollout_plugins.plugins.alerts import Alerts
 from rollout_plugins.plugins.statistics import correlation, mean, numbers, quantile, spread
-from rollout_plugins.system.option_checks import check, one_of, share, whole
+from rollout_plugins.system.option_checks import check, fraction, one_of, whole
 
 _TEXTS = 64
 _WORDS = 1000
@@ -88,8 +88,8 @@ class Metrics:
             "metrics",
             one_of("log", log, ("few", "all")),
             None if usable else f"alert={alert!r} is neither a function nor a list of functions",
-            share("collapse", collapse),
-            share("tool_failure", tool_failure),
+            fraction("collapse", collapse),
+            fraction("tool_failure", tool_failure),
             whole("patience", patience, 1),
         )
         self._rules = Alerts(callables or [], collapse=collapse, tool_failure=tool_failure, patience=patience)
@@ -110,9 +110,9 @@ class Metrics:
     def rollout_metrics(self, columns: Columns, step: Step) -> Mapping[str, float]:
         if not len(columns):
             return {}
-        drafts = Drafts.of(columns)
-        answers = drafts.talk("completion")
-        calls = drafts.outcomes().columns
+        drafts = RolloutColumns.from_rollouts(columns)
+        answers = drafts.messages("completion")
+        calls = drafts.calls().columns
         non_finite = _non_finite_rewards(drafts)
         figures: dict[str, float | None] = {**_shares(drafts, answers), **_group_figures(drafts)}
         figures["rewards/not_finite"] = len(set(chain.from_iterable(non_finite.values()))) / len(drafts)
@@ -150,17 +150,17 @@ class Metrics:
         return name in self._tools if self._tools else _TOOL_NAME.match(name) is not None
 
 
-def _shares(drafts: Drafts, answers: Talk) -> dict[str, float | None]:
+def _shares(drafts: RolloutColumns, answers: MessageColumns) -> dict[str, float | None]:
     return {
         "truncated": list(drafts["finish"]).count("length") / len(drafts),
         "duplicated": 1 - _distinct_answers(answers) / len(drafts),
     }
 
 
-def _verbose_shares(drafts: Drafts, answers: Talk) -> dict[str, float | None]:
-    calls = drafts.outcomes()
+def _verbose_shares(drafts: RolloutColumns, answers: MessageColumns) -> dict[str, float | None]:
+    calls = drafts.calls()
     empty = sum(
-        not calls.of(row, "name") and not _model_text(messages).strip() and not _has_other_content(messages)
+        not calls.values_of(row, "name") and not _model_text(messages).strip() and not _has_other_content(messages)
         for row, messages in enumerate(answers)
     )
     return {
@@ -169,7 +169,7 @@ def _verbose_shares(drafts: Drafts, answers: Talk) -> dict[str, float | None]:
     }
 
 
-def _distinct_answers(answers: Talk) -> int:
+def _distinct_answers(answers: MessageColumns) -> int:
     """Count the distinct answers. Only answers of the same outline are compared in full."""
     texts = answers.column("content")
     rows_by_outline: dict[Any, list[int]] = {}
@@ -205,7 +205,7 @@ def _has_other_content(messages: Sequence[Any]) -> bool:
     return any(len(c) > len(_texts(c)) for c in contents if type(c) in {list, tuple})
 
 
-def _non_finite_rewards(drafts: Drafts) -> dict[str, list[int]]:
+def _non_finite_rewards(drafts: RolloutColumns) -> dict[str, list[int]]:
     """Return the rows of NaN and infinite rewards by reward function; under "" if no function explains them."""
     rows_by_function: dict[str, list[int]] = {}
     for row, (total, rewards) in enumerate(zip(drafts["reward"], drafts["rewards"], strict=True)):
@@ -221,12 +221,12 @@ def _is_not_finite(value: Any) -> bool:
     return number is not None and not isfinite(number)
 
 
-def _describe_value(drafts: Drafts, name: str, row: int) -> str:
+def _describe_value(drafts: RolloutColumns, name: str, row: int) -> str:
     value = real(drafts["rewards"][row].get(name) if name else drafts["reward"][row])
     return "NaN" if value is None or isnan(value) else "infinite"
 
 
-def _group_figures(drafts: Drafts) -> dict[str, float | None]:
+def _group_figures(drafts: RolloutColumns) -> dict[str, float | None]:
     rewards = _spreads(drafts["group"], drafts["reward"])
     return {
         "groups/no_spread": mean([float(value < 1e-12) for value in rewards]),
@@ -243,7 +243,7 @@ def _spreads(groups: Sequence[int], values: Sequence[Any]) -> list[float]:
     return [deviation for group in members.values() if (deviation := spread(numbers(group))) is not None]
 
 
-def _correlations(drafts: Drafts) -> dict[str, float | None]:
+def _correlations(drafts: RolloutColumns) -> dict[str, float | None]:
     totals = [finite(value) for value in drafts["reward"]]
     names = list(dict.fromkeys(chain.from_iterable(drafts["rewards"])))
     lengths = [finite(count) for count in drafts["completion_tokens"]]
@@ -258,7 +258,7 @@ def _correlate(left: Sequence[float | None], right: Sequence[float | None]) -> f
     return correlation([(a, b) for a, b in zip(left, right, strict=True) if a is not None and b is not None])
 
 
-def _variety_figures(answers: Talk) -> dict[str, float | None]:
+def _variety_figures(answers: MessageColumns) -> dict[str, float | None]:
     stride = -(-len(answers) // _TEXTS) or 1
     texts = [_model_text(answers[row]) for row in range(0, len(answers), stride)]
     words_by_text = [text.split(maxsplit=_WORDS)[:_WORDS] for text in texts]

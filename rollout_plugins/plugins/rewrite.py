@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from rollout_hookspecs import Placeholder
 
 from rollout_plugins.content.exact_json import placeholder_for
-from rollout_plugins.content.limits import READ_DEPTH, TOO_DEEP, Nesting
+from rollout_plugins.content.limits import HASHED_DEPTH, TOO_DEEP, Nesting
 
 ATOMS = frozenset({int, float, bool, type(None)})
 
@@ -46,7 +46,7 @@ class Rewriter:
         self._enter = enter
         self._change_key = change_key
         self._done: dict[tuple[int, Hashable], tuple[Any, Any]] = {}
-        self._nesting = Nesting(READ_DEPTH)
+        self._nesting = Nesting(HASHED_DEPTH)
 
     def __call__(self, value: Any, context: Hashable, place: Place, depth: int = 0) -> Any:
         """Return the value with everything inside it replaced; a `Placeholder` if that was not possible."""

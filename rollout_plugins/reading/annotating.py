@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rollout_plugins.content.exact_json import cleaned, encode
+from rollout_plugins.content.exact_json import encode, replace_surrogates
 from rollout_plugins.errors import RunError
 from rollout_plugins.reading.damage import gist, wrong_columns
 from rollout_plugins.reading.sql_pieces import literal, name_of
@@ -18,7 +18,7 @@ from rollout_plugins.store.annotations import PRODUCER, sql_name, write_annotati
 from rollout_plugins.store.parts import file_name
 from rollout_plugins.store.schema import REWARD_PREFIX, TYPES
 from rollout_plugins.system.node_folders import nodes_of
-from rollout_plugins.system.remote_runs import is_elsewhere, opened, place_of, reach
+from rollout_plugins.system.remote_runs import display_place, is_remote, open_run_file, remote_reader
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,13 +54,13 @@ def annotate(
     others = unmatched(rows, ids) if ids is not None else []
     if others and len(others) == len({row["id"] for row in rows}):
         raise RunError(
-            f"no rollout of {place_of(folder)} has any of these ids: {some_of(others)}; nothing was written"
+            f"no rollout of {display_place(folder)} has any of these ids: {some_of(others)}; nothing was written"
         )
     node = nodes_of(folder)[0]
     for columns, given in shapes.items():
         file = write_annotations(node, producer, _table(columns, given))
-        if is_elsewhere(node):
-            reach().send(file)
+        if is_remote(node):
+            remote_reader().send(file)
     return sum(map(len, shapes.values()))
 
 
@@ -109,7 +109,7 @@ def _reserved(columns: Iterable[str]) -> str:
 
 
 def _table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    made = {"id": pa.array([cleaned(row["id"]) for row in rows], pa.large_string())}
+    made = {"id": pa.array([replace_surrogates(row["id"]) for row in rows], pa.large_string())}
     for name in columns:
         values = [_scalar(row[name]) for row in rows]
         kind = _common({_kind(value) for value in values})
@@ -144,7 +144,7 @@ def _fit(value: Any, kind: str) -> Any:
     if value is None:
         return None
     if kind == "text":
-        return cleaned(value) if isinstance(value, str) else encode(value)
+        return replace_surrogates(value) if isinstance(value, str) else encode(value)
     return float(value) if kind == "float" else value
 
 
@@ -183,7 +183,7 @@ def files(folder: Path) -> list[Path]:
 
 def _schema(path: Path, damaged: dict[str, str]) -> pa.Schema | None:
     try:
-        schema = pq.read_schema(opened(path))
+        schema = pq.read_schema(open_run_file(path))
         why = wrong_columns(schema, {}) or _reserved(schema.names)
     except RunError:
         raise

@@ -28,7 +28,7 @@ from rollout_plugins.store.join_parts import locate
 from rollout_plugins.store.parts import file_name
 from rollout_plugins.store.schema import TYPES
 from rollout_plugins.store.write import read_journal
-from rollout_plugins.system.remote_runs import lies_elsewhere, opened
+from rollout_plugins.system.remote_runs import is_remote_file, open_run_file
 
 if TYPE_CHECKING:
     from rollout_plugins.reading.lazy_methods import Stored
@@ -151,11 +151,11 @@ def _parquet_of(path: Path) -> Iterator[tuple[pq.ParquetFile, int, int]]:
     Since the parts were listed, another process may have sealed a journal, or joined a part into a larger one.
     """
     path = path.with_suffix(".parquet")
-    while not lies_elsewhere(path) and not path.exists() and (location := locate(path)) is not None:
+    while not is_remote_file(path) and not path.exists() and (location := locate(path)) is not None:
         with suppress(FileNotFoundError), pq.ParquetFile(location.path) as file:  # it may be joined again
             yield file, location.start, location.rows
             return
-    with pq.ParquetFile(opened(path)) as file:
+    with pq.ParquetFile(open_run_file(path)) as file:
         yield file, 0, file.metadata.num_rows
 
 

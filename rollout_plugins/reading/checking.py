@@ -26,7 +26,7 @@ from rollout_plugins.store.arrow_rollouts import from_rows
 from rollout_plugins.store.findings import PRODUCER, findings_of, write_findings
 from rollout_plugins.store.schema import SCHEMA
 from rollout_plugins.system.node_folders import nodes_of
-from rollout_plugins.system.remote_runs import is_elsewhere, opened, reach
+from rollout_plugins.system.remote_runs import is_remote, open_run_file, remote_reader
 
 if TYPE_CHECKING:
     from rollout_plugins.reading.lazy_methods import Stored
@@ -222,7 +222,7 @@ def stored_findings(run: Stored) -> list[Finding]:
     for path in annotation_files(run.dir):
         if path.parent.name == PRODUCER:
             with suppress(Exception):  # the annotations of an unreadable file are reported as damaged
-                findings += findings_of(pq.read_schema(opened(path)).metadata)
+                findings += findings_of(pq.read_schema(open_run_file(path)).metadata)
     return distinct(findings)
 
 
@@ -233,7 +233,7 @@ def save(run: Stored, findings: Sequence[Finding]) -> int:
     if new:
         node = nodes_of(run.dir)[0]
         path = write_findings(node, new)
-        if is_elsewhere(node):
-            reach().send(path)
+        if is_remote(node):
+            remote_reader().send(path)
         run.refresh()
     return len(new)

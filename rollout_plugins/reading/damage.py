@@ -15,7 +15,7 @@ from rollout_plugins.store.parts import file_name
 from rollout_plugins.store.schema import TYPES
 from rollout_plugins.system.labels import count
 from rollout_plugins.system.node_folders import nodes_of
-from rollout_plugins.system.remote_runs import opened, place_of
+from rollout_plugins.system.remote_runs import display_place, open_run_file
 
 
 class Damaged(dict[str, str]):
@@ -29,7 +29,7 @@ class Damaged(dict[str, str]):
         is_new = name not in self
         super().__setitem__(name, why)
         if is_new:
-            warnings.warn(f"{place_of(self._folder)}: {self.told(name)}", DamageWarning, stacklevel=2)
+            warnings.warn(f"{display_place(self._folder)}: {self.told(name)}", DamageWarning, stacklevel=2)
 
     def told(self, name: str) -> str:
         """What is left out, and why, in one line."""
@@ -50,7 +50,7 @@ class Damaged(dict[str, str]):
 def _rows_and_bytes(path: Path) -> tuple[int, int]:
     """How many rollouts a file says that it holds, in how many bytes."""
     try:
-        return pq.read_metadata(opened(path)).num_rows, path.stat().st_size
+        return pq.read_metadata(open_run_file(path)).num_rows, path.stat().st_size
     except Exception:  # damaged as well, or a journal
         return 0, path.stat().st_size
 
@@ -67,7 +67,7 @@ def gist(error: Exception) -> str:
 def fault(path: Path, kinds: Mapping[str, pa.DataType], *, whole: bool) -> str:
     """What is wrong with a Parquet file: its footer and columns, or all of it. Empty if nothing is, or it is gone."""
     try:
-        with pq.ParquetFile(opened(path), memory_map=True) as file:
+        with pq.ParquetFile(open_run_file(path), memory_map=True) as file:
             for group in range(file.num_row_groups if whole else 0):
                 file.read_row_group(group)
             return wrong_columns(file.schema_arrow, kinds)

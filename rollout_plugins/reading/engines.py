@@ -18,7 +18,7 @@ from rollout_plugins.errors import RunError, need
 from rollout_plugins.reading.damage import UnreadableError, gist
 from rollout_plugins.reading.query_session import readable
 from rollout_plugins.store.schema import SCHEMA
-from rollout_plugins.system.remote_runs import address, is_url, reach
+from rollout_plugins.system.remote_runs import is_url, public_path, remote_reader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -43,7 +43,7 @@ def ray_files(run: Stored, columns: Sequence[str]) -> Any:
     files, unsealed = _listed(run)
     if not files:
         return data.from_arrow(unsealed.select(columns))
-    filesystem, paths = reach().arrow(files) if is_url(files[0]) else (None, files)
+    filesystem, paths = remote_reader().arrow(files) if is_url(files[0]) else (None, files)
     found = data.read_parquet(paths, columns=list(columns), filesystem=filesystem)
     return found.union(data.from_arrow(unsealed.select(columns))) if unsealed.num_rows else found
 
@@ -177,6 +177,6 @@ def _listed(run: Stored) -> tuple[list[str], pa.Table]:
     for _ in range(_TRIES):
         with suppress(UnreadableError):  # a journal that becomes a Parquet file at this moment
             parts, journals = readable(run.dir, run.damaged)
-            files = [str(address(part.path)) for part in parts if not part.is_journal]
+            files = [str(public_path(part.path)) for part in parts if not part.is_journal]
             return files, pa.concat_tables([SCHEMA.empty_table(), *journals.values()])
     raise RunError(f"{run.place} changes while it is read; say it again")

@@ -30,7 +30,7 @@ from rollout_plugins.engine.outbox import Outbox
 from rollout_plugins.engine.plugin_checks import is_required
 from rollout_plugins.errors import RolloutPluginsError, RunError, SetupError, suggest
 from rollout_plugins.reading.lazy_methods import Stored
-from rollout_plugins.system.confidentiality import be_discreet
+from rollout_plugins.system.confidentiality import start_confidentiality
 
 logger = logging.getLogger("rollout_plugins")
 
@@ -145,7 +145,7 @@ class _Sending:
 
     def start(self) -> None:
         if self._dispatcher.has_required:
-            be_discreet(self)
+            start_confidentiality(self)
         self._tell("on_run_start")
         self._run = filter_run(self._dispatcher, self._run)
         self.outbox.start_run(self._run)

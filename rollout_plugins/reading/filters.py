@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from rollout_plugins.content.exact_json import cleaned
+from rollout_plugins.content.exact_json import replace_surrogates
 from rollout_plugins.errors import RunError, suggest
 from rollout_plugins.reading import text_search
 from rollout_plugins.reading.sql_pieces import literal, name_of
@@ -266,7 +266,7 @@ def rewritten(text: str, columns: Mapping[str, Column], *, without_nan: bool = F
     plain = [name for name, column in columns.items() if without_nan and column.may_be_nan and name.isidentifier()]
     names = sorted({*odd, *plain}, key=len, reverse=True)
     bare = [rf"(?<![\w/]){'(?i:' if name in plain else '(?:'}{re.escape(name)})(?![\w/])" for name in names]
-    cleaned_text = cleaned(text)
+    cleaned_text = replace_surrogates(text)
 
     def spelled(match: re.Match[str]) -> str:
         found = match[0]

@@ -14,7 +14,7 @@ from rollout_plugins.reading.recorded_facts import Facts
 from rollout_plugins.store.parts import find_parts
 from rollout_plugins.store.run_facts import run_files
 from rollout_plugins.store.runs_folder import homes_of
-from rollout_plugins.system.remote_runs import here, is_url, reach
+from rollout_plugins.system.remote_runs import is_url, local_path, remote_reader
 
 _WANTED = "give a run's folder, a folder of runs or the trainer's output_dir"
 DEPTH = 6
@@ -38,8 +38,8 @@ def found_in(path: str | Path) -> list[Path]:
     One folder stands for those of a run that several nodes wrote.
     """
     if is_url(path):
-        return sorted(one_for_nodes(reach().find(str(path))), key=_started)
-    root = here(path)
+        return sorted(one_for_nodes(remote_reader().find(str(path))), key=_started)
+    root = local_path(path)
     if not (root.exists() or any(home.is_dir() for home in homes_of(root))):
         raise RunError(f"{root} does not exist; {_near(root) or _WANTED}")
     if _is_run(root):

@@ -17,7 +17,7 @@ from rollout_plugins.store.joined_parts import joined
 from rollout_plugins.store.parts import file_name, find_parts
 from rollout_plugins.system.labels import count
 from rollout_plugins.system.node_folders import NOTE, nodes_of
-from rollout_plugins.system.remote_runs import place_of
+from rollout_plugins.system.remote_runs import display_place
 
 
 def root() -> Path:
@@ -52,12 +52,12 @@ def the_run_of(folders: Iterable[Path]) -> Path:
     nodes = [_looked_at(folder) for folder in dict.fromkeys(folder.resolve() for folder in folders)]
     runs = {node.run: node for node in reversed(nodes)}
     if len(runs) > 1:
-        named = ", ".join(f"{run} in {place_of(node.folder)}" for run, node in reversed(runs.items()))
+        named = ", ".join(f"{run} in {display_place(node.folder)}" for run, node in reversed(runs.items()))
         raise RunError(f"these are different runs, not folders of one run's nodes: {named}; open one at a time")
     if twice := _twice(nodes):
         raise RunError(
-            f"{' and '.join(map(place_of, twice))} hold the same attempt of the same rank of {nodes[0].run}, so they "
-            "are not folders of different nodes; leave one out"
+            f"{' and '.join(map(display_place, twice))} hold the same attempt of the same rank of {nodes[0].run}, "
+            "so they are not folders of different nodes; leave one out"
         )
     return _joined(nodes) if len(nodes) > 1 else nodes[0].folder
 

@@ -18,7 +18,7 @@ from rollout_plugins.reading.merged_sums import generations_of
 from rollout_plugins.store import sums
 from rollout_plugins.store.parts import file_name
 from rollout_plugins.store.schema import TYPES
-from rollout_plugins.system.remote_runs import lies_elsewhere, opened
+from rollout_plugins.system.remote_runs import is_remote_file, open_run_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -106,7 +106,7 @@ def _all_found(files: Sequence[Path]) -> list[bytes]:
 
 
 def _on_all_cores(function: Callable[[Path], T], files: Sequence[Path], *, but: int = 0) -> list[T]:
-    away = any(map(lies_elsewhere, files))
+    away = any(map(is_remote_file, files))
     threads = _ELSEWHERE if away else max(min(os.cpu_count() or 1, 4) - but, 1)
     size = -(-len(files) // (_ELSEWHERE * threads)) or 1  # handing over thousands one by one takes as long as they do
     some = [files[start : start + size] for start in range(0, len(files), size)]
@@ -145,7 +145,7 @@ def _careful(path: Path, read: Callable[[], T]) -> T:
 
 
 def _lines(path: Path) -> pa.Table:
-    with pq.ParquetFile(opened(path)) as file:
+    with pq.ParquetFile(open_run_file(path)) as file:
         if why := wrong_columns(file.schema_arrow, TYPES):
             raise UnreadableError(f"{file_name(path)}: {why}")
         return sums.lines(file.read(columns=sums.columns(file.schema_arrow.names), use_threads=False))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pyarrow as pa
 
-from rollout_plugins.content.exact_json import is_clean
+from rollout_plugins.content.exact_json import is_valid_unicode
 from rollout_plugins.errors import RunError
 from rollout_plugins.reading import annotating as annotate
 from rollout_plugins.reading import sql_pieces as sql
@@ -336,7 +336,7 @@ class Database:
         """Those that the run files tell of, and those that rollouts have besides."""
         told = [name for source in self._tables.sources for name in source.reward_names]
         found = sorted(name for (name,) in self._connection.sql("select distinct name from rewards").fetchall())
-        names = dict.fromkeys(name for name in (*told, *found) if isinstance(name, str) and is_clean(name))
+        names = dict.fromkeys(name for name in (*told, *found) if isinstance(name, str) and is_valid_unicode(name))
         return list(names)[:MOST_REWARDS]
 
     def _add(self, *, whole: bool) -> str:

@@ -27,7 +27,7 @@ from rollout_plugins.store.parts import Part, file_name, find_parts
 from rollout_plugins.store.schema import TYPES
 from rollout_plugins.store.write import read_journal
 from rollout_plugins.system.node_folders import nodes_of
-from rollout_plugins.system.remote_runs import is_elsewhere, lies_elsewhere, place_of, reach
+from rollout_plugins.system.remote_runs import display_place, is_remote, is_remote_file, remote_reader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -78,7 +78,7 @@ class Session:
                 if uneven and attempt > 1:
                     break
                 attempt += 1
-        raise RunError(f"{', '.join(map(place_of, self.damaged))} cannot be read: {reason}")
+        raise RunError(f"{', '.join(map(display_place, self.damaged))} cannot be read: {reason}")
 
     def take(self, found: pa.Table, names: Sequence[str]) -> Iterator[tuple[pa.Array, pa.Table]]:
         """These columns of the places found, a few rows at a time, with each row's place among them."""
@@ -165,14 +165,14 @@ def readable(folder: Path, damaged: dict[str, str]) -> tuple[list[Part], dict[Pa
 
 def _is_gone(path: Path) -> bool:
     """Whether a file that was on this machine is not there anymore."""
-    return not lies_elsewhere(path) and not path.exists()
+    return not is_remote_file(path) and not path.exists()
 
 
 def look_again(folders: Iterable[Path]) -> None:
     """See what there is now of runs that are elsewhere."""
     for node in chain.from_iterable(map(nodes_of, folders)):
-        if is_elsewhere(node):
-            reach().refresh(node)
+        if is_remote(node):
+            remote_reader().refresh(node)
 
 
 def _journal(part: Part, damaged: dict[str, str]) -> pa.Table | None:

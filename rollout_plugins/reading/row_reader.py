@@ -18,7 +18,7 @@ from rollout_plugins.store.any_version import integers, with_columns
 from rollout_plugins.store.join_parts import locate
 from rollout_plugins.store.parts import Part
 from rollout_plugins.store.schema import REWARD_PREFIX, TYPES
-from rollout_plugins.system.remote_runs import opened
+from rollout_plugins.system.remote_runs import open_run_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -140,7 +140,7 @@ class _Cursor:
     """Reads forward through one Parquet file; going back starts again at a row group."""
 
     def __init__(self, path: Path, names: Sequence[str]) -> None:
-        self._file = pq.ParquetFile(opened(path), memory_map=True)
+        self._file = pq.ParquetFile(open_run_file(path), memory_map=True)
         self._names = _stored(names, self._file.schema_arrow.names)
         groups = map(self._file.metadata.row_group, range(self._file.num_row_groups))
         self._starts = list(accumulate((group.num_rows for group in groups), initial=0))

@@ -34,9 +34,9 @@ from rollout_plugins.reading.small_files import SmallFiles
 from rollout_plugins.reading.tables import Memory
 from rollout_plugins.store.parts import find_parts
 from rollout_plugins.store.schema import TYPES
-from rollout_plugins.system.labels import count, listed, not_finite, run_name
+from rollout_plugins.system.labels import count, format_counts, format_not_finite, run_name
 from rollout_plugins.system.node_folders import nodes_of
-from rollout_plugins.system.remote_runs import address, place_of
+from rollout_plugins.system.remote_runs import display_place, public_path
 
 if TYPE_CHECKING:
     from rollout_hookspecs import Finding, Rollout, Run
@@ -122,7 +122,7 @@ class StoredRun:
     @property
     def place(self) -> str:
         """Where it is: its folder, or its URL. Of a run at a URL, `dir` holds what was looked at."""
-        return place_of(self.dir)
+        return display_place(self.dir)
 
     @property
     def attempts(self) -> list[dict[str, Any]]:
@@ -188,7 +188,7 @@ class StoredRun:
     @property
     def files(self) -> list[Path | str]:
         """The run's Parquet files, for Spark, Ray and whatever else reads them without us; URLs of a run at a URL."""
-        return [address(part.path) for part in find_parts(self.dir) if not part.is_journal]
+        return [public_path(part.path) for part in find_parts(self.dir) if not part.is_journal]
 
     @property
     def parts(self) -> list[Path]:
@@ -473,11 +473,11 @@ class StoredRun:
             self.findings,
             **{
                 "annotated by": ", ".join(self.annotations),
-                "not finite": not_finite(self.not_finite),
-                "lost": listed(self.drops),
-                "not trained on": listed(self.untrained),
-                "not sent": listed(self.unsent, "to "),
-                "errors of plugins": listed(self.plugin_errors),
+                "not finite": format_not_finite(self.not_finite),
+                "lost": format_counts(self.drops),
+                "not trained on": format_counts(self.untrained),
+                "not sent": format_counts(self.unsent, "to "),
+                "errors of plugins": format_counts(self.plugin_errors),
                 "warnings": "; ".join(self.warnings),
                 "damaged": ", ".join(self.damaged),
             },

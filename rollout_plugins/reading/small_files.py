@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from rollout_plugins.reading.damage import UnreadableError
 from rollout_plugins.store.any_version import integers
-from rollout_plugins.system.remote_runs import SCHEME, spelled
+from rollout_plugins.system.remote_runs import SCHEME, duckdb_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -100,7 +100,7 @@ def _are_among(files: _Sizes, others: _Sizes) -> bool:
 
 def _placed(table: pa.Table, files: Sequence[Path]) -> pa.Table:
     """With the place of its file beside each row, instead of the file's name."""
-    places = {spelled(path): place for place, path in enumerate(files)}
+    places = {duckdb_path(path): place for place, path in enumerate(files)}
     names = table["filename"].combine_chunks().dictionary_encode()
     place = integers(places[name] for name in names.dictionary.to_pylist()).take(names.indices)
     return table.drop_columns(["filename"]).append_column("_file", place).combine_chunks()

@@ -6,8 +6,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from rollout_plugins.content.exact_json import cleaned
-from rollout_plugins.system.remote_runs import lies_elsewhere, spelled
+from rollout_plugins.content.exact_json import replace_surrogates
+from rollout_plugins.system.remote_runs import duckdb_path, is_remote_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,7 +19,7 @@ _FACTS = 'id, run_id, split, step, "group", rank, reward'
 def literal(value: Any) -> str:
     """A value as SQL."""
     if isinstance(value, str):
-        pieces = ["'" + piece.replace("'", "''") + "'" for piece in cleaned(value).split("\0")]
+        pieces = ["'" + piece.replace("'", "''") + "'" for piece in replace_surrogates(value).split("\0")]
         return "(" + " || chr(0) || ".join(pieces) + ")" if len(pieces) > 1 else pieces[0]
     return str(value)
 
@@ -36,7 +36,7 @@ def listed(names: Iterable[str]) -> str:
 
 def parquet(paths: Iterable[Path], *, uneven: bool = False) -> str:
     """A table of Parquet files. Folders above a run may be called `key=value`, which are not columns."""
-    names = ", ".join(literal(spelled(path) if lies_elsewhere(path) else pattern(path)) for path in paths)
+    names = ", ".join(literal(duckdb_path(path) if is_remote_file(path) else pattern(path)) for path in paths)
     options = "filename = true, file_row_number = true, hive_partitioning = false"
     return f"read_parquet([{names}], {options}, union_by_name = {'true' if uneven else 'false'})"
 

@@ -15,7 +15,7 @@ from rollout_plugins.store.any_version import integers
 from rollout_plugins.store.parts import file_name
 from rollout_plugins.store.step_log import SCHEMA, find_logs
 from rollout_plugins.store.write import read_journal
-from rollout_plugins.system.remote_runs import opened
+from rollout_plugins.system.remote_runs import open_run_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ def read_log(folder: Path, damaged: dict[str, str]) -> pa.Table:
 def _read(path: Path, damaged: dict[str, str]) -> pa.Table | None:
     try:
         is_sealed = path.suffix == ".parquet"
-        table = pq.read_table(opened(path), partitioning=None) if is_sealed else read_journal(path)
+        table = pq.read_table(open_run_file(path), partitioning=None) if is_sealed else read_journal(path)
         return table.select(SCHEMA.names).cast(SCHEMA) if table.num_rows else None
     except FileNotFoundError:
         raise UnreadableError(f"{file_name(path)} was just turned into Parquet") from None

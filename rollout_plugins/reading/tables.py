@@ -24,7 +24,7 @@ from rollout_plugins.store.parts import Part
 from rollout_plugins.store.schema import LIGHT, SCHEMA
 from rollout_plugins.store.sums import LAYOUT, Sums
 from rollout_plugins.system.node_folders import nodes_of
-from rollout_plugins.system.remote_runs import SCHEME, is_elsewhere, lies_elsewhere, reach, spelled
+from rollout_plugins.system.remote_runs import SCHEME, duckdb_path, is_remote, is_remote_file, remote_reader
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -72,7 +72,7 @@ class Tables:
         self._numbers = {path: number for number, path in enumerate(files)}
         self.has_many_files = sum(len(source.parts) for source in sources) >= MANY
         self.connection = self._connect()
-        names = ", ".join(literal(spelled(path)) for path in self._numbers) or "''"
+        names = ", ".join(literal(duckdb_path(path)) for path in self._numbers) or "''"
         self.connection.execute(f"create type file_ as enum ({names})")
         self.table("empty", pa.Table.from_batches([], SCHEMA))  # `empty_table` would import pandas
         for run, source in enumerate(sources):
@@ -82,8 +82,8 @@ class Tables:
     def add_light(self) -> None:
         """Numbers and names of every rollout."""
         for source in self.sources:
-            if far := [path for path in source.parquet_files if lies_elsewhere(path)]:
-                reach().fetch(far, LIGHT)
+            if far := [path for path in source.parquet_files if is_remote_file(path)]:
+                remote_reader().fetch(far, LIGHT)
         held = {run: self._small(run, source) for run, source in enumerate(self.sources) if not self._uneven}
         self.view("light_files", self._union(LIGHT, held))
 
@@ -222,8 +222,8 @@ class Tables:
         connection.execute(f"set temp_directory = {literal(str(Path(tempfile.gettempdir()) / 'rollouts-duckdb'))}")
         nodes = [node for source in self.sources for node in nodes_of(source.folder)]
         folders = [name for node in nodes for name in (str(node), sql.pattern(node))]
-        if away := [node for node in nodes if is_elsewhere(node)]:
-            connection.register_filesystem(reach().filesystem())
+        if away := [node for node in nodes if is_remote(node)]:
+            connection.register_filesystem(remote_reader().filesystem())
             folders += [f"{SCHEME}://{folder}" for folder in away]
         try:
             connection.execute(f"set allowed_directories = [{', '.join(map(literal, folders))}]")

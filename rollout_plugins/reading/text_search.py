@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Mapping
 from functools import cache
 
-from rollout_plugins.content.exact_json import cleaned
+from rollout_plugins.content.exact_json import replace_surrogates
 from rollout_plugins.content.tool_calls import ANSWERING, FAILURES, failure_text
 from rollout_plugins.reading.sql_pieces import literal
 
@@ -42,7 +42,7 @@ Test = Callable[[str], str]
 def condition(text: str) -> str:
     """Return the SQL condition that a rollout holds the text."""
     raw = _test(text)
-    quoted = _test(json.dumps(cleaned(text), ensure_ascii=False)[1:-1])
+    quoted = _test(json.dumps(replace_surrogates(text), ensure_ascii=False)[1:-1])
     printed = _printed_test(text) or quoted
     is_json: Test = quoted if printed is quoted else lambda value: f"({quoted(value)} or {printed(value)})"
     message = [*(raw(f"x.{name}") for name in (*_TEXT, "name")), quoted("x.rest")]
@@ -117,7 +117,7 @@ def _matches(pattern: str) -> Test:
 
 def _pattern(text: str, instead: Mapping[str, str] | None = None) -> str:
     """A regular expression for the text, with alternatives for the characters that fold to several."""
-    folded = cleaned(text).casefold()
+    folded = replace_surrogates(text).casefold()
     pieces, at = [], 0
     while at < len(folded):
         mark = next((mark for mark in instead or () if folded.startswith(mark, at)), None)

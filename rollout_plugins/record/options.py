@@ -14,7 +14,7 @@ from rollout_plugins.engine.env_vars import checked_seconds
 from rollout_plugins.engine.run_setup import checked_dir, load_plugins
 from rollout_plugins.errors import SetupError
 from rollout_plugins.hosts.kit.trainer_facts import check_trl
-from rollout_plugins.system.remote_runs import here, is_url
+from rollout_plugins.system.remote_runs import is_url, local_path
 
 _ON = [["1"], ["true"], ["yes"], ["on"]]
 
@@ -39,7 +39,7 @@ def callback_options(options: Namespace) -> dict[str, Any]:
         "dir": checked_dir(options.dir),
         "plugins": _names(options.plugins),
         "disable": _names(options.disable),
-        "config": None if options.config is None else _read_config(here(options.config)),
+        "config": None if options.config is None else _read_config(local_path(options.config)),
         "tokens": options.tokens,
         "rendered": options.rendered,
         "mirror": options.mirror,
@@ -67,7 +67,7 @@ def to_text(options: Namespace) -> str:
         value = getattr(options, name)
         if value:
             is_path = name in {"dir", "config", "mirror"} and not is_url(value)
-            words.append(f"--{name.replace('_', '-')}={here(value).absolute() if is_path else value}")
+            words.append(f"--{name.replace('_', '-')}={local_path(value).absolute() if is_path else value}")
     words += [f"--{name}" for name in ("tokens", "rendered") if getattr(options, name)]
     return shlex.join(words) or "1"
 

@@ -20,7 +20,7 @@ from rollout_plugins.remote.pruning import are_pruned
 from rollout_plugins.store.joined_parts import NOTE, without_joined
 from rollout_plugins.store.parts import find_parts
 from rollout_plugins.store.schema import FIELDS
-from rollout_plugins.system.labels import count, listed
+from rollout_plugins.system.labels import count, format_counts
 
 Datasets: TypeAlias = dict[str, dict[str, "str | list[str]"]]
 _DATA = re.compile(r"(.*/|)(data|sessions)/([^/]+)/(?:.*/)?[^/]+\.(parquet|jsonl)")
@@ -162,13 +162,13 @@ def _facts(run: StoredRun, chosen: Mapping[str, Any]) -> list[list[str]]:
         "run": info.id,
         "trainer": info.trainer or info.host,
         "model": info.model,
-        "rollouts": listed(splits),
+        "rollouts": format_counts(splits),
         "steps": f"{len(run.steps):,}",
         "rewards": ", ".join(info.reward_names),
         "tools": ", ".join(str(tool.get("function", tool).get("name", "")) for tool in info.tools),
         "text removed since": f"of {count(pruned, 'rollout')}" if pruned else "",
-        "lost while recording": listed(run.drops) or "nothing",
-        "not trained on": listed(run.untrained),
+        "lost while recording": format_counts(run.drops) or "nothing",
+        "not trained on": format_counts(run.untrained),
         "made with": ", ".join(f"{name} {version}" for name, version in info.versions.items()),
     }
     return [[name, _plain(value)] for name, value in facts.items() if value]

@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import cache
 
 from rollout_plugins.errors import SetupError
-from rollout_plugins.system.remote_runs import here
+from rollout_plugins.system.remote_runs import local_path
 
 _ADDRESS = re.compile(r"https?://[^/@?#\s]+(/[^@?#\s]*)?", re.IGNORECASE)
 
@@ -32,7 +32,7 @@ def _found() -> tuple[str, str]:
     for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
         if address := os.environ.get(name):
             return name, address
-    file = str(here(os.environ.get("AWS_CONFIG_FILE") or "~/.aws/config"))
+    file = str(local_path(os.environ.get("AWS_CONFIG_FILE") or "~/.aws/config"))
     profile = os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE") or "default"
     return f"endpoint_url of the profile {profile} in {file}", of_profile(file, profile)
 

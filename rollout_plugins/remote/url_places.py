@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 from rollout_plugins.errors import MissingExtraError, SetupError, need
 from rollout_plugins.remote.s3 import endpoint, of_profile
-from rollout_plugins.system.env_secrets import secrets
-from rollout_plugins.system.remote_runs import here, is_url
+from rollout_plugins.system.env_secrets import read_secrets
+from rollout_plugins.system.remote_runs import is_url, local_path
 
 #: By protocol, the package that fsspec needs for it and our extra that brings it.
 _PACKAGES = {
@@ -161,7 +161,7 @@ def place(url: str | os.PathLike[str], what: str = "the URL") -> Place:
     if not is_url(text):
         if text.partition(":")[0] in _PACKAGES:
             raise SetupError(f"{what} {text!r} has no slashes after the colon; give a URL, such as s3://bucket/runs")
-        return Place("file", str(here(text).absolute()))
+        return Place("file", str(local_path(text).absolute()))
     protocol, _, rest = text.partition(":")
     rest = re.sub("/+", "/", rest) if protocol in _S3 else rest  # Arrow refuses an empty name between two slashes
     rest = rest.lstrip("/") if protocol not in _LOCAL else "/" + rest.lstrip("/")
@@ -221,6 +221,6 @@ def without_secrets(text: str) -> str:
     text = re.sub(r"(\bhttps?://)[^\s'\"/@]*@", r"\1…@", text)
     text = re.sub(r"(\w://[^\s'\"/@:]*):[^\s'\"/@]*@", r"\1:…@", text)
     text = re.sub(r"(\w://[^\s'\"?]*)\?[^\s'\"]*", r"\1?…", text)
-    for secret, name in secrets().items():
+    for secret, name in read_secrets().items():
         text = text.replace(secret, f"[{name}]")
     return text

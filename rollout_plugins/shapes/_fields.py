@@ -11,7 +11,7 @@ from rollout_hookspecs._records import Finish
 from rollout_plugins.content import foreign_values as incoming
 from rollout_plugins.content.messages import as_messages
 from rollout_plugins.content.numbers import finite, real
-from rollout_plugins.content.rewards import given
+from rollout_plugins.content.rewards import to_float
 
 FINISHES: dict[str, Finish] = {name: name for name in get_args(Finish)} | {"tool_calls": "stop"}
 
@@ -43,7 +43,7 @@ def list_in(row: Mapping[str, Any], name: str) -> list[Any]:
 
 def spoken(prompt: Any, completion: Any) -> dict[str, Any]:
     """What was said, as the fields of a rollout; tool calls come out as OpenAI writes them."""
-    return incoming.spoken(_nested_calls(prompt), _nested_calls(completion))
+    return incoming.conversation_fields(_nested_calls(prompt), _nested_calls(completion))
 
 
 def messages(value: Any) -> tuple[Any, ...]:
@@ -77,6 +77,6 @@ def scores(values: Any) -> tuple[dict[str, float | None], Any]:
     """The numbers and None in a mapping, and what else was given; None for nothing else."""
     if not isinstance(values, Mapping):
         return {}, values
-    read = {name: given(value) for name, value in values.items()}
+    read = {name: to_float(value) for name, value in values.items()}
     good = {name: value for name, value in read.items() if value is None or type(value) is float}
     return {str(name): value for name, value in good.items()}, {n: v for n, v in read.items() if n not in good} or None

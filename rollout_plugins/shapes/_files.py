@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rollout_plugins.content.foreign_values import Lost, Unplaced, each
+from rollout_plugins.content.foreign_values import Lost, Unplaced, convert_each
 from rollout_plugins.errors import RunError
 
 BROKEN = Lost("row with values of the wrong kind")
@@ -30,7 +30,7 @@ def _natural(path: Path) -> list[tuple[int, str]]:
 
 def each_row(path: Path, convert: Callable[[Any], Unplaced | Lost]) -> Iterator[Unplaced | Lost]:
     """What each object in a file of JSON lines becomes."""
-    return each(convert, json_lines(path), BROKEN)
+    return convert_each(convert, json_lines(path), BROKEN)
 
 
 def json_lines(path: Path) -> Iterator[dict[str, Any] | Lost]:

@@ -15,8 +15,17 @@ from typing import Any
 
 from rollout_hookspecs import Rollout
 
-from rollout_plugins.content.foreign_values import REJECTED, UNREADABLE, Held, Incoming, Lost, Unplaced, Wanted, held
-from rollout_plugins.content.rewards import given
+from rollout_plugins.content.foreign_values import (
+    REJECTED,
+    UNREADABLE,
+    CopiedBatch,
+    CopyOptions,
+    ForeignRollouts,
+    Lost,
+    Unplaced,
+    copied_batch,
+)
+from rollout_plugins.content.rewards import to_float
 from rollout_plugins.content.snapshot import Snapshot
 from rollout_plugins.errors import SetupError
 from rollout_plugins.shapes._fields import list_in, spoken, whole, whole_or_none
@@ -37,7 +46,7 @@ NEEDED = ("input_ids", "loss_mask")
 READ = (*NEEDED, "attention_mask", "rewards", "versions")
 
 
-def rollouts(trajectories: Any, tokenizer: Any, *, data: Sequence[Mapping[str, Any]] | None = None) -> Incoming:
+def rollouts(trajectories: Any, tokenizer: Any, *, data: Sequence[Mapping[str, Any]] | None = None) -> ForeignRollouts:
     """A whole batch, or a list of what each episode returned, with None for those rejected.
 
     Args:
@@ -46,10 +55,10 @@ def rollouts(trajectories: Any, tokenizer: Any, *, data: Sequence[Mapping[str, A
         data: the dataset rows: one for each sequence of a batch, or for each episode of a list. Their `messages` are
             the prompt, instead of its decoded text; the rest are the rollouts' columns.
     """
-    return Incoming(lambda wanted: _take(trajectories, tokenizer, data, wanted))
+    return ForeignRollouts(lambda wanted: _take(trajectories, tokenizer, data, wanted))
 
 
-def _take(trajectories: Any, tokenizer: Any, data: Any, wanted: Wanted) -> Held:
+def _take(trajectories: Any, tokenizer: Any, data: Any, wanted: CopyOptions) -> CopiedBatch:
     is_list = isinstance(trajectories, (list, tuple))
     parts = [_checked(part, wanted) for part in (trajectories if is_list else [trajectories])]
     episodes = _on_host(parts, (*READ, "logprobs") if wanted.tokens else READ)
@@ -61,7 +70,7 @@ def _take(trajectories: Any, tokenizer: Any, data: Any, wanted: Wanted) -> Held:
         items += [episode] if isinstance(episode, Lost) else sequences
     numbers = [tensor for one in episodes if isinstance(one, _Episode) for tensor in one.numbers.values()]
     reader = _Reader(tokenizer, wanted)
-    return held(reader.found, items, copier.bytes + sum(tensor.nbytes for tensor in numbers), ("reward",))
+    return copied_batch(reader.found, items, copier.bytes + sum(tensor.nbytes for tensor in numbers), ("reward",))
 
 
 @dataclass(slots=True)
@@ -75,7 +84,7 @@ class _Episode:
         return len(self.numbers["input_ids"])
 
 
-def _checked(part: Any, wanted: Wanted) -> Any:
+def _checked(part: Any, wanted: CopyOptions) -> Any:
     """A trajectory that can be read, or what stands for one that can't."""
     if part is None:
         return REJECTED
@@ -122,7 +131,9 @@ def _episode(tensors: dict[str, Any]) -> _Episode | Lost:
     return _Episode(good, {f"lost:{name}": why for name in tensors if name not in good})
 
 
-def _dataset_rows(data: Any, episodes: Sequence[_Episode | Lost], wanted: Wanted, *, is_list: bool) -> list[list[Any]]:
+def _dataset_rows(
+    data: Any, episodes: Sequence[_Episode | Lost], wanted: CopyOptions, *, is_list: bool
+) -> list[list[Any]]:
     """For each episode, the dataset row of each of its sequences; empty ones if they don't line up."""
     counts = [len(episode) if isinstance(episode, _Episode) else 0 for episode in episodes]
     needed = len(counts) if is_list else counts[0]
@@ -143,7 +154,7 @@ def _dataset_rows(data: Any, episodes: Sequence[_Episode | Lost], wanted: Wanted
 class _Reader:
     """Makes rollouts of sequences; on the worker thread."""
 
-    def __init__(self, tokenizer: Any, wanted: Wanted) -> None:
+    def __init__(self, tokenizer: Any, wanted: CopyOptions) -> None:
         self._decode = decoder(tokenizer)
         self._end = getattr(tokenizer, "eos_token_id", None)
         self._with_tokens = wanted.tokens
@@ -211,7 +222,7 @@ def read(path: Path) -> Iterator[Unplaced | Lost]:
 def _dumped(row: dict[str, Any], file: Path) -> Unplaced | Lost:
     if "completion" not in row or "prompt" not in row:
         return Lost("row without prompt and completion")
-    reward, version = given(row.get("reward")), file.parent.name
+    reward, version = to_float(row.get("reward")), file.parent.name
     versions = [pair for pair in list_in(row, "version_rle") if isinstance(pair, list) and len(pair) == 2]
     rollout = Rollout(
         id="",
@@ -219,7 +230,8 @@ def _dumped(row: dict[str, Any], file: Path) -> Unplaced | Lost:
         step=int(version) if version.isdigit() else whole(row.get("tail_version")),
         **spoken(row["prompt"], _turns(row) or row["completion"]),
         **_written_by(row),
-        rewards={"reward": reward} | ({"original": given(row["original_reward"])} if "original_reward" in row else {}),
+        rewards={"reward": reward}
+        | ({"original": to_float(row["original_reward"])} if "original_reward" in row else {}),
         reward=reward,
         prompt_tokens=whole_or_none(row.get("prompt_len")),
         completion_tokens=sum(whole(tokens) for _, tokens in versions) if versions else None,

@@ -21,10 +21,10 @@ from typing import Any
 
 from rollout_hookspecs import Rollout, Run
 
-from rollout_plugins.content.foreign_values import Lost, Unplaced, sort, unsorted
+from rollout_plugins.content.foreign_values import Lost, Unplaced, assign_groups, collect_batch
 from rollout_plugins.errors import RunError
 from rollout_plugins.store.write import RunWriter
-from rollout_plugins.system.labels import BatchNames, listed
+from rollout_plugins.system.labels import BatchNames, format_counts
 
 FORMATS = {
     "trl": "trl",
@@ -173,13 +173,13 @@ def _write(generations: Iterator[list[Unplaced]], run: Run, report: Report, numb
             continue
         split, step = batch[0].rollout.split, batch[0].rollout.step
         name = names.name(run, split, step)
-        rows = sort(unsorted(batch))
+        rows = assign_groups(collect_batch(batch))
         ids = [f"{name}.0.{index}" for index in rows["index"]]
-        rows.put(id=ids, run_id=[run.id] * len(ids), generation=[numbers[split]] * len(ids))
+        rows.set_columns(id=ids, run_id=[run.id] * len(ids), generation=[numbers[split]] * len(ids))
         numbers[split] += 1
         writers.write(run.attempt, run.rank, rows)
     if not writers.total:
-        what = listed(report.skipped)
+        what = format_counts(report.skipped)
         raise RunError(f"no rollouts found there{': ' + what if what else ''}; is it the right --from?")
     report.rollouts = writers.total
     report.marked = writers.close(report.skipped)

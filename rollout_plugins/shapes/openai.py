@@ -10,12 +10,12 @@ from typing import Any
 
 from rollout_hookspecs import Rollout
 
-from rollout_plugins.content.exact_jsonl import restored
+from rollout_plugins.content.exact_jsonl import restore_rollout
 from rollout_plugins.content.foreign_values import Lost, Unplaced
 from rollout_plugins.content.hashing import content_hash
 from rollout_plugins.content.messages import role_of
 from rollout_plugins.content.numbers import real
-from rollout_plugins.content.rewards import given
+from rollout_plugins.content.rewards import to_float
 from rollout_plugins.shapes._fields import FINISHES, dict_in, finish_of, scores, spoken, whole, whole_or_none
 from rollout_plugins.shapes._files import each_row, find
 
@@ -39,7 +39,7 @@ def read(path: Path) -> Iterator[Unplaced | Lost]:
 def _row(row: dict[str, Any]) -> Unplaced | Lost:
     if row.keys() >= _OURS and "exact" in row:
         with suppress(Exception):  # somebody edited it: it is read as any other line
-            rollout = restored(row)
+            rollout = restore_rollout(row)
             return Unplaced(rollout, generation=(rollout.attempt, rollout.generation), has_place=True)
     said = row.get("messages")
     if isinstance(said, list):  # what came before the first answer is the prompt
@@ -66,8 +66,8 @@ def _found(row: dict[str, Any], talk: dict[str, Any]) -> Unplaced:
         step=whole(row.get("step")),
         **talk,
         rewards=scored,
-        reward=given(row.get("reward", row.get("score"))),
-        advantage=given(row.get("advantage")),
+        reward=to_float(row.get("reward", row.get("score"))),
+        advantage=to_float(row.get("advantage")),
         **fields,
     )
     generation = [row.get(name) for name in ("run", "attempt", "generation")] if is_ours else None

@@ -10,9 +10,18 @@ from typing import Any
 
 from rollout_hookspecs import Rollout
 
-from rollout_plugins.content.foreign_values import REJECTED, UNREADABLE, Held, Incoming, Lost, Unplaced, Wanted, held
+from rollout_plugins.content.foreign_values import (
+    REJECTED,
+    UNREADABLE,
+    CopiedBatch,
+    CopyOptions,
+    ForeignRollouts,
+    Lost,
+    Unplaced,
+    copied_batch,
+)
 from rollout_plugins.content.numbers import real
-from rollout_plugins.content.rewards import given
+from rollout_plugins.content.rewards import to_float
 from rollout_plugins.content.snapshot import Snapshot
 from rollout_plugins.errors import SetupError
 from rollout_plugins.shapes._fields import dict_in, finish_of, list_in, messages, spoken, whole, whole_or_none
@@ -48,7 +57,7 @@ class RolloutTrace:
             object.__setattr__(self, own.name, Snapshot().copy(getattr(self, own.name)))
 
 
-def rollouts(groups: Any, tokenizer: Any = None, *, tags: Sequence[Sequence[str]] | None = None) -> Incoming:
+def rollouts(groups: Any, tokenizer: Any = None, *, tags: Sequence[Sequence[str]] | None = None) -> ForeignRollouts:
     """A trajectory group or a list of them: one rollout for each trajectory.
 
     Args:
@@ -57,15 +66,15 @@ def rollouts(groups: Any, tokenizer: Any = None, *, tags: Sequence[Sequence[str]
         tokenizer: for the texts of trajectories without traces.
         tags: the tags of each group.
     """
-    return Incoming(lambda wanted: _take(groups, tokenizer, tags, wanted))
+    return ForeignRollouts(lambda wanted: _take(groups, tokenizer, tags, wanted))
 
 
-def _take(groups: Any, tokenizer: Any, tags: Any, wanted: Wanted) -> Held:
+def _take(groups: Any, tokenizer: Any, tags: Any, wanted: CopyOptions) -> CopiedBatch:
     listed = groups if isinstance(groups, (list, tuple)) else [groups]
     decode = decoder(tokenizer) if tokenizer is not None else None
     reader = _Reader(wanted, with_ids=wanted.tokens or decode is not None)
     items = [item for place, group in enumerate(listed) for item in reader.group(group, place, _tags(tags, place))]
-    return held(partial(_found, decode=decode), items, reader.copier.bytes, ("steps", "final"))
+    return copied_batch(partial(_found, decode=decode), items, reader.copier.bytes, ("steps", "final"))
 
 
 def _tags(tags: Any, place: int) -> list[Any]:
@@ -75,7 +84,7 @@ def _tags(tags: Any, place: int) -> list[Any]:
 class _Reader:
     """Reads groups into what tinker-cookbook itself would write of them, and the tokens of each transition."""
 
-    def __init__(self, wanted: Wanted, *, with_ids: bool) -> None:
+    def __init__(self, wanted: CopyOptions, *, with_ids: bool) -> None:
         self.copier = Snapshot()
         self._is_checked = wanted.checked
         self._with_ids = with_ids
@@ -95,7 +104,7 @@ class _Reader:
         )
         facts = {"group_idx": place, "tags": tags}
         return [
-            self._item(trajectory, {**facts, "final_reward": given(final), "trajectory_metrics": some}, dict(marks))
+            self._item(trajectory, {**facts, "final_reward": to_float(final), "trajectory_metrics": some}, dict(marks))
             for trajectory, final, some in zip(trajectories, finals, metrics, strict=True)
         ]
 
@@ -137,7 +146,7 @@ class _Reader:
         return {
             "ob_len": getattr(transition.ob, "length", None),
             "ac_len": len(action.tokens),
-            "reward": given(transition.reward),
+            "reward": to_float(transition.reward),
             "episode_done": transition.episode_done,
             "stop_reason": getattr(action, "stop_reason", None),
             **copied,
@@ -202,7 +211,7 @@ def _rollout(row: dict[str, Any]) -> Rollout:
         step=whole(row.get("iteration")),
         policy_step=whole_or_none(row.get("sampling_client_step")),
         **spoken(*_conversation([dict_in(step, "trace") for step in steps])),
-        **_rewards(row, [given(step.get("reward")) for step in steps]),
+        **_rewards(row, [to_float(step.get("reward")) for step in steps]),
         prompt_tokens=_sum(steps[:1], "ob_len"),
         completion_tokens=_sum(steps, "ac_len"),
         **_ending(last),
@@ -216,8 +225,8 @@ def _rollout(row: dict[str, Any]) -> Rollout:
 
 def _rewards(row: Mapping[str, Any], steps: Sequence[Any]) -> dict[str, Any]:
     """What the steps themselves earned, the final reward, and the total, which a file has and memory has not."""
-    final = given(row.get("final_reward"))
-    total = given(row["total_reward"]) if "total_reward" in row else _total([*steps, final])
+    final = to_float(row.get("final_reward"))
+    total = to_float(row["total_reward"]) if "total_reward" in row else _total([*steps, final])
     earned = None
     if type(total) is float and type(final) is float:
         known = all(type(reward) is float for reward in steps)

@@ -7,9 +7,18 @@ from typing import Any
 
 from rollout_hookspecs import Rollout, Tokens
 
-from rollout_plugins.content.foreign_values import REJECTED, UNREADABLE, Held, Incoming, Lost, Unplaced, Wanted, held
+from rollout_plugins.content.foreign_values import (
+    REJECTED,
+    UNREADABLE,
+    CopiedBatch,
+    CopyOptions,
+    ForeignRollouts,
+    Lost,
+    Unplaced,
+    copied_batch,
+)
 from rollout_plugins.content.hashing import is_tensor
-from rollout_plugins.content.rewards import given
+from rollout_plugins.content.rewards import to_float
 from rollout_plugins.content.snapshot import Snapshot
 from rollout_plugins.errors import SetupError
 from rollout_plugins.shapes._fields import finish_of, scores, spoken
@@ -20,17 +29,17 @@ KEPT = ("episode_id", "request_len", "response_len", "pad_id")
 PER_TOKEN = ("prompt_ids", "token_ids", "logprobs")
 
 
-def rollouts(episodes: Any) -> Incoming:
+def rollouts(episodes: Any) -> ForeignRollouts:
     """A list of episodes, or of groups of them (`list[list[Episode]]`); None among them is a rejected one.
 
     Of each is read, where it is there: `request` (or `prompt`), `response`, `target`, `reward`, `reward_breakdown`,
     `advantage`, `policy_version`, `episode_id`, `request_len`, `response_len`, `pad_id`; and, by a recorder with
     `tokens=True`, `prompt_ids`, `token_ids` and `logprobs` of its `completion`, and `ref_logprobs`.
     """
-    return Incoming(lambda wanted: _take(episodes, wanted))
+    return ForeignRollouts(lambda wanted: _take(episodes, wanted))
 
 
-def _take(episodes: Any, wanted: Wanted) -> Held:
+def _take(episodes: Any, wanted: CopyOptions) -> CopiedBatch:
     if not isinstance(episodes, (list, tuple)):
         raise SetupError(
             f"episodes is of type {type(episodes).__name__}; give a list of episodes, or of groups of them"
@@ -44,7 +53,7 @@ def _take(episodes: Any, wanted: Wanted) -> Held:
     _on_host(known)
     names = dict.fromkeys(name for facts in known for name in scores(facts["reward_breakdown"])[0])
     tensors = [tensor for facts in known for tensor in facts["tensors"].values()]
-    return held(_found, items, copier.bytes + sum(tensor.nbytes for tensor in tensors), names)
+    return copied_batch(_found, items, copier.bytes + sum(tensor.nbytes for tensor in tensors), names)
 
 
 def _flat(episodes: Sequence[Any]) -> Iterator[tuple[Any, int | None]]:
@@ -56,7 +65,7 @@ def _flat(episodes: Sequence[Any]) -> Iterator[tuple[Any, int | None]]:
             yield some, None
 
 
-def _facts(episode: Any, copier: Snapshot, wanted: Wanted) -> dict[str, Any] | Lost:
+def _facts(episode: Any, copier: Snapshot, wanted: CopyOptions) -> dict[str, Any] | Lost:
     """What is read of an episode; tensors are not copied yet."""
     if episode is None:
         return REJECTED
@@ -72,11 +81,11 @@ def _facts(episode: Any, copier: Snapshot, wanted: Wanted) -> dict[str, Any] | L
     if isinstance(facts["reward_breakdown"], Mapping):
         facts["reward_breakdown"] = dict(facts["reward_breakdown"])
     for holder, name in _numbers(facts):
-        holder[name] = holder[name] if is_tensor(holder[name]) else given(holder[name])
+        holder[name] = holder[name] if is_tensor(holder[name]) else to_float(holder[name])
     return facts
 
 
-def _of_completion(episode: Any, wanted: Wanted) -> dict[str, Any]:
+def _of_completion(episode: Any, wanted: CopyOptions) -> dict[str, Any]:
     completion = _get(episode, "completion")
     tensors = {name: _get(completion, name) for name in PER_TOKEN}
     ids = {name: tensors[name] for name in ("prompt_ids", "token_ids")}
@@ -109,7 +118,7 @@ def _on_host(known: Sequence[dict[str, Any]]) -> None:
     copies = to_host([holder[name] for _, holder, name in places])
     for (facts, holder, name), copied in zip(places, copies, strict=True):
         if holder is not facts["tensors"]:
-            holder[name] = given(copied if copied is not None else "a tensor that cannot be copied")
+            holder[name] = to_float(copied if copied is not None else "a tensor that cannot be copied")
         elif copied is not None:
             holder[name] = copied
         else:
@@ -120,7 +129,7 @@ def _on_host(known: Sequence[dict[str, Any]]) -> None:
 def _found(item: tuple[dict[str, Any], Any]) -> Unplaced:
     facts, group = item
     rewards, other_rewards = scores(facts["reward_breakdown"])
-    version = given(facts["policy_version"])
+    version = to_float(facts["policy_version"])
     extra = {name: facts[name] for name in KEPT if facts[name] is not None}
     rollout = Rollout(
         id="",

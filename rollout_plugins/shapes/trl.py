@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from rollout_hookspecs import Rollout
 
-from rollout_plugins.content.foreign_values import Lost, Unplaced, each
-from rollout_plugins.content.rewards import given
+from rollout_plugins.content.foreign_values import Lost, Unplaced, convert_each
+from rollout_plugins.content.rewards import to_float
 from rollout_plugins.shapes._fields import spoken, whole
 from rollout_plugins.shapes._files import BROKEN, find
 
@@ -40,7 +40,7 @@ def read(path: Path) -> Iterator[Unplaced | Lost]:
             continue
         rewards = [field.name for field in table.schema if field.name not in _OWN and _is_number(field.type)]
         extra = [name for name in table.column_names if name not in {*_OWN, *rewards} and not name.startswith("__")]
-        yield from each(partial(_found, rewards=rewards, extra=extra), table.to_pylist(), BROKEN)
+        yield from convert_each(partial(_found, rewards=rewards, extra=extra), table.to_pylist(), BROKEN)
 
 
 def _is_number(kind: Any) -> bool:
@@ -64,7 +64,7 @@ def _found(row: Mapping[str, Any], rewards: list[str], extra: list[str]) -> Unpl
 
 def _given(value: Any) -> Any:
     """TRL writes NaN where a function gave none."""
-    real = given(value)
+    real = to_float(value)
     return None if type(real) is float and math.isnan(real) else real
 
 

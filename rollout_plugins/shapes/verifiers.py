@@ -10,9 +10,9 @@ from typing import Any
 from rollout_hookspecs import Rollout, Tokens
 from rollout_hookspecs._records import Finish
 
-from rollout_plugins.content.foreign_values import Lost, Unplaced, each
+from rollout_plugins.content.foreign_values import Lost, Unplaced, convert_each
 from rollout_plugins.content.numbers import real
-from rollout_plugins.content.rewards import given
+from rollout_plugins.content.rewards import to_float
 from rollout_plugins.shapes._fields import dict_in, list_in, scores, spoken, whole, whole_or_none
 from rollout_plugins.shapes._files import BROKEN, find, json_lines
 
@@ -36,7 +36,7 @@ def read(path: Path) -> Iterator[Unplaced | Lost]:
             if isinstance(row, dict) and isinstance(row.get("traces"), list):
                 yield from _episode(row)
             else:
-                yield from each(_result, [row], BROKEN)
+                yield from convert_each(_result, [row], BROKEN)
 
 
 def _result(row: dict[str, Any]) -> Unplaced | Lost:
@@ -49,7 +49,7 @@ def _result(row: dict[str, Any]) -> Unplaced | Lost:
         split="eval",
         **spoken(row.get("prompt"), row.get("completion")),
         rewards=rewards,
-        reward=given(row.get("reward")),
+        reward=to_float(row.get("reward")),
         prompt_tokens=whole_or_none(usage.get("input_tokens")),
         completion_tokens=whole_or_none(usage.get("output_tokens")),
         finish=_finish(row.get("is_truncated"), error, row.get("is_completed")),
@@ -73,7 +73,7 @@ def _episode(row: dict[str, Any]) -> Iterator[Unplaced | Lost]:
         branches = _branches(list_in(trace, "nodes")) if isinstance(trace, dict) else []
         if not branches:
             yield Lost("trace without messages")
-        yield from each(found, [(trace, branch, nodes) for branch, nodes in enumerate(branches)], BROKEN)
+        yield from convert_each(found, [(trace, branch, nodes) for branch, nodes in enumerate(branches)], BROKEN)
 
 
 def _in_episode(row: dict[str, Any], trace: dict[str, Any], branch: int, nodes: list[dict[str, Any]]) -> Rollout:
@@ -109,7 +109,7 @@ def _trace(trace: dict[str, Any], nodes: list[dict[str, Any]], task: dict[str, A
     said = [node.get("message") for node in nodes]
     rewarded = dict_in(trace, "rewards")
     scored = {
-        name: given(value.get("score") if isinstance(value, dict) else value) for name, value in rewarded.items()
+        name: to_float(value.get("score") if isinstance(value, dict) else value) for name, value in rewarded.items()
     }
     errors = [error for error in list_in(trace, "errors") if isinstance(error, dict)]
     calls = [call for call in list_in(trace, "calls") if isinstance(call, dict)]
@@ -134,7 +134,7 @@ def _total(rewarded: Mapping[str, Any], scored: Mapping[str, Any]) -> Any:
     """The weighted sum; a score of None counts as nothing. One that cannot be counted stands for the sum."""
     total = 0.0
     for name, score in scored.items():
-        weight = given(rewarded[name].get("weight")) if isinstance(rewarded[name], dict) else None
+        weight = to_float(rewarded[name].get("weight")) if isinstance(rewarded[name], dict) else None
         for odd in (score, weight):
             if odd is not None and type(odd) is not float:
                 return odd

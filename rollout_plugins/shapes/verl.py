@@ -13,8 +13,15 @@ from typing import Any
 
 from rollout_hookspecs import Rollout
 
-from rollout_plugins.content.foreign_values import Held, Incoming, Lost, Unplaced, Wanted, held
-from rollout_plugins.content.rewards import given
+from rollout_plugins.content.foreign_values import (
+    CopiedBatch,
+    CopyOptions,
+    ForeignRollouts,
+    Lost,
+    Unplaced,
+    copied_batch,
+)
+from rollout_plugins.content.rewards import to_float
 from rollout_plugins.content.snapshot import Snapshot
 from rollout_plugins.errors import SetupError
 from rollout_plugins.shapes._fields import spoken, whole
@@ -38,7 +45,7 @@ def rollouts(
     reward_extra_infos_dict: Mapping[str, Any] | None = None,
     *,
     uids: Any = None,
-) -> Incoming:
+) -> ForeignRollouts:
     """One rollout for each input and output; each argument is a list, an array or a tensor.
 
     Args:
@@ -50,10 +57,10 @@ def rollouts(
         uids: `batch.non_tensor_batch["uid"]`, equal for answers to one prompt; without it equal inputs are a group.
     """
     arguments = {"input": inputs, "output": outputs, "gts": gts, "score": scores, "uid": uids}
-    return Incoming(lambda wanted: _take(arguments, reward_extra_infos_dict or {}, wanted))
+    return ForeignRollouts(lambda wanted: _take(arguments, reward_extra_infos_dict or {}, wanted))
 
 
-def _take(arguments: Mapping[str, Any], infos: Mapping[str, Any], wanted: Wanted) -> Held:
+def _take(arguments: Mapping[str, Any], infos: Mapping[str, Any], wanted: CopyOptions) -> CopiedBatch:
     copier = Snapshot()
     columns = {n: copier.copy(_list(values)) for n, values in {**infos, **arguments}.items() if values is not None}
     count = len(columns["output"])
@@ -63,7 +70,7 @@ def _take(arguments: Mapping[str, Any], infos: Mapping[str, Any], wanted: Wanted
         raise SetupError(f"there are {count} outputs, but {', '.join(odd)}; give one for each")
     names = [name for name in columns if name not in rest]
     items = [({name: columns[name][place] for name in names}, {} if place else rest) for place in range(count)]
-    return held(_found, items, copier.bytes, ("score",))
+    return copied_batch(_found, items, copier.bytes, ("score",))
 
 
 def _list(values: Any) -> list[Any]:
@@ -79,7 +86,7 @@ def _found(item: tuple[dict[str, Any], dict[str, list[Any]]]) -> Unplaced:
 
 
 def _rollout(row: dict[str, Any], step: int) -> Rollout:
-    score = given(row.get("score"))
+    score = to_float(row.get("score"))
     return Rollout(
         id="",
         step=whole(row.get("step"), step),

@@ -10,8 +10,8 @@ from rollout_hookspecs import Rollout, ToolCall, Trace
 from rollout_hookspecs._records import ToolStatus
 
 from rollout_plugins.content.messages import calls_of, field_of, reasoning_of, role_of, text_of
-from rollout_plugins.content.tool_calls import ANSWERING, paired
-from rollout_plugins.content.trace import under
+from rollout_plugins.content.tool_calls import ANSWERING, pair_calls
+from rollout_plugins.content.trace import facts_with_prefix
 
 _STATUSES = get_args(ToolStatus)
 _PLACE, _SCORE = ("split", "step", "group", "index"), ("reward", "advantage", "finish", "error")
@@ -100,9 +100,9 @@ def from_trace(trace: Trace) -> Conversation:
     return Conversation(
         id=trace.rollout_id,
         **dict[str, Any]({name: facts.get(name) for name in _IN_TRACES}),
-        rewards=under(facts, "reward/"),
-        columns=under(facts, "columns/"),
-        extra=under(facts, "extra/"),
+        rewards=facts_with_prefix(facts, "reward/"),
+        columns=facts_with_prefix(facts, "columns/"),
+        extra=facts_with_prefix(facts, "extra/"),
         turns=tuple(_turns(messages, _linked(messages, spans))),
     )
 
@@ -149,7 +149,7 @@ def _place(call: ToolCall, messages: int) -> bool:
 def _linked(messages: Sequence[Any], spans: Mapping[str, Mapping[str, Any]]) -> dict[int, list[ToolCall]]:
     """Calls by message, joined with the messages that answer them."""
     calls: dict[int, list[ToolCall]] = {}
-    for (turn, _), call, reply in paired(messages):
+    for (turn, _), call, reply in pair_calls(messages):
         content = None if reply is None else field_of(messages[reply], "content")
         outcome = _outcome(spans.get(call.id or "", {}), content)
         calls.setdefault(turn, []).append(ToolCall(name=call.name, arguments=call.arguments, reply=reply, **outcome))

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.style import Style
 
-from rollout_plugins.content.imaging import small_copy
+from rollout_plugins.content.imaging import load_thumbnail
 from rollout_plugins.show.blocks import Cells
 
 _SIDE = 400
@@ -29,7 +29,7 @@ def picture(source: Path | bytes) -> Callable[[int], list[Cells]]:
 
 def _opened(source: Path | bytes) -> Any:
     try:
-        return small_copy(source, _SIDE)
+        return load_thumbnail(source, _SIDE)
     except Exception:  # a broken file: its name and size stand above it
         return None
 

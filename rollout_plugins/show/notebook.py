@@ -16,7 +16,7 @@ from rollout_plugins.show.layout import asked_text, outcome_of, spoken
 from rollout_plugins.show.render import facts, place
 from rollout_plugins.show.text import brief, clean, evenly, number, one_line, readable, shorten
 from rollout_plugins.system.labels import count, run_name
-from rollout_plugins.system.remote_runs import place_of
+from rollout_plugins.system.remote_runs import display_place
 
 #: Characters of one text, turns at either end, and points of a course.
 _CHARS, _ENDS, _POINTS = 4000, 30, 40
@@ -86,7 +86,7 @@ def course(rows: Sequence[Mapping[str, Any]]) -> str:
 def run_line(run: Run, rows: Sequence[Mapping[str, Any]]) -> str:
     """The run on one line of a Python prompt."""
     said = [count(sum(row["rollouts"] for row in rows), "rollout"), f"steps {_steps(rows)}", f"reward {course(rows)}"]
-    where = place_of(Path(run.dir))
+    where = display_place(Path(run.dir))
     return f"<StoredRun {run_name(run)!r}: {', '.join(said) if rows else 'no rollouts'}; in {where}>"
 
 
@@ -125,7 +125,7 @@ def run_html(run: Run, rows: Sequence[Mapping[str, Any]], findings: Sequence[Fin
         "tool calls": f"{calls:,}, {failed:,} failed" if calls else "",
         "cut off": f"{cut:,}" if cut else "",
         **more,
-        "folder": place_of(Path(run.dir)),
+        "folder": display_place(Path(run.dir)),
     }
     return findings_html(findings) + _table(
         f'<tr><th style="text-align:left">{escape(name)}</th><td style="text-align:left">{_cell(value)}</td></tr>'

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from rollout_hookspecs import Image, Scope, Step, Trace
 
-from rollout_plugins.content.imaging import small_copy
+from rollout_plugins.content.imaging import load_thumbnail
 from rollout_plugins.content.messages import call_text, calls_of, reasoning_of, text_of
 from rollout_plugins.content.numbers import real
 
@@ -73,7 +73,7 @@ def thumbnail(path: Path, side: int) -> bytes | None:
     """Return the image as JPEG, at most `side` pixels wide and high; None if it cannot be read."""
     try:
         out = io.BytesIO()
-        small_copy(path, side).save(out, "JPEG", quality=85)
+        load_thumbnail(path, side).save(out, "JPEG", quality=85)
     except Exception as error:
         logger.warning("The image %s cannot be shown: %r", path, error)
         return None

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import TextIO
 
-from rollout_plugins.content.json_safe import json_for
+from rollout_plugins.content.json_safe import escape_for_stream
 
 _UNREAD_BYTES = 16_384
 """How much unread text we leave in a pipe. Linux pipes hold 64 KB; the rest is for what the training prints."""
@@ -26,7 +26,7 @@ def write_text(stream: TextIO, text: str) -> None:
 
 def write_json(stream: TextIO, lines: str) -> None:
     """Write lines of JSON, with JSON escapes for the characters that the stream's encoding lacks."""
-    _write(stream, json_for(stream, lines))
+    _write(stream, escape_for_stream(stream, lines))
 
 
 def _encoding(stream: TextIO) -> str:

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 from rollout_hookspecs import Image, Step, Trace
 
-from rollout_plugins.content.json_safe import plain, plain_text
+from rollout_plugins.content.json_safe import escape_surrogates, to_json_safe
 from rollout_plugins.content.messages import role_of
-from rollout_plugins.content.trace import fact
+from rollout_plugins.content.trace import to_fact
 
 T = TypeVar("T")
 logger = logging.getLogger("rollout_plugins")
@@ -40,7 +40,7 @@ def _shape_or_note(trace: Trace, step: Step, shape: Callable[[Trace], T]) -> T:
         logger.warning("Rollout %s could not be shown: %r", getattr(trace, "rollout_id", "?"), error)
         note = f"this rollout could not be shown here ({type(error).__name__}); the store has it"
         facts = {"split": step.split, "step": step.step, "generation": step.generation, "status": "error"}
-        rollout_id = str(plain(getattr(trace, "rollout_id", "unknown")))
+        rollout_id = str(to_json_safe(getattr(trace, "rollout_id", "unknown")))
         message = {"role": "unknown", "content": note}
         metadata = {"id": rollout_id, **facts, "error": note}
         return shape(Trace(rollout_id=rollout_id, messages=(message,), metadata=metadata))
@@ -48,14 +48,14 @@ def _shape_or_note(trace: Trace, step: Step, shape: Callable[[Trace], T]) -> T:
 
 def _prepare(trace: Trace, step: Step) -> Trace:
     """Return the trace with plain values, and with a note if it comes from only one of several ranks."""
-    facts = {str(name): fact(value) for name, value in plain(trace.metadata or {}).items()}
+    facts = {str(name): to_fact(value) for name, value in to_json_safe(trace.metadata or {}).items()}
     if step.world_size > 1 and not step.gathered:
         facts["ranks"] = f"only rank {step.rank} of {step.world_size}"
     return Trace(
-        rollout_id=plain_text(str(trace.rollout_id)),
-        messages=tuple(_as_dict(plain(m, images=True), "content") for m in trace.messages or ()),
+        rollout_id=escape_surrogates(str(trace.rollout_id)),
+        messages=tuple(_as_dict(to_json_safe(m, images=True), "content") for m in trace.messages or ()),
         metadata={"id": trace.rollout_id, "split": step.split, "step": step.step, **facts},
-        spans=tuple(_as_dict(plain(s, images=True), "output") for s in trace.spans or ()),
+        spans=tuple(_as_dict(to_json_safe(s, images=True), "output") for s in trace.spans or ()),
     )
 
 

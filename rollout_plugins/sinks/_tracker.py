@@ -10,7 +10,7 @@ from rollout_hookspecs import Image, Run, Scope, hookimpl
 
 from rollout_plugins.content.imaging import file_of
 from rollout_plugins.errors import need
-from rollout_plugins.system.labels import own_name
+from rollout_plugins.system.labels import unique_run_name
 
 
 class TrackerSink:
@@ -89,7 +89,7 @@ class TrackerSink:
         """Drop what is cached for the run that ends."""
 
     def _own_name(self, run: Run) -> str:
-        return self._name or getattr(self._args, "run_name", None) or own_name(run)
+        return self._name or getattr(self._args, "run_name", None) or unique_run_name(run)
 
     def _file(self, image: Image) -> Path | None:
         return file_of(image, self._run.dir if self._run else "")

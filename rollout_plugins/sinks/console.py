@@ -10,13 +10,13 @@ import orjson
 from rich.console import Console
 from rollout_hookspecs import Step, Trace, hookimpl
 
-from rollout_plugins.content.json_safe import json_text, plain
+from rollout_plugins.content.json_safe import json_text, to_json_safe
 from rollout_plugins.content.messages import field_of
 from rollout_plugins.content.numbers import finite
 from rollout_plugins.show.render import render_group, render_rollouts
 from rollout_plugins.sinks._stream import write_json, write_text
 from rollout_plugins.system.option_checks import check, flag, whole
-from rollout_plugins.system.progress_bars import cleared
+from rollout_plugins.system.progress_bars import clear_bars_sequence
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -105,7 +105,7 @@ class ConsoleSink:
             return
         with console.capture() as captured:
             console.print(rendered)
-        write_text(stream, cleared() + captured.get())
+        write_text(stream, clear_bars_sequence() + captured.get())
 
 
 def best_and_worst(traces: Sequence[Trace], by: str, best: int, worst: int) -> list[Titled]:
@@ -133,9 +133,9 @@ def json_line(trace: Trace) -> str:
     """Return the complete trace as one line of JSON that is also safe to print."""
     record = {"id": trace.rollout_id, "messages": trace.messages, "metadata": trace.metadata, "spans": trace.spans}
     try:
-        text = orjson.dumps(plain(record, images=True)).decode()
+        text = orjson.dumps(to_json_safe(record, images=True)).decode()
     except TypeError:  # an image record with a value that JSON lacks
-        text = orjson.dumps(plain(record)).decode()
+        text = orjson.dumps(to_json_safe(record)).decode()
     return _UNSAFE.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
 
 

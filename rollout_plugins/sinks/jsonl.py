@@ -14,14 +14,14 @@ from typing import IO, Any
 import orjson
 from rollout_hookspecs import Image, Run, Scope, Step, Trace, hookimpl
 
-from rollout_plugins.content.exact_jsonl import missing
+from rollout_plugins.content.exact_jsonl import find_missing
 from rollout_plugins.content.messages import role_of
-from rollout_plugins.content.trace import rollout_of, under
+from rollout_plugins.content.trace import facts_with_prefix, rollout_of
 from rollout_plugins.errors import SetupError
 from rollout_plugins.sinks._common import SCOPES, message_text, replace_images, traces_for_scope
 from rollout_plugins.sinks._stream import write_json
 from rollout_plugins.sinks._traces import prompt_and_completion, shape_each
-from rollout_plugins.system.file_locks import locked
+from rollout_plugins.system.file_locks import hold_lock
 from rollout_plugins.system.option_checks import check, one_of, whole
 
 ANSWERS = ("answer", "solution", "ground_truth", "target", "label")
@@ -132,7 +132,7 @@ def _append(folder: Path, data: bytes, max_bytes: int) -> tuple[Path, int, int]:
     while True:
         path = folder / f"{number}.jsonl"
         file = path.open("a+b", buffering=0)
-        with locked(file):
+        with hold_lock(file):
             size = file.seek(0, os.SEEK_END)
             if size < max_bytes:
                 _add(file, data, size)
@@ -186,7 +186,7 @@ def _json_line(trace: Trace, record: dict[str, Any]) -> str:
     rollout = rollout_of(trace)
     with suppress(Exception):  # an odd value may only cost what an import reads of it
         if rollout is not None:
-            record = {**record, "exact": missing(rollout, record)}
+            record = {**record, "exact": find_missing(rollout, record)}
     return json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -198,8 +198,8 @@ def flat_record(trace: Trace) -> dict[str, Any]:
     """
     facts = trace.metadata
     prompt, completion = replace_images(prompt_and_completion(trace), _image_facts)
-    rewards = under(facts, "reward/")
-    columns = under(facts, "columns/")
+    rewards = facts_with_prefix(facts, "reward/")
+    columns = facts_with_prefix(facts, "columns/")
     answer = next((columns[name] for name in ANSWERS if name in columns), None)
     return {
         **{key: value for key, value in facts.items() if "/" not in key},
@@ -218,8 +218,8 @@ def flat_record(trace: Trace) -> dict[str, Any]:
         "metrics": rewards,
         "rewards": rewards,
         "info": columns,
-        "extra": under(facts, "extra/"),
-        "marks": under(facts, "marks/"),
+        "extra": facts_with_prefix(facts, "extra/"),
+        "marks": facts_with_prefix(facts, "marks/"),
         "spans": replace_images(trace.spans, _image_facts),
     }
 

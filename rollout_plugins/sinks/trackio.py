@@ -25,7 +25,7 @@ from rollout_plugins.sinks._common import (
 )
 from rollout_plugins.sinks._traces import images_in, shape_each
 from rollout_plugins.sinks._tracker import TrackerSink
-from rollout_plugins.system.option_checks import check, named, one_of
+from rollout_plugins.system.option_checks import check, one_of, optional_name
 
 logger = logging.getLogger("rollout_plugins")
 
@@ -52,9 +52,9 @@ class TrackioSink(TrackerSink):
         check(
             "trackio",
             one_of("scope", scope, SCOPES),
-            named("project", project),
-            named("name", name),
-            named("space_id", space_id),
+            optional_name("project", project),
+            optional_name("name", name),
+            optional_name("space_id", space_id),
         )
         super().__init__(scope=scope, project=project, name=name, space_id=space_id)
         # One object per distinct image, so that trackio stores its file once.

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from rollout_plugins.content.exact_json import cleaned
+from rollout_plugins.content.exact_json import replace_surrogates
 from rollout_plugins.store.schema import TEXT
 from rollout_plugins.store.write import write_parquet
 
@@ -29,7 +29,7 @@ PRODUCER = b"rollout_plugins.producer"
 
 def write_texts(folder: Path, producer: str, rows: Sequence[Mapping[str, str]]) -> Path:
     """Write rows of texts that all have the same columns, `id` among them."""
-    columns = {name: pa.array([cleaned(row[name]) for row in rows], TEXT) for name in rows[0]}
+    columns = {name: pa.array([replace_surrogates(row[name]) for row in rows], TEXT) for name in rows[0]}
     return write_annotations(folder, producer, pa.table(columns))
 
 
@@ -55,7 +55,7 @@ def folder_name(producer: str) -> str:
 
 def sql_name(text: str) -> str:
     """A name that SQL can write."""
-    return cleaned(text).replace("\0", "\u2400")
+    return replace_surrogates(text).replace("\0", "\u2400")
 
 
 def _new_file(folder: Path, schema: pa.Schema) -> Path:

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from rollout_hookspecs import Placeholder, ToolCall
 
-from rollout_plugins.content.call_columns import Outcomes
+from rollout_plugins.content.call_columns import CallColumns
 from rollout_plugins.content.exact_json import decode, encode_all
-from rollout_plugins.content.message_columns import Talk
+from rollout_plugins.content.message_columns import MessageColumns
 from rollout_plugins.store.column_values import Row, is_exact, json_of, list_of, readable, scalars
 from rollout_plugins.store.schema import CALL_DEFAULTS, TEXT, TOOL_CALL
 
@@ -20,7 +20,7 @@ _SCALARS = {name: TOOL_CALL.field(name).type for name in ("turn", "position", "r
 Rest = dict[int, dict[str, Any]]
 
 
-class CallColumns(NamedTuple):
+class CallArrays(NamedTuple):
     """The calls of all rollouts, how many each has, and how many of those failed."""
 
     calls: pa.ListArray
@@ -29,26 +29,30 @@ class CallColumns(NamedTuple):
 
 
 def tool_calls(
-    outcomes: Outcomes, rows: Sequence[Row], completion: Talk, arguments: Sequence[str], lost: list[Placeholder]
-) -> CallColumns:
+    outcomes: CallColumns,
+    rows: Sequence[Row],
+    completion: MessageColumns,
+    arguments: Sequence[str],
+    lost: list[Placeholder],
+) -> CallArrays:
     """`arguments` are those in the messages, as JSON; of rollouts that were not changed since, they are the calls'."""
     columns, starts = outcomes.columns, outcomes.starts
     if not starts[-1]:
         none = pa.array([0] * len(outcomes), pa.int64())
-        return CallColumns(list_of(TOOL_CALL, starts, {}), none, none)
+        return CallArrays(list_of(TOOL_CALL, starts, {}), none, none)
     out = {name: _scalar(name, kind, outcomes, rows) for name, kind in _SCALARS.items()}
     rest: Rest = {}
-    out["result"] = pa.nulls(starts[-1], TEXT) if outcomes.is_as_said else _results(outcomes, completion, rest)
+    out["result"] = pa.nulls(starts[-1], TEXT) if outcomes.matches_messages else _results(outcomes, completion, rest)
     out["name"], out["error"] = (_texts(name, columns[name], rest) for name in ("name", "error"))
-    out["arguments"] = arguments if outcomes.is_as_said else encode_all(columns["arguments"], lost)
+    out["arguments"] = arguments if outcomes.matches_messages else encode_all(columns["arguments"], lost)
     out["rest"] = json_of([rest.get(at, {}) for at in range(starts[-1])], lost)
     states = out["status"].to_pylist()
     failed = [states[a:b].count("error") + states[a:b].count("unknown") for a, b in pairwise(starts)]
     counts = [b - a for a, b in pairwise(starts)]
-    return CallColumns(list_of(TOOL_CALL, starts, out), pa.array(counts, pa.int64()), pa.array(failed, pa.int64()))
+    return CallArrays(list_of(TOOL_CALL, starts, out), pa.array(counts, pa.int64()), pa.array(failed, pa.int64()))
 
 
-def _scalar(name: str, kind: Any, outcomes: Outcomes, rows: Sequence[Row]) -> pa.Array:
+def _scalar(name: str, kind: Any, outcomes: CallColumns, rows: Sequence[Row]) -> pa.Array:
     default = CALL_DEFAULTS[name]
 
     def fit(at: int, value: Any) -> Any:
@@ -69,7 +73,7 @@ def _texts(name: str, values: Sequence[Any], rest: Rest) -> pa.Array:
     return pa.array([readable(value) if at in odd else value for at, value in enumerate(values)], TEXT)
 
 
-def _results(outcomes: Outcomes, completion: Talk, rest: Rest) -> pa.Array:
+def _results(outcomes: CallColumns, completion: MessageColumns, rest: Rest) -> pa.Array:
     """Results that are not the text of the message that answers."""
     values = list(outcomes.columns["result"])
     for place, (start, end) in enumerate(pairwise(outcomes.starts)):
@@ -82,7 +86,7 @@ def _results(outcomes: Outcomes, completion: Talk, rest: Rest) -> pa.Array:
     return _texts("result", values, rest)
 
 
-def _answer_in(talk: Talk, place: int, reply: Any) -> str | None:
+def _answer_in(talk: MessageColumns, place: int, reply: Any) -> str | None:
     start, end = talk.starts[place : place + 2]
     if type(reply) is not int or not 0 <= reply < end - start:
         return None

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from rollout_hookspecs import Placeholder
 
-from rollout_plugins.content.exact_json import TROUBLE, decode, encode, encode_all, is_clean
-from rollout_plugins.content.message_columns import Talk
+from rollout_plugins.content.exact_json import INSPECTION_ERRORS, decode, encode, encode_all, is_valid_unicode
+from rollout_plugins.content.message_columns import MessageColumns
 from rollout_plugins.content.messages import calls_of
 from rollout_plugins.store.column_values import is_exact, list_of, readable, starts_of
 from rollout_plugins.store.schema import CALL, MESSAGE, TYPED
@@ -27,28 +27,28 @@ class Messages(NamedTuple):
     """Arguments of all calls in plain messages, as JSON."""
 
 
-def messages(talk: Talk, lost: list[Placeholder]) -> Messages:
+def messages(talk: MessageColumns, lost: list[Placeholder]) -> Messages:
     """The messages as columns. Most are texts under the names of columns; the others are looked at one by one."""
     arguments = encode_all(talk.arguments, lost)
     try:
-        return _columns(talk, arguments, dict(talk.odd), lost)
+        return _columns(talk, arguments, dict(talk.irregular), lost)
     except UnicodeEncodeError:  # a lone surrogate
         odd = {at: talk.message(at) for at in range(len(talk.shapes)) if not _is_clean(talk, at)}
-        return _columns(talk, arguments, talk.odd | odd, lost)
+        return _columns(talk, arguments, talk.irregular | odd, lost)
 
 
-def _is_clean(talk: Talk, at: int) -> bool:
+def _is_clean(talk: MessageColumns, at: int) -> bool:
     values = [column[at] for column in talk.columns.values()]
     calls = [part for ident, name, _ in talk.calls(at) for part in (ident, name)]
-    return all(value is None or is_clean(value) for value in (*values, *calls))
+    return all(value is None or is_valid_unicode(value) for value in (*values, *calls))
 
 
-def _columns(talk: Talk, arguments: list[str], odd: Mapping[int, Any], lost: list[Placeholder]) -> Messages:
+def _columns(talk: MessageColumns, arguments: list[str], odd: Mapping[int, Any], lost: list[Placeholder]) -> Messages:
     columns: dict[str, Any] = {column: list(talk.column(key)) for key, column in TYPED.items()}
     columns["rest"] = _left_over(talk)
     calls = {
         at: list(zip(talk.call_ids[here], talk.call_names[here], arguments[here], strict=True))
-        for at, here in talk.calls_by_place()
+        for at, here in talk.calls_by_message()
     } if odd else {}  # fmt: skip
     for at, message in odd.items():
         *texts, calls[at], columns["rest"][at] = _message(message, lost)
@@ -59,9 +59,9 @@ def _columns(talk: Talk, arguments: list[str], odd: Mapping[int, Any], lost: lis
     return Messages(list_of(MESSAGE, talk.starts, columns), pa.array(turns, pa.int64()), arguments)
 
 
-def _calls(talk: Talk, arguments: list[str]) -> pa.ListArray:
+def _calls(talk: MessageColumns, arguments: list[str]) -> pa.ListArray:
     counts = [0] * len(talk.shapes)
-    for at, here in talk.calls_by_place():
+    for at, here in talk.calls_by_message():
         counts[at] = here.stop - here.start
     columns = {"id": talk.call_ids, "name": talk.call_names, "arguments": arguments}
     return list_of(CALL, starts_of(counts), columns)
@@ -75,11 +75,11 @@ def _merged_calls(calls: Mapping[int, _Calls], count: int) -> pa.ListArray:
     return list_of(CALL, starts_of(map(len, in_order)), columns)
 
 
-def _left_over(talk: Talk) -> list[str | None]:
+def _left_over(talk: MessageColumns) -> list[str | None]:
     """What of each plain message has no column of its own: other keys, and those that hold None."""
     if _is_all_typed(talk):
         return [None] * len(talk.shapes)
-    asking = set(talk.asking)
+    asking = set(talk.calling)
     rest: list[str | None] = []
     for at, shape in enumerate(talk.shapes):
         values = {key: talk.columns[key][at] for key in shape if key != "tool_calls"}
@@ -90,13 +90,13 @@ def _left_over(talk: Talk) -> list[str | None]:
     return rest
 
 
-def _is_all_typed(talk: Talk) -> bool:
+def _is_all_typed(talk: MessageColumns) -> bool:
     shapes = Counter(talk.shapes)
     if any(key not in TYPED and key != "tool_calls" for shape in shapes for key in shape):
         return False
     held = {key: sum(count for shape, count in shapes.items() if key in shape) for key in (*TYPED, "tool_calls")}
     texts = all(len(column) - column.count(None) == held.get(key, 0) for key, column in talk.columns.items())
-    return texts and len(talk.asking) == held["tool_calls"]
+    return texts and len(talk.calling) == held["tool_calls"]
 
 
 _Calls = list[tuple[Any, Any, str]]
@@ -111,7 +111,7 @@ def _message(message: Any, lost: list[Placeholder]) -> _Columns:
         return None, readable(message) or "", None, None, [], encode(message, lost)
     try:
         return _typed_message(message, lost)
-    except TROUBLE:  # keys that object to being compared: exact in `rest`, if nowhere else
+    except INSPECTION_ERRORS:  # keys that object to being compared: exact in `rest`, if nowhere else
         return None, "", None, None, [], encode(message, lost)
 
 
@@ -129,7 +129,7 @@ def _as_dict(message: Any) -> Any:
     """A plain dict for any mapping, the message itself for everything else."""
     try:
         return dict(message) if isinstance(message, Mapping) else message
-    except TROUBLE:  # a mapping that does not map: stored as a placeholder
+    except INSPECTION_ERRORS:  # a mapping that does not map: stored as a placeholder
         return message
 
 
@@ -148,11 +148,11 @@ def _is_usual(call: Any) -> bool:
     return (
         len(call) == 2 + ("id" in call)
         and type(ident) is str
-        and is_clean(ident)
+        and is_valid_unicode(ident)
         and type(function) is dict
         and function.keys() == {"name", "arguments"}
         and type(function["name"]) is str
-        and is_clean(function["name"])
+        and is_valid_unicode(function["name"])
     )
 
 
@@ -160,7 +160,7 @@ def _readable_calls(message: dict[Any, Any]) -> _Calls:
     """Unusual calls stand in `rest` exactly; these columns only let people find them."""
     try:
         return [(readable(call.id), readable(call.name), encode(call.arguments)) for call in calls_of(message)]
-    except TROUBLE:
+    except INSPECTION_ERRORS:
         return []
 
 

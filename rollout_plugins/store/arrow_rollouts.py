@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 from rollout_hookspecs import Image, Placeholder, Rollout, Tokens, ToolCall
 
-from rollout_plugins.content.call_columns import Outcomes
+from rollout_plugins.content.call_columns import CallColumns
 from rollout_plugins.content.exact_json import decode
-from rollout_plugins.content.message_columns import Talk
-from rollout_plugins.content.rollout_columns import Drafts
+from rollout_plugins.content.message_columns import MessageColumns
+from rollout_plugins.content.rollout_columns import RolloutColumns
 from rollout_plugins.store.arrow_calls import read_call, tool_calls
 from rollout_plugins.store.arrow_messages import messages, read_message
 from rollout_plugins.store.arrow_tokens import tokens
@@ -26,7 +26,7 @@ def to_batch(rollouts: Sequence[Rollout], lost: list[Placeholder]) -> pa.RecordB
     What can't be kept is a `Placeholder` where it was, or, in a column that takes only numbers or text, a mark
     `lost:<path>` beside it. Both are appended to `lost`.
     """
-    drafts = Drafts.of(rollouts)
+    drafts = RolloutColumns.from_rollouts(rollouts)
     rows = [Row(drafts, place, lost) for place in range(len(drafts))]
     made = {name: _scalars(name, kind, drafts, rows) for name, kind in SCALARS.items()}
     made["rewards"] = _rewards(drafts, rows)
@@ -50,27 +50,29 @@ def _columns(kind: Any) -> dict[str, list[Any]]:
     return {field.name: [] for field in kind}
 
 
-def _scalars(name: str, kind: Any, drafts: Drafts, rows: Sequence[Row]) -> pa.Array:
+def _scalars(name: str, kind: Any, drafts: RolloutColumns, rows: Sequence[Row]) -> pa.Array:
     default = DEFAULTS[name]
     return scalars(drafts[name], kind, default, lambda at, value: rows[at].fit(value, kind, name, default))
 
 
-def _talk(name: str, drafts: Drafts, rows: Sequence[Row]) -> Talk:
+def _talk(name: str, drafts: RolloutColumns, rows: Sequence[Row]) -> MessageColumns:
     talk = drafts[name]
-    return talk if isinstance(talk, Talk) else Talk([row.messages(name) for row in rows], "")
+    return talk if isinstance(talk, MessageColumns) else MessageColumns([row.messages(name) for row in rows], "")
 
 
-def _outcomes(drafts: Drafts, rows: Sequence[Row]) -> Outcomes:
+def _outcomes(drafts: RolloutColumns, rows: Sequence[Row]) -> CallColumns:
     calls = drafts["tool_calls"]
-    return calls if isinstance(calls, Outcomes) else Outcomes(row.sequence("tool_calls", ToolCall) for row in rows)
+    return (
+        calls if isinstance(calls, CallColumns) else CallColumns(row.sequence("tool_calls", ToolCall) for row in rows)
+    )
 
 
-def _mappings(name: str, drafts: Drafts, rows: Sequence[Row]) -> Sequence[dict[Any, Any]]:
+def _mappings(name: str, drafts: RolloutColumns, rows: Sequence[Row]) -> Sequence[dict[Any, Any]]:
     values = drafts[name]
     return values if set(map(type, values)) <= {dict} else [row.mapping(name) for row in rows]
 
 
-def _rewards(drafts: Drafts, rows: Sequence[Row]) -> pa.ListArray:
+def _rewards(drafts: RolloutColumns, rows: Sequence[Row]) -> pa.ListArray:
     given = [_fitting(rewards, row) for rewards, row in zip(_mappings("rewards", drafts, rows), rows, strict=True)]
     names = list(chain.from_iterable(given))
     if not all(map(is_exact, names)):
@@ -88,7 +90,7 @@ def _fitting(rewards: dict[Any, Any], row: Row) -> dict[Any, float | None]:
     return {name: row.fit(value, pa.float64(), f"rewards.{readable(name)}") for name, value in rewards.items()}
 
 
-def _images(drafts: Drafts, rows: Sequence[Row]) -> pa.ListArray:
+def _images(drafts: RolloutColumns, rows: Sequence[Row]) -> pa.ListArray:
     out = _columns(IMAGE)
     if set(map(type, drafts["images"])) <= {tuple, list} and not any(drafts["images"]):
         return list_of(IMAGE, [0] * (len(rows) + 1), out)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from rollout_plugins.content.exact_json import TROUBLE
+from rollout_plugins.content.exact_json import INSPECTION_ERRORS
 from rollout_plugins.content.hashing import is_array, is_tensor
 from rollout_plugins.content.tokens import Numbers, TokenColumn
 from rollout_plugins.store.column_values import Row
@@ -42,7 +42,7 @@ def _lists(field: pa.Field, values: Sequence[Any], rows: Sequence[Row]) -> pa.Li
     if set(map(type, values)) <= _LISTS:
         try:
             return _exactly(pa.array(values), field.type)
-        except TROUBLE:
+        except INSPECTION_ERRORS:
             pass
     arrays = [_numbers(value, field, row) for value, row in zip(values, rows, strict=True)]
     starts = list(accumulate((0 if one is None else len(one) for one in arrays), initial=0))
@@ -61,7 +61,7 @@ def _numbers(value: Any, field: pa.Field, row: Row) -> pa.Array | None:
     try:
         packed = _array(value)
         return _exactly(pa.array([value]), field.type).values if packed is None else packed.cast(kind)
-    except TROUBLE:
+    except INSPECTION_ERRORS:
         row.lose(value, f"tokens.{field.name}", "not a list of such numbers")
         return None
 

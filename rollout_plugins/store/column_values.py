@@ -12,10 +12,16 @@ from typing import Any
 import pyarrow as pa
 from rollout_hookspecs import Placeholder
 
-from rollout_plugins.content.exact_json import TROUBLE, cleaned, encode_all, is_clean, placeholder_for
+from rollout_plugins.content.exact_json import (
+    INSPECTION_ERRORS,
+    encode_all,
+    is_valid_unicode,
+    placeholder_for,
+    replace_surrogates,
+)
 from rollout_plugins.content.messages import text_of
-from rollout_plugins.content.numbers import FLAG, INTEGER, REAL, SMALL_INTEGER, Kind
-from rollout_plugins.content.rollout_columns import Drafts
+from rollout_plugins.content.numbers import BOOLEAN, INTEGER, REAL, SMALL_INTEGER, Kind
+from rollout_plugins.content.rollout_columns import RolloutColumns
 from rollout_plugins.store.schema import SCALARS, TEXT
 
 #: Characters on average from which on texts are long, and about how many bytes of such are copied at once.
@@ -27,7 +33,7 @@ class Row:
 
     __slots__ = ("_drafts", "_place", "lost", "marks", "rest")
 
-    def __init__(self, drafts: Drafts, place: int, lost: list[Placeholder]) -> None:
+    def __init__(self, drafts: RolloutColumns, place: int, lost: list[Placeholder]) -> None:
         self._drafts = drafts
         self._place = place
         self.lost = lost
@@ -53,7 +59,7 @@ class Row:
         try:
             if isinstance(value, Mapping):
                 return dict(value)
-        except TROUBLE:
+        except INSPECTION_ERRORS:
             pass
         self.lose(value, name, "not a mapping")
         return {}
@@ -78,7 +84,7 @@ class Row:
         try:
             if is_a(value, (list, tuple)):
                 return tuple(value)
-        except TROUBLE:  # a list that does not list
+        except INSPECTION_ERRORS:  # a list that does not list
             value = None
         if value is None:
             self.lose(value, name, "not a list")
@@ -91,7 +97,7 @@ class Row:
             return None
         try:
             return _COLUMNS[kind].convert(value)
-        except TROUBLE:
+        except INSPECTION_ERRORS:
             if kind == TEXT and where in SCALARS and type(value) is str:
                 self.rest[where] = value
                 return readable(value)
@@ -103,7 +109,7 @@ def is_a(value: Any, kind: Any) -> bool:
     """`isinstance` for objects that object to it."""
     try:
         return isinstance(value, kind)
-    except TROUBLE:
+    except INSPECTION_ERRORS:
         return False
 
 
@@ -169,7 +175,7 @@ _COLUMNS: dict[Any, Kind] = {
     pa.int32(): SMALL_INTEGER,
     pa.float64(): REAL,
     TEXT: Kind(str, _string, "not text"),
-    pa.bool_(): FLAG,
+    pa.bool_(): BOOLEAN,
 }
 
 
@@ -192,8 +198,8 @@ def readable(value: Any) -> str | None:
         return None
     try:
         text = value if type(value) is str else text_of(value) if _is_bounded(value) else _VAST
-        return text if is_clean(text) else cleaned(text)
-    except TROUBLE:  # an object that objects to being looked at
+        return text if is_valid_unicode(text) else replace_surrogates(text)
+    except INSPECTION_ERRORS:  # an object that objects to being looked at
         return None
 
 
@@ -213,4 +219,4 @@ def _is_bounded(value: Any) -> bool:
 
 def is_exact(value: Any) -> bool:
     """Whether a column of text takes the value as it is."""
-    return type(value) is str and (value.isascii() or is_clean(value))
+    return type(value) is str and (value.isascii() or is_valid_unicode(value))

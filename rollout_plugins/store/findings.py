@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from rollout_hookspecs import Finding
 
-from rollout_plugins.content.exact_json import cleaned
+from rollout_plugins.content.exact_json import replace_surrogates
 from rollout_plugins.store.annotations import write_annotations
 from rollout_plugins.store.schema import TEXT
 
@@ -36,22 +36,22 @@ def write_findings(folder: Path, findings: Sequence[Finding]) -> Path:
             texts.setdefault(rollout_id, {}).setdefault(finding.check, finding.text)
     checks = list(dict.fromkeys(finding.check for finding in findings))
     columns = {check: pa.array([_cleaned(row.get(check)) for row in texts.values()], TEXT) for check in checks}
-    table = pa.table({"id": pa.array(map(cleaned, texts), TEXT), **columns})
+    table = pa.table({"id": pa.array(map(replace_surrogates, texts), TEXT), **columns})
     return write_annotations(folder, PRODUCER, table, {METADATA: orjson.dumps([to_json(f) for f in findings])})
 
 
 def _cleaned(text: str | None) -> str | None:
     """Return the text as UTF-8 can encode it."""
-    return None if text is None else cleaned(text)
+    return None if text is None else replace_surrogates(text)
 
 
 def to_json(finding: Finding) -> dict[str, Any]:
     """Return a finding as plain JSON values."""
     values = asdict(finding)
     for name in ("check", "title", "text", "advice"):
-        values[name] = cleaned(str(values[name]))
+        values[name] = replace_surrogates(str(values[name]))
     values["steps"] = [int(step) for step in finding.steps]
-    values["rollouts"] = [cleaned(str(rollout_id)) for rollout_id in finding.rollouts[:MAX_EXAMPLES]]
+    values["rollouts"] = [replace_surrogates(str(rollout_id)) for rollout_id in finding.rollouts[:MAX_EXAMPLES]]
     return values
 
 

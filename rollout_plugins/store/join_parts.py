@@ -17,7 +17,7 @@ from rollout_plugins.store.joined_parts import joined, note_joined
 from rollout_plugins.store.parts import file_name
 from rollout_plugins.store.schema import SCHEMA
 from rollout_plugins.store.write import part_writer, row_groups
-from rollout_plugins.system.file_locks import locked
+from rollout_plugins.system.file_locks import hold_lock
 from rollout_plugins.system.files import replace_file
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def join_parts(folder: Path, target: Path, parts: Sequence[Path]) -> None:
         written = pq.read_metadata(path).num_rows
         if written != rows:
             raise OSError(f"{written:,} of {rows:,} rollouts arrived; nothing was changed")
-        with locked((folder / ".compacted").open("ab")):  # other ranks join parts of theirs
+        with hold_lock((folder / ".compacted").open("ab")):  # other ranks join parts of theirs
             note_joined(folder, {file_name(target): [file_name(part) for part in parts]})
 
     replace_file(target, write)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from rollout_plugins.content.exact_json import untagged
+from rollout_plugins.content.exact_json import from_tagged
 from rollout_plugins.system.node_folders import nodes_of
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def read_facts(path: Path, damaged: dict[str, str]) -> Mapping[str, Any]:
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(facts, dict):
-            return {name: untagged(value) for name, value in facts.items()}
+            return {name: from_tagged(value) for name, value in facts.items()}
         damaged[path.name] = f"expected a JSON object, found {type(facts).__name__}"
     except FileNotFoundError:
         pass

@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 from rollout_hookspecs import Run
 
-from rollout_plugins.content.exact_json import cleaned
+from rollout_plugins.content.exact_json import replace_surrogates
 from rollout_plugins.store.schema import TEXT
 from rollout_plugins.system.node_folders import nodes_of
 
@@ -37,9 +37,9 @@ _NAME = re.compile(r"([0-9]+-[0-9]+-[0-9]+)\.(?:arrows|parquet)")
 def to_rows(run: Run, step: int, time: float, values: Mapping[str, float | str]) -> pa.RecordBatch:
     """Return the rows of what was logged once. A text says of which type a value was that is not a number."""
     numbers = [value if isinstance(value, float) else None for value in values.values()]
-    notes = [cleaned(value) if isinstance(value, str) else None for value in values.values()]
+    notes = [replace_surrogates(value) if isinstance(value, str) else None for value in values.values()]
     same = [[value] * len(values) for value in (run.id, run.attempt, run.rank, step, time)]
-    columns = [*same, list(map(cleaned, values)), numbers, notes]
+    columns = [*same, list(map(replace_surrogates, values)), numbers, notes]
     return pa.record_batch([pa.array(c, f.type) for c, f in zip(columns, SCHEMA, strict=True)], schema=SCHEMA)
 
 

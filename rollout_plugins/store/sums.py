@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rollout_plugins.store.any_version import integers, with_columns
-from rollout_plugins.system.remote_runs import opened
+from rollout_plugins.system.remote_runs import open_run_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -160,7 +160,7 @@ def kept(path: Path) -> bytes | None:
 
     They are found by their key. Taking a whole footer apart takes a millisecond, and a run may have thousands.
     """
-    there = opened(path)
+    there = open_run_file(path)
     with path.open("rb", buffering=0) if there is path else there as file:
         size = file.seek(0, 2)
         file.seek(max(size - _TAIL, 0))

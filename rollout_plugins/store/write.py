@@ -23,14 +23,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from rollout_hookspecs import Placeholder, Rollout, Run
 
-from rollout_plugins.content.exact_json import tagged
+from rollout_plugins.content.exact_json import to_tagged
 from rollout_plugins.errors import RunError
 from rollout_plugins.store import step_log, sums
 from rollout_plugins.store.arrow_rollouts import to_batch
 from rollout_plugins.store.joined_parts import joined
 from rollout_plugins.store.run_facts import earlier_attempts
 from rollout_plugins.store.schema import HEAVY, SCHEMA, VERSION
-from rollout_plugins.system.file_locks import locked
+from rollout_plugins.system.file_locks import hold_lock
 from rollout_plugins.system.files import replace_file, sync_to_disk
 
 logger = logging.getLogger("rollout_plugins")
@@ -214,13 +214,13 @@ class RunWriter:
             others = [a for a in noted if a.get("attempt") != self.run.attempt]
             for before in (a for a in noted if a.get("attempt") == self.run.attempt):  # it is opened again
                 attempt["started"] = before.get("started", self._started)
-            facts = tagged({"schema": VERSION, **run, "attempts": [*others, attempt]})
+            facts = to_tagged({"schema": VERSION, **run, "attempts": [*others, attempt]})
             replace_file(file, lambda path: path.write_bytes(orjson.dumps(facts, option=orjson.OPT_INDENT_2)))
 
     def _in_turn(self) -> AbstractContextManager[None]:
         """Alone with the run file, where other processes may write attempts of theirs to it."""
         shared = self.dir / ATTEMPTS
-        return locked((shared / "lock").open("ab")) if shared.is_dir() else nullcontext()
+        return hold_lock((shared / "lock").open("ab")) if shared.is_dir() else nullcontext()
 
     def close(self, counts: Mapping[str, Any] | None = None) -> None:
         """Seal every journal and note the end."""

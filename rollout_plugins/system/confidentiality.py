@@ -8,16 +8,16 @@ from weakref import WeakSet
 _discreet: WeakSet[Any] = WeakSet()
 
 
-def be_discreet(owner: object) -> None:
+def start_confidentiality(owner: object) -> None:
     """Show exceptions without their text, and pictures without words, until `be_open` or the owner is gone."""
     _discreet.add(owner)
 
 
-def be_open(owner: object) -> None:
+def end_confidentiality(owner: object) -> None:
     """Show everything in full again."""
     _discreet.discard(owner)
 
 
-def is_discreet() -> bool:
+def is_confidential() -> bool:
     """Whether anybody asks for that."""
     return bool(_discreet)

@@ -12,7 +12,7 @@ _NAME = re.compile(
 _KEY_INSIDE = re.compile(r"(?:AccountKey|SharedAccessSignature)=([^;]{8,})")
 
 
-def secrets() -> dict[str, str]:
+def read_secrets() -> dict[str, str]:
     """Each with its variable's name, longest first. Less than eight characters stand in many texts by chance."""
     named = [(value.strip(), name) for name, value in os.environ.items() if _NAME.search(name)]
     inside = [(key, name) for value, name in named for key in _KEY_INSIDE.findall(value)]

@@ -45,7 +45,7 @@ def unlock(file: IO[Any]) -> None:
 
 
 @contextmanager
-def locked(file: IO[Any]) -> Iterator[None]:
+def hold_lock(file: IO[Any]) -> Iterator[None]:
     """Wait for the file's lock, and close the file at the end."""
     try:
         lock(file)

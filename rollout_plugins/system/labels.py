@@ -23,7 +23,7 @@ def run_name(run: Run) -> str:
     return " · ".join(filter(None, [model_name(run.model), own])) or run.id
 
 
-def own_name(run: Run) -> str:
+def unique_run_name(run: Run) -> str:
     """The same, with the id, so that two runs of one model and folder stay apart."""
     name = run_name(run)
     return name if run.id in name else f"{name} · {run.id}"
@@ -51,16 +51,16 @@ def count(things: int, noun: str) -> str:
     return f"{things:,} {noun}{'s' * (things != 1)}"
 
 
-def listed(counts: Mapping[str, int], before: str = "") -> str:
+def format_counts(counts: Mapping[str, int], before: str = "") -> str:
     """2,000 stale, 3 left_over; with a word before each reason: 3 to trackio."""
     return ", ".join(f"{number:,} {before}{reason}" for reason, number in counts.items())
 
 
-def not_finite(counts: Mapping[str, Mapping[str, int]]) -> str:
+def format_not_finite(counts: Mapping[str, Mapping[str, int]]) -> str:
     """reward/correct: 7 NaN, 1 infinite; reward: 1 infinite."""
     words = {"nan": "NaN", "infinite": "infinite"}
     return "; ".join(
-        f"{name}: {listed({words[kind]: number for kind, number in kinds.items() if number})}"
+        f"{name}: {format_counts({words[kind]: number for kind, number in kinds.items() if number})}"
         for name, kinds in counts.items()
     )
 

@@ -32,7 +32,7 @@ def whole(name: str, value: Any, lowest: int, highest: int | None = None, *, opt
     return f"{name}={value!r} is not a whole number {bounds}{' or None' if optional else ''}"
 
 
-def share(name: str, value: Any) -> str | None:
+def fraction(name: str, value: Any) -> str | None:
     if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= 1:
         return None
     return f"{name}={value!r} is not a number above 0 and up to 1"
@@ -44,7 +44,7 @@ def flag(name: str, value: Any, *, optional: bool = False) -> str | None:
     return f"{name}={value!r} is not True or False"
 
 
-def named(name: str, value: Any) -> str | None:
+def optional_name(name: str, value: Any) -> str | None:
     """Whether the value is a name, or None."""
     if value is None or (isinstance(value, str) and value.strip()):
         return None

@@ -9,7 +9,7 @@ from contextlib import suppress
 NAME = "rollout-plugins"
 
 
-def cleared() -> str:
+def clear_bars_sequence() -> str:
     """Return the escape sequence that removes tqdm's bars from the screen, if any; tqdm draws them again."""
     return "\r\x1b[J" if _has_bars() else ""
 
@@ -26,7 +26,7 @@ class AboveBars(logging.Handler):
         if not self._has_others(logging.getLogger(record.name)):
             with suppress(Exception):  # there may be no terminal
                 # A bar in a file ends without a line break.
-                before = cleared() if sys.stderr.isatty() else "\n" * _has_bars()
+                before = clear_bars_sequence() if sys.stderr.isatty() else "\n" * _has_bars()
                 sys.stderr.write(f"{before}{NAME}: {self.format(record)}\n")
                 sys.stderr.flush()
 

@@ -25,7 +25,7 @@ SCHEME = "elsewhere"
 """By which DuckDB knows files that stand for others: `elsewhere:///a/path/here`."""
 
 
-class Elsewhere(Protocol):
+class RemoteReader(Protocol):
     """Reaches runs elsewhere. Raises `RunError` when a place cannot be reached, with what to do."""
 
     def find(self, url: str) -> Sequence[Path]:
@@ -63,7 +63,7 @@ def is_url(path: object) -> bool:
     return re.match(r"([\w+.-]+::)*[A-Za-z][\w+.-]+:/", os.fspath(path)) is not None
 
 
-def here(path: str | os.PathLike[str]) -> Path:
+def local_path(path: str | os.PathLike[str]) -> Path:
     """A path of this machine, from the home folder where it begins with `~`."""
     with suppress(RuntimeError):  # nobody has that home: it is the name of a folder
         return Path(path).expanduser()
@@ -71,20 +71,20 @@ def here(path: str | os.PathLike[str]) -> Path:
 
 
 @cache
-def reach() -> Elsewhere:
+def remote_reader() -> RemoteReader:
     """Who knows how to reach runs elsewhere."""
     for entry in entry_points(group=GROUP):
-        known: Elsewhere = entry.load()
+        known: RemoteReader = entry.load()
         return known
     raise SetupError("runs at a URL cannot be opened: rollout-plugins is installed without its part for them")
 
 
-def is_elsewhere(folder: Path) -> bool:
+def is_remote(folder: Path) -> bool:
     """Whether a folder stands for a run elsewhere."""
     return _is_marked(str(folder))
 
 
-def lies_elsewhere(file: Path) -> bool:
+def is_remote_file(file: Path) -> bool:
     """Whether a file of rollouts or annotations stands for one elsewhere."""
     return _is_marked(str(file).rsplit(os.sep, 3)[0])  # asked for thousands, of which a `Path` takes its time
 
@@ -94,23 +94,23 @@ def _is_marked(folder: str) -> bool:
     return Path(folder, MARK).is_file()
 
 
-def place_of(folder: Path) -> str:
+def display_place(folder: Path) -> str:
     """What a person calls the place where a run is: its folder, or its URL; of several nodes, the first one's."""
     first, *others = nodes_of(folder)
-    name = reach().name(first) if is_elsewhere(first) else str(first)
+    name = remote_reader().name(first) if is_remote(first) else str(first)
     return f"{name} and {count(len(others), 'other folder')}" if others else name
 
 
-def address(file: Path) -> Path | str:
+def public_path(file: Path) -> Path | str:
     """What others find a rollout file by: its path here, or its URL."""
-    return f"{place_of(file.parents[2])}/{'/'.join(file.parts[-3:])}" if lies_elsewhere(file) else file
+    return f"{display_place(file.parents[2])}/{'/'.join(file.parts[-3:])}" if is_remote_file(file) else file
 
 
-def spelled(file: Path) -> str:
+def duckdb_path(file: Path) -> str:
     """A rollout file's name for DuckDB."""
-    return f"{SCHEME}://{file}" if lies_elsewhere(file) else str(file)
+    return f"{SCHEME}://{file}" if is_remote_file(file) else str(file)
 
 
-def opened(file: Path) -> Any:
+def open_run_file(file: Path) -> Any:
     """What PyArrow opens for a rollout file: its path here, or what reads it from there."""
-    return reach().opened(file) if lies_elsewhere(file) else file
+    return remote_reader().opened(file) if is_remote_file(file) else file

@@ -8,7 +8,7 @@ from typing import Any
 
 from rollout_hookspecs import Rollout, Run, Step
 
-from rollout_plugins.content.tool_calls import tool_calls
+from rollout_plugins.content.tool_calls import read_tool_calls
 
 _numbers = count(1)
 
@@ -40,7 +40,7 @@ def make_rollout(**fields: Any) -> Rollout:
         "time": 1.7e9,
         "prompt": deepcopy(_PROMPT),
         "completion": completion,
-        "tool_calls": tool_calls(completion),
+        "tool_calls": read_tool_calls(completion),
         **_rewards(fields),
         "advantage": 0.5,
         "prompt_tokens": 12,

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final
 
 from rollout_hookspecs import Emit, Support
 
-from rollout_plugins.content.rewards import shortest
+from rollout_plugins.content.rewards import shortest_float
 from rollout_plugins.content.snapshot import Snapshot
 from rollout_plugins.hosts.grpo import LOGPROBS, SCORED, GRPOObserver
 from rollout_plugins.hosts.grpo_leftovers import BROKE_OFF
@@ -40,7 +40,7 @@ class RewardsInParts(Rewards):
 
     def end_part(self, count: int, gathered: Any) -> None:
         """Read the rewards of so many rollouts; those of other processes are in the trainer's 32 bits."""
-        self.numbers = lambda index: [shortest(value) for value in gathered[:count, index].tolist()]
+        self.numbers = lambda index: [shortest_float(value) for value in gathered[:count, index].tolist()]
         self._unseen.update(super().read(count))
         self._known += self.rows
         self.rows, self._raw = [], {}

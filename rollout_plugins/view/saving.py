@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rollout_hookspecs import Rollout, ToolCall
 
-from rollout_plugins.content.exact_json import as_json
+from rollout_plugins.content.exact_json import rollout_json
 from rollout_plugins.show.conversation import Turn, conversation
 from rollout_plugins.show.layout import content_text, outcome_of
 from rollout_plugins.show.text import clean, duration, number, one_line, readable, signed
@@ -53,7 +53,7 @@ def _fenced(text: str) -> str:
 def save(rollout: Rollout, folder: Path, *, markdown: bool) -> Path:
     """Write a rollout into a new file of the folder; says which."""
     stem = re.sub(r"[^A-Za-z0-9._-]+", "_", rollout.id).strip(".")[:100] or "rollout"
-    suffix, text = ("md", as_markdown(rollout)) if markdown else ("json", as_json(rollout))
+    suffix, text = ("md", as_markdown(rollout)) if markdown else ("json", rollout_json(rollout))
     for number_ in range(1, 10_000):
         path = folder / (f"{stem}.{suffix}" if number_ == 1 else f"{stem}-{number_}.{suffix}")
         try:

@@ -14,7 +14,7 @@ from typing import Any
 
 from rollout_hookspecs import Image
 
-from rollout_plugins.content.imaging import file_of, for_screen
+from rollout_plugins.content.imaging import file_of, to_screen_colors
 from rollout_plugins.show.text import clean, readable, shorten
 
 #: Characters of one text, and of all, before gzip makes a fifth or less of them.
@@ -160,7 +160,7 @@ def _fit(source: bytes | Path, most: int) -> tuple[Encoded, bool] | None:
 
 def _smaller(image: Any, most: int) -> tuple[bytes, bool]:
     """The largest that fits, or the smallest there is."""
-    image = for_screen(image)
+    image = to_screen_colors(image)
     encoded, full = b"", image.size
     for side in SIDES:
         image.thumbnail((side, side))

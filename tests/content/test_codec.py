@@ -28,7 +28,7 @@ from values import (
 
 from examples import thorough
 from rollout_plugins import Image, Placeholder
-from rollout_plugins.content.exact_json import decode, encode, tagged, untagged
+from rollout_plugins.content.exact_json import decode, encode, from_tagged, to_tagged
 
 
 def back(value):
@@ -52,8 +52,8 @@ def test_nasty_values_come_back_alone_and_inside_others(value):
 @thorough
 @given(json_values)
 def test_the_slow_way_writes_what_the_fast_way_writes(value):
-    careful = tagged(value)
-    assert same(untagged(careful), value)
+    careful = to_tagged(value)
+    assert same(from_tagged(careful), value)
     assert same(orjson.loads(orjson.dumps(careful)), orjson.loads(encode(value)))
 
 

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from store_rig import collected
 
 from rollout_plugins import Rollout, ToolCall
-from rollout_plugins.content.call_columns import Outcomes, Reader
+from rollout_plugins.content.call_columns import CallColumns, CallReader
 from rollout_plugins.content.exact_json import encode
-from rollout_plugins.content.message_columns import Talk
+from rollout_plugins.content.message_columns import MessageColumns
 from rollout_plugins.content.messages import as_messages
-from rollout_plugins.content.rollout_columns import Drafts
+from rollout_plugins.content.rollout_columns import RolloutColumns
 from rollout_plugins.content.snapshot import Snapshot
-from rollout_plugins.content.tool_calls import tool_calls
+from rollout_plugins.content.tool_calls import read_tool_calls
 from rollout_plugins.testing import hostile_rollouts
 
 NAMES = st.sampled_from(["search", "run", "no such tool"])
@@ -52,7 +52,7 @@ CONVERSATIONS = st.lists(st.one_of(st.lists(messages(), max_size=6), TEXTS, st.n
 @settings(deadline=None)
 @given(CONVERSATIONS)
 def test_messages_are_what_they_were(given_):
-    talk = Talk(given_, "user", Snapshot().copy)
+    talk = MessageColumns(given_, "user", Snapshot().copy)
     assert encode(list(talk)) == encode([as_messages(one, "user")[0] for one in given_])
     assert talk.is_text == [isinstance(one, str) for one in given_]
     for index, one in enumerate(given_):
@@ -63,10 +63,10 @@ def test_messages_are_what_they_were(given_):
 @settings(deadline=None)
 @given(CONVERSATIONS)
 def test_what_became_of_calls_is_what_a_close_look_at_each_conversation_says(given_):
-    talk = Talk(given_, "assistant")
+    talk = MessageColumns(given_, "assistant")
     known = ["search", "run"]
-    found = Reader(talk, known=[known] * len(talk)).outcomes()
-    assert encode(repr(list(found))) == encode(repr([tool_calls(one, known=known) for one in talk]))
+    found = CallReader(talk, tool_names=[known] * len(talk)).read()
+    assert encode(repr(list(found))) == encode(repr([read_tool_calls(one, tool_names=known) for one in talk]))
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_what_changes_later_does_not_show(change, beside):
         return [call, *beside]
 
     conversation = said()
-    talk = Talk([conversation], "assistant", Snapshot().copy)
+    talk = MessageColumns([conversation], "assistant", Snapshot().copy)
     change(conversation[0])
     conversation.append({"role": "user", "content": "late"})
     assert list(talk[0]) == said()
@@ -107,18 +107,18 @@ def test_plain_conversations_leave_nothing_for_the_garbage_collector_to_walk():
     conversations = [
         [{"role": "user", "content": f"{n}"}, {"role": "assistant", "content": "yes"}] for n in range(500)
     ]
-    talk = Talk(conversations, "assistant", Snapshot().copy)
+    talk = MessageColumns(conversations, "assistant", Snapshot().copy)
     collected(lambda: len(walked(talk)) < 50)
     assert len(talk) == 500
 
 
 def test_rollouts_in_columns_are_the_rollouts():
     made = hostile_rollouts()
-    found = Drafts.of(made).take(range(len(made)))
+    found = RolloutColumns.from_rollouts(made).take(range(len(made)))
     assert [repr(one) for one in found] == [repr(one) for one in made]
     assert found[1] is found[1]
-    assert Drafts(2, {"reward": [1.0, None]})["rewards"] == [{}, {}]
-    assert Drafts(1, {"reward": [1.0]})[0] == Rollout(id="", reward=1.0)
+    assert RolloutColumns(2, {"reward": [1.0, None]})["rewards"] == [{}, {}]
+    assert RolloutColumns(1, {"reward": [1.0]})[0] == Rollout(id="", reward=1.0)
 
 
 def test_calls_in_columns_are_the_calls():
@@ -127,9 +127,9 @@ def test_calls_in_columns_are_the_calls():
         (),
         (ToolCall(turn=2, position=1, name=None, arguments=1, status="ok"),),
     ]
-    assert list(Outcomes(some)) == some
-    assert list(Outcomes(some).take([2, 0])) == [some[2], some[0]]
-    assert Outcomes(some).of(2, "status") == ["ok"]
+    assert list(CallColumns(some)) == some
+    assert list(CallColumns(some).take([2, 0])) == [some[2], some[0]]
+    assert CallColumns(some).values_of(2, "status") == ["ok"]
 
 
 def test_only_rollouts_with_more_than_text_are_looked_at_for_images():
@@ -138,9 +138,9 @@ def test_only_rollouts_with_more_than_text_are_looked_at_for_images():
     call = {"type": "function", "function": {"name": "show", "arguments": {"image": b""}}}
     asks = [{"role": "assistant", "content": "", "tool_calls": [call]}]
     talks = {
-        "prompt": Talk([texts, block, texts, texts], "user"),
-        "completion": Talk([texts, texts, asks, texts], "x"),
+        "prompt": MessageColumns([texts, block, texts, texts], "user"),
+        "completion": MessageColumns([texts, texts, asks, texts], "x"),
     }
     columns = [{"answer": 1}, {}, {}, {"images": ["a.png"]}]
-    drafts = Drafts(4, {**talks, "columns": columns, "tool_calls": Reader(talks["completion"]).outcomes()})
+    drafts = RolloutColumns(4, {**talks, "columns": columns, "tool_calls": CallReader(talks["completion"]).read()})
     assert drafts.beyond_text() == [1, 2, 3]

@@ -8,7 +8,7 @@ from rollout_hookspecs import PROJECT, Image, Placeholder, Rollout, ToolCall, Tr
 from sink_rollouts import HOSTILE, SHAPE, VALUES, Hostile, Trap, batch, call, cycle, failing, pictured, rejected, tools
 
 from examples import thorough
-from rollout_plugins.content.json_safe import plain
+from rollout_plugins.content.json_safe import to_json_safe
 from rollout_plugins.content.trace import DefaultTrace, default_trace
 from rollout_plugins.sinks._traces import images_in
 
@@ -205,14 +205,14 @@ def test_no_rollout_can_make_a_trace_that_is_not_plain_json(rollout):
 @given(VALUES)
 @thorough
 def test_plain_never_raises_and_changes_nothing_that_was_plain(value):
-    first = plain(value)
+    first = to_json_safe(value)
     jsonable(first)
-    assert plain(first) == first
+    assert to_json_safe(first) == first
 
 
 def test_plain_keeps_what_json_can_hold():
     value = {"a": [1, 2.5, True, None, "é\n"], "b": {}, "c": [], "big": 2**63 - 1}
-    assert plain(value) == value
+    assert to_json_safe(value) == value
 
 
 @pytest.mark.parametrize(
@@ -230,18 +230,18 @@ def test_plain_keeps_what_json_can_hold():
     ],
 )
 def test_plain_says_what_it_could_not_keep(value, shown):
-    assert plain(value) == shown
+    assert to_json_safe(value) == shown
 
 
 def test_plain_ends_on_a_value_that_unfolds_without_end():
     value: list = []
     for _ in range(60):
         value = [value, value, value]
-    assert len(jsonable(plain(value))) < 20_000_000
+    assert len(jsonable(to_json_safe(value))) < 20_000_000
     deep: list = []
     for _ in range(100_000):
         deep = [deep]
-    assert "nested too deep" in jsonable(plain(deep))
+    assert "nested too deep" in jsonable(to_json_safe(deep))
 
 
 # --- whoever formats -----------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from rollout_plugins.cli.main import main
 from rollout_plugins.content.imaging import file_of
 from rollout_plugins.errors import RunError
 from rollout_plugins.store.write import RunWriter
-from rollout_plugins.system.remote_runs import reach
+from rollout_plugins.system.remote_runs import remote_reader
 
 
 @pytest.fixture(autouse=True)
@@ -278,5 +278,5 @@ def test_a_cache_that_cannot_be_written_to_is_named_and_not_the_place(there, tmp
 def test_arrow_reads_the_files_at_a_url(tmp_path, there):
     """As Ray Data does: by PyArrow's filesystem, and the files' paths in it."""
     put(record(tmp_path, rollouts(4), rollouts(4)).dir, f"{there}/r1")
-    filesystem, paths = reach().arrow(list(map(str, open_run(f"{there}/r1").files)))
+    filesystem, paths = remote_reader().arrow(list(map(str, open_run(f"{there}/r1").files)))
     assert sum(pq.read_table(path, filesystem=filesystem).num_rows for path in paths) == 8

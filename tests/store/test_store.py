@@ -15,8 +15,8 @@ from values import HOSTILE, Bad, Evil, cycle, deep, hostile, kept, keys, real, s
 
 from examples import thorough
 from rollout_plugins import Image, Placeholder, Rollout, Tokens, ToolCall
-from rollout_plugins.content.message_columns import Talk
-from rollout_plugins.content.rollout_columns import Drafts
+from rollout_plugins.content.message_columns import MessageColumns
+from rollout_plugins.content.rollout_columns import RolloutColumns
 from rollout_plugins.store.schema import SCHEMA
 from rollout_plugins.store.write import RunWriter
 
@@ -146,8 +146,8 @@ def test_messages_as_servers_send_them_come_back(calls, more):
     """A key that only messages out of the ordinary have, such as those with an empty list of calls."""
     message = {"role": "assistant", "content": "hi", **more, "tool_calls": calls}
     for others in ((), ({"role": "user", "content": "hello"},)):
-        talk = Talk([others, (message,)], "assistant")
-        drafts = Drafts(2, {"id": ["a", "b"], "prompt": talk, "completion": talk})
+        talk = MessageColumns([others, (message,)], "assistant")
+        drafts = RolloutColumns(2, {"id": ["a", "b"], "prompt": talk, "completion": talk})
         found, lost = through_a_file(drafts)
         assert [(r.prompt, r.completion) for r in found] == [(others, others), ((message,), (message,))]
         assert lost == []

@@ -10,11 +10,11 @@ from typing import Any
 
 from rollout_hookspecs import Batch, Rollout, Tokens
 
-from rollout_plugins.content.call_columns import Outcomes, Reader
-from rollout_plugins.content.foreign_values import spoken
-from rollout_plugins.content.message_columns import Talk
-from rollout_plugins.content.rewards import shortest, weighted
-from rollout_plugins.content.rollout_columns import Drafts
+from rollout_plugins.content.call_columns import CallColumns, CallReader
+from rollout_plugins.content.foreign_values import conversation_fields
+from rollout_plugins.content.message_columns import MessageColumns
+from rollout_plugins.content.rewards import shortest_float, weighted_sum
+from rollout_plugins.content.rollout_columns import RolloutColumns
 from rollout_plugins.content.tokens import TokenColumn
 from rollout_plugins.hosts.kit.decoding import end_ids, finish_of
 from rollout_plugins.hosts.kit.observed_generation import Generation
@@ -54,7 +54,7 @@ class Builder:
         own = self._own()
         return own if self._seen.peers is None else [*own, *self._peer_rollouts()]
 
-    def _own(self) -> Drafts:
+    def _own(self) -> RolloutColumns:
         """This rank's rollouts as columns, in the order of their places."""
         seen = self._seen
         prompts, completions = self._prompts(), self._completions()
@@ -71,7 +71,7 @@ class Builder:
             "completion_is_text": completions.is_text,
             "tool_calls": calls,
             "rewards": rewards,
-            "reward": seen.totals[: seen.count] or [weighted(given, weights) for given in rewards],
+            "reward": seen.totals[: seen.count] or [weighted_sum(given, weights) for given in rewards],
             "prompt_tokens": self._prompt_lengths() or [None] * seen.count,
             "completion_tokens": seen.written or seen.lengths or [None] * seen.count,
             "finish": [self._finish(i, calls) for i in range(seen.count)],
@@ -86,9 +86,9 @@ class Builder:
             columns["rendered"] = [self._rendered(i) for i in range(seen.count)]
         if seen.options.get("tokens"):
             columns["tokens"] = TokenColumn.of([self._token_data(i) for i in range(seen.count)])
-        return self._placed(Drafts(seen.count, columns))
+        return self._placed(RolloutColumns(seen.count, columns))
 
-    def _placed(self, drafts: Drafts) -> Drafts:
+    def _placed(self, drafts: RolloutColumns) -> RolloutColumns:
         """In their order, unless the trainer has another."""
         seen = self._seen
         places = seen.places or list(range(seen.count))
@@ -97,7 +97,7 @@ class Builder:
             places, drafts = sorted(places), drafts.take(order)
         first = seen.rank * (seen.width or seen.count)
         common = [self._common(first + place) for place in places]
-        drafts.put(**{name: [one[name] for one in common] for name in self._common(0) if name != "id"})
+        drafts.set_columns(**{name: [one[name] for one in common] for name in self._common(0) if name != "id"})
         return drafts
 
     def _common(self, index: int) -> dict[str, Any]:
@@ -121,35 +121,37 @@ class Builder:
             return [dict.fromkeys(names) for _ in range(self._seen.count)]
         return [dict(zip(names, row, strict=True)) for row in rows[: self._seen.count]]
 
-    def _finish(self, i: int, calls: Outcomes) -> Any:
+    def _finish(self, i: int, calls: CallColumns) -> Any:
         seen = self._seen
         if seen.error:
             return "error"
-        waiting = calls[i] if "not_run" in calls.of(i, "status") else ()
+        waiting = calls[i] if "not_run" in calls.values_of(i, "status") else ()
         return finish_of(seen.ends[i] if seen.ends else None, self._end_ids, waiting)
 
-    def _outcomes(self, completions: Talk) -> Outcomes:
+    def _outcomes(self, completions: MessageColumns) -> CallColumns:
         watches = self._seen.watches
         if len(watches) == len(completions):
             return watched_outcomes(completions, watches)
-        return Reader(completions, known=[self._tools] * len(completions)).outcomes()
+        return CallReader(completions, tool_names=[self._tools] * len(completions)).read()
 
-    def _prompts(self) -> Talk:
+    def _prompts(self) -> MessageColumns:
         """Prompts as the trainer had them; what the model was given, decoded, where the trainer had ids alone."""
         seen = self._seen
-        if isinstance(seen.prompts, Talk):
+        if isinstance(seen.prompts, MessageColumns):
             return seen.prompts
         ids = enumerate(seen.prompts)
-        return Talk([seen.decoder.text(list(seen.prompt_ids[i])) if one is None else one for i, one in ids], "user")
+        return MessageColumns(
+            [seen.decoder.text(list(seen.prompt_ids[i])) if one is None else one for i, one in ids], "user"
+        )
 
-    def _completions(self) -> Talk:
+    def _completions(self) -> MessageColumns:
         """Completions as the trainer had them; else their ids decoded."""
         seen = self._seen
-        if isinstance(seen.completions, Talk):
+        if isinstance(seen.completions, MessageColumns):
             return seen.completions
         if seen.completions is not None:
-            return Talk(seen.completions, "assistant")
-        return Talk([seen.decoder.answer(list(ids)) for ids in seen.ids], "assistant")
+            return MessageColumns(seen.completions, "assistant")
+        return MessageColumns([seen.decoder.answer(list(ids)) for ids in seen.ids], "assistant")
 
     def _extra(self, i: int) -> tuple[dict[str, Any], dict[str, str]]:
         """This rollout's values. A column of another length belongs to no rollout: the first one keeps it whole."""
@@ -219,9 +221,9 @@ class Builder:
         return Rollout(
             **self._common(i),
             rank=rank,
-            **spoken(logged["prompt"][i], logged["completion"][i], tools=self._tools),
+            **conversation_fields(logged["prompt"][i], logged["completion"][i], tools=self._tools),
             rewards=rewards,
-            reward=weighted(rewards, seen.rewards.weights),
+            reward=weighted_sum(rewards, seen.rewards.weights),
             advantage=logged["advantages"][i],
             extra={name: values[i] for name, values in logged["extra"].items()},
             marks={"source": "the trainer's own log"},
@@ -230,7 +232,7 @@ class Builder:
     def _logged_reward(self, name: str, logged: Mapping[str, Any], i: int) -> float | None:
         """The log has 32 bits of a reward: all of a model's, but what a function gave had other digits after those."""
         value = given(logged["rewards"][name][i])
-        return value if value is None or name in self._models else shortest(value)
+        return value if value is None or name in self._models else shortest_float(value)
 
     @cached_property
     def _models(self) -> set[str]:

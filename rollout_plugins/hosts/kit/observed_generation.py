@@ -10,7 +10,7 @@ from itertools import chain
 from sys import getsizeof
 from typing import Any, Final
 
-from rollout_plugins.content.message_columns import Talk, size_of
+from rollout_plugins.content.message_columns import MessageColumns, size_of
 from rollout_plugins.content.snapshot import Snapshot, leaf_bytes
 from rollout_plugins.content.tokens import pack
 from rollout_plugins.hosts.kit.observed_rewards import Rewards
@@ -83,12 +83,12 @@ class Generation:
     def snapshot(self, rows: Any, prompts: Any, completions: Any, ids: Any = None) -> None:
         """Copy all mutable values. Pass None as `completions` where only token ids exist: they are decoded later."""
         copier = Snapshot()
-        self.completions = None if completions is None else Talk(completions, "assistant", copier.copy)
+        self.completions = None if completions is None else MessageColumns(completions, "assistant", copier.copy)
         size = 0 if self.completions is None else self.completions.bytes()
         if any(prompt is None for prompt in prompts):
             self.prompts = [copier.copy(prompt) for prompt in prompts]
         else:
-            self.prompts = Talk(prompts, "user", copier.copy)
+            self.prompts = MessageColumns(prompts, "user", copier.copy)
             size += self.prompts.bytes(are_shared=True)
         self.columns = copied_rows(rows, copier.copy)
         self.count = len(self.prompts)
@@ -114,7 +114,7 @@ class Generation:
         """Remove all other rows; these keep their place in the batch."""
         for name in _EACH:
             values = getattr(self, name)
-            if isinstance(values, Talk):
+            if isinstance(values, MessageColumns):
                 setattr(self, name, values.take(rows))
             elif isinstance(values, list) and len(values) == self.count:
                 setattr(self, name, [values[i] for i in rows])
@@ -175,7 +175,7 @@ class Generation:
         self.rows, self.asked, self.said, self.rewards.numbers = (), [], None, lambda _: None
         self.prompt_lengths = _each(len, self.prompt_ids, self.count)
         self.written = self._written()
-        if self.ids or self.options.get("rendered") or not isinstance(self.prompts, Talk):
+        if self.ids or self.options.get("rendered") or not isinstance(self.prompts, MessageColumns):
             self.prompt_ids = _packed(self.prompt_ids, packed_ids)
             self.tool_mask = _packed(self.tool_mask, bytes)
         else:

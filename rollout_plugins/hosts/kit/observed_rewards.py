@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Final
 
-from rollout_plugins.content.rewards import weighted
+from rollout_plugins.content.rewards import weighted_sum
 from rollout_plugins.hosts.kit.stand_ins import AsyncStandIn, StandIn, swapped
 from rollout_plugins.hosts.kit.trainer_facts import reward_names, reward_weights, unwrapped
 
@@ -83,7 +83,7 @@ class Rewards:
         for column, numbers in self._used.items():
             for row, number in zip(rows, numbers, strict=True):
                 row[column] = number
-        return [weighted(dict(zip(self.names, row, strict=True)), self.weights) for row in rows]
+        return [weighted_sum(dict(zip(self.names, row, strict=True)), self.weights) for row in rows]
 
     def may_be(self, index: int, numbers: Sequence[float]) -> bool:
         """Return whether these 32-bit numbers match a function's results; True if the results were not observed."""

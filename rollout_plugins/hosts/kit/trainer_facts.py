@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
-from rollout_plugins.content.rewards import shortest
+from rollout_plugins.content.rewards import shortest_float
 from rollout_plugins.errors import SetupError
 from rollout_plugins.hosts.kit.wrapping import beneath
 
@@ -68,7 +68,7 @@ def reward_names(trainer: Any) -> tuple[str, ...]:
 def reward_weights(trainer: Any, count: int) -> list[float]:
     """Return the current reward weights, which a callback may change; rewards of environments have weight 1."""
     now: Any = getattr(trainer, "reward_weights", None)
-    known = list(map(shortest, now.tolist())) if hasattr(now, "tolist") else now
+    known = list(map(shortest_float, now.tolist())) if hasattr(now, "tolist") else now
     weights = list(known or getattr(trainer.args, "reward_weights", None) or [])
     return weights + [1.0] * (count - len(weights))
 

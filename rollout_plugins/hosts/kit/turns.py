@@ -49,7 +49,7 @@ class Turns:
                 is_broken = any("\ufffd" in str(turn["content"]) for turn in turns)
                 generation.marks[i]["turns"] = TOLD_APART + BROKEN * is_broken
         if found:
-            generation.completions = generation.completions.replaced(found)
+            generation.completions = generation.completions.replace_conversations(found)
 
     def _turns(self, ids: list[int], mask: Sequence[int], before: list[int]) -> Iterator[dict[str, Any]]:
         start = 0

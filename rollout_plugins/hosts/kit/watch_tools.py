@@ -11,18 +11,18 @@ from typing import Any, Final
 
 from rollout_hookspecs import ToolCall
 
-from rollout_plugins.content.call_columns import Outcomes, Reader, Watched
-from rollout_plugins.content.message_columns import Talk
+from rollout_plugins.content.call_columns import CallColumns, CallReader, ObservedCalls
+from rollout_plugins.content.message_columns import MessageColumns
 from rollout_plugins.content.messages import Call, calls_of
 from rollout_plugins.content.snapshot import Snapshot
-from rollout_plugins.content.tool_calls import Place, Ran, paired, tool_calls
+from rollout_plugins.content.tool_calls import ObservedCall, Place, pair_calls, read_tool_calls
 from rollout_plugins.hosts.kit.stand_ins import StandIn, Standing
 
 _ATOMS: Final = frozenset({str, int, float, bool, type(None)})
 
 
 @dataclass(slots=True)
-class Seen(Ran):
+class Seen(ObservedCall):
     """One tool call that was executed."""
 
     name: str = ""
@@ -164,20 +164,20 @@ def watched_calls(completion: Sequence[Any], watch: Watch) -> tuple[ToolCall, ..
                 ran[turn, position] = seen
                 _put_back_arguments(message["tool_calls"][position], seen)
     if any(seen.blocks is not None for seen in ran.values()):
-        for place, _, reply in paired(completion, ran):
+        for place, _, reply in pair_calls(completion, ran):
             if reply is not None and place in ran:
                 _put_back_result(completion[reply], ran[place])
-    return tool_calls(completion, ran, known=watch.tools, is_watched=True)
+    return read_tool_calls(completion, ran, tool_names=watch.tools, is_watched=True)
 
 
-def watched_outcomes(talk: Talk, watches: Sequence[Watch]) -> Outcomes:
+def watched_outcomes(talk: MessageColumns, watches: Sequence[Watch]) -> CallColumns:
     """The calls of all completions with what became of them."""
     notes = list(chain.from_iterable(watch.notes for watch in watches))
     errors, seconds, deferred, names, given, blocks = (notes[at::_SIZE] for at in range(_SIZE))
     starts = list(accumulate((watch.count for watch in watches), initial=0))
     is_usual = _is_usual(deferred, blocks)
 
-    def ran(i: int, calls: slice) -> Watched | None:
+    def ran(i: int, calls: slice) -> ObservedCalls | None:
         """What was watched, where it is just what the messages ask for."""
         here = slice(*starts[i : i + 2])
         now = slice(calls.start, calls.start + here.stop - here.start)
@@ -192,10 +192,10 @@ def watched_outcomes(talk: Talk, watches: Sequence[Watch]) -> Outcomes:
     def read(i: int) -> tuple[ToolCall, ...]:
         messages = talk[i]
         calls = watched_calls(messages, watches[i])
-        talk.put_arguments(i, messages)
+        talk.set_arguments(i, messages)
         return calls
 
-    return Reader(talk, known=[watch.tools for watch in watches], read=read).outcomes(ran)
+    return CallReader(talk, tool_names=[watch.tools for watch in watches], read=read).read(ran)
 
 
 def _is_usual(deferred: Sequence[bool], blocks: Sequence[Any]) -> bool:

@@ -12,7 +12,7 @@ from rollout_hookspecs import Columns, Image, Rollout, Run, Step, ToolCall, hook
 
 from rollout_plugins.content.hashing import is_array, is_pil, is_tensor
 from rollout_plugins.content.imaging import IMAGE_NAMES, is_beyond_text, is_image_block
-from rollout_plugins.content.rollout_columns import Drafts
+from rollout_plugins.content.rollout_columns import RolloutColumns
 from rollout_plugins.plugins.images.media import MediaStore, Unreadable
 from rollout_plugins.plugins.images.pixels import keep_image
 from rollout_plugins.plugins.rewrite import ATOMS, Place, Rewriter, lost
@@ -129,7 +129,7 @@ class Images:
 
     @hookimpl
     def rollout_metrics(self, columns: Columns, step: Step) -> Mapping[str, float] | None:
-        images_by_rollout = Drafts.of(columns)["images"]
+        images_by_rollout = RolloutColumns.from_rollouts(columns)["images"]
         images = [image for rollout_images in images_by_rollout for image in rollout_images]
         unreadable = self._unreadable.pop(step.split, 0)
         if not images and not unreadable:

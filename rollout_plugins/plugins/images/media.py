@@ -20,9 +20,9 @@ from typing import Any
 from rollout_hookspecs import Image
 
 from rollout_plugins.content.hashing import bytes_hash, is_loaded, pixel_hash
-from rollout_plugins.content.imaging import for_screen, is_wide, on_white
+from rollout_plugins.content.imaging import flatten_on_white, has_wide_pixels, to_screen_colors
 from rollout_plugins.plugins.images.words import LEFT_OUT, has_metadata, without_metadata
-from rollout_plugins.system.confidentiality import is_discreet
+from rollout_plugins.system.confidentiality import is_confidential
 from rollout_plugins.system.files import replace_file
 
 MEMORY = 4096
@@ -103,7 +103,7 @@ class MediaStore:
         image = _open(data)
         hidden = _describe_hidden(image)
         image = _load(image)
-        is_secret = is_discreet() and has_metadata(image)
+        is_secret = is_confidential() and has_metadata(image)
         if not hidden:  # a plain TIFF becomes a PNG, which every program can show
             record = self._put(image, pixel_hash(image), None if is_secret or image.format == "TIFF" else data)
             return with_note(record, LEFT_OUT) if is_secret else record
@@ -164,13 +164,15 @@ class MediaStore:
     def _encode(self, image: Any, data: bytes | None, *, small: bool, resized: bool) -> tuple[bytes, str]:
         if data is not None and not resized and image.format in _KEPT_SUFFIXES:
             return data, _KEPT_SUFFIXES[image.format]
-        if is_discreet():
+        if is_confidential():
             image = without_metadata(image)
         side = self._limit(small=small)
         if small:
             kind = str(self._thumbnail["format"])
-            shown = for_screen(image, side)
-            return _saved(shown if kind == "WEBP" else on_white(shown), **self._thumbnail), _KEPT_SUFFIXES[kind]
+            shown = to_screen_colors(image, side)
+            return _saved(shown if kind == "WEBP" else flatten_on_white(shown), **self._thumbnail), _KEPT_SUFFIXES[
+                kind
+            ]
         is_larger = side is not None and max(image.size) > side
         # Saving changes attributes of the object, and this object is not ours.
         image = _reduced(image, side) if is_larger else image.copy()
@@ -254,7 +256,7 @@ def _describe_hidden(image: Any) -> str:
     """Return a note about what the opened file contains besides the decoded picture; "" if there is nothing else."""
     if _has_frames(image):
         return "the first of several frames"
-    is_deep = image.format in _DEEP or (";16" in repr(image.tile) and not is_wide(image))
+    is_deep = image.format in _DEEP or (";16" in repr(image.tile) and not has_wide_pixels(image))
     return "colours of more than 8 bits read as 8" if is_deep else ""
 
 

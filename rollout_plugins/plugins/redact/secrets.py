@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from rollout_plugins.system.env_secrets import secrets
+from rollout_plugins.system.env_secrets import read_secrets
 
 OPEN, CLOSE = "\uf8f0", "\uf8f1"
 """The characters with which the scanner marks a secret. In its copy of a text that has them already, they are
@@ -175,7 +175,7 @@ ENVIRONMENT = "environment"
 
 def environment() -> list[Rule]:
     """Return a rule for the secrets of the environment, which programs print."""
-    values = filter(_is_secret, secrets())
+    values = filter(_is_secret, read_secrets())
     forms = tuple(dict.fromkeys(form for value in values for form in (value, json.dumps(value)[1:-1])))
     return [Rule(ENVIRONMENT, "|".join(map(_literal, forms)), before="", hints=forms)] if forms else []
 

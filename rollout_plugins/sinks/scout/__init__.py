@@ -13,7 +13,7 @@ from rollout_hookspecs import Image, Run, Scope, Step, Trace, hookimpl
 from rollout_plugins.content.imaging import file_of
 from rollout_plugins.content.json_safe import json_text
 from rollout_plugins.content.messages import arguments_of, calls_of, reasoning_of, role_of, text_of
-from rollout_plugins.content.trace import under
+from rollout_plugins.content.trace import facts_with_prefix
 from rollout_plugins.errors import SetupError
 from rollout_plugins.sinks._common import (
     SCOPES,
@@ -119,7 +119,7 @@ class ScoutSink:
         facts = trace.metadata
         errors = {span.get("id"): span.get("error") for span in trace.spans}
         counts = [as_integer(facts.get("prompt_tokens")), as_integer(facts.get("completion_tokens"))]
-        scores = {"reward": facts.get("reward"), **under(facts, "reward/")}
+        scores = {"reward": facts.get("reward"), **facts_with_prefix(facts, "reward/")}
         finish = facts.get("finish")
         return {
             **{name: _as_text(facts.get(name)) for name in _TEXTS},
@@ -141,10 +141,10 @@ class ScoutSink:
             "limit": finish if finish in {"length", "tool_limit"} else None,
             "success": None,
             "trust_content": self._trusted,
-            "rewards": json_text(under(facts, "reward/")),
-            "columns": json_text(under(facts, "columns/")),
-            "extra": json_text(under(facts, "extra/")),
-            "marks": json_text(under(facts, "marks/")),
+            "rewards": json_text(facts_with_prefix(facts, "reward/")),
+            "columns": json_text(facts_with_prefix(facts, "columns/")),
+            "extra": json_text(facts_with_prefix(facts, "extra/")),
+            "marks": json_text(facts_with_prefix(facts, "marks/")),
             "messages": json.dumps([self._message(message, errors) for message in trace.messages]),
         }
 

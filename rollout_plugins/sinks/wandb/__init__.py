@@ -19,7 +19,7 @@ from rollout_plugins.sinks._traces import shape_each
 from rollout_plugins.sinks._tracker import TrackerSink
 from rollout_plugins.sinks.wandb.table_columns import TableColumns
 from rollout_plugins.sinks.wandb.weave import Weave
-from rollout_plugins.system.option_checks import check, flag, named, one_of, whole
+from rollout_plugins.system.option_checks import check, flag, one_of, optional_name, whole
 
 logger = logging.getLogger("rollout_plugins")
 
@@ -55,8 +55,8 @@ class WandbSink(TrackerSink):
         check(
             "wandb",
             one_of("scope", scope, SCOPES),
-            named("project", project),
-            named("name", name),
+            optional_name("project", project),
+            optional_name("name", name),
             whole("max_rows", max_rows, 1),
             whole("max_chars", max_chars, 100),
             whole("image_side", image_side, 16),

@@ -8,7 +8,7 @@ from typing import Any
 
 from rollout_hookspecs import Trace
 
-from rollout_plugins.content.json_safe import plain
+from rollout_plugins.content.json_safe import to_json_safe
 from rollout_plugins.errors import MissingExtraError
 from rollout_plugins.sinks._common import reward_label
 from rollout_plugins.sinks._traces import prompt_and_completion
@@ -31,21 +31,27 @@ class Weave:
             prompt, completion = prompt_and_completion(trace)
             call = self._client.create_call(
                 "rollout",
-                {"messages": plain(prompt)},
+                {"messages": to_json_safe(prompt)},
                 attributes=dict(trace.metadata),
                 display_name=f"{reward_label(trace.metadata)} {trace.rollout_id}",
                 use_stack=False,
             )
             for span in trace.spans:
                 self._send_tool_call(call, span)
-            self._client.finish_call(call, {"messages": plain(completion)}, _failure(trace.metadata.get("error")))
+            self._client.finish_call(
+                call, {"messages": to_json_safe(completion)}, _failure(trace.metadata.get("error"))
+            )
 
     def _send_tool_call(self, parent: Any, span: Any) -> None:
         facts = {"status": span.get("status"), "duration_ms": span.get("duration_ms")}
         call = self._client.create_call(
-            str(span.get("name")), {"input": plain(span.get("input"))}, parent, attributes=facts, use_stack=False
+            str(span.get("name")),
+            {"input": to_json_safe(span.get("input"))},
+            parent,
+            attributes=facts,
+            use_stack=False,
         )
-        self._client.finish_call(call, plain(span.get("output")), _failure(span.get("error")))
+        self._client.finish_call(call, to_json_safe(span.get("output")), _failure(span.get("error")))
 
     def flush(self) -> None:
         if self._client is not None:

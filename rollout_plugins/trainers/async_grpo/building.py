@@ -11,7 +11,7 @@ from typing import Any
 
 from rollout_hookspecs import Rollout, Tokens, ToolCall
 
-from rollout_plugins.content.foreign_values import spoken
+from rollout_plugins.content.foreign_values import conversation_fields
 from rollout_plugins.hosts.kit.build_rollouts import given
 from rollout_plugins.hosts.kit.decoding import end_ids, finish_of
 from rollout_plugins.hosts.kit.trainer_facts import describe_trl, reward_names, tool_schemas, unwrapped
@@ -38,7 +38,7 @@ class Builder:
         return [self._rollout(index, conversation) for index, conversation in enumerate(conversations)]
 
     def _rollout(self, index: int, seen: Conversation) -> Rollout:
-        said = spoken(seen.prompt, seen.completion)
+        said = conversation_fields(seen.prompt, seen.completion)
         calls = said["tool_calls"] = tuple(map(_read, said["tool_calls"]))
         scores, more = _scores(seen.metrics)
         first, last = seen.rows[0], seen.rows[-1]

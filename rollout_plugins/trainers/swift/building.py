@@ -13,10 +13,10 @@ from typing import Any, Final
 from rollout_hookspecs import Rollout, Tokens, ToolCall
 
 from rollout_plugins.content.messages import role_of
-from rollout_plugins.content.rewards import weighted
+from rollout_plugins.content.rewards import weighted_sum
 from rollout_plugins.content.snapshot import Snapshot
 from rollout_plugins.content.tokens import pack
-from rollout_plugins.content.tool_calls import ANSWERING, tool_calls
+from rollout_plugins.content.tool_calls import ANSWERING, read_tool_calls
 from rollout_plugins.hosts.kit.observed_generation import Generation, packed_ids
 
 DECODED: Final = "earlier turns are decoded; the trainer, and its reward functions, have them as token ids"
@@ -197,7 +197,7 @@ class _Builder:
             completion=tuple(completion),
             tool_calls=calls,
             rewards=rewards,
-            reward=weighted(rewards, generation.rewards.weights),
+            reward=weighted_sum(rewards, generation.rewards.weights),
             advantage=one.advantage,
             prompt_tokens=start,
             completion_tokens=_written(one),
@@ -245,7 +245,7 @@ class _Builder:
         """The calls that the trainer's template finds in the answers; the messages have them as text."""
         if not (one.columns.get("tools") or any(_answers(message) for message in completion)):
             return ()
-        return tool_calls([self._with_calls(message) for message in completion])
+        return read_tool_calls([self._with_calls(message) for message in completion])
 
     def _with_calls(self, message: Any) -> Any:
         if _answers(message):

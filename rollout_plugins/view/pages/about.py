@@ -11,7 +11,7 @@ from textual.widget import Widget
 from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.show.blocks import Block
 from rollout_plugins.show.text import clean, duration, local_time, number, one_line, readable
-from rollout_plugins.system.labels import not_finite
+from rollout_plugins.system.labels import format_not_finite
 from rollout_plugins.view.pages.page import Page
 from rollout_plugins.view.widgets.pager import Pager
 
@@ -45,7 +45,9 @@ def _blocks(run: StoredRun) -> Iterator[Block]:
     odd = run.not_finite
     for attempt in run.attempts:
         yield _block(f"attempt {number(attempt['attempt'])}", dict(_attempt(attempt)))
-    yield _block("not finite", {name: not_finite({name: kinds}).partition(": ")[2] for name, kinds in odd.items()})
+    yield _block(
+        "not finite", {name: format_not_finite({name: kinds}).partition(": ")[2] for name, kinds in odd.items()}
+    )
     yield _block("lost", run.drops)
     yield _block("not trained on", run.untrained)
     yield _block("not sent", run.unsent)
