@@ -160,6 +160,17 @@ def check_log(step: int, values: Mapping[str, float]) -> Sequence[Finding] | Non
 
 
 @hookspec
+def on_finding(finding: Finding, run: Run) -> None:
+    """React to a new finding of a check while training: post it, page somebody. Called once for each finding.
+
+    Example:
+        @hookimpl
+        def on_finding(self, finding):
+            self.chat.post(f"{finding.severity}: {finding.text}")
+    """
+
+
+@hookspec
 def check_run(run: Any) -> Verdict | Sequence[Verdict] | None:
     """Conclude what is wrong with a stored run, after `check_rollouts` and `check_log` saw all of it.
 

@@ -12,11 +12,13 @@ from typing import Any
 import pyarrow as pa
 from rollout_hookspecs import Finding, Rollout, Run, Step
 
+from rollout_plugins.content.findings import evidence_command
 from rollout_plugins.engine import hook_results
 from rollout_plugins.engine.dispatch import Dispatcher
 from rollout_plugins.engine.error_text import error_text
 from rollout_plugins.engine.hook_thread import HookThread
 from rollout_plugins.engine.outbound_filter import filter_value
+from rollout_plugins.engine.run_warnings import IS_FINDING
 from rollout_plugins.store.findings import read_findings, write_findings
 
 logger = logging.getLogger("rollout_plugins")
@@ -102,14 +104,29 @@ class Findings:
         cleaned: list[Finding] = []
         self._hooks.run(lambda: cleaned.extend(map(self._filtered, new[len(cleaned) :])))
         self.findings += cleaned
-        for finding in cleaned:
-            line = f"{finding.severity}: {finding.text}"
-            logger.log(logging.INFO if finding.severity == "info" else logging.WARNING, "%s", line)
-            alert(f"{finding.severity}: {finding.title}", finding.text)
         try:
             write_findings(Path(self._run.dir), cleaned)
         except Exception as error:
             logger.warning("findings could not be stored, `rollouts check` finds them again: %s", error_text(error))
+        for finding in cleaned:
+            level = logging.INFO if finding.severity == "info" else logging.WARNING
+            command = evidence_command(finding, self._run.dir)
+            logger.log(level, "%s: %s. See %s", finding.severity, finding.text, command, extra={IS_FINDING: True})
+            alert(f"{finding.severity}: {finding.title}", f"{finding.text}\n{command}")
+        self._notify(cleaned)
+
+    def _notify(self, findings: Sequence[Finding]) -> None:
+        """Tell the plugins that react to findings."""
+        implementations = self._dispatcher.implementations("on_finding")
+        waiting = [(impl, finding) for finding in findings for impl in implementations]
+
+        def call_all() -> None:
+            while waiting:
+                impl, finding = waiting.pop(0)
+                self._dispatcher.call(impl, "on_finding", {"finding": finding, "run": self._run})
+
+        if waiting:
+            self._hooks.run(call_all)
 
     def _is_new(self, finding: Finding) -> bool:
         """Return whether nobody has reported it, in an earlier attempt or on another rank either."""

@@ -12,6 +12,8 @@ import rollout_plugins.engine.error_text  # noqa: F401 - its filter removes the 
 
 MAX_WARNINGS = 100
 MAX_CHARS = 1000
+#: Attribute of a log record that reports a finding, which is stored as such and not as a warning too.
+IS_FINDING = "is_finding"
 _PACKAGE = Path(__file__).parents[1]
 #: Folders whose warnings are about runs that somebody reads.
 _READERS = {"cli", "reading", "view", "web"}
@@ -51,7 +53,7 @@ class RunWarnings:
 
 def _collect(record: logging.LogRecord) -> bool:
     """Add a warning to the runs that are open, as a logging filter that lets everything pass."""
-    if record.levelno >= logging.WARNING and not _is_of_reader(record):
+    if record.levelno >= logging.WARNING and not (_is_of_reader(record) or hasattr(record, IS_FINDING)):
         with suppress(Exception):  # a message whose arguments do not fit
             text = record.getMessage()[:MAX_CHARS]
             runs = list(_open)

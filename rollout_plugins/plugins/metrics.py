@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain, pairwise
-from math import isfinite, isnan
+from math import isfinite
 from typing import Any
 
-from rollout_hookspecs import Columns, Run, Step, hookimpl
+from rollout_hookspecs import Columns, Run, hookimpl
 
 from rollout_plugins.content.hashing import content_hash
 from rollout_plugins.content.message_columns import MessageColumns
 from rollout_plugins.content.numbers import finite, real
 from rollout_plugins.content.rollout_columns import RolloutColumns
-from rollout_plugins.plugins.alerts import Alerts
 from rollout_plugins.plugins.statistics import correlation, mean, numbers, quantile, spread
-from rollout_plugins.system.option_checks import check, fraction, one_of, whole
+from rollout_plugins.system.option_checks import check, one_of
 
 _TEXTS = 64
 _WORDS = 1000
@@ -33,11 +32,9 @@ HEADLINES = (
     "tools/failed",
 )
 
-Alert = Callable[[str, str], object]
-
 
 class Metrics:
-    """Adds figures that a person can act on to the trainer's log, under `rollouts/`, and warns. On by default.
+    """Adds figures that a person can act on to the trainer's log, under `rollouts/`. On by default.
 
     They describe this process's rollouts, with train and eval separate:
 
@@ -60,41 +57,11 @@ class Metrics:
         plugins leave out by default; and the cost of recording. Words are split at spaces; at most 64 answers per step
         are read, and the first 1,000 words of each. No tokenizer runs, and nothing waits for a device.
         Metrics("all")
-
-    Warns, once each, through the logger `rollout_plugins`, the sinks that have alerts (trackio, wandb) and `alert`:
-
-    alert: a function, or a list of functions, called with a title and a text.
-        Metrics(alert=lambda title, text: post_to_chat(f"{title}: {text}"))
-    collapse: share of a step's rollouts that repeat others from which on the model counts as collapsed.
-        Metrics(collapse=0.7)
-    tool_failure: share of a tool's calls that fail from which on the tool counts as broken.
-        Metrics(tool_failure=0.3)
-    patience: how many training steps in a row a rule must hold. The third rule: no group has any reward spread.
-        Metrics(patience=10)
     """
 
-    def __init__(
-        self,
-        log: str = "few",
-        *,
-        alert: Alert | Sequence[Alert] | None = None,
-        collapse: float = 0.9,
-        tool_failure: float = 0.5,
-        patience: int = 5,
-    ) -> None:
-        callables = [alert] if callable(alert) else list(alert) if isinstance(alert, (list, tuple)) else alert
-        usable = callables is None or (isinstance(callables, list) and all(callable(each) for each in callables))
-        check(
-            "metrics",
-            one_of("log", log, ("few", "all")),
-            None if usable else f"alert={alert!r} is neither a function nor a list of functions",
-            fraction("collapse", collapse),
-            fraction("tool_failure", tool_failure),
-            whole("patience", patience, 1),
-        )
-        self._rules = Alerts(callables or [], collapse=collapse, tool_failure=tool_failure, patience=patience)
+    def __init__(self, log: str = "few") -> None:
+        check("metrics", one_of("log", log, ("few", "all")))
         self._tools: frozenset[str] = frozenset()
-        self.alerts: list[str] = []
         self.verbose = log == "all"
         self.headlines = HEADLINES
 
@@ -103,36 +70,23 @@ class Metrics:
         functions = [tool.get("function", tool) for tool in run.tools if isinstance(tool, Mapping)]
         names = [function.get("name") for function in functions if isinstance(function, Mapping)]
         self._tools = frozenset(name for name in names if isinstance(name, str))
-        self._rules.begin()
-        self.alerts = []
 
     @hookimpl
-    def rollout_metrics(self, columns: Columns, step: Step) -> Mapping[str, float]:
+    def rollout_metrics(self, columns: Columns) -> Mapping[str, float]:
         if not len(columns):
             return {}
         drafts = RolloutColumns.from_rollouts(columns)
         answers = drafts.messages("completion")
         calls = drafts.calls().columns
-        non_finite = _non_finite_rewards(drafts)
         figures: dict[str, float | None] = {**_shares(drafts, answers), **_group_figures(drafts)}
-        figures["rewards/not_finite"] = len(set(chain.from_iterable(non_finite.values()))) / len(drafts)
+        figures["rewards/not_finite"] = _count_non_finite(drafts) / len(drafts)
         if self.verbose:
             figures |= {**_verbose_shares(drafts, answers), **_correlations(drafts), **_variety_figures(answers)}
-        by_tool = self._rows_by_tool(calls)
         if calls["name"] or self._tools:
             figures |= _call_figures("tools", calls, range(len(calls["name"])), len(drafts), timed=self.verbose)
-            for name, rows in by_tool.items() if self.verbose else ():
+            for name, rows in self._rows_by_tool(calls).items() if self.verbose else ():
                 figures |= _call_figures(f"tools/{name}", calls, rows, len(drafts))
-        known_figures = {name: value for name, value in figures.items() if value is not None}
-        states = {name: [calls["status"][row] for row in rows] for name, rows in by_tool.items()}
-        firsts = {
-            name: (_describe_value(drafts, name, row), str(drafts["id"][row]))
-            for name, (row, *_) in non_finite.items()
-        }
-        self.alerts = self._rules.look_at_rewards(firsts, step)
-        if step.split == "train":
-            self.alerts += self._rules.look(known_figures, states, step)
-        return known_figures
+        return {name: value for name, value in figures.items() if value is not None}
 
     def _rows_by_tool(self, calls: Mapping[str, Sequence[Any]]) -> dict[str, list[int]]:
         """Return the rows of the calls of each existing tool. A tool that the model invented gets no metric."""
@@ -205,25 +159,17 @@ def _has_other_content(messages: Sequence[Any]) -> bool:
     return any(len(c) > len(_texts(c)) for c in contents if type(c) in {list, tuple})
 
 
-def _non_finite_rewards(drafts: RolloutColumns) -> dict[str, list[int]]:
-    """Return the rows of NaN and infinite rewards by reward function; under "" if no function explains them."""
-    rows_by_function: dict[str, list[int]] = {}
-    for row, (total, rewards) in enumerate(zip(drafts["reward"], drafts["rewards"], strict=True)):
-        values = rewards if isinstance(rewards, Mapping) else {}
-        names = [name for name, value in values.items() if _is_not_finite(value)]
-        for name in names or ([""] if _is_not_finite(total) else []):
-            rows_by_function.setdefault(str(name), []).append(row)
-    return rows_by_function
+def _count_non_finite(drafts: RolloutColumns) -> int:
+    """Return how many rollouts have a reward that is NaN or infinite, of any function or in total."""
+    return sum(
+        any(map(_is_not_finite, rewards.values() if isinstance(rewards, Mapping) else ())) or _is_not_finite(total)
+        for total, rewards in zip(drafts["reward"], drafts["rewards"], strict=True)
+    )
 
 
 def _is_not_finite(value: Any) -> bool:
     number = real(value)
     return number is not None and not isfinite(number)
-
-
-def _describe_value(drafts: RolloutColumns, name: str, row: int) -> str:
-    value = real(drafts["rewards"][row].get(name) if name else drafts["reward"][row])
-    return "NaN" if value is None or isnan(value) else "infinite"
 
 
 def _group_figures(drafts: RolloutColumns) -> dict[str, float | None]:

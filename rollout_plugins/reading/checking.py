@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -87,7 +87,21 @@ def check_run(
     for logged_at, values in _logged(run):
         checks.look_at_log(logged_at, values)
     verdicts = checks.conclude(run)
+    if not only and not disable:
+        verdicts += _while_training(run, {verdict.check for verdict in verdicts})
     return Checked(distinct(finding for verdict in verdicts for finding in verdict.findings), verdicts)
+
+
+def _while_training(run: Stored, names: Collection[str]) -> Iterator[Verdict]:
+    """Yield a verdict for each check that found something while training and does not run now."""
+    findings: dict[str, list[Finding]] = {}
+    for finding in stored_findings(run):
+        if finding.check not in names:
+            findings.setdefault(finding.check, []).append(finding)
+    for name, found in findings.items():
+        yield Verdict(
+            check=name, verdict="found", findings=tuple(found), why="found while training, not checked again"
+        )
 
 
 def _chosen(dispatcher: Dispatcher, only: Sequence[str], disable: Sequence[str]) -> list[str]:

@@ -15,7 +15,7 @@ from rollout_plugins.testing._records import make_run
 from rollout_plugins.testing._run import Result, collecting, run_loaded
 
 #: What most shows what a plugin did first.
-_OUTCOMES = ("dropped", "skipped", "selected", "metrics", "drops", "unsent", "traces", "rollouts")
+_OUTCOMES = ("dropped", "skipped", "selected", "metrics", "drops", "unsent", "traces", "rollouts", "findings")
 
 
 def run_again(

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pluggy
-from rollout_hookspecs import Batch, Drop, Panel, Rollout, Run, Step, Trace, hookimpl
+from rollout_hookspecs import Batch, Drop, Finding, Panel, Rollout, Run, Step, Trace, hookimpl
 
 from rollout_plugins.content.hashing import content_hash
 from rollout_plugins.engine.counters import Counters
@@ -67,6 +67,8 @@ class Result:
     """Everything lost, counted by reason, as in `run.json`."""
     unsent: dict[str, int] = field(default_factory=dict)
     """Rollouts that a sink missed, by sink; the store has them."""
+    findings: list[Finding] = field(default_factory=list)
+    """What checks found, the most severe first."""
 
 
 def run_plugins(
@@ -153,6 +155,7 @@ def _through(pipeline: Pipeline, result: Result, run: Run, rollouts: Sequence[Ro
     finally:
         pipeline.close()
     result.traces.extend(collector.traces)
+    result.findings.extend(pipeline.findings_of(run))
     result.drops.update(pipeline.counters.drops)
     result.unsent.update(pipeline.counters.unsent)
     result.errors.extend(_wrong_answers(pipeline, result))

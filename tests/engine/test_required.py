@@ -9,7 +9,7 @@ import pytest
 from rig import make
 from store_rig import collected
 
-from rollout_plugins import RolloutPluginCallback, Trace, hookimpl, open_run
+from rollout_plugins import Finding, RolloutPluginCallback, Trace, hookimpl, open_run
 from rollout_plugins.hosts.grpo import HOST
 from rollout_plugins.reading.find_runs import find_runs
 
@@ -96,6 +96,10 @@ class Leaky:
     def rollout_metrics(self):
         self.alerts.append(f"look at {KEY}")
         return {f"score/{KEY}": 1.0, "fine": 2.0}
+
+    @hookimpl
+    def check_rollouts(self):
+        return [Finding(check="leaky", title=f"title {KEY}", text=f"text {KEY}", advice=f"advice {KEY}")]
 
     @hookimpl
     def format_trace(self, rollout):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hostile import batches, encoded, picture
 from hypothesis import given
-from rollout_hookspecs import Batch, Drop, Image, Rollout, Run, ToolCall, hookimpl
+from rollout_hookspecs import Batch, Drop, Finding, Image, Rollout, Run, ToolCall, hookimpl
 
 from examples import thorough
 from rollout_plugins import open_run
@@ -163,11 +163,20 @@ def test_every_option_is_documented_with_an_example_that_works(kind, monkeypatch
         assert any(f"{name}=" in example for example in examples) or number == 0
 
 
-def test_alerts_reach_the_sinks(tmp_path):
+class FindsOnce:
+    """Somebody's check."""
+
+    @hookimpl
+    def check_rollouts(self, step):
+        return [Finding(check="mine", title="too short", text=f"answers are too short at step {step.step}")]
+
+
+def test_a_finding_reaches_the_sinks_once(tmp_path):
     same = [Rollout(id=f"{i}", completion=({"role": "assistant", "content": "x"},)) for i in range(10)]
-    sink, _, _ = run_pipeline(tmp_path, [Metrics(patience=2)], same, steps=5)
-    assert len(sink.alerts) == 1
-    assert "collapsing" in sink.alerts[0][1]
+    sink, _, _ = run_pipeline(tmp_path, [FindsOnce()], same, steps=5)
+    ((title, text),) = sink.alerts
+    assert title == "warning: too short"
+    assert text.startswith("answers are too short at step")
 
 
 def test_names_and_options_by_config(tmp_path):

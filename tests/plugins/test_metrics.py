@@ -1,14 +1,13 @@
-"""Numbers people could not see before, and alerts that come once."""
+"""Numbers about rollouts that people could not see before."""
 
 from __future__ import annotations
 
-import logging
 import math
 
 import pytest
 from hostile import batches
 from hypothesis import given
-from rollout_hookspecs import Rollout, Run, Step, ToolCall
+from rollout_hookspecs import Rollout, Run, ToolCall
 
 from examples import thorough
 from rollout_plugins.content.numbers import finite
@@ -21,8 +20,8 @@ def said(text, i=0, **fields):
     return Rollout(id=f"r{i}", completion=({"role": "assistant", "content": text},), **fields)
 
 
-def look(rollouts, plugin=None, step=None):
-    return (plugin or Metrics("all")).rollout_metrics(rollouts, step or Step(seen=len(rollouts)))
+def look(rollouts, plugin=None):
+    return (plugin or Metrics("all")).rollout_metrics(rollouts)
 
 
 def test_shares_of_truncated_empty_and_repeated_rollouts_and_turns():
@@ -152,67 +151,6 @@ def test_anything_survives_and_every_figure_is_a_finite_number(batch):
         assert math.isfinite(value)
 
 
-def collapsed(count=8):
-    return [said("same", i, group=i // 2, reward=1.0) for i in range(count)]
-
-
-def varied(count=8):
-    return [said(f"text {i}", i, group=i // 2, reward=float(i)) for i in range(count)]
-
-
-def test_collapse_and_missing_signal_alert_once_after_some_steps(caplog):
-    told = []
-    plugin = Metrics(alert=lambda title, text: told.append((title, text)), collapse=0.8, patience=3)
-    alerts = []
-    for step in range(10):
-        look(collapsed(), plugin, Step(step=step, seen=8))
-        alerts += plugin.alerts
-    assert alerts == [
-        "88% of the rollouts repeat others, 3 steps in a row: the model is collapsing (step 2)",
-        "no group had any reward spread, 3 steps in a row: there is nothing to learn from (step 2)",
-    ]
-    assert told == [("rollouts", text) for text in alerts]
-    assert [record.message for record in caplog.records] == alerts
-    assert {(record.name, record.levelno) for record in caplog.records} == {("rollout_plugins", logging.WARNING)}
-
-
-def test_a_good_step_starts_the_count_again_and_eval_does_not_count():
-    plugin = Metrics(collapse=0.8, patience=2)
-    for batch, split in [
-        (collapsed(), "train"),
-        (varied(), "train"),
-        (collapsed(), "train"),
-        *[(collapsed(), "eval")] * 5,
-    ]:
-        look(batch, plugin, Step(seen=8, split=split))
-        assert plugin.alerts == []
-
-
-def test_a_tool_that_keeps_failing_alerts_once_with_its_counts():
-    plugin = Metrics(tool_failure=0.5, patience=2)
-    alerts = []
-    for step in range(6):
-        states = [("error", None), ("error", None), ("ok", None), ("ok", None)]
-        look(
-            [said(f"text {i}", i, reward=float(i), tool_calls=calls(search=states)) for i in range(2)],
-            plugin,
-            Step(step=step),
-        )
-        alerts += plugin.alerts
-    assert alerts == ["tool 'search' failed in 8 of its last 16 calls (step 1)"]
-    fine = Metrics(tool_failure=0.6, patience=1)
-    look([said("a", tool_calls=calls(search=[("error", None), ("ok", None)] * 20))], fine)
-    assert fine.alerts == []
-
-
-def test_an_alert_function_that_fails_affects_no_other(caplog):
-    told = []
-    plugin = Metrics(alert=[lambda title, text: 1 / 0, lambda title, text: told.append(text)], patience=1)
-    look(collapsed(40), plugin)
-    assert len(told) == len(plugin.alerts) == 2
-    assert "an alert function failed" in caplog.text
-
-
 def test_numbers_are_finite_or_not_there():
     assert [finite(value) for value in (1, 1.5, True, None, "1", float("nan"), float("inf"), 10**400)] == [
         1.0,
@@ -232,9 +170,6 @@ def test_numbers_are_finite_or_not_there():
     ("options", "named"),
     [
         ({"log": "most"}, ["log='most' is not one of few, all"]),
-        ({"alert": 3}, ["alert=3"]),
-        ({"alert": ["x"]}, ["alert=['x']"]),
-        ({"collapse": 0, "tool_failure": 2, "patience": 0}, ["collapse=0", "tool_failure=2", "patience=0"]),
     ],
 )
 def test_bad_options_give_one_error_that_names_them_all(options, named):
@@ -243,36 +178,9 @@ def test_bad_options_give_one_error_that_names_them_all(options, named):
     assert all(text in str(error.value) for text in named)
 
 
-def test_the_first_nan_or_infinite_reward_of_each_function_alerts_once_with_step_and_id(caplog):
-    told = []
-    plugin = Metrics(alert=lambda title, text: told.append(text))
-    plugin.on_run_start(Run(id="r"))
-    nan, inf = float("nan"), float("inf")
-
-    def step(number, split, *rewards):
-        rollouts = [said(str(i), f"{number}.{i}", reward=sum(r.values()), rewards=r) for i, r in enumerate(rewards)]
-        return look(rollouts, plugin, Step(split=split, step=number, seen=len(rollouts)))
-
-    fine = {"correct": 1.0, "brief": 0.5}
-    assert step(1, "train", fine, {"correct": 0.0, "brief": 0.1})["rewards/not_finite"] == 0
-    assert told == []
-    assert (
-        step(2, "train", fine, {**fine, "correct": nan}, {**fine, "correct": -inf}, fine)["rewards/not_finite"] == 0.5
-    )
-    assert step(3, "eval", {**fine, "correct": nan}, {"correct": inf, "brief": inf})["rewards/not_finite"] == 1
-    assert [text.partition(";")[0] for text in told] == [
-        "reward function 'correct' gave a reward that is NaN, for the first time in rollout r2.1 (train step 2)",
-        "reward function 'brief' gave a reward that is infinite, for the first time in rollout r3.1 (eval step 3)",
-    ]
-    assert [record.getMessage() for record in caplog.records] == told
-
-
-def test_a_non_finite_reward_that_no_function_explains_alerts_too():
-    plugin = Metrics()
-    plugin.on_run_start(Run(id="r"))
-    look([said("x", reward=float("-inf"))], plugin, Step(split="train", step=4, seen=1))
-    (text,) = plugin.alerts
-    assert text.startswith("the reward is infinite, for the first time in rollout r0 (train step 4)")
-    plugin.on_run_start(Run(id="again"))
-    look([said("x", reward=float("-inf"))], plugin, Step(split="train", step=1, seen=1))
-    assert len(plugin.alerts) == 1
+def test_the_share_of_rollouts_with_a_reward_that_is_not_finite():
+    nan, inf, fine = float("nan"), float("inf"), {"correct": 1.0, "brief": 0.5}
+    given = [fine, {**fine, "correct": nan}, {**fine, "correct": -inf}, fine]
+    rollouts = [said(str(i), i, reward=sum(r.values()), rewards=r) for i, r in enumerate(given)]
+    assert look(rollouts)["rewards/not_finite"] == 0.5
+    assert look([said("x", reward=-inf), said("y", 1, reward=1.0)])["rewards/not_finite"] == 0.5

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from PIL import Image as Picture
 
-from rollout_plugins import Drop, Image, Rollout, Step, ToolCall, hookimpl, open_run
+from rollout_plugins import Drop, Finding, Image, Rollout, Step, ToolCall, hookimpl, open_run
 from rollout_plugins.errors import SetupError
 from rollout_plugins.plugins.cap import Cap
 from rollout_plugins.plugins.dedup import Dedup
@@ -350,8 +350,20 @@ def test_built_in_plugins_begin_anew_with_each_run_and_attempt(make):
     assert len(result.rollouts) == 16
 
 
-def test_alerts_are_told_again_in_the_next_run():
-    told = []
-    plugin = Metrics(alert=lambda title, text: told.append(text), patience=1)
+def test_findings_are_reported_again_in_the_next_run():
+    class Collects:
+        def __init__(self):
+            self.texts = []
+
+        @hookimpl
+        def check_rollouts(self, step):
+            return [Finding(check="mine", title="each step", text=f"step {step.step}")]
+
+        @hookimpl
+        def on_finding(self, finding, run):
+            self.texts.append((run.id, finding.title))
+
+    plugin = Collects()
     run_again([plugin], [make_rollout(completion="same") for _ in range(8)])
-    assert len(told) == len(set(told)) * 3 > 0
+    assert [text for _, text in plugin.texts] == ["each step"] * 3
+    assert len({run for run, _ in plugin.texts}) == 2
