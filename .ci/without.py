@@ -26,6 +26,7 @@ READERS = [
         "show", "sql", "stats", "view",
     )
 ]  # fmt: skip
+LEARNERS = ["learn", *(f"cli/{name}.py" for name in ("prompts", "training_data"))]
 PARTS = {
     "images": ["plugins/images"],
     "redact": ["plugins/redact"],
@@ -34,17 +35,18 @@ PARTS = {
     "web": ["web", "report.py"],
     "shapes": ["shapes"],
     "demo": ["demo"],
-    "learn": ["learn"],
+    "learn": LEARNERS,
     "record": ["record"],
     "remote": ["remote"],
     "trainers": ["trainers"],
-    "reading": ["reading", "view", "web", "report.py", "remote", "demo", "testing", *READERS],
+    "reading": ["reading", "view", "web", "report.py", "remote", "demo", "testing", *LEARNERS, *READERS],
 }
 COMMANDS = {
     "view": "view",
     "web": "report",
     "shapes": "import",
     "demo": "demo",
+    "learn": "prompts",
     "remote": "(?:push|pull|prune)",
     "reading": "(?:annotate|compact|demo|diff|doctor|export|list|prune|pull|push|report|show|sql|stats|view)",
 }

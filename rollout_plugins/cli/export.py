@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterator
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
 from rollout_plugins.cli.chosen import add_allow_damaged, add_filters, add_run, filters_of, note_damage, opened
 from rollout_plugins.cli.common import Progress, check_out, counted, natural, say
+from rollout_plugins.cli.main import loaded
 from rollout_plugins.engine.error_text import error_with_place
 from rollout_plugins.engine.installed import known_sinks, options_of
 from rollout_plugins.errors import RolloutPluginsError, RunError, SetupError, check_folder
@@ -19,28 +21,35 @@ from rollout_plugins.store.write import write_parquet
 from rollout_plugins.system.labels import count
 
 PARQUET = {".parquet", ".pq", ""}
+FORMATS = "rollout_plugins.exports"
+"""Entry points of further targets: each names a module with `configure(parser)` and `run(run, options, filters)`."""
+_OPTIONS_OF_FORMATS: dict[str, str] = {}
+"""By option of a further target, the names of the targets that take it."""
 FLAGS = {"path": "--out", "project": "--project", "name": "--name"}
 """By option of a sink, how it is given here."""
 
 
 def configure(parser: ArgumentParser) -> None:
     add_run(parser)
-    sinks = ", ".join(known_sinks())
+    sinks, formats = ", ".join(known_sinks()), _formats()
     parser.add_argument(
         "--to",
-        choices=("parquet", *known_sinks()),
+        choices=("parquet", *formats, *known_sinks()),
         default="parquet",
         metavar="TARGET",
-        help=f"parquet (the default), or an installed sink: {sinks}",
+        help=f"parquet (the default), {', '.join([*formats, ''])}or an installed sink: {sinks}",
     )
     parser.add_argument(
-        "-o", "--out", type=Path, help="parquet: the file; jsonl, scout: the folder; jsonl: - for standard output"
+        "-o",
+        "--out",
+        help="parquet: the file; jsonl, scout: the folder; jsonl: - for standard output; "
+        "datasets: a folder, a file *.parquet, or hf://datasets/OWNER/NAME",
     )
-    parser.add_argument("--force", action="store_true", help="parquet: replace the file if there is one")
+    parser.add_argument("--force", action="store_true", help="parquet and datasets: replace the file if there is one")
     parser.add_argument(
         "--plugins",
         metavar="NAMES",
-        help="sinks: plugins to format or search what is sent, with commas: redact,mine",
+        help="sinks and datasets: plugins to format or filter what is sent, with commas: redact,mine",
     )
     parser.add_argument("--columns", help="parquet: only these, with commas between them")
     parser.add_argument(
@@ -56,8 +65,27 @@ def configure(parser: ArgumentParser) -> None:
         metavar="OPTION=VALUE",
         help="sinks: any option of the sink, such as max_rows=64; may be given again",
     )
+    for name, module in _modules(formats).items():
+        group = parser.add_argument_group(f"--to {name}")
+        module.configure(group)
+        for action in group._group_actions:  # noqa: SLF001 - argparse has no public list of them
+            _OPTIONS_OF_FORMATS[action.dest] = name
+    parser.set_defaults(default_of=parser.get_default)
     add_allow_damaged(parser)
     add_filters(parser)
+
+
+def _formats() -> dict[str, EntryPoint]:
+    """Return the further targets by name, sorted."""
+    return {entry.name: entry for entry in sorted(entry_points(group=FORMATS), key=lambda entry: entry.name)}
+
+
+def _modules(formats: dict[str, EntryPoint]) -> dict[str, Any]:
+    """Return each module of further targets once, under the names of its targets."""
+    names: dict[str, list[str]] = {}
+    for entry in formats.values():
+        names.setdefault(entry.module, []).append(entry.name)
+    return {", ".join(targets): loaded(formats[targets[0]]) for targets in names.values()}
 
 
 def _setting(text: str) -> tuple[str, Any]:
@@ -73,7 +101,13 @@ def _setting(text: str) -> tuple[str, Any]:
 def run(options: Namespace) -> int:
     stored = opened(options.run)
     filters = filters_of(options, stored)
+    formats = _formats()
+    if options.to in formats:
+        _check_given(options, ("columns", "cap", "project", "name", "set"))
+        loaded(formats[options.to]).run(stored, options, filters)
+        return note_damage(stored, allowed=options.allow_damaged)
     _check_meant(options)
+    options.out = options.out and Path(options.out)
     if options.to == "parquet":
         _parquet(stored, options, filters)
     else:
@@ -84,6 +118,13 @@ def run(options: Namespace) -> int:
 def _check_meant(options: Namespace) -> None:
     """An option that another target takes is refused: who asks for `--plugins redact` counts on it."""
     others = ("columns",) if options.to != "parquet" else ("plugins", "cap", "project", "name", "set")
+    _check_given(options, others)
+    for dest, name in _OPTIONS_OF_FORMATS.items():
+        if getattr(options, dest) != options.default_of(dest):
+            raise RunError(f"--{dest.replace('_', '-')} is for --to {name}, not for --to {options.to}")
+
+
+def _check_given(options: Namespace, others: tuple[str, ...]) -> None:
     given = [f"--{name}" for name in others if getattr(options, name) not in (None, False, [])]
     if given:
         raise RunError(f"{' and '.join(given)} cannot be given with --to {options.to}, which would not do that")

@@ -57,6 +57,33 @@ def push(
     return copying.target.place.url
 
 
+def send_dataset(source: Path, url: str, *, public: bool, force: bool, progress: Progress) -> str:
+    """Send the files of a folder, a dataset with its card, and return where they are."""
+    to = place(url)
+    target = folder(to, private=not public)
+    with _explained(to):
+        target.prepare()
+        _check_public(target, public=public)
+        names = {path.name for path in source.iterdir()}
+        if (taken := sorted(names & target.sizes().keys())) and not force:
+            raise RunError(
+                f"{url} has {' and '.join(taken)} already; replace them with --force, or choose another place"
+            )
+        files = [File(path, path.name, path.stat().st_size) for path in sorted(source.iterdir())]
+        failed: dict[str, str] = {}
+        sizes, done = sum(file.size for file in files), 0
+
+        def note_sent(file: File) -> None:
+            nonlocal done
+            done += file.size
+            progress(f"sending {total(files)}", done, sizes)
+
+        target.send(files, note_sent, lambda file, error: failed.setdefault(file.name, str(error)))
+        if failed:
+            raise RunError(f"{url}: {', '.join(failed)} could not be sent: {next(iter(failed.values()))}")
+    return target.place.url
+
+
 def _check_public(target: Folder, *, public: bool) -> None:
     """Raise when other people can read what is there than was said: a dataset that exists stays what it is."""
     url, is_public = target.place.url, target.is_public
