@@ -1,10 +1,12 @@
 """Calling hooks: pluggy's own order on every pluggy, and each plugin by itself."""
 
+import inspect
 import math
 import threading
 
 import pluggy
 import pytest
+from rollout_hookspecs import hooks
 from store_rig import rollouts
 
 from rollout_plugins import Drop, Rollout, Step, ToolCall, Trace, hookimpl
@@ -17,7 +19,7 @@ from rollout_plugins.engine.plugin_checks import HOOKS
 STEP = Step()
 ARGUMENTS = {
     "run": None, "tool_call": None, "rollout": None, "step": None, "rollouts": (), "traces": (), "columns": None,
-    "seconds": 30.0,
+    "seconds": 30.0, "table": None, "values": {}, "finding": None,
 }  # fmt: skip
 
 
@@ -31,20 +33,8 @@ def plugin(name="mine", *, tryfirst=False, trylast=False, **functions):
 
 
 def noting(name, calls, hook, **bands):
-    """A plugin whose one hook, called with whatever, notes its name."""
-    names = {
-        "on_tool_call": "tool_call",
-        "on_rollout": "rollout",
-        "select_rollouts": "rollouts",
-        "format_trace": "rollout",
-    }
-    names |= {
-        "export_traces": "traces",
-        "rollout_metrics": "rollouts",
-        "register_hosts": "",
-        "show_rollout": "rollout",
-    }
-    argument = names.get(hook, "run")
+    """Return a plugin whose only hook takes the hook's first argument and notes the plugin's name."""
+    argument = next(iter(inspect.signature(getattr(hooks, hook)).parameters), "")
     scope = {"calls": calls, "name": name}
     exec(f"def function(self{', ' + argument if argument else ''}): calls.append(name)", scope)
     return plugin(name, **bands, **{hook: scope["function"]})
