@@ -27,6 +27,7 @@ ABOUT = {
     "check": "what is wrong with a run: findings, and the rollouts that show them",
     "stats": "reward, spread, lengths, truncation, tools and drops, step by step",
     "sql": "query one run or several in SQL",
+    "rescore": "score a run again with another reward function, and compare",
     "prompts": "the prompts of a run: pass rates, learnt, stuck, forgotten; as a dataset",
     "diff": "two runs on the same prompts: what changed in reward and text",
     "report": "the run as one HTML file: charts, table, every conversation",

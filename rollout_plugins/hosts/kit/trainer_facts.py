@@ -22,6 +22,7 @@ _SETTINGS = (
     "steps_per_generation",
     "gradient_accumulation_steps", "per_device_train_batch_size", "per_device_eval_batch_size",
     "max_tool_calling_iterations", "learning_rate", "beta", "loss_type", "scale_rewards", "reward_weights", "seed",
+    "multi_objective_aggregation", "normalize_advantages", "reward_clip_range",
     "max_steps", "num_train_epochs", "logging_steps", "chat_template_kwargs", "generation_kwargs", "use_vllm",
     "report_to", "run_name", "project", "output_dir", "max_staleness", "token_budget", "weight_sync_steps",
     "max_inflight_tasks", "queue_maxsize", "fork_threshold_tokens", "teacher_top_k",
