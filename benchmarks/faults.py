@@ -159,8 +159,9 @@ def looked(folder: Path, generated: int, *, at_least: bool = False, note: str = 
             return [0, {}, 0]  # it was killed before the run had begun
         rollouts = list(run.rollouts(superseded=True))
         assert len({r.id for r in rollouts}) == len(rollouts), "a rollout is there twice"
-        counted = {reason: count for reason, count in run.drops.items() if reason != "unserialisable_field"}  # stored
-        return [len(rollouts), counted, len(run.damaged)]
+        counted = dict(run.health.drops)
+        counted.pop("unserialisable_field", None)  # those rollouts are stored
+        return [len(rollouts), counted, len(run.health.damaged)]
 
     stored, dropped, damaged = apart(look)
     return Outcome(generated, stored, {**dropped, **extra}, damaged, note, at_least)

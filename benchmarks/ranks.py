@@ -65,7 +65,7 @@ def launch(folder: Path, world: int, steps: int) -> list[Any]:
     same = len({json.dumps(rank["losses"]) for ranks in facts.values() for rank in ranks[:1]}) == 1
     run = open_run(folder / "on 1" / "out")
     rollouts = list(run.rollouts())
-    whole = len(rollouts) == len({r.id for r in rollouts}) == steps * EACH * world and not run.damaged
+    whole = len(rollouts) == len({r.id for r in rollouts}) == steps * EACH * world and not run.health.damaged
     places = all(sorted(r.index for r in run.rollouts(step=s)) == list(range(EACH * world)) for s in (1, steps))
     files = sum(1 for path in Path(run.dir).rglob("*") if path.is_file())
     return [

@@ -43,7 +43,7 @@ OURS = {
     assert len(found) == 10""",
     "best 3 of the last step": "assert len(list(run.rollouts(step='last', order='-reward', limit=3))) == 3",
     "one by id": "assert run.get(ID).id == ID",
-    "its group": "assert len(run.group(ID)) == 8",
+    "its group": "assert len(list(run.siblings(ID))) == 8",
     "SQL: mean reward by step": """assert run.sql(
         'select step, avg(reward) from rollouts group by step').num_rows == STEPS""",
     "text search, first 5": f"assert len(list(run.rollouts(search={RARE!r}, limit=5))) == 5",

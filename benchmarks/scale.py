@@ -48,8 +48,8 @@ QUESTIONS = {
     "stats, step by step": "assert sum(r['rollouts'] for r in run.stats()) == STEPS",
     SORTED: """assert len(list(
         run.rollouts(where='reward < 0 and calls > 1', order='-completion_tokens', limit=10))) == 10""",
-    "all by reward, the first page": """found = run.find(order='-reward')
-    assert len(found) == STEPS and len(list(found.page(0, 40).rollouts())) == 40""",
+    "all by reward, the first page": """found = run.rollouts(order='-reward')
+    assert len(found) == STEPS and len(list(found.page(0, 40))) == 40""",
     "best 3 of the last step": "assert len(list(run.rollouts(step='last', order='-reward', limit=3))) == 3",
     "one by id": "assert run.get(ID).id == ID",
     "SQL: mean reward by step": """assert run.sql(

@@ -26,12 +26,14 @@ from rollout_hookspecs import _records, hooks
 from rollout_plugins import RolloutPluginCallback, RolloutRecorder, StoredRun, open_run
 from rollout_plugins.cli import main as cli
 from rollout_plugins.hosts import HOSTS, kit
+from rollout_plugins.reading.filters import RolloutFilters
+from rollout_plugins.reading.health import RunHealth
 from rollout_plugins.store import schema
 from rollout_plugins.trainers import Trainers
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-PART = re.compile(r"(<!-- generated: ([\w-]+)(?: (\S+))? -->\n).*?(<!-- /generated -->)", re.DOTALL)
+PART = re.compile(r"(<!-- generated: ([\w-]+)(?: ([^>]+?))? -->\n).*?(<!-- /generated -->)", re.DOTALL)
 SLOW = ("beside",)
 """Parts that train something; the tests compare them on their own."""
 
@@ -41,7 +43,8 @@ SLOW = ("beside",)
 OBJECTS = {
     "RolloutPluginCallback": RolloutPluginCallback,
     "RolloutRecorder": RolloutRecorder,
-    "StoredRun": StoredRun,
+    "run": StoredRun,
+    "run.health": RunHealth,
     "open_run": open_run,
 }
 PLUGINS = {"plugins": ("Images", "Metrics", "Dedup", "Cap", "Redact"), "sinks": ("Trackio", "Wandb", "Console", "Jsonl", "Scout"), "remote": ("Mirror", "Retain")}  # fmt: skip
@@ -179,15 +182,28 @@ def code(text: str) -> str:
     return f"<code>{cell(text)}</code>" if "|" in text else f"`{text}`"
 
 
-def methods(name: str) -> str:
-    """The public methods and properties of a class, with their docstrings."""
+def methods(argument: str) -> str:
+    """Describe some methods and properties: `methods run.rollouts run.health.drops` names them as a caller does."""
     parts = []
-    for attribute, value in vars(OBJECTS[name]).items():
-        function = value.fget if isinstance(value, property) else value
-        if not attribute.startswith("_") and inspect.isfunction(function) and function.__doc__:
-            shown = attribute if isinstance(value, property) else f"{attribute}({taken(function)})"
-            parts.append(f"### {attribute}\n\n```text\n{wrapped(f'run.{shown}')}\n```\n\n{inspect.getdoc(function)}")
+    for path in argument.split():
+        owner, _, name = path.rpartition(".")
+        member = vars(OBJECTS[owner])[name]
+        function = member.fget if isinstance(member, property) else member
+        call = path if isinstance(member, property) else f"{path}({taken(function)})"
+        parts.append(f"### {name}\n\n```text\n{wrapped(call)}\n```\n\n{inspect.getdoc(function)}")
     return "\n\n".join(parts)
+
+
+def filters() -> str:
+    """A table of the filters of `run.rollouts`, from their source."""
+    (node,) = ast.parse(inspect.getsource(RolloutFilters)).body
+    pairs = zip(node.body, node.body[1:], strict=False)
+    rows = [
+        f"| `{item.target.id}` | {code(ast.unparse(item.annotation).removesuffix(' | None'))} | {cell(after.value.value)} |"
+        for item, after in pairs
+        if isinstance(item, ast.AnnAssign)
+    ]
+    return "\n".join(["| filter | type | |", "|---|---|---|", *rows])
 
 
 def taken(function: object) -> str:
@@ -405,6 +421,7 @@ PARTS = {
         benchmarks,
         columns,
         commands,
+        filters,
         goals,
         host_kit,
         methods,

@@ -43,7 +43,7 @@ def opened(path: str | Sequence[str] | None) -> StoredRun:
     if not path or len(found) > 1:
         of = f", the newest of {len(found):,} runs" if len(found) > 1 else ""
         note(f"{run.name}{of}: {run.place}")
-    for line in (*run.contradictions, *run.absent):
+    for line in (*run.health.contradictions, *run.health.absent):
         note(f"{run.place}: {line}")
     return run
 
@@ -57,7 +57,7 @@ def add_allow_damaged(parser: ArgumentParser) -> None:
 
 def note_damage(*found: StoredRun, allowed: bool = True) -> int:
     """Name what cannot be read of these runs, and so is not in the answer; the exit code."""
-    lines = [(run, line) for run in found for line in run.unreadable]
+    lines = [(run, line) for run in found for line in run.health.unreadable]
     for run, line in lines:
         note(f"{run.place}: {line}")
     return DAMAGED if lines and not allowed else 0

@@ -80,7 +80,7 @@ def _compact(stored: StoredRun, *, unended: bool) -> int:
             progress("files", done, sum(map(len, groups)))
     stored.refresh()
     for name, why in damaged.items():
-        stored.damaged[name] = why
+        stored.health.damaged[name] = why
     after = [part for part in find_parts(stored.dir) if not part.is_journal]
     say(_what_became(len(before), len(after), count(len(stored), "rollout")))
     return note_damage(stored)

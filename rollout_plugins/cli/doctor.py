@@ -216,18 +216,18 @@ def run_checks(path: Path) -> Iterator[Check]:
 
 
 def _run_checks(run: StoredRun) -> Iterator[Check]:
-    run.verify()
-    count, damage = len(run), run.unreadable
+    run.health.verify()
+    count, damage = len(run), run.health.unreadable
     for line in damage:
         yield Check(run.info.id, DAMAGE, line, "the rest of the run can be read; keep a copy")
-    for line in (*run.contradictions, *run.absent):
+    for line in (*run.health.contradictions, *run.health.absent):
         yield Check(run.info.id, "note", line)
     notes = {
-        "lost": format_counts(run.drops),
-        "not trained on": format_counts(run.untrained),
-        "not sent": format_counts(run.unsent, "to "),
+        "lost": format_counts(run.health.drops),
+        "not trained on": format_counts(run.health.untrained),
+        "not sent": format_counts(run.health.unsent, "to "),
     }
-    if odd := run.not_finite:
+    if odd := run.health.not_finite:
         advice = "a NaN counts as no reward, and an infinite one makes its group's advantages NaN; see: rollouts stats"
         yield Check(run.info.id, "warn", f"rewards that are no finite number: {format_not_finite(odd)}", advice)
     for what, counts in notes.items():

@@ -137,8 +137,8 @@ def _parquet(stored: StoredRun, options: Namespace, filters: dict[str, Any]) -> 
     check_out(out, force=options.force)
     columns = options.columns.split(",") if options.columns else None
     with counted("looking for rollouts") as progress:
-        found = stored.find(**filters)
-        written = write_parquet(out, _told(found.tables(columns), len(found), progress))
+        matching = stored.rollouts(**filters)
+        written = write_parquet(out, _told(matching.tables(columns), len(matching), progress))
     say(f"{count(written, 'rollout')} in {out}")
 
 

@@ -75,8 +75,8 @@ def _facts(stored: StoredRun) -> dict[str, Any]:
         "reward": train[-1]["reward"] if train else None,
         "over time": sparkline(evenly([row["reward"] for row in train], SPARKS)),
         "state": state_of(attempts, max((changed for _, changed, _ in files_of(stored.dir)), default=0.0)),
-        "drops": sum(stored.drops.values()),
+        "drops": sum(stored.health.drops.values()),
         "folder": stored.place,
         "attempts": max((a.get("attempt", 1) for a in attempts), default=1),
-        "damaged": dict(stored.damaged),
+        "damaged": dict(stored.health.damaged),
     }

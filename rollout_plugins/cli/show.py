@@ -68,7 +68,7 @@ def run(options: Namespace) -> None:
 
 
 def _none_of(stored: StoredRun) -> str:
-    lost = ", ".join(f"{times:,} {why}" for why, times in stored.drops.items())
+    lost = ", ".join(f"{times:,} {why}" for why, times in stored.health.drops.items())
     return f"{stored.place} has no rollouts" + (f"; lost: {lost}" if lost else "")
 
 
@@ -85,7 +85,7 @@ def _chosen(stored: StoredRun, options: Namespace, filters: dict[str, Any]) -> F
     if options.id:
         return [("", stored.get(one)) for one in options.id], ""
     if group is not None and not group.isdigit():
-        return [("", rollout) for rollout in stored.group(group)], ""
+        return [("", rollout) for rollout in stored.siblings(group)], ""
     if group is not None:
         filters = {"step": "last", **filters, "group": int(group)}
     if options.history is not None:
@@ -113,9 +113,10 @@ def _matching(stored: StoredRun, filters: dict[str, Any], limit: int | None) -> 
     filters.pop("limit", None)
     if filters.get("search") and limit is not None:
         return _first((("", rollout) for rollout in stored.rollouts(**filters, limit=limit + 1)), limit)
-    found = stored.find(**filters)
-    shown = [("", rollout) for rollout in found.page(0, len(found) if limit is None else limit).rollouts()]
-    return shown, f"{limit:,} of {len(found):,}; --limit 0 for all" if limit is not None and limit < len(found) else ""
+    matching = stored.rollouts(**filters)
+    shown = [("", rollout) for rollout in matching.page(0, len(matching) if limit is None else limit)]
+    is_complete = limit is None or limit >= len(matching)
+    return shown, "" if is_complete else f"{limit:,} of {len(matching):,}; --limit 0 for all"
 
 
 def _first(found: Iterator[tuple[str, Rollout]], limit: int | None) -> Found:

@@ -47,16 +47,16 @@ def run(options: Namespace) -> int:
             "folder": stored.place,
             "steps": rows,
             "findings": [as_row(finding) for finding in stored.findings],
-            "not_finite": stored.not_finite,
-            "drops": stored.drops,
-            "untrained": stored.untrained,
-            "unsent": stored.unsent,
-            "skipped": stored.skipped,
-            "plugin_errors": stored.plugin_errors,
-            "warnings": stored.warnings,
-            "costs": stored.costs,
+            "not_finite": stored.health.not_finite,
+            "drops": stored.health.drops,
+            "untrained": stored.health.untrained,
+            "unsent": stored.health.unsent,
+            "skipped": stored.health.skipped,
+            "plugin_errors": stored.health.plugin_errors,
+            "warnings": stored.health.warnings,
+            "costs": stored.health.costs,
         }
-        print_json({**facts, "annotations": stored.annotations, "damaged": stored.damaged})
+        print_json({**facts, "annotations": stored.annotations, "damaged": stored.health.damaged})
         return note_damage(stored, allowed=options.allow_damaged)
     if not rows:
         note(f"{stored.place} has no rollouts")
@@ -72,24 +72,24 @@ def run(options: Namespace) -> int:
 def _lines(stored: StoredRun) -> Iterator[str]:
     """What else there is to say of the run, below its figures."""
     yield from _finding_lines(stored)
-    if odd := stored.not_finite:
+    if odd := stored.health.not_finite:
         yield f"NaN or infinite: {format_not_finite(odd)}; rollouts show --where 'not isfinite(reward)' lists rollouts"
-    for reason, lost in stored.drops.items():
+    for reason, lost in stored.health.drops.items():
         yield f"lost: {lost:,} {reason}"
-    for reason, untrained in stored.untrained.items():
+    for reason, untrained in stored.health.untrained.items():
         yield f"not trained on: {untrained:,} {reason}"
-    for name, unsent in stored.unsent.items():
+    for name, unsent in stored.health.unsent.items():
         yield f"not sent while training: {unsent:,} to {name}; `rollouts export` sends them"
-    for name, skipped in stored.skipped.items():
+    for name, skipped in stored.health.skipped.items():
         yield f"not sent to the sinks: {skipped:,} skipped by {name}"
-    for name, failures in stored.plugin_errors.items():
+    for name, failures in stored.health.plugin_errors.items():
         yield f"plugin {name} failed {count(failures, 'time')}"
-    for text, times in list(stored.warnings.items())[:MAX_WARNINGS]:
+    for text, times in list(stored.health.warnings.items())[:MAX_WARNINGS]:
         yield f"warning: {text}{f' ({times:,} times)' if times > 1 else ''}"
-    if len(stored.warnings) > MAX_WARNINGS:
-        yield f"and {count(len(stored.warnings) - MAX_WARNINGS, 'other warning')}, see run.warnings"
-    if stored.costs:
-        yield _recording(**stored.costs)
+    if len(stored.health.warnings) > MAX_WARNINGS:
+        yield f"and {count(len(stored.health.warnings) - MAX_WARNINGS, 'other warning')}, see run.health.warnings"
+    if stored.health.costs:
+        yield _recording(**stored.health.costs)
 
 
 def _finding_lines(stored: StoredRun) -> Iterator[str]:

@@ -52,7 +52,8 @@ def run(options: Namespace) -> None:
         if options.id is not None:
             stored.get(options.id)
         if filters:
-            stored.find(**{**filters, "search": None, "limit": 0})  # raises if they are wrong, before the screen opens
+            # A wrong filter must raise before the screen opens.
+            stored.rollouts(**{**filters, "search": None, "limit": 0})
         view(
             stored,
             filters=filters,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rollout_plugins.errors import RunError
 
 if TYPE_CHECKING:
-    from rollout_plugins.reading.search_results import Matches
+    from rollout_plugins.reading.lazy_rollouts import Rollouts
 
 Kind = Literal["sft", "dpo", "kto", "prompts"]
 KINDS: tuple[Kind, ...] = ("sft", "dpo", "kto", "prompts")
@@ -80,7 +80,7 @@ class Choice:
     left_out: Counter[str] = field(default_factory=Counter)
 
 
-def choose_rollouts(matches: Matches, rules: Rules) -> Choice:
+def choose_rollouts(matches: Rollouts, rules: Rules) -> Choice:
     """Choose from the rollouts that `matches` holds."""
     groups, choice = _read_candidates(matches, rules)
     choose: dict[str, Callable[[list[Candidate], Rules, Counter[str]], Iterable[Row]]] = {
@@ -96,7 +96,7 @@ def choose_rollouts(matches: Matches, rules: Rules) -> Choice:
     return choice
 
 
-def _read_candidates(matches: Matches, rules: Rules) -> tuple[list[list[Candidate]], Choice]:
+def _read_candidates(matches: Rollouts, rules: Rules) -> tuple[list[list[Candidate]], Choice]:
     """Read the scores of all rollouts and return them by group, without those that cannot be chosen."""
     needs_score = rules.kind != "prompts"
     groups: dict[tuple[Any, ...], list[tuple[bool, Candidate]]] = {}

@@ -53,7 +53,7 @@ def prompt_id(row: Mapping[str, Any]) -> str:
 
 def tables_with_ids(run: StoredRun, columns: Sequence[str], **filters: Any) -> Iterator[pa.Table]:
     """Read these columns of a run, a few rows at a time, with a column `prompt_id` instead of the prompts."""
-    for table in run.tables([*dict.fromkeys([*columns, *COLUMNS])], **filters):
+    for table in run.batches([*dict.fromkeys([*columns, *COLUMNS])], **filters):
         yield table.select(list(columns)).append_column("prompt_id", prompt_ids(table))
 
 

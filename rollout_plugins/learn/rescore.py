@@ -142,12 +142,12 @@ class _Reader:
 
     def __init__(self, run: StoredRun, function: Any, name: str, filters: dict[str, Any]) -> None:
         self._run, self._filters = run, filters
-        first = next(run.tables(["columns", "extra"], limit=1, **filters), None)
+        first = next(run.batches(["columns", "extra"], limit=1, **filters), None)
         rows = first.to_pylist() if first is not None else []
         known = [key for row in rows for text in row.values() if text for key in decode(text)]
         with_tokens = False
         if needs_tokens(function):
-            first = next(run.tables(["tokens"], limit=1, **filters), None)
+            first = next(run.batches(["tokens"], limit=1, **filters), None)
             with_tokens = first is not None and first["tokens"].null_count < first.num_rows
         check_signature(function, name, known, has_tokens=with_tokens)
         self._columns = list(dict.fromkeys([*_NUMBERS, *COLUMNS, "marks", *["tokens"] * with_tokens]))
@@ -155,7 +155,7 @@ class _Reader:
     def batches(self) -> Iterator[pa.Table]:
         """Yield tables of whole groups of one generation."""
         pending: list[pa.Table] = []
-        for table in self._run.tables(self._columns, **self._filters):
+        for table in self._run.batches(self._columns, **self._filters):
             pending.append(table)
             whole = pa.concat_tables(pending, promote_options="permissive")
             starts = _changes(whole, _GENERATION)

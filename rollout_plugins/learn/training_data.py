@@ -41,8 +41,8 @@ from rollout_plugins.system.files import replace_file
 if TYPE_CHECKING:
     from rollout_hookspecs import Rollout
 
+    from rollout_plugins.reading.lazy_rollouts import Rollouts
     from rollout_plugins.reading.runs import StoredRun
-    from rollout_plugins.reading.search_results import Matches
 
 FILE, CARD = "train.parquet", "README.md"
 DUPLICATE, HELD_OUT = "rows with the content of an earlier one", "with a held-out prompt"
@@ -102,7 +102,7 @@ def export_training_data(
     path, card = _check_dest(Path(dest), force=force)
     filters = {"split": "train", **{name: value for name, value in filters.items() if value is not None}}
     where = f"({filters['where']}) and not {PRUNED}" if filters.get("where") else f"not {PRUNED}"
-    matches = run.find(**{**filters, "where": where})
+    matches = run.rollouts(**{**filters, "where": where})
     exported = Exported(kind, path, card, sql=_sql(filters, where))
     exported.left_out["without text, which was pruned"] += run.count(**filters) - len(matches)
     progress("choosing rollouts", 0, 0)
@@ -168,7 +168,7 @@ class _Export:
     """One export on its way from the chosen places to rows in a file."""
 
     run: StoredRun
-    matches: Matches
+    matches: Rollouts
     rules: Rules
     choice: Choice
     exported: Exported
@@ -267,7 +267,7 @@ class _Export:
                 content = _Content(*values)
                 yield places[number], None if self._is_held_out(content.prompt_id) else content
 
-    def _filtered_contents(self, matches: Matches, places: Sequence[int]) -> Iterator[tuple[int, _Content | None]]:
+    def _filtered_contents(self, matches: Rollouts, places: Sequence[int]) -> Iterator[tuple[int, _Content | None]]:
         for number, rollout in matches.numbered(tokens=self.check is not None):
             ident = prompt_id({"prompt": list(rollout.prompt), **rollout.columns})
             if self._is_held_out(ident):

@@ -25,13 +25,13 @@ from rollout_plugins.reading.damage import UnreadableError, gist
 from rollout_plugins.reading.engines import quiet_ray, ray_files, started
 from rollout_plugins.store.any_version import with_columns
 from rollout_plugins.store.join_parts import locate
-from rollout_plugins.store.parts import file_name
+from rollout_plugins.store.parts import file_name, find_parts
 from rollout_plugins.store.schema import TYPES
 from rollout_plugins.store.write import read_journal
 from rollout_plugins.system.remote_runs import is_remote_file, open_run_file
 
 if TYPE_CHECKING:
-    from rollout_plugins.reading.lazy_methods import Stored
+    from rollout_plugins.reading.runs import StoredRun
 
 #: Rollouts in a batch.
 BATCH = 1024
@@ -43,7 +43,7 @@ _NOTHING = pa.table({"id": pa.array([], pa.large_string())})
 
 
 def annotate_by(
-    run: Stored,
+    run: StoredRun,
     producer: str,
     function: Function,
     *,
@@ -67,7 +67,7 @@ def annotate_by(
     rows = pa.concat_tables([_NOTHING, *tables], promote_options="permissive")
     written = run.annotate(producer, rows.to_pylist()) if rows.num_rows else 0
     for name, why in damaged.items():  # only now: annotating looks at the run anew
-        run.damaged[name] = why
+        run.health.damaged[name] = why
     return written
 
 
@@ -96,10 +96,10 @@ def _called(function: Function, table: pa.Table) -> Any:
 
 
 def _on_all_cores(
-    run: Stored, applied: Function, progress: Progress | None, damaged: dict[str, str]
+    run: StoredRun, applied: Function, progress: Progress | None, damaged: dict[str, str]
 ) -> list[pa.Table]:
     """In processes of their own: what a function does in Python holds the interpreter's lock."""
-    files = run.parts
+    files = [part.path for part in find_parts(run.dir)]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(os.cpu_count() or 1, len(files) or 1), mp_context=context) as pool:
         waiting = {pool.submit(_file, path, applied): path for path in files}
@@ -160,7 +160,7 @@ def _parquet_of(path: Path) -> Iterator[tuple[pq.ParquetFile, int, int]]:
 
 
 def _with_ray(
-    run: Stored, work: Callable[[], list[pa.Table]], address: str, damaged: dict[str, str]
+    run: StoredRun, work: Callable[[], list[pa.Table]], address: str, damaged: dict[str, str]
 ) -> list[pa.Table]:
     """The same over a Ray cluster; when it fails, once more without files that turn out to be damaged."""
     started(address)
@@ -170,15 +170,15 @@ def _with_ray(
         except Exception as error:
             if said := _RAISED.search(str(error)):
                 raise RunError(said[1]) from None
-            known = set(run.damaged)
-            run.verify()
-            damaged.update(run.damaged)
-            if not run.damaged.keys() - known:
+            known = set(run.health.damaged)
+            run.health.verify()
+            damaged.update(run.health.damaged)
+            if not run.health.damaged.keys() - known:
                 raise RunError(f"Ray: {str(error).strip().rpartition(chr(10))[2]}") from error
             return work()
 
 
-def _on_ray(run: Stored, applied: Function, columns: Sequence[str], progress: Progress | None) -> list[pa.Table]:
+def _on_ray(run: StoredRun, applied: Function, columns: Sequence[str], progress: Progress | None) -> list[pa.Table]:
     wanted = list(dict.fromkeys(["id", *columns]))
     done = ray_files(run, wanted).map_batches(applied, batch_format="pyarrow", batch_size=BATCH)
     rows, found = run.count(superseded=True), []

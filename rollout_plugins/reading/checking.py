@@ -29,7 +29,7 @@ from rollout_plugins.system.node_folders import nodes_of
 from rollout_plugins.system.remote_runs import is_remote, open_run_file, remote_reader
 
 if TYPE_CHECKING:
-    from rollout_plugins.reading.lazy_methods import Stored
+    from rollout_plugins.reading.runs import StoredRun
 
 logger = logging.getLogger("rollout_plugins")
 
@@ -63,7 +63,7 @@ Progress = Callable[[int, int], object]
 
 
 def check_run(
-    run: Stored,
+    run: StoredRun,
     *,
     only: Sequence[str] = (),
     disable: Sequence[str] = (),
@@ -92,7 +92,7 @@ def check_run(
     return Checked(distinct(finding for verdict in verdicts for finding in verdict.findings), verdicts)
 
 
-def _while_training(run: Stored, names: Collection[str]) -> Iterator[Verdict]:
+def _while_training(run: StoredRun, names: Collection[str]) -> Iterator[Verdict]:
     """Yield a verdict for each check that found something while training and does not run now."""
     findings: dict[str, list[Finding]] = {}
     for finding in stored_findings(run):
@@ -142,7 +142,7 @@ class _Feed:
             wanted |= set(SCHEMA.names if reads is None or takes_records else reads)
         return [name for name in SCHEMA.names if name in wanted]
 
-    def start(self, run: Stored) -> None:
+    def start(self, run: StoredRun) -> None:
         for impl in self._implementations("on_run_start"):
             self._dispatcher.call(impl, "on_run_start", {"run": run.info})
 
@@ -162,7 +162,7 @@ class _Feed:
             _, findings = self._dispatcher.call(impl, hook, arguments, hook_results.findings)
             self._found[impl.plugin_name] += findings or ()
 
-    def conclude(self, run: Stored) -> list[Verdict]:
+    def conclude(self, run: StoredRun) -> list[Verdict]:
         """Return the verdict of each check; one that failed is unobserved, never clear."""
         concluding = {impl.plugin_name: impl for impl in self._implementations("check_run")}
         verdicts: list[Verdict] = []
@@ -170,7 +170,7 @@ class _Feed:
             verdicts += self._verdicts(name, concluding.get(name), run)
         return verdicts
 
-    def _verdicts(self, name: str, impl: Any, run: Stored) -> Sequence[Verdict]:
+    def _verdicts(self, name: str, impl: Any, run: StoredRun) -> Sequence[Verdict]:
         findings = tuple(distinct(self._found[name]))
         if name not in self._dispatcher.removed and impl is not None:
             _, verdicts = self._dispatcher.call(impl, "check_run", {"run": run}, hook_results.verdicts)
@@ -184,10 +184,10 @@ class _Feed:
         return [Verdict(check=_short(name), verdict=outcome, rollouts=0 if why else self._rollouts, why=why)]
 
 
-def generations(run: Stored, columns: Sequence[str]) -> Iterator[tuple[Step, pa.Table]]:
+def generations(run: StoredRun, columns: Sequence[str]) -> Iterator[tuple[Step, pa.Table]]:
     """Yield each generation of a run as one table, in the order they were made; without what was done again."""
     waiting: list[pa.Table] = []
-    for table in run.tables(list(columns)):
+    for table in run.batches(list(columns)):
         for piece in _split(table):
             if waiting and _key(waiting[0]) != _key(piece):
                 yield _whole(waiting)
@@ -218,9 +218,9 @@ def _whole(tables: Sequence[pa.Table]) -> tuple[Step, pa.Table]:
     return replace(step, rank=first["rank"] or 0), table
 
 
-def _logged(run: Stored) -> Iterator[tuple[int, dict[str, float]]]:
+def _logged(run: StoredRun) -> Iterator[tuple[int, dict[str, float]]]:
     """Yield what the trainer logged, by step."""
-    for row in run.step_table().to_pylist():
+    for row in run.sql("from steps").to_pylist():
         step = row.pop("step")
         values = {name: value for name, value in row.items() if isinstance(value, float) and name != "time"}
         if step is not None and values:
@@ -230,7 +230,7 @@ def _logged(run: Stored) -> Iterator[tuple[int, dict[str, float]]]:
 # --- findings that are stored with a run -----------------------------------------------------------------------------
 
 
-def stored_findings(run: Stored) -> list[Finding]:
+def stored_findings(run: StoredRun) -> list[Finding]:
     """Return the findings that were stored with a run, the most severe first."""
     findings: list[Finding] = []
     for path in annotation_files(run.dir):
@@ -240,7 +240,7 @@ def stored_findings(run: Stored) -> list[Finding]:
     return distinct(findings)
 
 
-def save(run: Stored, findings: Sequence[Finding]) -> int:
+def save(run: StoredRun, findings: Sequence[Finding]) -> int:
     """Store the findings that a run does not have; return how many there were."""
     stored = {(finding.check, finding.title) for finding in stored_findings(run)}
     new = [finding for finding in findings if (finding.check, finding.title) not in stored]

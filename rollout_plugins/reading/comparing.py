@@ -9,10 +9,10 @@ from rollout_plugins.content.messages import compact
 from rollout_plugins.show.chart import training
 
 if TYPE_CHECKING:
-    from rollout_plugins.reading.lazy_methods import Stored
+    from rollout_plugins.reading.runs import StoredRun
 
 
-def compare(runs: Sequence[Stored]) -> list[dict[str, Any]]:
+def compare(runs: Sequence[StoredRun]) -> list[dict[str, Any]]:
     """Return one row for each run. All rows have the same keys: what a run lacks is None."""
     rows = [_figures(run) for run in runs]
     settings = [{"model": run.info.model, **run.info.settings} for run in runs]
@@ -26,7 +26,7 @@ def compare(runs: Sequence[Stored]) -> list[dict[str, Any]]:
     ]
 
 
-def _figures(run: Stored) -> dict[str, Any]:
+def _figures(run: StoredRun) -> dict[str, Any]:
     stats = run.stats()
     steps = training(stats)
     known = [row["reward"] for row in steps if row["reward"] is not None]
@@ -45,7 +45,7 @@ def _figures(run: Stored) -> dict[str, Any]:
         "tool_calls": sum(row["tool_calls"] for row in stats),
         "tool_errors": sum(row["tool_errors"] for row in stats),
         "not_finite": sum(row["not_finite"] for row in stats),
-        "lost": sum(run.drops.values()),
+        "lost": sum(run.health.drops.values()),
         "folder": run.place,
     }
 

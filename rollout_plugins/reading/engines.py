@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rollout_plugins.errors import RunError, need
+from rollout_plugins.errors import RunError, need, suggest
 from rollout_plugins.reading.damage import UnreadableError, gist
 from rollout_plugins.reading.query_session import readable
 from rollout_plugins.store.schema import SCHEMA
@@ -23,21 +23,36 @@ from rollout_plugins.system.remote_runs import is_url, public_path, remote_reade
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from rollout_plugins.reading.lazy_methods import Stored
+    from rollout_plugins.reading.runs import StoredRun
 
 _TRIES = 4
 
 
-def ray_dataset(run: Stored) -> Any:
+def open_dataset(run: StoredRun, engine: str, session: Any) -> Any:
+    """Open the run's rollouts with `engine`; `session` is the Spark session."""
+    if engine == "spark":
+        return spark_dataset(run, session)
+    openers = {"ray": ray_dataset, "daft": daft_dataset}
+    if engine not in openers:
+        raise RunError(f"there is no engine {engine!r}; {suggest(engine, ['ray', 'spark', 'daft'])}")
+    return openers[engine](run)
+
+
+def _repeats(run: StoredRun) -> list[tuple[int, int]]:
+    """Return (attempt, step) of each attempt that repeated steps: it supersedes earlier rollouts after that step."""
+    return run.session.ask(lambda database: database.done_again())
+
+
+def ray_dataset(run: StoredRun) -> Any:
     """A Ray dataset."""
     said = _said(run)
     found = ray_files(run, SCHEMA.names)
     return found.map_batches(
-        partial(_current, again=run.done_again, said=said), batch_format="pyarrow", zero_copy_batch=True
+        partial(_current, again=_repeats(run), said=said), batch_format="pyarrow", zero_copy_batch=True
     )
 
 
-def ray_files(run: Stored, columns: Sequence[str]) -> Any:
+def ray_files(run: StoredRun, columns: Sequence[str]) -> Any:
     """The rows of the run's files, whichever attempt they are of."""
     data = need("ray.data", "ray")
     files, unsealed = _listed(run)
@@ -83,15 +98,17 @@ def _is_warning(record: logging.LogRecord) -> bool:
     return record.levelno == logging.WARNING and ".progress" not in record.name
 
 
-def spark_dataset(run: Stored, session: Any) -> Any:
+def spark_dataset(run: StoredRun, session: Any) -> Any:
     """A Spark data frame. `s3://` is `s3a://` there."""
     need("pyspark", "spark")
+    if session is None:
+        raise RunError("dataset('spark') needs your Spark session: run.dataset('spark', session)")
     files, unsealed = _listed(run)
     found = _spark_rows(session, unsealed)
     if files:
         sealed = _spark_files(session, files)
         found = sealed.unionByName(found) if unsealed.num_rows else sealed
-    again = " or ".join(f"(attempt < {attempt} and step > {step})" for attempt, step in run.done_again)
+    again = " or ".join(f"(attempt < {attempt} and step > {step})" for attempt, step in _repeats(run))
     found = found.where(f"not coalesce({again}, false)") if again else found
     said = _said(run)
     return found if said is None else found.join(_spark_rows(session, said), "id", "left")
@@ -122,21 +139,21 @@ def _spark_schema(schema: pa.Schema) -> Any:
     return from_arrow_schema(_plain_schema(schema))
 
 
-def daft_dataset(run: Stored) -> Any:
+def daft_dataset(run: StoredRun) -> Any:
     """A Daft data frame."""
     daft = need("daft", "daft")
     files, unsealed = _listed(run)
     found = daft.from_arrow(unsealed)
     if files:
         found = daft.read_parquet(files).select(*SCHEMA.names).concat(found)
-    for attempt, step in run.done_again:
+    for attempt, step in _repeats(run):
         again = (daft.col("attempt") < attempt) & (daft.col("step") > step)
         found = found.where(~again.fill_null(daft.lit(False)))
     said = _said(run)
     return found if said is None else found.join(daft.from_arrow(said), on="id", how="left")
 
 
-def _said(run: Stored) -> pa.Table | None:
+def _said(run: StoredRun) -> pa.Table | None:
     """What producers said, by id, in columns such as `judge.score`; None when nobody said anything."""
     names = [f"{producer}.{column}" for producer, columns in run.annotations.items() for column in columns]
     if not names:
@@ -171,12 +188,12 @@ def _current(table: pa.Table, *, again: Sequence[tuple[int, int]], said: pa.Tabl
     return table
 
 
-def _listed(run: Stored) -> tuple[list[str], pa.Table]:
+def _listed(run: StoredRun) -> tuple[list[str], pa.Table]:
     """The Parquet files that can be read, and the rollouts that are in none of them yet, as the run goes on."""
     run.count(superseded=True)  # finds what cannot be read
     for _ in range(_TRIES):
         with suppress(UnreadableError):  # a journal that becomes a Parquet file at this moment
-            parts, journals = readable(run.dir, run.damaged)
+            parts, journals = readable(run.dir, run.health.damaged)
             files = [str(public_path(part.path)) for part in parts if not part.is_journal]
             return files, pa.concat_tables([SCHEMA.empty_table(), *journals.values()])
-    raise RunError(f"{run.place} changes while it is read; say it again")
+    raise RunError(f"{run.place} changed while it was being read; run the command again")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rollout_hookspecs import Rollout, Run, Step
 
@@ -29,8 +29,10 @@ from rollout_plugins.engine.outbound_filter import filter_rollout, filter_run
 from rollout_plugins.engine.outbox import Outbox
 from rollout_plugins.engine.plugin_checks import is_required
 from rollout_plugins.errors import RolloutPluginsError, RunError, SetupError, suggest
-from rollout_plugins.reading.lazy_methods import Stored
 from rollout_plugins.system.confidentiality import start_confidentiality
+
+if TYPE_CHECKING:
+    from rollout_plugins.reading.runs import StoredRun
 
 logger = logging.getLogger("rollout_plugins")
 
@@ -59,7 +61,7 @@ class Sent:
 
 
 def export(
-    run: Stored,
+    run: StoredRun,
     to: str | Any,
     *,
     cap: int | None = None,
@@ -96,11 +98,11 @@ def export(
     return Sent(", ".join(dict.fromkeys(targets)), sent, had, done - sent - had, unconfirmed)
 
 
-def _ranks(run: Stored, sink: Any, filters: Mapping[str, Any]) -> Sequence[int | None]:
+def _ranks(run: StoredRun, sink: Any, filters: Mapping[str, Any]) -> Sequence[int | None]:
     """None: all rollouts go to one place. A sink that has a place for each rank is given one after the other."""
     if as_sink(sink).scope != "rank":
         return [None]
-    found = {rank for table in run.tables(["rank"], **filters) for rank in table["rank"].unique().to_pylist()}
+    found = {rank for table in run.batches(["rank"], **filters) for rank in table["rank"].unique().to_pylist()}
     return sorted(found) or [run.info.rank]
 
 
@@ -236,7 +238,7 @@ def _chooser(cap: int | None) -> Callable[[Sequence[Rollout], Step], Sequence[Ro
     return choose
 
 
-def _generations(run: Stored, facts: Run, filters: Mapping[str, Any]) -> Iterator[tuple[Step, Sequence[Rollout]]]:
+def _generations(run: StoredRun, facts: Run, filters: Mapping[str, Any]) -> Iterator[tuple[Step, Sequence[Rollout]]]:
     """The rollouts as they were made, one generation batch after the other.
 
     A rank that evaluates alone counts further than the others, so one number may be that of several steps.

@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
+from typing import Any, TypedDict
 
 from rollout_plugins.content.exact_json import replace_surrogates
 from rollout_plugins.errors import RunError, suggest
 from rollout_plugins.reading import text_search
+from rollout_plugins.reading.prompt_history import is_plain_text
 from rollout_plugins.reading.sql_pieces import literal, name_of
 from rollout_plugins.store.schema import REWARD_PREFIX
 
@@ -59,9 +61,38 @@ _TEXTS = {
 }
 
 
+class RolloutFilters(TypedDict, total=False):
+    """The filters that `StoredRun.rollouts` and the methods like it accept as keyword arguments."""
+
+    split: str | None
+    """The split, such as `train`."""
+    step: int | str | range | Collection[int] | None
+    """A step, -1 or `"last"`, a range (`range(10, 20)`, `"10-20"`), or several steps."""
+    group: int | None
+    """The number of the group."""
+    rank: int | None
+    """The rank that recorded the rollout."""
+    finish: str | None
+    """Why generation ended, such as `length`."""
+    tool: str | None
+    """The name of a tool that the rollout called."""
+    has_error: bool | None
+    """Whether the rollout, or one of its tool calls, failed."""
+    where: str | None
+    """A SQL condition over the columns and annotations, such as `judge.score > 0.5`."""
+    search: str | None
+    """Text, in any case, in anything that is stored of a rollout except numbers, also as a viewer prints it."""
+    order: str | Sequence[str] | None
+    """The column or columns to sort by; `-reward` is descending."""
+    limit: int | None
+    """The largest number of rollouts to return."""
+    superseded: bool
+    """Whether to include rollouts of steps that a resumed training repeated."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filters:
-    """What `StoredRun.rollouts` takes."""
+    """Checked filters: those of `RolloutFilters`, and some that only this package uses."""
 
     split: str | None = None
     step: int | str | range | Collection[int] | None = None
@@ -78,10 +109,10 @@ class Filters:
     id: str | None = None
     prompt: str | None = None
     """Text of one of the prompt's messages."""
-    messages: Sequence[str | None] | None = None
-    """Texts of all the prompt's messages; None for one that is more than text."""
+    messages: Sequence[Any] | None = None
+    """All messages of the prompt. Only the texts are compared of a message that has more than a role and a text."""
     generations: tuple[int, int] | None = None
-    """The first and the last to look at."""
+    """The first and the last generation to look at."""
 
     @classmethod
     def of(cls, **filters: Any) -> Filters:
@@ -117,7 +148,7 @@ class Filters:
         return f"{self.where or ''} {order}"
 
 
-_PUBLIC = [name for name in Filters.__dataclass_fields__ if name not in {"id", "prompt", "messages", "generations"}]
+_PUBLIC = list(RolloutFilters.__annotations__)
 
 
 def condition(filters: Filters, table: str) -> str:
@@ -130,9 +161,8 @@ def condition(filters: Filters, table: str) -> str:
     if filters.generations is not None:
         simple.append("generation between {} and {}".format(*filters.generations))
     if filters.messages is not None:
-        texts = [(place, text) for place, text in enumerate(filters.messages, 1) if text is not None]
         simple.append(f"len(prompt) = {len(filters.messages)}")
-        simple += [f"prompt[{place}].content = {literal(text)}" for place, text in texts]
+        simple += chain.from_iterable(_message_is(f"prompt[{n}]", m) for n, m in enumerate(filters.messages, 1))
     if filters.step is not None:
         simple.append(_steps(filters.step, filters.split, table))
     found = [_any_of(alternatives) for alternatives in _inside(filters)]
@@ -142,6 +172,17 @@ def condition(filters: Filters, table: str) -> str:
         wrong = "(error is not null or finish = 'error' or coalesce(failed_calls, 0) > 0)"
         found.append(wrong if filters.has_error else f"not {wrong}")
     return " and ".join([*simple, *found]) or "true"
+
+
+def _message_is(column: str, message: Any) -> Iterator[str]:
+    """Yield conditions for the text of a message; if it has nothing else, they are true of an equal message alone."""
+    text = message.get("content") if isinstance(message, Mapping) else None
+    if isinstance(text, str):
+        yield f"{column}.content = {literal(text)}"
+    if is_plain_text(message):
+        yield f"{column}.role is not distinct from {literal(message['role'])}"
+        yield from (f"{column}.{name} is null" for name in ("name", "reasoning", "rest"))
+        yield f"coalesce(len({column}.tool_calls), 0) = 0"
 
 
 def _inside(filters: Filters) -> list[list[tuple[str, str]]]:

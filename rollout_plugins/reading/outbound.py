@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rollout_hookspecs import Rollout, Run, Step
 
@@ -13,14 +13,16 @@ from rollout_plugins.engine.discover import Plugins
 from rollout_plugins.engine.dispatch import Dispatcher
 from rollout_plugins.engine.outbound_filter import filter_rollout, filter_run
 from rollout_plugins.engine.plugin_checks import is_required
-from rollout_plugins.reading.lazy_methods import Stored
 from rollout_plugins.system.confidentiality import end_confidentiality, start_confidentiality
+
+if TYPE_CHECKING:
+    from rollout_plugins.reading.runs import StoredRun
 
 
 class OutboundFilter:
     """The required plugins among the installed ones and those given, for one run; a context manager."""
 
-    def __init__(self, run: Stored, plugins: Sequence[Any]) -> None:
+    def __init__(self, run: StoredRun, plugins: Sequence[Any]) -> None:
         self._stored_run = run.info
         self._dispatcher = Dispatcher(Plugins([*plugins]).manager, Counters())
         self.is_needed = bool(self._dispatcher.has_required)

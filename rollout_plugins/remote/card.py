@@ -167,8 +167,8 @@ def _facts(run: StoredRun, chosen: Mapping[str, Any]) -> list[list[str]]:
         "rewards": ", ".join(info.reward_names),
         "tools": ", ".join(str(tool.get("function", tool).get("name", "")) for tool in info.tools),
         "text removed since": f"of {count(pruned, 'rollout')}" if pruned else "",
-        "lost while recording": format_counts(run.drops) or "nothing",
-        "not trained on": format_counts(run.untrained),
+        "lost while recording": format_counts(run.health.drops) or "nothing",
+        "not trained on": format_counts(run.health.untrained),
         "made with": ", ".join(f"{name} {version}" for name, version in info.versions.items()),
     }
     return [[name, _plain(value)] for name, value in facts.items() if value]

@@ -46,7 +46,10 @@ def prune(run: StoredRun, keep: str, *, progress: Callable[[str, int, int], obje
     while parts := [part for part in find_parts(run.dir) if not part.is_journal and part.path not in done]:
         for number, part in enumerate(parts):
             done.add(part.path)
-            with left_alone(part.path, run.damaged), suppress(FileNotFoundError):  # joined meanwhile: it comes next
+            with (
+                left_alone(part.path, run.health.damaged),
+                suppress(FileNotFoundError),
+            ):  # joined meanwhile: it comes next
                 one = prune_part(part.path, lambda table: _among(table, kept), f"not kept by {keep}", really=really)
                 found = Pruned(*(sum(pair) for pair in zip(found, one, strict=True)))
             progress("pruning", number + 1, len(parts))
@@ -135,7 +138,7 @@ def _remove_media(run: StoredRun) -> int:
     if not run.attempts or any(attempt["ended"] is None for attempt in run.attempts):
         return 0
     used = set()
-    for table in run.tables(["images"], superseded=True):
+    for table in run.batches(["images"], superseded=True):
         used |= {image["path"] for images in table["images"].to_pylist() for image in images or ()}
     freed = 0
     for file in files_of(run.dir):

@@ -170,7 +170,7 @@ def _write_chosen(run: StoredRun, staging: Path, chosen: Mapping[str, Any]) -> N
     for split in run.values("split"):
         target = staging / "data" / str(split)
         target.mkdir(parents=True)
-        tables = (table.filter(pc.equal(table["split"], split)) for table in run.tables(None, **chosen))
+        tables = (table.filter(pc.equal(table["split"], split)) for table in run.batches(None, **chosen))
         for number, some in enumerate(_in_parts(table for table in tables if table.num_rows)):
             write_parquet(target / f"001-00000-{number:06d}.parquet", some)
             _take_media(run, staging, some)
@@ -197,7 +197,7 @@ def _take_media(run: StoredRun, staging: Path, tables: list[pa.Table]) -> None:
 
 
 def _write_journals(run: StoredRun, staging: Path) -> None:
-    for part in readable(run.dir, run.damaged)[0]:
+    for part in readable(run.dir, run.health.damaged)[0]:
         if part.is_journal and (table := read_journal(part.path)).num_rows:
             target = (staging / part.name).with_suffix(".parquet")
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -97,7 +97,7 @@ class Viewer(App[None]):
         if not self.ended:
             word = state_of(self.stored.attempts, max((changed for _, changed, _ in self._seen), default=0.0))
             facts.append((f"● {word}", "green") if word == RUNNING else (word, "yellow"))
-        lost, damaged = sum(self.stored.drops.values()), len(self.stored.damaged)
+        lost, damaged = sum(self.stored.health.drops.values()), len(self.stored.health.damaged)
         if lost:
             facts.append((f"  {lost:,} lost", "yellow"))
         if damaged:

@@ -8,7 +8,7 @@ how the answers to one prompt change.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -37,7 +37,7 @@ class Group(NamedTuple):
 class Chosen(NamedTuple):
     """The rollouts to show, how many there will be, and how many matched."""
 
-    rollouts: Iterator[Rollout]
+    rollouts: Iterable[Rollout]
     expected: int
     matched: int
 

@@ -37,12 +37,12 @@ def about(run: StoredRun, texts: Texts) -> dict[str, Any]:
         "versions": _texted(info.versions, texts),
         "settings": _texted(info.settings, texts),
         "attempts": [_attempt(attempt) for attempt in run.attempts],
-        "not_finite": {clean(name): kinds for name, kinds in run.not_finite.items()},
-        "drops": _counts(run.drops),
-        "untrained": _counts(run.untrained),
-        "unsent": _counts(run.unsent),
-        "plugin_errors": _counts(run.plugin_errors),
-        "warnings": _counts(run.warnings),
+        "not_finite": {clean(name): kinds for name, kinds in run.health.not_finite.items()},
+        "drops": _counts(run.health.drops),
+        "untrained": _counts(run.health.untrained),
+        "unsent": _counts(run.health.unsent),
+        "plugin_errors": _counts(run.health.plugin_errors),
+        "warnings": _counts(run.health.warnings),
         "annotations": {clean(name): list(map(clean, columns)) for name, columns in run.annotations.items()},
     }
 

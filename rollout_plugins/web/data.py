@@ -54,7 +54,7 @@ def page_data(run: StoredRun, *, limit: int, panels: PanelsOf, progress: Progres
         "total": sum(row["rollouts"] for row in steps),
         "matched": chosen.matched,
         "filters": {name: clean(str(value)) for name, value in filters.items()},
-        "damaged": {clean(name): clean(why) for name, why in run.damaged.items()},
+        "damaged": {clean(name): clean(why) for name, why in run.health.damaged.items()},
         "steps": series,
         "step_width": width,
         "rollouts": rollouts,

@@ -25,7 +25,7 @@ class First:
         self._run, self._filters = run, {**filters, "order": None}
         self.best = self._one(order="-reward", where="isfinite(reward)")
         self.worst = self._one(order="reward", where="isfinite(reward)")
-        odd = " or ".join(f"not isfinite({name_of(name)})" for name in run.not_finite)
+        odd = " or ".join(f"not isfinite({name_of(name)})" for name in run.health.not_finite)
         self.odd = self._one(order=None, where=odd) if odd else None
         self.tool = next(iter(run.sql(_FAILING).to_pylist()), None)
         name = self.tool["name"] if self.tool and self.tool["failed"] else None
@@ -36,7 +36,7 @@ class First:
         return [rollout for rollout in (self.best, self.worst, self.odd, self.failing) if rollout is not None]
 
     def _one(self, *, where: str, **more: Any) -> Rollout | None:
-        return next(self._run.rollouts(**{**also(self._filters, where), **more, "limit": 1}), None)
+        return next(iter(self._run.rollouts(**{**also(self._filters, where), **more, "limit": 1})), None)
 
     def said(self, stats: Sequence[Mapping[str, Any]], texts: Texts) -> dict[str, Any]:
         """As the page has it."""

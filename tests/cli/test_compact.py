@@ -44,7 +44,7 @@ def test_a_compacted_run_is_the_same_run_in_fewer_files(tmp_path, capsys):
     run.refresh()
     assert same(list(run), before)
     assert run.stats() == stats
-    assert run.unreadable == []
+    assert run.health.unreadable == []
     assert len(list(run.dir.glob("data/*/*"))) == 2
     assert main(["compact", str(run.dir)]) == 0
     assert capsys.readouterr().out == "nothing to join: 16 rollouts in 2 files\n"

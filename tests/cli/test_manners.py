@@ -233,7 +233,7 @@ def test_python_is_warned_and_may_ask(damaged):
     run = open_run(damaged)
     with pytest.warns(DamageWarning, match=r"001-00000-000001\.parquet cannot be read and is left out, perhaps 4 rol"):
         assert len(run) == 8
-    assert list(run.damaged) == ["data/train/001-00000-000001.parquet"]
+    assert list(run.health.damaged) == ["data/train/001-00000-000001.parquet"]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert len(run) == 8  # once is enough

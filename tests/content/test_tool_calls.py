@@ -94,14 +94,14 @@ def test_a_watched_call_that_answers_with_an_error_did_run(tmp_path):
     """Only who watched knows that; whoever has nothing but the messages takes the answer's word for it."""
     trainer = make(tmp_path, [call("boom", {})] * 4 + ["done"] * 4, tools=[boom], callbacks=[RolloutPluginCallback()])
     trainer.train()
-    rollout = next(open_run(tmp_path / "out").rollouts())
+    rollout = open_run(tmp_path / "out").rollouts()[0]
     (watched,) = rollout.tool_calls
     assert (watched.status, watched.error, watched.result, watched.reply) == ("ok", None, "Error: boom", 1)
     (span,) = default_trace(rollout).spans
     assert (span["status"], span["error"], span["output"]) == ("ok", None, "Error: boom")
     with RolloutRecorder(dir=tmp_path / "again") as recorder:
         recorder.record(1, [{"prompt": QUESTION, "completion": rollout.completion}])
-    (unwatched,) = next(open_run(tmp_path / "again").rollouts()).tool_calls
+    (unwatched,) = open_run(tmp_path / "again").rollouts()[0].tool_calls
     assert (unwatched.status, unwatched.error, unwatched.reply) == ("error", "Error: boom", 1)
 
 

@@ -104,6 +104,13 @@ def test_every_hook_has_an_example_in_its_docstring_and_a_test(hook):
     assert f"def test_hook_{hook}(" in (ROOT / "tests" / "engine" / "test_hooks.py").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("name", ["run", "run.health"])
+def test_every_member_of_a_stored_run_is_documented(name):
+    page = (ROOT / "docs" / "reference" / "reading.md").read_text(encoding="utf-8")
+    members = [member for member in vars(generate.OBJECTS[name]) if not member.startswith("_")]
+    assert [member for member in members if f"\n{name}.{member}" not in page] == []
+
+
 def test_every_record_is_documented():
     assert set(classes()) <= set(sections(RECORDS_PAGE))
     public = {name for name in rollout_hookspecs.__all__ if dataclasses.is_dataclass(getattr(rollout_hookspecs, name))}

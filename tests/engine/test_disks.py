@@ -74,8 +74,8 @@ def test_an_outage_of_the_disk_costs_its_records_and_says_so_once_at_each_end(sm
     line.close()
     run = open_run(small_disk)
     assert [r.columns["number"] for r in run.rollouts()] == [n for n in (0, 1, 2, 8, 9) for _ in range(4)]
-    assert run.damaged == {}
-    assert run.drops == {"store_failed": 20}
+    assert run.health.damaged == {}
+    assert run.health.drops == {"store_failed": 20}
     assert len(told(caplog, "cannot write to")) == 1
     assert str(small_disk) in told(caplog, "cannot write to")[0]
     assert told(caplog, "works again")[0].endswith("20 rollouts were lost meanwhile")
@@ -91,7 +91,7 @@ def test_a_disk_that_is_full_to_the_last_byte_leaves_no_half_generation(small_di
     numbers = [r.columns["number"] for r in run.rollouts()]
     assert 8 <= len(numbers) < 48
     assert all(numbers.count(number) == 4 for number in numbers)
-    assert run.damaged == {}
+    assert run.health.damaged == {}
     assert len(numbers) + line.counters.drops["store_failed"] == 48
 
 
@@ -109,7 +109,7 @@ def test_a_defect_of_ours_costs_only_the_rollouts_that_bring_it_out(tmp_path, mo
     line.close()
     run = open_run(tmp_path)
     assert [r.columns["number"] for r in run.rollouts()] == [0] * 3 + [1] * 4
-    assert run.drops == {"store_failed": 1}
+    assert run.health.drops == {"store_failed": 1}
     assert told(caplog, "1 of 4 rollouts are lost, because no row could be made of them (KeyError in defective)")
     assert "a secret" not in caplog.text
 
@@ -125,7 +125,7 @@ def test_a_filesystem_that_cannot_be_told_to_sync_keeps_everything_all_the_same(
     line.close()
     run = open_run(tmp_path)
     assert len(list(run.rollouts())) == 4
-    assert run.drops == {}
+    assert run.health.drops == {}
 
 
 def test_a_second_outage_is_told_and_counted_by_itself(small_disk, caplog):
@@ -150,7 +150,7 @@ def test_a_disk_that_is_read_only_from_the_start_costs_nothing_but_records(small
     line.close()
     run = open_run(small_disk)
     assert len(run) == 4
-    assert run.drops == {"store_failed": 4}
+    assert run.health.drops == {"store_failed": 4}
     assert len(told(caplog, "")) == 2
 
 
@@ -187,7 +187,7 @@ def test_two_pipelines_write_one_folder_without_harming_each_other(tmp_path):
         line.close()
     run = open_run(tmp_path)
     assert sorted(r.step for r in run.rollouts()) == sorted([*range(20)] * 8)
-    assert run.damaged == {}
+    assert run.health.damaged == {}
 
 
 def test_a_clock_that_runs_backwards_changes_nothing(tmp_path, monkeypatch):
@@ -213,7 +213,7 @@ def test_a_list_that_cannot_be_read_costs_itself_alone(tmp_path):
     made[1] = replace(made[1], prompt=Unreadable(), tool_calls=(7,))
     run = record(tmp_path, made)
     assert [len(r.marks) for r in run.rollouts()] == [0, 2, 0]
-    assert run.drops == {"unserialisable_field": 2}
+    assert run.health.drops == {"unserialisable_field": 2}
 
 
 def test_an_image_that_only_the_result_of_a_call_holds_is_kept(tmp_path):
@@ -221,4 +221,4 @@ def test_an_image_that_only_the_result_of_a_call_holds_is_kept(tmp_path):
     made = rollouts(2)
     made[1] = replace(made[1], tool_calls=(ToolCall(name="look", arguments={}, result=[{"image": picture}]),))
     run = record(tmp_path, made, plugins=("images",))
-    assert (len(list(run.dir.glob("media/*"))), run.drops) == (1, {})
+    assert (len(list(run.dir.glob("media/*"))), run.health.drops) == (1, {})

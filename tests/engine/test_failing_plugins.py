@@ -91,7 +91,7 @@ def test_plugins_that_misbehave_cost_only_themselves_and_go_after_three_in_a_row
     assert all(r.extra == {"good": True} and r.tool_calls == (call,) for r in run.rollouts())
     assert metrics["count"] == 4
     assert good.seen == ["start", "end"]
-    assert not [reason for reason in run.drops if reason != "unserialisable_field"]
+    assert not [reason for reason in run.health.drops if reason != "unserialisable_field"]
     failed = {name for name, count in line.counters.errors.items() if count}
     if hook in {"on_run_start", "on_run_end"}:
         assert failed == RAISE
@@ -156,7 +156,7 @@ def test_a_plugin_that_hangs_is_taken_out_and_nothing_is_lost_or_done_twice(
     if hook != "on_run_end":  # by then it was let go
         assert line.dispatcher.removed["bad"].startswith(f"did not return from {hook} within 0.2 s")
         assert len(told(caplog, "'bad' is off for the rest of the run")) == 1
-    assert run.drops == {}
+    assert run.health.drops == {}
 
 
 def test_many_plugins_that_hang_one_after_the_other_lose_nothing(tmp_path, monkeypatch):
@@ -217,7 +217,7 @@ def test_a_plugin_that_puts_the_wrong_kind_into_a_field_is_refused_by_name(tmp_p
     sink = Sink()
     run = record(tmp_path, rollouts(2), plugins=(Strange(), sink))
     assert len(sink.ids) == len(run) == 2
-    assert next(run.rollouts()).completion == ({"role": "assistant", "content": "hi"},)
+    assert run.rollouts()[0].completion == ({"role": "assistant", "content": "hi"},)
     assert f"returned a rollout whose {field} is of type" in caplog.text
 
 
@@ -230,8 +230,8 @@ def test_what_a_host_made_strange_reaches_plugins_sinks_and_store_as_the_contrac
         assert {f"lost:{name}" for name in STRANGE if name not in {"extra", "rank"}} <= set(rollout.marks)
         assert rollout.prompt == ("just text",)
         assert rollout.completion == rollout.tool_calls == rollout.images == ()
-    assert not run.damaged
-    assert run.drops["unserialisable_field"] >= 4 * 7
+    assert not run.health.damaged
+    assert run.health.drops["unserialisable_field"] >= 4 * 7
 
 
 def test_dropped_rollouts_are_counted_by_plugin_and_skipped_ones_stored_with_the_reason(tmp_path):
@@ -264,6 +264,6 @@ def test_dropped_rollouts_are_counted_by_plugin_and_skipped_ones_stored_with_the
         {"picky": "best"},
     ]
     assert sink.ids == [list(run.rollouts())[2].id]
-    assert run.drops == {"tool_calls_dropped_by:picky": 4, "dropped_by:picky": 1}
-    assert run.skipped == {"picky": 2}
-    assert [c.name for c in next(run.rollouts()).tool_calls] == ["open"]
+    assert run.health.drops == {"tool_calls_dropped_by:picky": 4, "dropped_by:picky": 1}
+    assert run.health.skipped == {"picky": 2}
+    assert [c.name for c in run.rollouts()[0].tool_calls] == ["open"]

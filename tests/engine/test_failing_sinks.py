@@ -38,7 +38,7 @@ def test_lines_that_are_removed_in_mid_run_are_said_and_counted_then_and_sent_by
             shutil.rmtree(Path(recorder.run.dir) / "jsonl")
     stored = open_run(tmp_path)
     lost = 4 * removed_after
-    assert (stored.drops, stored.unsent) == ({}, {"jsonl": lost})
+    assert (stored.health.drops, stored.health.unsent) == ({}, {"jsonl": lost})
     assert f"{lost} rollouts were removed from jsonl:{stored.dir}/jsonl since they were sent there" in caplog.text
     done = stored.export("jsonl")
     assert (done.sent, done.had) == (lost, 12 - lost)
@@ -61,7 +61,7 @@ def test_a_sink_that_cannot_say_what_is_gone_was_sent_everything(tmp_path, caplo
 
     with RolloutRecorder([Odd()], dir=tmp_path) as recorder:
         recorder.record(1, [{"prompt": "p", "completion": "c"}] * 4)
-    assert open_run(tmp_path).drops == {}
+    assert open_run(tmp_path).health.drops == {}
     assert told(caplog, "in gone")
     assert not told(caplog, "misses rollouts")
 
@@ -82,7 +82,7 @@ def test_what_a_sink_gets_wrong_after_the_store_has_ended_is_noted_in_the_run(tm
     with RolloutRecorder([Late(name="late"), Later(name="later")], dir=tmp_path) as recorder:
         recorder.record(1, [{"prompt": "p", "completion": "c"}])
     stored = open_run(tmp_path)
-    assert (stored.plugin_errors, stored.drops) == ({"late": 1, "later": 1}, {})
+    assert (stored.health.plugin_errors, stored.health.drops) == ({"late": 1, "later": 1}, {})
 
 
 def test_a_fault_of_a_sink_that_costs_nothing_does_not_hide_one_that_does(tmp_path, caplog):
@@ -94,7 +94,7 @@ def test_a_fault_of_a_sink_that_costs_nothing_does_not_hide_one_that_does(tmp_pa
     with RolloutRecorder([sink], dir=tmp_path) as recorder:
         for step in (1, 2):
             recorder.record(step, [{"prompt": "p", "completion": "c"}] * 4)
-    assert open_run(tmp_path).unsent == {"sink": 4}
+    assert open_run(tmp_path).health.unsent == {"sink": 4}
     assert len(told(caplog, "in gone")) == len(told(caplog, "misses rollouts: it raised ValueError")) == 1
 
 
@@ -108,7 +108,7 @@ def test_a_sink_that_falls_behind_holds_no_more_than_so_many_bytes(tmp_path, mon
         gate.set()
     assert len(sink.ids) == 8
     stored = open_run(tmp_path)
-    assert (len(stored), stored.drops, stored.unsent) == (24, {}, {"sink": 16})
+    assert (len(stored), stored.health.drops, stored.health.unsent) == (24, {}, {"sink": 16})
 
 
 def cancels():
@@ -126,7 +126,7 @@ def test_a_sink_that_raises_costs_neither_the_store_nor_other_sinks(tmp_path, ca
     assert len(run) == 20
     assert len(good.ids) == 20
     assert good.events == bad.events == ["start", "end"]
-    assert run.unsent == {"bad": 20}
+    assert run.health.unsent == {"bad": 20}
     assert len(told(caplog, "'bad' misses rollouts")) == 1
 
 
@@ -135,7 +135,7 @@ def test_a_sink_that_fails_for_a_while_is_asked_again(tmp_path):
     sink = Sink(lambda: calls.append(1) or (len(calls) <= 4 and raises()))
     run = record(tmp_path, *[rollouts() for _ in range(6)], plugins=(sink,))
     assert len(sink.ids) == 8
-    assert run.unsent == {"sink": 16}
+    assert run.health.unsent == {"sink": 16}
 
 
 def test_a_sink_that_hangs_delays_nothing_and_what_it_misses_is_counted(tmp_path, monkeypatch):
@@ -149,7 +149,7 @@ def test_a_sink_that_hangs_delays_nothing_and_what_it_misses_is_counted(tmp_path
         until(lambda step=step: len(good.ids) == 4 * step + 4 and not line._lifecycle.outboxes[1].is_stuck)
     assert len(open_run(tmp_path)) == 40
     line.close()
-    until(lambda: open_run(tmp_path).unsent == {"bad": 40})
+    until(lambda: open_run(tmp_path).health.unsent == {"bad": 40})
     assert len(open_run(tmp_path)) == 40
     for_good.set()  # only now: nothing above waited until the bad sink was done
 
@@ -163,7 +163,7 @@ def test_a_slow_sink_gets_everything_that_its_queue_holds(tmp_path):
     assert len(slow.ids) == 32
     line.close()
     assert slow.events == ["start", "end"]
-    assert open_run(tmp_path).drops == {}
+    assert open_run(tmp_path).health.drops == {}
 
 
 def test_a_failing_sink_and_a_failing_hook_name_the_line_that_raised(tmp_path, caplog):

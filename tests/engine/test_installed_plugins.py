@@ -271,4 +271,4 @@ def test_a_listed_plugin_does_run(install, tmp_path):
             return replace(rollout, extra={"seen": True})
     """
     install("x-sees", {"sees": "x_sees"}, {"x_sees": text})
-    assert next(record(tmp_path, rollouts(1), autoload=True).rollouts()).extra == {"seen": True}
+    assert record(tmp_path, rollouts(1), autoload=True)[0].extra == {"seen": True}

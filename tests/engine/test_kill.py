@@ -57,7 +57,7 @@ def go_on(folder):
     line.close()
     run = open_run(folder)
     assert len(run) == before + 2
-    assert run.damaged == {}
+    assert run.health.damaged == {}
 
 
 def check(folder, safe):
@@ -72,7 +72,7 @@ def check(folder, safe):
         found.setdefault(rollout.columns["number"], []).append(rollout.index)
     assert set(safe) <= set(found)
     assert all(indices == [0, 1, 2, 3] for indices in found.values())
-    assert run.damaged == {}
+    assert run.health.damaged == {}
     for file in run.files:
         pq.ParquetFile(file).read()
     return len(run.files)

@@ -26,7 +26,7 @@ def test_killed_trainings_lose_nothing_they_handed_over(tmp_path, caplog, monkey
         assert len(truth) > 0
         assert stored[: len(truth)] == truth
         assert len(stored) % 4 == 0
-        assert not run.damaged
+        assert not run.health.damaged
     trainer = make(folder, max_steps=2)
     trainer.add_callback(RolloutPluginCallback())
     with caplog.at_level(logging.WARNING, "rollout_plugins"):

@@ -61,9 +61,9 @@ def test_the_log_has_few_numbers_of_ours_and_no_zeros(tmp_path):
         assert all(number or before[name] for name, number in numbers.items())
     assert set().union(*log) >= {"truncated", "duplicated", "groups/reward_spread", "tools/failed"}
     run = open_run(tmp_path / "out")
-    assert (run.drops, set(run.skipped)) == ({}, {"cap"})
-    assert run.costs.keys() == INTERNALS
-    assert run.costs["bytes_written"] > 0
+    assert (run.health.drops, set(run.health.skipped)) == ({}, {"cap"})
+    assert run.health.costs.keys() == INTERNALS
+    assert run.health.costs["bytes_written"] > 0
 
 
 def test_all_brings_everything_back(tmp_path):
@@ -135,11 +135,11 @@ def test_what_was_lost_is_in_the_log_under_two_names_and_whole_in_the_run(tmp_pa
         {"drops/first": 3, "drops/second": 3},
         {"drops/first": 3, "drops/others": 6},
     ]
-    assert open_run(tmp_path).drops == {"first": 3, "second": 3, "third": 3}
+    assert open_run(tmp_path).health.drops == {"first": 3, "second": 3, "third": 3}
 
 
 def test_what_recording_took_is_in_the_run_over_its_attempts(tmp_path):
-    first = record(tmp_path, rollouts(4), rollouts(4)).costs
+    first = record(tmp_path, rollouts(4), rollouts(4)).health.costs
     assert first.keys() == INTERNALS
     assert first["queue_bytes"] >= 1000
     assert first["seconds/worker"] > 0
@@ -150,8 +150,8 @@ def test_runs_of_older_versions_lost_nothing_that_was_stored(tmp_path):
     drops = '"drops": {"skipped_by:cap": 3, "queue_full": 1, "not_trained:stale": 2, "sink_failed:trackio": 4}'
     path.write_text(path.read_text().replace('"drops": {}', drops))
     run = open_run(tmp_path)
-    assert (run.drops, run.skipped) == ({"queue_full": 1}, {"cap": 3})
-    assert (run.untrained, run.unsent) == ({"stale": 2}, {"trackio": 4})
+    assert (run.health.drops, run.health.skipped) == ({"queue_full": 1}, {"cap": 3})
+    assert (run.health.untrained, run.health.unsent) == ({"stale": 2}, {"trackio": 4})
 
 
 def test_what_trained_nothing_is_not_among_the_losses(tmp_path, capfd):
@@ -162,7 +162,7 @@ def test_what_trained_nothing_is_not_among_the_losses(tmp_path, capfd):
     metrics = line.recording_metrics(), line.own_metrics()["untrained/stale"]
     end_run(line)
     run = open_run(tmp_path)
-    assert (run.drops, run.untrained, metrics) == ({}, {"stale": 2}, ({}, 2))
+    assert (run.health.drops, run.health.untrained, metrics) == ({}, {"stale": 2}, ({}, 2))
     assert "not trained on" in run._repr_html_()
     assert "none lost, not trained on: 2 stale" in capfd.readouterr().err
     assert main(["stats", str(run.dir)]) == main(["doctor", str(run.dir), "--offline"]) == 0
@@ -176,7 +176,7 @@ def test_what_a_sink_missed_is_not_among_the_losses(tmp_path, capfd):
     metrics = line.recording_metrics(), line.own_metrics()["unsent/sink"]
     end_run(line)
     run = open_run(tmp_path)
-    assert (len(run), run.drops, run.unsent, metrics) == (4, {}, {"sink": 4}, ({"unsent/sink": 4}, 4))
+    assert (len(run), run.health.drops, run.health.unsent, metrics) == (4, {}, {"sink": 4}, ({"unsent/sink": 4}, 4))
     assert "not sent" in run._repr_html_()
     assert "none lost, not sent: 4 to sink." in capfd.readouterr().err
     assert main(["stats", str(run.dir)]) == main(["doctor", str(run.dir), "--offline"]) == 0
@@ -192,7 +192,7 @@ def test_a_plugin_that_failed_is_named_at_the_end_and_in_the_figures_of_the_run(
     with RolloutRecorder(dir=tmp_path, plugins=[Judge()]) as recorder:
         recorder.record(1, [{"prompt": "a", "completion": "b"}] * 4)
     run = open_run(tmp_path)
-    assert run.plugin_errors == {"judge": 3}
+    assert run.health.plugin_errors == {"judge": 3}
     assert "errors of plugins" in run._repr_html_()
     assert "recorded 4 rollouts, none lost, errors of plugins: 3 judge. To see them:" in capfd.readouterr().err
     assert main(["stats", str(run.dir)]) == 0

@@ -87,7 +87,7 @@ def test_sinks_get_numbers_or_nothing_where_the_store_keeps_numbers(tmp_path, is
         assert [span["duration_ms"] for span in trace.spans] == [None] * 4
     assert marked(stored[0].marks) == marked(sink.traces[0].metadata) == {}
     assert stored[0].policy_step == 4
-    assert run.drops == {"unserialisable_field": 2 * len(lost)}
+    assert run.health.drops == {"unserialisable_field": 2 * len(lost)}
 
 
 def test_numbers_of_other_classes_are_numbers(tmp_path):
@@ -103,7 +103,7 @@ def test_numbers_of_other_classes_are_numbers(tmp_path):
     run = record(tmp_path, rollouts(1), plugins=(Scores(), sink))
     (rollout,) = run.rollouts()
     assert (rollout.reward, rollout.advantage, rollout.prompt_tokens) == (0.25, 0.5, 3)
-    assert marked(rollout.marks) == run.drops == {}
+    assert marked(rollout.marks) == run.health.drops == {}
     assert [sink.traces[0].metadata[name] for name in ("reward", "advantage", "prompt_tokens")] == [0.25, 0.5, 3]
 
 

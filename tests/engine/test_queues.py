@@ -31,7 +31,7 @@ def test_rollouts_that_cannot_be_built_are_counted_and_the_next_ones_recorded(tm
     send(line, rollouts(), 2)
     line.close()
     assert len(open_run(tmp_path)) == 4
-    assert open_run(tmp_path).drops == {"build_failed": 7}
+    assert open_run(tmp_path).health.drops == {"build_failed": 7}
     assert len(told(caplog, "7 rollouts of step 1 could not be built")) == 1
 
 
@@ -60,7 +60,7 @@ def test_a_full_queue_drops_the_newest_batch_whole_and_counts_it(tmp_path, caplo
     line.close()
     run = open_run(tmp_path)
     assert [r.step for r in run.rollouts()] == [n for n in (1, 2, 6) for _ in range(4)]
-    assert run.drops == {"queue_full": 12}
+    assert run.health.drops == {"queue_full": 12}
     assert [r.generation for r in run.rollouts()] == [n for n in (0, 1, 5) for _ in range(4)]
     assert len(told(caplog, "recording is")) == 1
 
@@ -97,7 +97,7 @@ def test_on_full_block_waits_and_loses_nothing(tmp_path):
     waiting.join(600)
     line.close()
     assert [r.step for r in open_run(tmp_path).rollouts()] == [n for n in (1, 2, 3) for _ in range(4)]
-    assert open_run(tmp_path).drops == {}
+    assert open_run(tmp_path).health.drops == {}
 
 
 def test_what_is_not_finished_when_patience_ends_is_counted_and_what_finishes_later_is_not(tmp_path, caplog):
@@ -112,7 +112,7 @@ def test_what_is_not_finished_when_patience_ends_is_counted_and_what_finishes_la
     gate.open.set()
     until(lambda: open_run(tmp_path).attempts[0]["ended"])
     run = open_run(tmp_path)
-    assert (len(run), run.drops) == (4, {"not_finished_at_end": 3})
+    assert (len(run), run.health.drops) == (4, {"not_finished_at_end": 3})
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
@@ -134,10 +134,10 @@ def test_what_is_lost_behind_a_batch_that_outlasts_the_limit_is_in_the_run_altho
     else:
         line.close()
     run = open_run(tmp_path)  # as another process sees it when this one has ended here
-    assert (len(run), run.drops, run.attempts[0]["ended"]) == (2, {"not_finished_at_end": 7}, None)
+    assert (len(run), run.health.drops, run.attempts[0]["ended"]) == (2, {"not_finished_at_end": 7}, None)
     gate.open.set()
     until(lambda: open_run(tmp_path).attempts[0]["ended"])
-    assert (len(open_run(tmp_path)), open_run(tmp_path).drops) == (6, {"not_finished_at_end": 3})
+    assert (len(open_run(tmp_path)), open_run(tmp_path).health.drops) == (6, {"not_finished_at_end": 3})
 
 
 @pytest.mark.parametrize("value", [-1, "soon", float("nan"), float("inf"), True])
@@ -196,7 +196,7 @@ def test_several_plugins_that_hang_at_the_end_cost_sinks_nothing_that_is_not_cou
     closed.set()
     until(lambda: line.counters.unsent == {"sink": 4})
     for_good.set()
-    until(lambda: open_run(tmp_path).unsent == {"sink": 4})
+    until(lambda: open_run(tmp_path).health.unsent == {"sink": 4})
     assert len(open_run(tmp_path)) == 4
     until(lambda: not [one for one in {*threading.enumerate()} - before if one.name == "rollouts-hooks"])
 
@@ -216,7 +216,7 @@ def test_a_run_that_begins_again_waits_for_what_the_worker_still_does(tmp_path):
     until(lambda: open_run(tmp_path).attempts[0]["ended"])
     run = open_run(tmp_path)
     assert [rollout.generation for rollout in run.rollouts()] == [0] * 4 + [1] * 3
-    assert run.drops == {}
+    assert run.health.drops == {}
 
 
 def test_what_a_resumed_attempt_loses_at_once_is_its_own(tmp_path):

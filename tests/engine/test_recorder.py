@@ -220,7 +220,7 @@ def test_the_first_batch_shows_mistakes_with_their_fix_and_later_ones_never_rais
     run = open_run(tmp_path / "runs")
     assert (run.count(step=1), run.count(step=3)) == (1, 1)
     kept = list(run.rollouts(step=2))
-    assert sum(run.drops.values()) + sum(bool(r.marks) for r in kept) >= 1 or words in {
+    assert sum(run.health.drops.values()) + sum(bool(r.marks) for r in kept) >= 1 or words in {
         "finish 'done'; accepted: stop", "neither prompt nor completion", "and 1 more",
     }  # fmt: skip
 
@@ -342,7 +342,7 @@ def test_hostile_rollouts_cost_only_themselves(tmp_path):
     assert run.count(step=2) == len(hostile_rollouts())
     assert run.count(step=3) == len(odd) - 1
     assert run.count(step=4) == 2
-    assert run.drops["unreadable"] == 1
+    assert run.health.drops["unreadable"] == 1
 
 
 def test_groups_that_do_not_come_out_even_are_a_mistake(tmp_path):
@@ -417,4 +417,4 @@ def test_a_loop_that_begins_at_step_0_is_the_first_attempt(tmp_path):
     with RolloutRecorder(dir=tmp_path, run_id="mine", resumed_from=0) as recorder:
         recorder.record(1, [row()])
     run = open_run(tmp_path / "mine")
-    assert (run.attempts[0]["attempt"], run.absent, len(run)) == (1, [], 1)
+    assert (run.attempts[0]["attempt"], run.health.absent, len(run)) == (1, [], 1)

@@ -113,7 +113,7 @@ def test_whoever_does_not_wait_for_the_end_is_told_what_that_costs(tmp_path, int
     with pytest.raises(KeyboardInterrupt):
         recorder.close()
     run = ended_run(tmp_path)
-    assert (len(run), run.drops) == (1, {"not_finished_at_end": 4})
+    assert (len(run), run.health.drops) == (1, {"not_finished_at_end": 4})
     assert " rollouts are not in the store" in caplog.text
     recorder.close()
 
@@ -126,7 +126,7 @@ def test_a_batch_whose_loop_is_interrupted_while_it_waits_for_room_is_counted(tm
         with pytest.raises(KeyboardInterrupt):
             list(steps)
     run = ended_run(tmp_path)
-    assert run.drops == {"queue_full": 1}
+    assert run.health.drops == {"queue_full": 1}
     assert run.steps == list(range(1, len(run) + 1))
 
 
@@ -158,7 +158,7 @@ def test_killed_at_any_moment_it_has_kept_what_was_handed_over(tmp_path):
         kept = Counter(run.table(["step"])["step"].to_pylist())
         assert set(safe) <= set(kept)
         assert set(kept.values()) == {4}
-        assert run.damaged == {}
+        assert run.health.damaged == {}
 
 
 def test_a_forked_copy_records_nothing_and_harms_nothing(tmp_path):

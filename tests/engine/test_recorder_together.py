@@ -133,7 +133,7 @@ def test_a_full_queue_drops_the_newest_batch_whole_and_never_waits(tmp_path):
         slow.go.set()
     run = open_run(tmp_path / "runs")
     assert 1 <= len(run) < 10
-    assert run.drops == {"queue_full": 10 - len(run)}
+    assert run.health.drops == {"queue_full": 10 - len(run)}
 
 
 def test_with_block_the_event_loop_goes_on_while_the_queue_is_full(tmp_path):
@@ -154,7 +154,7 @@ def test_with_block_the_event_loop_goes_on_while_the_queue_is_full(tmp_path):
     assert len(ticks) == 20
     assert ticks[-1] < 4
     run = open_run(tmp_path / "runs")
-    assert (len(run), run.drops) == (4, {})
+    assert (len(run), run.health.drops) == (4, {})
 
 
 def test_recording_costs_the_loop_no_more_calls_than_a_copy(tmp_path):

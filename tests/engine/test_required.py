@@ -41,7 +41,7 @@ def test_nothing_passes_a_redact_whose_own_function_hangs(tmp_path, monkeypatch,
     released.set()
     run = open_run(tmp_path / "out")
     assert len(run) == len(sink.got) == 0
-    assert run.drops["dropped_by:redact"] + run.drops.get("not_seen_by_required_plugin", 0) == 12
+    assert run.health.drops["dropped_by:redact"] + run.health.drops.get("not_seen_by_required_plugin", 0) == 12
 
 
 class Picky:
@@ -63,7 +63,7 @@ def test_a_failure_of_a_required_plugin_drops_that_rollout_alone(tmp_path, requi
     trainer.train()
     run = open_run(tmp_path / "out")
     assert len(run) == stored
-    assert run.drops.get("dropped_by:picky", 0) == 4 - stored
+    assert run.health.drops.get("dropped_by:picky", 0) == 4 - stored
 
 
 KEY = "sk-" + "a1B2" * 8
@@ -200,7 +200,7 @@ def test_the_reason_that_a_foreign_host_gives_for_a_loss_is_searched_too(tmp_pat
     trainer.add_callback(RolloutPluginCallback(["redact", BringsHost()]))
     trainer.train()
     run = open_run(tmp_path / "out")
-    assert (len(run), run.drops) == (12, {"refused by [REDACTED:openai]": 6})
+    assert (len(run), run.health.drops) == (12, {"refused by [REDACTED:openai]": 6})
     logged = {name for entry in trainer.state.log_history for name in entry}
     assert "rollouts/drops/refused by [REDACTED:openai]" in logged
     assert not any("a1B2" in name for name in logged)
@@ -232,7 +232,7 @@ def test_a_reason_that_cannot_be_searched_is_counted_without_its_text(tmp_path, 
         trainer.train()
     callback.flush()
     del trainer, callback
-    collected(lambda: open_run(tmp_path / "out").drops == {"not_observed": 2})
+    collected(lambda: open_run(tmp_path / "out").health.drops == {"not_observed": 2})
 
 
 @pytest.mark.needs(part="redact")
@@ -341,7 +341,7 @@ def test_a_function_that_hangs_over_the_runs_facts_ends_nothing(tmp_path, monkey
     trainer.train()
     released.set()
     run = open_run(tmp_path / "out")
-    assert (len(run), run.drops) == (0, {"dropped_by:redact": 4})
+    assert (len(run), run.health.drops) == (0, {"dropped_by:redact": 4})
     assert run.info.model == ""
     assert [told.model for told in sink.told] == ["", ""]
 

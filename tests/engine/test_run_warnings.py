@@ -48,7 +48,10 @@ def test_warnings_are_stored_with_the_run_and_shown_by_stats_report_and_viewer(t
     from rollout_plugins.view.pages.about import _blocks
 
     run = record(tmp_path, rollouts(4), plugins=(Fails(),))
-    assert [text.startswith(begin) for text, begin in zip(run.warnings, (FAILED, OFF), strict=True)] == [True, True]
+    assert [text.startswith(begin) for text, begin in zip(run.health.warnings, (FAILED, OFF), strict=True)] == [
+        True,
+        True,
+    ]
     assert FAILED in run._repr_html_().replace("&#x27;", "'").replace("&#39;", "'")
     assert main(["stats", str(run.dir)]) == 0
     assert f"warning: {FAILED}" in capsys.readouterr().err
@@ -70,7 +73,7 @@ def test_a_warning_at_the_end_and_one_that_comes_up_often_are_counted(tmp_path):
     logger.info("not a warning")
     line.submit(batch(build=lambda: 1 / 0, count=4))
     line.close()
-    warnings = open_run(tmp_path).warnings
+    warnings = open_run(tmp_path).health.warnings
     assert warnings["the same"] == 3
     assert any("4 rollouts of step 1 could not be built" in text for text in warnings)
 
@@ -95,4 +98,4 @@ def test_a_secret_in_a_warning_is_not_stored(tmp_path):
         logger.warning("cannot reach https://x/?token=%s", secret)
     (file,) = tmp_path.rglob("run.json")
     assert secret not in file.read_text()
-    assert any(text.startswith("cannot reach https://x/") for text in open_run(tmp_path).warnings)
+    assert any(text.startswith("cannot reach https://x/") for text in open_run(tmp_path).health.warnings)

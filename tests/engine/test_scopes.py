@@ -57,7 +57,7 @@ def test_a_hanging_sink_is_waited_for_once_and_what_it_missed_is_counted(tmp_pat
     assert hanging.got == []  # training ended before the sink was done
     run = open_run(tmp_path / "out")
     assert len(run) == len(healthy.got) == 12
-    assert (run.drops, run.unsent) == ({}, {"sink-global": 12})
+    assert (run.health.drops, run.health.unsent) == ({}, {"sink-global": 12})
     for_good.set()
 
 

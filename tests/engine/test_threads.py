@@ -132,7 +132,7 @@ def test_an_interpreter_that_ends_leaves_a_run_that_can_be_read(tmp_path, ending
     if least:
         run = open_run(tmp_path)
         assert len(run) >= least
-        assert run.damaged == {}
+        assert run.health.damaged == {}
         assert {path.suffix for path in (tmp_path / "r1" / "data").glob("*/*")} == {suffix}
 
 

@@ -47,7 +47,7 @@ def test_an_installed_plugin_that_cannot_be_used_is_skipped_and_named(install, t
     install("x-bad", {"bad": "x_bad:Plugin"}, {"x_bad": UNUSABLE[how]})
     install("x-good", {"good": "x_good:Sink"}, {"x_good": SINK})
     run = record(tmp_path, rollouts(4), autoload=True)
-    assert (len(run), run.drops) == (4, {})
+    assert (len(run), run.health.drops) == (4, {})
     import x_good
 
     assert len(x_good.received) == 4
@@ -76,7 +76,7 @@ def test_a_property_that_raises_is_replaced_by_its_default_and_named(tmp_path, c
     received = []
     with RolloutRecorder([Odd()], dir=tmp_path) as recorder:
         recorder.record(1, [{"prompt": "a", "completion": "b"}])
-    assert (len(received), open_run(tmp_path).drops) == (1, {})
+    assert (len(received), open_run(tmp_path).health.drops) == (1, {})
     assert f"Odd.{attribute} raised" in caplog.text
 
 

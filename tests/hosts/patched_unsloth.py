@@ -93,7 +93,7 @@ def recorded(folder, classes, script, tools, **config):
     trainer.add_callback(RolloutPluginCallback(tokens=True, rendered=True))
     trainer.train()
     run = open_run(folder / "out")
-    assert run.drops == {}
+    assert run.health.drops == {}
     return given, list(run.rollouts(tokens=True))
 
 

@@ -98,7 +98,7 @@ def test_a_shallow_copy_that_only_evaluates_has_its_own_run(tmp_path):
     copied.evaluate()
     assert callback.flush(600)
     assert sorted(len(run) for run in runs(tmp_path)) == [4, 4]
-    assert [run.drops for run in runs(tmp_path)] == [{}, {}]
+    assert [run.health.drops for run in runs(tmp_path)] == [{}, {}]
     trainer.evaluate()
     assert callback.flush(600)
     assert sorted(len(run) for run in runs(tmp_path)) == [4, 8]
@@ -152,7 +152,7 @@ def test_a_copy_without_a_required_plugin_keeps_nothing_and_counts_it(tmp_path):
     unpickled(trainer).train()
     (run,) = runs(tmp_path)
     assert len(run) == 0
-    assert sum(run.drops.values()) == 4
+    assert sum(run.health.drops.values()) == 4
 
 
 class Named(RolloutPluginCallback):
@@ -174,7 +174,7 @@ def test_a_subclass_of_the_callback_is_copied_with_what_it_has(tmp_path, monkeyp
     assert (clone.label, clone.count) == ("mine", 3)
     trainer = make(tmp_path, callbacks=[clone])
     trainer.train()
-    assert next(open_run(tmp_path / "mine").rollouts(tokens=True)).tokens is not None
+    assert open_run(tmp_path / "mine").rollouts(tokens=True)[0].tokens is not None
 
 
 @pytest.mark.parametrize("way", ["deepcopy", "pickle"])

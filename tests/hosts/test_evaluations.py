@@ -34,7 +34,7 @@ def test_evaluation_after_training_is_kept_whole(tmp_path, way, caplog):
     assert [list(r.completion) for r in stored] == [row["completion"] for row in trainer.truth]
     assert all(r.columns for r in stored)
     assert all(r.completion_tokens and r.finish != "unknown" for r in stored)
-    assert run.drops == {}
+    assert run.health.drops == {}
     assert warnings(caplog) == []
 
 
@@ -95,7 +95,7 @@ def test_what_cannot_be_observed_after_training_is_counted_in_its_run(tmp_path, 
     made = len(trainer.truth) - 4
     del callback, trainer
     stored, drops = (4, {"not_observed": made}) if cls is Hides else (4 + made, {})
-    collected(lambda: [(len(run), run.drops) for run in runs(tmp_path)] == [(stored, drops)])
+    collected(lambda: [(len(run), run.health.drops) for run in runs(tmp_path)] == [(stored, drops)])
     sources = {r.marks["source"] for r in runs(tmp_path)[0].rollouts(split="eval")}
     assert sources == (set() if cls is Hides else {"the token ids that the trainer trains on"})
 

@@ -121,4 +121,4 @@ def test_short_answers_do_not_hide_which_rollouts_a_replay_buffer_replaced(tmp_p
     trainer.train()
     run = open_run(tmp_path / "out")
     assert [one.marks.get("trained") for one in run.rollouts()] == [None] * 4 + ["no: replaced"] * 2 + [None] * 2
-    assert (run.drops, run.untrained) == ({}, {"replaced": 2})
+    assert (run.health.drops, run.health.untrained) == ({}, {"replaced": 2})

@@ -54,8 +54,8 @@ def test_log_extra_of_any_kind_is_kept_or_marked(tmp_path):
     assert rows[0]["tensors"].type == "torch.Tensor"
     assert rows[0]["short"] == ["only", "two"]
     assert ["short" in row for row in rows] == [True, False, False, False]
-    assert "2 values" in next(run.rollouts()).marks["extra:short"]
-    assert run.drops["unserialisable_field"] == 8
+    assert "2 values" in run.rollouts()[0].marks["extra:short"]
+    assert run.health.drops["unserialisable_field"] == 8
 
 
 @pytest.mark.parametrize("cls", [GRPO, RLOO])
@@ -106,7 +106,7 @@ def test_rendered_keeps_the_templated_prompt_with_its_tool_definitions(tmp_path)
         tools=[multiply],
         callback=RolloutPluginCallback(rendered=True),
     )
-    rollout = next(run.rollouts())
+    rollout = run.rollouts()[0]
     assert '"name": "multiply"' in rollout.rendered
     assert rollout.rendered.endswith("<|im_start|>assistant\n")
     assert '"name": "multiply"' not in str(rollout.prompt)
@@ -119,12 +119,12 @@ def test_rendered_keeps_the_templated_prompt_with_its_tool_definitions(tmp_path)
 
 def test_tokens_are_kept_only_when_asked_for(tmp_path):
     _, run = train(tmp_path / "without", [call("multiply", {"a": 1, "b": 1}), "x"], tools=[multiply])
-    assert next(run.rollouts(tokens=True)).tokens is None
+    assert run.rollouts(tokens=True)[0].tokens is None
     trainer, run = train(
         tmp_path / "with", [call("multiply", {"a": 1, "b": 1})] * 4 + ["x"] * 4, tools=[multiply],
         callback=RolloutPluginCallback(tokens=True),
     )  # fmt: skip
-    rollout = next(run.rollouts(tokens=True))
+    rollout = run.rollouts(tokens=True)[0]
     text = trainer._tokenizer.decode(rollout.tokens.completion)
     assert text.startswith("<tool_call>")
     assert sum(rollout.tokens.mask) == rollout.completion_tokens < len(rollout.tokens.completion)

@@ -185,7 +185,7 @@ def test_several_reward_functions_two_of_one_name_and_a_model(tmp_path):
     functions = [lambda completions, **k: [1.0] * len(completions), lambda completions, **k: [2.0] * len(completions)]
     trainer, run = train(tmp_path, rewards=[*functions, later, judge])
     assert run.info.reward_names[:3] == ("<lambda>", "<lambda>#2", "later")
-    rollout = next(run.rollouts())
+    rollout = run.rollouts()[0]
     assert list(rollout.rewards.values())[:3] == [1.0, 2.0, 0.5]
     assert rollout.reward == pytest.approx(sum(rollout.rewards.values()))
     assert run.table(["reward/later"])["reward/later"].to_pylist() == [0.5] * 4
@@ -202,7 +202,7 @@ def test_reward_functions_that_change_messages_do_not_change_the_record(tmp_path
 
     trainer, run = train(tmp_path, rewards=vandal, rows=dataset(answer=[["a"]] * 8))
     assert_whole(trainer, run)
-    assert next(run.rollouts()).prompt[0]["content"].startswith("hello")
+    assert run.rollouts()[0].prompt[0]["content"].startswith("hello")
 
 
 def test_rollouts_survive_a_reward_function_that_ends_training(tmp_path):

@@ -106,7 +106,7 @@ def test_a_call_that_could_not_be_made_does_not_take_the_outcome_of_the_next(tmp
 
 def test_a_call_cut_by_the_iteration_limit_was_not_run(tmp_path):
     _, run = train(tmp_path, [call("multiply", {"a": 2, "b": 3})], tools=[multiply], max_tool_calling_iterations=1)
-    rollout = next(run.rollouts())
+    rollout = run.rollouts()[0]
     assert [c.status for c in rollout.tool_calls] == ["ok", "not_run"]
     assert rollout.finish == "tool_limit"
     assert rollout.tool_calls[1].reply is None
@@ -114,7 +114,7 @@ def test_a_call_cut_by_the_iteration_limit_was_not_run(tmp_path):
 
 def test_a_call_rolled_back_for_length_was_not_run_but_says_so(tmp_path):
     _, run = train(tmp_path, [call("multiply", {"a": 2, "b": 3})], tools=[multiply], max_completion_length=52)
-    rollout = next(run.rollouts())
+    rollout = run.rollouts()[0]
     assert rollout.tool_calls[0].status == "not_run"
     assert "rolled back" in rollout.tool_calls[0].error
     assert rollout.finish == "length"
@@ -137,7 +137,7 @@ def test_environments_observations_and_tools_are_recorded(tmp_path):
     trainer, run = train(
         tmp_path, [call("increment", {"by": 3})] * 4 + ["done"] * 4, environment_factory=Counter, rewards=[half]
     )
-    rollout = next(run.rollouts())
+    rollout = run.rollouts()[0]
     assert rollout.prompt[-1]["content"].endswith("The counter is at 0.")
     assert rollout.tool_calls[0].result == "3"
     assert rollout.rewards == {"half": 0.0, "Counter": 3.0}

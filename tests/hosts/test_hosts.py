@@ -115,7 +115,7 @@ def test_a_trainer_with_another_signature_is_recorded_from_what_it_generates(tmp
     assert [list(r.completion) for r in run.rollouts()] == [row["completion"] for row in trainer.truth]
     assert [list(r.rewards.values()) for r in run.rollouts()] == [row["rewards"] for row in trainer.truth]
     assert all(r.prompt_tokens and r.completion_tokens for r in run.rollouts())
-    assert run.drops == {"without:_calculate_rewards": 8}
+    assert run.health.drops == {"without:_calculate_rewards": 8}
     assert "expected _calculate_rewards(inputs, prompts, completions, completion_ids_list)" in caplog.text
 
 
@@ -131,7 +131,7 @@ def test_a_trainer_that_generates_differently_is_read_from_its_log_and_the_rest_
     assert [list(r.completion) for r in run.rollouts()] == [row["completion"] for row in logged]
     assert {r.marks["source"] for r in run.rollouts()} == {"the trainer's own log"}
     assert "recorded from its log, without columns" in caplog.text
-    assert run.drops == {"without:_calculate_rewards": 8, **lost}
+    assert run.health.drops == {"without:_calculate_rewards": 8, **lost}
 
 
 def test_a_method_that_takes_more_than_is_needed_or_tells_nothing_of_it_is_watched(tmp_path, caplog):
@@ -146,7 +146,7 @@ def test_a_method_that_takes_more_than_is_needed_or_tells_nothing_of_it_is_watch
     run = open_run(tmp_path / "out")
     assert [list(r.completion) for r in run.rollouts()] == [row["completion"] for row in trainer.truth]
     assert [r.advantage for r in run.rollouts()] == pytest.approx([row["advantage"] for row in trainer.truth])
-    assert run.drops == {}
+    assert run.health.drops == {}
     assert "expected" not in caplog.text
 
 
@@ -240,14 +240,14 @@ def test_a_subclass_that_overrides_everything_is_recorded_from_what_it_trains_on
     said = "OverridesAll generates or scores in a way of its own: its rollouts are recorded from the token ids"
     assert said in caplog.text
     assert "without rewards, messages as they were and tool calls; docs/how-to/host.md says how" in caplog.text
-    assert run.drops == {}
+    assert run.health.drops == {}
 
 
 def test_a_subclass_that_goes_round_everything_is_counted_and_said(tmp_path, caplog):
     trainer = make(tmp_path, cls=OverridesMore, max_steps=3)
     trainer.add_callback(RolloutPluginCallback())
     trainer.train()
-    assert open_run(tmp_path / "out").drops == {"not_observed": 12}
+    assert open_run(tmp_path / "out").health.drops == {"not_observed": 12}
     assert caplog.text.count("cannot be observed") == 1
     assert "docs/how-to/host.md says how to write a host" in caplog.text
 
@@ -318,7 +318,7 @@ def test_a_third_partys_host_recovers_what_was_evaluated_before_it_came(tmp_path
     trainer.evaluate()
     run = open_run(tmp_path / "out")
     assert [(rollout.split, rollout.completion[0]["content"]) for rollout in run.rollouts()] == [("eval", "x")] * 4
-    assert run.drops == {}
+    assert run.health.drops == {}
 
 
 def test_a_host_without_any_details_is_complete():

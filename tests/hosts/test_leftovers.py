@@ -45,7 +45,7 @@ def test_what_training_ends_before_is_marked_and_counted(tmp_path, config, steps
     assert [list(one.completion) for one in stored] == [row["completion"] for row in trainer.truth]
     assert {ids(one) for one in stored if one.marks.get("trained") != "no: left_over"} == set(taken)
     assert {ids(one) for one in stored if one.marks == LEFT} == {ids(one) for one in stored} - set(taken)
-    assert (run.drops, run.untrained) == ({}, {"left_over": left} if left else {})
+    assert (run.health.drops, run.health.untrained) == ({}, {"left_over": left} if left else {})
     assert all(one.advantage is not None and one.reward is not None for one in stored)
 
 
@@ -93,7 +93,7 @@ def test_what_an_unplanned_end_leaves_over_is_counted(tmp_path, error, reason):
             trainer.train()
         make(tmp_path / "other", callbacks=[callback]).train()  # the callback's run ends where its next one begins
     run = open_run(tmp_path / "out")
-    assert (len(run), run.drops, run.untrained) == (8, {}, {reason: 6})
+    assert (len(run), run.health.drops, run.health.untrained) == (8, {}, {reason: 6})
 
 
 def test_what_is_done_again_after_resuming_is_not_counted_twice(tmp_path):
@@ -107,4 +107,4 @@ def test_what_is_done_again_after_resuming_is_not_counted_twice(tmp_path):
     start(max_steps=9).train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2"))
     run = open_run(tmp_path / "out")
     marks = [one.marks.get("trained") for one in run.rollouts()]
-    assert run.untrained == {"left_over": marks.count("no: left_over")} == {"left_over": 2}
+    assert run.health.untrained == {"left_over": marks.count("no: left_over")} == {"left_over": 2}

@@ -82,7 +82,7 @@ def test_two_live_trainers_used_alternately_have_each_their_run(tmp_path):
         assert len({r.id for r in run.rollouts()}) == 20
         assert [a["attempt"] for a in run.attempts] == [1]
         assert run.attempts[0]["rollouts"] == {"eval": 16, "train": 4}
-        assert run.drops == {}
+        assert run.health.drops == {}
 
 
 def test_two_trainers_that_train_at_the_same_time_have_each_their_run(tmp_path):
@@ -140,7 +140,7 @@ def test_a_reward_function_that_evaluates_its_own_trainer_mixes_nothing(tmp_path
     found = [(r.split, r.step, r.rewards["plain"], r.rewards["evaluates"]) for r in run.rollouts()]
     expected = [("train", 1, 0.0), ("eval", 0, 1.0), ("train", 2, 2.0)]
     assert sorted(found) == sorted((*one, i % 2) for one in expected for i in range(4))
-    assert run.drops == {}
+    assert run.health.drops == {}
 
 
 def test_a_retry_with_a_smaller_trainer_is_a_run_of_its_own(tmp_path):
@@ -211,7 +211,7 @@ def test_a_fork_of_a_process_that_recorded_has_a_run_of_its_own(tmp_path, before
     trainer.evaluate()
     both = runs(tmp_path)
     assert sorted(len(run) for run in both) == sorted([theirs + 8, 8 if after == "evaluate" else 4])
-    assert [run.drops for run in both] == [{}, {}]
+    assert [run.health.drops for run in both] == [{}, {}]
 
 
 @pytest.mark.slow
@@ -219,7 +219,7 @@ def test_a_fork_of_a_process_that_recorded_has_a_run_of_its_own(tmp_path, before
 def test_a_child_of_multiprocessing_whose_training_breaks_off_stores_everything(tmp_path, made):
     assert "MemoryError" in run_worker("forked", tmp_path, made, code=1).stderr
     (run,) = runs(tmp_path)
-    assert (len(list(run.rollouts())), run.drops) == (4, {})
+    assert (len(list(run.rollouts())), run.health.drops) == (4, {})
     assert all(attempt["ended"] for attempt in run.attempts)
 
 

@@ -107,4 +107,4 @@ def test_a_method_that_is_taken_apart_and_bound_anew_is_still_watched(tmp_path):
     trainer.train()
     run = open_run(tmp_path / "out")
     assert [list(r.completion) for r in run.rollouts()] == [row["completion"] for row in trainer.truth]
-    assert run.drops == {}
+    assert run.health.drops == {}

@@ -26,7 +26,7 @@ def test_a_callback_that_is_taken_off_records_nothing_more(tmp_path, how, what):
     trainer.train()
     (run,) = runs(tmp_path)
     assert len(run) == 4
-    assert run.drops == {}
+    assert run.health.drops == {}
     assert not [name for name, value in vars(trainer).items() if hasattr(value, "_link")]
     assert not any("rollouts/" in name for entry in trainer.state.log_history[history:] for name in entry)
 
@@ -79,6 +79,6 @@ def test_added_in_the_middle_of_training_records_from_then_on_and_says_so(tmp_pa
     assert run.steps == list(range(first, 5))
     truth = [row for row in trainer.truth if row["policy_step"] >= first - 1]
     assert [list(r.completion) for r in run.rollouts()] == [row["completion"] for row in truth]
-    assert run.drops == {}
+    assert run.health.drops == {}
     assert run.attempts[0]["ended"]
     assert [text for text in warnings(caplog) if "in the middle of training, at step 2" in text]

@@ -20,7 +20,7 @@ def trained(folder, episodes, *, options=None, masked=True, fields=None, **more)
     trainer.add_callback(RolloutPluginCallback(**(options or {})))
     trainer.train()
     run = open_run(folder / "out")
-    assert run.drops == {}
+    assert run.health.drops == {}
     return trainer, list(run.rollouts(tokens=True)), run
 
 

@@ -40,7 +40,7 @@ def test_everything_that_the_trainer_logs_is_in_the_steps_table(tmp_path, cls):
     }
     by_step = {one["step"]: one for one in run.stats() if one["split"] == "train"}
     assert {step: one["log/loss"] for step, one in by_step.items()} == {s: one["loss"] for s, one in told.items()}
-    assert run.step_table()["loss"].to_pylist() == [one["loss"] for one in told.values()]
+    assert run.sql("from steps")["loss"].to_pylist() == [one["loss"] for one in told.values()]
 
 
 def test_what_other_callbacks_log_is_kept_exactly_and_other_values_are_marked(tmp_path):
@@ -157,7 +157,7 @@ def test_names_pass_the_required_plugins(tmp_path):
     run = open_run(tmp_path / "runs")
     assert logged(run) == [{"step": 1, "loss/***": 1.0}]
     missing = "1 value of the trainer's log not stored: a required plugin could not search their names for secrets"
-    assert (run.drops, run.warnings[missing]) == ({}, 2)
+    assert (run.health.drops, run.health.warnings[missing]) == ({}, 2)
 
 
 def test_a_damaged_file_costs_itself_alone(tmp_path):
@@ -170,7 +170,7 @@ def test_a_damaged_file_costs_itself_alone(tmp_path):
     run = open_run(tmp_path / "runs")
     with pytest.warns(DamageWarning, match="steps/trainer"):
         assert logged(run) == []
-    assert (len(run), list(run.damaged)) == (1, [f"steps/trainer/{file.name}"])
+    assert (len(run), list(run.health.damaged)) == (1, [f"steps/trainer/{file.name}"])
 
 
 def test_a_wrong_name_is_answered_with_a_near_one(tmp_path, capsys):

@@ -102,20 +102,20 @@ def test_reading_rollouts_does_not_touch_them_unasked(tmp_path, monkeypatch):
     take = Rows.take
     monkeypatch.setattr(Rows, "take", lambda self, p, r, names: asked.update(names) or take(self, p, r, names))
     run = open_run(tmp_path)
-    assert len(list(run.rollouts())) == len(run.group("1")) == len(list(run.rollouts(where="reward >= 0"))) == 8
+    assert len(list(run.rollouts())) == len(run.siblings("1")) == len(list(run.rollouts(where="reward >= 0"))) == 8
     assert "tokens" in asked  # group() reads the one it was asked for
     asked.clear()
-    assert len(list(run.find(order="-reward").page(2, 3).rollouts())) == 3
+    assert len(list(run.rollouts(order="-reward").page(2, 3))) == 3
     run.table(["reward", "completion_tokens"])
     assert "tokens" not in asked
-    assert next(run.rollouts(tokens=True)).tokens is not None
+    assert run.rollouts(tokens=True)[0].tokens is not None
     assert "tokens" in asked
 
 
 def test_reading_a_page_costs_no_memory_for_the_tokens_of_others(tmp_path):
     write(tmp_path, list(made(32)))
     one = sys.getsizeof([0] * 2000)
-    found = open_run(tmp_path).find().page(3, 1)
+    found = open_run(tmp_path).rollouts().page(3, 1)
     (rollout,) = found.rollouts(tokens=True)
     assert sys.getsizeof(rollout.tokens.completion) < one
     assert len(rollout.tokens.completion) == 1600

@@ -128,7 +128,7 @@ def test_a_process_that_may_start_no_thread_loses_and_counts_what_is_made_until_
     make(tmp_path, callbacks=[RolloutPluginCallback()], rewards=scored, max_steps=3).train()
     (run,) = runs(tmp_path)
     assert Counter(r.step for r in run.rollouts()) == {2: 4, 3: 4}
-    assert run.drops == {"not_begun": 4}
+    assert run.health.drops == {"not_begun": 4}
 
 
 def doubled(number):
@@ -169,4 +169,4 @@ def test_a_disk_that_hangs_delays_the_end_of_training_by_no_more_than_the_limit(
     works.set()
     until(lambda: open_run(tmp_path / "out").attempts[0]["ended"])
     run = open_run(tmp_path / "out")
-    assert (len(run), run.drops) == (4, {})
+    assert (len(run), run.health.drops) == (4, {})

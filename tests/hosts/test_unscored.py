@@ -114,7 +114,7 @@ def test_batches_generated_and_scored_on_two_threads_are_not_mixed(tmp_path, cap
         assert rollout.prompt_tokens == len(rollout.tokens.prompt) > 0
         assert ("rewards" in rollout.marks) is not is_scored
         assert "advantage" in rollout.marks
-    assert run.drops == {}
+    assert run.health.drops == {}
     assert "generates rollouts that it does not score" in caplog.text
 
 
@@ -131,7 +131,7 @@ def test_rewards_that_are_computed_past_the_method_for_them(tmp_path, logs):
     assert [("rewards" in found[n].marks) for n in range(8)] == [not logs] * 8
     assert {round(found[n].advantage, 3) for n in range(8)} == {-0.707, 0.707}
     assert all(rollout.prompt[0]["content"].startswith("hello") for rollout in found.values())
-    assert run.drops == {}
+    assert run.health.drops == {}
 
 
 class Rejects(GRPO):
@@ -160,7 +160,7 @@ def test_rollouts_that_are_sampled_and_thrown_away_are_counted(tmp_path, cls, th
     trainer.train()
     run = open_run(tmp_path / "out")
     assert [list(r.completion) for r in run.rollouts()] == [row["completion"] for row in trainer.truth]
-    assert run.drops == {"not_observed": thrown}
+    assert run.health.drops == {"not_observed": thrown}
     assert "cannot be observed" in caplog.text
 
 
@@ -181,7 +181,7 @@ def test_turns_of_a_class_of_its_own_are_not_taken_for_other_answers(tmp_path):
     trainer = make(tmp_path, cls=TakesTurns, max_steps=2, callbacks=[RolloutPluginCallback()])
     trainer.train()
     run = open_run(tmp_path / "out")
-    assert (len(run), run.drops) == (8, {})
+    assert (len(run), run.health.drops) == (8, {})
 
 
 @pytest.mark.parametrize("tokens", [True, False])
@@ -195,7 +195,7 @@ def test_rollouts_that_are_scored_and_thrown_away_are_stored_and_marked(tmp_path
         assert (rollout.advantage is not None) is is_kept
         assert ("advantage" in rollout.marks) is not is_kept
     assert [len({r.advantage for r in found.values()} - {None})] == [2]
-    assert run.drops == {}
+    assert run.health.drops == {}
 
 
 def rows_of(out, rows):
@@ -240,7 +240,7 @@ def test_rollouts_of_several_generations_that_are_trained_on_together_are_known(
     if tokens:
         stored = [of[n].tokens.reference_logprobs for n in kept]
         assert stored == trainer.trained["ref_per_token_logps"].tolist()
-    assert run.drops == {}
+    assert run.health.drops == {}
 
 
 class LogsMore(GRPO):
@@ -266,7 +266,7 @@ def test_a_log_of_another_length_is_not_taken_for_that_of_the_batch(tmp_path, ro
     for number, rollout in found.items():
         assert rollout.rewards == {"numbers": float(number)}
         assert rollout.advantage == pytest.approx(-0.7071 if number % 2 == 0 else 0.7071, abs=1e-3)
-    assert run.drops == {}
+    assert run.health.drops == {}
 
 
 class ReplacesRows(GRPO):
@@ -313,7 +313,7 @@ def test_short_answers_do_not_hide_that_a_replay_buffer_replaced_their_rollouts(
     assert ["replaced" in one.marks for one in stored] == [False] * 6 + [True] * 2
     assert [one.advantage for one in stored[6:]] == [0.0, 0.0]
     assert [one.marks.get("trained") for one in stored] == [None] * 6 + ["no: replaced"] * 2
-    assert open_run(tmp_path / "out").untrained == {"replaced": 2}
+    assert open_run(tmp_path / "out").health.untrained == {"replaced": 2}
 
 
 def test_what_a_method_that_cannot_be_watched_would_have_told_is_counted(tmp_path, caplog):
@@ -327,7 +327,7 @@ def test_what_a_method_that_cannot_be_watched_would_have_told_is_counted(tmp_pat
     run, found = recorded(trainer, tmp_path)
     assert [found[n].reward for n in range(8)] == [float(n) for n in range(8)]
     assert all("advantage" in rollout.marks and rollout.prompt_tokens > 0 for rollout in found.values())
-    assert run.drops == {"without:_generate_and_score_completions": 8}
+    assert run.health.drops == {"without:_generate_and_score_completions": 8}
     assert caplog.text.count("expected _generate_and_score_completions(inputs)") == 1
 
 
@@ -403,12 +403,12 @@ def test_what_waits_to_be_scored_when_training_breaks_off_is_stored_and_marked(t
     assert [number_of(rollout.completion) for rollout in first] == list(range(6))
     assert [rollout.reward for rollout in first] == [0.0, 1.0, 2.0, 3.0, None, None]
     assert ["rewards" in rollout.marks for rollout in first] == [False] * 4 + [True] * 2
-    assert run.drops == {}
+    assert run.health.drops == {}
 
 
 def test_what_waits_to_be_scored_in_a_trainer_that_is_deleted_is_counted(tmp_path, caplog):
     assert broken_off(tmp_path)[1].flush(600)
-    collected(lambda: open_run(tmp_path / "out").drops == {"kept_back": 2})
+    collected(lambda: open_run(tmp_path / "out").health.drops == {"kept_back": 2})
     assert len(open_run(tmp_path / "out")) == 4
     assert "2 rollouts that were not complete yet went with their trainer" in caplog.text
 
@@ -445,7 +445,7 @@ def test_what_waits_to_be_scored_when_the_process_ends_is_stored(tmp_path, leave
     subprocess.run([sys.executable, "-c", code, leaves.__name__, str(tmp_path)], env=env, check=True)
     run = open_run(tmp_path / "out")
     assert sorted(number_of(rollout.completion) for rollout in run.rollouts()) == list(range(6))
-    assert run.drops == {}
+    assert run.health.drops == {}
 
 
 @pytest.mark.parametrize("is_known", [True, False])
@@ -464,5 +464,5 @@ def test_what_nobody_scores_is_stored_and_marked_or_else_counted(tmp_path, caplo
     assert len(run) == 8 + len(looked)
     assert all(r.reward is None and {"rewards", "advantage"} <= set(r.marks) for r in looked.values())
     assert [looked[n].policy_step for n in sorted(looked)] == ([1, 1, 2, 2] if is_known else [])
-    assert run.drops == ({} if is_known else {"not_observed": 4})
+    assert run.health.drops == ({} if is_known else {"not_observed": 4})
     assert caplog.text.count("in a way that cannot be observed") == (not is_known)

@@ -43,7 +43,7 @@ def test_every_rollout_is_there_with_the_step_of_the_weights_that_wrote_it(train
         assert len(rollout.tokens.completion) == rollout.completion_tokens > 0
         sampled = {-0.5 - int(number) / 64} if case.startswith("GRPO") and Version("0.29") <= TRL else set()
         assert set(rollout.tokens.logprobs or ()) == sampled
-    assert run.drops == {}
+    assert run.health.drops == {}
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -121,7 +121,7 @@ def test_a_delivery_that_fails_is_counted_in_the_run_and_no_secret_is_shown(tmp_
     with server(status=500) as (url, received):
         run = record(tmp_path, [0.4, 0, 0.4, 0, 0.4], Alerts({"truncated > 0.3": f"webhook:{url}"}, every=0))
     assert len(received) == 3
-    assert run.warnings == {"an alert did not reach webhook:127.0.0.1: it answered 500": 3}
+    assert run.health.warnings == {"an alert did not reach webhook:127.0.0.1: it answered 500": 3}
     assert KEY not in caplog.text
     assert len(run) == 50
 
@@ -134,7 +134,7 @@ def test_a_target_that_hangs_costs_the_training_nothing(tmp_path, monkeypatch):
     assert time.monotonic() - started < 30
     release.set()
     assert len(run) == 30
-    assert any("still on their way" in text for text in run.warnings)
+    assert any("still on their way" in text for text in run.health.warnings)
 
 
 class Leaks:
@@ -223,7 +223,7 @@ def test_a_variable_of_the_environment_is_filled_in(monkeypatch, tmp_path):
 
 def test_a_reward_that_the_run_does_not_have_is_warned_of(tmp_path):
     run = record(tmp_path, [0.5], Alerts({"reward/speed < 0": print}), reward_names=["correct"])
-    assert any("the rewards of this run are correct" in text for text in run.warnings)
+    assert any("the rewards of this run are correct" in text for text in run.health.warnings)
 
 
 def test_rules_about_rewards_evaluations_and_the_log(tmp_path):

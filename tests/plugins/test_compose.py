@@ -185,7 +185,7 @@ def test_names_and_options_by_config(tmp_path):
     pipeline.start(Run(id="run", dir=str(tmp_path)))
     pipeline.submit(Batch(build=lambda: [rollout(0)], count=1))
     pipeline.close()
-    assert KEY in next(open_run(tmp_path).rollouts()).completion[0]["content"]
+    assert KEY in open_run(tmp_path).rollouts()[0].completion[0]["content"]
 
 
 @thorough

@@ -193,7 +193,7 @@ def test_with_redact_no_image_file_keeps_its_metadata(tmp_path, kind, options, i
     if not options:
         assert back.convert("RGB").tobytes() == opened.convert("RGB").tobytes()
         assert back.getexif().get(0x0112) == opened.getexif().get(0x0112)
-    assert run.drops == {}
+    assert run.health.drops == {}
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF"])

@@ -246,7 +246,7 @@ def test_every_plugin_begins_anew_when_a_script_trains_twice(tmp_path, trained_t
     assert sorted(sent) == sorted(alarm.got)
     assert sum("no_spread" in text for text in alarm.alerts) == 2
     assert [run.attempts[0]["plugin_errors"] for run in runs] == [{"fails": 3}] * 2
-    assert runs[0].drops == runs[1].drops
+    assert runs[0].health.drops == runs[1].health.drops
 
 
 @pytest.mark.slow

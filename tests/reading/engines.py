@@ -12,6 +12,7 @@ from store_rig import rollouts, run_in
 from rollout_plugins import open_run
 from rollout_plugins.cli.main import main
 from rollout_plugins.errors import RunError
+from rollout_plugins.store.parts import find_parts
 from rollout_plugins.store.write import RunWriter
 
 
@@ -67,7 +68,7 @@ def expected(run):
 
 
 def test_ray_has_the_rollouts_with_annotations_and_none_that_was_done_again(run, ray):
-    rows = run.ray().take_all()
+    rows = run.dataset("ray").take_all()
     assert sorted((row["id"], row["reward"], row["judge.score"], row["judge.word"]) for row in rows) == expected(run)
     assert rows[0]["completion"][0]["content"] == "hi"
 
@@ -84,15 +85,15 @@ def spark():
 def test_spark_has_the_same(run, spark):
     if run.place.startswith("s3://"):  # this Spark is as `pip` installs it
         with pytest.raises(RunError, match=r"org[.]apache[.]hadoop:hadoop-aws for s3a"):
-            run.spark(spark)
+            run.dataset("spark", spark)
         return
-    found = run.spark(spark).select("id", "reward", "`judge.score`", "`judge.word`", "completion").collect()
+    found = run.dataset("spark", spark).select("id", "reward", "`judge.score`", "`judge.word`", "completion").collect()
     assert sorted(tuple(row[:4]) for row in found) == expected(run)
     assert found[0]["completion"][0]["content"] == "hi"
 
 
 def test_daft_has_the_same(run):
-    found = run.daft().select("id", "reward", "judge.score", "judge.word", "completion").to_pylist()
+    found = run.dataset("daft").select("id", "reward", "judge.score", "judge.word", "completion").to_pylist()
     assert sorted((row["id"], row["reward"], row["judge.score"], row["judge.word"]) for row in found) == expected(run)
     assert found[0]["completion"][0]["content"] == "hi"
 
@@ -126,13 +127,13 @@ def damaged(tmp_path):
 @pytest.mark.filterwarnings("ignore::rollout_plugins.errors.DamageWarning")
 def test_what_is_damaged_is_left_out_by_every_engine(damaged, ray, spark):
     run = open_run(damaged)
-    run.verify()
-    assert len(run.damaged) == 3
+    run.health.verify()
+    assert len(run.health.damaged) == 3
     ids = sorted(one.id for one in run)
     assert ids == [f"1.{number}" for number in range(4)]
-    assert sorted(row["id"] for row in run.ray().take_all()) == ids
-    assert sorted(row.id for row in run.spark(spark).collect()) == ids
-    assert sorted(row["id"] for row in run.daft().to_pylist()) == ids
+    assert sorted(row["id"] for row in run.dataset("ray").take_all()) == ids
+    assert sorted(row.id for row in run.dataset("spark", spark).collect()) == ids
+    assert sorted(row["id"] for row in run.dataset("daft").to_pylist()) == ids
 
 
 @pytest.mark.filterwarnings("ignore::rollout_plugins.errors.DamageWarning")
@@ -161,10 +162,10 @@ def test_an_error_of_the_function_is_one_line_here_and_on_ray(run, ray, how, cap
 def test_files_of_version_1_are_read_beside_a_journal(tmp_path, ray, spark):
     run = open_run(shutil.copytree(Path(__file__).parent / "version_1", tmp_path / "r1"))
     ids = sorted(one.id for one in run)
-    assert {path.suffix for path in run.parts} == {".parquet", ".arrows"}
-    assert sorted(row["id"] for row in run.ray().take_all()) == ids
-    assert sorted(row.id for row in run.spark(spark).collect()) == ids
-    assert sorted(row["id"] for row in run.daft().to_pylist()) == ids
+    assert {part.path.suffix for part in find_parts(run.dir)} == {".parquet", ".arrows"}
+    assert sorted(row["id"] for row in run.dataset("ray").take_all()) == ids
+    assert sorted(row.id for row in run.dataset("spark", spark).collect()) == ids
+    assert sorted(row["id"] for row in run.dataset("daft").to_pylist()) == ids
 
 
 class Actor:

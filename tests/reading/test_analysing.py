@@ -8,6 +8,7 @@ from store_rig import record, rollouts, run_in
 from rollout_plugins import open_run
 from rollout_plugins.cli.main import main
 from rollout_plugins.errors import DamageWarning, MissingExtraError, RunError
+from rollout_plugins.store.parts import find_parts
 from rollout_plugins.store.write import RunWriter
 
 
@@ -28,7 +29,7 @@ def test_what_a_function_says_of_each_batch_becomes_annotations_of_every_file_an
     writer = RunWriter(run_in(tmp_path, attempt=2))
     writer.write("train", rollouts(1, id="b", attempt=2, generation=5))
     run, told = open_run(tmp_path / "r1"), []
-    assert len({path.suffix for path in run.parts}) == 2
+    assert len({part.path.suffix for part in find_parts(run.dir)}) == 2
 
     count = run.annotate_by("check", twice, columns=["reward"], progress=lambda done, of: told.append((done, of)))
 
@@ -43,11 +44,11 @@ def test_a_file_that_cannot_be_read_is_left_out_and_named(tmp_path):
         writer.write("train", rollouts(1, id=f"{number}", generation=number))
         writer.close()
     run = open_run(tmp_path / "r1")
-    whole, torn = run.parts
+    whole, torn = [part.path for part in find_parts(run.dir)]
     torn.write_bytes(torn.read_bytes()[:-100])
     with pytest.warns(DamageWarning, match="cannot be read and is left out"):
         assert run.annotate_by("check", twice, columns=["reward"]) == 1
-    assert list(run.damaged) == [torn.relative_to(run.dir).as_posix()]
+    assert list(run.health.damaged) == [torn.relative_to(run.dir).as_posix()]
     whole.write_bytes(whole.read_bytes()[:-100])
     assert run.annotate_by("check", twice, columns=["reward"]) == 0
 
@@ -71,9 +72,9 @@ def test_an_engine_that_is_not_installed_is_one_line(tmp_path, monkeypatch):
     run = record(tmp_path, rollouts(1))
     for engine in ("ray", "daft", "pyspark"):
         monkeypatch.setitem(__import__("sys").modules, engine, None)
-    for question, extra in ((run.ray, "ray"), (run.daft, "daft"), (lambda: run.spark(None), "spark")):
+    for engine, extra in (("ray", "ray"), ("daft", "daft"), ("spark", "spark")):
         with pytest.raises(MissingExtraError, match=rf"pip install 'rollout-plugins\[{extra}\]'"):
-            question()
+            run.dataset(engine)
 
 
 def test_the_command_runs_a_function_of_the_folder_it_is_in(tmp_path, monkeypatch, capsys):

@@ -41,7 +41,7 @@ def test_annotations_join_in_every_reader(run):
     assert ids(run.rollouts(where="judge.score > 0.5")) == ["1.1"]
     assert ids(run.rollouts(order="-judge.score", limit=2)) == ["1.1", "1.0"]
     assert run.table(["id", "judge.score"], limit=2)["judge.score"].to_pylist() == [0.25, 0.75]
-    assert run.to_pandas(["judge.score"])["judge.score"].sum() == 1.0
+    assert run.table(["judge.score"]).to_pandas()["judge.score"].sum() == 1.0
     assert run.sql("select avg(judge.score) as a from rollouts").to_pylist() == [{"a": 0.5}]
     assert "judge" in run._repr_html_()
 
@@ -196,7 +196,7 @@ def test_a_damaged_shard_hides_nothing_else(run):
     run.refresh()
     assert said(run, FIRST) == {"judge.score": 1}
     assert len(run) == 8
-    assert list(run.damaged) == [newest.relative_to(run.dir).as_posix()]
+    assert list(run.health.damaged) == [newest.relative_to(run.dir).as_posix()]
 
 
 def test_annotations_reach_a_live_run_and_its_later_rollouts(tmp_path):

@@ -46,7 +46,7 @@ def test_rollouts_of_a_sink_that_returns_other_ids_are_counted_while_training(tm
     with RolloutRecorder([Foreign()], dir=tmp_path) as recorder:
         recorder.record(1, [{"prompt": "p", "completion": "c"}] * 4)
     stored = open_run(tmp_path)
-    assert (stored.drops, stored.unsent) == ({}, {"foreign": 3})
+    assert (stored.health.drops, stored.health.unsent) == ({}, {"foreign": 3})
     assert stored.attempts[0]["plugin_errors"] == {"foreign": 1}
     assert "returns the rollout_id of each trace that arrived, or None for all" in caplog.text
 
@@ -63,7 +63,7 @@ def test_a_sink_that_returns_something_else_is_told_so_and_has_what_it_was_given
         recorder.record(1, [{"prompt": "p", "completion": "c"}] * 4)
         recorder.record(2, [{"prompt": "p", "completion": "c"}])
     stored = open_run(tmp_path)
-    assert (stored.drops, stored.plugin_errors) == ({}, {"counts": 2})
+    assert (stored.health.drops, stored.health.plugin_errors) == ({}, {"counts": 2})
     assert caplog.text.count("sink 'counts': export_traces returned int, expected a list of ids or None") == 1
     with pytest.raises(TypeError, match="'counts': export_traces returned int"):
         run_plugins([Counts()], [make_rollout()])

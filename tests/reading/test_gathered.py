@@ -89,7 +89,7 @@ def test_a_run_that_two_threads_open_as_it_grows_is_counted(tmp_path, monkeypatc
     for step in range(4):
         live.write("train", made[4 * step : 4 * step + 4])
     run = open_run(tmp_path)
-    before = run._session
+    before = run.session
     before._sources = [before._source(*one) for one in before.damaged.items()]  # it has listed the files
     for step in range(4, 8):
         live.write("train", made[4 * step : 4 * step + 4])
@@ -178,7 +178,7 @@ def test_a_part_that_is_damaged_or_gone_is_not_counted(tmp_path):
     second.unlink()
     run = open_run(folder)
     assert counted(folder) == [(3, 4), (4, 4), (5, 4)]
-    assert (len(run), list(run.damaged)) == (12, ["data/train/001-00000-000000.parquet"])
+    assert (len(run), list(run.health.damaged)) == (12, ["data/train/001-00000-000000.parquet"])
 
 
 @pytest.mark.filterwarnings("ignore::rollout_plugins.errors.DamageWarning")
@@ -191,7 +191,7 @@ def test_a_part_that_turns_out_to_be_damaged_is_named_and_no_longer_counted(tmp_
     harm(folder / "data/train/001-00000-000002.parquet")
     run = open_run(folder)
     assert len(list(run.rollouts(**asked))) == 16
-    assert (list(run.damaged), len(run)) == (["data/train/001-00000-000002.parquet"], 16)
+    assert (list(run.health.damaged), len(run)) == (["data/train/001-00000-000002.parquet"], 16)
 
 
 def test_rewards_whose_sum_is_beyond_all_numbers_are_counted(tmp_path):
@@ -286,9 +286,9 @@ def test_who_asks_for_a_step_reads_the_files_that_have_it(tmp_path, monkeypatch,
     for number in (1, 2, 4, 5):  # what columns there are is looked up in the first one
         harm(folder / f"data/train/001-00000-{number:06d}.parquet")
     run = open_run(folder)
-    found = list(run.find(**asked).rollouts())
+    found = list(run.rollouts(**asked))
     assert [rollout.id for rollout in found] == [f"r1.1.t4.0.{index}" for index in range(4)]
-    assert (run.count(**asked), list(run.siblings(found[3]).rollouts())) == (4, found[2:])
+    assert (run.count(**asked), list(run.siblings(found[3]))) == (4, found[2:])
     assert run.count(**asked, where="reward > 4") == 3
 
 
@@ -306,7 +306,7 @@ def test_a_step_is_found_wherever_it_is(make, tmp_path):
         for rollout in made:
             of = ("split", "attempt", "generation", "group")
             siblings = {one.id for one in made if all(getattr(one, name) == getattr(rollout, name) for name in of)}
-            assert {one.id for one in run.group(rollout.id)} == siblings
+            assert {one.id for one in run.siblings(rollout.id)} == siblings
 
 
 def test_a_step_is_found_in_parts_that_came_later_or_were_made_anew(tmp_path):

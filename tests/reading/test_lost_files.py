@@ -48,14 +48,14 @@ def test_a_killed_attempt_does_not_make_up_for_a_lost_file(tmp_path, command, ca
 def test_a_killed_rank_does_not_make_up_for_the_file_of_another(tmp_path):
     killed(tmp_path, rank=0, world_size=2)
     ended(tmp_path, rank=1, world_size=2).unlink()
-    assert open_run(tmp_path).unreadable == [f"4 of 4 {LOST}, of attempt 1, rank 1"]
+    assert open_run(tmp_path).health.unreadable == [f"4 of 4 {LOST}, of attempt 1, rank 1"]
 
 
 def test_a_killed_attempt_that_recorded_evaluations_misses_theirs(tmp_path):
     live = killed(tmp_path, counts={"rollouts": {"train": 8, "eval": 4}})
-    assert open_run(tmp_path).unreadable == [f"4 of 12 {LOST}"]
+    assert open_run(tmp_path).health.unreadable == [f"4 of 12 {LOST}"]
     live.write("eval", some(split="eval"))
-    assert open_run(tmp_path).unreadable == []
+    assert open_run(tmp_path).health.unreadable == []
 
 
 def test_a_lost_file_of_a_killed_attempt_is_named_where_later_ones_are_there(tmp_path):
@@ -65,7 +65,7 @@ def test_a_lost_file_of_a_killed_attempt_is_named_where_later_ones_are_there(tmp
         live._seal("train")
     lost = live.dir / "data" / "train" / "001-00000-000001.parquet"
     lost.unlink()
-    assert open_run(tmp_path).unreadable == [
+    assert open_run(tmp_path).health.unreadable == [
         "data/train/001-00000-000001 is missing with the rollouts in it, while later files of its process are there"
     ]
 
@@ -76,9 +76,9 @@ def test_what_was_joined_is_not_missed_and_counts_for_who_wrote_it(tmp_path, cap
     lost = ended(tmp_path, attempt=3)
     assert main(["compact", str(tmp_path / "r1"), "--unended"]) == 0
     assert not lost.exists()
-    assert open_run(tmp_path).unreadable == []
+    assert open_run(tmp_path).health.unreadable == []
     ended(tmp_path, attempt=4).unlink()
-    assert open_run(tmp_path).unreadable == [f"4 of 12 {LOST}, of attempt 4, rank 0"]
+    assert open_run(tmp_path).health.unreadable == [f"4 of 12 {LOST}, of attempt 4, rank 0"]
 
 
 def test_rollouts_that_name_another_attempt_or_rank_count_for_the_process_that_wrote_them(tmp_path):
@@ -86,7 +86,7 @@ def test_rollouts_that_name_another_attempt_or_rank_count_for_the_process_that_w
     live = writer(tmp_path)
     live.write("train", some(attempt=3, rank=2))
     live.close({"rollouts": {"train": 4}})
-    assert open_run(tmp_path).unreadable == []
+    assert open_run(tmp_path).health.unreadable == []
 
 
 @pytest.mark.needs(part="shapes")
@@ -96,4 +96,4 @@ def test_a_lost_file_of_an_import_is_missed(tmp_path):
     (tmp_path / "chat.jsonl").write_text('{"messages": [{"role": "user", "content": "hello"}]}\n' * 3)
     folder = import_rollouts("openai-jsonl", tmp_path / "chat.jsonl", tmp_path / "out").dir
     next(folder.glob("data/*/*.parquet")).unlink()
-    assert open_run(folder).unreadable == [f"3 of 3 {LOST}"]
+    assert open_run(folder).health.unreadable == [f"3 of 3 {LOST}"]

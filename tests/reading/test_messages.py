@@ -62,12 +62,12 @@ WRONG = {
 @pytest.mark.parametrize("value", [3, ["x", 3], b"x"], ids=repr)
 def test_a_filter_that_is_not_text_is_refused(tmp_path, name, value):
     run = open_run(write(tmp_path, steps(1)))
-    for ask in (run.rollouts, run.count, run.find, run.table):
+    for ask in (run.rollouts, run.count, run.batches, run.table):
         with pytest.raises(RunError) as raised:
             ask(**{name: value})
         assert str(raised.value) == f"{name}={value!r} is not {WRONG[name]}"
     with pytest.raises(RunError, match=r"search=3 is not text to look for"):
-        run.search(3)
+        run.rollouts(search=3)
     with pytest.raises(RunError, match=r"has_error='no' is not True or False"):
         run.count(has_error="no")
 

@@ -72,7 +72,7 @@ def test_folders_of_nodes_are_the_run_that_a_shared_disk_would_have(nodes, tmp_p
     assert run.info.id == "mine"
     assert run.name == "tiny · mine"
     assert run.place == f"{nodes[0]} and 1 other folder"
-    assert not run.unreadable
+    assert not run.health.unreadable
     assert len({rollout.id for rollout in run}) == len(run) == 16
 
 
@@ -115,7 +115,7 @@ def test_drops_of_all_nodes_count(nodes):
         facts = json.loads(file.read_text())
         facts["attempts"][0]["drops"] = {"queue_full": number}
         file.write_text(json.dumps(facts))
-    assert open_run(nodes).drops == {"queue_full": 3}
+    assert open_run(nodes).health.drops == {"queue_full": 3}
 
 
 def test_what_one_node_records_meanwhile_is_seen_after_a_refresh(nodes, tmp_path):
@@ -138,7 +138,7 @@ def test_contradictions_between_nodes_are_said(nodes, tmp_path, capsys):
     file.write_text(file.read_text().replace("tiny/model", "large/model"))
     line = "rank 1 says that model is 'large/model', and rank 0 that it is 'tiny/model'"
     with pytest.warns(DamageWarning, match=line):
-        assert open_run(nodes).contradictions == [line]
+        assert open_run(nodes).health.contradictions == [line]
     assert main(["stats", *map(str, nodes)]) == 0
     assert line in capsys.readouterr().err
 
@@ -146,11 +146,11 @@ def test_contradictions_between_nodes_are_said(nodes, tmp_path, capsys):
 def test_a_part_of_a_run_says_that_it_is_one(nodes, capsys):
     line = "of 2 ranks, rank 1 alone wrote here; of nodes without a shared disk, name all folders"
     with pytest.warns(DamageWarning, match=line):
-        assert open_run(nodes[1]).absent == [line]
+        assert open_run(nodes[1]).health.absent == [line]
     for command in (["stats"], ["show"], ["sql"], ["doctor", "--offline"]):
         assert main([command[0], str(nodes[1]), *command[1:], *["select 1"] * (command == ["sql"])]) == 0
         assert line in "".join(capsys.readouterr())
-    assert open_run(nodes).absent == []
+    assert open_run(nodes).health.absent == []
 
 
 def test_attempts_that_left_nothing_are_said(nodes, tmp_path, capsys):

@@ -141,15 +141,15 @@ def test_a_run_is_its_rollouts_in_order(run):
         run["nobody"]
 
 
-def test_rollouts_say_how_many_they_are_and_are_not_used_up_by_it(run):
-    found = run.rollouts(where="reward < 1", order="-reward")
-    lines = repr(found).splitlines()
-    assert lines[0] == "12 rollouts, to be read once:"
+def test_a_sequence_of_rollouts_prints_its_length_and_its_first_ones(run):
+    matching = run.rollouts(where="reward < 1", order="-reward")
+    lines = repr(matching).splitlines()
+    assert lines[0] == "12 rollouts:"
     assert lines[1].startswith("  <Rollout r1.1.t")
     assert lines[-1] == "  … 7 more"
-    assert "hello" in Seen(found._repr_html_()).text
-    assert next(found).reward == 0.625
-    assert len(list(found)) == 11
+    assert "hello" in Seen(matching._repr_html_()).text
+    assert matching[0].reward == 0.625
+    assert len(list(matching)) == len(list(matching)) == 12
     assert repr(run.rollouts(where="reward > 5")) == "0 rollouts"
 
 

@@ -35,14 +35,14 @@ COUNTS = {
 
 
 def test_they_are_counted_by_function_and_by_step(run):
-    assert run.not_finite == COUNTS
+    assert run.health.not_finite == COUNTS
     assert [row["not_finite"] for row in run.stats()] == [0, 2, 1]
     assert "reward/correct: 1 NaN, 1 infinite" in run._repr_html_()
 
 
 def test_a_finite_run_has_none(tmp_path):
     run = open_run(write(tmp_path, [one(1, index) for index in range(4)]))
-    assert run.not_finite == {}
+    assert run.health.not_finite == {}
     assert '<th style="text-align:left">not finite</th>' not in run._repr_html_()
 
 
@@ -109,7 +109,7 @@ def test_the_bare_name_of_a_reward_function_is_its_column_where_it_means_nothing
     assert run.values("format") == [1.0]
     assert run.sql("select avg(correct) as a from rollouts where step = 1")["a"].to_pylist() == [1.5]
     assert run.sql("select sum(r.Correct) as correct from rollouts r where step = 1")["correct"].to_pylist() == [6.0]
-    run.annotate("judge", [{"id": next(run.rollouts()).id, "correct": 7.0}])
+    run.annotate("judge", [{"id": run.rollouts()[0].id, "correct": 7.0}])
     assert run.sql("select correct from annotations.judge")["correct"].to_pylist() == [7.0]
     assert run.count(where="judge.correct > 1") == 1
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import pickle
 import shutil
-import sys
 from dataclasses import replace
 
 import duckdb
@@ -14,7 +13,7 @@ import pytest
 from reading import called, ids, one, steps, write, writer
 
 from rollout_plugins import open_run
-from rollout_plugins.errors import MissingExtraError, RunError
+from rollout_plugins.errors import RunError
 from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.store import write as writing
 from rollout_plugins.testing import hostile_rollouts
@@ -90,7 +89,7 @@ def test_tools_and_errors_are_found(tmp_path):
     assert ids(stored.rollouts(tool="search")) == ["1.0", "1.1"]
     assert ids(stored.rollouts(has_error=True)) == ["1.1", "1.3"]
     assert ids(stored.rollouts(has_error=False)) == ["1.0", "1.2"]
-    assert ids(stored.search('SAY "HI"')) == ["1.0"]
+    assert ids(stored.rollouts(search='SAY "HI"')) == ["1.0"]
     assert ids(stored.rollouts(where="calls > 1 or failed_calls > 0")) == ["1.0", "1.1"]
 
 
@@ -105,15 +104,16 @@ def test_the_first_with_a_text_are_the_first_of_all_with_it(tmp_path):
     made = [one(step, index, completion=said(step if not index else 99)) for step in range(41) for index in range(2)]
     stored = open_run(write(tmp_path, made))
     for text in ("<a", "b>", "<ab", "<c>", "nothing"):
-        everything = ids(stored.search(text))
+        everything = ids(stored.rollouts(search=text))
         for limit in (0, 1, 2, 3, 50):
-            assert ids(stored.search(text, limit=limit)) == everything[:limit]
+            assert ids(stored.rollouts(search=text, limit=limit)) == everything[:limit]
             assert stored.count(search=text, limit=limit) == min(limit, len(everything))
             assert (
-                ids(stored.search(text, limit=limit, order="-step")) == ids(stored.search(text, order="-step"))[:limit]
+                ids(stored.rollouts(search=text, limit=limit, order="-step"))
+                == ids(stored.rollouts(search=text, order="-step"))[:limit]
             )
-    assert ids(stored.search("b>", where="step > 4", limit=2)) == ["5.0", "11.0"]
-    assert ids(stored.search("b>", step="10-20", limit=9)) == ["11.0", "12.0"]
+    assert ids(stored.rollouts(search="b>", where="step > 4", limit=2)) == ["5.0", "11.0"]
+    assert ids(stored.rollouts(search="b>", step="10-20", limit=9)) == ["11.0", "12.0"]
 
 
 def test_search_looks_into_prompts_reasoning_and_names_of_tools(tmp_path):
@@ -122,7 +122,7 @@ def test_search_looks_into_prompts_reasoning_and_names_of_tools(tmp_path):
     stored = open_run(
         write(tmp_path, [one(1, 0, completion=said), one(1, 1, prompt=blocks), one(1, 2, tool_calls=(called("gnu"),))])
     )
-    assert [ids(stored.search(text)) for text in ("zebra", "the yak", "gnu", "100%", "'; --", "\0", "\ud800")] == [
+    assert [ids(stored.rollouts(search=text)) for text in ("zebra", "the yak", "gnu", "100%", "'; --", "\0", "\ud800")] == [
         ["1.0"], ["1.1"], ["1.2"], [], [], [], []
     ]  # fmt: skip
 
@@ -138,7 +138,7 @@ def test_nan_is_no_number_and_never_the_best(tmp_path):
     rewards = [0.5, math.nan, 2.0]
     stored = open_run(write(tmp_path / "run", [one(1, index, reward=value) for index, value in enumerate(rewards)]))
     stored.annotate("judge", [{"id": rollout.id, "score": rollout.reward} for rollout in stored.rollouts()])
-    writing.write_parquet(tmp_path / "all.parquet", stored.tables(["id", "reward", "judge.score"]))
+    writing.write_parquet(tmp_path / "all.parquet", stored.batches(["id", "reward", "judge.score"]))
     for column in ("reward", "judge.score"):
         assert ids(stored.rollouts(order=f"-{column}")) == ["1.2", "1.0", "1.1"]
         assert ids(stored.rollouts(where=f"{column} < 100")) == ["1.0", "1.2"]
@@ -155,7 +155,7 @@ def test_order_by_several_columns_and_by_sql(run):
 
 
 def test_a_group_and_the_history_of_a_prompt(run):
-    assert ids(run.group("r1.1.t2.0.3")) == ["2.2", "2.3"]
+    assert ids(run.siblings("r1.1.t2.0.3")) == ["2.2", "2.3"]
     assert ids(run.history(run.get("r1.1.t2.0.3"), limit=3)) == ["1.2", "1.3", "2.2"]
     assert ids(run.history("question 0", step="last")) == ["4.0", "4.1"]
     assert ids(run.history("question")) == []
@@ -189,7 +189,7 @@ def test_many_rollouts_stream_in_any_order(tmp_path, monkeypatch):
     assert list(stored.rollouts()) == made
     assert list(stored.rollouts(order="-index,step")) == sorted(made, key=lambda r: (-r.index, r.step))
     first = stored.rollouts(order="-reward")
-    assert next(first).reward == max(r.reward for r in made)
+    assert first[0].reward == max(r.reward for r in made)
 
 
 def test_hostile_rollouts_read_back_and_hide_nothing(tmp_path):
@@ -197,10 +197,10 @@ def test_hostile_rollouts_read_back_and_hide_nothing(tmp_path):
     stored = open_run(write(tmp_path, [*made, one(2, 0)]))
     assert len(list(stored.rollouts())) == len(made) + 1
     assert ids(stored.rollouts(step=2)) == ["2.0"]
-    assert stored.damaged == {}
+    assert stored.health.damaged == {}
     stored.stats()
     stored._repr_html_()
-    assert len(list(stored.search("e"))) >= 1
+    assert len(list(stored.rollouts(search="e"))) >= 1
 
 
 def test_a_table_has_the_columns_asked_for_with_their_types(run):
@@ -215,19 +215,13 @@ def test_a_table_has_the_columns_asked_for_with_their_types(run):
         run.table(["nope"])
 
 
-def test_pandas_polars_and_datasets(run):
+def test_an_arrow_table_converts_to_pandas_polars_and_datasets(run):
+    polars, datasets = pytest.importorskip("polars"), pytest.importorskip("datasets")
     columns = ["id", "step", "reward"]
-    assert run.to_pandas(columns, step=1)["reward"].tolist() == [1.0, 2.0, 3.0, 4.0]
-    assert run.to_polars(columns, step=1)["reward"].to_list() == [1.0, 2.0, 3.0, 4.0]
-    assert run.to_dataset(columns, step=1)["reward"][:] == [1.0, 2.0, 3.0, 4.0]
-    assert run.to_dataset()[0]["completion"][0]["content"] == "Answer 0 of step 1."
-
-
-@pytest.mark.parametrize("name", ["pandas", "polars", "datasets"])
-def test_a_missing_library_is_named_by_its_own_package(run, monkeypatch, name):
-    monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(MissingExtraError, match=rf"{name} is not installed: pip install {name}$"):
-        getattr(run, f"to_{name.removesuffix('s') if name == 'datasets' else name}")()
+    assert run.table(columns, step=1).to_pandas()["reward"].tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert polars.from_arrow(run.table(columns, step=1))["reward"].to_list() == [1.0, 2.0, 3.0, 4.0]
+    assert datasets.Dataset(run.table(columns, step=1))["reward"][:] == [1.0, 2.0, 3.0, 4.0]
+    assert datasets.Dataset(run.table())[0]["completion"][0]["content"] == "Answer 0 of step 1."
 
 
 def test_stats_count_what_matters(tmp_path):
@@ -274,7 +268,7 @@ def test_an_empty_run_answers_every_question(tmp_path):
         (lambda run: list(run.rollouts(step=math.inf)), "step=inf is not a step"),
         (lambda run: run.get("nope"), "no rollout 'nope' in "),
         (lambda run: run.get(None), "a rollout's id is text, not None"),
-        (lambda run: run.group(None), "a rollout's id is text, not None"),
+        (lambda run: run.siblings(None), "a rollout's id is text, not None"),
         (lambda run: run.history(None), "the prompt is None; give a rollout, or the text of a message"),
         (lambda run: run.count(limit=1.5), "limit=1.5 is not a number of rollouts"),
         (lambda run: list(run.rollouts(limit=-1)), "limit=-1 is not a number of rollouts"),

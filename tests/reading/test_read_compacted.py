@@ -39,32 +39,32 @@ def every_id():
 
 
 def test_a_loop_that_has_begun_gives_every_rollout(run):
-    loop = run.rollouts()
+    loop = iter(run.rollouts())
     read = [next(loop).id]
     compact(run.dir)
     read += [rollout.id for rollout in loop]
     assert read == every_id()
-    assert run.damaged == {}
+    assert run.health.damaged == {}
 
 
 def test_what_was_found_before_is_read_after(run):
-    found = run.find(where="reward > 50", order="-reward")
+    found = run.rollouts(where="reward > 50", order="-reward")
     compact(run.dir)
-    assert [rollout.reward for rollout in found.rollouts()] == sorted(
+    assert [rollout.reward for rollout in found] == sorted(
         (rollout.reward for rollout in steps(10, SIZE) if rollout.reward > 50), reverse=True
     )
-    assert run.damaged == {}
+    assert run.health.damaged == {}
 
 
 def test_what_was_joined_twice_is_found(run):
-    found = run.find()
+    found = run.rollouts()
     compact(run.dir)
     live = writer(run.dir.parent, attempt=2)
     live.write("train", [one(0, 0, attempt=2, generation=-1, id="new")])
     live.close()
     compact(run.dir)
-    assert [rollout.id for rollout in found.rollouts()] == every_id()
-    assert run.damaged == {}
+    assert [rollout.id for rollout in found] == every_id()
+    assert run.health.damaged == {}
 
 
 def test_questions_are_answered_from_the_new_files(run):
@@ -75,7 +75,7 @@ def test_questions_are_answered_from_the_new_files(run):
         {"n": 1000, "ids": 1000}
     ]
     assert run.count(search="Answer 77 of step 3") == len(list(run.rollouts(search="Answer 77 of step 3"))) == 1
-    assert (run.damaged, run.unreadable) == ({}, [])
+    assert (run.health.damaged, run.health.unreadable) == ({}, [])
 
 
 def test_files_that_are_joined_whenever_they_are_listed_do_not_make_a_run_unreadable(tmp_path, monkeypatch):
@@ -93,7 +93,7 @@ def test_files_that_are_joined_whenever_they_are_listed_do_not_make_a_run_unread
 
     monkeypatch.setattr(session, "find_parts", list_then_join)
     run = open_run(folder)
-    assert (len(run), run.damaged) == (80, {})
+    assert (len(run), run.health.damaged) == (80, {})
 
 
 def test_a_listing_that_a_compaction_overtakes_is_made_again(run, monkeypatch):
@@ -112,11 +112,11 @@ def test_a_listing_that_a_compaction_overtakes_is_made_again(run, monkeypatch):
 
 
 def test_the_hits_of_a_search_are_put_in_order_after_a_refresh(run):
-    hits = run.find(search="Answer 7")
+    hits = run.rollouts(search="Answer 7")
     compact(run.dir)
     run.refresh()
-    found = run.find(order="-reward").among([hits])
-    assert [rollout.id for rollout in found.rollouts()] == [
+    found = run.rollouts(order="-reward").among([hits])
+    assert [rollout.id for rollout in found] == [
         rollout.id for rollout in run.rollouts(search="Answer 7", order="-reward")
     ]
 
@@ -133,7 +133,7 @@ def test_a_function_sees_the_rollouts_of_files_that_are_joined_meanwhile(run, mo
 
     monkeypatch.setattr(analysing, "ProcessPoolExecutor", Overtaken)
     assert run.annotate_by("length", lengths, columns=["id"]) == 1000
-    assert run.damaged == {}
+    assert run.health.damaged == {}
     assert run.count(where="length.value > 0") == 1000
 
 

@@ -47,7 +47,7 @@ def test_an_empty_journal_is_not_damage_and_hides_nothing(tmp_path):
     folder = write(tmp_path, steps(1))
     (folder / "data" / "train" / "001-00000-000009.arrows").touch()
     stored = open_run(folder)
-    assert (len(stored), stored.damaged) == (4, {})
+    assert (len(stored), stored.health.damaged) == (4, {})
 
 
 def test_verify_names_a_damaged_journal_too(tmp_path):
@@ -55,8 +55,8 @@ def test_verify_names_a_damaged_journal_too(tmp_path):
     journal = folder / "data" / "train" / "001-00000-000009.arrows"
     journal.write_bytes(b"\xff\xff\xff\xff\x10\0\0\0" + b"no schema " * 10)
     stored = open_run(folder)
-    stored.verify()
-    assert list(stored.damaged) == [f"data/train/{journal.name}"]
+    stored.health.verify()
+    assert list(stored.health.damaged) == [f"data/train/{journal.name}"]
 
 
 def several_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -71,7 +71,7 @@ def test_a_damaged_file_is_named_and_hides_nothing_else(tmp_path, monkeypatch, b
     part.write_bytes(part.read_bytes()[:-30] if bad is None else bad)
     stored = open_run(folder)
     assert ids(stored.rollouts()) == ids([*steps(1), *(r for r in steps(3) if r.step == 3)])
-    assert list(stored.damaged) == [f"data/train/{part.name}"]
+    assert list(stored.health.damaged) == [f"data/train/{part.name}"]
     assert [row["step"] for row in stored.stats()] == [1, 3]
 
 
@@ -90,9 +90,9 @@ def test_damage_inside_a_file_is_found_where_it_is_read(tmp_path, monkeypatch):
     stored = open_run(folder)
     assert stored.steps == [1, 2, 3]
     assert {r.step for r in stored.rollouts()} == {1, 3}
-    assert list(stored.damaged) == [f"data/train/{part.name}"]
+    assert list(stored.health.damaged) == [f"data/train/{part.name}"]
     stored.refresh()
-    assert ids(stored.search("Answer 3")) == ["1.3", "3.3"]
+    assert ids(stored.rollouts(search="Answer 3")) == ["1.3", "3.3"]
 
 
 def test_a_foreign_parquet_file_is_damage(tmp_path):
@@ -101,7 +101,7 @@ def test_a_foreign_parquet_file_is_damage(tmp_path):
     pq.write_table(pa.table(foreign), folder / "data" / "train" / "001-00000-000005.parquet")
     stored = open_run(folder)
     assert stored.steps == [1]
-    assert "step is string, not int64" in stored.damaged["data/train/001-00000-000005.parquet"]
+    assert "step is string, not int64" in stored.health.damaged["data/train/001-00000-000005.parquet"]
 
 
 def test_a_damaged_file_hides_none_of_its_name(tmp_path):
@@ -116,7 +116,7 @@ def test_a_damaged_file_hides_none_of_its_name(tmp_path):
     assert [tuple(row.values()) for row in three.sql(query).to_pylist()] == [
         ("a", "eval", 4), ("a", "train", 4), ("b", "eval", 4), ("c", "eval", 4), ("c", "train", 4)
     ]  # fmt: skip
-    assert [list(run.damaged) for run in three] == [[], ["data/train/001-00000-000000.parquet"], []]
+    assert [list(run.health.damaged) for run in three] == [[], ["data/train/001-00000-000000.parquet"], []]
     assert len(open_run(runs_of[1])) == 4
 
 
@@ -125,7 +125,7 @@ def test_a_damaged_file_of_annotations_hides_none_of_its_name(tmp_path):
     open_run(folders[0]).annotate("judge", [{"id": "r1.1.t1.0.0", "score": 1}])
     shutil.copytree(folders[0] / "annotations", folders[1] / "annotations")
     next((folders[0] / "annotations").rglob("*.parquet")).write_bytes(b"PAR1")
-    both = runs(tmp_path / "a")._found + runs(tmp_path / "b")._found
+    both = [*runs(tmp_path / "a"), *runs(tmp_path / "b")]
     assert Runs(both).sql("select run_id, judge.score as s from rollouts where judge is not null").to_pylist() == [
         {"run_id": "b", "s": 1}
     ]
@@ -137,7 +137,7 @@ def test_one_damaged_file_of_many_small_ones_costs_itself(tmp_path, monkeypatch)
     (folder / "data" / "train" / "001-00000-000001.parquet").write_bytes(b"PAR1")
     stored = open_run(folder)
     assert (len(stored), len(list(stored.rollouts()))) == (8, 8)
-    assert list(stored.damaged) == ["data/train/001-00000-000001.parquet"]
+    assert list(stored.health.damaged) == ["data/train/001-00000-000001.parquet"]
 
 
 def test_of_a_damaged_parquet_file_and_its_journal_the_journal_is_read(tmp_path):
@@ -154,5 +154,5 @@ def test_a_damaged_run_file_costs_only_its_facts(tmp_path, text):
     (folder / "run.json").write_text(text)
     stored = open_run(folder)
     assert len(stored) == 4
-    assert stored.drops == {}
-    assert ("run.json" in stored.damaged) == (not text.startswith('{"'))
+    assert stored.health.drops == {}
+    assert ("run.json" in stored.health.damaged) == (not text.startswith('{"'))

@@ -102,7 +102,7 @@ def test_a_run_of_the_first_version_of_the_files_is_read(tmp_path):
     assert stored.table(["reward/correct", "reward/style"]).to_pylist()[1:3] == [
         {"reward/correct": 1.0, "reward/style": None}, {"reward/correct": None, "reward/style": 5.0}
     ]  # fmt: skip
-    assert (stored.count(superseded=True), stored.damaged) == (6, {})
+    assert (stored.count(superseded=True), stored.health.damaged) == (6, {})
     write(tmp_path, [one(3, 0, attempt=3, rewards={"new": 7.0})], attempt=3, resumed_from=2, reward_names=("new",))
     stored.refresh()
     assert [row["reward/new"] for row in stored.stats()] == [None, None, 7.0]
@@ -123,10 +123,10 @@ def test_files_of_both_versions_in_one_run_are_read_by_others_as_the_documentati
     assert [row[0] for row in found] == written
     scanned = polars.scan_parquet(files, missing_columns="insert", extra_columns="ignore").collect()
     assert scanned["rewards"].to_list() == written
-    assert writing.write_parquet(tmp_path / "one.parquet", stored.tables()) == len(stored)
+    assert writing.write_parquet(tmp_path / "one.parquet", stored.batches()) == len(stored)
     exported = pq.read_table(tmp_path / "one.parquet").to_pylist()
     assert [row["reward/new"] for row in exported if row["reward/new"] is not None] == [7.0]
-    assert (stored.export("jsonl").sent, stored.damaged) == (len(stored), {})
+    assert (stored.export("jsonl").sent, stored.health.damaged) == (len(stored), {})
 
 
 def test_files_that_are_not_parts_are_ignored(tmp_path):
@@ -134,7 +134,7 @@ def test_files_that_are_not_parts_are_ignored(tmp_path):
     for name in ("notes.txt", ".001-00000-000000.parquet.12.tmp", "a-b-c.parquet", "1-2.parquet"):
         (folder / "data" / "train" / name).write_text("x")
     stored = open_run(folder)
-    assert (len(stored), stored.damaged) == (4, {})
+    assert (len(stored), stored.health.damaged) == (4, {})
 
 
 def test_a_newer_schema_is_one_sentence(tmp_path):
@@ -161,7 +161,7 @@ def test_what_a_resumed_attempt_did_again_is_left_out_unless_asked_for(tmp_path)
     assert stored.sql("select count(*) as n from rollouts", superseded=True).to_pylist() == [{"n": 14}]
     assert sum(row["rollouts"] for row in stored.stats()) == 10
     assert stored.get("r1.1.t3.0.0").attempt == 1
-    assert len(stored.group("r1.1.t3.0.0")) == 2
+    assert len(stored.siblings("r1.1.t3.0.0")) == 2
 
 
 def test_a_resumed_attempt_hides_nothing_before_it_did_a_step_again(tmp_path):

@@ -34,7 +34,7 @@ def test_a_journal_that_is_sealed_after_the_run_was_opened(tmp_path):
     stored = open_run(tmp_path)
     live.close()
     assert ids(stored.rollouts()) == ["1.0", "1.1"]
-    assert stored.damaged == {}
+    assert stored.health.damaged == {}
 
 
 def test_a_journal_that_is_sealed_between_listing_and_reading(tmp_path, monkeypatch):
@@ -50,7 +50,7 @@ def test_a_journal_that_is_sealed_between_listing_and_reading(tmp_path, monkeypa
     monkeypatch.setattr(session, "find_parts", list_then_seal)
     stored = open_run(tmp_path)
     assert ids(stored.rollouts()) == ["1.0", "1.1"]
-    assert stored.damaged == {}
+    assert stored.health.damaged == {}
 
 
 def test_a_journal_that_is_sealed_while_it_is_being_opened(tmp_path, monkeypatch):
@@ -66,7 +66,7 @@ def test_a_journal_that_is_sealed_while_it_is_being_opened(tmp_path, monkeypatch
     monkeypatch.setattr(pa, "OSFile", seal_then_open)
     stored = open_run(tmp_path)
     assert len(list(stored.rollouts())) == 100
-    assert stored.damaged == {}
+    assert stored.health.damaged == {}
 
 
 def threads():

@@ -24,7 +24,7 @@ def test_of_thousands_of_small_files_each_is_opened_once(tmp_path, monkeypatch):
     stored = open_run(folder)
     assert (len(stored), stored.steps) == (32, list(range(1, 9)))
     assert ids(stored.rollouts(tool="a")) == ["3.0", "3.1", "3.2", "3.3"]
-    assert ids(stored.search("Answer 2 of step 5", order="-step")) == ["5.2"]
+    assert ids(stored.rollouts(search="Answer 2 of step 5", order="-step")) == ["5.2"]
     assert ids(stored.rollouts(where="len(completion) = 1", limit=1)) == ["1.0"]
     assert stored.sql("select count(*) as n from messages where role = 'user'").to_pylist() == [{"n": 32}]
     assert stored.table(["reward/correct", "reward/format"], step=range(3, 5)).to_pydict() == {
@@ -59,7 +59,7 @@ def test_small_files_that_do_not_fit_into_memory_are_read_from_the_disk(tmp_path
     monkeypatch.setattr(writing, "SEAL_BYTES", 1)
     made = steps(8)
     stored = open_run(write(tmp_path, made))
-    assert (len(stored), list(stored.rollouts()), stored.damaged) == (32, made, {})
+    assert (len(stored), list(stored.rollouts()), stored.health.damaged) == (32, made, {})
     assert ids(stored.rollouts(order="-step", where="index = 0")) == [f"{step}.0" for step in range(8, 0, -1)]
     assert [row["rollouts"] for row in stored.stats()] == [4] * 8
 
@@ -78,12 +78,12 @@ def test_a_live_run_of_many_small_files_is_refreshed_without_reading_them_again(
     live.write("train", made[12:16])
     live.write("eval", [replace(r, split="eval") for r in made[16:]])  # sorted before the files that are known
     stored.refresh()
-    assert (len(stored), list(stored.rollouts(split="train")), stored.damaged) == (20, made[:16], {})
+    assert (len(stored), list(stored.rollouts(split="train")), stored.health.damaged) == (20, made[:16], {})
     for path in stored.files[1:3]:
         os.utime(path, (1, 1))
     stored.refresh()
     assert (len(stored), ids(stored.rollouts(step=2))) == (16, [])
-    assert list(stored.damaged) == ["data/train/001-00000-000001.parquet"]
+    assert list(stored.health.damaged) == ["data/train/001-00000-000001.parquet"]
 
 
 def test_of_many_small_files_only_those_asked_for_are_read_whole(tmp_path, monkeypatch):
@@ -94,7 +94,7 @@ def test_of_many_small_files_only_those_asked_for_are_read_whole(tmp_path, monke
     for path in stored.files[2:]:
         path.unlink()
     assert ids(stored.rollouts(step=range(1, 3))) == ids(steps(2))
-    assert stored.damaged == {}
+    assert stored.health.damaged == {}
 
 
 def test_journals_of_many_killed_attempts_are_one_run(tmp_path):
@@ -102,7 +102,7 @@ def test_journals_of_many_killed_attempts_are_one_run(tmp_path):
     for rollout in made:
         writer(tmp_path, attempt=rollout.attempt).write("train", [rollout])
     stored = open_run(tmp_path)
-    assert (len(stored), list(stored.rollouts()), stored.damaged) == (8, made, {})
+    assert (len(stored), list(stored.rollouts()), stored.health.damaged) == (8, made, {})
 
 
 def test_many_small_files_of_several_runs_are_asked_together(tmp_path, monkeypatch):

@@ -68,7 +68,7 @@ def test_a_grpo_run_with_tools_answers_as_the_trainer_would(trained):
     assert Counter(r.split for r in run.rollouts()) == Counter(row["split"] for row in truth)
     train = [row for row in truth if row["split"] == "train"]
     assert [list(r.completion) for r in run.rollouts(split="train")] == [row["completion"] for row in train]
-    best = next(run.rollouts(split="train", order="-reward/correct"))
+    best = run.rollouts(split="train", order="-reward/correct")[0]
     assert best.rewards["correct"] == max(row["rewards"][0] for row in train)
     told = [m for row in train for m in row["completion"] if m["role"] == "tool"]
     answered = run.sql("select count(*) as n from tool_calls where split = 'train' and status <> 'not_run'")
@@ -93,7 +93,7 @@ def test_groups_and_histories_of_a_grpo_run(trained):
     _, out = trained
     run = open_run(out)
     for rollout in run.rollouts(split="train"):
-        siblings = run.group(rollout.id)
+        siblings = run.siblings(rollout.id)
         assert len(siblings) == rollout.group_size == 2
         assert len({json.dumps(r.prompt) for r in siblings}) == 1
     one = run.get(siblings[0].id)
@@ -139,7 +139,9 @@ class Looks(TrainerCallback):
             self.run = open_run(self.out)
         self.run.refresh()
         counted = self.run.sql("select count(*) as n from rollouts").to_pylist()[0]["n"]
-        self.seen.append((len(self.run), counted, len(list(self.run.rollouts(step="last"))), self.run.damaged.copy()))
+        self.seen.append(
+            (len(self.run), counted, len(list(self.run.rollouts(step="last"))), self.run.health.damaged.copy())
+        )
 
 
 def test_a_live_run_is_read_while_it_trains(tmp_path):

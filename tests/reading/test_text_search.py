@@ -42,7 +42,7 @@ def words(tmp_path_factory) -> StoredRun:
 
 @pytest.mark.parametrize(("index", "text"), [(i, text) for i, texts in enumerate(WORDS.values()) for text in texts])
 def test_a_text_is_found_in_any_case(words, index, text):
-    assert ids(words.search(text)) == [f"1.{index}"]
+    assert ids(words.rollouts(search=text)) == [f"1.{index}"]
 
 
 def test_characters_that_fold_to_the_same_are_the_same(tmp_path):
@@ -55,7 +55,7 @@ def test_characters_that_fold_to_the_same_are_the_same(tmp_path):
     run = open_run(write(tmp_path, rollouts))
     sample = [kind for kind in kinds.values() if len(kind) > 2 or len(kind[0]) > 1]
     for kind in sample:
-        found = [ids(run.search(f"<{char}>")) for char in kind]
+        found = [ids(run.rollouts(search=f"<{char}>")) for char in kind]
         assert found == [found[0]] * len(kind), kind
         assert len(found[0]) == 1
 
@@ -71,7 +71,7 @@ def test_any_part_of_any_text_is_found(tmp_path_factory, text, data):
     run = open_run(write(tmp_path_factory.mktemp("any"), [saying(0, text)]))
     for spelled in {part, part.upper(), part.lower(), part.casefold()}:
         if spelled.casefold() in text.casefold():
-            assert ids(run.search(spelled)) == ["1.0"], (text, spelled)
+            assert ids(run.rollouts(search=spelled)) == ["1.0"], (text, spelled)
 
 
 def ask(name, arguments):
@@ -99,7 +99,7 @@ def test_everything_that_is_stored_is_found(tmp_path):
         "left out": 4, "environment crashed": 5, "<|im_start|>": 6, "silent thought": 7, "chart.png": 8,
         "640x480": 8, "ODD_name": 9,
     }  # fmt: skip
-    assert {text: ids(run.search(text)) for text in searched} == {
+    assert {text: ids(run.rollouts(search=text)) for text in searched} == {
         text: [f"1.{index}"] for text, index in searched.items()
     }
 
@@ -120,7 +120,7 @@ def test_what_the_viewer_prints_of_a_call_is_found(tmp_path):
         "nosuch(a=1)": [0], "gone()": [1], "crop(box=[0, 0, 9, 9], city=\"zürich\"": [4], "0, 9, 9]": [4],
         'how={"k": true}': [4], "texted(a=2, b=\"x y\")": [5], "b=\"x": [5], "a=3": [],
     }  # fmt: skip
-    assert {text: ids(run.search(text)) for text in searched} == {
+    assert {text: ids(run.rollouts(search=text)) for text in searched} == {
         text: [f"1.{index}" for index in found] for text, found in searched.items()
     }
 
@@ -128,7 +128,7 @@ def test_what_the_viewer_prints_of_a_call_is_found(tmp_path):
 def test_each_line_of_a_rollout_on_the_screen_is_found(tmp_path):
     rollouts = [replace(rollout, id=f"r1.1.t3.0.{rollout.index}") for rollout in batch()]
     run = open_run(write(tmp_path, rollouts))
-    assert SHAPE in next(run.search("crop")).images
+    assert SHAPE in run.rollouts(search="crop")[0].images
     for rollout in run.rollouts():
         blocks = rollout_blocks(conversation(rollout), folder=tmp_path)
         lines = [line for block in blocks if block.spans for line in block.text.splitlines() if line.strip()]
@@ -138,11 +138,11 @@ def test_each_line_of_a_rollout_on_the_screen_is_found(tmp_path):
             if not seen.startswith(
                 ("at: ", "policy step: ", "generation: ", "group size: ", "rank: ", "attempt: ", "at")
             ):
-                assert rollout.id in [found.id for found in run.search(seen)], seen
+                assert rollout.id in [found.id for found in run.rollouts(search=seen)], seen
 
 
 @pytest.mark.parametrize("length", [400, 600, 200_000])
 def test_a_text_may_be_long(tmp_path, length):
     text = "Lorem ipsum (ß) " * (length // 16) + "x" * (length % 16)
     run = open_run(write(tmp_path, [saying(0, text), saying(1, text[1:])]))
-    assert ids(run.search(text.upper() if length < 500 else text)) == ["1.0"]
+    assert ids(run.rollouts(search=text.upper() if length < 500 else text)) == ["1.0"]

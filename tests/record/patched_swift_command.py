@@ -51,7 +51,7 @@ def train(place, command, **more):
     done = subprocess.run(words, cwd=place, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     run = open_run(place / "out")
-    assert (len(run), dict(run.drops)) == (8, {})
+    assert (len(run), dict(run.health.drops)) == (8, {})
     assert all(rollout.rewards == {"Half": float(rollout.index % 2)} for rollout in run.rollouts())
     return done
 

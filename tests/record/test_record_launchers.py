@@ -67,7 +67,7 @@ def test_a_command_line_is_recorded_and_trains_the_same_model(place, name):
     command, world = COMMANDS[name]
     done = train(place, command, options=["--tokens", "--plugins", "redact"])
     run = open_run(place / "out")
-    assert (len(run), run.info.world_size, dict(run.drops)) == (8 * world, world, {})
+    assert (len(run), run.info.world_size, dict(run.health.drops)) == (8 * world, world, {})
     assert {rollout.rank for rollout in run.rollouts()} == set(range(world))
     assert all(rollout.rewards["half"] in {0.0, 1.0} for rollout in run.rollouts())
     assert done.stderr.count("rollout-plugins recorded") == 1

@@ -79,7 +79,7 @@ def test_parts_that_came_back_and_were_joined_are_not_missed(tmp_path):
     run = recorded(tmp_path / "here", (1, 2, 3), run_id="mine", mirror=str(tmp_path / "there"), config=options)
     assert main(["pull", str(tmp_path / "there" / "mine"), str(run.parent)]) == 0
     compacted(run)
-    assert not open_run(run).unreadable
+    assert not open_run(run).health.unreadable
     assert sorted(answers(run)) == ALL
 
 
@@ -137,13 +137,13 @@ def test_a_run_that_joins_its_parts_counts_each_rollout_once_in_the_mirror(tmp_p
     every = sorted(f"answer {step}.{n}" for step in range(1, 7) for n in range(4))
     (name,) = joined(run)
     assert sorted(answers(there)) == every
-    assert open_run(there).unreadable == []
+    assert open_run(there).health.unreadable == []
 
     small = {"mirror": {"seal_seconds": 1e-9, "keep_local": 0}}
     recorded(tmp_path / "here", (7, 8), **made, config=small)  # the next attempt
     every += [f"answer {step}.{n}" for step in (7, 8) for n in range(4)]
     assert not (run / name).exists()
-    assert open_run(run).damaged
+    assert open_run(run).health.damaged
     assert main(["pull", str(there), str(run.parent)]) == 0
     assert sorted(answers(run)) == sorted(answers(there)) == every
-    assert open_run(run).unreadable == []
+    assert open_run(run).health.unreadable == []

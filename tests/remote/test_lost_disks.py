@@ -30,7 +30,7 @@ def test_a_training_that_resumes_on_an_empty_disk_is_one_run_in_the_mirror(tmp_p
         (s, 1 if s < 3 else 3) for s in range(1, 5) for _ in range(4)
     ]
     assert attempts(run) == [(1, 0, {"train": 8}), (2, 0, {"train": 8}), (3, 0, {"train": 8})]
-    assert not run.damaged
+    assert not run.health.damaged
 
 
 def test_a_node_that_lost_its_disk_and_one_that_did_not_stay_one_run_in_the_mirror(tmp_path):

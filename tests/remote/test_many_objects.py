@@ -51,7 +51,7 @@ def full(s3, tmp_path):
 
 def test_a_run_is_opened_without_listing_its_pictures(full, s3):
     run = open_run("s3://bucket/runs/mine")
-    assert len(run.parts) == 1000
+    assert len(run.files) == 1000
     assert len(lists(s3)) <= 4
     assert len(run) == 1000 * 4
 

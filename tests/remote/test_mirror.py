@@ -186,7 +186,7 @@ def test_only_parts_that_are_safely_there_are_removed_here_and_the_run_says_wher
     assert answers(there / run.name) == [f"answer {step}.{n}" for step in range(1, 6) for n in range(4)]
     found = open_run(run)
     assert len(found) == 4
-    ((what, where),) = found.damaged.items()
+    ((what, where),) = found.health.damaged.items()
     assert what == "what was removed here (4 parts)"
     assert f"rollouts pull file://{there / run.name} {run.parent}" in where
 
@@ -216,7 +216,7 @@ def test_what_the_mirror_does_not_have_stays(tmp_path, monkeypatch):
     options = {"mirror": {"seal_seconds": 1e-9, "keep_local": 0}}
     run = recorded(tmp_path / "here", range(1, 4), mirror=str(tmp_path / "there"), config=options, end_seconds=2)
     assert len(open_run(run)) == 12
-    assert not open_run(run).damaged
+    assert not open_run(run).health.damaged
 
 
 def test_a_run_of_the_same_name_is_another_one_though_its_files_are_as_long(tmp_path):

@@ -27,7 +27,7 @@ def test_figures_stay_exact_and_only_what_is_kept_has_its_text(run, capsys):
     after = open_run(run)
     assert after.stats() == before
     assert after.table(["id", "step", "reward", "turns", "finish"]) == rewards
-    assert not after.damaged
+    assert not after.health.damaged
     for rollout in after.rollouts():
         if rollout.step % 5 == 0 or rollout.reward < 1:
             assert rollout.completion[0]["content"] == f"answer {rollout.step}.{int(rollout.reward)}"
@@ -136,7 +136,7 @@ def test_pictures_that_nobody_has_anymore_go_with_the_text(tmp_path):
     assert len(list(media.iterdir())) == 2
     assert main(["prune", str(tmp_path / "mine"), "--keep", "step = 2", "--yes"]) == 0
     (left,) = media.iterdir()
-    assert open_run(tmp_path).rollouts(step=2).__next__().images[0].path == f"media/{left.name}"
+    assert open_run(tmp_path).rollouts(step=2)[0].images[0].path == f"media/{left.name}"
 
 
 def test_what_was_pruned_makes_room_here_too_once_it_is_in_the_mirror(tmp_path):

@@ -50,11 +50,11 @@ def test_parts_that_were_removed_here_come_back(tmp_path, capsys):
     options = {"mirror": {"seal_seconds": 1e-9, "keep_local": 0}}
     run = recorded(tmp_path / "here", steps=range(1, 5), mirror=str(tmp_path / "there"), config=options, run_id="mine")
     with pytest.warns(UserWarning, match="rollouts pull"):
-        (where,) = open_run(run).damaged.values()
+        (where,) = open_run(run).health.damaged.values()
     assert main(where.partition(": ")[2].split()[1:]) == 0
     assert "3 files fetched" in capsys.readouterr().out
     assert len(open_run(run)) == 16
-    assert not open_run(run).damaged
+    assert not open_run(run).health.damaged
 
 
 def test_parts_come_back_to_the_folder_that_they_were_removed_from_whatever_it_is_called(tmp_path, capsys):
@@ -63,12 +63,12 @@ def test_parts_come_back_to_the_folder_that_they_were_removed_from_whatever_it_i
     run = recorded(tmp_path / "here it is", (1, 2, 3), mirror=str(tmp_path / "there"), **options)
     renamed = run.rename(run.with_name("renamed"))
     with pytest.warns(UserWarning, match="rollouts pull"):
-        (line,) = open_run(renamed).damaged.values()
+        (line,) = open_run(renamed).health.damaged.values()
     assert (tmp_path / "there" / "mine-2").as_uri() in line
     assert main(shlex.split(line.partition(": rollouts ")[2])) == 0
     assert [path.name for path in renamed.parent.iterdir()] == ["renamed"]
     assert answers(renamed) == [f"answer {step}.{n}" for step in (1, 2, 3) for n in range(4)]
-    assert not open_run(renamed).unreadable
+    assert not open_run(renamed).health.unreadable
 
 
 @pytest.mark.parametrize(
@@ -180,11 +180,11 @@ def test_some_rollouts_are_a_run_of_their_own_that_misses_nothing(run, hub, tmp_
     assert main(["push", str(run), url, "--where", "reward >= 2", "--limit", "5"]) == 0
     assert main(["pull", url, str(tmp_path / "back")]) == 0
     found = open_run(tmp_path / "back")
-    assert [rollout.reward for rollout in found.rollouts()] == [2.0, 3.0, 2.0, 3.0, 2.0]
+    assert [rollout.reward for rollout in found] == [2.0, 3.0, 2.0, 3.0, 2.0]
     assert found.dir.name.startswith("mine-chosen-")
-    assert not found.unreadable
+    assert not found.health.unreadable
     filters = '{"where": "reward >= 2", "limit": 5}'
-    assert found.absent == [f"of its rollouts, those were chosen that fit {filters}"]
+    assert found.health.absent == [f"of its rollouts, those were chosen that fit {filters}"]
     assert f"5 of 12 rollouts of {run} are in {url}/" in capsys.readouterr().out
     if url.startswith("hf"):
         card = hub.repos["me/best"]["files"]["README.md"].decode()

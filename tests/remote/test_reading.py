@@ -88,7 +88,7 @@ def test_a_run_at_a_url_is_the_run_on_disk(tmp_path, there):
         "select id, judge.score from rollouts order by id"
     )
     assert [found.place for found in runs(there)] == [run.place]
-    assert run.unreadable == []
+    assert run.health.unreadable == []
 
 
 def test_no_more_comes_than_a_question_needs_and_that_once(tmp_path, there, asked):
@@ -126,7 +126,7 @@ def test_a_live_run_is_followed(tmp_path, there):
     assert len(run) == 2
     run.refresh()
     assert len(run) == 2
-    assert run.drops == {"queue_full": 3}
+    assert run.health.drops == {"queue_full": 3}
     assert [file.rpartition(".")[2] for file in run.files] == ["parquet"]
 
 
@@ -140,7 +140,7 @@ def test_what_became_parquet_meanwhile_is_found_without_a_refresh(tmp_path, ther
     files.mv(f"{folder}/{name}", f"{folder}/{name.replace('000000.', '000001.')}")
 
     assert same(list(run), list(here))
-    assert not run.damaged
+    assert not run.health.damaged
 
 
 def test_many_ranks_that_write_to_one_place_are_one_run(tmp_path, there):
@@ -156,7 +156,7 @@ def test_many_ranks_that_write_to_one_place_are_one_run(tmp_path, there):
     assert run.sql("select rank, count(*) from rollouts group by rank order by rank").to_pylist() == [
         {"rank": rank, "count_star()": 2} for rank in range(3)
     ]
-    assert run.drops == {"hook_error": 3}
+    assert run.health.drops == {"hook_error": 3}
     assert len(runs(there)) == 1
 
 
@@ -208,12 +208,12 @@ def test_a_place_that_cannot_be_reached_is_an_error_and_no_damage(tmp_path, ther
     run = open_run(there)
     with monkeypatch.context() as broken:
         broken.setattr(MemoryFileSystem, "cat_file", away)
-        for question in (lambda: len(run), lambda: run[0], run.verify):
+        for question in (lambda: len(run), lambda: run[0], run.health.verify):
             with pytest.raises(
                 RunError, match=r"it cannot be reached; check the network \(Connection reset by peer\)"
             ):
                 question()
-    assert run.damaged == {}
+    assert run.health.damaged == {}
     assert len(run) == 4
 
 

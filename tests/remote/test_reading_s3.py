@@ -57,7 +57,7 @@ def test_a_server_that_goes_away_is_not_damage(here, server):
         RunError, match="s3://bucket/runs/r1: it cannot be reached; check the network and AWS_ENDPOINT"
     ):
         len(run)
-    assert run.damaged == {}
+    assert run.health.damaged == {}
 
 
 def test_a_profile_says_where_the_bucket_is_and_with_which_key(here, server, tmp_path, monkeypatch):

@@ -100,8 +100,8 @@ def test_areal_with_a_real_tokenizer_that_the_loop_goes_on_using(tmp_path):
             for length in range(2, 40):  # another truncation each time: what a tokenizer shared by threads objects to
                 tokenizer(["hello world"] * 4, truncation=True, max_length=length, padding="max_length")
     run = open_run(tmp_path / "runs")
-    assert (len(run), run.drops) == (5 * 64, {})
-    rollout = next(run.rollouts())
+    assert (len(run), run.health.drops) == (5 * 64, {})
+    rollout = run.rollouts()[0]
     assert texts([*rollout.prompt, *rollout.completion]) == [
         (role, text) for role, (text, _) in zip(["user", "assistant"] * 2, turns, strict=True)
     ]
@@ -125,7 +125,7 @@ def test_areal_rejected_episodes_are_counted_and_nothing_else_is_lost(tmp_path):
         areal.rollouts([None], LETTERS),
     )
     assert [rollout.step for rollout in run.rollouts()] == [1]
-    assert run.drops == {"rejected": 4}
+    assert run.health.drops == {"rejected": 4}
 
 
 def test_areal_rows_of_the_dataset_give_prompts_and_columns(tmp_path):
@@ -186,7 +186,7 @@ def test_areal_a_broken_sequence_costs_only_itself(tmp_path):
     bad["loss_mask"] = bad["loss_mask"][:, :3]
     run = keep(tmp_path, areal.rollouts([good, bad, good], LETTERS))
     assert len(run) == 2
-    assert run.drops == {"unreadable": 1}
+    assert run.health.drops == {"unreadable": 1}
 
 
 def odd_areal():
@@ -205,7 +205,7 @@ def test_areal_an_odd_episode_costs_only_itself(tmp_path, name):
     good = trajectory(TALK)
     found, run = begun(tmp_path, areal.rollouts([good, odd_areal()[name], good], LETTERS))
     assert [texts(r.completion)[0] for r in found] == [("assistant", "It is 5.")] * 2
-    assert run.drops == {"unreadable": 1}
+    assert run.health.drops == {"unreadable": 1}
 
 
 ODD_PARTS = {

@@ -64,7 +64,7 @@ def test_strange_rows_are_counted_or_kept_and_never_fatal(tmp_path, format_name)
     assert sum(report.skipped.values()) >= 5
     assert len(list(run.rollouts())) == report.rollouts
     lost = {"unserialisable_field": report.marked} if report.marked else {}
-    assert run.drops == {**report.skipped, **lost}
+    assert run.health.drops == {**report.skipped, **lost}
     assert sum(name.startswith("lost:") for r in run.rollouts() for name in r.marks) == report.marked
 
 
@@ -163,7 +163,7 @@ def test_a_reward_is_the_number_in_the_file_or_marked(tmp_path, format_name):
     found = list(run.rollouts())
     assert [r.reward for r in found] == [0.1, 3.0, 1.0, None, None, None, None]
     assert ["lost:reward" in r.marks for r in found] == [False] * 4 + [True] * 3
-    assert run.drops == {"unserialisable_field": report.marked}
+    assert run.health.drops == {"unserialisable_field": report.marked}
     if format_name == "verifiers":
         assert [r.rewards for r in found[:4]] == [{"m": 0.1}, {"m": 3.0}, {"m": 1.0}, {"m": None}]
         assert found[4].extra == {"metrics": {"m": "0.5"}}

@@ -45,7 +45,7 @@ def test_trl(tmp_path):
     (tmp_path / "completions" / "completions_00011.parquet").touch()
     run, report = brought("trl", tmp_path)
     assert (run.steps, dict(report.skipped)) == ([2, 10], {"Parquet file that cannot be read": 1})
-    assert run.drops == {"Parquet file that cannot be read": 1}
+    assert run.health.drops == {"Parquet file that cannot be read": 1}
     first, second = run.rollouts(step=2)
     assert first.completion[0] == {"role": "assistant", "content": "", "tool_calls": [TRL_CALL]}
     assert first.rewards == {"correct": 1.0, "style": None}

@@ -99,7 +99,7 @@ def test_ranks_attempts_and_evaluations_come_back(tmp_path):
     ]  # fmt: skip
     before, back = there_and_back(tmp_path, rollouts)
     assert_equal(before, list(back.rollouts()))
-    assert back.damaged == {}
+    assert back.health.damaged == {}
     assert main(["stats", str(back.dir)]) == 0
 
 

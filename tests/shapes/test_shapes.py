@@ -64,7 +64,7 @@ def test_torchforge_episodes_that_are_none_or_half_filled(tmp_path):
     first, second = run.rollouts()
     assert (first.policy_step, first.reward, first.rewards, first.prompt_tokens) == (None, None, {}, None)
     assert texts(second.prompt) == [("user", "1+1?")]
-    assert run.drops == {"rejected": 1}
+    assert run.health.drops == {"rejected": 1}
 
 
 def test_verl_in_memory_is_what_an_import_of_its_dump_gives_and_reaches_trackio(tmp_path):
@@ -173,7 +173,7 @@ def test_a_number_is_the_number_that_was_given_whatever_holds_it(tmp_path, shape
             assert repr(rollout.advantage) == want, name
             assert repr(rollout.rewards["a" if shape == "rows" else "b"]) == want, name
         assert rollout.marks == {}, name
-    assert run.drops == {}
+    assert run.health.drops == {}
 
 
 @pytest.mark.parametrize("shape", SHAPES_OF_NUMBERS)
@@ -183,7 +183,7 @@ def test_what_is_not_a_number_is_marked_and_never_replaced_by_another(tmp_path, 
         assert rollout.reward is None, name
         assert "lost:reward" in rollout.marks, name
         assert texts(rollout.completion), name
-    assert run.drops["unserialisable_field"] >= len(NOT_NUMBERS)
+    assert run.health.drops["unserialisable_field"] >= len(NOT_NUMBERS)
 
 
 def test_torchforge_rewards_on_a_device_leave_it_in_one_copy_and_are_those_of_the_moment(tmp_path):
@@ -226,4 +226,4 @@ def test_torchforge_an_odd_episode_costs_only_what_it_lacks(tmp_path):
     assert (no_ids.tokens.prompt, no_ids.tokens.completion) == (None, [1, 1])
     assert (ragged.tokens.completion, ragged.tokens.logprobs) == ([3], None)
     assert "lost:tokens.logprobs" in ragged.marks
-    assert (run.drops["unreadable"], run.drops["unserialisable_field"]) == (3, 1)
+    assert (run.health.drops["unreadable"], run.health.drops["unserialisable_field"]) == (3, 1)

@@ -112,7 +112,7 @@ def test_tinker_rewards_that_line_up_with_nothing_are_nobodys(tmp_path):
         ({"steps": None, "final": None}, None),
     ]
     assert run.count(step=3) == 1
-    assert run.drops == {"rejected": 1, "unreadable": 1}
+    assert run.health.drops == {"rejected": 1, "unreadable": 1}
 
 
 class Images:
@@ -146,7 +146,7 @@ def test_tinker_rewards_may_be_an_array_and_an_odd_trajectory_costs_itself(tmp_p
     assert [r.reward for r in found] == [0.75, 3.0, None, None]
     assert found[0].rewards == {"steps": 0.5, "final": 0.25}
     assert found[2].marks["lost:final_rewards_G"] == "group 1 has 2 trajectories, but 1 of final_rewards_G"
-    assert run.drops == {"unreadable": 1, "rejected": 1}
+    assert run.health.drops == {"unreadable": 1, "rejected": 1}
 
 
 def test_tinker_small_rewards_of_steps_survive_a_large_final_one(tmp_path):

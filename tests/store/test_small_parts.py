@@ -61,12 +61,12 @@ def test_a_run_of_many_small_parts_has_few_files_and_every_rollout(tmp_path):
     run = open_run(tmp_path)
     assert len(names(run.dir)) < 12
     assert steps_of(run) == expected(range(1, 42))
-    assert (run.damaged, run.unreadable) == ({}, [])
+    assert (run.health.damaged, run.health.unreadable) == ({}, [])
 
 
 def test_a_loop_that_has_begun_reads_on_while_parts_are_joined(tmp_path):
     line = record(tmp_path, range(1, 5))
-    loop = open_run(tmp_path).rollouts()
+    loop = iter(open_run(tmp_path).rollouts())
     first = next(loop)
     record(tmp_path, range(5, 30), line)
     assert [first.step, *(rollout.step for rollout in loop)] == [step for step, _ in expected(range(1, 5))]
@@ -81,7 +81,7 @@ def test_parts_that_cannot_be_joined_stay_and_the_run_says_so(tmp_path, monkeypa
     record(tmp_path, range(1, 10)).close()
     run = open_run(tmp_path)
     assert steps_of(run) == expected(range(1, 10))
-    assert run.drops == {}
+    assert run.health.drops == {}
     (told,) = [record.getMessage() for record in caplog.records if "small files" in record.getMessage()]
     assert told.startswith(f"{run.dir} keeps its small files, which only readers notice: ")
     assert "no space left on device" in told
@@ -126,7 +126,7 @@ def test_a_kill_at_any_moment_costs_nothing_and_counts_nothing_twice(tmp_path):
         run = open_run(folder)
         stored = steps_of(run)
         assert stored == expected(range(1, len(stored) // 4 + 1))
-        assert (run.damaged, run.unreadable) == ({}, [])
+        assert (run.health.damaged, run.health.unreadable) == ({}, [])
         if code == 0:
             break
     assert moment > 10

@@ -44,7 +44,7 @@ def test_a_long_run_of_tiny_steps_stays_few_files(tmp_path, monkeypatch):
     assert all(name.endswith(".parquet") for name in names(tmp_path))
     run = open_run(tmp_path)
     assert [r.id for r in run.rollouts()] == [f"{n}.{i}" for n in range(200) for i in range(4)]
-    assert run.damaged == {}
+    assert run.health.damaged == {}
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_torn_journal_is_read_up_to_the_tear(tmp_path, kept_bytes):
     journal.write_bytes(data[:left])
     run = open_run(tmp_path)
     assert len(run) == (8 if left > sizes[1] else 0)
-    assert run.damaged == {}
+    assert run.health.damaged == {}
 
 
 def test_of_a_journal_and_its_parquet_file_the_parquet_file_counts(tmp_path):
@@ -140,7 +140,7 @@ def test_ranks_write_files_of_their_own_and_merge_by_lying_in_one_folder(tmp_pat
         writer.close({"drops": {"queue_full": rank}})
     run = open_run(tmp_path)
     assert [r.rank for r in run.rollouts()] == [0, 1, 2]
-    assert run.drops == {"queue_full": 3}
+    assert run.health.drops == {"queue_full": 3}
 
 
 def test_facts_of_a_run_come_back_whatever_they_hold(tmp_path):

@@ -151,7 +151,7 @@ def assert_all_is_kept(trainer, run):
     assert len(kept) == len(trained)
     rest = [rollout for rollout in stored if rollout.marks["trained"] != "yes"]
     assert {rollout.marks["trained"] for rollout in rest} <= {"no: left_over"}
-    assert (run.drops, run.untrained) == ({}, {"left_over": len(rest)} if rest else {})
+    assert (run.health.drops, run.health.untrained) == ({}, {"left_over": len(rest)} if rest else {})
     for rollout in stored:
         is_scored = rollout.advantage is not None
         assert ("rewards" in rollout.marks) is ("advantage" in rollout.marks) is not is_scored

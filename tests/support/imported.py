@@ -23,7 +23,7 @@ def brought(format_name: str, path: Path, **options: Any) -> tuple[StoredRun, Re
     run = open_run(out / "out")
     assert len(run) == report.rollouts
     assert run.info.settings["lacks"] == list(report.lacks)
-    assert run.damaged == {}
+    assert run.health.damaged == {}
     run.stats()
     return run, report
 

@@ -16,7 +16,7 @@ def assert_true_to(run, trainer):
     assert [list(r.completion) for r in stored] == [row["completion"] for row in trainer.truth]
     assert [r.columns["number"] for r in stored] == [row["row"]["number"] for row in trainer.truth]
     assert all(r.completion_tokens and r.finish in {"stop", "length"} for r in stored)
-    assert run.drops == {}
+    assert run.health.drops == {}
 
 
 def given(way):

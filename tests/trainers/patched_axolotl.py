@@ -107,7 +107,7 @@ def test_the_synchronous_trainer_is_recorded_as_trls_own(tmp_path):
     stored = list(run.rollouts())
     assert [rollout.rewards["number"] for rollout in stored] == [n / 100 for n in range(16)]
     assert all(rollout.advantage is not None and rollout.prompt_tokens for rollout in stored)
-    assert run.drops == {}
+    assert run.health.drops == {}
 
 
 def test_groups_that_a_replay_buffer_put_others_in_place_of_say_so(tmp_path):
@@ -121,7 +121,7 @@ def test_groups_that_a_replay_buffer_put_others_in_place_of_say_so(tmp_path):
     assert {n: fates[n] for n in (0.1, 0.2, 0.3, 0.31, 0.4, 0.5, 0.51)} == {
         0.1: "yes", 0.2: "no: replaced", 0.3: "yes", 0.31: "yes", 0.4: "no: replaced", 0.5: "yes", 0.51: "yes",
     }  # fmt: skip
-    assert run.untrained["replaced"] == sum(fate == "no: replaced" for fate in fates.values()) * 2
+    assert run.health.untrained["replaced"] == sum(fate == "no: replaced" for fate in fates.values()) * 2
 
 
 def test_tools_that_are_called_on_the_thread_are_seen(tmp_path):
@@ -192,7 +192,7 @@ def test_what_one_rank_generates_for_all_is_stored_once(ranks, mode):
     )
     assert set(batches.values()) == {1}
     assert {index for _, index in batches} == set(range(4 if mode == "producer" else 8))
-    assert (run.drops, set(run.untrained)) == ({}, {"left_over"})
+    assert (run.health.drops, set(run.health.untrained)) == ({}, {"left_over"})
 
 
 @pytest.mark.parametrize(("mode", "own"), [("shared by vLLM", [8]), ("shared", [8, 8])])
@@ -212,7 +212,7 @@ def test_ranks_that_share_sequences_keep_each_rollout_once(ranks, mode, own):
         assert rollout.prompt[-1]["content"] == f"hello {rollout.columns['level']}"
         assert rollout.policy_step == rollout.step - 1
         assert rollout.marks == {}
-    assert run.drops == {}
+    assert run.health.drops == {}
 
 
 def test_what_a_function_plays_ahead_is_told_apart_and_its_fields_are_extra(tmp_path):

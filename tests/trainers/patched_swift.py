@@ -218,7 +218,7 @@ def test_a_turn_is_kept_whole(tmp_path):
     stored, given, trained_on, run = trained(tmp_path, before)
     assert run.info.host == "ms-swift"
     assert run.info.reward_names == ("Scored", "Maybe")
-    assert run.drops == {}
+    assert run.health.drops == {}
     assert len(stored) == len(trained_on) == 8
     assert [whole(one) for one in stored] == [told(row["messages"]) for row in given]
     assert [len(one.completion) for one in stored] == [1] * 8
@@ -243,7 +243,7 @@ def test_several_turns_are_kept_whole_with_the_calls_in_them(tmp_path):
     stored, given, trained_on, run = trained(
         tmp_path, before, rows=tools, multi_turn_scheduler="looked", max_turns=2, max_completion_length=100
     )
-    assert run.drops == {}
+    assert run.health.drops == {}
     assert len(stored) == len(trained_on) == 8
     for rollout, row in zip(stored, given, strict=True):
         shown = whole(rollout)
@@ -291,7 +291,7 @@ def test_a_scheduler_that_raises_costs_nothing_of_what_the_model_had_said(tmp_pa
     assert all(one.rewards == {"Scored": None, "Maybe": None} and "rewards" in one.marks for one in stored)
     assert all(sum(one.tokens.mask) == one.completion_tokens == len(one.tokens.logprobs) > 8 for one in stored)
     assert [one.group for one in stored] == [0, 0, 1, 1]
-    assert run.drops == {}
+    assert run.health.drops == {}
 
 
 def assert_tokens_are_those_trained_on(stored, trained):
@@ -315,7 +315,7 @@ def test_a_turn_that_a_scheduler_withdraws_is_neither_shown_nor_among_the_token_
     assert_tokens_are_those_trained_on(stored, trained_on)
     assert all(one.marks["turns"].startswith("the scheduler withdrew 1 of 2 turns") for one in stored)
     assert all(len(one.tokens.logprobs) == len(one.tokens.completion) for one in stored)
-    assert run.drops == {}
+    assert run.health.drops == {}
 
 
 def test_a_turn_that_a_scheduler_rewrites_says_so_beside_the_token_ids_that_are_trained_on(tmp_path):
@@ -325,7 +325,7 @@ def test_a_turn_that_a_scheduler_rewrites_says_so_beside_the_token_ids_that_are_
         assert one.completion[0]["content"] == "what I said at first"
         assert "the scheduler rewrote turns" in one.marks["turns"]
     assert_trained(stored, trained_on)
-    assert run.drops == {}
+    assert run.health.drops == {}
 
 
 @pytest.mark.parametrize(("reweight", "is_marked"), [({}, True), ({"teacher_kl_coef": 0.0}, False)])
@@ -334,7 +334,7 @@ def test_an_advantage_to_which_a_teacher_adds_says_so(tmp_path, reweight, is_mar
     stored, _, trained_on, run = trained(tmp_path, add(), **teacher, **reweight)
     assert [one.advantage for one in stored] == pytest.approx([one["advantage"] for one in trained_on])
     assert ["advantage" in one.marks for one in stored] == [is_marked] * 8
-    assert run.drops == {}
+    assert run.health.drops == {}
 
 
 def scripted(trainer, script):
@@ -367,7 +367,7 @@ def test_ranks_know_what_became_of_their_own_rollouts_though_others_train_on_the
     assert {name for name, one in stored.items() if one.marks["trained"] == "yes"} == trained_on.keys()
     assert {name: stored[name].advantage for name in trained_on} == pytest.approx(trained_on)
     assert any(stored[name].rank == 0 for name in ranks[1]["trained"])
-    assert (len(stored), run.drops, run.untrained) == (32, {}, {"no_spread": 16})
+    assert (len(stored), run.health.drops, run.health.untrained) == (32, {}, {"no_spread": 16})
 
 
 def test_what_dynamic_sampling_throws_away_is_stored_and_marked(tmp_path):
@@ -381,7 +381,7 @@ def test_what_dynamic_sampling_throws_away_is_stored_and_marked(tmp_path):
     assert_trained(stored, trained_on)
     assert [one.marks["trained"] for one in stored] == (["yes"] * 2 + ["no: no_spread"] * 2) * 4
     assert {one.extra["request_id"] for one in stored if one.marks["trained"] == "yes"} == of(trained_on).keys()
-    assert (run.drops, run.untrained) == ({}, {"no_spread": 8})
+    assert (run.health.drops, run.health.untrained) == ({}, {"no_spread": 8})
     assert len({one.id for one in stored}) == 16
     for rollout in stored:
         alike = [one for one in stored if (one.step, one.generation, one.group) == (rollout.step, rollout.generation, rollout.group)]  # fmt: skip
@@ -398,7 +398,7 @@ def test_groups_that_overflow_and_a_batch_that_never_fills(tmp_path):
     assert_scored(stored, given)
     assert_trained(stored, trained_on)
     assert {one.extra["request_id"] for one in stored if one.marks["trained"] == "yes"} == of(trained_on).keys()
-    assert sum(run.untrained.values()) == len(stored) - len(trained_on) == len(given) - 8
+    assert sum(run.health.untrained.values()) == len(stored) - len(trained_on) == len(given) - 8
 
 
 def test_evaluation_makes_rollouts_too(tmp_path):
@@ -407,7 +407,7 @@ def test_evaluation_makes_rollouts_too(tmp_path):
     )
     assert {one.split for one in stored} == {"train", "eval"}
     assert len(stored) == len(given)
-    assert run.drops == {}
+    assert run.health.drops == {}
 
 
 IN_PARTS = {"steps_per_generation": 4, "per_device_train_batch_size": 2}
@@ -440,7 +440,7 @@ def test_what_training_ends_before_is_marked_and_counted(tmp_path, steps, left):
     whole_ids = [(*one.tokens.prompt, *one.tokens.completion) for one in stored]
     assert {ids for ids, one in zip(whole_ids, stored, strict=True) if one.marks.get("trained") != "no: left_over"} == set(taken)  # fmt: skip
     assert [one.marks.get("trained") for one in stored].count("no: left_over") == left
-    assert (run.drops, run.untrained) == ({}, {"left_over": left} if left else {})
+    assert (run.health.drops, run.health.untrained) == ({}, {"left_over": left} if left else {})
 
 
 class Server:
@@ -472,7 +472,7 @@ def test_several_samples_of_one_trajectory_are_rollouts_with_one_request_id(tmp_
 
     Scored.rewards = staticmethod(lambda number: 0.5)
     stored, given, trained_on, run = trained(tmp_path, before, reward_funcs=["scored"], gradient_accumulation_steps=1)
-    assert run.drops == {}
+    assert run.health.drops == {}
     assert len(stored) == len(given) == len(trained_on) == 12
     assert [whole(one) for one in stored] == [told(row["messages"]) for row in given]
     assert [one.extra["request_id"] for one in stored] == [one["request_id"] for one in trained_on]
@@ -499,7 +499,7 @@ def test_what_is_generated_ahead_has_the_step_it_was_asked_for_at_and_the_rest_i
     assert_scored(stored, given)
     assert [one.policy_step for one in stored] == [0] * 8 + [1] * 4
     assert [one.step for one in stored] == [1] * 4 + [2] * 4 + [3] * 4
-    assert run.drops == {"not_observed": 4}
+    assert run.health.drops == {"not_observed": 4}
 
 
 ANSWERED = {"messages": [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "good day"}]}
@@ -545,12 +545,12 @@ def test_what_a_student_answers_is_kept(tmp_path):
         assert rollout.policy_step == rollout.step - 1
         assert (rollout.rewards, rollout.advantage, rollout.group_size) == ({}, None, 1)
     assert [rollout.index for rollout in stored] == [0, 1, 2, 3] * 2
-    assert run.drops == {}
+    assert run.health.drops == {}
 
 
 def test_what_the_dataset_answers_is_no_rollout(tmp_path):
     stored, samples, run = distilled(tmp_path, lmbda=0.0)
-    assert (stored, samples, run.drops) == ([], [], {})
+    assert (stored, samples, run.health.drops) == ([], [], {})
 
 
 def test_what_a_student_answers_in_evaluation_is_kept(tmp_path):
@@ -559,7 +559,7 @@ def test_what_a_student_answers_in_evaluation_is_kept(tmp_path):
     )
     assert {one.split for one in stored} == {"train", "eval"}
     assert sorted(map(whole, stored)) == sorted(told(sample.messages) for sample in samples)
-    assert run.drops == {}
+    assert run.health.drops == {}
 
 
 def tiny_vlm(folder):
@@ -589,7 +589,7 @@ def test_images_stand_where_the_text_says_that_they_are(tmp_path):
     stored, given, trained_on, run = trained(
         tmp_path, add(tokens=True), rows, model=tiny_vlm(tmp_path), model_type="llava1_5_hf", template="llava1_5_hf"
     )
-    assert run.drops == {}
+    assert run.health.drops == {}
     assert len(stored) == len(given) == 8
     for rollout, row in zip(stored, given, strict=True):
         (asked,) = rollout.prompt
@@ -613,14 +613,14 @@ def test_a_student_that_sees_is_kept_with_its_images(tmp_path):
         assert [block.get("text", block["type"]) for block in rollout.prompt[0]["content"]] == ["image", "what is it?"]
         assert [image.uri for image in rollout.images] == row["images"]
         assert told(rollout.completion) == told(sample.messages[-1:])
-    assert run.drops == {}
+    assert run.health.drops == {}
 
 
 def test_registered_in_callbacks_map_it_finds_its_trainer(tmp_path):
     callbacks_map["rollouts"] = lambda args, trainer: RolloutPluginCallback()
     stored, given, _, run = trained(tmp_path, lambda trainer: None, callbacks=["rollouts"])
     assert [whole(one) for one in stored] == [told(row["messages"]) for row in given]
-    assert run.drops == {}
+    assert run.health.drops == {}
 
 
 def test_a_reward_that_raises_costs_only_what_it_did_not_score(tmp_path):

@@ -102,7 +102,7 @@ def test_hostile_content_neither_stops_training_nor_hides_other_samples(tmp_path
     assert trainer.state.global_step == 2
     stored = list(run.rollouts())
     assert len(stored) == 11
-    assert run.drops["not_observed"] == 1
+    assert run.health.drops["not_observed"] == 1
     assert stored[3].rewards == {"by_len": 1.0, "odd": float("inf"), "small": 0.5}
     assert stored[4].prompt_is_text
     assert [r.marks["trained"] for r in stored[:8]] == ["yes"] * 8
@@ -132,7 +132,7 @@ def test_traces_of_trl_itself_stand_beside_ours_in_trackio(tmp_path, tok):
     ours = {trace["metadata"]["id"]: trace for trace in found if "id" in trace["metadata"]}
     assert set(ours) == {r.id for r in run.rollouts()}
     assert Counter("id" in trace["metadata"] for trace in found) == {True: 80, False: 8}
-    assert ours[next(run.rollouts()).id]["metadata"]["marks/trained"] == "yes"
+    assert ours[run.rollouts()[0].id]["metadata"]["marks/trained"] == "yes"
 
 
 def test_the_host_knows_these_trainers_alone(tmp_path, tok):
@@ -185,4 +185,4 @@ def test_a_copy_of_the_trainers_source_gives_the_same_rollouts(tmp_path, tok, ki
     _, run = trained(tmp_path / "copy", samples(tok, 20, kind), kind=kind, tokens=True)
     assert fates(run) == fates(pristine)
     assert [facts(r) for r in run.rollouts(tokens=True)] == [facts(r) for r in pristine.rollouts(tokens=True)]
-    assert run.drops == pristine.drops
+    assert run.health.drops == pristine.health.drops

@@ -16,7 +16,7 @@ def test_every_sample_received_is_stored_once_with_its_step_and_fate(tmp_path, t
     trainer, run = trained(tmp_path, samples(tok, 20, kind), kind=kind, gradient_accumulation_steps=2)
     assert len(trainer.truth) == 16
     assert fates(run) == with_truth(trainer, range(20), {None: (2, "no: left_over")})
-    assert (run.drops, run.untrained) == ({}, {"left_over": 4})
+    assert (run.health.drops, run.health.untrained) == ({}, {"left_over": 4})
     assert len(list(run.rollouts())) == 20
 
 
@@ -29,7 +29,7 @@ def test_stale_samples_are_stored_and_counted(tmp_path, tok, kind):
     assert trainer.state.log_history[0]["sample/dropped_stale_total"] >= 1
     rest = {1: (1, "no: stale"), 7: (1, "no: stale"), 8: (1, "no: stale"), None: (2, "no: left_over")}
     assert fates(run) == with_truth(trainer, range(15), rest)
-    assert (run.drops, run.untrained) == ({}, {"stale": 3, "left_over": 4})
+    assert (run.health.drops, run.health.untrained) == ({}, {"stale": 3, "left_over": 4})
     assert {r.extra["staleness"] for r in run.rollouts() if r.marks["trained"] == "no: stale"} == {4}
 
 
@@ -42,7 +42,7 @@ def test_samples_over_the_token_budget_are_stored_and_counted(tmp_path, tok, kin
     truth = with_truth(trainer, range(received), {2: (1, "no: over_budget"), None: (None, "no: left_over")})
     truth["hello 2" + " four" * 90] = truth.pop("hello 2")
     assert {text: (None if "left" in fate else step, fate) for text, (step, fate) in fates(run).items()} == truth
-    assert run.untrained["over_budget"] == 1
+    assert run.health.untrained["over_budget"] == 1
 
 
 def test_a_stream_of_which_nothing_is_trained_does_not_pile_up(tmp_path, tok):
@@ -73,7 +73,7 @@ def test_a_sample_dropped_for_reasons_of_its_own_is_told_by_what_overtook_it(tmp
     _, run = trained(tmp_path, stream, callbacks=[Lenient()])
     assert fates(run)["hello 1"] == (1, "no: dropped")
     assert {r.generation for r in run.rollouts(step=1)} == {0}
-    assert (run.drops, run.untrained) == ({}, {"dropped": 1, "left_over": 4})
+    assert (run.health.drops, run.health.untrained) == ({}, {"dropped": 1, "left_over": 4})
 
 
 def test_versions_are_kept_as_the_updates_the_weights_had(tmp_path, tok):
@@ -118,7 +118,7 @@ def test_a_collator_nobody_knows_leaves_the_fate_open_and_says_so(tmp_path, tok,
     run = open_run(tmp_path / "out")
     assert len(run) == 12
     assert {r.marks["trained"] for r in run.rollouts()} == {"unknown"}
-    assert run.drops == {}
+    assert run.health.drops == {}
 
 
 def test_micro_batches_that_look_different_leave_the_fate_open_from_then_on(tmp_path, tok):

@@ -50,7 +50,7 @@ def test_a_conversation_of_which_a_part_was_trained_says_so(tmp_path, tok):
     _, run = trained(tmp_path, stream)
     (cut,) = [r for r in run.rollouts() if r.group == 5]
     assert (cut.step, cut.marks["trained"]) == (2, "1 of 2 rows; no: left_over")
-    assert (run.drops, run.untrained) == ({}, {"left_over": 3})
+    assert (run.health.drops, run.health.untrained) == ({}, {"left_over": 3})
 
 
 def test_groups_that_interleave_and_are_cut_keep_their_number(tmp_path, tok):

@@ -134,4 +134,4 @@ def test_kill_9_leaves_every_step_that_ended(tmp_path):
     run = open_run(tmp_path / "out")
     stored = [(r.completion[0]["content"], r.step, r.marks["trained"]) for r in run.rollouts()]
     assert stored == [(f"hello {n}", n // 4 + 1, "yes") for n in range(16)]
-    assert not run.damaged
+    assert not run.health.damaged

@@ -54,7 +54,7 @@ def test_they_are_known_without_autoload_too_as_they_change_and_send_nothing(tmp
 
     trainer = trained(tmp_path, RolloutPluginCallback(autoload=False), Threads())
     run = open_run(tmp_path / "out")
-    assert (run.info.host, len(run), run.drops) == ("gkd", len(trainer.truth), {})
+    assert (run.info.host, len(run), run.health.drops) == ("gkd", len(trainer.truth), {})
     assert "rollouts-worker" in threads
     assert "rollouts-hooks" not in threads  # that one is for plugins which could hang
 
@@ -70,7 +70,7 @@ def test_a_third_partys_host_is_asked_before_ours_unless_ours_was_named_first(tm
     named = {"theirs": Theirs(*Trainers().register_hosts()), "trainers": "trainers"}
     trainer = trained(tmp_path, RolloutPluginCallback([named[name] for name in (first, second) if name]))
     run = open_run(tmp_path / "out")
-    assert (run.info.host, len(run), run.drops) == (used, len(trainer.truth), {})
+    assert (run.info.host, len(run), run.health.drops) == (used, len(trainer.truth), {})
 
 
 @pytest.mark.parametrize("name", [name for name in ("grpo", "rloo", "gmpo") if KINDS[name].skip() is None])
@@ -89,7 +89,7 @@ def test_a_trainer_that_has_anothers_name_and_grpos_methods_is_recorded_as_grpo(
     trainer.add_callback(RolloutPluginCallback())
     trainer.train()
     run = open_run(tmp_path / "out")
-    assert (run.info.host, len(run), run.drops) == ("grpo", len(trainer.truth), {})
+    assert (run.info.host, len(run), run.health.drops) == ("grpo", len(trainer.truth), {})
     assert all(one.advantage is not None for one in run)
 
 

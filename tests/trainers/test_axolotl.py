@@ -86,7 +86,7 @@ def test_what_was_not_trained_on_when_training_breaks_off_says_so(tmp_path):
     make(tmp_path / "other", callbacks=[callback]).train()
     run = open_run(tmp_path / "out")
     assert [rollout.marks["trained"] for rollout in run.rollouts()] == ["yes"] * 4 + ["no: broke_off"] * 4
-    assert (run.drops, run.untrained) == ({}, {"broke_off": 4})
+    assert (run.health.drops, run.health.untrained) == ({}, {"broke_off": 4})
 
 
 def test_what_was_generated_before_the_callback_came_is_whole_too(tmp_path):

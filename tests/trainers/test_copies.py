@@ -31,7 +31,7 @@ def test_a_copy_gives_the_rollouts_of_the_class_it_was_copied_from(tmp_path, mon
     stored = list(run.rollouts(tokens=True))
     assert [facts(rollout) for rollout in stored] == [facts(rollout) for rollout in pristine.rollouts]
     assert len(stored) > 0
-    assert run.drops == pristine.run.drops == {}
+    assert run.health.drops == pristine.run.health.drops == {}
     assert [
         r.getMessage() for r in caplog.records if r.name == "rollout_plugins" and "expected" in r.getMessage()
     ] == []

@@ -102,7 +102,7 @@ def assert_whole(done):
     truth = in_order(name, done.truth)
     stored = by_split(done.rollouts)
     assert len(stored) == len(truth) > 0
-    assert done.run.drops == {}
+    assert done.run.health.drops == {}
     assert len({rollout.id for rollout in stored}) == len(stored)
     for rollout, row in zip(stored, truth, strict=True):
         assert rollout.split == row["split"]

@@ -47,7 +47,7 @@ def test_evaluation_after_training_is_kept_whole_by_every_trainer(tmp_path, name
     assert len(stored) == len(truth) > 0
     assert [list(r.tokens.completion) for r in stored] == [row["completion"] for row in truth]
     assert all(r.completion and r.prompt and r.finish in {"stop", "length"} for r in stored)
-    assert run.drops == {}
+    assert run.health.drops == {}
     assert [text for text in warnings(caplog) if "before" in text and "stage" not in text] == []
 
 
@@ -112,7 +112,7 @@ def test_what_a_buffer_holds_that_cannot_be_read_is_counted(tmp_path, name):
     trainer.add_callback(RolloutPluginCallback())
     trainer.train()
     run = open_run(tmp_path / "out")
-    assert (len(run), run.drops) == (0, {"not_observed": len(trainer.truth)})
+    assert (len(run), run.health.drops) == (0, {"not_observed": len(trainer.truth)})
 
 
 @needs("a2po")

@@ -59,7 +59,7 @@ def test_what_is_made_where_no_method_takes_the_expected_arguments_is_counted(tm
     trainer.train()
     assert outcome(trainer).losses == trained(name, "alone").outcome.losses
     made = sum(row["model"] != "teacher_model" for row in trainer.truth)
-    assert open_run(tmp_path / "out").drops == {"not_observed": made}
+    assert open_run(tmp_path / "out").health.drops == {"not_observed": made}
     assert sum("cannot be observed" in text for text in warnings(caplog)) == 1
 
 
@@ -75,7 +75,7 @@ def test_a_method_that_takes_other_arguments_costs_what_it_tells_and_is_named(tm
     run = open_run(tmp_path / "out")
     made = sum(row["model"] != "teacher_model" for row in trainer.truth)
     assert len(run) == (made if MISSING[name, method] == "all" else 0)
-    assert len(run) + run.drops.get("not_observed", 0) == made
+    assert len(run) + run.health.drops.get("not_observed", 0) == made
 
 
 def dying(trainer, callback):

@@ -87,11 +87,11 @@ def test_what_changed_is_marked_word_by_word(run):
 
 
 def test_a_huge_group_is_not_read_whole(tmp_path, monkeypatch):
-    from rollout_plugins.reading.search_results import Matches
+    from rollout_plugins.reading.lazy_rollouts import Rollouts
 
     made = [one(1, i, group=0, group_size=2000, reward=i / 10) for i in range(2000)]
     read = []
-    numbered = Matches.numbered
+    numbered = Rollouts.numbered
 
     def counted(self, **options):
         for pair in numbered(self, **options):
@@ -100,7 +100,7 @@ def test_a_huge_group_is_not_read_whole(tmp_path, monkeypatch):
 
     async def scenario(eye):
         await eye.sees("2,000 rollouts", "grp")
-        monkeypatch.setattr(Matches, "numbered", counted)
+        monkeypatch.setattr(Rollouts, "numbered", counted)
         await eye.press("b")
         await eye.sees("2,000 answers", "#1,999 reward 199.9", "#0 reward 0.0")
         assert len(read) < 10

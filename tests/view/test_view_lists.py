@@ -163,15 +163,15 @@ def test_numbers_that_are_none_come_last(tmp_path):
 
 
 def test_the_cursor_may_move_while_the_list_is_read(run, monkeypatch):
-    go_on, find = threading.Event(), StoredRun.find
+    go_on, rollouts = threading.Event(), StoredRun.rollouts
 
     def slow(self, **filters):
         assert go_on.wait(600)
-        return find(self, **filters)
+        return rollouts(self, **filters)
 
     async def scenario(eye):
         await eye.sees("0.1", "tokens")
-        monkeypatch.setattr(StoredRun, "find", slow)
+        monkeypatch.setattr(StoredRun, "rollouts", slow)
         await eye.pilot.press("s", "j", "j")
         go_on.set()
         await eye.sees("reward▼")

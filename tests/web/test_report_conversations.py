@@ -64,7 +64,7 @@ def test_turns_fold_by_role_and_one_by_one(page, pages):
 def test_siblings_side_by_side_and_where_best_and_worst_part(page, pages):
     run = open_run(pages["shop"].parent)
     rollout = first_with_failure(pages)
-    group = sorted((one.reward for one in run.group(rollout.id)), reverse=True)
+    group = sorted((one.reward for one in run.siblings(rollout.id)), reverse=True)
     page.open(pages["shop"], f"#rollout={rollout.id}&view=group")
     shown = [float(text) for text in page.texts(".sibling header b")]
     assert len(shown) == 8

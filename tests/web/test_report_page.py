@@ -95,7 +95,7 @@ def test_words_and_what_must_not_be_there(page, pages):
     run = open_run(pages["shop"].parent)
     wait_listed(
         page,
-        f"n => n === {run.count(search='lamps') - len({r.id for r in run.search('lamps')} & {r.id for r in run.search('guess')})}",
+        f"n => n === {run.count(search='lamps') - len({r.id for r in run.rollouts(search='lamps')} & {r.id for r in run.rollouts(search='guess')})}",
     )
 
 
@@ -172,7 +172,7 @@ def test_a_run_without_rollouts_says_so(page, pages):
 def test_the_first_sentences_are_a_click_from_the_rollouts(page, pages):
     said = dict(zip(page.texts(".first dt"), page.texts(".first dd"), strict=True))
     run = open_run(pages["shop"].parent)
-    best, worst = (next(run.rollouts(order=order, limit=1)) for order in ("-reward", "reward"))
+    best, worst = (run.rollouts(order=order, limit=1)[0] for order in ("-reward", "reward"))
     assert said["Best"].startswith(f"reward {best.reward:.3f} at step {best.step}: “I buy")
     assert said["Worst"].startswith(f"reward {worst.reward:.3f} at step {worst.step}: “I buy")
     (failed,) = run.sql("select count(*) as n from tool_calls where name = 'multiply'").to_pylist()

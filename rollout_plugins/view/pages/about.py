@@ -42,18 +42,18 @@ def _blocks(run: StoredRun) -> Iterator[Block]:
             "tools": ", ".join(_tool_name(tool) for tool in info.tools),
         },
     )
-    odd = run.not_finite
+    odd = run.health.not_finite
     for attempt in run.attempts:
         yield _block(f"attempt {number(attempt['attempt'])}", dict(_attempt(attempt)))
     yield _block(
         "not finite", {name: format_not_finite({name: kinds}).partition(": ")[2] for name, kinds in odd.items()}
     )
-    yield _block("lost", run.drops)
-    yield _block("not trained on", run.untrained)
-    yield _block("not sent", run.unsent)
-    yield _block("failed", {f"plugin {name}": times for name, times in run.plugin_errors.items()})
-    yield _block("warnings", {str(index): text for index, text in enumerate(run.warnings, 1)})
-    yield _block("damaged", run.damaged)
+    yield _block("lost", run.health.drops)
+    yield _block("not trained on", run.health.untrained)
+    yield _block("not sent", run.health.unsent)
+    yield _block("failed", {f"plugin {name}": times for name, times in run.health.plugin_errors.items()})
+    yield _block("warnings", {str(index): text for index, text in enumerate(run.health.warnings, 1)})
+    yield _block("damaged", run.health.damaged)
     yield _block("annotated", {name: ", ".join(columns) for name, columns in run.annotations.items()})
     yield _block("settings", info.settings)
     yield _block("versions", info.versions)

@@ -10,7 +10,7 @@ from rich.text import Text
 from rollout_hookspecs import Rollout
 
 from rollout_plugins.content.numbers import finite
-from rollout_plugins.reading.search_results import Matches
+from rollout_plugins.reading.lazy_rollouts import Rollouts
 from rollout_plugins.show.blocks import Block
 from rollout_plugins.show.chart import sparkline
 from rollout_plugins.show.compare import alike, parting, shared, times, variety, words
@@ -42,7 +42,7 @@ class GroupPage(BesidePage):
     def __init__(self, rollout: Rollout) -> None:
         super().__init__()
         self._of = rollout
-        self._found: Matches | None = None
+        self._found: Rollouts | None = None
         self._siblings: list[_Sibling] = []
         self._chosen = 0
         self._read_ones: dict[int, Rollout] = {}
@@ -51,7 +51,7 @@ class GroupPage(BesidePage):
         self.title_is(Text("looking for its siblings …"))
         self.job(self._find, self._arrived, group="group")
 
-    def _find(self) -> tuple[Matches, list[_Sibling]]:
+    def _find(self) -> tuple[Rollouts, list[_Sibling]]:
         found = self.viewer.stored.siblings(self._of)
         rows = found.rows(["index", "reward"])
         siblings = [_Sibling(place, row["index"], row["reward"]) for place, row in enumerate(rows) if row]
@@ -59,7 +59,7 @@ class GroupPage(BesidePage):
             siblings = self._different(found, siblings)
         return found, sorted(siblings, key=lambda sibling: rank(sibling.reward), reverse=True)
 
-    def _different(self, found: Matches, siblings: Sequence[_Sibling]) -> list[_Sibling]:
+    def _different(self, found: Rollouts, siblings: Sequence[_Sibling]) -> list[_Sibling]:
         """One of each kind, with how many there are."""
         self._read_ones = dict(found.numbered())
         known = [one for one in siblings if one.place in self._read_ones]
@@ -67,7 +67,7 @@ class GroupPage(BesidePage):
         lost = [one for one in siblings if one.place not in self._read_ones]
         return [replace(known[places[0]], copies=len(places)) for places in same] + lost
 
-    def _arrived(self, answer: tuple[Matches, list[_Sibling]]) -> None:
+    def _arrived(self, answer: tuple[Rollouts, list[_Sibling]]) -> None:
         self._found, self._siblings = answer
         known = [place for place, one in enumerate(self._siblings) if finite(one.reward) is not None]
         self._chosen = known[-1] if known else len(self._siblings) - 1
@@ -83,7 +83,7 @@ class GroupPage(BesidePage):
             """The best one, whether there is room for it or not, and those that are shown."""
             places = {one: self._siblings[one].place for one in sorted({0, *shown})}
             for place in places.values():
-                rollout = read.get(place) or next(found.page(place, 1).rollouts(), None)
+                rollout = read.get(place) or next(iter(found.page(place, 1)), None)
                 if rollout is not None:
                     read[place] = rollout
             return {one: read[place] for one, place in places.items() if place in read}

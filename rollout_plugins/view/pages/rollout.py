@@ -15,7 +15,7 @@ from textual.binding import Binding, BindingType
 from textual.widget import Widget
 
 from rollout_plugins.content.imaging import file_of
-from rollout_plugins.reading.search_results import Matches
+from rollout_plugins.reading.lazy_rollouts import Rollouts
 from rollout_plugins.show.blocks import Block, lay_out
 from rollout_plugins.show.conversation import conversation
 from rollout_plugins.show.rollout_blocks import rollout_blocks
@@ -42,7 +42,7 @@ class RolloutPage(RolloutActions):
     ]
 
     def __init__(
-        self, found: Matches | None, place: int, *, find: str = "", moved: Callable[[int], None] | None = None
+        self, found: Rollouts | None, place: int, *, find: str = "", moved: Callable[[int], None] | None = None
     ) -> None:
         """`find`: a text to go to. `moved`: told where in the list we went."""
         super().__init__()
@@ -84,7 +84,7 @@ class RolloutPage(RolloutActions):
     def _load(self, place: int) -> Rollout | None:
         if self._found is None:
             return self.viewer.stored.get(self._wanted)
-        return next(self._found.page(place, 1).rollouts(tokens=True), None)
+        return next(self._found.page(place, 1).read(tokens=True), None)
 
     def _show(self, rollout: Rollout | None, blocks: Sequence[Block]) -> None:
         self._rollout = rollout

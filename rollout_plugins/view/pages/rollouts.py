@@ -16,7 +16,7 @@ from textual.timer import Timer
 from textual.widget import Widget
 from textual.worker import get_current_worker
 
-from rollout_plugins.reading.search_results import Matches
+from rollout_plugins.reading.lazy_rollouts import Rollouts
 from rollout_plugins.show.blocks import Block
 from rollout_plugins.show.conversation import completion_text, question_text
 from rollout_plugins.show.text import one_line
@@ -36,7 +36,7 @@ _PIECE = 100_000
 class _List(NamedTuple):
     """What a question to the run gave."""
 
-    found: Matches
+    found: Rollouts
     names: list[str]
     """All columns of the run."""
     same: set[str]
@@ -71,8 +71,8 @@ class RolloutsPage(RolloutActions):
         """An order by several columns or in SQL, which no column heading can show."""
         self._limit: int | None = self._asked.pop("limit", None)
         self._then = then
-        self._found: Matches | None = None
-        self._hits: list[Matches] | None = None
+        self._found: Rollouts | None = None
+        self._hits: list[Rollouts] | None = None
         self._searching = False
         self._names: list[str] = []
         self._preview: bool | None = None
@@ -103,7 +103,7 @@ class RolloutsPage(RolloutActions):
         *,
         where: str | None = None,
         text: str | None = None,
-        hits: list[Matches] | None = None,
+        hits: list[Rollouts] | None = None,
         start: bool = False,
         again: bool = False,
     ) -> None:
@@ -122,7 +122,7 @@ class RolloutsPage(RolloutActions):
 
         def find() -> _List:
             run = self.viewer.stored
-            found = run.find(**asked)
+            found = run.rollouts(**asked)
             found = found if hits is None else found.among(hits)
             found = found if self._limit is None else found.page(0, self._limit)
             splits = len(run.values("split"))
@@ -236,7 +236,7 @@ class RolloutsPage(RolloutActions):
             self.app.push_screen(RolloutPage(self._found, grid.cursor, find=self._text, moved=grid.move_to))
 
     def current(self) -> Rollout | None:
-        return None if self._found is None else next(self._found.page(self.query_one(Grid).cursor, 1).rollouts(), None)
+        return None if self._found is None else next(iter(self._found.page(self.query_one(Grid).cursor, 1)), None)
 
     @on(Grid.Moved)
     def _look(self) -> None:
@@ -301,20 +301,20 @@ class RolloutsPage(RolloutActions):
         self._searching = True
         filters = {**self._asked, "search": text}
 
-        def search() -> list[Matches]:
+        def search() -> list[Rollouts]:
             worker = get_current_worker()
             pieces = [{}] if "step" in filters else self._pieces()
-            hits: list[Matches] = []
+            hits: list[Rollouts] = []
             for done, piece in enumerate(pieces):
                 if worker.is_cancelled:
                     break
-                found = self.viewer.stored.find(**{**filters, **piece})
+                found = self.viewer.stored.rollouts(**{**filters, **piece})
                 hits.append(found)
                 so_far = f"searching {(done + 1) / len(pieces):.0%} · {sum(map(len, hits)):,} found · esc stops"
                 self.tell(worker, partial(self._head, so_far))
             return hits
 
-        def searched(hits: list[Matches]) -> None:
+        def searched(hits: list[Rollouts]) -> None:
             self._searching = False
             self._read(text=text, hits=hits)
 
@@ -354,7 +354,7 @@ class RolloutsPage(RolloutActions):
             super().action_escape()
 
 
-def _texts(page: Matches) -> list[Mapping[str, Any] | None]:
+def _texts(page: Rollouts) -> list[Mapping[str, Any] | None]:
     """What each rollout was asked and answered, each in one line."""
     texts: list[Mapping[str, Any] | None] = [None] * len(page)
     for place, rollout in page.numbered():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,9 +11,10 @@ from rollout_hookspecs import Rollout
 from textual.binding import Binding, BindingType
 from textual.worker import get_current_worker
 
-from rollout_plugins.content.hashing import content_hash
 from rollout_plugins.content.numbers import finite
-from rollout_plugins.reading.search_results import Matches
+from rollout_plugins.reading.filters import Filters
+from rollout_plugins.reading.lazy_rollouts import Rollouts
+from rollout_plugins.reading.prompt_history import is_plain_text, same_prompt
 from rollout_plugins.show.blocks import Block, clean_spans
 from rollout_plugins.show.chart import sparkline
 from rollout_plugins.show.compare import words
@@ -54,7 +55,7 @@ class TimePage(BesidePage):
     def __init__(self, rollout: Rollout) -> None:
         super().__init__()
         self._of = rollout
-        self._found: Matches | None = None
+        self._found: Rollouts | None = None
         self._moments: list[_Moment] = []
         self._shown: list[int] = []
         self._mode = 0
@@ -64,8 +65,8 @@ class TimePage(BesidePage):
         self.title_is(Text("looking for this prompt in the whole run …"), "esc stops")
         self.job(self._find, self._arrived, group="time")
 
-    def _find(self) -> tuple[Matches, list[_Moment]]:
-        found = self.viewer.stored.find_prompt(self._of, split=self._of.split)
+    def _find(self) -> tuple[Rollouts, list[_Moment]]:
+        found = Rollouts.matching(self.viewer.stored.session, Filters(messages=self._of.prompt, split=self._of.split))
         moments: dict[int, _Moment] = {}
         for place, step, reward in self._answers(found):
             moments.setdefault(step, _Moment(step, [])).answers.append((place, finite(reward)))
@@ -73,20 +74,17 @@ class TimePage(BesidePage):
             moment.answers.sort(key=lambda answer: rank(answer[1]), reverse=True)
         return found, [moments[step] for step in sorted(moments)]
 
-    def _answers(self, found: Matches) -> Iterator[tuple[int, int, Any]]:
+    def _answers(self, found: Rollouts) -> Iterator[tuple[int, int, Any]]:
         """Place, step and reward of each answer to the prompt; the rest is read only for those that are shown."""
-        if all(map(_is_text, self._of.prompt)):
+        if all(map(is_plain_text, self._of.prompt)):
             rows = enumerate(found.rows(["step", "reward"]))
             yield from ((place, row["step"], row["reward"]) for place, row in rows if row)
             return
-        worker, wanted = get_current_worker(), content_hash(self._of.prompt)
-        for place, rollout in found.numbered():
-            if worker.is_cancelled:
-                return
-            if content_hash(rollout.prompt) == wanted:
-                yield place, rollout.step, rollout.reward
+        worker = get_current_worker()
+        for place, rollout in same_prompt(found.numbered(), self._of.prompt, is_cancelled=lambda: worker.is_cancelled):
+            yield place, rollout.step, rollout.reward
 
-    def _arrived(self, answer: tuple[Matches, list[_Moment]]) -> None:
+    def _arrived(self, answer: tuple[Rollouts, list[_Moment]]) -> None:
         self._found, self._moments = answer
         self._shown = []
         self.fill()
@@ -108,7 +106,7 @@ class TimePage(BesidePage):
         places = [_pick(moment, self._mode) for moment in moments]
 
         def load() -> list[Rollout]:
-            return [rollout for place in places for rollout in found.page(place, 1).rollouts()]
+            return [rollout for place in places for rollout in found.page(place, 1)]
 
         self.job(load, lambda rollouts: self._show(moments, rollouts), group="moments")
 
@@ -183,11 +181,6 @@ def _functions(rollout: Rollout) -> Iterator[Block]:
     if len(rollout.rewards) > 1:
         given = " · ".join(f"{one_line(name, 20)} {number(value)}" for name, value in rollout.rewards.items())
         yield Block("facts", [(given, "dim")])
-
-
-def _is_text(message: Any) -> bool:
-    """Whether the message is nothing but text."""
-    return isinstance(message, Mapping) and set(message) == {"role", "content"} and isinstance(message["content"], str)
 
 
 def _pick(moment: _Moment, mode: int) -> int:
