@@ -135,6 +135,8 @@ class Pipeline:
         self.submitted[batch.split] += batch.count
         self.counters.spent("training_thread", batch.seconds)
         self._put(lambda: self._lifecycle.process(run, batch, generation, name), batch.bytes, batch.count)
+        # A job of its own, since sealing reads rollouts again: those of the batch are released by then.
+        self._put(self._lifecycle.seal_due)
 
     def _put(self, work: Callable[[], None], size: int = 0, rollouts: int = 0) -> None:
         if self._sync:

@@ -201,6 +201,10 @@ class RunLifecycle:
         for text in texts:
             self._counters.warn(text)
 
+    def seal_due(self) -> None:
+        """Turn journals that are large or old enough into Parquet."""
+        self.storage.seal_due()
+
     def sync(self) -> None:
         """Flush what is recorded to disk."""
         self._count_warnings()

@@ -49,10 +49,15 @@ class Storage:
 
     def write(self, split: str, rollouts: Sequence[Rollout]) -> None:
         """Store one generation."""
-        stored = self._try(lambda writer: writer.write(split, rollouts), len(rollouts))
+        stored = self._try(lambda writer: writer.append(split, rollouts), len(rollouts))
         if stored is not None:
             self._counters.stored(split, stored)
             self._counters.drop("store_failed", len(rollouts) - stored)
+
+    def seal_due(self) -> None:
+        """Seal what is large or old enough, and join small parts. Call it when the rollouts are out of memory."""
+        if self._writer is not None and not self._is_closed:
+            self._try(lambda writer: writer.seal_due())
             self._join_small_parts()
 
     def keep_last(self) -> None:

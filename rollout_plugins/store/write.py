@@ -1,6 +1,7 @@
 """Write one run, one rank: an append-only journal that turns into Parquet as it grows.
 
-`data/<split>/<attempt>-<rank>-<number>.arrows` is an Arrow IPC stream with one record batch for each generation.
+`data/<split>/<attempt>-<rank>-<number>.arrows` is an Arrow IPC stream with one record batch for each generation, or
+several for a generation of more than 16 MB.
 At 64 MB and at the end it becomes `….parquet` of the same name and is removed; a reader prefers the Parquet of the
 two. Killing the process at any moment leaves at worst a torn last batch, which readers ignore.
 """
@@ -40,6 +41,8 @@ SEAL_BYTES = 64 * 2**20
 LOG_BYTES = 16 * 2**20
 SYNC_SECONDS = 1.0
 ROW_GROUP = 4096
+#: About how many bytes of rollouts are serialised, or turned into Parquet, at once: more would be in memory twice.
+PIECE_BYTES = 16 * 2**20
 _ANSWERS = tuple(f"completion.list.element.{name}" for name in ("content", "reasoning"))
 BATCHES_AT_ONCE = 64
 #: A page of a part has so many values at least, and the memory for a page is held several times over.
@@ -78,6 +81,12 @@ class RunWriter:
         self._started = time.time()
 
     def write(self, split: str, rollouts: Sequence[Rollout]) -> int:
+        """Append one generation, and seal what is due."""
+        count = self.append(split, rollouts)
+        self.seal_due()
+        return count
+
+    def append(self, split: str, rollouts: Sequence[Rollout]) -> int:
         """Append one generation. It is readable, and safe from this process's death, when this returns.
 
         Returns how many rollouts there are rows for: all of them, unless something here is wrong.
@@ -89,13 +98,16 @@ class RunWriter:
         shard = self._shards.get(split)
         if shard is None or not shard.is_there():
             shard = self._new_shard(split)
-        self.bytes += shard.append(batch)
+        self.bytes += shard.append(_pieces(batch))
+        _release(batch.nbytes)
         self.last = batch if self.keeps_last else None
-        del batch  # sealing reads it again, and it may be as large as the memory that is left
-        if shard.bytes >= SEAL_BYTES:
-            self._seal(split)
-        self._seal_old()
         return count
+
+    def seal_due(self) -> None:
+        """Seal journals that are large or old enough. Call it when the rollouts are released: it reads them again."""
+        for split, shard in list(self._shards.items()):
+            if shard.bytes >= SEAL_BYTES or shard.age >= self._seal_seconds:
+                self._seal(split)
 
     def _rows(self, rollouts: Sequence[Rollout]) -> pa.RecordBatch:
         """Rows for the rollouts. A defect of ours that one of them brings out costs that one, not its batch."""
@@ -122,10 +134,6 @@ class RunWriter:
         with suppress(Exception):  # counted by the caller, who has more than this one
             return to_batch([rollout], self.lost)
         return None
-
-    def _seal_old(self) -> None:
-        for split in [split for split, shard in self._shards.items() if shard.age >= self._seal_seconds]:
-            self._seal(split)
 
     def _new_shard(self, split: str) -> Journal:
         """Start a journal; also if the folder was removed meanwhile, so that recording goes on."""
@@ -168,7 +176,7 @@ class RunWriter:
             if self._log is not None:
                 self._log.close()
             self._log = self._new_journal(step_log.FOLDER, step_log.SCHEMA)
-        self.bytes += self._log.append(step_log.to_rows(self.run, step, time, values))
+        self.bytes += self._log.append([step_log.to_rows(self.run, step, time, values)])
         if self._log.bytes >= LOG_BYTES:
             self._seal_log()
 
@@ -195,7 +203,7 @@ class RunWriter:
         """Ask the disk to keep what was written even if the machine dies."""
         for journal in (*self._shards.values(), *filter(None, [self._log])):
             journal.sync()
-        self._seal_old()
+        self.seal_due()
 
     def write_run(self, counts: Mapping[str, Any] | None = None, *, ended: bool = False) -> None:
         """Write this rank's facts and counts, atomically."""
@@ -269,31 +277,33 @@ class Journal:
         except OSError:
             return False
 
-    def append(self, batch: pa.RecordBatch) -> int:
-        """Returns how many bytes that took."""
-        before = self.bytes
-        self._write(batch.serialize())
-        self.rows += batch.num_rows
-        return self.bytes - before
+    def append(self, batches: Iterable[pa.RecordBatch]) -> int:
+        """Append all of the batches or none, and return how many bytes that took."""
+        before = self.bytes, self.rows
+        try:
+            for batch in batches:
+                self._write(batch.serialize())
+                self.rows += batch.num_rows
+        except BaseException:
+            self._cut(*before)
+            raise
+        return self.bytes - before[0]
 
     def _write(self, buffer: pa.Buffer) -> None:
         view = memoryview(buffer)
-        try:
-            while view:
-                view = view[os.write(self._fd, view) :]
-            if time.monotonic() - self._synced > SYNC_SECONDS:
-                self.sync()
-        except OSError:
-            self._cut()
-            raise
+        while view:
+            view = view[os.write(self._fd, view) :]
+        if time.monotonic() - self._synced > SYNC_SECONDS:
+            self.sync()
         self.bytes += buffer.size
 
-    def _cut(self) -> None:
-        """Take a half-written batch off, for it would hide the ones after it; or leave the journal as it is."""
+    def _cut(self, size: int, rows: int) -> None:
+        """Remove what was written after `size` bytes: half a batch would hide the ones after it."""
+        self.bytes, self.rows = size, rows
         try:
-            os.ftruncate(self._fd, self.bytes)
+            os.ftruncate(self._fd, size)
         except OSError:
-            self._whole = False
+            self._whole = False  # so the next generation begins another journal
 
     def sync(self) -> None:
         self._synced = time.monotonic()
@@ -347,6 +357,7 @@ def part_writer(path: Path, schema: pa.Schema, *, is_vast: bool = False) -> Iter
 
     def write(table: pa.Table) -> None:
         file.write_table(table)
+        _release(table.nbytes)
         rows.append(sums.apart(table))
 
     with pa.OSFile(str(path), "wb") as sink, pq.ParquetWriter(sink, schema.with_metadata(told), **how) as file:
@@ -392,18 +403,43 @@ def _leaves(path: str, kind: pa.DataType) -> Iterator[str]:
         yield path
 
 
+def _release(size: int) -> None:
+    """Give memory back to the system after work on this many bytes: Arrow's allocator would keep as much again."""
+    if size > PIECE_BYTES // 2:
+        pa.default_memory_pool().release_unused()
+
+
+def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a batch in pieces of about `PIECE_BYTES`, since a piece is copied to be written."""
+    rows = max(1, batch.num_rows * PIECE_BYTES // max(batch.nbytes, 1))
+    for start in range(0, batch.num_rows, rows):
+        yield batch.slice(start, rows)
+
+
 def row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Tables of `ROW_GROUP` rows. Thousands of tiny batches side by side take ten times the memory of a large one."""
+    """Yield tables of at most `ROW_GROUP` rows, and of about `PIECE_BYTES` if the batches are small.
+
+    Thousands of tiny batches side by side take ten times the memory of a large one.
+    """
     waiting: list[pa.RecordBatch] = []
-    rows = 0
+    rows = size = 0
     for batch in batches:
         waiting.append(batch)
         rows += batch.num_rows
+        size += batch.nbytes
         while rows >= ROW_GROUP:
             table = pa.Table.from_batches(waiting)
             yield table.slice(0, ROW_GROUP)
             waiting = table.slice(ROW_GROUP).to_batches()
             rows -= ROW_GROUP
+            size = sum(rest.nbytes for rest in waiting)
+        is_enough = size + batch.nbytes > PIECE_BYTES
+        del batch  # free it before the next one is read
+        if is_enough:
+            table = pa.Table.from_batches(waiting)
+            waiting, rows, size = [], 0, 0
+            yield table
+            del table
         if len(waiting) >= BATCHES_AT_ONCE:
             waiting = pa.Table.from_batches(waiting).combine_chunks().to_batches()
     if waiting:

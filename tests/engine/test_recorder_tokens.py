@@ -4,6 +4,7 @@ import math
 import sys
 import threading
 import tracemalloc
+import weakref
 from array import array
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from loops import Slow, recorder_in, row
 
 from rollout_plugins import RolloutRecorder, Tokens, hookimpl, open_run
+from rollout_plugins.store import write as writing
 
 FIELDS = {"prompt": [7, 8], "completion": [3, 150_000, 5], "mask": [1, 0, 1], "logprobs": [-0.1, math.nan, -math.inf]}
 FORMS = {
@@ -70,6 +72,24 @@ def test_the_loop_does_the_same_for_long_answers_as_for_short_ones(tmp_path, for
         short, long = given(20), given(20_000)
         # A look at each id would cost thousands of lines; what other tests left to be finalised costs a few.
         assert lines_run(lambda: recorder.record(1, long)) < lines_run(lambda: recorder.record(2, short)) + 500
+
+
+class Held:
+    """A value that the recorder shares with the loop."""
+
+
+def test_a_batch_is_released_before_it_is_sealed(tmp_path, monkeypatch):
+    """Sealing reads the rollouts again, so that otherwise they would be in memory twice."""
+    alive, held = [], Held()
+    reference, real = weakref.ref(held), writing.seal
+    monkeypatch.setattr(writing, "SEAL_BYTES", 1)
+    monkeypatch.setattr(writing, "seal", lambda *args: [alive.append(reference() is not None), real(*args)][1])
+    with RolloutRecorder(dir=tmp_path, tokens=True, autoload=False) as recorder:
+        recorder.record(1, [{**long_answers(1, 100)[0], "extra": {"held": held}}])
+        del held
+        assert recorder.flush(60)
+        assert alive == [False]
+    assert len(open_run(tmp_path)) == 1
 
 
 def test_tokens_that_wait_take_little_more_than_what_is_stored(tmp_path):

@@ -1,8 +1,11 @@
 """The files of a run: a journal that becomes Parquet, attempts and ranks side by side, tears and strangers."""
 
 import math
+import os
 from dataclasses import replace
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from store_rig import rollouts, run_in
 from values import Evil, deep, same
@@ -45,6 +48,47 @@ def test_a_long_run_of_tiny_steps_stays_few_files(tmp_path, monkeypatch):
     run = open_run(tmp_path)
     assert [r.id for r in run.rollouts()] == [f"{n}.{i}" for n in range(200) for i in range(4)]
     assert run.health.damaged == {}
+
+
+def test_a_large_generation_is_written_and_sealed_in_pieces_and_comes_back_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr("rollout_plugins.store.write.PIECE_BYTES", 3000)
+    writer = RunWriter(run_in(tmp_path))
+    writer.write("train", generation(0, 40))
+    writer.write("train", generation(1, 40))
+    (journal,) = (tmp_path / "r1" / "data" / "train").iterdir()
+    with pa.OSFile(str(journal)) as source, pa.ipc.open_stream(source) as stream:
+        sizes = [batch.num_rows for batch in stream]
+    assert sum(sizes) == 80
+    assert max(sizes) < 20
+    before = list(open_run(tmp_path).rollouts())
+    writer.close()
+    assert pq.read_metadata(journal.with_suffix(".parquet")).num_row_groups > 4
+    assert same(list(open_run(tmp_path).rollouts()), before)
+    assert [rollout.id for rollout in before] == [f"{n}.{i}" for n in range(2) for i in range(40)]
+
+
+def test_of_a_large_generation_that_the_disk_refuses_nothing_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr("rollout_plugins.store.write.PIECE_BYTES", 3000)
+    writer = RunWriter(run_in(tmp_path))
+    writer.write("train", generation(0))
+    real, calls = os.write, []
+
+    def write(fd, data):
+        calls.append(len(data))
+        if len(calls) > 3:
+            raise OSError(28, "No space left on device")
+        return real(fd, data)
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", write)
+        with pytest.raises(OSError, match="No space"):
+            writer.write("train", generation(1, 40))
+    assert len(calls) == 4
+    writer.write("train", generation(2))
+    writer.close()
+    run = open_run(tmp_path)
+    assert [rollout.step for rollout in run.rollouts()] == [0] * 4 + [2] * 4
+    assert run.damaged == {}
 
 
 @pytest.mark.parametrize(
