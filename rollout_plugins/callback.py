@@ -1,4 +1,4 @@
-"""`trainer.add_callback(RolloutPluginCallback())`: translates the trainer's events into calls of its session."""
+"""The callback for a Trainer: `trainer.add_callback(RolloutPluginCallback())`. It passes events to a session."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
     Args:
         plugins: instances or names of plugins, run in this order, for example `["redact", Cap(8), "console"]`.
             A sink for a dashboard, such as trackio or wandb, is on by default if `args.report_to` names it.
-        dir: where runs are kept; default `<output_dir>-rollouts`, next to what is uploaded with the model.
+        dir: the folder of runs; default `<output_dir>-rollouts`, outside the folder that is uploaded with the model.
         disable: names of plugins that must not run.
-        config: options for plugins given by name, for example `{"cap": {"max_per_step": 8}}`.
+        config: options of plugins that are given by name, for example `{"cap": {"max_per_step": 8}}`.
         mirror: a URL, such as `s3://bucket/runs`, that the run is copied to while it is recorded; see `Mirror`.
-        autoload: whether installed plugins run without being named; `trainers` does in any case.
+        autoload: whether installed plugins run without being named; `trainers` always does.
         strict: let errors of plugins end the run; for tests.
         sync: do all work on the training thread; for debugging.
-        tokens: also keep token ids, masks and log-probabilities.
-        rendered: also keep the exact templated prompt text.
+        tokens: also record token ids, masks and log-probabilities.
+        rendered: also record the exact prompt text after the chat template.
         on_full: "drop" the newest batch when recording falls behind, or "block" training until it catches up.
         end_seconds: how long the end of training may wait for the store and the sinks together; whatever is not
             finished by then is counted. Default 30, or the value of `ROLLOUT_PLUGINS_END_SECONDS`.
@@ -67,7 +67,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         subclass_attributes = set(vars(self))
         disable = disable if isinstance(disable, str) else tuple(disable)
         self._plugins = load_plugins(plugins, config, disable=disable, mirror=mirror, autoload=autoload)
-        self._plugins.add(TRAINERS)  # even without autoload: it changes no rollout and sends none
+        self._plugins.add(TRAINERS)  # even without autoload, because it neither changes nor sends rollouts
         self._options: dict[str, Any] = {
             "plugins": list(plugins or ()), "dir": checked_dir(dir), "disable": disable, "config": config,
             "mirror": mirror, "autoload": autoload, "strict": strict, "sync": sync, "tokens": tokens,
@@ -87,17 +87,17 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
             self._attach(trainer)
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy is a new callback with the same options, for the trainer it is copied with."""
+        """Return the options, from which a copy is created as a new callback for the copied trainer."""
         plugins = [item if isinstance(item, str) else CopyablePlugin(item) for item in self._options["plugins"]]
-        of_subclass = {name: value for name, value in vars(self).items() if name not in self._own_attributes}
-        return {**of_subclass, "_options": {**self._options, "plugins": plugins}}
+        subclass_values = {name: value for name, value in vars(self).items() if name not in self._own_attributes}
+        return {**subclass_values, "_options": {**self._options, "plugins": plugins}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         options = state["_options"]
         items = [item.plugin if isinstance(item, CopyablePlugin) else item for item in options["plugins"]]
         self.__dict__.update({name: value for name, value in state.items() if name != "_options"})
         plugins = [item for item in items if item is not None]
-        # Not `self.__init__`: that of a subclass may take other arguments.
+        # Not `self.__init__`, because a subclass may have other arguments.
         RolloutPluginCallback.__init__(self, **{**options, "plugins": plugins})
 
     # --- events -------------------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
             self._in_session(
                 "store the log", state, control, lambda session: session.pipeline.log(state.global_step, logs)
             )
-        if logs and "train_runtime" in logs:  # the last moment at which the trainer's own reporters still listen
+        if logs and "train_runtime" in logs:  # the trainer's reporters are still open
             self._in_session("flush", state, control, TrainerSession.drain_at_end)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -152,7 +152,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         self._shared.safely(what, action)
 
     def _in_session(self, what: str, state: Any, control: Any, action: Callable[[TrainerSession], object]) -> None:
-        """Call `action` with the session of the trainer whose event this is, if that is recorded."""
+        """Call `action` with the session of the trainer that sent the event, if that trainer is recorded."""
 
         def act() -> None:
             session = self._session_of(self._find_trainer(state, control))
@@ -164,32 +164,30 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
     # --- trainers and their sessions ----------------------------------------------------------------------------
 
     def _find_trainer(self, state: Any, control: Any) -> Any | None:
-        """Return the trainer whose event this is, since one callback may serve several.
+        """Return the trainer that sent the event; one callback may serve several trainers.
 
-        A shallow copy of a trainer has the control of the original, and a state of its own once it trains.
+        A shallow copy of a trainer shares the original's control, and has a state of its own once it trains.
         """
         by_control = [trainer for trainer in self._sessions if control is not None and trainer.control is control]
         by_state = [trainer for trainer in by_control if trainer.state is state]
         candidates = by_state if len(by_state) == 1 else [trainer_of(self), *by_control]
-        # Compared with None, since a trainer may have a length of 0.
+        # Compare with None, because a trainer may have a length of 0.
         trainer = next((trainer for trainer in candidates if trainer is not None), None)
         if trainer is None:
-            self._shared.once.warn(
-                "found no trainer for RolloutPluginCallback, so nothing is recorded; pass trainer=…"
-            )
+            self._shared.once.warn("RolloutPluginCallback found no trainer, so nothing is recorded; pass trainer=…")
         return trainer
 
     def _session_of(self, trainer: Any) -> TrainerSession | None:
-        """Return the session of a trainer that makes rollouts, and that this callback records."""
+        """Return the session of a trainer that generates rollouts and that this callback records; None otherwise."""
         session = None if trainer is None else self._sessions.get(trainer)
         return None if session is None or session.host is None or self._is_duplicate(trainer) else session
 
     def records(self, trainer: Any) -> bool:
-        """Return whether the trainer has this callback, which no event tells."""
+        """Return whether the trainer still has this callback, for whose removal there is no event."""
         return holds(trainer, self)
 
     def _attach(self, trainer: Any) -> None:
-        """Attach until the callback is removed: no event comes before the first batch of an evaluation."""
+        """Attach to the trainer now, because no event precedes the first batch of an evaluation."""
         if trainer is None:
             return
         if self._is_duplicate(trainer):
@@ -215,7 +213,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         return False
 
     def _attach_late(self, trainer: Any) -> None:
-        """Attach if the callback was added, or added again, during a training."""
+        """Attach if the callback was added during training, or removed and added again."""
         self._attach_unless_settled(trainer)
         session = self._session_of(trainer)
         if session is not None and trainer.is_in_train and session.join_training():
@@ -225,7 +223,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
             )
 
     def _attach_unless_settled(self, trainer: Any) -> bool:
-        """Attach if that has not happened yet; return whether it has now."""
+        """Attach if that is still possible; return whether the trainer is attached now and was not before."""
         session = None if trainer is None else self._sessions.get(trainer)
         if trainer is None or (session is not None and session.is_settled):
             return False
@@ -233,7 +231,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         return self._session_of(trainer) is not None
 
     def _attach_in_evaluation(self, trainer: Any) -> None:
-        """Attach if `evaluate()` follows `add_callback(instance)`: no event precedes its first batch."""
+        """Attach during `evaluate()`, if it follows `add_callback(instance)`: no event precedes its first batch."""
         is_new, session = self._attach_unless_settled(trainer), self._session_of(trainer)
         self._warn_if_unsupported(trainer)
         if is_new and session is not None:
@@ -249,10 +247,11 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         session = None if trainer is None else self._sessions.get(trainer)
         if session is None or session.host is not None:
             return
-        text = f"{type(trainer).__name__} makes no rollouts that are known here; the callback does nothing"
-        trainers = self._plugins.found.get(TRAINERS)
+        text = f"{type(trainer).__name__} is not a supported trainer, so the callback does nothing"
+        trainers = self._plugins.installed.get(TRAINERS)
         if trainers is not None and trainers.status != "active":
-            reason = f"plugin {TRAINERS!r}, which knows more trainers, is off ({trainers.status} {trainers.reason})"
+            state = f"{trainers.status} {trainers.reason}"
+            reason = f"plugin {TRAINERS!r}, which supports more trainers, does not run ({state})"
         else:
             reason = session.explain_missing_host(trainer)
         self._shared.once.warn(f"{text}: {reason}" if reason else text)
@@ -260,7 +259,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
     # --- for users ----------------------------------------------------------------------------------------------
 
     def flush(self, seconds: float = 30.0) -> bool:
-        """Wait at most that long until the store and the sinks have all rollouts so far; returns whether they do."""
+        """Wait until the store and the sinks have all rollouts so far, at most `seconds`; return whether they do."""
         session = self._shared.current
         return session is None or session.pipeline.drain(seconds)
 

@@ -1,4 +1,4 @@
-"""Errors people see. Each message says what was found, what is accepted, and what to do."""
+"""The errors that users see. Each message names what is wrong, what is accepted, and how to fix it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from types import ModuleType
 
 
 class RolloutPluginsError(Exception):
-    """Base of all errors raised on purpose by this library."""
+    """Base of all errors that this library raises on purpose."""
 
 
 class SetupError(RolloutPluginsError):
-    """Something is wrong with how the callback, a plugin or the environment was set up."""
+    """The callback, a plugin or the environment is set up incorrectly."""
 
 
 class MissingExtraError(SetupError, ImportError):
@@ -23,38 +23,38 @@ class MissingExtraError(SetupError, ImportError):
 
 
 class RunError(RolloutPluginsError):
-    """A run could not be opened or read."""
+    """A run cannot be opened or read."""
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows: the message says what to do, and the frames above it are ours."""
+        """Return what IPython shows: only the message, because it contains the fix."""
         return [f"{type(self).__name__}: {self}"]
 
 
 class DamageWarning(UserWarning):
-    """Part of a run cannot be read, so what is read of it is not all there was."""
+    """Part of a run cannot be read, so results about it are incomplete."""
 
 
 def need(module: str, extra: str = "") -> ModuleType:
-    """Import an optional dependency, or raise one line that names the pip command; `extra`: ours that brings it."""
+    """Import an optional dependency, which our `extra` installs, or raise an error with the pip command."""
     try:
         return import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
         if (error.name or "").partition(".")[0] not in {package, ""}:
-            raise MissingExtraError(f"{package} is installed but does not import: {error}") from error
+            raise MissingExtraError(f"{package} is installed but cannot be imported: {error}") from error
         wanted = f"'rollout-plugins[{extra}]'" if extra else package
         raise MissingExtraError(f"{package} is not installed: pip install {wanted}") from None
 
 
 def check_folder(path: Path) -> None:
-    """What is written goes into a folder that exists: one that does not is most often a slip of the pen."""
+    """Raise if the folder of a new file does not exist, because its path is probably misspelled."""
     folder = path.absolute().parent
     if not folder.is_dir():
-        raise SetupError(f"the folder {folder} does not exist; make it, or choose another place")
+        raise SetupError(f"the folder {folder} does not exist; create it, or choose another place")
 
 
 def check_replaceable(path: Path) -> None:
-    """A folder, a device or a pipe is not replaced by a file."""
+    """Raise if a folder, a device or a pipe is at `path`, because a file must not replace it."""
     if path.is_dir():
         raise RunError(f"{path} is a folder; name a file in it")
     if path.exists() and not path.is_file():
@@ -62,9 +62,9 @@ def check_replaceable(path: Path) -> None:
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """Return the near match, or everything that would be accepted.
+    """Return "did you mean …" if one of the `known` names is similar, or else all of them.
 
-    Case does not count, and of `reward/correct` or `judge.score` the last word is enough.
+    The comparison ignores case, and the last word of `reward/correct` or `judge.score` is enough.
     """
     known = list(known)
     by_word: dict[str, str] = {}

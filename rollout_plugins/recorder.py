@@ -1,4 +1,4 @@
-"""`with RolloutRecorder() as rec: rec.record(step, rollouts)`: for loops that are not a transformers Trainer."""
+"""Record a custom training loop: `with RolloutRecorder() as recorder: recorder.record(step, rollouts)`."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from rollout_plugins.engine.env_vars import flag
 from rollout_plugins.engine.error_text import error_text
 from rollout_plugins.engine.loop_rollouts import rows
 from rollout_plugins.engine.pipeline import Pipeline
-from rollout_plugins.engine.record_arguments import RecordArguments, placed, record_arguments
-from rollout_plugins.engine.run_id import claimed, identify_loop, place_in_launch
+from rollout_plugins.engine.record_arguments import RecordArguments, apply_arguments, record_arguments
+from rollout_plugins.engine.run_id import claim_attempt, identify_loop, place_in_launch
 from rollout_plugins.engine.run_setup import checked_dir, end_run, end_with, load_plugins, start_run
 from rollout_plugins.errors import SetupError
 from rollout_plugins.hosts.kit.trainer_facts import installed
@@ -44,36 +44,36 @@ _recorders = itertools.count()
 class RolloutRecorder:
     """Records every rollout that a training loop passes to it, and passes them to plugins.
 
-    Mistakes of setup raise a `SetupError` that names the fix: here, and in the first `record`. Once one batch has
-    been recorded, nothing raises and nothing waits any more: what cannot be kept is counted, by reason.
+    Setup mistakes raise a `SetupError` with the fix, in the constructor and in the first `record`. After the first
+    recorded batch, nothing raises and nothing waits: rollouts that cannot be recorded are counted, by reason.
 
     Args:
         plugins: instances or names of plugins, run in this order, for example `["redact", "trackio"]`.
-        dir: where runs are kept.
+        dir: the folder of runs.
         disable: names of plugins that must not run.
-        config: options for plugins given by name, for example `{"cap": {"max_per_step": 8}}`.
+        config: options of plugins that are given by name, for example `{"cap": {"max_per_step": 8}}`.
         mirror: a URL, such as `s3://bucket/runs`, that the run is copied to while it is recorded; see `Mirror`.
         autoload: whether installed plugins run without being named.
         strict: let errors of plugins, and of later batches, end the loop; for tests.
         sync: do all work on the thread that records; for debugging.
-        tokens: also keep token ids, masks and log-probabilities.
+        tokens: also record token ids, masks and log-probabilities.
         on_full: "drop" the newest batch when recording falls behind, or "block" until it catches up.
-        end_seconds: how long `close` may wait in total for the store and the sinks; what is not finished then is
-            counted. By default 30, or what `ROLLOUT_PLUGINS_END_SECONDS` says.
-        run_id: a name for the run. If it exists already, this is its next attempt. Several processes that torchrun
-            did not start need the same one.
-        rank: this process's number among those that record the run, from 0; by default what `RANK` says. Processes
-            that have no number of their own are attempts of their own.
-        world_size: how many processes record the run; by default what `WORLD_SIZE` says.
-        resumed_from: the step of the checkpoint that this attempt goes on from: what earlier attempts recorded after
-            it counts as done again. Left out, everything counts.
-        trainer: what the loop calls itself.
+        end_seconds: how long `close` may wait for the store and the sinks together; whatever is not finished by
+            then is counted. Default 30, or the value of `ROLLOUT_PLUGINS_END_SECONDS`.
+        run_id: a name for the run. If the run exists, this is its next attempt. Several processes that torchrun did
+            not start need the same name.
+        rank: this process's number among those that record the run, from 0; default: the value of `RANK`.
+            Processes without distinct ranks are separate attempts.
+        world_size: how many processes record the run; default: the value of `WORLD_SIZE`.
+        resumed_from: the step of the checkpoint from which this attempt continues. Readers skip what earlier
+            attempts recorded after that step. By default they skip nothing.
+        trainer: name of the loop.
         model: name or path of the model.
         tools: JSON schemas of the tools.
-        reward_names: names of the rewards, each a column of its own; by default those of the first batch.
-        reward_weights: their weights, for the total of rollouts that come without one.
+        reward_names: names of the rewards, each of which has a column; default: those of the first batch.
+        reward_weights: their weights, for the total of rollouts without a `reward`.
         chat_template: the chat template.
-        settings: what else explains the rollouts.
+        settings: other settings that explain the rollouts.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class RolloutRecorder:
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         root = checked_dir(dir) or Path("runs").absolute()
-        _check(run_id, resumed_from, reward_names, reward_weights)
+        _check_run_options(run_id, resumed_from, reward_names, reward_weights)
         self._plugins = load_plugins(plugins, config, disable=disable, mirror=mirror, autoload=autoload)
         self._plugins.add_cap()
         self._plugins.check_all_options_are_used()
@@ -135,18 +135,18 @@ class RolloutRecorder:
             resumed_from=identity.resumed_from,
         )
         self._generation = identity.generation
-        self._pid = os.getpid()  # a forked child has a copy of this object, but no worker thread
+        self._pid = os.getpid()  # a forked child has this object, but no worker thread
         self._lock = threading.RLock()  # a signal handler may record, too
         self._is_started = self._is_closed = False
         self._has_recorded = False
-        """Whether a batch was accepted: from then on nothing raises."""
+        """Whether a batch was accepted. From then on, nothing raises."""
         self._last_step = 0
         self._early_logs: list[Callable[[], None]] = []
         self._once = Once()
 
     @property
     def run(self) -> Run:
-        """The facts of the run: its id, its folder, which attempt this is."""
+        """The run: its id, its folder, its attempt."""
         return self._run
 
     # --- recording ----------------------------------------------------------------------------------------------
@@ -160,18 +160,19 @@ class RolloutRecorder:
         policy_step: int | None = None,
         group_size: int | None = None,
     ) -> None:
-        """Keep one generation batch. What it holds may be changed as soon as this returns.
+        """Record one generation batch. The caller may change the objects in it as soon as this returns.
 
-        Three things are not copied for that: pictures opened from a file, arrays on a device, and those from 64 MB on.
+        Three kinds of objects are not copied: images opened from a file, arrays on a device, and arrays of 64 MB or
+        more.
 
         Args:
-            step: the optimizer step that it (first) trains, or at which it was evaluated.
-            rollouts: `Rollout` records, dicts with their fields, None for a rejected one; or what a function of
-                `rollout_plugins.shapes` returned.
+            step: the (first) optimizer step that trains on the batch, or at which the evaluation ran.
+            rollouts: `Rollout` records, dicts with their fields, or None for a rejected one; or the result of a
+                function in `rollout_plugins.shapes`.
             split: "train" or "eval".
-            policy_step: how many updates the generating weights had, for rollouts that don't say.
-            group_size: how many rollouts in a row answer the same prompt. Without it, rollouts belong together that
-                have the same `group`, or else the same prompt.
+            policy_step: number of updates that the generating weights had, for rollouts without their own.
+            group_size: number of consecutive rollouts that share a prompt. By default, rollouts with the same `group`
+                form a group, or else those with the same prompt.
         """
         batch = self._prepare(rollouts, step=step, split=split, policy_step=policy_step, group_size=group_size)
         if batch is not None:
@@ -187,7 +188,7 @@ class RolloutRecorder:
         policy_step: int | None = None,
         group_size: int | None = None,
     ) -> None:
-        """`record` for asyncio: when `on_full="block"` makes it wait, the event loop continues."""
+        """Record like `record` without blocking the event loop, which matters with `on_full="block"`."""
         batch = self._prepare(rollouts, step=step, split=split, policy_step=policy_step, group_size=group_size)
         if batch is not None and self._may_block:
             await asyncio.to_thread(self._submit, *batch)
@@ -206,49 +207,49 @@ class RolloutRecorder:
             checked = record_arguments(**arguments, last_step=self._last_step, is_checked=is_checked)
             if is_checked:
                 _check_groups(rollouts, checked.group_size)
-            incoming = rollouts if isinstance(rollouts, ForeignRollouts) else rows(rollouts)
-            held = incoming.take(CopyOptions(tokens=self._tokens, checked=is_checked))
+            foreign_rollouts = rollouts if isinstance(rollouts, ForeignRollouts) else rows(rollouts)
+            copied_batch = foreign_rollouts.take(CopyOptions(tokens=self._tokens, checked=is_checked))
         except Exception as error:
             if is_checked and (self._strict or isinstance(error, SetupError)):
                 raise
-            self._once.warn(f"a batch could not be recorded: {error_text(error)}; the loop goes on without it")
+            self._once.warn(f"a batch could not be recorded: {error_text(error)}; the loop continues without it")
             self._count_lost("unreadable", rollouts)
             return None
         self._last_step = checked.step
-        return self._batch(checked, held, started), held
+        return self._batch(checked, copied_batch, started), copied_batch
 
-    def _batch(self, arguments: RecordArguments, held: CopiedBatch, started: float) -> Batch:
-        # Without `self`: a batch in the queue must not keep a recorder alive that nobody refers to.
+    def _batch(self, arguments: RecordArguments, copied_batch: CopiedBatch, started: float) -> Batch:
+        # Do not capture `self`: a queued batch must not keep an unreferenced recorder alive.
         run, recorded_at, tokens, counters = self._run, time.time(), self._tokens, self._pipeline.counters
 
         def build() -> RolloutColumns:
-            rollouts = held.build()
+            rollouts = copied_batch.build()
             for reason in rollouts.lost.values():
                 counters.drop(reason)
-            return placed(rollouts, arguments, run, now=recorded_at, tokens=tokens)
+            return apply_arguments(rollouts, arguments, run, recorded_at=recorded_at, tokens=tokens)
 
         return Batch(
             build=build,
             split=arguments.split,
             step=arguments.step,
-            count=held.count,
-            bytes=held.bytes,
+            count=copied_batch.count,
+            bytes=copied_batch.bytes,
             seconds=time.perf_counter() - started,
         )
 
-    def _submit(self, batch: Batch, held: CopiedBatch) -> None:
+    def _submit(self, batch: Batch, copied_batch: CopiedBatch) -> None:
         with self._lock:
             if not self._is_started:
-                self._safely("begin the run", lambda: self._start(held))
+                self._safely("begin the run", lambda: self._start(copied_batch))
                 self._is_started = True
             self._pipeline.submit(batch)
             while self._early_logs:
                 self._early_logs.pop(0)()
             self._has_recorded = True
 
-    def _start(self, held: CopiedBatch) -> None:
-        """Start the run. By default, its rewards are those of the first batch."""
-        self._run = claimed(replace(self._run, reward_names=self._run.reward_names or held.reward_names))
+    def _start(self, copied_batch: CopiedBatch) -> None:
+        """Start the run. Its rewards are by default those of the first batch."""
+        self._run = claim_attempt(replace(self._run, reward_names=self._run.reward_names or copied_batch.reward_names))
         start_run(self._pipeline, self._plugins, self._run, self._generation, trainer=None, safely=self._safely)
 
     def _is_open(self) -> bool:
@@ -269,10 +270,10 @@ class RolloutRecorder:
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # from a sink of a third party
-            self._once.warn(f"could not {what}: {error_text(error)}; recording goes on without it")
+            self._once.warn(f"could not {what}: {error_text(error)}; recording continues without it")
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
-        """Store what the loop logs at a step, such as loss and grad_norm, for charts and the table `steps`."""
+        """Store values that the loop logs at a step, such as loss and grad_norm, for charts and the table `steps`."""
 
         def write() -> None:
             self._pipeline.log(step, logged)
@@ -292,17 +293,19 @@ class RolloutRecorder:
         return self._pipeline.log_metrics(split)
 
     def flush(self, seconds: float = 30.0) -> bool:
-        """Wait at most that long until the store and the sinks have all rollouts so far; returns whether they do."""
+        """Wait until the store and the sinks have all rollouts so far, at most `seconds`; return whether they do."""
         done = self._pipeline.drain(seconds)
         self._pipeline.raise_strict()
         return done
 
     async def aflush(self, seconds: float = 30.0) -> bool:
-        """`flush` for asyncio, without blocking the event loop."""
+        """Flush like `flush` without blocking the event loop."""
         return await asyncio.to_thread(self.flush, seconds)
 
     def close(self) -> None:
-        """End the run: store and send everything. `with` calls this, and otherwise the end of the process does."""
+        """End the run: store and send everything. Leaving the `with` block calls this, or otherwise the end of the
+        process.
+        """
         if self._pid == os.getpid():
             self._is_closed = True
         end_run(self._pipeline)
@@ -321,16 +324,14 @@ class RolloutRecorder:
         await asyncio.to_thread(self.close)
 
 
-def _check(run_id: Any, resumed_from: Any, names: Sequence[str], weights: Sequence[float]) -> None:
+def _check_run_options(run_id: Any, resumed_from: Any, names: Sequence[str], weights: Sequence[float]) -> None:
     if run_id is not None and (not isinstance(run_id, str) or Path(run_id).name != run_id or run_id[:1] in {"", "."}):
-        raise SetupError(
-            f"run_id is {run_id!r}; give a name that a folder can have, without slashes or a dot in front"
-        )
+        raise SetupError(f"run_id is {run_id!r}; give a valid folder name, without slashes and without a leading dot")
     if resumed_from is not None and run_id is None:
-        raise SetupError("resumed_from says where a run goes on, but not which; give its run_id too")
+        raise SetupError("resumed_from needs run_id, the run that continues; give both")
     if isinstance(names, str) or (weights and len(weights) != len(names)):
         raise SetupError(
-            f"{len(weights)} reward_weights for reward_names {names!r}; give a list of names, a weight each"
+            f"{len(weights)} reward_weights for reward_names {names!r}; give a list of names, and one weight for each"
         )
 
 
@@ -340,7 +341,7 @@ def _checked_rank(rank: Any, world_size: Any) -> tuple[int, int]:
         return place_in_launch()
     if type(rank) is not int or type(world_size) is not int or not 0 <= rank < world_size:
         raise SetupError(
-            f"rank is {rank!r} and world_size {world_size!r}; give both, as whole numbers, with a rank from 0 to "
+            f"rank is {rank!r} and world_size {world_size!r}; give both as integers, with a rank from 0 to "
             "world_size - 1"
         )
     return rank, world_size
@@ -350,5 +351,5 @@ def _check_groups(rollouts: Any, group_size: int | None) -> None:
     if group_size and isinstance(rollouts, (list, tuple)) and len(rollouts) % group_size:
         raise SetupError(
             f"{len(rollouts)} rollouts do not divide into groups of {group_size}; "
-            "leave group_size out, and give each a group"
+            "leave group_size out, and give each rollout a group"
         )

@@ -1,6 +1,6 @@
-"""One HTML file that shows a run: no server, no network, opens from disk and as an attachment.
+"""Write one HTML file that shows a run. It needs no server and no network, and opens from disk or an attachment.
 
-from rollout_plugins.report import write_report
+from rollout_plugins import open_run, write_report
 write_report(open_run("out"), "report.html", where="reward < 0", limit=200)
 """
 

@@ -33,7 +33,7 @@ def listing() -> list[dict[str, Any]]:
     plugins = Plugins()
     plugins.add(TRAINERS)
     order = [name for name, _ in reversed(plugins.manager.list_name_plugin())]
-    for found in plugins.found.values():
+    for found in plugins.installed.values():
         if found.plugin is None and found.status == "available":
             plugins.peek(found)
     return [
@@ -46,5 +46,5 @@ def listing() -> list[dict[str, Any]]:
             "status": found.status,
             "reason": found.reason,
         }
-        for found in plugins.found.values()
+        for found in plugins.installed.values()
     ]

@@ -1,8 +1,8 @@
-"""One hash for equal content of any kind. Never raises.
+"""Hash values by content, without raising.
 
-Order of dict keys does not matter, types do: 1, 1.0, "1" and True are four values. Lists and tuples are one kind, as
-hosts use either for the same thing. Images count by their pixels and by what decides how those are shown. What is
-nested deeper than the store keeps does not count, and arrays beyond 256 MiB count by their shape.
+The order of dict keys does not matter, but types do: 1, 1.0, "1" and True differ. Lists and tuples are equal, because
+trainers use both for the same data. Images are hashed by their pixels and by everything that affects how they are
+displayed. Values below the stored depth are ignored, and arrays beyond 256 MiB are hashed by their shape only.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def content_hash(value: Any) -> str:
-    """32 hex digits, the same for equal content in every process and version of Python."""
+    """Return 32 hex digits that are the same for equal content in every process and Python version."""
     try:
         return _Hasher().of(value, 0).hex()
     except RecursionError:
@@ -34,7 +34,7 @@ def content_hash(value: Any) -> str:
 
 
 def pixel_hash(image: Any) -> str:
-    """32 hex digits for a decoded PIL image: equal pixels that are shown alike have equal hashes."""
+    """Return 32 hex digits for a decoded PIL image; images that are displayed alike have equal hashes."""
     state = blake2b(f"{image.mode} {image.size[0]}x{image.size[1]}".encode(), digest_size=16)
     for name in _SHOWN_BY:
         if image.info.get(name) is not None:
@@ -42,50 +42,50 @@ def pixel_hash(image: Any) -> str:
     if (turned := _orientation(image)) not in {None, 1}:
         state.update(f"orientation {turned}".encode())
     state.update(image.tobytes())
-    if image.mode in {"P", "PA"}:  # the numbers may be labels, and palettes may give them any colours
+    if image.mode in {"P", "PA"}:  # pixels of these modes are indices into a palette
         state.update(image.convert("RGBA").tobytes())
     return state.hexdigest()
 
 
 def _orientation(image: Any) -> Any:
-    """How EXIF or XMP data turn the image. Asked of another one: PIL notes on an image that it was asked."""
+    """Return the orientation in EXIF or XMP data. PIL caches it on the image that is queried, so query another one."""
     from PIL import Image as Pil
 
     if not any(name in image.info for name in _SAYS_ORIENTATION):
         return None
-    asked = Pil.new("1", (1, 1))
-    asked.info = dict(image.info)
+    probe = Pil.new("1", (1, 1))
+    probe.info = dict(image.info)
     try:
-        return asked.getexif().get(_ORIENTATION)
-    except Exception:  # EXIF data that does not decode turns nothing
+        return probe.getexif().get(_ORIENTATION)
+    except Exception:  # undecodable EXIF data has no effect
         return None
 
 
 def bytes_hash(data: bytes) -> str:
-    """32 hex digits for bytes as they are."""
+    """Return 32 hex digits for bytes."""
     return _digest(data).hex()
 
 
 def is_pil(value: Any) -> bool:
-    """Whether it is a PIL image; where PIL was never imported nothing is."""
+    """Return whether the value is a PIL image, without importing PIL."""
     pil = sys.modules.get("PIL.Image")
     return pil is not None and isinstance(value, pil.Image)
 
 
 def is_loaded(image: Any) -> bool:
-    """Whether a PIL image holds its pixels already: decoding it here could collide with its owner doing so."""
+    """Return whether a PIL image has its pixels in memory. Loading it here could race with its owner."""
     core = getattr(image, "_im", None) or image.__dict__.get("im")
     return core is not None and not getattr(image, "tile", None)
 
 
 def is_array(value: Any) -> bool:
-    """Whether it is a numpy array."""
+    """Return whether the value is a numpy array, without importing numpy."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, numpy.ndarray)
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether it is a torch tensor."""
+    """Return whether the value is a torch tensor, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
@@ -95,10 +95,10 @@ def _digest(data: bytes) -> bytes:
 
 
 class _Hasher:
-    """Digests of containers, remembered by identity: one list that is held in a thousand places is read once."""
+    """Hashes one value. Caches digests by identity, so that a list that occurs a thousand times is hashed once."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Any, bytes]] = {}
+        self._digests: dict[int, tuple[Any, bytes]] = {}
         self._nesting = Nesting(HASHED_DEPTH)
 
     def of(self, value: Any, depth: int) -> bytes:
@@ -114,8 +114,8 @@ class _Hasher:
 
     def _container(self, value: Any, depth: int) -> bytes:
         ident = id(value)
-        if ident in self._known:
-            return self._known[ident][1]
+        if ident in self._digests:
+            return self._digests[ident][1]
         if self._nesting.objection(value, depth):
             return _digest(b"deep")
         self._nesting.enter(value)
@@ -123,7 +123,7 @@ class _Hasher:
             digest = self._inside(value, depth + 1)
         finally:
             self._nesting.leave(value)
-        self._known[ident] = (value, digest)  # with the value, or another one may get its id
+        self._digests[ident] = (value, digest)  # keeps the value alive, so that its id stays unique
         return digest
 
     def _inside(self, value: Any, depth: int) -> bytes:
@@ -140,7 +140,7 @@ class _Hasher:
 
 
 def _leaf(value: Any) -> bytes | None:
-    """Tagged bytes of a value that holds no others; None for a container."""
+    """Return tagged bytes of a value without children; None for a container."""
     if value is None:
         return b"n"
     if value is True or value is False:  # before int, which they are too
@@ -167,8 +167,8 @@ def _foreign(value: Any) -> bytes | None:
     return b"?" + _type_name(value) + _ADDRESS.sub("", repr(value)).encode("utf-8", "surrogatepass")
 
 
-# By the methods of the base classes, since a subclass such as numpy's float64 may show itself in another way. Integers
-# in hex, since Python refuses to write very long ones in decimal.
+# Use the methods of the base classes, because a subclass such as numpy's float64 may override them. Integers are in
+# hex, because Python limits the length of decimal integers.
 _LEAVES: Sequence[tuple[type | tuple[type, ...], Callable[[Any], bytes]]] = (
     (str, lambda value: b"s" + str.encode(value, "utf-8", "surrogatepass")),
     (int, lambda value: b"i" + int.__format__(value, "x").encode()),
@@ -179,7 +179,7 @@ _LEAVES: Sequence[tuple[type | tuple[type, ...], Callable[[Any], bytes]]] = (
 
 
 def _tensor(value: Any) -> bytes:
-    """A tensor in this process's memory by its values; one on a device by its kind, as reading it would wait."""
+    """Return the bytes of a tensor on the CPU; only the type of one on a device, because reading it would wait."""
     kind = f"t{value.dtype}{tuple(value.shape)}".encode()
     if value.device.type != "cpu" or value.nbytes > _LARGEST:
         return kind + str(value.device).encode()

@@ -1,4 +1,4 @@
-"""Where an image's pixels are, and the image as a screen shows it: upright, with eight bits to a colour."""
+"""Find images in values, load them from files, and convert them for screens: upright, with eight bits per channel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rollout_plugins.system.node_folders import nodes_of
 from rollout_plugins.system.remote_runs import is_remote, remote_reader
 
 IMAGE_NAMES: Final = frozenset({"image", "images"})
-"""Fields that hold images, whatever their value looks like."""
+"""Names of fields that contain images, whatever their value."""
 _TYPES: Final = frozenset({"image", "image_url", "input_image"})
 _ATOMS: Final = frozenset({str, int, float, bool, type(None)})
 _READ: Final = _ATOMS | {dict, list, tuple}
@@ -26,17 +26,17 @@ _SEE_THROUGH = frozenset({"LA", "La", "PA", "RGBa"})
 
 
 def is_image_block(value: Any) -> bool:
-    """Whether a mapping is a content block that holds an image."""
+    """Return whether a mapping is a content block with an image."""
     kind = value.get("type") if issubclass(type(value), Mapping) else None
     return type(kind) is str and kind in _TYPES
 
 
 def is_beyond_text(values: Collection[Any]) -> bool:
-    """Whether there may be more in values than text and numbers: an image, bytes, an object of any kind.
+    """Return whether values may contain more than text and numbers: an image, bytes, or any other object.
 
-    It looks at types and keys alone: most rollouts hold text, and looking closely costs ten times as much.
+    Only types and keys are checked: most rollouts are text, and a closer check costs ten times as much.
     """
-    left, level = _MOST_VALUES, list(values)
+    budget, level = _MOST_VALUES, list(values)
     try:
         while level:
             kinds = set(map(type, level))
@@ -44,13 +44,13 @@ def is_beyond_text(values: Collection[Any]) -> bool:
                 return False
             if not kinds <= _READ:
                 return True
-            dicts = [one for one in level if type(one) is dict] if dict in kinds else []
+            dicts = [value for value in level if type(value) is dict] if dict in kinds else []
             keys = set(chain.from_iterable(dicts))
             if not IMAGE_NAMES.isdisjoint(keys) or ("type" in keys and any(map(is_image_block, dicts))):
                 return True
-            lists = [one for one in level if type(one) is list or type(one) is tuple]
-            left -= len(level) + sum(map(len, dicts)) + sum(map(len, lists))
-            if left < 0:
+            lists = [value for value in level if type(value) is list or type(value) is tuple]
+            budget -= len(level) + sum(map(len, dicts)) + sum(map(len, lists))
+            if budget < 0:
                 return True
             level = [*chain.from_iterable(map(dict.values, dicts)), *chain.from_iterable(lists)]
     except Exception:  # a key raises when it is compared
@@ -59,7 +59,7 @@ def is_beyond_text(values: Collection[Any]) -> bool:
 
 
 def file_of(image: Any, folder: str | Path) -> Path | None:
-    """The image's file in the run's folder; None when its pixels are not there, or it points elsewhere."""
+    """Return the image's file in the run's folder; None if it is missing or outside the folder."""
     if not isinstance(image, Image) or not isinstance(image.path, str) or not folder:
         return None
     with suppress(OSError, ValueError):
@@ -73,28 +73,28 @@ def file_of(image: Any, folder: str | Path) -> Path | None:
 
 
 def load_thumbnail(source: Path | bytes, side: int) -> Any:
-    """An image file in RGB on white, at most `side` pixels each way. Raises what Pillow makes of a broken file."""
+    """Return an image file in RGB on a white background, at most `side` pixels wide and high.
+
+    It raises what Pillow raises for a broken file.
+    """
     from PIL import Image as Pil
 
     with Pil.open(BytesIO(source) if isinstance(source, bytes) else source) as image:
-        image.draft("RGB", (side, side))  # a JPEG is then decoded at a fraction of its size
+        image.draft("RGB", (side, side))  # decodes a JPEG at a fraction of its size
         return flatten_on_white(to_screen_colors(image, side))
 
 
 def to_screen_colors(image: Any, side: int | None = None) -> Any:
-    """The image in RGB, or RGBA where something may shine through; at most `side` pixels each way.
-
-    The given image is left alone.
-    """
+    """Return a copy in RGB, or in RGBA if it has transparency, at most `side` pixels wide and high."""
     image = _coloured(_grey(image, side) if has_wide_pixels(image) else image)
     if side is not None and max(image.size) > side:
-        image = image.copy()  # thumbnail() changes the image that it is called on
+        image = image.copy()  # thumbnail() works in place
         image.thumbnail((side, side))
     return _upright(image)
 
 
 def flatten_on_white(image: Any) -> Any:
-    """In RGB: what shone through turns white."""
+    """Return the image in RGB; transparent pixels become white."""
     if image.mode == "RGB":
         return image
     from PIL import Image as Pil
@@ -105,12 +105,12 @@ def flatten_on_white(image: Any) -> Any:
 
 
 def has_wide_pixels(image: Any) -> bool:
-    """Whether its pixels are numbers with more than eight bits, which screens cannot show as they are."""
+    """Return whether pixels have more than eight bits per channel, which screens cannot show."""
     return image.mode in {"I", "F"} or image.mode.startswith("I;16")
 
 
 def _grey(image: Any, side: int | None) -> Any:
-    """Its darkest value black and its brightest white: what range the numbers were meant to have is not known."""
+    """Return an 8-bit image from black at the lowest value to white at the highest: the intended range is unknown."""
     wide = (image if image.mode == "F" else image.convert("I")).convert("F")
     if side is not None:
         wide.thumbnail((side, side))
@@ -134,7 +134,7 @@ def _range(image: Any) -> tuple[float, float]:
 def _coloured(image: Any) -> Any:
     if image.mode in {"RGB", "RGBA"} and "transparency" not in image.info:
         return image
-    if image.mode == "La":  # Pillow knows only this way from there
+    if image.mode == "La":  # Pillow converts this mode only to LA
         image = image.convert("LA")
     return image.convert("RGBA" if image.mode in _SEE_THROUGH or "transparency" in image.info else "RGB")
 
@@ -144,5 +144,5 @@ def _upright(image: Any) -> Any:
 
     try:
         return ImageOps.exif_transpose(image)
-    except Exception:  # EXIF data that does not decode says nothing
+    except Exception:  # undecodable EXIF data has no effect
         return image

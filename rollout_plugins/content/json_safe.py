@@ -1,4 +1,4 @@
-"""Any value as plain JSON: what a sink may be given. Never raises, always ends, keeps what it can."""
+"""Convert any value to plain JSON, for sinks and terminals. Always terminates, never raises, and keeps what it can."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ from rollout_hookspecs import Image, Placeholder
 
 from rollout_plugins.content.limits import SENT_DEPTH, SENT_ITEMS, Nesting
 
-#: What a terminal obeys or hides: control characters, marks that reverse the reading order, half characters.
+#: Characters that a terminal interprets or hides: control characters, direction marks, lone surrogates.
 UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff"
     "\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
 _NOT_ASCII = re.compile("[^\x00-\x7e]")
 _INT64 = 1 << 63
-_SPOKEN = (datetime, date, time, timedelta, Decimal, Fraction, PurePath, UUID)
+_TEXT_TYPES = (datetime, date, time, timedelta, Decimal, Fraction, PurePath, UUID)
 
 
 def to_json_safe(value: Any, *, images: bool = False) -> Any:
-    """The value with JSON types only; `Image` records stay as they are with `images=True`, else become text.
+    """Return the value with JSON types only.
 
-    Numbers JSON has no word for become text (`NaN`, integers beyond 64 bits), unpaired surrogates become `\\udXXX`,
-    and what cannot be kept becomes a `[type: why]` text where it stood.
+    Numbers that JSON cannot represent become text (`NaN`, integers beyond 64 bits), lone surrogates become `\\udXXX`,
+    and other values become a text `[type: reason]`. `Image` records stay unmodified if `images` is set, else they
+    become text.
     """
-    return _Plain(images).of(value, 0)
+    return _Converter(images).convert(value, 0)
 
 
 def spell_non_finite(value: Any) -> Any:
-    """Return the value with `NaN`, `Infinity` and `-Infinity` as text, which float() and Number() read back."""
+    """Return the value with `NaN`, `Infinity` and `-Infinity` as texts, which float() and Number() can parse."""
     if isinstance(value, float):
         return _number(value)
     if isinstance(value, Mapping):
@@ -46,7 +47,7 @@ def spell_non_finite(value: Any) -> Any:
 
 
 def escape_surrogates(text: str) -> str:
-    """The text, with unpaired surrogates spelled out so that it can be encoded."""
+    """Return the text with lone surrogates escaped, so that it can be encoded."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -55,17 +56,17 @@ def escape_surrogates(text: str) -> str:
 
 
 def json_text(value: Any) -> str:
-    """One line of JSON for any value."""
+    """Return any value as one line of JSON."""
     return json.dumps(to_json_safe(value), ensure_ascii=False)
 
 
 def write_json(stream: TextIO, text: str) -> None:
-    """Write JSON text as the stream can take it."""
+    """Write JSON text, with escapes if the stream needs them."""
     stream.write(escape_for_stream(stream, text))
 
 
 def escape_for_stream(stream: TextIO, text: str) -> str:
-    """The same JSON, with escapes where the stream takes ASCII alone or is a terminal."""
+    """Escape characters that the stream cannot encode, or that a terminal would interpret."""
     try:
         text.encode(getattr(stream, "encoding", None) or "utf-8")
     except (UnicodeEncodeError, LookupError):
@@ -77,22 +78,24 @@ def _escaped(match: re.Match[str]) -> str:
     return json.dumps(match.group())[1:-1]
 
 
-class _Plain:
+class _Converter:
+    """Converts one value. Limits the depth and the number of items."""
+
     def __init__(self, images: bool) -> None:
         self._images = images
         self._nesting = Nesting(SENT_DEPTH)
         self._left = SENT_ITEMS
 
-    def of(self, value: Any, depth: int) -> Any:
+    def convert(self, value: Any, depth: int) -> Any:
         self._left -= 1
         if self._left < 0:
-            return _stands_for(value, "too much of it")
+            return _describe(value, "too much of it")
         try:
-            return self._kind(value, depth)
+            return self._convert(value, depth)
         except Exception as error:
-            return _stands_for(value, f"unreadable, {type(error).__name__}")
+            return _describe(value, f"unreadable, {type(error).__name__}")
 
-    def _kind(self, value: Any, depth: int) -> Any:
+    def _convert(self, value: Any, depth: int) -> Any:
         if value is None or value is True or value is False:
             return value
         if isinstance(value, str):
@@ -111,7 +114,7 @@ class _Plain:
 
     def _container(self, value: Any, depth: int) -> Any:
         if why := self._nesting.objection(value, depth):
-            return _stands_for(value, why)
+            return _describe(value, why)
         self._nesting.enter(value)
         try:
             return self._mapping(value, depth) if isinstance(value, Mapping) else self._sequence(value, depth)
@@ -122,27 +125,27 @@ class _Plain:
         result: dict[str, Any] = {}
         for key, item in value.items():
             if self._left <= 0:
-                result["…"] = _stands_for(value, "too much of it")
+                result["…"] = _describe(value, "too much of it")
                 break
-            result[_free_key(key, result)] = self.of(item, depth + 1)
+            result[_free_key(key, result)] = self.convert(item, depth + 1)
         return result
 
     def _sequence(self, value: Iterable[Any], depth: int) -> list[Any]:
         result: list[Any] = []
         for item in value:
-            result.append(self.of(item, depth + 1))
+            result.append(self.convert(item, depth + 1))
             if self._left <= 0:
                 break
         return result
 
     def _foreign(self, value: Any, depth: int) -> Any:
-        if isinstance(value, _SPOKEN):
+        if isinstance(value, _TEXT_TYPES):
             return escape_surrogates(str(value))
         if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
-            return self.of(value.item(), depth + 1)
+            return self.convert(value.item(), depth + 1)
         if isinstance(value, (bytes, bytearray, memoryview)):
-            return _stands_for(value, f"{len(value)} bytes")
-        return _stands_for(value, "no JSON for it")
+            return _describe(value, f"{len(value)} bytes")
+        return _describe(value, "no JSON for it")
 
 
 def _integer(value: int) -> int | str:
@@ -167,10 +170,10 @@ def _free_key(key: Any, taken: Mapping[str, Any]) -> str:
 def _key_text(key: Any) -> str:
     if key is None or isinstance(key, (bool, int, float)):
         return str(to_json_safe(key))
-    return str(_stands_for(key, "not a text key"))
+    return str(_describe(key, "not a text key"))
 
 
-def _stands_for(value: Any, why: str) -> str:
+def _describe(value: Any, why: str) -> str:
     kind = type(value)
     where = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
     return escape_surrogates(f"[{where}{kind.__qualname__}: {why}]")

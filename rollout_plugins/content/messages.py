@@ -1,4 +1,4 @@
-"""Reading messages: the one place that knows their many spellings. Never raises."""
+"""Read messages in any of their formats. This is the only module that knows the formats. Nothing here raises."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
 class Call(NamedTuple):
-    """A tool call as it stands in a message, before anything is known about its outcome."""
+    """A tool call as a message contains it, without its outcome."""
 
     id: str | None
     name: Any
@@ -22,10 +22,10 @@ class Call(NamedTuple):
 
 
 def field_of(message: Any, name: str) -> Any:
-    """What a mapping holds under the name; None for anything else, and for one that breaks when it is read."""
+    """Return the value of a mapping under `name`; None if the message is no mapping or raises."""
     try:
         return message.get(name) if isinstance(message, Mapping) else None
-    except Exception:  # it is shown as if it were not there
+    except Exception:  # treated as if the field were missing
         return None
 
 
@@ -35,7 +35,7 @@ def role_of(message: Any) -> str:
 
 
 def text_of(content: Any) -> str:
-    """Content as a person reads it: text blocks joined, `[IMAGE]` for each image, JSON for the rest."""
+    """Return content as a person reads it: text blocks joined, `[IMAGE]` for each image, JSON for other values."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -64,13 +64,13 @@ def _block_text(block: Any) -> str:
 
 
 def reasoning_of(message: Any) -> str:
-    """The message's reasoning text, from whichever key holds it; empty when there is none."""
-    found = (field_of(message, key) for key in REASONING)
-    return next((value for value in found if isinstance(value, str) and value), "")
+    """Return the message's reasoning text from whichever key has it; empty if there is none."""
+    texts = (field_of(message, key) for key in REASONING)
+    return next((value for value in texts if isinstance(value, str) and value), "")
 
 
 def calls_of(message: Any) -> list[Call]:
-    """The tool calls in a message, malformed ones included: what stands there without being a list is one call."""
+    """Return the tool calls of a message, malformed ones included: a value that is not a list counts as one call."""
     calls = field_of(message, "tool_calls")
     if calls is None:
         return []
@@ -80,7 +80,7 @@ def calls_of(message: Any) -> list[Call]:
 def _call(call: Any) -> Call:
     if not isinstance(call, Mapping):
         return Call(None, None, call)
-    function = field_of(call, "function")  # of this shape, or flat, or the name alone: templates differ
+    function = field_of(call, "function")  # a dict, only the name, or missing in a flat call
     inner = function if isinstance(function, Mapping) else call
     name = function if isinstance(function, str) else field_of(inner, "name")
     ident = field_of(call, "id")
@@ -88,7 +88,7 @@ def _call(call: Any) -> Call:
 
 
 def arguments_of(call: Call | ToolCall) -> Any:
-    """Arguments parsed when they are JSON text, else as they are."""
+    """Return the arguments, parsed if they are JSON text."""
     if isinstance(call.arguments, str):
         try:
             return json.loads(call.arguments)
@@ -98,7 +98,7 @@ def arguments_of(call: Call | ToolCall) -> Any:
 
 
 def call_text(call: Call | ToolCall) -> str:
-    """`name(arg=value, …)`, the way a person would write the call."""
+    """Return the call as a person would write it: `name(arg=value, …)`."""
     name = call.name if isinstance(call.name, str) else compact(call.name)
     arguments = arguments_of(call)
     if arguments is None:
@@ -109,10 +109,10 @@ def call_text(call: Call | ToolCall) -> str:
 
 
 def compact(value: Any) -> str:
-    """One line of JSON-like text for any value; falls back to str and then to the type's name."""
+    """Return one line of JSON-like text for any value; if that fails, its str, and at last the name of its type."""
     try:
         return json.dumps(value, ensure_ascii=False, default=str)
-    except Exception:  # noqa: S110 - the next way is tried
+    except Exception:  # noqa: S110 - falls through to str
         pass
     try:
         return str(value)
@@ -121,7 +121,7 @@ def compact(value: Any) -> str:
 
 
 def as_messages(value: Any, role: str) -> tuple[tuple[Any, ...], bool]:
-    """Messages as they are, and whether they were a plain text, which becomes one message."""
+    """Return messages as a tuple, and whether they were a plain text, which becomes one message."""
     if value is None:
         return (), False
     if isinstance(value, str):

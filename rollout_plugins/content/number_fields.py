@@ -1,6 +1,6 @@
-"""Number fields hold numbers: anything else in them is emptied and marked, so sinks get what the store keeps.
+"""Replace everything but numbers in number fields, so that sinks receive what the store stores.
 
-Text in such a field is most often an error message, of a judge that failed.
+Text in such a field is usually the error message of a judge that failed.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ Marks = dict[str, str]
 
 
 def replace_non_numbers(rollout: Rollout) -> Rollout:
-    """Return the rollout with plain numbers in its number fields: others emptied, with a mark `lost:<field>`."""
+    """Return the rollout with plain numbers in its number fields; mark other values as `lost:<field>`."""
     marks: Marks = {}
     changes = _changes(rollout, _KINDS, "", marks)
-    with suppress(*INSPECTION_ERRORS):  # a container that objects to being read is the store's to replace
+    with suppress(*INSPECTION_ERRORS):  # the store replaces a container that cannot be read
         changes |= _changed_rewards(rollout.rewards, marks)
         changes |= _changed_calls(rollout.tool_calls, marks)
     if marks:
@@ -47,7 +47,7 @@ def replace_non_numbers(rollout: Rollout) -> Rollout:
 
 
 def replace_non_numbers_in_batch(drafts: RolloutColumns) -> int:
-    """Do the same to a batch, and return how many values it cost."""
+    """Replace non-numbers in a batch; return how many values were lost."""
     if _are_numbers(drafts):
         return 0
     rollouts = list(map(replace_non_numbers, drafts))
@@ -58,7 +58,7 @@ def replace_non_numbers_in_batch(drafts: RolloutColumns) -> int:
 
 
 def _are_numbers(drafts: RolloutColumns) -> bool:
-    """Return whether one look at each column shows that there is nothing to do, as with nearly all batches."""
+    """Return whether a check of each column's types shows only numbers, as in nearly all batches."""
     if not all(_is_ordinary(drafts[name], kind, _DEFAULTS[Rollout][name]) for name, kind in _KINDS.items()):
         return False
     if not set(map(type, drafts["rewards"])) <= {dict}:
@@ -79,7 +79,7 @@ def _is_ordinary(values: Any, kind: Kind, default: Any) -> bool:
 
 
 def _changes(record: Any, kinds: Mapping[str, Kind], where: str, marks: Marks) -> dict[str, Any]:
-    """Return the number fields that hold something other than a plain number, as they should be."""
+    """Return new values for the number fields that have something other than a plain number."""
     defaults = _DEFAULTS[type(record)]
     return {
         name: _number(value, kind, defaults[name], f"{where}{name}", marks)
@@ -106,7 +106,7 @@ def _changed_calls(calls: Any, marks: Marks) -> dict[str, Any]:
 
 
 def _number(value: Any, kind: Kind, default: Any, where: str, marks: Marks) -> Any:
-    """Return the plain number in a value; the default, and a mark, where it is none."""
+    """Return the value as a plain number; if that is impossible, add a mark and return the default."""
     try:
         return kind.convert(value)
     except INSPECTION_ERRORS:

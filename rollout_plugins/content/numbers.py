@@ -1,4 +1,4 @@
-"""Numbers among values of any kind."""
+"""Recognise and convert numbers among values of any type."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 
 def real(value: Any) -> float | None:
-    """Return the float in a number, NaN and infinities included; None for a flag or anything else. Never raises."""
-    if type(value) is float:  # nearly all of them, and quick to tell
+    """Return a number as a float, NaN and infinities included; None for a bool or another value. Never raises."""
+    if type(value) is float:  # the usual case first
         return value
     if type(value) is not int and (isinstance(value, bool) or not isinstance(value, Real)):
         return None
@@ -22,9 +22,9 @@ def real(value: Any) -> float | None:
 
 
 def finite(value: Any) -> float | None:
-    """Return the value as a float to compare, add up or draw; None when it is not a finite number. Never raises."""
-    known = real(value)
-    return known if known is not None and math.isfinite(known) else None
+    """Return the value as a float to compare, add or plot; None if it is not a finite number. Never raises."""
+    number = real(value)
+    return number if number is not None and math.isfinite(number) else None
 
 
 def _to_float(value: Any) -> float:
@@ -47,17 +47,17 @@ def _to_flag(value: Any) -> bool:
 
 
 class Kind(NamedTuple):
-    """A kind of value that a field or a column takes."""
+    """A kind of value that a field or column accepts."""
 
     exact: type
-    """The class of nearly all values; these need no conversion."""
+    """The class of nearly all values, which need no conversion."""
     convert: Callable[[Any], Any]
     """Returns the value as `exact`, or raises."""
     otherwise: str
-    """What a person reads about a value that is not of this kind."""
+    """Message for people about a value that is not of this kind."""
 
 
 REAL = Kind(float, _to_float, "not a number")
-INTEGER = Kind(int, partial(_to_integer, bits=64), "not a whole number of 64 bits")
-SMALL_INTEGER = Kind(int, partial(_to_integer, bits=32), "not a whole number of 32 bits")
+INTEGER = Kind(int, partial(_to_integer, bits=64), "not a 64-bit integer")
+SMALL_INTEGER = Kind(int, partial(_to_integer, bits=32), "not a 32-bit integer")
 BOOLEAN = Kind(bool, _to_flag, "neither True nor False")

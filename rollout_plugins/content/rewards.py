@@ -1,4 +1,4 @@
-"""Rewards as numbers: read from any kind of number, and added up as trainers do."""
+"""Read rewards from any numeric type, and sum them as trainers do."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 
 def to_float(value: Any) -> Any:
-    """The float in any kind of number: Python's, NumPy's, a tensor, a flag. Anything else stays for the store to mark.
+    """Return a number of any type as a float: Python's, NumPy's, a tensor, a bool.
 
-    Text is not a number here: what it was meant to say is not ours to guess.
+    Other values are returned unmodified, and the store marks them. Text is not parsed.
     """
     if value is None or isinstance(value, (str, bytes)):
         return value
@@ -22,14 +22,14 @@ def to_float(value: Any) -> Any:
 
 
 def shortest_float(value: float) -> float:
-    """The number with the fewest digits that is this one in 32 bits: 52.07 for 52.06999969."""
+    """Return the number with the fewest digits that is equal in 32 bits: 52.07 for 52.06999969."""
     import numpy as np
 
     return float(str(np.float32(value)))
 
 
 def weighted_sum(rewards: Mapping[str, float | None], weights: Sequence[float]) -> float | None:
-    """The sum the trainer uses: functions that gave nothing (or NaN) don't count; None when none gave anything."""
+    """Return the sum that the trainer uses, which skips None and NaN; None if no function returned a number."""
     terms = [
         value * weight
         for value, weight in zip(rewards.values(), weights, strict=False)

@@ -1,9 +1,8 @@
-"""Copy what a trainer holds, fast enough for the training thread: containers, and what else may be written to.
+"""Copy a trainer's data, fast enough for the training thread.
 
-Texts, numbers and objects that no file holds are shared, and so are large arrays and those on a device.
-
-A value that holds itself, or the same list many times over, would be endless; it is copied once more with each
-container only once, and a marked `Placeholder` where it came again. So it costs a moment, never the run.
+Containers and mutable leaves are copied. Texts, numbers and objects that no file can store are shared, and so are
+large arrays and those on a device. A value that contains itself, or the same list many times, is copied with each
+container only once and a `Placeholder` wherever it repeats, so that the copy takes a moment and always ends.
 """
 
 from __future__ import annotations
@@ -19,38 +18,38 @@ from rollout_plugins.content.hashing import is_array, is_loaded, is_pil, is_tens
 from rollout_plugins.content.limits import COPIED_ITEMS, REPEATED, STORED_DEPTH, TOO_DEEP, TooManyItemsError
 
 _ATOMS = frozenset({int, float, bool, type(None)})
-#: What a float takes, and an int that Python does not keep anyway.
+#: Bytes of a float, and of an int that Python does not cache.
 _FLOAT, _INT = 24, 32
 _LARGE = 512
-#: Of arrays: none that large is a picture or tokens.
+#: Larger arrays are neither images nor tokens.
 _LARGEST_COPIED = 1 << 26
 
 
 class Snapshot:
-    """Copies values and adds up what they take in memory; what several of them share, once."""
+    """Copies values and adds up the memory of the copies. Shared objects count once."""
 
-    __slots__ = ("_leaves", "_left", "_seen", "_shared", "bytes")
+    __slots__ = ("_budget", "_leaves", "_seen", "_shared", "bytes")
 
     def __init__(self) -> None:
         self.bytes = 0
         self._shared: set[int] = set()
         self._leaves: dict[int, tuple[Any, Any]] = {}
-        self._left = 0
+        self._budget = 0
         self._seen: dict[int, Any] | None = None
 
     def copy(self, value: Any) -> Any:
-        """A copy that later changes to `value` do not show in."""
+        """Return a copy that later changes of `value` do not affect."""
         before = self.bytes
-        self._left, self._seen = COPIED_ITEMS, None
+        self._budget, self._seen = COPIED_ITEMS, None
         try:
             return self._copy(value, 0)
         except TooManyItemsError:
             self.bytes = before
             self._shared.clear()
             self._leaves.clear()
-        except RecursionError:  # the trainer's own stack was deep already
+        except RecursionError:  # the trainer's own stack was already deep
             return _lost(value, TOO_DEEP)
-        self._left, self._seen = -1, {}
+        self._budget, self._seen = -1, {}
         return self._copy(value, 0)
 
     def _copy(self, value: Any, depth: int) -> Any:
@@ -67,8 +66,8 @@ class Snapshot:
         return self._other(value, depth)
 
     def _dict(self, value: dict[Any, Any], depth: int) -> Any:
-        self._left -= 1 + len(value)
-        if (depth > STORED_DEPTH or self._left < 0) and (why := self._objection(value, depth)):
+        self._budget -= 1 + len(value)
+        if (depth > STORED_DEPTH or self._budget < 0) and (why := self._objection(value, depth)):
             return _lost(value, why)
         copied = value.copy()
         size = getsizeof(copied)
@@ -88,8 +87,8 @@ class Snapshot:
         return copied
 
     def _list(self, value: Any, depth: int) -> Any:
-        self._left -= 1 + len(value)
-        if (depth > STORED_DEPTH or self._left < 0) and (why := self._objection(value, depth)):
+        self._budget -= 1 + len(value)
+        if (depth > STORED_DEPTH or self._budget < 0) and (why := self._objection(value, depth)):
             return _lost(value, why)
         copied = list(value)
         self.bytes += getsizeof(copied)
@@ -120,18 +119,18 @@ class Snapshot:
         self.bytes += size
 
     def _text(self, text: str) -> int:
-        """What is new of it: siblings of a group share their prompt."""
+        """Return the size of a text, or 0 if it was counted before: the rollouts of a group share their prompt."""
         size = getsizeof(text)
         return size if size < _LARGE or self._is_new(text) else 0
 
     def _is_new(self, value: Any) -> bool:
-        """Whether it was not copied before; what was is alive, so no other has its id."""
-        known = len(self._shared)
+        """Return whether the value was not copied before. Copied values are alive, so ids are unique."""
+        before = len(self._shared)
         self._shared.add(id(value))
-        return len(self._shared) > known
+        return len(self._shared) > before
 
     def _objection(self, value: Any, depth: int) -> str:
-        """Why a container is not copied here; empty when it is."""
+        """Return why a container is not copied here; empty if it is."""
         if depth > STORED_DEPTH:
             return TOO_DEEP
         if self._seen is None:
@@ -142,7 +141,7 @@ class Snapshot:
         return ""
 
     def _other(self, value: Any, depth: int) -> Any:
-        """Subclasses of containers become plain ones, and so do other mappings."""
+        """Copy a value of any other type. Subclasses of containers and other mappings become plain containers."""
         try:
             if isinstance(value, (dict, list, Mapping)):
                 if self._seen is not None and (why := self._objection(value, depth)):
@@ -152,12 +151,12 @@ class Snapshot:
                 copied = self._list(value, depth)
                 return tuple(copied) if type(copied) is list else copied
             return self._leaf(value)
-        except (Exception, SystemExit):  # an object that objects even to being looked at is kept by reference
+        except (Exception, SystemExit):  # an object that raises when its type is checked is shared
             self.bytes += 64
         return value
 
     def _leaf(self, value: Any) -> Any:
-        """What several containers share stays one."""
+        """Copy a leaf once, so that an object in several containers stays one object."""
         if id(value) not in self._leaves:
             self._leaves[id(value)] = value, _own(value)
             self.bytes += leaf_bytes(value)
@@ -165,7 +164,7 @@ class Snapshot:
 
 
 def _own(value: Any) -> Any:
-    """A copy of what its owner may write to; a picture that was opened from a file stays what it is."""
+    """Return a copy of a mutable leaf. An image that was opened from a file is returned unmodified."""
     if isinstance(value, bytearray):
         return bytearray(value)
     if isinstance(value, array):
@@ -178,7 +177,7 @@ def _own(value: Any) -> Any:
 
 
 def _is_small(value: Any) -> bool:
-    """Whether it is copied in a moment, and in this process's memory."""
+    """Return whether the array is in this process's memory and quick to copy."""
     device = getattr(value, "device", "cpu")
     return value.nbytes < _LARGEST_COPIED and getattr(device, "type", device) == "cpu"
 
@@ -188,7 +187,7 @@ def _lost(value: Any, why: str) -> Placeholder:
 
 
 def leaf_bytes(value: Any) -> int:
-    """Size of a picture, tensor or byte string, without touching its data."""
+    """Return the size of an image, tensor or byte string without reading its data."""
     if isinstance(value, (bytes, bytearray, array)):
         return getsizeof(value)
     nbytes = getattr(value, "nbytes", None)

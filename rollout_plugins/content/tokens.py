@@ -1,6 +1,6 @@
-"""Token ids, masks and log-probabilities while they wait for the store: packed, at 4, 1 and 8 bytes a token.
+"""Hold token ids, masks and log-probabilities until they are stored, packed at 4, 1 and 8 bytes per token.
 
-As lists they would take about forty bytes each, and a copy would have to look at every number.
+As Python lists they would take about 40 bytes each, and a copy would have to visit every number.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ _LISTS: Final = (list, tuple)
 
 
 class Numbers(Sequence[Any]):
-    """One field of the tokens of many rollouts: their lists one after the other in `flat`; `numbers[3]` makes a list.
+    """One field of the tokens of many rollouts: their lists contiguous in `flat`; `numbers[3]` creates a list.
 
-    What is not a list of such numbers stands in `others`, by its place.
+    Values other than lists of such numbers are in `others`, by their index.
     """
 
     def __init__(self, values: Sequence[Any], code: str, copy: Callable[[Any], Any]) -> None:
-        """`copy` copies what is not a list of plain numbers."""
-        values = [_as_array(one) if is_array(one) or is_tensor(one) else one for one in values]
-        lengths = [len(one) if type(one) in _LISTS or _is_row(one) else 0 for one in values]
+        """Pack the values; `copy` copies a value that is not a list of plain numbers."""
+        values = [_as_array(value) if is_array(value) or is_tensor(value) else value for value in values]
+        lengths = [len(value) if type(value) in _LISTS or _is_row(value) else 0 for value in values]
         self.starts: list[int] = list(accumulate(lengths, initial=0))
         self.flat = array(code, [0]) * self.starts[-1]
         self.others: dict[int, Any] = {}
-        for place, value in enumerate(values):
-            if not self._pack(place, value):
-                self.others[place] = copy(value)
+        for index, value in enumerate(values):
+            if not self._pack(index, value):
+                self.others[index] = copy(value)
 
     def _pack(self, place: int, value: Any) -> bool:
         if _is_row(value):
@@ -46,10 +46,10 @@ class Numbers(Sequence[Any]):
         if type(value) not in _LISTS or (value and not _starts_with_number(value[0], self.flat.typecode)):
             return False
         try:
-            # Twice as fast as an `array` of the list, and strict: a float is not an id, and too large an id an error.
+            # Twice as fast as an `array` of the list, and strict: floats and too large integers raise.
             kind = f"{len(value)}{self.flat.typecode}"
             struct.pack_into(kind, self.flat, self.starts[place] * self.flat.itemsize, *value)
-        except Exception:  # also whatever the `__index__` of a foreign number raises
+        except Exception:  # the `__index__` of a foreign number may raise anything
             return False
         return True
 
@@ -67,25 +67,25 @@ class Numbers(Sequence[Any]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the packed numbers take."""
+        """Bytes of the packed numbers."""
         return len(self.flat) * self.flat.itemsize
 
     def __len__(self) -> int:
         return len(self.starts) - 1
 
     def __getitem__(self, index: Any) -> Any:
-        return _listed(self.packed(index))
+        return _to_list(self.packed(index))
 
     def packed(self, index: int) -> Any:
-        """Return one list as it is packed, without a copy; or what stands there instead."""
+        """Return one list in packed form without a copy, or the value that stands in its place."""
         if index in self.others:
             return self.others[index]
         return memoryview(self.flat)[self.starts[index] : self.starts[index + 1]]
 
 
 def _as_array(value: Any) -> Any:
-    """Return a tensor in this process's memory as a numpy array, without a copy; anything else as it is."""
-    with suppress(Exception):  # such as a type that numpy does not have
+    """Return a tensor on the CPU as a numpy array without a copy; other values unmodified."""
+    with suppress(Exception):  # numpy lacks some types, such as bfloat16
         return value.detach().numpy() if is_tensor(value) and value.device.type == "cpu" else value
     return value
 
@@ -95,16 +95,16 @@ def _is_row(value: Any) -> bool:
 
 
 def _starts_with_number(first: Any, code: str) -> bool:
-    """Tell by the first value whether packing is exact: 64 bits of float do not hold every integer."""
+    """Return whether the first value has the exact type: a 64-bit float cannot represent every integer."""
     kind = type(first)
     return kind is (float if code == "d" else int) or (kind.__module__ == "numpy" and first.shape == ())
 
 
 class TokenColumn(Sequence[Any]):
-    """The tokens of a batch by field, for the store; `column[3]` makes a record, with lists, for plugins."""
+    """The tokens of a batch by field, for the store; `column[3]` creates a record with lists, for plugins."""
 
     def __init__(self, fields: Mapping[str, Sequence[Any]], others: Mapping[int, Any]) -> None:
-        """`others`: places without tokens, and what stands there instead, nearly always None."""
+        """Initialize the column. `others` maps rows without tokens to the value in their place, nearly always None."""
         self.fields = fields
         self.others = others
 
@@ -114,8 +114,14 @@ class TokenColumn(Sequence[Any]):
         if isinstance(records, TokenColumn):
             return records
         others = {place: value for place, value in enumerate(records) if not issubclass(type(value), Tokens)}
-        known = [None if place in others else value for place, value in enumerate(records)]
-        return cls({name: [None if one is None else getattr(one, name) for one in known] for name in CODES}, others)
+        records_or_none = [None if place in others else value for place, value in enumerate(records)]
+        return cls(
+            {
+                name: [None if record is None else getattr(record, name) for record in records_or_none]
+                for name in CODES
+            },
+            others,
+        )
 
     @classmethod
     def copied(cls, rows: Sequence[Mapping[str, Any] | None], copy: Callable[[Any], Any]) -> TokenColumn:
@@ -126,7 +132,7 @@ class TokenColumn(Sequence[Any]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that packed fields take."""
+        """Bytes of the packed fields."""
         return sum(one.nbytes for one in self.fields.values() if isinstance(one, Numbers))
 
     def __len__(self) -> int:
@@ -135,27 +141,27 @@ class TokenColumn(Sequence[Any]):
     def __getitem__(self, index: Any) -> Any:
         if index in self.others:
             return self.others[index]
-        return Tokens(**{name: _listed(values[index]) for name, values in self.fields.items()})
+        return Tokens(**{name: _to_list(values[index]) for name, values in self.fields.items()})
 
     def take(self, order: Sequence[int]) -> TokenColumn:
-        """Return some of the rows, in an order."""
+        """Return the rows with the indices `order`."""
         fields = {name: [_packed(values, place) for place in order] for name, values in self.fields.items()}
         return TokenColumn(fields, {at: self.others[place] for at, place in enumerate(order) if place in self.others})
 
 
 def pack(values: Any, code: str) -> array[Any] | None:
-    """Return a list of numbers as an array of type `code`; None if it is anything else."""
-    one = Numbers([values], code, lambda _: None)
-    return None if one.others else one.flat
+    """Return a list of numbers as an array of type `code`; None for any other value."""
+    numbers = Numbers([values], code, lambda _: None)
+    return None if numbers.others else numbers.flat
 
 
 def _packed(values: Sequence[Any], place: int) -> Any:
     return values.packed(place) if isinstance(values, Numbers) else values[place]
 
 
-def _listed(values: Any) -> Any:
-    """Return arrays and tensors as the lists that the contract promises; anything else as it is."""
+def _to_list(values: Any) -> Any:
+    """Return an array or a tensor as the list that the contract promises; other values unmodified."""
     try:
         return values.tolist() if hasattr(values, "tolist") else values
-    except Exception:  # an array that cannot be listed is the store's to mark
+    except Exception:  # the store marks an array that cannot become a list
         return values

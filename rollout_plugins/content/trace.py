@@ -1,4 +1,4 @@
-"""How a rollout looks in the sinks: OpenAI-style messages, flat facts, one span per tool call."""
+"""Convert a rollout to the trace that sinks receive: OpenAI-style messages, flat metadata, one span per tool call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rollout_plugins.content.tool_calls import Place, pair_calls
 
 
 class DefaultTrace:
-    """The built-in `format_trace`, used when no plugin gave a trace of its own."""
+    """The built-in `format_trace`, used if no plugin returns a trace."""
 
     @hookimpl(trylast=True)
     def format_trace(self, rollout: Rollout) -> Trace:
@@ -24,57 +24,60 @@ class DefaultTrace:
 
 
 class _WholeTrace(Trace):
-    """A trace that shows all of a rollout, and still has the rollout.
+    """A trace of a complete rollout, with a reference to it.
 
-    `dataclasses.replace` makes one without the rollout: what a plugin left out of its format must not leave with it.
+    `dataclasses.replace` returns a plain `Trace` without the reference, so that a plugin which removes something from
+    a trace removes it from what is sent.
     """
 
     __slots__ = ("rollout",)
 
 
 def rollout_of(trace: Trace) -> Rollout | None:
-    """Return the rollout that a trace shows, without its tokens; None where a plugin made or changed the trace."""
+    """Return the rollout of a trace, without its tokens; None if a plugin created or changed the trace."""
     return getattr(trace, "rollout", None) if isinstance(trace, _WholeTrace) else None
 
 
 def default_trace(rollout: Rollout) -> Trace:
-    """The whole rollout as a trace: nothing left out, nothing a sink could choke on."""
-    asked = _Ids("prompt_", rollout.prompt)
-    said = _Ids("", rollout.completion, rollout.tool_calls)
-    messages = [_shown(m, i, asked) for i, m in enumerate(rollout.prompt)]
-    messages += [_shown(m, i, said) for i, m in enumerate(rollout.completion)]
+    """Return the complete rollout as a trace that every sink can process."""
+    prompt_ids = _Ids("prompt_", rollout.prompt)
+    completion_ids = _Ids("", rollout.completion, rollout.tool_calls)
+    messages = [_to_message(m, i, prompt_ids) for i, m in enumerate(rollout.prompt)]
+    messages += [_to_message(m, i, completion_ids) for i, m in enumerate(rollout.completion)]
     trace = _WholeTrace(
         rollout_id=escape_surrogates(rollout.id),
         messages=tuple(messages),
         metadata=_metadata(rollout),
         spans=tuple(_span(call) for call in rollout.tool_calls),
     )
-    is_large = rollout.tokens is not None or rollout.rendered is not None  # too large to wait for a slow sink
+    is_large = (
+        rollout.tokens is not None or rollout.rendered is not None
+    )  # too much memory while a slow sink is behind
     object.__setattr__(trace, "rollout", replace(rollout, tokens=None, rendered=None) if is_large else rollout)
     return trace
 
 
 class _Ids:
-    """Ids that join the calls in messages with the messages that answer them, as recorded where that is known."""
+    """Ids that connect calls with the messages that answer them. Recorded pairs take precedence over derived ones."""
 
     def __init__(self, prefix: str, messages: Sequence[Any], recorded: Sequence[ToolCall] = ()) -> None:
         self._prefix = prefix
         places = {(call.turn, call.position): call.reply for call in recorded}
-        free = [asked for asked in pair_calls(messages) if asked.place not in places]
-        self._answered = {asked.reply: asked.place for asked in free}
+        free = [pair for pair in pair_calls(messages) if pair.place not in places]
+        self._answered = {pair.reply: pair.place for pair in free}
         self._answered |= {reply: place for place, reply in places.items()}
 
     def of(self, place: Place) -> str:
         return f"call_{self._prefix}{place[0]}_{place[1]}"
 
     def answered_by(self, index: int) -> str | None:
-        """The id of the call that message `index` answers."""
+        """Return the id of the call that message `index` answers; None if it answers none."""
         place = self._answered.get(index)
         return None if place is None else self.of(place)
 
 
-def _shown(message: Any, index: int, ids: _Ids) -> dict[str, Any]:
-    """The message as it stands; one that cannot even be read leaves a note in its place."""
+def _to_message(message: Any, index: int, ids: _Ids) -> dict[str, Any]:
+    """Return the message in OpenAI's format; a note in its place if it cannot be read."""
     try:
         if isinstance(message, Mapping):
             return _message(message, index, ids)
@@ -128,7 +131,7 @@ def _span(call: ToolCall) -> dict[str, Any]:
 def _metadata(rollout: Rollout) -> dict[str, Any]:
     failed = [call for call in rollout.tool_calls if call.status in {"error", "unknown"}]
     errored = rollout.error is not None or rollout.finish == "error"
-    facts = {
+    values = {
         "id": rollout.id,
         "run": rollout.run_id,
         "attempt": rollout.attempt,
@@ -159,7 +162,7 @@ def _metadata(rollout: Rollout) -> dict[str, Any]:
         **_flat("marks", rollout.marks),
     }
     tags = escape_surrogates(" ".join(_tags(rollout)))
-    return {**to_json_safe(facts), **({"tags": tags} if tags else {})}
+    return {**to_json_safe(values), **({"tags": tags} if tags else {})}
 
 
 def _flat(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -167,13 +170,13 @@ def _flat(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_fact(value: Any) -> Any:
-    """A value as a fact: what holds others becomes text."""
+    """Return the value as metadata: a dict or a list becomes text."""
     shown = to_json_safe(value)
     return json_text(shown) if isinstance(shown, (dict, list)) else shown
 
 
 def _tags(rollout: Rollout) -> Iterator[str]:
-    """Words to find it by that no other fact says: which tools it called, and how that went."""
+    """Yield tags that no other field contains: the tools that were called, and the status of the calls."""
     for name in dict.fromkeys(_name(call.name) for call in rollout.tool_calls):
         yield f"tool:{name}"
     for status in dict.fromkeys(call.status for call in rollout.tool_calls):
@@ -181,15 +184,18 @@ def _tags(rollout: Rollout) -> Iterator[str]:
 
 
 def _staleness(rollout: Rollout) -> int | None:
-    """Updates between the weights that wrote it and the ones it trains; 0 for a host that waits for its rollouts."""
+    """Return how many updates the training weights are ahead of those that generated the rollout.
+
+    It is 0 for a trainer that waits for its rollouts.
+    """
     if rollout.split != "train" or rollout.policy_step is None:
         return None
     return max(0, rollout.step - 1 - rollout.policy_step)
 
 
 def _place(rollout: Rollout) -> int | None:
-    """Which of its group's rollouts it is, where groups stand together in the batch."""
-    # A loop of one's own may hand over its groups in any order; the place among all says nothing then.
+    """Return the rollout's position in its group; None if the groups of its batch are not contiguous."""
+    # A custom loop may record groups in any order, and then the index does not tell the position.
     if rollout.group_size < 1 or rollout.index // rollout.group_size != rollout.group:
         return None
     return rollout.index % rollout.group_size
@@ -203,5 +209,5 @@ def _time(seconds: float) -> str | None:
 
 
 def facts_with_prefix(facts: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """The facts whose names begin like that, by the rest of their names."""
+    """Return the entries whose names begin with `prefix`, by the rest of the name."""
     return {key[len(prefix) :]: value for key, value in facts.items() if key.startswith(prefix)}

@@ -1,4 +1,4 @@
-"""Tell the person at the terminal where a run is, when it starts and when it ends; and show warnings."""
+"""Print where a run is when it starts and what was recorded when it ends, and show warnings."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _announce(run: Run, text: str, command: str = "view") -> None:
 
 
 def _command(folder: str, command: str) -> str:
-    """Return what to type, in a notebook in Python."""
+    """Return the command that opens the run: of the shell, or of Python in a notebook."""
     if "ipykernel.kernelapp" in sys.modules:
         return f"open_run({folder!r}).check()" if command == "check" else f"open_run({folder!r})"
     return f"rollouts {command} {shlex.quote(folder)}"

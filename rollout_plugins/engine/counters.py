@@ -47,7 +47,7 @@ class Counters:
                 del self.drops[reason]
 
     def left_out(self, reason: str, count: int, *, step: int | None = None) -> None:
-        """Count rollouts that the trainer left out; the store has them."""
+        """Count rollouts on which the trainer did not train; the store has them."""
         with self._lock:
             self.untrained[reason] += count
             if step is not None:
@@ -64,7 +64,7 @@ class Counters:
             self.skipped[who] += 1
 
     def queued(self, size: int) -> None:
-        """Record the size of the queue; the maximum is reported."""
+        """Record the size of the queue, of which the maximum is reported."""
         with self._lock:
             self.queue_bytes = max(self.queue_bytes, size)
 
@@ -74,7 +74,7 @@ class Counters:
             self.errors[who] += 1
 
     def warn(self, text: str) -> None:
-        """Count a warning. Only so many different ones are stored."""
+        """Count a warning. At most `MAX_WARNINGS` different ones are stored."""
         with self._lock:
             if text in self.warnings or len(self.warnings) < MAX_WARNINGS:
                 self.warnings[text] += 1

@@ -1,4 +1,4 @@
-"""One limit for everything that a process waits for at the end of a run, over several waits."""
+"""Limit the total time that a process waits at the end of a run, over several waits."""
 
 from __future__ import annotations
 

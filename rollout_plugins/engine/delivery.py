@@ -1,4 +1,4 @@
-"""Deliver rollouts to one sink, during training and from the store: each once, even if others send concurrently."""
+"""Deliver rollouts to one sink, during training and from the store: each once, even if several processes send."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Export = Callable[[Collection[str]], object]
 
 
 class Delivered(NamedTuple):
-    """How many rollouts were sent, and how many the target had already. A sink may accept fewer than it was given."""
+    """The result of a delivery: how many rollouts were sent, and how many the target already had."""
 
     sent: int
     had: int
     foreign_id: str = ""
-    """An id that the sink returned but was not given."""
+    """An id that the sink returned although it did not receive that rollout."""
     unconfirmed: int = 0
-    """How many of those sent the sink said nothing about, because `export_traces` returned None."""
+    """How many of the sent rollouts are unconfirmed because `export_traces` returned None."""
 
 
 class _Defaults(Sink):
@@ -34,13 +34,13 @@ class _Defaults(Sink):
 
 
 _DEFAULTS = _Defaults()
-#: Attributes that decide how a run is recorded: if reading one raises, its default must do.
+#: Attributes that decide how a run is recorded. If reading one raises, its default is used.
 _SETTINGS = ("scope", "seal_seconds", "require_redact", "report_to")
 _once = Once()
 
 
 class _WithDefaults:
-    """A plugin, with the contract's defaults for the attributes it lacks."""
+    """A plugin with the contract's defaults for the members it lacks."""
 
     def __init__(self, plugin: Any) -> None:
         self._plugin = plugin
@@ -60,46 +60,48 @@ class _WithDefaults:
 
 
 def as_sink(plugin: Any) -> Sink:
-    """Return the plugin with every attribute that a sink may have."""
+    """Return the plugin with every member that a sink may have."""
     return cast("Sink", _WithDefaults(plugin))
 
 
 class Delivery:
-    """Sends a run's rollouts to a sink, and records which. A sink without a target is sent everything."""
+    """Sends a run's rollouts to a sink, and records which. A sink without a target receives all of them every time."""
 
     def __init__(self, plugin: Any, folder: Path, *, patience: float = math.inf) -> None:
         self.folder = folder
         self._sink = as_sink(plugin)
         self._patience = patience
         self._ledger: Ledger | None = None
-        self._had: set[str] = set()
+        self._received: set[str] = set()
 
     @property
     def target(self) -> str | None:
-        """Where the rollouts go; None for standard output, which stores nothing."""
+        """The destination of the rollouts; None for standard output, which stores nothing."""
         target = self._sink.target
         return target if target and isinstance(target, str) and not target.endswith(":-") else None
 
     def query_received(self) -> None:
-        """Query what the target has: from the target if it can be queried, else from the ledger."""
-        ledger = self._opened()
+        """Find out which rollouts the target has: ask the target if that is possible, otherwise read the ledger."""
+        ledger = self._open_ledger()
         if ledger is None:
             return
         with ledger.turn(self._patience):
-            in_ledger = ledger.news()
+            in_ledger = ledger.read_new()
             received = self._sink.received()
-            # While somebody else sends, what the ledger lists may not have arrived yet.
-            self._had = in_ledger if received is None else {*received} | (set() if ledger.is_alone() else in_ledger)
+            # While another process sends, rollouts in the ledger may not have arrived yet.
+            self._received = (
+                in_ledger if received is None else {*received} | (set() if ledger.is_alone() else in_ledger)
+            )
 
     def send(self, ids: Sequence[str], export: Export) -> Delivered:
         """Send the rollouts that the target does not have."""
-        ledger = self._opened()
+        ledger = self._open_ledger()
         if ledger is None:
             returned = export(ids)
             return _delivered(ids, returned, had=0)
         with ledger.turn(self._patience):
-            self._had |= ledger.news()
-            new = [ident for ident in ids if ident not in self._had]
+            self._received |= ledger.read_new()
+            new = [rollout_id for rollout_id in ids if rollout_id not in self._received]
             returned = export(new) if new else ()
             arrived = _arrived(new, returned)
             self._record(ledger, arrived)
@@ -110,14 +112,14 @@ class Delivery:
             self._ledger.leave()
             self._ledger = None
 
-    def _opened(self) -> Ledger | None:
+    def _open_ledger(self) -> Ledger | None:
         self._sink.open()
         target = self.target
-        # One sink object may serve several runs, and send each to a place of its own.
+        # One sink object may serve several runs, each with another target.
         if self._ledger is not None and self._ledger.target != target:
             self.close()
         if self._ledger is None and target is not None:
-            self._ledger, self._had = Ledger(self.folder, target), set()
+            self._ledger, self._received = Ledger(self.folder, target), set()
             self._ledger.enter()
         return self._ledger
 
@@ -126,28 +128,30 @@ class Delivery:
             if ids:
                 ledger.add(ids)
         except OSError as error:
-            logger.warning("%s: what was sent could not be recorded, and may be sent again: %s", ledger.path, error)
+            logger.warning(
+                "%s cannot be written, so rollouts that were sent may be sent again: %s", ledger.path, error
+            )
 
 
 def _delivered(ids: Sequence[str], returned: object, *, had: int) -> Delivered:
-    """Return what became of rollouts that a sink was given."""
+    """Return the result of sending `ids`, for which `export_traces` returned `returned`."""
     sent = len(_arrived(ids, returned))
     return Delivered(sent, had, _foreign(ids, returned), sent if returned is None else 0)
 
 
 def _arrived(ids: Sequence[str], returned: object) -> list[str]:
-    """Return which ids have arrived: all, unless the sink returned a list."""
+    """Return the ids that arrived: all of them, unless the sink returned a list."""
     if not are_ids(returned):
         return list(ids)
     arrived = set(returned)
-    return [ident for ident in ids if ident in arrived]
+    return [rollout_id for rollout_id in ids if rollout_id in arrived]
 
 
 def _foreign(ids: Sequence[str], returned: object) -> str:
-    """Return the first returned id that is not one of these; empty if there is none."""
+    """Return the first returned id that is not in `ids`; empty if there is none."""
     return next(iter(set(returned).difference(ids)), "") if are_ids(returned) else ""
 
 
 def are_ids(returned: object) -> TypeGuard[Collection[str]]:
     """Return whether the sink returned a list of ids."""
-    return isinstance(returned, (list, tuple, set, frozenset)) and all(isinstance(ident, str) for ident in returned)
+    return isinstance(returned, (list, tuple, set, frozenset)) and all(isinstance(item, str) for item in returned)

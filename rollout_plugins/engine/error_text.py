@@ -1,4 +1,4 @@
-"""Show errors. While a `required` plugin runs, errors are shown without their texts, which may hold secrets."""
+"""Convert errors to text; without their messages, which may contain secrets, while a `required` plugin runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CALLERS = {Path(__file__).parents[1] / folder for folder in ("engine", "reading
 
 
 def error_text(error: BaseException, *, hide_text: bool = False) -> str:
-    """Return the exception's repr; only its type and place if its text must be hidden."""
+    """Return the exception's repr; only its type and place if its message must be hidden."""
     if hide_text or is_confidential():
         cause = error.__cause__
         return _kind_and_place(error) + (f" from {_kind_and_place(cause)}" if cause else "")
@@ -25,9 +25,9 @@ def error_text(error: BaseException, *, hide_text: bool = False) -> str:
 
 
 def error_with_place(error: BaseException) -> str:
-    """Return the same with the plugin's line that raised, or that called what raised."""
-    known = traceback.extract_tb(error.__traceback__)
-    frames = [frame for frame in known if Path(frame.filename).parent not in _CALLERS]
+    """Return the exception's text with the line of the plugin that raised it, or that called what raised it."""
+    all_frames = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in all_frames if Path(frame.filename).parent not in _CALLERS]
     if is_confidential() or not frames:
         return error_text(error)
     own = [frame for frame in frames if frame.filename == frames[0].filename][-1]
@@ -43,7 +43,7 @@ def _kind_and_place(error: BaseException) -> str:
 
 
 def _hide_texts(record: logging.LogRecord) -> bool:
-    """Remove the texts of exceptions from every log record of this library, as a logging filter."""
+    """Remove the messages of exceptions from every log record of this library, as a logging filter."""
     if is_confidential():
         record.exc_info = record.exc_text = None
         if isinstance(record.args, tuple):

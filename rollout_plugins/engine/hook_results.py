@@ -1,4 +1,4 @@
-"""What hooks may return. Each reader gives the checked value, or raises what was wrong with it."""
+"""Check what hooks returned. Each reader returns the checked value, or raises with what is wrong."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OUTCOMES = get_args(Outcome)
 
 
 def one(kind: type) -> Callable[[Any], Any]:
-    """Accepts None or a value of this kind."""
+    """Return a reader that accepts None or a value of type `kind`."""
 
     def read(result: Any) -> Any:
         if result is not None and not isinstance(result, kind):
@@ -24,52 +24,52 @@ def one(kind: type) -> Callable[[Any], Any]:
     return read
 
 
-def replacement(ident: str) -> Callable[[Any], Any]:
-    """Accepts None or a rollout that replaces the one of this id."""
+def replacement(rollout_id: str) -> Callable[[Any], Any]:
+    """Return a reader that accepts None or a rollout with the id `rollout_id`."""
 
     def read(result: Any) -> Any:
         if one(Rollout)(result) is not None:
-            _check(result, ident)
+            _check(result, rollout_id)
         return result
 
     return read
 
 
-def _check(rollout: Rollout, ident: str) -> None:
-    """A rollout that replaces another one has its id, and fields that hold what the contract says."""
-    if rollout.id != ident:
+def _check(rollout: Rollout, rollout_id: str) -> None:
+    """Raise unless the rollout has the id `rollout_id` and fields of the types in the contract."""
+    if rollout.id != rollout_id:
         raise ValueError(f"changed the id to {rollout.id!r}")
     for name, kind in nonconforming_fields(rollout).items():
         raise TypeError(f"returned a rollout whose {name} is of type {kind}")
 
 
-def selection(result: Any, given: Sequence[Rollout]) -> list[Rollout] | None:
-    """From `select_rollouts`: some of the rollouts it was given, each once."""
+def selection(result: Any, candidates: Sequence[Rollout]) -> list[Rollout] | None:
+    """Return the result of `select_rollouts`: a list of some of the `candidates`, each once."""
     if result is None:
         return None
     if isinstance(result, (str, Mapping)) or not isinstance(result, Sequence):
         raise TypeError(f"returned {type(result).__name__}, expected a list of rollouts or None")
-    kept = list(result)
-    known = {r.id for r in given}
-    if not all(isinstance(r, Rollout) and r.id in known for r in kept):
+    selected = list(result)
+    ids = {r.id for r in candidates}
+    if not all(isinstance(r, Rollout) and r.id in ids for r in selected):
         raise TypeError("returned something other than some of its rollouts")
-    for rollout in kept:
+    for rollout in selected:
         _check(rollout, rollout.id)
-    return list({r.id: r for r in kept}.values())
+    return list({r.id: r for r in selected}.values())
 
 
 def skip_reasons(plugin: Any) -> dict[str, str]:
-    """Why a plugin left rollouts out, when it says so."""
+    """Return reason a plugin deselected rollouts, by rollout id, if it says so."""
     try:
-        return {str(ident): str(why) for ident, why in plugin.skip_reasons.items()}
-    except Exception:  # it does not have to
+        return {str(rollout_id): str(reason) for rollout_id, reason in plugin.skip_reasons.items()}
+    except Exception:  # the attribute is optional
         return {}
 
 
 def findings(result: Any) -> list[Finding]:
-    """Return what a check gave, or raise if any of it is not a finding that can be stored."""
-    given = [] if result is None else list(result)
-    for finding in given:
+    """Return the findings that a check returned; raise if one of them cannot be stored."""
+    results = [] if result is None else list(result)
+    for finding in results:
         if not isinstance(finding, Finding):
             raise TypeError(f"returned {type(finding).__name__}, expected Finding")
         if finding.severity not in SEVERITIES:
@@ -78,15 +78,17 @@ def findings(result: Any) -> list[Finding]:
             raise TypeError("gave a finding whose check, title or text is not a text")
         if not all(type(step) is int for step in finding.steps):
             raise TypeError("gave a finding whose steps are not integers")
-        if isinstance(finding.rollouts, str) or not all(isinstance(ident, str) for ident in finding.rollouts):
+        if isinstance(finding.rollouts, str) or not all(
+            isinstance(rollout_id, str) for rollout_id in finding.rollouts
+        ):
             raise TypeError("gave a finding whose rollouts are not a list of ids")
-    return given
+    return results
 
 
 def verdicts(result: Any) -> list[Verdict]:
-    """Return what `check_run` gave as a list, or raise if any of it is not a verdict."""
-    given = [result] if isinstance(result, Verdict) else [] if result is None else list(result)
-    for verdict in given:
+    """Return the result of `check_run` as a list; raise if an item is not a verdict."""
+    results = [result] if isinstance(result, Verdict) else [] if result is None else list(result)
+    for verdict in results:
         if not isinstance(verdict, Verdict):
             raise TypeError(f"returned {type(verdict).__name__}, expected Verdict")
         if verdict.verdict not in OUTCOMES:
@@ -94,36 +96,36 @@ def verdicts(result: Any) -> list[Verdict]:
         if not verdict.findings and verdict.verdict == "found":
             raise TypeError("gave the verdict 'found' without findings")
         findings(verdict.findings)
-    return given
+    return results
 
 
 def numbers(result: Any) -> tuple[dict[str, float], list[str]] | None:
-    """From `rollout_metrics`: the numbers, and the names under which there was none."""
+    """Return the metrics from `rollout_metrics`, and the names whose value is not a number."""
     if result is None:
         return None
     if not isinstance(result, Mapping):
         raise TypeError(f"returned {type(result).__name__}, expected a dict of numbers or None")
-    found, odd = {}, []
+    metrics, invalid_names = {}, []
     for name, value in result.items():
         try:
-            found[str(name)] = float(value)
+            metrics[str(name)] = float(value)
         except Exception:
-            odd.append(str(name))
-    return found, odd
+            invalid_names.append(str(name))
+    return metrics, invalid_names
 
 
 def headlines(plugin: Any) -> frozenset[str] | None:
-    """Which of a plugin's numbers the log has by default; None for all of them."""
+    """Return which of a plugin's metrics are logged by default; None for all of them."""
     try:
         return None if plugin.headlines is None else frozenset(plugin.headlines)
-    except Exception:  # it does not have to say
+    except Exception:  # the attribute is optional say
         return None
 
 
 def hosts(result: Any) -> list[Any] | None:
-    """From `register_hosts`: adapters."""
-    found = None if result is None else list(result)
-    for host in found or ():
+    """Return the hosts from `register_hosts`; raise if one is not a host."""
+    hosts = None if result is None else list(result)
+    for host in hosts or ():
         if not all(hasattr(host, name) for name in ("name", "matches", "attach", "describe")):
             raise TypeError(f"returned {type(host).__name__}, which is not a Host")
-    return found
+    return hosts

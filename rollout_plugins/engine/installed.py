@@ -1,4 +1,4 @@
-"""Which plugins are installed, read from entry points without importing them."""
+"""Find installed plugins through their entry points, without importing them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEFAULT_TRACE = "trace"
 
 @dataclass
 class Installed:
-    """A plugin that could run, and whether it does."""
+    """An installed plugin, or one that was passed as an object, and whether it runs."""
 
     name: str
     entry: EntryPoint | None = None
@@ -44,8 +44,8 @@ class Installed:
 
 
 def discover() -> dict[str, Installed]:
-    """Return everything installed under the entry-point group, by name. Built-in names are reserved."""
-    found: dict[str, Installed] = {}
+    """Return all installed plugins by name. The names of built-in plugins are reserved."""
+    installed: dict[str, Installed] = {}
     distribution_of = functools.cache(_distribution_name)  # reading a name parses all metadata of the distribution
 
     def order(entry: EntryPoint) -> tuple[bool, str, str]:
@@ -54,23 +54,23 @@ def discover() -> dict[str, Installed]:
 
     for entry in sorted(entry_points(group=PROJECT), key=order):
         distribution = distribution_of(entry.dist)
-        first = found.setdefault(entry.name, Installed(entry.name, entry, distribution))
+        first = installed.setdefault(entry.name, Installed(entry.name, entry, distribution))
         if distribution in {"", first.distribution}:
             continue
         if first.is_built_in:
             logger.warning("%s", _reserved(entry.name, distribution))
         else:
             logger.warning(
-                "two installed plugins are named %r, of %s and of %s; the first one is used",
+                "two installed plugins are named %r, one of %s and one of %s; the first one is used",
                 entry.name,
                 first.distribution,
                 distribution,
             )
-    if DEFAULT_TRACE in found:
-        reserved = found[DEFAULT_TRACE]
+    if DEFAULT_TRACE in installed:
+        reserved = installed[DEFAULT_TRACE]
         reserved.status, reserved.reason = "failed", _reserved(DEFAULT_TRACE, reserved.distribution)
         logger.warning("%s", reserved.reason)
-    return dict(sorted(found.items()))
+    return dict(sorted(installed.items()))
 
 
 def _reserved(name: str, distribution: str) -> str:
@@ -85,8 +85,8 @@ def _distribution_name(dist: Distribution | None) -> str:
 
 
 def known_sinks() -> list[str]:
-    """Return the names one may export to: built-in sinks and all plugins of others, without importing them."""
-    entries = [(found, found.entry.module) for found in discover().values() if found.entry is not None]
+    """Return the names of built-in sinks and of third-party plugins, any of which may be a sink."""
+    entries = [(plugin, plugin.entry.module) for plugin in discover().values() if plugin.entry is not None]
     return [f.name for f, module in entries if not f.is_built_in or module.startswith("rollout_plugins.sinks.")]
 
 
@@ -97,12 +97,12 @@ def options_of(name: str) -> list[str]:
 
 
 def name_of(plugin: Any, installed: Mapping[str, Installed]) -> str:
-    """Return the name of a plugin object or class: its entry point's, its own `name`, or its class's."""
+    """Return the name of a plugin object or class: that of its entry point, its own `name`, or that of its class."""
     kind = plugin if isinstance(plugin, type) else type(plugin)
     address = f"{kind.__module__}:{kind.__qualname__}"
-    for found in installed.values():
-        if found.entry is not None and found.entry.value == address:
-            return found.name
+    for other in installed.values():
+        if other.entry is not None and other.entry.value == address:
+            return other.name
     name = getattr(plugin, "name", None)
     if isinstance(name, str) and name:
         return name
@@ -110,7 +110,7 @@ def name_of(plugin: Any, installed: Mapping[str, Installed]) -> str:
 
 
 def is_made_from(plugin: Any, installed: Installed) -> bool:
-    """Return whether an object may be an installed plugin: one of its classes is of the same package."""
+    """Return whether an object may be this installed plugin, because one of its classes is in its package."""
     kind = plugin if isinstance(plugin, type) else type(plugin)
     modules = {getattr(plugin, "__name__", ""), *(base.__module__ for base in kind.__mro__)}
     packages = {str(module).partition(".")[0] for module in modules}

@@ -36,7 +36,7 @@ class Abandoned(BaseException):
 
 @dataclass(frozen=True, eq=False)
 class Running:
-    """A call of a plugin's hook that has not returned."""
+    """A call of a plugin's hook that has not returned yet."""
 
     plugin_name: str
     hook: str
@@ -44,7 +44,7 @@ class Running:
 
 
 class PluginCalls:
-    """Calls to the plugins of one manager."""
+    """Calls the plugins of one pluggy manager."""
 
     def __init__(self, manager: pluggy.PluginManager, counters: Counters, *, strict: bool = False) -> None:
         self.manager = manager
@@ -53,7 +53,7 @@ class PluginCalls:
         self.removed: dict[str, str] = {}
         """Plugins that were disabled, and why."""
         self.lacking = ""
-        """The name of a disabled plugin that is `required`."""
+        """Name of a disabled plugin that is `required`, without which nothing may be stored."""
         self.dropped_by = ""
         """The plugin that raised the last `Drop`."""
         self._running: Running | None = None
@@ -73,9 +73,9 @@ class PluginCalls:
         return self.manager.get_name(plugin) or type(plugin).__name__
 
     def implementations(self, hook: str) -> list[Any]:
-        """Return implementations in calling order, without those of disabled plugins.
+        """Return the implementations of enabled plugins in calling order.
 
-        `required` plugins get a rollout last, so that they see what all others made of it.
+        `required` plugins get a rollout last, so that they see the changes of all others.
         """
         in_order = reversed(getattr(self.manager.hook, hook).get_hookimpls())
         alive = [impl for impl in in_order if impl.plugin_name not in self.removed]
@@ -93,7 +93,7 @@ class PluginCalls:
 
     @property
     def has_required(self) -> bool:
-        """Whether a rollout that plugins have not seen must not be stored."""
+        """Whether any plugin is `required`, so that nothing may be stored that it has not seen."""
         return bool(self.lacking) or any(is_required(plugin) for _, plugin in self.manager.list_name_plugin())
 
     # --- calling ------------------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ class PluginCalls:
         """Run one implementation; return whether it succeeded, and its result, which `read` checks and converts."""
         running = self._running = Running(impl.plugin_name, hook, time.monotonic())
         try:
-            result = read(impl.function(**asked_for(impl, arguments)))
+            result = read(impl.function(**accepted_arguments(impl, arguments)))
         except BaseException as error:  # plugins, and what they depend on, raise more than Exception
             self._leave(running)
             if not isinstance(error, Drop) or hook not in _MAY_DROP:
@@ -146,7 +146,7 @@ class PluginCalls:
         return running
 
     def _leave(self, running: Running) -> None:
-        """Note that a call returned. An abandoned thread ends here, since another one has taken over its work."""
+        """Record that a call returned. Raise `Abandoned` if another thread has taken over its work."""
         with self._turn:
             if self._running is not running:
                 raise Abandoned
@@ -173,7 +173,7 @@ class PluginCalls:
         plugin = self.manager.get_plugin(name)
         if plugin is not None and name not in self.removed:
             self.removed[name] = reason
-            logger.warning("plugin %r is off for the rest of the run: it %s", name, reason)
+            logger.warning("plugin %r is disabled for the rest of the run: it %s", name, reason)
             if is_required(plugin):
                 self.lacking = name
                 logger.warning("nothing is recorded without plugin %r; rollouts are counted as dropped by it", name)
@@ -186,7 +186,7 @@ def _of_plugin(frames: TracebackType | None) -> TracebackType | None:
     return frames
 
 
-def asked_for(impl: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that an implementation takes, of those available."""
+def accepted_arguments(impl: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of the available arguments that an implementation takes."""
     names = (*impl.argnames, *(name for name in impl.kwargnames if name in arguments))
     return {name: arguments[name] for name in names}

@@ -61,7 +61,7 @@ def filter_reasons(calls: PluginCalls, reason_by_id: Mapping[str, str]) -> dict[
 
 
 def filter_run(calls: PluginCalls, run: Run) -> Run:
-    """Filter a run's facts; leave all but its identity out if a required plugin fails."""
+    """Filter the fields of a run; if a required plugin fails, return only its identity."""
     if not calls.has_required:
         return run
     identity = {name: getattr(run, name) for name in _NEVER_SECRET}
@@ -75,7 +75,7 @@ def filter_run(calls: PluginCalls, run: Run) -> Run:
 
 
 def filter_trace(calls: PluginCalls, trace: Trace, plugin_name: str) -> Trace | None:
-    """Filter a trace that the named plugin made, since it may hold more than the rollout did."""
+    """Filter a trace that the named plugin created, because it may contain more than the rollout did."""
     if not calls.has_required:
         return trace
     parts = {field.name: getattr(trace, field.name) for field in fields(Trace)}
@@ -106,7 +106,7 @@ def filter_changes(
 
 
 def _filter_change(calls: PluginCalls, seen: Rollout, selected: Rollout, step: Step) -> Rollout:
-    """Return the changed rollout, filtered again if more than its marks changed; as it was seen if that fails."""
+    """Return the changed rollout, filtered again if more than its marks changed; if that fails, the unchanged one."""
     if all(getattr(selected, name) is getattr(seen, name) for name in _FIELDS_BUT_MARKS):
         return selected
     return filter_rollout(calls, selected, step) or seen

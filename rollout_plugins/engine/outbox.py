@@ -1,4 +1,4 @@
-"""The queue and the thread of one sink: a sink that is slow, hangs or raises misses rollouts, and nobody else."""
+"""Deliver to one sink through its own queue and thread, so that a slow or failing sink affects nobody else."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rollout_plugins.engine.counters import Counters
 from rollout_plugins.engine.delivery import Delivered, Delivery, are_ids, as_sink
 from rollout_plugins.engine.dispatch import Dispatcher
 from rollout_plugins.engine.error_text import error_with_place
-from rollout_plugins.engine.isolation import asked_for
+from rollout_plugins.engine.isolation import accepted_arguments
 from rollout_plugins.engine.worker import Job, Worker
 from rollout_plugins.errors import RunError
 
@@ -24,7 +24,7 @@ logger = logging.getLogger("rollout_plugins")
 
 #: How many generations, and how many bytes, may wait for a sink.
 LIMIT, LIMIT_BYTES = 64, 2**29
-#: How many different faults of a sink are logged that cost no rollout.
+#: How many different faults without lost rollouts are logged for a sink.
 MAX_COMPLAINTS = 5
 #: How long to wait for the disk when a sink is done.
 RELEASE_SECONDS = 5.0
@@ -72,7 +72,7 @@ class Outbox:
         self._worker.start()
 
     def start_run(self, run: Run) -> None:
-        """Queue the start. A plugin that does more than export has got `on_run_start` before its first rollout."""
+        """Queue the start of a run. A plugin with other hooks has already received `on_run_start`."""
         self._put("open", partial(self._open, Path(run.dir)))
         if not is_more_than_sink(self.plugin, self._dispatcher):
             self._put("on_run_start", partial(self._call, "on_run_start", run=run))
@@ -94,7 +94,7 @@ class Outbox:
         min_size = LIMIT_BYTES // LIMIT if traces else 0  # so that at most LIMIT generations fit
         job = Job(partial(self._run, what, work, traces), size=max(size, min_size), rollouts=traces)
         if traces and self._closed:
-            self._count_missed(traces, "it was given up on")
+            self._count_missed(traces, "it did not finish the previous run in time")
         elif not self._worker.put(job):
             self._count_missed(traces, "its queue is full")
 
@@ -107,7 +107,7 @@ class Outbox:
         self._counters.not_sent(self.name, count)
 
     def _complain(self, fault: str) -> None:
-        """Log a fault that cost no rollout, once. Faults that do are logged with their count."""
+        """Log a fault that loses no rollouts, once. Faults that do lose rollouts are logged with their count."""
         if self._patience is None and fault not in self._complaints and len(self._complaints) < MAX_COMPLAINTS:
             self._complaints.add(fault)
             logger.warning("sink %r: %s", self.name, fault)
@@ -131,7 +131,7 @@ class Outbox:
         self._delivery = Delivery(self.plugin, folder, patience=math.inf if self._patience is None else self._patience)
 
     def _query_received(self) -> None:
-        """Before an export, query which rollouts the target already has."""
+        """Before an export, find out which rollouts the target already has."""
         assert self._delivery is not None
         self._delivery.query_received()
 
@@ -162,10 +162,10 @@ class Outbox:
         if removed:
             target = as_sink(self.plugin).target or self.name
             logger.warning("%d rollouts were removed from %s since they were sent there", removed, target)
-            self._count_missed(removed, "what it was sent is no longer there")
+            self._count_missed(removed, "rollouts that it had received were removed")
 
     def _reject_id(self, lost: int, foreign_id: str) -> None:
-        """Count the rollouts whose ids the sink did not return: whether they arrived cannot be known."""
+        """Count the rollouts whose ids the sink did not return, because whether they arrived is unknown."""
         self._counters.error(self.name)
         fault = f"it returned {foreign_id!r}, which is not the id of a rollout it was given"
         fix = "export_traces returns the rollout_id of each trace that arrived, or None for all"
@@ -182,7 +182,7 @@ class Outbox:
     def _call(self, hook: str, **arguments: Any) -> Any:
         result = None
         for impl in self._implementations[hook]:
-            result = impl.function(**asked_for(impl, arguments))
+            result = impl.function(**accepted_arguments(impl, arguments))
         return result
 
     def _release(self) -> None:
@@ -192,7 +192,10 @@ class Outbox:
     # --- the end ------------------------------------------------------------------------------------------------
 
     def drain(self, until: float) -> bool:
-        """Wait until a `time.monotonic()` for the queue to empty; return whether it did. Wait for a hung sink once."""
+        """Wait until `until` (a `time.monotonic()`) for the queue to become empty; return whether it did.
+
+        It waits for the same hung call only once.
+        """
         was_hung = self._stuck_on is not None and self._stuck_on is self._worker.current
         is_done = self._worker.wait(0 if was_hung else until)
         self._stuck_on = self._worker.current
@@ -200,11 +203,11 @@ class Outbox:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the sink is still running; the thread's own last job does not count."""
+        """Whether the sink is still running a job other than the thread's last one."""
         return self._worker.current not in {None, self._last}
 
     def close(self, until: float) -> None:
-        """Let the sink finish until then; count what it has not sent as missed."""
+        """Let the sink finish until `until`; count what it has not sent as missed."""
         is_done = self.drain(until)
         self._closed = True
         if not is_done:

@@ -1,7 +1,7 @@
-"""The queue between a host and the run: batches go in on the training thread, one worker thread records them.
+"""The queue between a trainer and the run: `submit` puts batches in on the training thread, a worker records them.
 
-`submit` returns at once. The queue is bounded by bytes; when it is full, the newest batch is dropped whole and
-counted. What the worker does with a batch is in `run_lifecycle`.
+`submit` returns at once. The queue is limited by bytes. If it is full, the newest batch is dropped as a whole and
+counted. `run_lifecycle` contains what the worker does with a batch.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ SINK_SHARE = 2 / 3
 
 
 class MakeDispatcher(Protocol):
-    """Makes the object that calls hooks; `rollout_plugins.testing` uses one that watches the plugins."""
+    """Creates the object that calls hooks; `rollout_plugins.testing` uses one that records the calls."""
 
     def __call__(self, manager: pluggy.PluginManager, counters: Counters, *, strict: bool) -> Dispatcher: ...
 
@@ -95,7 +95,7 @@ class Pipeline:
             "worker",
             queue_bytes,
             block=on_full == "block",
-            # An abandoned job that finishes after all has counted its own losses.
+            # An abandoned job that still finishes has counted its own losses.
             on_late_finish=lambda job: counters.drop("not_finished_at_end", -job.rollouts),
         )
         self._error: BaseException | None = None
@@ -156,25 +156,25 @@ class Pipeline:
     def _drop_batch(self, count: int) -> None:
         if not self.counters.drops["queue_full"]:
             behind = self._worker.size >> 20
-            logger.warning("recording is %d MB behind; the newest rollouts are left out until it catches up", behind)
+            logger.warning("recording is %d MB behind; new rollouts are dropped until it catches up", behind)
         self.counters.drop("queue_full", count)
 
     def count(self, reason: str, count: int) -> None:
         """Count rollouts that a host could not submit.
 
-        Counted on the worker, in order with the batches, so that each attempt gets its own losses.
+        The worker counts them, in order with the batches, so that each attempt gets its own losses.
         """
         if not self.is_forked_copy:
             self._put(partial(self._lifecycle.count, self.counters.drop, str(reason), int(count)), rollouts=int(count))
 
     def count_untrained(self, reason: str, count: int, step: int | None) -> None:
-        """Count rollouts that a host submitted and its trainer left out."""
+        """Count rollouts that a host submitted and on which its trainer did not train."""
         if not self.is_forked_copy:
             add = partial(self.counters.left_out, step=step)
             self._put(partial(self._lifecycle.count, add, str(reason), int(count)))
 
     def later(self, work: Callable[[], None]) -> None:
-        """Run `work` on the worker thread after what is queued; skip it while no run is open."""
+        """Run `work` on the worker thread after the queued jobs, if a run is open."""
         if self.run is not None and not self.is_forked_copy:
             self._put(work)
 
@@ -191,7 +191,7 @@ class Pipeline:
         return self._drain(time.monotonic() + seconds, sinks=sinks)
 
     def drain_at_end(self, *, sinks: bool = True) -> bool:
-        """Drain when a training ends. This and `close` together wait no longer than the limit for the end."""
+        """Drain when training ends. This and `close` together wait at most for the limit of the end."""
         with self._deadline.waiting() as time_at:
             return self._drain(time_at(QUEUE_SHARE), sinks=sinks)
 
@@ -220,20 +220,20 @@ class Pipeline:
         return {} if self.is_forked_copy else self._lifecycle.metrics.pop((split, dataset), self.dispatcher.headlines)
 
     def log_metrics(self, split: str, prefix: str = "eval", dataset: str = "") -> dict[str, float]:
-        """Return the plugins' metrics and the losses so far, under the names that the trainer's log gets."""
+        """Return the plugins' metrics and the losses so far, under the names that they have in the trainer's log."""
         numbers = self.pop_metrics(split, dataset)
         if split == "train" and self.run is not None and self.dispatcher.implementations("rollout_metrics"):
             numbers |= self.recording_metrics()
         return log_names(numbers, f"{prefix}_rollouts" if split == "eval" else "rollouts")
 
     def recording_metrics(self) -> dict[str, float]:
-        """Return what recording lost, and also what it cost if a plugin wants every number in the log."""
+        """Return what recording lost; also what it cost, if a plugin wants every metric in the log."""
         if self.dispatcher.is_verbose:
             return self.own_metrics()
         return loss_metrics(dict(self.counters.drops), dict(self.counters.unsent))
 
     def own_metrics(self) -> dict[str, float]:
-        """Return everything that recording itself has cost and lost so far."""
+        """Return all costs and losses of recording so far."""
         return self.counters.as_metrics(self._worker.size, self._lifecycle.storage.bytes)
 
     def findings_of(self, run: Run) -> list[Finding]:
@@ -242,20 +242,20 @@ class Pipeline:
 
     @property
     def end_seconds(self) -> float:
-        """How long the end of a run may wait."""
+        """Limit in seconds for the end of a run."""
         return self._deadline.seconds
 
     @property
     def has_global_sinks(self) -> bool:
-        """Whether a sink wants to see the rollouts of all ranks on rank 0."""
+        """Whether a sink wants the rollouts of all ranks on rank 0."""
         return any(as_sink(plugin).scope == "global" for plugin in self.dispatcher.plugins_with("export_traces"))
 
     # --- the end of a run ---------------------------------------------------------------------------------------
 
     def close(self) -> Run | None:
-        """End the run: store everything, finish the sinks. Count what does not finish in time.
+        """End the run: store everything and finish the sinks; count what does not finish in time.
 
-        Returns the run that ended, or None if no run was open.
+        Return the run that ended, or None if no run was open.
         """
         if self.is_forked_copy or run_off_own_threads(self.close):
             return None
@@ -324,7 +324,7 @@ class Pipeline:
                 raise
             self._record_error(error)
             if not self._strict:
-                logger.warning("recording failed and goes on: %s", error_text(error), exc_info=error)
+                logger.warning("recording failed and continues: %s", error_text(error), exc_info=error)
                 self.counters.error("rollout_plugins")
         finally:
             self.counters.spent("worker", time.perf_counter() - started)

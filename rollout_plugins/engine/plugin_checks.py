@@ -1,4 +1,4 @@
-"""Load and check one plugin. Errors say what is wrong, where, and what to write instead."""
+"""Load and check one plugin. Errors name what is wrong, where, and how to fix it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from rollout_hookspecs import PROJECT, Sink, hooks
 from rollout_plugins.errors import SetupError, suggest
 
 CONTRACT_ATTRIBUTES = tuple(name for name in dir(Sink) if not name.startswith("_"))
-"""What a plugin may have besides hooks."""
+"""The optional members of a plugin besides its hooks."""
 HOOKS = tuple(name for name, value in vars(hooks).items() if hasattr(value, f"{PROJECT}_spec"))
 
 
 class NeedsOptionsError(SetupError):
-    """A plugin that works once it is given its options."""
+    """A plugin cannot be created without options."""
 
 
-def load(name: str, given: Any, entry: EntryPoint | None, options: Mapping[str, Any]) -> Any:
-    """Return the plugin: what was given or what its entry point names, instantiated if that is a class."""
-    loaded = _imported(entry) if entry is not None and given is None else given
+def load(name: str, plugin: Any, entry: EntryPoint | None, options: Mapping[str, Any]) -> Any:
+    """Return the plugin: the plugin object or what its entry point names, instantiated if that is a class."""
+    loaded = _imported(entry) if entry is not None and plugin is None else plugin
     if isinstance(loaded, type):
         return _instantiate(loaded, name, options)
     if options:
@@ -35,14 +35,14 @@ def load(name: str, given: Any, entry: EntryPoint | None, options: Mapping[str, 
 
 def _imported(entry: EntryPoint) -> Any:
     where = f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
-    with _setup_errors(f"plugin {entry.name!r} of {where} does not import:"):
+    with _setup_errors(f"plugin {entry.name!r} of {where} cannot be imported:"):
         return entry.load()
 
 
 def _instantiate(kind: type, name: str, options: Mapping[str, Any]) -> Any:
     """Call a plugin class with its options."""
     check_options(kind, name, options)
-    with _setup_errors(f"plugin {name!r} could not be made: {kind.__name__} raised"):
+    with _setup_errors(f"plugin {name!r} could not be created: {kind.__name__} raised"):
         return kind(**options)
 
 
@@ -68,7 +68,7 @@ def _safe_text(error: BaseException) -> str:
 
 
 def check_options(kind: type, name: str, options: Mapping[str, Any]) -> None:
-    """Raise if the class of a plugin does not take these options, or needs others."""
+    """Raise if a plugin's class does not accept these options, or requires others."""
     parameters = _parameters(kind)
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
     accepted = [p.name for p in parameters if p.kind in {p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY}]
@@ -90,18 +90,18 @@ def check_options(kind: type, name: str, options: Mapping[str, Any]) -> None:
 def _parameters(kind: type) -> list[inspect.Parameter]:
     try:
         return list(inspect.signature(kind).parameters.values())
-    except ValueError:  # some classes written in C have none to show
+    except ValueError:  # some classes written in C have no signature
         return []
 
 
 def accepted_options(entry: EntryPoint) -> list[str]:
-    """Return the options of a plugin's class; none if it is not a class or does not import."""
+    """Return the options of a plugin's class; nothing if it is not a class or cannot be imported."""
     kind = plugin_class(entry)
     return [parameter.name for parameter in _parameters(kind)] if kind is not None else []
 
 
 def plugin_class(entry: EntryPoint | None) -> type | None:
-    """Return the class that an entry point names; None if it does not import, or is not a class."""
+    """Return the class that an entry point names; None if it cannot be imported or is not a class."""
     with suppress(SetupError):
         loaded = None if entry is None else _imported(entry)
         return loaded if isinstance(loaded, type) else None
@@ -109,7 +109,7 @@ def plugin_class(entry: EntryPoint | None) -> type | None:
 
 
 def is_required(plugin: Any) -> bool:
-    """Return whether nothing may be stored or sent that the plugin has not seen (`required = True`)."""
+    """Return whether the plugin has `required = True`, so that it must see whatever is stored or sent."""
     return inspect.getattr_static(plugin, "required", False) is True
 
 
@@ -117,14 +117,14 @@ def is_required(plugin: Any) -> bool:
 
 
 def check(name: str, plugin: Any) -> None:
-    """Raise if a plugin's hooks could not work, in one sentence that names the place and the fix."""
+    """Raise if a plugin's hooks cannot work; the error names the place and the fix."""
     with _setup_errors(f"plugin {name!r} cannot be used: reading or comparing it raised"):
         _probe(plugin)
         _check_hooks(name, plugin)
 
 
 def _probe(plugin: Any) -> None:
-    """Use a plugin as the engine and pluggy will, so that one that raises does so now."""
+    """Use a plugin as the engine and pluggy will, so that a plugin that raises does so now."""
     bool(plugin == object())
     for attribute in CONTRACT_ATTRIBUTES:
         if not is_property(plugin, attribute):
@@ -156,20 +156,20 @@ def _check_hooks(name: str, plugin: Any) -> None:
 
 
 def _parts(plugin: Any) -> Sequence[Any]:
-    """Return the plugins that a plugin consists of."""
+    """Return the plugins of which a plugin consists."""
     parts = getattr(plugin, "parts", ())
     return parts if isinstance(parts, (list, tuple)) else ()
 
 
 def _attributes(plugin: Any) -> list[tuple[str, Any]]:
-    """Return the public attributes, without running properties."""
-    found = []
+    """Return the public attributes without running properties."""
+    attributes = []
     for name in dir(plugin):
         if not name.startswith("_"):
-            with suppress(Exception):  # what can't be read is not a hook
+            with suppress(Exception):  # an attribute that cannot be read is not a hook
                 if not is_property(plugin, name):
-                    found.append((name, getattr(plugin, name)))
-    return found
+                    attributes.append((name, getattr(plugin, name)))
+    return attributes
 
 
 def is_property(plugin: Any, name: str) -> bool:
@@ -203,7 +203,7 @@ def _argument_faults(function: Any, hook: str, place: str) -> list[str]:
 
 
 def _place(function: Any) -> str:
-    """Where a hook implementation is written."""
+    """Return where a hook implementation is defined."""
     inner = inspect.unwrap(getattr(function, "__func__", function))
     name = getattr(inner, "__qualname__", repr(inner))
     code = getattr(inner, "__code__", None)

@@ -1,4 +1,4 @@
-"""Where recorded rollouts belong: the arguments of `record`, and what they say of each rollout of the batch."""
+"""Check the arguments of `record`, and apply them to the rollouts of the batch."""
 
 from __future__ import annotations
 
@@ -24,32 +24,34 @@ class RecordArguments:
     policy_step: int | None
     group_size: int | None
     marks: dict[str, str] = field(default_factory=dict)
-    """Arguments that make no sense."""
+    """Marks for arguments that were invalid, by name."""
 
 
 def record_arguments(
     *, step: Any, split: Any, policy_step: Any, group_size: Any, last_step: int, is_checked: bool
 ) -> RecordArguments:
-    """The arguments as they should be. One that makes no sense is a mistake at first, and later only marked."""
+    """Return the checked arguments. An invalid one raises if `is_checked`, and is otherwise replaced and marked."""
     faults: dict[str, str] = {}
 
-    def read(name: str, value: Any, convert: Callable[[Any], Any], fallback: Any, wanted: str) -> Any:
+    def read(name: str, value: Any, convert: Callable[[Any], Any], fallback: Any, accepted: str) -> Any:
         try:
             return convert(value)
         except Exception:
-            faults[name] = f"{name} is {_shown(value)}; give {wanted}"
+            faults[name] = f"{name} is {_to_text(value)}; give {accepted}"
             return fallback
 
-    found = RecordArguments(
+    arguments = RecordArguments(
         step=read("step", step, operator.index, last_step, "the number of the optimizer step"),
         split=read("split", split, _split, "train", "'train' or 'eval'"),
-        policy_step=read("policy_step", policy_step, _whole_or_none, None, "a whole number, or leave it out"),
-        group_size=read("group_size", group_size, _positive_or_none, None, "a number from 1, or leave it out"),
+        policy_step=read("policy_step", policy_step, _integer_or_none, None, "an integer, or leave it out"),
+        group_size=read(
+            "group_size", group_size, _positive_or_none, None, "an integer of at least 1, or leave it out"
+        ),
     )
     if faults and is_checked:
         raise SetupError("; ".join(faults.values()))
-    found.marks.update({f"lost:{name}": fault for name, fault in faults.items()})
-    return found
+    arguments.marks.update({f"lost:{name}": fault for name, fault in faults.items()})
+    return arguments
 
 
 def _split(value: Any) -> str:
@@ -58,49 +60,50 @@ def _split(value: Any) -> str:
     return str(value)
 
 
-def _whole_or_none(value: Any) -> int | None:
+def _integer_or_none(value: Any) -> int | None:
     return None if value is None else operator.index(value)
 
 
 def _positive_or_none(value: Any) -> int | None:
-    number = _whole_or_none(value)
+    number = _integer_or_none(value)
     if number is not None and number < 1:
         raise ValueError
     return number
 
 
-def _shown(value: Any) -> str:
+def _to_text(value: Any) -> str:
     try:
         return repr(value)[:80]
     except Exception:
         return f"a {type(value).__name__}"
 
 
-def placed(found: Unsorted, said: RecordArguments, run: Run, *, now: float, tokens: bool) -> RolloutColumns:
-    """The rollouts of a batch, with what they do not say themselves.
+def apply_arguments(
+    batch: Unsorted, arguments: RecordArguments, run: Run, *, recorded_at: float, tokens: bool
+) -> RolloutColumns:
+    """Return the rollouts of a batch with their positions, and with values that only the arguments have.
 
-    now: when they were recorded.
-    tokens: whether token ids, masks and log-probabilities are kept.
+    `recorded_at` is the time of recording, and `tokens` whether token ids, masks and log-probabilities are recorded.
     """
-    drafts = assign_groups(found, said.group_size)
-    totals = zip(drafts["reward"], drafts["rewards"], strict=True)
-    drafts.set_columns(
-        # Places count over all processes, also when these have different numbers of rollouts.
-        index=[index * run.world_size + run.rank for index in drafts["index"]],
-        group=[group * run.world_size + run.rank for group in drafts["group"]],
-        policy_step=[said.policy_step if step is None else step for step in drafts["policy_step"]],
-        time=[one if isinstance(one, (int, float)) and one else now for one in drafts["time"]],
+    rollouts = assign_groups(batch, arguments.group_size)
+    totals = zip(rollouts["reward"], rollouts["rewards"], strict=True)
+    rollouts.set_columns(
+        # Indices are unique across processes even if these have different numbers of rollouts.
+        index=[index * run.world_size + run.rank for index in rollouts["index"]],
+        group=[group * run.world_size + run.rank for group in rollouts["group"]],
+        policy_step=[arguments.policy_step if step is None else step for step in rollouts["policy_step"]],
+        time=[time if isinstance(time, (int, float)) and time else recorded_at for time in rollouts["time"]],
         reward=[_total(rewards, run) if reward is None else reward for reward, rewards in totals],
     )
     if not tokens:
-        drafts.set_columns(tokens=[None] * len(drafts))
-    if said.marks:
-        drafts.set_columns(marks=[{**m, **said.marks} if isinstance(m, dict) else m for m in drafts["marks"]])
-    return drafts
+        rollouts.set_columns(tokens=[None] * len(rollouts))
+    if arguments.marks:
+        rollouts.set_columns(marks=[{**m, **arguments.marks} if isinstance(m, dict) else m for m in rollouts["marks"]])
+    return rollouts
 
 
 def _total(rewards: Mapping[str, float | None], run: Run) -> float | None:
-    """The weighted sum where weights are known, or there is only one reward."""
+    """Return the weighted sum if the weights are known or there is only one reward."""
     if not isinstance(rewards, dict) or any(one is not None and type(one) is not float for one in rewards.values()):
         return None
     weights = dict(zip(run.reward_names, run.reward_weights, strict=False))

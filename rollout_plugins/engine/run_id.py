@@ -1,4 +1,4 @@
-"""Which run this is: one id for all ranks without a collective, and the same id again after a resume."""
+"""Determine the id of a run: the same on all ranks, without a collective, and the same again after a resume."""
 
 from __future__ import annotations
 
@@ -28,96 +28,98 @@ from rollout_plugins.system.files import replace_file
 logger = logging.getLogger("rollout_plugins")
 
 MARKER = "rollouts.json"
-#: How long a rank that lost its folder lets others speak first.
-KNOWING = timedelta(seconds=3)
+#: How long a rank without the run's folder waits for a rank that has it.
+WAIT_FOR_OWNER = timedelta(seconds=3)
 
 
 @dataclass(frozen=True)
 class Identity:
-    """A run, and which start of it this is."""
+    """The id of a run, and the number of its attempt."""
 
     id: str
     attempt: int = 1
     generation: int = 0
     resumed_from: int | None = None
     launch: str = ""
-    """The same for all processes that begin it together; empty where they could not agree."""
+    """A token that all processes of this launch share; empty if they could not agree on one."""
 
 
 def new_id() -> str:
-    """Sorts by time for people, unique by chance; draws from no generator that training uses."""
+    """Return an id that sorts by time and is random, without using a random generator of the training."""
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
 
 
 def identify(root: Path, key: str, checkpoint: Path | None, step: int, restarted: Run | None) -> Identity:
-    """A fresh run, or the next attempt of the run that wrote the checkpoint or is starting over."""
+    """Return a new run, or the next attempt of the run that wrote the checkpoint or that restarts."""
     mine = Identity(new_id(), resumed_from=step or None)
     marker = _read_marker(checkpoint)
     name = restarted.id if restarted else run_of(checkpoint)
-    is_here = restarted is not None or (root / name).is_dir()
-    if name and (is_here or marker.get("home") == _home(root)):  # elsewhere it would be a branch of that run
-        last = _last_attempt(root / name) if is_here else whole(marker.get("attempt"))
-        begun = restarted.attempt if restarted else 1  # of which there need not be anything on the disk yet
+    has_folder = restarted is not None or (root / name).is_dir()
+    if name and (has_folder or marker.get("home") == _home(root)):  # in another folder of runs, it is a new run
+        last = _last_attempt(root / name) if has_folder else whole(marker.get("attempt"))
+        restarted_attempt = restarted.attempt if restarted else 1  # it may have written nothing yet
         generation = whole(marker.get("generation")) or 0
-        mine = Identity(name, max(begun, last or 1) + 1, generation, step)
-    found = _agreed(key, mine, place_in_launch()[1], is_known=is_here or not name)
-    if found.attempt > 1:
-        found = _unshared(root / found.id, found)
-    if found.launch and run_of(checkpoint) == found.id:
-        write_marker(checkpoint, root / found.id, found.attempt, found.generation)
-    return found
+        mine = Identity(name, max(restarted_attempt, last or 1) + 1, generation, step)
+    agreed = _agree(key, mine, place_in_launch()[1], has_files=has_folder or not name)
+    if agreed.attempt > 1:
+        agreed = _find_free_attempt(root / agreed.id, agreed)
+    if agreed.launch and run_of(checkpoint) == agreed.id:
+        write_marker(checkpoint, root / agreed.id, agreed.attempt, agreed.generation)
+    return agreed
 
 
 def identify_loop(
     root: Path, opened: int, name: str | None, resumed_from: int | None, *, file: str, world_size: int
 ) -> Identity:
-    """For a loop: a fresh run, or the next attempt of the run of that name.
+    """Return the identity for a custom loop: a new run, or the next attempt of the run `name`.
 
-    `opened` counts the runs that this process opened before. `file` is where this rank notes its attempts; it counts
-    those when it cannot agree with the others.
+    `opened` is the number of runs that this process opened before. `file` is the run file of this rank, which counts
+    its attempts if it cannot agree with the others.
     """
     key = f"{root}|loop|{opened}|{os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}"
     can_agree = ranks_can_agree(world_size)
     if name is None:
         if not can_agree:
-            logger.warning("each process records a run of its own: give all of them the same run_id to make it one")
-        return _agreed(key, Identity(new_id()), world_size)
+            logger.warning("each process records its own run; pass the same run_id in all of them to record one run")
+        return _agree(key, Identity(new_id()), world_size)
     before = _last_attempt(root / name, "run*.json" if can_agree else file)
-    last = max(1, before) if resumed_from else before  # a loop may begin at step 0, from no checkpoint
-    mine = Identity(name, last + 1, _generations(root / name, before), resumed_from)
-    found = _agreed(key, mine, world_size, is_known=last == before)
-    return replace(found, attempt=max(found.attempt, last + 1))  # of a rank that lost its folder, and does not know
+    last = max(1, before) if resumed_from else before  # 0: from the beginning
+    mine = Identity(name, last + 1, _count_generations(root / name, before), resumed_from)
+    agreed = _agree(key, mine, world_size, has_files=last == before)
+    return replace(agreed, attempt=max(agreed.attempt, last + 1))  # may be that of a rank without files
 
 
 def place_in_launch() -> tuple[int, int]:
-    """This process's rank and the number of processes, as launchers tell them."""
+    """Return this process's rank and the number of processes, from the launcher's variables."""
     return environment.number("RANK", "0"), environment.number("WORLD_SIZE", "1")
 
 
-def claimed(run: Run) -> Run:
-    """The run, as an attempt of its own: processes without a number that begin at once find the same one."""
+def claim_attempt(run: Run) -> Run:
+    """Return the run with an attempt that no other process has, because processes without a rank may start at once."""
     if run.world_size > 1:
         return run
     mine = Identity(run.id, run.attempt, resumed_from=run.resumed_from, launch=secrets.token_hex(4))
-    found = _unshared(Path(run.dir), mine)
-    return replace(run, attempt=found.attempt, resumed_from=found.resumed_from)
+    claimed = _find_free_attempt(Path(run.dir), mine)
+    return replace(run, attempt=claimed.attempt, resumed_from=claimed.resumed_from)
 
 
-def _unshared(folder: Path, found: Identity) -> Identity:
-    """With an attempt that no other launch has taken, such as one that resumes the same checkpoint at this moment.
+def _find_free_attempt(folder: Path, identity: Identity) -> Identity:
+    """Return the identity with an attempt that no other launch has claimed, such as one from the same checkpoint.
 
-    The first of them says where it goes on from. Said again, that would hide what the first one records.
+    Only the first claim keeps `resumed_from`: in a later one, it would hide what the first one records.
     """
-    with suppress(OSError):  # a folder that cannot be written to is the store's to tell of
-        for attempt in itertools.count(found.attempt) if found.launch else ():
-            if _takes(folder / ATTEMPTS / f"{attempt:03d}", found.launch):
-                return found if attempt == found.attempt else replace(found, attempt=attempt, resumed_from=None)
-    return found
+    with suppress(OSError):  # the store reports a folder that is not writable
+        for attempt in itertools.count(identity.attempt) if identity.launch else ():
+            if _claim(folder / ATTEMPTS / f"{attempt:03d}", identity.launch):
+                return (
+                    identity if attempt == identity.attempt else replace(identity, attempt=attempt, resumed_from=None)
+                )
+    return identity
 
 
-def _takes(attempt: Path, launch: str) -> bool:
-    """Whether the attempt is this launch's, now or since one of its processes took it. Renaming takes it at once."""
-    # A folder with something in it: renaming would replace an empty one that is there already.
+def _claim(attempt: Path, launch: str) -> bool:
+    """Claim an attempt for this launch; return whether it has it, now or already. Renaming makes this atomic."""
+    # Not an empty folder: renaming onto an existing empty folder would replace it.
     own = attempt.with_name(f".{secrets.token_hex(8)}")
     (own / launch).mkdir(parents=True)
     try:
@@ -130,7 +132,7 @@ def _takes(attempt: Path, launch: str) -> bool:
 
 
 def ranks_can_agree(world_size: int) -> bool:
-    """Whether there is one process, or a store that all of them reach: torchrun's, or the process group's."""
+    """Return whether there is one process, or a store that all processes reach: torchrun's or the process group's."""
     if world_size == 1:
         return True
     distributed = sys.modules.get("torch.distributed")
@@ -138,10 +140,10 @@ def ranks_can_agree(world_size: int) -> bool:
     return "MASTER_PORT" in os.environ and (is_ready or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True")
 
 
-def _agreed(key: str, mine: Identity, world_size: int, *, is_known: bool = True) -> Identity:
-    """The first writer's identity, on every rank that asks. Waits for no other rank, so any may be absent.
+def _agree(key: str, mine: Identity, world_size: int, *, has_files: bool = True) -> Identity:
+    """Return the identity that the first rank wrote, on every rank. No rank waits for another, so any may be missing.
 
-    A rank that goes on with a run of which its disk has nothing lets those that know it come first, for a moment.
+    A rank that continues a run of which it has no files lets a rank that has them write first.
     """
     with_launch = replace(mine, launch=secrets.token_hex(4))
     if world_size == 1:
@@ -155,37 +157,37 @@ def _agreed(key: str, mine: Identity, world_size: int, *, is_known: bool = True)
         store = distributed.TCPStore(
             address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=5)
         )
-        ranks = distributed.PrefixStore("rollout_plugins", store)
-        if not is_known:
-            with suppress(RuntimeError):  # nobody does
-                ranks.wait([key], KNOWING)
-        # Sets the value only where there is none yet, and returns what is there: the first rank's, on every rank.
-        first = ranks.compare_set(key, "", json.dumps(vars(with_launch)))
+        store_of_ranks = distributed.PrefixStore("rollout_plugins", store)
+        if not has_files:
+            with suppress(RuntimeError):  # no rank has them
+                store_of_ranks.wait([key], WAIT_FOR_OWNER)
+        # Sets the value only if it is missing, and returns the current one: the first rank's, on every rank.
+        first = store_of_ranks.compare_set(key, "", json.dumps(vars(with_launch)))
         return Identity(**json.loads(bytes(first)))
-    except Exception as error:  # every rank then has a run of its own, which is said, and loses nothing
-        logger.warning("ranks could not agree on a run id (%r); each records a run of its own", error)
+    except Exception as error:  # nothing is lost: every rank then records its own run
+        logger.warning("ranks could not agree on a run id (%r), so each records its own run", error)
         return mine
 
 
 def write_marker(checkpoint: Path | None, run: Path, attempt: int, generation: int) -> None:
-    """Note in a checkpoint which run it belongs to, so that a resume continues that run.
+    """Write into a checkpoint which run it belongs to, so that a resume continues that run.
 
-    A resume notes its attempt there, for the next one, which may find an empty disk.
+    A resume also writes its attempt, for a later resume on a machine without the run's files.
     """
     if checkpoint is not None and checkpoint.is_dir():
-        noted = {"run": run.name, "home": _home(run.parent), "attempt": attempt, "generation": generation}
-        text = json.dumps(noted)
+        marker = {"run": run.name, "home": _home(run.parent), "attempt": attempt, "generation": generation}
+        text = json.dumps(marker)
         with suppress(OSError):
             replace_file(checkpoint / MARKER, lambda path: path.write_text(text, encoding="utf-8"), sync=False)
 
 
 def _home(root: Path) -> int:
-    """Tells one folder of runs from another, on whatever machine, and names none in a file that may be published."""
+    """Return a number for a folder of runs that does not reveal its name, since checkpoints are published."""
     return crc32(str(root.absolute()).encode())
 
 
 def run_of(checkpoint: Path | None) -> str:
-    """The name of the run that wrote the checkpoint; empty when it does not say."""
+    """Return the name of the run that wrote the checkpoint; empty if unknown."""
     name = str(_read_marker(checkpoint).get("run", ""))
     return name if Path(name).name == name != ".." else ""
 
@@ -201,12 +203,12 @@ def _read_marker(checkpoint: Path | None) -> dict[str, Any]:
 
 
 def _last_attempt(folder: Path, files: str = "run*.json") -> int:
-    """The highest attempt in a run's files; 0 when they tell of none."""
+    """Return the highest attempt in a run's files; 0 if there is none."""
     attempts = [attempt for path in folder.glob(files) for attempt in earlier_attempts(path)]
     return max((whole(attempt.get("attempt")) or 0 for attempt in attempts), default=0)
 
 
-def _generations(folder: Path, attempt: int) -> int:
-    """How many generation batches a run had up to an attempt, so that the next ones are counted on."""
+def _count_generations(folder: Path, attempt: int) -> int:
+    """Return how many generation batches a run had up to an attempt, to number the next ones."""
     last = last_generation(folder, attempt) if attempt else None
     return 0 if last is None else last + 1

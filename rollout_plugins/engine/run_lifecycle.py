@@ -46,10 +46,10 @@ class RunLifecycle:
         self._counters = counters
         self._on_sink_error = on_sink_error
         self.run: Run | None = None
-        """The run that was started last, as required plugins let others see it."""
+        """The run that was started last, filtered by the required plugins."""
         self._attempt: tuple[str, int] | None = None
         self._log_names: dict[str, str] = {}
-        """Names in the trainer's log, and what required plugins made of them."""
+        """Names in the trainer's log, by their unfiltered names."""
         self._warnings = RunWarnings()
 
     def hide_secrets(self) -> None:
@@ -94,7 +94,7 @@ class RunLifecycle:
         ]
 
     def _filter_run(self, run: Run) -> Run:
-        """Return the run as all but its required plugins may see it; those see the unfiltered run first."""
+        """Return the run as filtered by the required plugins, which see it first."""
         if not self._dispatcher.has_required:
             return run
         implementations = self._dispatcher.implementations("on_run_start")
@@ -104,7 +104,7 @@ class RunLifecycle:
         return filtered[-1]
 
     def _notify_start(self, run: Run) -> None:
-        """Call `on_run_start` of every plugin but the required ones, and sinks, which get it on their own threads."""
+        """Call `on_run_start` of plugins that are neither required nor pure sinks, which get it elsewhere."""
         pure_sinks = [box.plugin for box in self.outboxes if not is_more_than_sink(box.plugin, self._dispatcher)]
         required = [plugin for plugin in self._dispatcher.plugins_with("on_run_start") if is_required(plugin)]
         self._notify("on_run_start", run, without=[*pure_sinks, *required])
@@ -119,11 +119,11 @@ class RunLifecycle:
     def process(self, run: Run, batch: Batch, number: int, name: str) -> None:
         """Build the rollouts of a batch, run them through the plugins, store them and pass traces to the sinks."""
         try:
-            drafts = build(run, batch, number, name, self._counters)
+            rollouts = build(run, batch, number, name, self._counters)
         except (Exception, SystemExit) as error:
             self._counters.drop("build_failed", batch.count)
             raise RuntimeError(f"{batch.count} rollouts of step {batch.step} could not be built") from error
-        generation = Generation(drafts, step_of(run, batch, number, len(drafts)))
+        generation = Generation(rollouts, step_of(run, batch, number, len(rollouts)))
         try:
             self.hooks.run(lambda: self._run_plugins(generation))
         finally:
@@ -131,7 +131,7 @@ class RunLifecycle:
                 generation.forget_unseen(self._counters)
             stored = generation.to_store()
             self.storage.write(batch.split, stored)
-            self.storage.note_chosen(generation.chosen_elsewhere())
+            self.storage.note_selection(generation.reasons_for_other_ranks())
         for outbox in self.outboxes:
             traces = generation.traces_for(outbox.scope)
             outbox.send(traces, generation.step, batch.bytes * len(traces) // max(batch.count, 1))
@@ -235,7 +235,7 @@ class RunLifecycle:
         self.storage.write_counts()
 
     def forget(self) -> None:
-        """Write what was counted after the store was closed, and let go of the run."""
+        """Write what was counted after the store was closed, and release the run."""
         self._count_warnings()
         self._warnings.close()
         self.storage.forget()

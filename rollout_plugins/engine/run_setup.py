@@ -26,15 +26,15 @@ from rollout_plugins.system.remote_runs import is_url, local_path
 
 logger = logging.getLogger("rollout_plugins")
 
-#: Runs of this process, and those that it has warned about.
-_known_runs: set[Path] = set()
-#: Targets that get unredacted rollouts, and that were warned about.
+#: Runs of this process, and earlier runs that it has warned about.
+_reported_runs: set[Path] = set()
+#: Targets of unredacted rollouts for which a warning was logged.
 _warned_targets: set[str | None] = set()
 
 
 def end_with(owner: object, end: Callable[[], object]) -> None:
     """Call `end` when the owner is collected or the process ends."""
-    finalizer = weakref.finalize(owner, end)  # runs at exit too, which `__del__` may not
+    finalizer = weakref.finalize(owner, end)  # `__del__` may not run at exit
     _end_with_child(finalizer)
     multiprocessing.util.register_after_fork(owner, lambda _: _end_with_child(finalizer))
 
@@ -74,7 +74,7 @@ def end_run(pipeline: Pipeline) -> None:
 def load_plugins(
     plugins: Sequence[Any] | None, config: Any, *, disable: Iterable[str], mirror: str | None, autoload: bool
 ) -> Plugins:
-    """Return the plugins that were given and those that are installed, with `mirror` if a URL is given for it."""
+    """Load the given and the installed plugins, and `mirror` if a URL is given for it."""
     if mirror is not None:
         config = dict(config or {})
         config["mirror"] = {**config.get("mirror", {}), "to": mirror}
@@ -98,7 +98,7 @@ def _check_redact(plugins: Plugins) -> None:
         if require_redact is not None and target not in _warned_targets and place_in_launch()[0] == 0:
             _warned_targets.add(target)
             logger.warning(
-                'rollouts go to %s as they are; plugins=["redact"] would take secrets out of them first', target
+                'rollouts are copied to %s unredacted; plugins=["redact"] would remove secrets from them first', target
             )
 
 
@@ -121,11 +121,11 @@ def checked_dir(path: str | os.PathLike[str] | None) -> Path | None:
 
 def warn_of_unfinished(run_dir: Path) -> None:
     """Warn of earlier runs in the same folder that did not end, such as killed ones: they are readable."""
-    _known_runs.add(run_dir)
+    _reported_runs.add(run_dir)
     run_dirs = {file.parent for file in run_dir.parent.glob("[!.]*/run*.json")}
-    for folder in sorted(run_dirs - _known_runs):
-        _known_runs.add(folder)
+    for folder in sorted(run_dirs - _reported_runs):
+        _reported_runs.add(folder)
         attempts = [attempt for file in run_files(folder) for attempt in earlier_attempts(file)]
         if attempts and not any(attempt.get("ended") for attempt in attempts):
             count = count_rollouts(folder)
-            logger.warning("%s did not end properly, or still runs; its %d rollouts are readable", folder, count)
+            logger.warning("%s did not end properly or is still running; its %d rollouts are readable", folder, count)

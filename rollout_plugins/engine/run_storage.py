@@ -20,8 +20,8 @@ logger = logging.getLogger("rollout_plugins")
 
 T = TypeVar("T")
 
-#: How many rollouts of other ranks may have their reasons in memory before they are written.
-CHOSEN_AT_ONCE = 10_000
+#: How many reasons for selections of other ranks' rollouts are collected before they are written.
+SELECTION_BATCH = 10_000
 
 
 class Storage:
@@ -32,7 +32,7 @@ class Storage:
         self._writer: RunWriter | None = None
         self._joins = True
         self._lost_in_outage: int | None = None
-        self._chosen: list[dict[str, str]] = []
+        self._selection: list[dict[str, str]] = []
         self._written_counts: dict[str, dict[str, int]] = {}
         self._run_file_lock = threading.RLock()
         self._is_closed = False
@@ -74,7 +74,7 @@ class Storage:
         return batch
 
     def _join_small_parts(self) -> None:
-        """Keep a run that is sealed often in few files. When that fails, the small ones stay as they are."""
+        """Join small files of a run that is sealed often. If that fails, they stay separate."""
         writer = self._writer
         if writer is None or not self._joins:
             return
@@ -85,21 +85,23 @@ class Storage:
                     pass
         except Exception as error:
             self._joins = False
-            logger.warning("%s keeps its small files, which only readers notice: %s", writer.dir, error_text(error))
+            logger.warning(
+                "cannot join the small files of %s, so reading it takes longer: %s", writer.dir, error_text(error)
+            )
 
     def write_log(self, step: int, time: float, values: Mapping[str, float | str]) -> None:
         """Store what the trainer logged at a step."""
         self._try(lambda writer: writer.write_log(step, time, values))
 
-    def note_chosen(self, chosen: Sequence[dict[str, str]]) -> None:
+    def note_selection(self, selection: Sequence[dict[str, str]]) -> None:
         """Record why rollouts of other ranks were selected. Written in batches, for few files and little memory."""
-        self._chosen += chosen
-        if len(self._chosen) >= CHOSEN_AT_ONCE:
-            self._write_chosen()
+        self._selection += selection
+        if len(self._selection) >= SELECTION_BATCH:
+            self._write_selection()
 
-    def _write_chosen(self) -> None:
-        chosen, self._chosen = self._chosen, []
-        self._try(lambda writer: write_texts(writer.dir, "selection", chosen))
+    def _write_selection(self) -> None:
+        selection, self._selection = self._selection, []
+        self._try(lambda writer: write_texts(writer.dir, "selection", selection))
 
     def sync(self) -> None:
         """Flush what is recorded to disk."""
@@ -113,8 +115,8 @@ class Storage:
             with self._run_file_lock:
                 self._is_closed = True
                 self._try(lambda writer: writer.close(self._summary(writer)))
-            if self._chosen:
-                self._write_chosen()
+            if self._selection:
+                self._write_selection()
 
     def forget(self) -> None:
         """Release a closed run, and write what was counted since, such as what a sink missed at the end."""
@@ -159,5 +161,7 @@ class Storage:
         if self._lost_in_outage is None:
             self._lost_in_outage = 0
             folder = self._writer.dir if self._writer else "the run's folder"
-            logger.warning("cannot write to %s: %s; rollouts are lost until this is fixed", folder, error_text(error))
+            logger.warning(
+                "cannot write to %s: %s; rollouts are lost until the cause is fixed", folder, error_text(error)
+            )
         self._lost_in_outage += count

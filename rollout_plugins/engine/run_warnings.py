@@ -1,4 +1,4 @@
-"""Collect this library's warnings for the run that is open, so that they are stored with it and not only printed."""
+"""Collect this library's warnings while a run is open, so that they are stored with it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ MAX_CHARS = 1000
 #: Attribute of a log record that reports a finding, which is stored as such and not as a warning too.
 IS_FINDING = "is_finding"
 _PACKAGE = Path(__file__).parents[1]
-#: Folders whose warnings are about runs that somebody reads.
+#: Folders with code that reads runs, whose warnings do not concern the recorded run.
 _READERS = {"cli", "reading", "view", "web"}
 
 _open: WeakSet[RunWarnings] = WeakSet()
 _before_a_run: deque[str] = deque(maxlen=MAX_WARNINGS)
-"""Warnings while no run was open, such as those of loading plugins. The next run gets them."""
+"""Warnings that were logged while no run was open, such as those of loading plugins. The next run gets them."""
 
 
 class RunWarnings:

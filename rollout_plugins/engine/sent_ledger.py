@@ -1,4 +1,4 @@
-"""Which rollouts a target was sent, and whose turn it is to send."""
+"""Record which rollouts a target has received, and let only one process at a time send to it."""
 
 from __future__ import annotations
 
@@ -19,39 +19,44 @@ from rollout_plugins.system.files import sync_to_disk
 
 
 class Ledger:
-    """Ids of the rollouts that one target has received, in a file of the run's folder. Append-only."""
+    """The ids of the rollouts that one target has received, in an append-only file in the run's folder."""
 
     def __init__(self, folder: Path, target: str) -> None:
         kind = re.sub(r"[^a-z0-9]+", "-", target.partition(":")[0].lower()) or "sink"
         self.path = folder / "exports" / f"{kind[:64]}-{hashlib.sha256(target.encode()).hexdigest()[:12]}.txt"
         self.target = target
-        self._seen = 0
+        self._read_bytes = 0
         self._presence: IO[Any] | None = None
 
-    def news(self) -> set[str]:
-        """The ids noted since the last look, by others. A line torn by a crash is an id that is sent again."""
+    def read_new(self) -> set[str]:
+        """Return the ids that other processes appended since the last call.
+
+        A line that a crash truncated is ignored, so that rollout is sent again.
+        """
         try:
             with self.path.open("rb") as file:
-                file.seek(self._seen)
+                file.seek(self._read_bytes)
                 lines = file.read().splitlines(keepends=True)
         except OSError:
             return set()
-        whole = [line for line in lines if line.endswith(b"\n")]
-        self._seen += sum(map(len, whole))
-        return {line.decode(errors="replace").rstrip("\n") for line in whole if not line.startswith(b"#")}
+        complete = [line for line in lines if line.endswith(b"\n")]
+        self._read_bytes += sum(map(len, complete))
+        return {line.decode(errors="replace").rstrip("\n") for line in complete if not line.startswith(b"#")}
 
     def add(self, ids: Iterable[str]) -> None:
-        """Note what was sent, once the target has it."""
+        """Append the ids of rollouts that the target has received."""
         with self._open(self.path) as file:
-            head = "" if file.tell() else f"# {self.target}\n"
-            file.write((_torn(self.path) + head + "".join(f"{ident}\n" for ident in ids)).encode())
+            header = "" if file.tell() else f"# {self.target}\n"
+            file.write(
+                (_missing_line_break(self.path) + header + "".join(f"{rollout_id}\n" for rollout_id in ids)).encode()
+            )
             file.flush()
             sync_to_disk(file.fileno())
-            self._seen = file.tell()
+            self._read_bytes = file.tell()
 
     @contextmanager
     def turn(self, patience: float = math.inf) -> Iterator[None]:
-        """Nobody else sends to this target meanwhile. A folder that cannot be written to has no turns."""
+        """Hold the right to send to this target. In a folder that is not writable, everybody may send."""
         try:
             file = self._open(self.path.with_suffix(".lock"))
         except OSError:
@@ -73,24 +78,24 @@ class Ledger:
                 file.seek(0)
                 holder = file.read().decode(errors="replace") or "another process"
                 raise RunError(
-                    f"{holder} has been sending to {self.target} for {patience:g} s: wait until it has finished, "
-                    "or end it, and export again"
+                    f"{holder} has been sending to {self.target} for {patience:g} s: wait until it "
+                    "finishes or end it, then export again"
                 )
             time.sleep(pause)
             pause = min(2 * pause, 0.1)
 
     def enter(self) -> None:
-        """Say that we are about to send; ends with `leave`, or with the process."""
+        """Announce that this process is about to send, until `leave` or the end of the process."""
         with suppress(OSError):
             self._presence = self._open(self.path)
             lock(self._presence, shared=True)
 
     def is_alone(self) -> bool:
-        """Whether nobody else is about to send."""
+        """Return whether no other process is about to send."""
         if self._presence is None:
             return False
         alone = lock(self._presence, wait=False)
-        lock(self._presence, shared=True)  # asking for more gave up what we had
+        lock(self._presence, shared=True)  # the attempt above released it
         return alone
 
     def leave(self) -> None:
@@ -103,8 +108,8 @@ class Ledger:
         return path.open("a+b")
 
 
-def _torn(path: Path) -> str:
-    """A line break, if a crash has left a line without one."""
+def _missing_line_break(path: Path) -> str:
+    """Return a line break if a crash left the last line without one."""
     with path.open("rb") as file:
         if file.seek(0, os.SEEK_END) == 0:
             return ""

@@ -20,7 +20,7 @@ class Job:
 
     work: Callable[[], object]
     size: int = 0
-    """How much of the queue's limit the job takes; a job without a size always fits."""
+    """How much of the queue's limit the job takes up; a job without a size always fits."""
     rollouts: int = 0
     """How many rollouts are lost if the job never runs."""
     is_given_up: bool = False
@@ -49,11 +49,11 @@ class Worker:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start a thread, which continues with the jobs that a stopped one has left."""
+        """Start a thread, which continues with the jobs that a stopped thread left in the queue."""
         self._thread = thread = own_thread(self._name, self._work)
         try:
             thread.start()
-        except RuntimeError:  # the system's limit of threads: a later start may succeed
+        except RuntimeError:  # the system's thread limit is reached; a later start may succeed
             self._thread = None
             raise
 

@@ -210,7 +210,7 @@ def _loaded(to: str | Any, plugins: Sequence[Any], options: Mapping[str, Any]) -
     if options and not isinstance(to, str):
         raise SetupError("options are for a sink that is given by name; give them to the instance")
     loaded = Plugins([to, *(plugins or ())], config={to: options} if options else {})
-    name = to if isinstance(to, str) else name_of(to, loaded.found)
+    name = to if isinstance(to, str) else name_of(to, loaded.installed)
     by_name = {found.name: found.plugin for found in loaded.chosen}
     sink = by_name.get(name) or next((plugin for plugin in by_name.values() if to in (plugin, type(plugin))), None)
     if sink is None:

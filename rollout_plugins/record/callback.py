@@ -64,7 +64,7 @@ class RecordingCallback(RolloutPluginCallback):
         session = None if trainer is None else self._sessions.get(trainer)
         if session is None or session.host is not None:
             return
-        note(f"{type(trainer).__name__} makes no rollouts that are known here")
+        note(f"{type(trainer).__name__} is not a supported trainer")
         if session.explain_missing_host(trainer):  # it is like one that makes rollouts
             super()._warn_if_unsupported(trainer)
 

@@ -1,4 +1,4 @@
-"""The wrappers on one trainer, to which its host emits what it observes."""
+"""The wrappers on one trainer, through which its host passes observed rollouts to the session."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rollout_plugins.session.evaluations import Evaluations
 
 
 class Receiver(Protocol):
-    """The session that an attachment passes everything down to."""
+    """The session that receives everything an attachment observes."""
 
     evaluations: Evaluations
 
@@ -31,7 +31,7 @@ class Receiver(Protocol):
 
 
 class Owner(Protocol):
-    """The callback that an attachment is for."""
+    """The callback to which an attachment belongs."""
 
     def records(self, trainer: Any) -> bool: ...
 
@@ -62,7 +62,7 @@ class Attachment:
             self._wraps.wrap(trainer, "log", self._log)
             self._wraps.wrap(trainer, "evaluation_loop", self._evaluation_loop)
         except BaseException:
-            self.detach()  # the next event attaches again, and with two hosts everything would be recorded twice
+            self.detach()  # the next event attaches again, and two attached hosts would record everything twice
             raise
 
     def detach(self) -> None:
@@ -74,14 +74,14 @@ class Attachment:
     def _is_active(self) -> bool:
         """Return whether the trainer still has the callback; detach if not.
 
-        No event tells that a callback was removed, so each wrapper checks.
+        There is no event for the removal of a callback, so each wrapper checks.
         """
         if self._is_emitting_pending:
             return True
-        with self._wraps.guarded("see whether the callback was removed"):
+        with self._wraps.guarded("check whether the callback was removed"):
             callback = self._callback()
             is_held = callback is not None and callback.records(self._trainer())
-            # A callback that is being added is not among the trainer's callbacks yet.
+            # While a callback is being added, it is not among the trainer's callbacks yet.
             if is_held or (callback is not None and not self._was_held):
                 self._was_held = is_held
                 return True
@@ -92,7 +92,7 @@ class Attachment:
                 self._session.callback_removed()
         return False
 
-    # --- what the host emits, see `rollout_hookspecs.Emit` ------------------------------------------------------
+    # --- called by the host, see `rollout_hookspecs.Emit` -------------------------------------------------------
 
     def __call__(self, batch: Batch) -> None:
         if self._is_active():
@@ -100,12 +100,12 @@ class Attachment:
 
     def lost(self, reason: str, count: int) -> None:
         if self._is_active():
-            with self._wraps.guarded("count what was lost"):
+            with self._wraps.guarded("count lost rollouts"):
                 self._session.count(self._trainer(), reason, count)
 
     def untrained(self, reason: str, count: int, step: int | None = None) -> None:
         if self._is_active():
-            with self._wraps.guarded("count what was not trained on"):
+            with self._wraps.guarded("count untrained rollouts"):
                 self._session.count_untrained(self._trainer(), reason, count, step)
 
     def waits(self, count: int, emit_pending: Callable[[], object]) -> None:
@@ -116,8 +116,8 @@ class Attachment:
             self.emit_pending()
 
     def emit_pending(self) -> None:
-        """Make the host emit the rollouts that it still waits to complete, even if the callback was removed since."""
-        with self._wraps.guarded("record what the host holds back"):
+        """Make the host submit the rollouts that it holds back, even if the callback was removed meanwhile."""
+        with self._wraps.guarded("record pending rollouts"):
             self._emitting_pending(self._emit_pending)
 
     def _emitting_pending(self, emit: Callable[[], object]) -> None:
@@ -136,7 +136,7 @@ class Attachment:
         if not self._is_active():
             return call.run()
         prefix = "eval"
-        with self._wraps.guarded("see which dataset is evaluated"):
+        with self._wraps.guarded("find the evaluation dataset"):
             prefix = str(call.arguments.get("metric_key_prefix", prefix))
         with self._session.evaluations.running(prefix):
             return call.run()

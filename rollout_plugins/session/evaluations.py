@@ -1,4 +1,4 @@
-"""Which evaluation of a trainer a batch belongs to, and under which prefix its metrics are logged."""
+"""Track the evaluations of a trainer: the one to which a batch belongs, and the prefix of its metrics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rollout_hookspecs import Batch
 
 
 class Evaluation(NamedTuple):
-    """The evaluation in progress; by default none."""
+    """The evaluation in progress; number 0 if there is none."""
 
     number: int = 0
     dataset: str = ""
@@ -22,13 +22,13 @@ class Evaluations:
 
     def __init__(self) -> None:
         self.prefix_by_dataset: dict[str, str] = {}
-        """Under which prefix the last evaluation of each dataset was logged."""
+        """Prefix under which the last evaluation of each dataset was logged."""
         self._count = 0
         self._current = Evaluation()
         self._prefix_to_log = ""
 
     def begin(self, prefix: str) -> None:
-        """Start one that the trainer logs under this prefix: `eval`, `eval_<dataset>`, or one the user chose."""
+        """Start an evaluation whose metrics have this prefix: `eval`, `eval_<dataset>`, or one that the user chose."""
         self._count += 1
         self._current = Evaluation(self._count, dataset_of(prefix))
         self._prefix_to_log = self.prefix_by_dataset[dataset_of(prefix)] = prefix
@@ -38,7 +38,7 @@ class Evaluations:
 
     @contextmanager
     def running(self, prefix: str) -> Iterator[None]:
-        """Assign batches to an evaluation inside the block."""
+        """Assign the batches inside the block to an evaluation."""
         outer = self._current
         self.begin(prefix)
         try:
@@ -47,19 +47,19 @@ class Evaluations:
             self._current, self._prefix_to_log = outer, prefix
 
     def assign(self, batch: Batch) -> Batch:
-        """Return the batch with the evaluation in progress, if it is one of evaluation."""
+        """Return the batch with the evaluation in progress, if its split is `eval`."""
         if batch.split != "eval":
             return batch
         return replace(batch, dataset=self._current.dataset, evaluation=self._current.number)
 
     def logged_prefix(self, logs: Mapping[str, Any]) -> str:
-        """Return the prefix of the evaluation that these metrics are of; empty for metrics of training."""
-        # Only the log after an evaluation has its metrics.
+        """Return the prefix of the evaluation to which these metrics belong; empty for training metrics."""
+        # The first log after an evaluation has its metrics.
         prefix, self._prefix_to_log = self._prefix_to_log or "eval", ""
         prefixes = (prefix, "eval")
         return next((prefix for prefix in prefixes if any(name.startswith(f"{prefix}_") for name in logs)), "")
 
 
 def dataset_of(prefix: str) -> str:
-    """Return the dataset's name in a prefix of metrics; empty if the trainer has only one."""
+    """Return the dataset's name in a metric prefix; empty if the trainer has only one dataset."""
     return "" if prefix == "eval" else prefix.removeprefix("eval_")

@@ -1,4 +1,4 @@
-"""The run that a trainer begins: its identity, its folder and its facts."""
+"""Create the `Run` that a trainer starts: its id, its folder and its settings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rollout_plugins.engine.run_id import identify, run_of
 from rollout_plugins.hosts.kit.find_trainer import checkpoint_being_resumed
 from rollout_plugins.store.runs_folder import home_of, homes_of
 
-#: How many runs and attempts began in each folder of runs in this process; the same on every rank.
+#: Number of runs and attempts that this process started in each folder of runs; the same on every rank.
 _runs_begun: Counter[Path] = Counter()
 
 
@@ -26,15 +26,15 @@ def new_run(
     runs_dir: Path | None,
     restarted: Run | None,
 ) -> tuple[Run, int]:
-    """Return the run, or the attempt of one, that begins at this step, and the number of its first generation.
+    """Return the run, or the attempt of a run, that starts at this step, and the number of its first generation.
 
-    runs_dir: the callback's option `dir`.
-    restarted: the run whose training the trainer itself restarts, with a smaller batch.
+    `runs_dir` is the callback's option `dir`, and `restarted` the run whose training the trainer itself restarts, with
+    a smaller batch.
     """
     checkpoint = checkpoint_being_resumed(trainer) if step else None
     root = _root(output_dir, runs_dir, checkpoint, restarted)
-    # Ranks agree on an identity under this key. After an elastic restart they count from 1 again, while the store
-    # that they meet in still has the answers of the launch before.
+    # Ranks agree on an identity under this key. After an elastic restart they count from 1 again, but their shared
+    # store still has the identities of the previous launch.
     _runs_begun[root] += 1
     key = f"{root}|{_runs_begun[root]}|{os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}"
     identity = identify(root, key, checkpoint, step, restarted)
@@ -53,7 +53,7 @@ def new_run(
 
 
 def _root(output_dir: Path, option: Path | None, checkpoint: Path | None, restarted: Run | None) -> Path:
-    """Return the folder of runs: the option, else that of the run being continued, else the default."""
+    """Return the folder of runs: the option, otherwise that of the continued run, otherwise the default."""
     if option is not None:
         return option
     if restarted:

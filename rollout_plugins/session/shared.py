@@ -1,4 +1,4 @@
-"""What the sessions of one callback share: its options, its plugins, and the turn to use them."""
+"""The plugins and options that the sessions of one callback share, one session at a time."""
 
 from __future__ import annotations
 
@@ -42,22 +42,22 @@ class Options:
 
 
 class SharedPlugins:
-    """The plugins of one callback, which see one run at a time, and the options it was given."""
+    """The options and the plugins of one callback. The plugins see one run at a time."""
 
     def __init__(self, plugins: Plugins, options: Options) -> None:
         self.plugins = plugins
         self.options = options
         self.current: OpenSession | None = None
-        """The session whose turn it is."""
+        """The session whose run the plugins see."""
         self.once = Once()
         # By process: a forked child cannot release a lock that a thread of its parent held.
         self._locks: defaultdict[int, threading.RLock] = defaultdict(threading.RLock)
-        # Made now, so that wrong options raise where they are given.
+        # Created now, so that wrong options raise in the constructor of the callback.
         self._spare: Pipeline | None = self._make_pipeline()
 
     @property
     def lock(self) -> threading.RLock:
-        """Held while a run starts, ends or takes a batch, since trainers on several threads may share a callback."""
+        """Held while a run starts, ends or takes a batch: trainers on several threads may share a callback."""
         return self._locks[os.getpid()]
 
     def new_pipeline(self) -> Pipeline:
@@ -75,24 +75,24 @@ class SharedPlugins:
         )
 
     def give_turn(self, session: OpenSession) -> None:
-        """End the run of another session, if one is open, so that plugins see one run at a time."""
+        """End the run of another session, so that plugins see one run at a time."""
         if self.current is not session:
             if self.current is not None:
                 self.current.end()
             self.current = session
 
     def safely(self, what: str, action: Callable[[], object]) -> None:
-        """Run `action`, and keep errors of this library from the trainer. Setup errors are raised."""
+        """Run `action` without letting errors of this library reach the trainer. Only setup errors are raised."""
         try:
             action()
         except (KeyboardInterrupt, SystemExit, SetupError):  # a signal handler may exit
             raise
         except BaseException as error:  # from a host of a third party
-            self.once.warn(f"could not {what}: {error_text(error)}; training goes on without it")
+            self.once.warn(f"could not {what}: {error_text(error)}; training continues without it")
             logger.debug("could not %s", what, exc_info=error)
         self.raise_strict()
 
     def raise_strict(self) -> None:
-        """With strict=True, raise what a plugin raised since the last call."""
+        """With strict=True, raise the last error of a plugin since the previous call."""
         if self.current is not None:
             self.current.pipeline.raise_strict()

@@ -1,4 +1,4 @@
-"""The recording of one trainer: its runs, what its host emits, and our metrics in its log."""
+"""Record one trainer: its runs, the rollouts that its host observes, and plugin metrics in its log."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ logger = logging.getLogger("rollout_plugins")
 
 
 class TrainerSession:
-    """Records one trainer, one run at a time. It owns the pipeline, and does not keep the trainer alive."""
+    """Records the runs of one trainer in turn. It owns the pipeline, and does not keep the trainer alive."""
 
     def __init__(self, trainer: Any, shared: SharedPlugins) -> None:
         self.evaluations = Evaluations()
@@ -56,11 +56,11 @@ class TrainerSession:
 
     @property
     def is_settled(self) -> bool:
-        """Whether there is nothing to attach: it is attached, or was detached on request, or no host fits."""
+        """Whether there is nothing to attach: it is attached, was detached on request, or no host matches."""
         return self.is_attached or self._is_detached or self.host is None
 
     def attach(self, trainer: Any, callback: Owner) -> None:
-        """Let a host observe the trainer from now on, if one fits, until the callback is removed."""
+        """Let a matching host observe the trainer until the callback is removed."""
         if self.host is None:  # a trainer under construction may not have all its parts yet
             self.host = host_for(trainer, self.pipeline.dispatcher.hosts())
         if self.host is None or self.is_attached:
@@ -87,12 +87,12 @@ class TrainerSession:
         self._is_detached = True
 
     def callback_removed(self) -> None:
-        """The trainer no longer has the callback: what it trains next is another run."""
+        """End the training, because the trainer no longer has the callback: its next training is another run."""
         self._has_ended_training = True
         self.pipeline.request_sync()
 
     def explain_missing_host(self, trainer: Any) -> str:
-        """Return how the trainer differs from the supported one that it is most like, in words; or nothing."""
+        """Return how the trainer differs from the most similar supported one; empty if none is similar."""
         difference = nearest_to(trainer, self.pipeline.dispatcher.hosts())
         return f"{difference}; docs/how-to/host.md says how to write a host for it" if difference else ""
 
@@ -102,7 +102,7 @@ class TrainerSession:
         """Start a run, or the next attempt if the trainer restarts; or continue the run that `evaluate()` started."""
         self._output_dir = Path(trainer.args.output_dir).absolute()
         self._take_turn()
-        # Some trainers make rollouts before their training.
+        # Some trainers generate rollouts before training begins.
         has_trained = self._has_begun_training and self.pipeline.submitted["train"] > 0
         restarted = self.run if has_trained and self._is_restarting(trainer) else None
         starts_at_other_step = self.run is not None and not has_trained and step != (self.run.resumed_from or 0)
@@ -123,7 +123,7 @@ class TrainerSession:
         return getattr(trainer.args, "auto_find_batch_size", False) and not self._has_ended_training
 
     def join_training(self) -> bool:
-        """Mark the training as begun; return False if it was."""
+        """Mark the training as begun; return False if it had begun before."""
         has_joined, self._has_begun_training = not self._has_begun_training, True
         return has_joined
 
@@ -151,7 +151,7 @@ class TrainerSession:
         start_run(self.pipeline, self._shared.plugins, run, generation, trainer=trainer, safely=self._shared.safely)
 
     def _ensure_run(self, trainer: Any) -> None:
-        """Open a run if none is, as for `evaluate()` outside training: the last one again, or a new one."""
+        """Open a run if none is open, as for `evaluate()` outside training: the previous run, or a new one."""
         self._take_turn()
         if self.pipeline.run is not None:
             return
@@ -186,7 +186,7 @@ class TrainerSession:
                 self.pipeline.count(reason, count)
 
     def count_untrained(self, trainer: Any, reason: str, count: int, step: int | None) -> None:
-        """Count rollouts of a step that were submitted and not trained on."""
+        """Count submitted rollouts of a step on which the trainer did not train."""
         with self._shared.lock:
             try:
                 self._ensure_run(trainer)
@@ -194,19 +194,19 @@ class TrainerSession:
                 self.pipeline.count_untrained(reason, count, step)
 
     def set_pending(self, count: int) -> bool:
-        """Note how many rollouts the host holds back; return False if the run they belong to has ended."""
+        """Store how many rollouts the host holds back; return False if their run has ended."""
         self._pending = count
         return self.run is None or self.pipeline.run is not None
 
     def _emit_pending(self) -> None:
-        """Make the host emit what it holds back. If the trainer is gone, its rollouts are too, and counted."""
+        """Make the host submit what it holds back. If the trainer is gone, count those rollouts as lost."""
         attachment = self._attachment()
-        if attachment is not None:  # with nothing pending, the host may still count what was not trained on
+        if attachment is not None:  # even without pending rollouts, the host may count untrained ones
             attachment.emit_pending()
         lost, self._pending = self._pending, 0
         if lost:
             self.pipeline.count("kept_back", lost)
-            logger.warning("%d rollouts that were not complete yet went with their trainer (kept_back)", lost)
+            logger.warning("%d unfinished rollouts were lost because their trainer was deleted (kept_back)", lost)
 
     # --- evaluation ---------------------------------------------------------------------------------------------
 
@@ -222,7 +222,7 @@ class TrainerSession:
         else:
             self.count(trainer, "before_attach", count)
             self._shared.once.warn(
-                f"{count or 'some'} rollouts were made before the callback could attach; pass it in callbacks=[…]"
+                f"{count or 'some'} rollouts were generated before the callback could attach; pass it in callbacks=[…]"
             )
 
     def end_evaluation(self, trainer: Any) -> None:
@@ -233,10 +233,10 @@ class TrainerSession:
     # --- the trainer's log --------------------------------------------------------------------------------------
 
     def log(self, trainer: Any, call: Call) -> Any:
-        """Run the trainer's `log` with our metrics among its own.
+        """Run the trainer's `log` with the plugins' metrics in its dictionary.
 
-        They are in the trainer's dictionary only while it logs. A copy would hide from the caller what `log` adds,
-        which `evaluate()` returns and the best checkpoint is chosen by.
+        They are in the dictionary only during the call. Passing a copy would hide from the caller what `log` adds to
+        the dictionary, which `evaluate()` returns and which selects the best checkpoint.
         """
         logs = call.args[0] if call.args else call.kwargs.get("logs")
         if not isinstance(logs, dict):
@@ -251,7 +251,10 @@ class TrainerSession:
         if "train_runtime" in logs:
             self.drain_at_end(sinks=False)
             metrics = pipeline.log_metrics("train")
-            for dataset, prefix in evaluations.prefix_by_dataset.items():  # evaluations logged before they were done
+            for (
+                dataset,
+                prefix,
+            ) in evaluations.prefix_by_dataset.items():  # logged before they were recorded
                 metrics |= pipeline.log_metrics("eval", prefix, dataset)
             return metrics
         prefix = evaluations.logged_prefix(logs)
@@ -264,12 +267,12 @@ class TrainerSession:
     # --- the end ------------------------------------------------------------------------------------------------
 
     def drain_at_end(self, *, sinks: bool = True) -> None:
-        """Wait for the store, and for the sinks, at the end of a training. This and `end` share one limit."""
+        """Wait for the store, and for the sinks, when training ends. This and `end` share one time limit."""
         self._emit_pending()
         self.pipeline.drain_at_end(sinks=sinks)
 
     def end(self) -> None:
-        """End the run. Also runs when the callback is collected and when the process exits."""
+        """End the run. Also called when the callback is garbage-collected and when the process exits."""
         if self.pipeline.is_forked_copy or run_off_own_threads(self.end):
             return
         self._emit_pending()

@@ -1,23 +1,23 @@
-"""Whether something of this process must not leave it: a `required` plugin says so, for as long as its run lasts."""
+"""Track whether exceptions and images must be shown without their contents, as a `required` plugin demands."""
 
 from __future__ import annotations
 
 from typing import Any
 from weakref import WeakSet
 
-_discreet: WeakSet[Any] = WeakSet()
+_owners: WeakSet[Any] = WeakSet()
 
 
 def start_confidentiality(owner: object) -> None:
-    """Show exceptions without their text, and pictures without words, until `be_open` or the owner is gone."""
-    _discreet.add(owner)
+    """Show exceptions without their texts until `end_confidentiality`, or until the owner is garbage-collected."""
+    _owners.add(owner)
 
 
 def end_confidentiality(owner: object) -> None:
-    """Show everything in full again."""
-    _discreet.discard(owner)
+    """Show exceptions in full again, unless another owner forbids it."""
+    _owners.discard(owner)
 
 
 def is_confidential() -> bool:
-    """Whether anybody asks for that."""
-    return bool(_discreet)
+    """Return whether any owner forbids texts."""
+    return bool(_owners)

@@ -1,4 +1,4 @@
-"""Locks on files, which hold between processes. The system takes one back when its holder dies."""
+"""Lock files between processes. The operating system releases a lock when its holder dies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ _once = Once()
 
 
 def lock(file: IO[Any], *, shared: bool = False, wait: bool = True) -> bool:
-    """Lock an open file; False when somebody else has it and we don't wait. True where a system lacks locks."""
+    """Lock an open file; return False if another process holds the lock and `wait` is False.
+
+    Where the system has no locks, return True.
+    """
     if fcntl is None:
         return True
     how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
@@ -29,17 +32,20 @@ def lock(file: IO[Any], *, shared: bool = False, wait: bool = True) -> bool:
     except BlockingIOError:
         return False
     except OSError as error:
-        _tell(file, error)
+        _warn_unlockable(file, error)
     return True
 
 
 def unlock(file: IO[Any]) -> None:
-    """Give it back and close the file. Closing alone would leave the lock with a process that was forked meanwhile."""
+    """Release the lock and close the file.
+
+    Closing alone would not release it: a child that was forked meanwhile would still hold it.
+    """
     try:
         if fcntl is not None:
             fcntl.flock(file, fcntl.LOCK_UN)
     except OSError as error:
-        _tell(file, error)
+        _warn_unlockable(file, error)
     finally:
         file.close()
 
@@ -54,5 +60,5 @@ def hold_lock(file: IO[Any]) -> Iterator[None]:
         unlock(file)
 
 
-def _tell(file: IO[Any], error: OSError) -> None:
+def _warn_unlockable(file: IO[Any], error: OSError) -> None:
     _once.warn("%s cannot be locked (%s): let one process at a time write there", file.name, error)

@@ -1,4 +1,7 @@
-"""A run of several nodes without a shared disk: one folder stands for theirs, and holds only their names."""
+"""Find the folders of a run that several nodes recorded without a shared disk.
+
+One folder stands for the run. It contains only a file with the names of the nodes' folders.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ NOTE = ".nodes.json"
 
 
 def nodes_of(folder: Path) -> list[Path]:
-    """The folders that a run's files are in: its own, or those of its nodes."""
+    """Return the folders with the files of a run: its own folder, or those of its nodes."""
     with suppress(OSError):
         return [Path(name) for name in json.loads((folder / NOTE).read_text(encoding="utf-8"))]
     return [folder]

@@ -10,7 +10,7 @@ NAME = "rollout-plugins"
 
 
 def clear_bars_sequence() -> str:
-    """Return the escape sequence that removes tqdm's bars from the screen, if any; tqdm draws them again."""
+    """Return the escape sequence that clears tqdm's bars from the screen, if there are any; tqdm redraws them."""
     return "\r\x1b[J" if _has_bars() else ""
 
 
@@ -20,7 +20,7 @@ def _has_bars() -> bool:
 
 
 class AboveBars(logging.Handler):
-    """Prints warnings if nobody configured logging, with our name and not in the line of a progress bar."""
+    """Prints warnings if nobody configured logging, with this library's name and above any progress bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if not self._has_others(logging.getLogger(record.name)):

@@ -135,7 +135,7 @@ def _raise(found: PluginError) -> None:
 def _warn_of_forgotten(watch: _Watch, loaded: Plugins) -> None:
     """Say which hooks of the author's own plugins never returned anything: Python does so for a missing `return`."""
     for (name, hook), answered in watch.answered.items():
-        if not answered and name in loaded.found and loaded.found[name].distribution != DISTRIBUTION:
+        if not answered and name in loaded.installed and loaded.installed[name].distribution != DISTRIBUTION:
             warnings.warn(
                 f"{hook} of plugin {name!r} returned None every time, so nothing came of it: is a `return` missing? "
                 "Annotate it with `-> None` if it only looks on",

@@ -105,7 +105,7 @@ def test_a_value_without_end_is_cut_in_a_moment_and_stored(make, monkeypatch):
     lost = []
     assert decode(encode(made, lost))["y"] == [1]
     assert lost
-    assert {one.why for one in lost} <= {"nested too deep", "the same again in a vast value"}
+    assert {one.why for one in lost} <= {"nested too deep", "repeated in a value with too many items"}
     assert all(one.where.startswith(".x") for one in lost)
 
 

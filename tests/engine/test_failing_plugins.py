@@ -102,7 +102,7 @@ def test_plugins_that_misbehave_cost_only_themselves_and_go_after_three_in_a_row
     for name in bad:
         assert line.counters.errors[name] == 3, name
         assert len(told(caplog, f"'{name}' failed in {hook}")) == 1, name
-        assert len(told(caplog, f"'{name}' is off for the rest of the run")) == 1, name
+        assert len(told(caplog, f"'{name}' is disabled for the rest of the run")) == 1, name
 
 
 @pytest.mark.parametrize("act", ["raises", "a number"])
@@ -155,7 +155,7 @@ def test_a_plugin_that_hangs_is_taken_out_and_nothing_is_lost_or_done_twice(
         assert sorted(seen) == [-4, -4, -4, 4, 4, 4]
     if hook != "on_run_end":  # by then it was let go
         assert line.dispatcher.removed["bad"].startswith(f"did not return from {hook} within 0.2 s")
-        assert len(told(caplog, "'bad' is off for the rest of the run")) == 1
+        assert len(told(caplog, "'bad' is disabled for the rest of the run")) == 1
     assert run.health.drops == {}
 
 

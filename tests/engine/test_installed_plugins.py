@@ -108,8 +108,10 @@ def test_a_broken_installed_plugin_is_skipped_with_the_reason_and_raised_if_name
 def test_of_two_distributions_with_one_plugin_name_the_first_runs_and_it_is_said(install, caplog):
     install("x-one", {"same": "x_good:Plugin"}, {"x_good": GOOD})
     install("x-two", {"same": "x_good:instance"})
-    assert Plugins().found["same"].distribution == "x-one"
-    assert "two installed plugins are named 'same', of x-one and of x-two; the first one is used" in caplog.text
+    assert Plugins().installed["same"].distribution == "x-one"
+    assert (
+        "two installed plugins are named 'same', one of x-one and one of x-two; the first one is used" in caplog.text
+    )
 
 
 @pytest.mark.parametrize("name", ["marked", "x-mark"])
@@ -122,7 +124,7 @@ def test_a_disabled_plugin_is_not_even_imported(install, monkeypatch, name, by):
     assert "marked" not in order(plugins)
     assert "x_marked" not in sys.modules
     reason = "by disable=" if by == "disable" else "by ROLLOUT_PLUGINS_DISABLE"
-    assert (plugins.found["marked"].status, plugins.found["marked"].reason) == ("disabled", reason)
+    assert (plugins.installed["marked"].status, plugins.installed["marked"].reason) == ("disabled", reason)
     assert "marked" not in order(Plugins(["marked"], disable=name if by == "disable" else ()))
     assert "x_marked" not in sys.modules
 

@@ -106,7 +106,7 @@ def test_a_class_that_raises_while_it_is_made_is_refused_by_name():
         def __init__(self):
             sys.exit("no licence")
 
-    assert fault(Mine) == "plugin 'fine' could not be made: Mine raised SystemExit: no licence"
+    assert fault(Mine) == "plugin 'fine' could not be created: Mine raised SystemExit: no licence"
 
 
 async def _async(self, rollout):

@@ -57,9 +57,9 @@ def marked(values):
 
 LOST = {
     **{f"lost:{name}": "[str: not a number]" for name in ("reward", "advantage", "time", "rewards.judge")},
-    **{f"lost:{name}": "[str: not a whole number of 64 bits]" for name in NUMBERS if "_" in name or name == "attempt"},
+    **{f"lost:{name}": "[str: not a 64-bit integer]" for name in NUMBERS if "_" in name or name == "attempt"},
     **{
-        f"lost:tool_calls[{place}].{name}": "[str: not a whole number of 32 bits]"
+        f"lost:tool_calls[{place}].{name}": "[str: not a 32-bit integer]"
         for place, name in enumerate(CALL_NUMBERS[:3])
     },
     "lost:tool_calls[3].seconds": "[str: not a number]",

@@ -203,7 +203,7 @@ MISTAKES = {
     "rewards of type list": [row(rewards=[1.0])],
     "rewards\\['right'\\] of type str": [row(rewards={"right": "yes"})],
     "finish 'done'; accepted: stop": [row(finish="done")],
-    "'step', which the recorder decides": [row(step=3)],
+    "'step', which the recorder sets": [row(step=3)],
     "columns of type str": [row(columns="x")],
     "and 1 more": [row(finish="done")] * 6,
 }
@@ -268,11 +268,11 @@ def test_where_a_batch_belongs_is_checked_at_first_and_marked_later(tmp_path, sa
         pytest.param({"mirror": ""}, "mirror is empty; give a URL", marks=pytest.mark.needs(part="remote")),
         ({"rank": 1}, "rank is 1 and world_size None; give both"),
         ({"rank": 2, "world_size": 2}, "a rank from 0 to world_size - 1"),
-        ({"rank": "1", "world_size": 2}, "rank is '1' and world_size 2; give both, as whole numbers"),
-        ({"run_id": "a/b"}, "run_id is 'a/b'; give a name that a folder can have"),
-        ({"resumed_from": 3}, "give its run_id too"),
+        ({"rank": "1", "world_size": 2}, "rank is '1' and world_size 2; give both as integers"),
+        ({"run_id": "a/b"}, "run_id is 'a/b'; give a valid folder name"),
+        ({"resumed_from": 3}, "resumed_from needs run_id"),
         ({"reward_names": "right"}, "give a list of names"),
-        ({"reward_names": ["a"], "reward_weights": [1.0, 2.0]}, "a weight each"),
+        ({"reward_names": ["a"], "reward_weights": [1.0, 2.0]}, "one weight for each"),
     ],
 )
 def test_mistakes_of_setup_are_one_sentence(tmp_path, options, words):

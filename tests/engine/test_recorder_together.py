@@ -85,7 +85,7 @@ def test_processes_that_cannot_agree_say_how_they_could(tmp_path, monkeypatch, c
     monkeypatch.setenv("WORLD_SIZE", "2")
     with caplog.at_level(logging.WARNING, "rollout_plugins"):
         recorder_in(tmp_path).close()
-    assert "give all of them the same run_id" in caplog.text
+    assert "pass the same run_id in all of them" in caplog.text
     monkeypatch.setenv("RANK", "first")
     with pytest.raises(SetupError, match="RANK is 'first' in the environment"):
         recorder_in(tmp_path)

@@ -69,7 +69,7 @@ def test_ranks_that_resume_together_are_one_attempt_and_another_launch_is_the_ne
 
 
 def test_a_node_with_a_new_disk_takes_run_and_attempt_from_those_that_know_them(tmp_path, monkeypatch):
-    monkeypatch.setattr("rollout_plugins.engine.run_id.KNOWING", timedelta(minutes=10))
+    monkeypatch.setattr("rollout_plugins.engine.run_id.WAIT_FOR_OWNER", timedelta(minutes=10))
     home, checkpoint = resumed(tmp_path)
     write_marker(checkpoint, tmp_path / "disk" / "r1", 1, generation=7)
     (home / "r1" / "run.json").write_text(json.dumps({"attempts": [{"attempt": 1}, {"attempt": 2}]}))

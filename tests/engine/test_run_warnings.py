@@ -38,7 +38,7 @@ class Fails:
 
 
 FAILED = "plugin 'judge' failed in on_rollout and was skipped: OSError('no server')"
-OFF = "plugin 'judge' is off for the rest of the run: it failed 3 times in a row, last in on_rollout: "
+OFF = "plugin 'judge' is disabled for the rest of the run: it failed 3 times in a row, last in on_rollout: "
 OFF += "OSError('no server')"
 
 

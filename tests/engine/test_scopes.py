@@ -78,7 +78,7 @@ def test_reasons_for_other_ranks_rollouts_do_not_pile_up_in_memory(tmp_path, mon
     def both():
         return [make_rollout(rank=rank, index=rank) for rank in range(2)]
 
-    monkeypatch.setattr(storage, "CHOSEN_AT_ONCE", 2)
+    monkeypatch.setattr(storage, "SELECTION_BATCH", 2)
     recording = Pipeline(Plugins([Sink()], autoload=False), sync=True)
     recording.start(make_run(id="run", dir=str(tmp_path / "run"), rank=0, world_size=2))
     for step in range(1, 6):

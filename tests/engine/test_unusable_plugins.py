@@ -112,7 +112,7 @@ def test_built_in_names_are_reserved_and_a_plugin_that_takes_one_is_refused_with
             f"plugin {name!r} of a-first was skipped: {name!r} is the name of a built-in plugin; "
             "give its entry point another name" in caplog.text
         )
-    assert Plugins().found["metrics"].distribution == "rollout-plugins"
+    assert Plugins().installed["metrics"].distribution == "rollout-plugins"
     with pytest.raises(
         SetupError, match="'trace' is the name of a built-in plugin; give its entry point another name"
     ):

@@ -31,7 +31,7 @@ def test_a_trainer_without_rollouts_gets_one_warning_and_no_effect(tmp_path, cap
         trainer.train()
     assert trainer.state.global_step == 2
     assert [r.message for r in caplog.records if r.name == "rollout_plugins"] == [
-        "SFTTrainer makes no rollouts that are known here; the callback does nothing"
+        "SFTTrainer is not a supported trainer, so the callback does nothing"
     ]
     assert not (tmp_path / "out-rollouts").exists()
 

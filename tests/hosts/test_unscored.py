@@ -410,7 +410,7 @@ def test_what_waits_to_be_scored_in_a_trainer_that_is_deleted_is_counted(tmp_pat
     assert broken_off(tmp_path)[1].flush(600)
     collected(lambda: open_run(tmp_path / "out").health.drops == {"kept_back": 2})
     assert len(open_run(tmp_path / "out")) == 4
-    assert "2 rollouts that were not complete yet went with their trainer" in caplog.text
+    assert "2 unfinished rollouts were lost because their trainer was deleted" in caplog.text
 
 
 def leave(folder):

@@ -100,7 +100,7 @@ def test_a_trainer_without_rollouts_is_left_alone_and_one_after_it_is_recorded(t
     plain_trainer(tmp_path).evaluate(eval_dataset=[{"x": torch.ones(2), "labels": torch.ones(1)}])
     assert "rollout" not in capsys.readouterr().err
     assert caplog.records == []
-    assert set(notes()) == {"Trainer makes no rollouts that are known here"}
+    assert set(notes()) == {"Trainer is not a supported trainer"}
     assert not list(tmp_path.glob("*-rollouts"))
     make(tmp_path).train()
     assert len(open_run(tmp_path / "out")) == 4

@@ -58,7 +58,7 @@ def test_what_a_killed_training_left_is_counted_around_what_is_damaged(tmp_path,
     leave("eval", 2)
     (folder / "data" / "train" / "001-00000-000009.parquet").write_bytes(b"PAR1 torn")
     trained(tmp_path, caplog)
-    assert f"{folder} did not end properly, or still runs; its 5 rollouts are readable" in caplog.text
+    assert f"{folder} did not end properly or is still running; its 5 rollouts are readable" in caplog.text
 
 
 def test_a_loop_of_ones_own_counts_its_generations_on(tmp_path):

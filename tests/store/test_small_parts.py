@@ -83,7 +83,7 @@ def test_parts_that_cannot_be_joined_stay_and_the_run_says_so(tmp_path, monkeypa
     assert steps_of(run) == expected(range(1, 10))
     assert run.health.drops == {}
     (told,) = [record.getMessage() for record in caplog.records if "small files" in record.getMessage()]
-    assert told.startswith(f"{run.dir} keeps its small files, which only readers notice: ")
+    assert told.startswith(f"cannot join the small files of {run.dir}, so reading it takes longer: ")
     assert "no space left on device" in told
 
 

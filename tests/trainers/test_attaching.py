@@ -61,7 +61,7 @@ def test_they_are_known_without_autoload_too_as_they_change_and_send_nothing(tmp
 
 def test_switched_off_they_are_missed_with_the_reason(tmp_path, caplog):
     trained(tmp_path, RolloutPluginCallback(disable=["trainers"]))
-    assert "plugin 'trainers', which knows more trainers, is off (disabled by disable=)" in caplog.text
+    assert "plugin 'trainers', which supports more trainers, does not run (disabled by disable=)" in caplog.text
     assert not (tmp_path / "out-rollouts").exists()
 
 
