@@ -14,7 +14,49 @@ from rollout_plugins.checks.base import Check
 from rollout_plugins.errors import SetupError, suggest
 
 #: The classes of the built-in checks, as "module:Class" below this package, in the order in which they are listed.
-BUILT_IN: tuple[str, ...] = ("rewards_not_finite:RewardsNotFinite",)
+BUILT_IN: tuple[str, ...] = (
+    "rewards_not_finite:RewardsNotFinite",
+    "rewards_missing:RewardsMissing",
+    "rewards_constant:RewardsConstant",
+    "rewards_scale:RewardsScale",
+    "rewards_shifted:RewardsShifted",
+    "rewards_ceiling:RewardsCeiling",
+    "rewards_diverge:RewardsDiverge",
+    "reward_follows_length:RewardFollowsLength",
+    "groups_flat:GroupsFlat",
+    "groups_mixed:GroupsMixed",
+    "train_up_eval_down:TrainUpEvalDown",
+    "errors_scored:ErrorsScored",
+    "tools_failing:ToolsFailing",
+    "tools_unknown:ToolsUnknown",
+    "tool_calls_unparsed:ToolCallsUnparsed",
+    "tool_calls_repeated:ToolCallsRepeated",
+    "tool_results_cut:ToolResultsCut",
+    "tool_limit:ToolLimit",
+    "answer_twice:AnswerTwice",
+    "prompt_double_start:PromptDoubleStart",
+    "end_token:EndToken",
+    "mask_and_roles:MaskAndRoles",
+    "turns_continue:TurnsContinue",
+    "lengths_equal:LengthsEqual",
+    "sampler_mismatch:SamplerMismatch",
+    "reward_hacking:RewardHacking",
+    "answers_loop:AnswersLoop",
+    "answers_duplicate:AnswersDuplicate",
+    "answers_same_opening:AnswersSameOpening",
+    "answers_truncated:AnswersTruncated",
+    "vocabulary_shrinks:VocabularyShrinks",
+    "language_drifts:LanguageDrifts",
+    "gibberish:Gibberish",
+    "length_runaway:LengthRunaway",
+    "thinking_empty:ThinkingEmpty",
+    "answer_in_prompt:AnswerInPrompt",
+    "eval_in_train:EvalInTrain",
+    "prompts_without_signal:PromptsWithoutSignal",
+    "rollouts_lost:RolloutsLost",
+    "rollouts_untrained:RolloutsUntrained",
+    "values_lost:ValuesLost",
+)
 
 
 class Checks:

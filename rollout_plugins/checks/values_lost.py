@@ -1,0 +1,45 @@
+"""Values of rollouts that could not be recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from rollout_hookspecs import Finding
+
+from rollout_plugins.checks.base import Check
+from rollout_plugins.checks.generation_columns import columns_of
+
+
+class ValuesLost(Check):
+    """Values of rollouts could not be kept as they were; a note stands in their place.
+
+    An object that cannot be written, a tensor in a column, a list that is not one. What is missing is named in the
+    rollout's marks.
+    """
+
+    name = "values-lost"
+    needs = ()
+    columns = ("marks",)
+    advice = "Look at the marks of one of these rollouts: they name the field and the reason."
+
+    def begin(self) -> None:
+        self._rollouts = self._lost = 0
+
+    def look(self, table: pa.Table, step: int, split: str) -> Iterator[Finding]:
+        columns = columns_of(table)
+        self.observe(columns.count)
+        self._rollouts += columns.count
+        marks = columns.array("marks")
+        if marks.null_count == len(marks):
+            return
+        is_lost = pc.fill_null(pc.match_substring(marks, '"lost:'), False).to_numpy(zero_copy_only=False)
+        self._lost += int(is_lost.sum())
+        if is_lost.any() and self._lost >= max(1, 0.01 * self._rollouts):
+            yield self.finding(
+                "values of rollouts were lost",
+                f"{self._lost} of {self._rollouts} rollouts have a value that could not be kept, until step {step}",
+                steps=(step,),
+                rollouts=columns.ids(is_lost),
+            )
