@@ -43,8 +43,8 @@ class RolloutsLost(Check):
     @hookimpl
     def check_run(self, run: Any) -> Verdict:  # type: ignore[override]
         """Conclude from what the run counted while it was recorded."""
-        if run.drops:
-            list(self._new([self._report(run.drops, "", ())]))
+        if run.health.drops:
+            list(self._new([self._report(run.health.drops, "", ())]))
         return self.verdict()
 
     def _report(self, lost: Mapping[str, int], when: str, steps: tuple[int, ...]) -> Finding:

@@ -65,9 +65,9 @@ class RolloutsUntrained(Check):
     @hookimpl
     def check_run(self, run: Any) -> Verdict:  # type: ignore[override]
         """Conclude from what the run counted while it was recorded."""
-        untrained = sum(run.untrained.values())
+        untrained = sum(run.health.untrained.values())
         if untrained and not self._findings:
-            reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(run.untrained.items()))
+            reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(run.health.untrained.items()))
             many = untrained > _SHARE * self._rollouts and self._rollouts > 256
             list(self._new([
                 self.finding(

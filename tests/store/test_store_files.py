@@ -88,7 +88,7 @@ def test_of_a_large_generation_that_the_disk_refuses_nothing_is_kept(tmp_path, m
     writer.close()
     run = open_run(tmp_path)
     assert [rollout.step for rollout in run.rollouts()] == [0] * 4 + [2] * 4
-    assert run.damaged == {}
+    assert run.health.damaged == {}
 
 
 @pytest.mark.parametrize(
