@@ -26,7 +26,7 @@ READERS = [
         "show", "sql", "stats", "view",
     )
 ]  # fmt: skip
-LEARNERS = ["learn", *(f"cli/{name}.py" for name in ("prompts", "training_data"))]
+LEARNERS = ["learn", *(f"cli/{name}.py" for name in ("prompts", "replay", "training_data"))]
 PARTS = {
     "images": ["plugins/images"],
     "redact": ["plugins/redact"],
@@ -46,7 +46,7 @@ COMMANDS = {
     "web": "report",
     "shapes": "import",
     "demo": "demo",
-    "learn": "prompts",
+    "learn": "(?:prompts|replay)",
     "remote": "(?:push|pull|prune)",
     "reading": "(?:annotate|compact|demo|diff|doctor|export|list|prune|pull|push|report|show|sql|stats|view)",
 }

@@ -33,6 +33,7 @@ ABOUT = {
     "report": "the run as one HTML file: charts, table, every conversation",
     "annotate": "add columns to rollouts, from a file or a function",
     "export": "rollouts as one file, or to a sink",
+    "replay": "train a stored step again, and find the rollout that breaks it",
     "compact": "join the many small files of a run into few large ones",
     "push": "send a run to an object store, or to the Hub as a dataset",
     "pull": "fetch a run from an object store or the Hub",

@@ -18,6 +18,7 @@ from rollout_hookspecs import Batch, Emit, Support
 from rollout_plugins.content.snapshot import Snapshot
 from rollout_plugins.hosts.grpo_leftovers import LeftoversObserver
 from rollout_plugins.hosts.grpo_log import LogTail, batch_from_log
+from rollout_plugins.hosts.grpo_shuffle import watch_shuffle
 from rollout_plugins.hosts.grpo_trained import Trained
 from rollout_plugins.hosts.grpo_unscored import NEVER_SCORED, NO_ADVANTAGE, Made, Sampled, Unscored
 from rollout_plugins.hosts.kit.decoding import Decoder
@@ -86,6 +87,9 @@ class GRPOObserver(LeftoversObserver):
                 self._read_advantages(generation, out)
         else:
             generation.returned = out
+        if self.options.get("tokens") and not generation.earlier:
+            with self.guarded("see the order of training"):
+                watch_shuffle(generation, self.trainer)
         return out
 
     def _rewards(self, generation: Sampled, call: Call) -> Any:

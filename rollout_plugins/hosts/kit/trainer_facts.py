@@ -26,6 +26,14 @@ _SETTINGS = (
     "max_steps", "num_train_epochs", "logging_steps", "chat_template_kwargs", "generation_kwargs", "use_vllm",
     "report_to", "run_name", "project", "output_dir", "max_staleness", "token_budget", "weight_sync_steps",
     "max_inflight_tasks", "queue_maxsize", "fork_threshold_tokens", "teacher_top_k",
+    # What a replay needs to compute the same loss.
+    "epsilon", "epsilon_high", "delta", "importance_sampling_level", "multi_objective_aggregation",
+    "mask_truncated_completions", "top_entropy_quantile", "entropy_coef", "use_adaptive_entropy",
+    "sapo_temperature_neg", "sapo_temperature_pos", "vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg",
+    "vespo_lambda_neg", "off_policy_mask_threshold", "use_bias_correction_kl", "vllm_importance_sampling_correction",
+    "vllm_importance_sampling_mode", "vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min",
+    "pad_to_multiple_of", "disable_dropout", "max_grad_norm", "gradient_checkpointing", "bf16", "fp16", "tf32",
+    "use_liger_kernel",
 )  # fmt: skip
 _PACKAGES = ("rollout-plugins", "trl", "transformers", "torch", "accelerate", "datasets", "vllm")
 _TRL_FLOOR: Final = (0, 22)
@@ -95,8 +103,17 @@ def describe_trl(trainer: Any) -> Mapping[str, Any]:
         "tools": tuple(tool_schemas(trainer)),
         "chat_template": template if isinstance(template, str) else None,
         "versions": {package: found for package in _PACKAGES if (found := installed(package))},
-        "settings": {name: value for name in _SETTINGS if (value := getattr(args, name, None)) is not None},
+        "settings": {
+            **{name: value for name in _SETTINGS if (value := getattr(args, name, None)) is not None},
+            **_dtype(trainer),
+        },
     }
+
+
+def _dtype(trainer: Any) -> dict[str, str]:
+    """Return the type of the model's weights, which a checkpoint of another type would not tell."""
+    dtype = getattr(trainer.model, "dtype", None)
+    return {} if dtype is None else {"model_dtype": str(dtype).removeprefix("torch.")}
 
 
 def _template(trainer: Any) -> Any:
