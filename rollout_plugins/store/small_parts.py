@@ -1,8 +1,9 @@
 """Join the small parts that a process seals, while it records, so that a run has few files without anybody's doing.
 
-A mirror has a journal sealed every few minutes, and each becomes a part. As soon as sixteen parts of about one size
-are there, they are joined into a larger one, which is joined with its like later; so a process leaves few files, and
-writes each rollout a few times in all. It happens on the store's thread when a new journal begins, never at the end.
+A mirror has a journal sealed every few minutes, and each becomes a part. When sixteen parts of about one size exist,
+besides the newest, they are joined into a larger one. Larger ones are joined in the same way, so a process leaves few
+files, and writes each rollout a few times in all. This happens on the store's thread after a new journal began, never
+at the end. The newest part is left alone because a mirror has not copied it yet, and would copy the joined part, too.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from rollout_plugins.store.join_parts import join_parts, remove_joined
+from rollout_plugins.store.joined_parts import joined
+from rollout_plugins.store.parts import file_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,10 +30,12 @@ MOST_BYTES = 64 * 2**20
 def join_small_parts(folder: Path, split: str, stem: str, target: Path) -> bool:
     """Join parts of one process in the run's folder into `target`, if enough of them are small; whether it did."""
     parts = sorted((folder / "data" / split).glob(f"{stem}-*.parquet"))
-    if len(parts) < AT_ONCE:
+    if len(parts) <= AT_ONCE:
         return False
     remove_joined(folder)  # what a process left that was killed while it joined parts
-    selected = _select([path for path in parts if path.exists()])
+    targets = joined(folder)
+    sealed = [path for path in parts if file_name(path) not in targets]
+    selected = _select([path for path in parts if path not in sealed[-1:] and path.exists()])
     if selected:
         join_parts(folder, target, selected)
     return bool(selected)

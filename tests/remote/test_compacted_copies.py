@@ -3,11 +3,14 @@
 import shutil
 from collections import Counter
 
+import pyarrow.parquet as pq
 import pytest
-from test_mirror import answers, contents, quick, recorded  # noqa: F401 - a fixture for all tests
+from store_rig import until
+from test_mirror import answers, batch, contents, quick, recorded  # noqa: F401 - a fixture for all tests
 
-from rollout_plugins import open_run
+from rollout_plugins import RolloutRecorder, open_run
 from rollout_plugins.cli.main import main
+from rollout_plugins.remote import mirror as mirroring
 from rollout_plugins.remote import pruning as prune
 from rollout_plugins.remote.folder_sync import Copying
 from rollout_plugins.remote.folders import Folder
@@ -128,6 +131,23 @@ def test_a_pruning_that_a_compaction_overtakes_prunes_every_rollout(overtaken):
     after(prune, "find_parts")
     assert main(["prune", str(node), "--keep", "step = 2", "--yes"]) == 0
     assert len([one for one in open_run(node).rollouts() if one.completion]) == 4
+
+
+def test_a_mirror_that_keeps_up_has_each_rollout_in_one_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(small_parts, "AT_ONCE", 4)
+    monkeypatch.setattr(mirroring, "POLL_SECONDS", 0.5)  # joining parts takes less
+
+    def parts(folder):
+        return {f"data/train/{path.name}": path for path in folder.glob("data/train/*.parquet")}
+
+    here, there = tmp_path / "here" / "mine", tmp_path / "there" / "mine"
+    with RolloutRecorder(dir=here.parent, run_id="mine", mirror=str(there.parent), config=OFTEN) as recorder:
+        for step in range(1, 8):
+            recorder.record(step, batch(step))
+            assert recorder.flush()
+            until(lambda: parts(here).keys() - joined(here).keys() <= parts(there).keys())
+    assert joined(here)
+    assert sum(pq.read_metadata(path).num_rows for path in parts(there).values()) == len(open_run(there)) == 28
 
 
 def test_a_run_that_joins_its_parts_counts_each_rollout_once_in_the_mirror(tmp_path, monkeypatch):
