@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from argparse import ArgumentParser, Namespace
-from math import isclose
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rich.console import Group
@@ -14,7 +16,7 @@ from rollout_hookspecs import Rollout
 from rollout_plugins.cli.chosen import RUN, check_filters, note_damage, note_pruned, opened
 from rollout_plugins.cli.common import add_json, busy, console, natural, note, print_json, say, show
 from rollout_plugins.content.messages import call_text
-from rollout_plugins.reading.filters import PRUNED, Filters, condition
+from rollout_plugins.learn.comparison import Comparison, compare
 from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.show.compare import words
 from rollout_plugins.show.conversation import completion_text, prompt_text
@@ -24,11 +26,19 @@ from rollout_plugins.system.labels import count
 LIMIT = 5
 CHARS, AROUND = 2000, 160
 _STYLES = {"removed": "red strike", "added": "green"}
+_AT_STEP = re.compile(r"(?P<run>.+)@(?P<step>(last|-?\d+)([-:]\d*|\.\.\d*)?)")
 
 
 def configure(parser: ArgumentParser) -> None:
-    parser.add_argument("run_a", metavar="RUN_A", help=RUN)
-    parser.add_argument("run_b", metavar="RUN_B", help="the run to compare it with")
+    parser.add_argument("run_a", metavar="RUN_A", help=f"{RUN}; RUN@20 for one step, RUN@10-20 for several")
+    parser.add_argument("run_b", metavar="RUN_B", help="the run, or the step, to compare it with")
+    parser.add_argument(
+        "--by",
+        default="reward",
+        metavar="COLUMN",
+        help="reward, a reward function, or an annotation (default: reward)",
+    )
+    parser.add_argument("--pass-at", type=float, metavar="X", help="compare pass rates: X or more is a pass")
     parser.add_argument("--split", help="train or eval")
     parser.add_argument("--step", help="a number, last, -2, or a range such as 10-20 (default: all)")
     parser.add_argument(
@@ -41,80 +51,70 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> None:
-    first, second = opened(options.run_a), opened(options.run_b)
-    for stored in (first, second):
-        check_filters(stored, {"split": options.split, "step": options.step})
+    (first, filters_a), (second, filters_b) = (_side(words, options) for words in (options.run_a, options.run_b))
     with busy("comparing"):
-        a, b = (_by_prompt(stored, options) for stored in (first, second))
-        shared = [_pair(a[key], b[key]) for key in a if key in b]
-        changed = [pair for pair in shared if pair["change"] or not pair["_same"]]
-        changed.sort(key=lambda pair: -abs(pair["change"] or 0.0))
-        summary = {**_summary(a, b, shared), "unchanged": len(shared) - len(changed)}
-        shown = [_with_texts(pair, first, second) for pair in changed[: options.limit or None]]
-    note_damage(first, second)
-    for stored in (first, second):
-        note_pruned(stored, "cannot be compared", split=options.split, step=options.step)
-    for stored, name in ((first, "not_finite_a"), (second, "not_finite_b")):
-        if summary[name]:
-            note(f"{stored.place}: {count(summary[name], 'reward')} NaN or infinite, left out of the means")
-    if len(shown) < len(changed):
-        note(f"{len(shown):,} of {len(changed):,} prompts that changed; --limit 0 for all")
-    if options.json:
-        print_json(
-            {**summary, "prompts": [{k: v for k, v in pair.items() if not k.startswith("_")} for pair in shown]}
+        found = compare(first, second, options.by, options.pass_at, filters_a=filters_a, filters_b=filters_b)
+        rows = [row for row in found.table.to_pylist() if row["change"] or not row["same_typical"]]
+        shown = (
+            [] if found.is_identical else [_with_texts(row, first, second) for row in rows[: options.limit or None]]
         )
+    note_damage(first, second)
+    for stored, filters, odd in ((first, filters_a, found.odd_a), (second, filters_b, found.odd_b)):
+        note_pruned(stored, "cannot be compared", **filters)
+        if odd:
+            note(f"{stored.place}: {count(odd, 'reward')} NaN or infinite, left out of the means")
+    if found.by_text:
+        note("prompts are paired by their text alone: the columns that name their rows differ")
+    if len(shown) < len(rows) and not found.is_identical:
+        note(f"{len(shown):,} of {len(rows):,} prompts that changed; --limit 0 for all")
+    if options.json:
+        print_json({**_facts(found, len(rows)), "prompts": shown})
         return
-    _print(summary, shown)
+    _print(found, len(rows), shown)
 
 
-def _by_prompt(stored: StoredRun, options: Namespace) -> dict[str, dict[str, Any]]:
-    """Mean of the finite rewards for each prompt, and the rollout nearest to it; of several the latest."""
-    where = f"{condition(Filters(split=options.split, step=options.step), 'rollouts')} and not {PRUNED}"
-    far = "(case when isfinite(reward) then abs(reward - mean) else 'inf'::double end, -step, id)"
-    query = (
-        "select key, count(*) as n, count(*) filter (where not isfinite(reward)) as odd, any_value(mean) as reward, "  # noqa: S608 - put together from quoted literals
-        f"arg_min(id, {far}) as id, arg_min(said, {far}) as said from ("
-        "select md5(prompt::varchar) as key, id, step, reward, md5(completion::varchar) as said, "
-        "avg(reward) filter (where isfinite(reward)) over (partition by md5(prompt::varchar)) as mean "
-        f"from rollouts where {where}) group by key"
-    )
-    return {row["key"]: row for row in stored.sql(query).to_pylist()}
+def _side(words: str, options: Namespace) -> tuple[StoredRun, dict[str, Any]]:
+    """Open a run, or a run of which one step is meant."""
+    at_step = None if Path(words).exists() else _AT_STEP.fullmatch(words)
+    stored = opened(at_step["run"] if at_step else words)
+    filters = {"split": options.split, "step": at_step["step"] if at_step else options.step}
+    check_filters(stored, filters)
+    return stored, filters
 
 
-def _pair(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
-    known = a["reward"] is not None and b["reward"] is not None
-    is_same = known and isclose(a["reward"], b["reward"], rel_tol=1e-9)  # a mean has the order of its files in it
+def _facts(found: Comparison, changed: int) -> dict[str, Any]:
     return {
-        "reward_a": a["reward"],
-        "reward_b": b["reward"],
-        "change": 0.0 if is_same else b["reward"] - a["reward"] if known else None,
-        "rollouts_a": a["n"],
-        "rollouts_b": b["n"],
-        "id_a": a["id"],
-        "id_b": b["id"],
-        "_same": a["said"] == b["said"],
+        "column": found.column,
+        "prompts_a": found.prompts_a,
+        "prompts_b": found.prompts_b,
+        "shared": len(found),
+        "improved": found.improved,
+        "regressed": found.regressed,
+        "unchanged": len(found) - changed,
+        "reward_a": found.value_a,
+        "reward_b": found.value_b,
+        "change": None if found.change is None else found.change._asdict(),
+        "mcnemar": found.mcnemar,
+        "identical": found.is_identical,
+        "paired_by_text": found.by_text,
+        "verdict": found.verdict,
+        "not_finite_a": found.odd_a,
+        "not_finite_b": found.odd_b,
     }
 
 
-def _summary(a: dict[str, Any], b: dict[str, Any], shared: list[dict[str, Any]]) -> dict[str, Any]:
-    changes = [pair["change"] for pair in shared if pair["change"] is not None]
-    means = [[pair[name] for pair in shared if pair["change"] is not None] for name in ("reward_a", "reward_b")]
+def _with_texts(row: Mapping[str, Any], first: StoredRun, second: StoredRun) -> dict[str, Any]:
+    a, b = first.get(row["id_a"]), second.get(row["id_b"])
     return {
-        "prompts_a": len(a),
-        "prompts_b": len(b),
-        "shared": len(shared),
-        "better": sum(change > 0 for change in changes),
-        "worse": sum(change < 0 for change in changes),
-        "reward_a": sum(means[0]) / len(changes) if changes else None,
-        "reward_b": sum(means[1]) / len(changes) if changes else None,
-        "not_finite_a": sum(row["odd"] for row in a.values()),
-        "not_finite_b": sum(row["odd"] for row in b.values()),
+        "prompt_id": row["prompt_id"],
+        "reward_a": row["value_a"],
+        "reward_b": row["value_b"],
+        "change": row["change"],
+        **{name: row[name] for name in ("rollouts_a", "rollouts_b", "id_a", "id_b")},
+        "prompt": prompt_text(a),
+        "text_a": _written(a),
+        "text_b": _written(b),
     }
-
-
-def _with_texts(pair: dict[str, Any], first: StoredRun, second: StoredRun) -> dict[str, Any]:
-    a, b = first.get(pair["id_a"]), second.get(pair["id_b"])
-    return {**pair, "prompt": prompt_text(a), "text_a": _written(a), "text_b": _written(b)}
 
 
 def _written(rollout: Rollout) -> str:
@@ -123,17 +123,22 @@ def _written(rollout: Rollout) -> str:
     return "\n".join(part for part in (*calls, completion_text(rollout).strip()) if part)
 
 
-def _print(summary: dict[str, Any], pairs: list[dict[str, Any]]) -> None:
-    if not summary["shared"]:
-        say(f"no prompt in both: {summary['prompts_a']:,} in the first, {summary['prompts_b']:,} in the second")
+def _print(found: Comparison, changed: int, pairs: list[dict[str, Any]]) -> None:
+    if not len(found):
+        say(f"no prompt in both: {found.prompts_a:,} in the first, {found.prompts_b:,} in the second")
         return
+    of = f"{count(len(found), 'prompt')} in both ({found.prompts_a:,} and {found.prompts_b:,})"
+    if found.is_identical:
+        say(f"{of}: {found.verdict}")
+        return
+    unchanged = len(found) - changed
     parts = [
         Text(
-            f"{summary['shared']:,} prompts in both ({summary['prompts_a']:,} and {summary['prompts_b']:,}); reward "
-            f"{number(summary['reward_a'])} → {number(summary['reward_b'])}; "
-            f"{summary['better']:,} better, {summary['worse']:,} worse, {summary['unchanged']:,} unchanged",
+            f"{of}; {one_line(found.column, 40)} {number(found.value_a)} → {number(found.value_b)}; "
+            f"{found.improved:,} improved, {found.regressed:,} regressed, {unchanged:,} unchanged",
             style="bold",
-        )
+        ),
+        Text(_verdict(found)),
     ]
     for pair in pairs:
         change = f"{number(pair['reward_a'])} → {number(pair['reward_b'])}  {signed(pair['change'])}"
@@ -142,6 +147,14 @@ def _print(summary: dict[str, Any], pairs: list[dict[str, Any]]) -> None:
         parts += [Text(f"{pair['id_a']} → {pair['id_b']}", style="dim"), _changes(pair)]
     width = console().width
     show(Group(*parts), sum(len(part.wrap(console(), width)) for part in parts))
+
+
+def _verdict(found: Comparison) -> str:
+    if found.change is None:
+        return found.verdict
+    low, high = signed(found.change.low), signed(found.change.high)
+    test = "" if found.mcnemar is None else f", McNemar's exact test p = {found.mcnemar:.2g}"
+    return f"{found.verdict}: {signed(found.change.value)} on average (95% from {low} to {high}{test})"
 
 
 def _changes(pair: dict[str, Any]) -> Text:

@@ -28,7 +28,7 @@ ABOUT = {
     "stats": "reward, spread, lengths, truncation, tools and drops, step by step",
     "sql": "query one run or several in SQL",
     "rescore": "score a run again with another reward function, and compare",
-    "prompts": "the prompts of a run: pass rates, learnt, stuck, forgotten; as a dataset",
+    "prompts": "pass rates by prompt: learnt, stuck, forgotten; as a dataset",
     "diff": "two runs on the same prompts: what changed in reward and text",
     "report": "the run as one HTML file: charts, table, every conversation",
     "annotate": "add columns to rollouts, from a file or a function",

@@ -7,6 +7,7 @@ step, the machine or the version of a library. A plain text has the id of a conv
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from rollout_hookspecs import Image
 from rollout_plugins.content.exact_json import decode
 from rollout_plugins.content.hashing import content_hash, is_loaded, is_pil, pixel_hash
 from rollout_plugins.content.messages import as_messages
+from rollout_plugins.errors import need
 
 if TYPE_CHECKING:
     from rollout_plugins.reading.runs import StoredRun
@@ -30,16 +32,21 @@ ROW_COLUMNS = (
 )  # fmt: skip
 #: The columns of a run that `prompt_ids` reads.
 COLUMNS = ("prompt", "columns")
+_NAMES_ROW = re.compile(f'"({"|".join(ROW_COLUMNS)})":')
 _MESSAGE_FIELDS = ("role", "content", "name", "reasoning", "rest")
 
 
-def prompt_ids(table: pa.Table) -> pa.Array:
-    """Return the prompt id of each row of a table with a run's columns `prompt` and `columns`."""
+def prompt_ids(table: pa.Table, *, with_row: bool = True) -> pa.Array:
+    """Return the prompt id of each row of a table with a run's columns `prompt` and `columns`.
+
+    Without `with_row`, the content alone counts: the same question in two rows of the dataset is one prompt.
+    """
     # Siblings share their prompt, so each distinct prompt is hashed once.
-    keys = _row_keys(table).dictionary_encode()
+    columns = pc.fill_null(_whole(table["columns"]).cast(pa.string()), "")
+    keys = _joined_by_length([message_keys(table["prompt"]), columns]).dictionary_encode()
     first_rows = _first_rows(keys)
     distinct = table.select(COLUMNS).take(first_rows).to_pylist()
-    ids = [_hash(_stored_messages(row["prompt"]), _row_facts(row["columns"])) for row in distinct]
+    ids = [_hash(_stored_messages(row["prompt"]), _row_facts(row["columns"]) if with_row else {}) for row in distinct]
     return pa.array(ids, pa.large_string()).take(keys.indices)
 
 
@@ -51,25 +58,26 @@ def prompt_id(row: Mapping[str, Any]) -> str:
     return _hash(_messages(messages, iter(images)), _facts_of(columns))
 
 
-def tables_with_ids(run: StoredRun, columns: Sequence[str], **filters: Any) -> Iterator[pa.Table]:
+def tables_with_ids(
+    run: StoredRun, columns: Sequence[str], *, with_row: bool = True, **filters: Any
+) -> Iterator[pa.Table]:
     """Read these columns of a run, a few rows at a time, with a column `prompt_id` instead of the prompts."""
     for table in run.batches([*dict.fromkeys([*columns, *COLUMNS])], **filters):
-        yield table.select(list(columns)).append_column("prompt_id", prompt_ids(table))
+        yield table.select(list(columns)).append_column("prompt_id", prompt_ids(table, with_row=with_row))
 
 
-def _row_keys(table: pa.Table) -> pa.Array:
-    """Return a text for each row; rows with equal texts have the same prompt and the same columns."""
-    prompts = _whole(table["prompt"])
-    messages = prompts.flatten()
+def message_keys(column: pa.ChunkedArray) -> pa.Array:
+    """Return a text for each stored prompt or completion; those with equal texts have the same messages."""
+    conversations = _whole(column)
+    messages = conversations.flatten()
     fields = [messages.field(name) for name in _MESSAGE_FIELDS]
     calls = messages.field("tool_calls")
     arguments = calls.flatten()
-    fields.append(_joined(calls, _element_keys([arguments.field("name"), arguments.field("arguments")])))
-    columns = pc.fill_null(_whole(table["columns"]).cast(pa.string()), "")
-    return _element_keys([_joined(prompts, _element_keys(fields)), columns])
+    fields.append(_joined(calls, _joined_by_length([arguments.field("name"), arguments.field("arguments")])))
+    return _joined(conversations, _joined_by_length(fields))
 
 
-def _element_keys(fields: Sequence[pa.Array]) -> pa.Array:
+def _joined_by_length(fields: Sequence[pa.Array]) -> pa.Array:
     """Join several columns of texts into one. Each text is preceded by its length, so that no two rows collide."""
     texts = [field.cast(pa.string()) for field in fields]
     pieces = [piece for text in texts for piece in (pc.binary_length(text).cast(pa.string()), text)]
@@ -90,9 +98,8 @@ def _whole(column: pa.ChunkedArray) -> pa.Array:
 
 def _first_rows(keys: pa.DictionaryArray) -> pa.Array:
     """Return the first row of each key, in the order of the keys."""
-    numbered = pa.table({"key": keys.indices, "row": pa.array(range(len(keys)), pa.int64())})
-    first = numbered.group_by("key").aggregate([("row", "min")]).sort_by("key")
-    return first["row_min"]
+    np: Any = need("numpy")
+    return pa.array(np.unique(keys.indices.to_numpy(), return_index=True)[1], pa.int64())
 
 
 def _hash(messages: list[Any], facts: Mapping[str, Any]) -> str:
@@ -156,7 +163,7 @@ def _image_hash(image: Any) -> str:
 
 def _row_facts(columns: str | None) -> dict[str, Any]:
     """Return what the stored dataset columns say of the row and the seed."""
-    if not columns:
+    if not columns or not _NAMES_ROW.search(columns):
         return {}
     known = decode(columns)
     return _facts_of(known) if isinstance(known, Mapping) else {}

@@ -76,6 +76,8 @@ def _message(row: Mapping[str, Any]) -> dict[str, Any]:
             for call in row["tool_calls"]
         ]
     rest = decode(row["rest"]) if row["rest"] else {}
+    if not isinstance(rest, Mapping):  # the prompt was a list of something else than messages
+        return {"role": "user", "content": str(rest)}
     return message | {key: value for key, value in rest.items() if value is not None}
 
 

@@ -46,7 +46,7 @@ def test_every_command_has_help(rollouts, command):
     ("words", "said"),
     [
         (["shwo"], "rollouts: 'shwo' is not a command; did you mean 'show'? See rollouts --help"),
-        (["xyz"], "'xyz' is not a command; accepted: annotate, compact, completion, demo"),
+        (["xyz"], "'xyz' is not a command; accepted: annotate, check, compact, completion"),
         (
             ["annotate"],
             "rollouts annotate: the following arguments are required: --producer; see rollouts annotate --help",
@@ -235,7 +235,7 @@ def test_diff_shows_what_changed_on_the_same_prompts(rollouts, tmp_path):
     b = write(tmp_path, [one(1, 0, reward=1.0, completion=better), one(1, 2, reward=1.0), one(1, 4)], run="b")
     code, out, _ = rollouts("diff", a, b)
     assert code == 0
-    assert "2 prompts in both (2 and 3); reward 0.5 → 1.0; 1 better, 0 worse" in out
+    assert "2 prompts in both (2 and 3); reward 0.5 → 1.0; 1 improved, 0 regressed" in out
     assert "0.0 → 1.0  +1.0  question 0" in out
     assert "Answer[- 0-]{+ 9+} of step 1." in out
     facts = json.loads(rollouts("diff", a, b, "--json", "--limit", "1")[1])
