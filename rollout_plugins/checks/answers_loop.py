@@ -13,7 +13,7 @@ from rollout_plugins.checks.generation_columns import TAIL, Bytes, Flags, Intege
 from rollout_plugins.checks.windows import Share
 
 #: Of how many rollouts of a generation the end is examined.
-_SAMPLE = 64
+_SAMPLE = 48
 #: An end with fewer different windows of four bytes than this share of its length repeats itself.
 _DISTINCT = 0.3
 _SHARE = 0.08

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from rollout_hookspecs import Finding, Outcome, Run, Severity, Step, Verdict, hookimpl
+
+from rollout_plugins.checks.shared import share
 
 #: What a check may need, and what is missing when a run does not have it.
 NEEDS: Mapping[str, str] = {
@@ -90,7 +93,7 @@ class Check:
             check=self.name, title=title, text=text, severity=severity, **{"advice": self.advice, **details}
         )
 
-    @property
+    @cached_property
     def reads(self) -> list[str]:
         """The columns that the check gets."""
         columns_of_needs = (_COLUMN_OF_NEED[need] for need in self.needs if need in _COLUMN_OF_NEED)
@@ -114,6 +117,7 @@ class Check:
             self._met.add("evaluation")
         if not table.num_rows:
             return []
+        share(table)
         missing = {need for need in self.needs if need not in _OF_THE_RUN and not has(table, need, self.run)}
         self._met.update(set(self.needs) - _OF_THE_RUN - missing)
         return [] if missing else list(self._new(self.look(table.select(self.reads), step.step, step.split)))
@@ -159,6 +163,13 @@ class Check:
 
 def has(table: pa.Table, need: str, run: Run) -> bool:
     """Return whether a generation has what a check needs. An evaluation and the log are not part of a generation."""
+    facts, fact = share(table).facts, (need, bool(run.tools))
+    if fact not in facts:
+        facts[fact] = _has(table, need, run)
+    return facts[fact]
+
+
+def _has(table: pa.Table, need: str, run: Run) -> bool:
     if need == "tokens":
         return bool(table["tokens"].null_count < table.num_rows)
     if need in {"logprobs", "trainer_logprobs"}:

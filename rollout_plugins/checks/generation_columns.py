@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -10,6 +9,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from rollout_plugins.checks.shared import shared_now
 
 # Arrays of numpy, which is not type-checked; the names say what they hold.
 Floats: TypeAlias = Any
@@ -23,17 +24,17 @@ HEAD, TAIL = 256, 192
 #: Prompts and completions longer than this are hashed by their length and their two ends.
 _HASHED = 1024
 
-_latest = threading.local()
-
 
 def columns_of(table: pa.Table) -> GenerationColumns:
     """Return the columns of a generation; the same object for every check that looks at the same generation."""
-    ids = _one_chunk(table["id"])
-    latest: GenerationColumns | None = getattr(_latest, "columns", None)
-    if latest is None or not latest.has_ids(ids):
-        latest = _latest.columns = GenerationColumns(ids)
-    latest.table = table
-    return latest
+    ids, shared = _one_chunk(table["id"]), shared_now()
+    columns: GenerationColumns | None = shared.columns if shared else None
+    if columns is None or not columns.has_ids(ids):
+        columns = GenerationColumns(ids)
+        if shared:
+            shared.columns = columns
+    columns.table = table
+    return columns
 
 
 class TextColumn:

@@ -14,7 +14,7 @@ from rollout_plugins.checks.generation_columns import GenerationColumns, Integer
 from rollout_plugins.checks.windows import Share
 
 #: Of how many rollouts of a generation the masks are compared with the messages.
-_SAMPLE = 64
+_SAMPLE = 32
 #: After how many turns the token that usually ends one is known.
 _USUAL = 64
 _TITLES = {

@@ -23,7 +23,7 @@ from rollout_plugins.checks.generation_columns import (
 
 Keys: TypeAlias = Any
 #: Of how many rollouts of a generation patterns are read, in whole groups.
-_SAMPLE = 64
+_SAMPLE = 32
 #: A pattern is as many bytes from the beginning of a word: about three words.
 _BYTES = 16
 #: The patterns of so many rollouts at the start are the model's own habits.
@@ -104,9 +104,12 @@ class RewardHacking(Check):
         """Return the slots of patterns that are followed, and for each which of the sampled rollouts have it."""
         keys = found.keys.tolist()
         places, slots = [], []
-        is_candidate = (found.counts > 1) & ~np.isin(found.keys, self._habits)
+        candidates = np.flatnonzero(found.counts > 1)
+        at = np.minimum(np.searchsorted(self._habits, found.keys[candidates]), max(len(self._habits) - 1, 0))
+        if len(self._habits):
+            candidates = candidates[self._habits[at] != found.keys[candidates]]
         known = self._slots
-        for place in np.flatnonzero(is_candidate).tolist():
+        for place in candidates.tolist():
             if keys[place] not in known and len(known) < _MOST and found.is_in_several_groups(place):
                 slot = self._free.pop() if self._free else len(known)
                 known[keys[place]] = slot

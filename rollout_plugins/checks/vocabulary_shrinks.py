@@ -14,7 +14,7 @@ from rollout_plugins.checks.windows import Window
 
 #: How many words a sample has; shares of different words compare only between samples of one size.
 _WORDS = 512
-_ROWS = 96
+_ROWS = 32
 _RATIO = 0.6
 
 
