@@ -1,9 +1,10 @@
-"""Do the checks find what is wrong with a training, how soon, and do they leave healthy trainings alone? What do they cost?
+"""Do the checks find what is wrong with a training, how soon, and is a healthy one left alone? What do they cost?
 
     python -m benchmarks.checks [--only faults hacks healthy real cost]
 
-Faults are put into simulated trainings (`tests/support/run_faults.py`), in three sizes each, and some of them into real
-GRPO trainings on a tiny model (`tests/support/faulty_trainings.py`). Thresholds were fixed before, with other seeds.
+Faults are put into simulated trainings (`tests/support/run_faults.py`), in three sizes each, and some of them into
+real GRPO trainings on a tiny model (`tests/support/faulty_trainings.py`). Thresholds were fixed before, with other
+seeds.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ PARTS = ("faults", "hacks", "healthy", "real", "cost")
 #: Seeds that were used in no test and for no threshold.
 FAULT_SEED, HACK_SEED, HEALTHY_SEED = 7_000, 8_000, 9_000
 SOON = 20
+GOAL = ("goal", "measured", "wanted", "")
 HEALTHY_RUNS, SKILL_RUNS = 48, 12
 HEALTHY_TRAININGS = ("healthy chat", "healthy tools", "healthy, with an evaluation")
 #: What is stored and read again for the time of `rollouts check`.
@@ -73,7 +75,7 @@ def measure_faults() -> None:
     show(
         table(
             "Goals: faults",
-            ["goal", "measured", "wanted", ""],
+            GOAL,
             [goal(f"found within {SOON} steps, of {total}", soon / total, 0.95, at_least=True)],
         )
     )
@@ -127,7 +129,7 @@ def measure_healthy() -> None:
     show(
         table(
             "Goals: false alarms",
-            ["goal", "measured", "wanted", ""],
+            GOAL,
             [goal(f"alarms per run, of {runs} runs", alarms / runs, 0.05)],
         )
     )
@@ -148,6 +150,10 @@ def _real_healthy() -> Iterator[tuple[str, int, int, list[str]]]:
                 bad += bool(own)
                 titles |= {f"{finding.check}: {finding.title}" for finding in own}
             yield name, bad, 4, sorted(titles)
+
+
+def _alarms(run: Any) -> list[Finding]:
+    return [finding for finding in run.check().findings if finding.severity != "info"]
 
 
 def measure_real() -> None:
@@ -190,7 +196,7 @@ def measure_cost() -> None:
     rows = [["rollouts check of 100,000 rollouts", f"{seconds:.1f} s", f"{peak:.2f} GB"]]
     show(table("Checks: cost afterwards", ["", "time", "peak memory"], rows))
     goals += [goal("rollouts check of 100,000 rollouts, in s", seconds, 20), goal("its peak memory, in GB", peak, 1)]
-    show(table("Goals: cost of checks", ["goal", "measured", "wanted", ""], goals))
+    show(table("Goals: cost of checks", GOAL, goals))
 
 
 def _milliseconds(kind: Any) -> Counter[str]:

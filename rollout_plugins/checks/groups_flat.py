@@ -67,10 +67,9 @@ class GroupsFlat(Check):
         severity: Severity = (
             "warning" if share >= _NEARLY_ALL or (helpful and explained and share >= _MANY) else "info"
         )
-        text = (
-            f"{share:.0%} of {groups} groups have no spread, steps {since} to {step}; a pass rate of {rate:.2f} and "
-            f"groups of {size} predict {expected:.0%}"
-        )
+        text = f"{share:.0%} of {groups} groups have no spread, steps {since} to {step}"
+        if self._highest > self._lowest:
+            text += f"; a pass rate of {rate:.2f} and groups of {size} predict {expected:.0%}"
         if helpful and explained:
             text += f"; groups of {helpful} would have {flat_share(rate, helpful):.0%}"
         title = "nearly all groups are flat" if share >= _NEARLY_ALL else "many groups are flat"

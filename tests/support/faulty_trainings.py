@@ -45,7 +45,7 @@ def train(folder, name, seed=1, steps=STEPS):
     callback = RolloutPluginCallback(**options.pop("recording", {}))
     trainer = make(
         folder, callbacks=[callback], per_device_train_batch_size=BATCH, per_device_eval_batch_size=BATCH,
-        num_generations=GROUP, max_steps=steps, **{"max_completion_length": 400, **options},
+        max_steps=steps, **{"max_completion_length": 400, "num_generations": GROUP, **options},
     )  # fmt: skip
     trainer.train()
     return open_run(folder / "out")
