@@ -13,7 +13,7 @@ from rollout_plugins.engine.env_vars import flag
 from rollout_plugins.engine.plugin_copies import CopyablePlugin
 from rollout_plugins.engine.run_setup import checked_dir, end_with, load_plugins
 from rollout_plugins.errors import need
-from rollout_plugins.hosts.kit.find_trainer import holds, trainer_adding, trainer_of
+from rollout_plugins.hosts.kit.find_trainer import has_callback, trainer_adding, trainer_of
 from rollout_plugins.hosts.kit.trainer_facts import check_trl
 from rollout_plugins.session.shared import Options, SharedPlugins
 from rollout_plugins.session.trainer_session import TrainerSession
@@ -184,7 +184,7 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
 
     def records(self, trainer: Any) -> bool:
         """Return whether the trainer still has this callback, for whose removal there is no event."""
-        return holds(trainer, self)
+        return has_callback(trainer, self)
 
     def _attach(self, trainer: Any) -> None:
         """Attach to the trainer now, because no event precedes the first batch of an evaluation."""

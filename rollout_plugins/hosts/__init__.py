@@ -37,7 +37,7 @@ def _missing_needs(host: Host, trainer: Any) -> Sequence[str]:
     try:
         return missing_of(host, trainer) or ()
     except Exception as error:
-        logger.debug("host %r could not say what is missing from %s: %r", host.name, type(trainer).__name__, error)
+        logger.debug("host %r failed to list what %s lacks: %r", host.name, type(trainer).__name__, error)
         return ()
 
 
@@ -45,8 +45,8 @@ def _matches(host: Host, trainer: Any) -> bool:
     try:
         return host.matches(trainer)
     except Exception as error:
-        kind = type(trainer).__name__
-        logger.warning("host %r was left out: it could not say whether it knows %s: %r", host.name, kind, error)
+        trainer_class = type(trainer).__name__
+        logger.warning("host %r is ignored: its check of %s failed: %r", host.name, trainer_class, error)
         return False
 
 

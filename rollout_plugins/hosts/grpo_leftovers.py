@@ -17,7 +17,7 @@ from rollout_plugins.hosts.grpo_unscored import Sampled
 from rollout_plugins.hosts.kit.observe_generation import Observer
 
 TRAINED, UNKNOWN, REPLACED, LEFT_OVER, BROKE_OFF = "trained", "unknown", "replaced", "left_over", "broke_off"
-_WORDS: Final = {TRAINED: "yes", UNKNOWN: "unknown"}
+_FATE_TEXTS: Final = {TRAINED: "yes", UNKNOWN: "unknown"}
 
 
 class MicroBatches:
@@ -136,19 +136,19 @@ class LeftoversObserver(Observer):
         fates = [
             REPLACED if i in generation.replaced else rest if i in rows else TRAINED for i in range(generation.count)
         ]
-        known = generation.marks or [{} for _ in fates]
-        words = [_WORDS.get(fate, f"no: {fate}") for fate in fates]
-        generation.marks = [{**marks, "trained": word} for marks, word in zip(known, words, strict=True)]
+        old_marks = generation.marks or [{} for _ in fates]
+        fate_texts = [_FATE_TEXTS.get(fate, f"no: {fate}") for fate in fates]
+        generation.marks = [{**marks, "trained": word} for marks, word in zip(old_marks, fate_texts, strict=True)]
         for fate, count in Counter(fates).items():
-            if fate not in _WORDS:
+            if fate not in _FATE_TEXTS:
                 self.emit.untrained(fate, count, generation.step)
 
     def _mark_replaced(self, generation: Sampled) -> None:
         if generation.replaced:
-            known = generation.marks or [{} for _ in range(generation.count)]
-            word = {"trained": f"no: {REPLACED}"}
+            old_marks = generation.marks or [{} for _ in range(generation.count)]
+            new_mark = {"trained": f"no: {REPLACED}"}
             generation.marks = [
-                {**marks, **word} if i in generation.replaced else marks for i, marks in enumerate(known)
+                {**marks, **new_mark} if i in generation.replaced else marks for i, marks in enumerate(old_marks)
             ]
             self.emit.untrained(REPLACED, len(generation.replaced), generation.step)
 
@@ -178,14 +178,16 @@ def rows_of(generation: Sampled, micro_batches: Sequence[Mapping[str, Any]]) -> 
     rows: set[int] = set()
     for batch in micro_batches:
         for prompt, completion in zip(batch["prompt_ids"].tolist(), batch["completion_ids"].tolist(), strict=True):
-            alike = (
+            matches = (
                 i for i in range(generation.count) if i not in rows and _is_row(generation, i, prompt, completion)
             )
-            rows |= {*[next(alike, -1)]} - {-1}
+            rows |= {*[next(matches, -1)]} - {-1}
     return rows
 
 
 def _is_row(generation: Sampled, i: int, prompt: list[int], completion: list[int]) -> bool:
-    own = list(generation.scored_ids[i])
-    asked = list(generation.prompt_ids[i]) if isinstance(generation.prompt_ids, list) else []
-    return completion[: len(own)] == own and prompt[len(prompt) - len(asked) :] == asked
+    completion_ids = list(generation.scored_ids[i])
+    prompt_ids = list(generation.prompt_ids[i]) if isinstance(generation.prompt_ids, list) else []
+    return (
+        completion[: len(completion_ids)] == completion_ids and prompt[len(prompt) - len(prompt_ids) :] == prompt_ids
+    )

@@ -32,12 +32,13 @@ class Trained:
     def places(self, generation: Sampled, start: int = 0) -> list[int | None]:
         """Return the row of each rollout, trying `start` plus its index first; None for a rollout without a row."""
         rows = list(_rollouts(generation))
-        found: list[int | None] = [start + i if self._is(start + i, row) else None for i, row in enumerate(rows)]
-        self._take(found)
-        for i in (i for i, place in enumerate(found) if place is None):
-            found[i] = next((place for place in self._near(rows[i].completion) if self._is(place, rows[i])), None)
-            self._take(found[i : i + 1])
-        return found
+        places: list[int | None] = [start + i if self._is(start + i, row) else None for i, row in enumerate(rows)]
+        self._take(places)
+        for i in (i for i, place in enumerate(places) if place is None):
+            candidates = self._candidates(rows[i].completion)
+            places[i] = next((place for place in candidates if self._is(place, rows[i])), None)
+            self._take(places[i : i + 1])
+        return places
 
     def _take(self, places: Sequence[int | None]) -> None:
         for place in places:
@@ -56,8 +57,8 @@ class Trained:
         )
 
     def _is_answer(self, place: int, ids: array[int]) -> bool:
-        own = self._completions[place]
-        return own[: len(ids)] == ids and len(set(own[len(ids) :])) <= 1
+        trained_ids = self._completions[place]
+        return trained_ids[: len(ids)] == ids and len(set(trained_ids[len(ids) :])) <= 1
 
     def _is_prompt(self, place: int, ids: array[int]) -> bool:
         return self._prompts is None or not ids or self._prompts[place][-len(ids) :] == ids
@@ -67,7 +68,7 @@ class Trained:
             return True
         return self._advantages[place] == advantage or math.isnan(advantage)
 
-    def _near(self, ids: array[int]) -> Iterator[int]:
+    def _candidates(self, ids: array[int]) -> Iterator[int]:
         """Yield the rows that may hold these ids, found without their repeated last token."""
         yield from (*self._by_ids[tuple(ids)], *self._by_ids[_without_tail(ids)])
 
@@ -77,10 +78,10 @@ class Trained:
 
         Comparing each rollout with every row would take minutes for thousands of rollouts.
         """
-        found = defaultdict(list)
+        rows_by_ids = defaultdict(list)
         for place, row in enumerate(self._completions):
-            found[_without_tail(row)].append(place)
-        return found
+            rows_by_ids[_without_tail(row)].append(place)
+        return rows_by_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ class _Row:
 
 
 def _rollouts(generation: Sampled) -> Iterator[_Row]:
-    ids = generation.scored_ids or (generation.made.ids if generation.made else ())
+    ids = generation.scored_ids or (generation.generated_rows.ids if generation.generated_rows else ())
     prompts = (
         generation.prompt_ids
         if isinstance(generation.prompt_ids, list) and len(generation.prompt_ids) == generation.count

@@ -22,15 +22,15 @@ from rollout_plugins.hosts.kit.observed_generation import Generation
 from rollout_plugins.hosts.kit.observed_rewards import Rewards
 from rollout_plugins.system.warn_once import Once
 
-_MOST: Final = 8
-NEVER_SCORED: Final = "the trainer did not score it where that can be seen"
-NOT_SEEN: Final = "the trainer scored it in a way of its own"
+_MAX_WAITING: Final = 8
+NEVER_SCORED: Final = "the trainer did not score it in a method that is observed"
+NOT_SEEN: Final = "the trainer scored it in its own way"
 RETURNED: Final = "the token ids that the trainer trains on"
-NO_ADVANTAGE: Final = "the trainer did not compute it where that can be seen"
+NO_ADVANTAGE: Final = "the trainer did not compute it in a method that is observed"
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class GeneratedRows:
     """The arguments and the result of one call of the trainer's `_generate`."""
 
     prompts: Sequence[Any]
@@ -38,7 +38,7 @@ class Made:
     ids: Sequence[Sequence[int]]
 
     @classmethod
-    def of(cls, prompts: Any, out: Any) -> Made | None:
+    def of(cls, prompts: Any, out: Any) -> GeneratedRows | None:
         """Read the result of `_generate`; return None if its second value is not lists of token ids.
 
         Completions as messages or text, where TRL returns them, come after the ids.
@@ -48,8 +48,10 @@ class Made:
         ids = out[1]
         if not isinstance(prompts, (list, tuple)) or len(prompts) != len(ids) or _are_rows(prompts, int):
             prompts = [None] * len(ids)
-        spoken = (one for one in out[2:] if isinstance(one, list) and len(one) == len(ids) and _is_spoken(one))
-        return cls(prompts, next(spoken, None), ids)
+        messages = (
+            rows for rows in out[2:] if isinstance(rows, list) and len(rows) == len(ids) and _are_messages(rows)
+        )
+        return cls(prompts, next(messages, None), ids)
 
 
 class Sampled(Generation):
@@ -57,8 +59,8 @@ class Sampled(Generation):
 
     def __init__(self, trainer: Any, options: Mapping[str, Any], *, training: bool | None = None) -> None:
         super().__init__(trainer, options, training=training)
-        self.made: Made | None = None
-        self.generated = 0
+        self.generated_rows: GeneratedRows | None = None
+        self.generated_count = 0
         """The number of generated rollouts, in whatever form they were returned."""
         self.turns: list[Sequence[Any]] = []
         """The prompts of each turn, where the trainer's class overrides `_generate`."""
@@ -69,7 +71,7 @@ class Sampled(Generation):
         """The result of the trainer's scoring method, where neither generation nor scoring was observed."""
         self.is_one_of_several = False
         self.earlier: list[Sampled] = []
-        """Generations that were made before this one in the same call of the trainer's method."""
+        """Earlier generations in the same call of the trainer's method."""
         self.claimed: Sequence[tuple[Sampled, int]] = ()
         """The earlier generation of each row and the row's index there, if it was generated ahead."""
         self.is_played = getattr(trainer, "rollout_func", None) is not None
@@ -86,17 +88,17 @@ class Sampled(Generation):
     def see_fields(self, out: Any) -> None:
         """Store the fields of `rollout_func`: the only dictionary among the values that `_generate` returns."""
         if self.is_played and isinstance(out, tuple):
-            self.fields = next((one for one in out if isinstance(one, dict)), {})
+            self.fields = next((value for value in out if isinstance(value, dict)), {})
 
-    def claim_fields(self, found: Sequence[tuple[Sampled, int]]) -> None:
+    def claim_fields(self, claims: Sequence[tuple[Sampled, int]]) -> None:
         """Take the fields of `rollout_func`, and the rows before them, from the generations that were claimed."""
-        first = found[0][0]
-        if [(one, i) for one, i in found] == [(first, i) for i in range(first.count)]:
+        first = claims[0][0]
+        if claims == [(first, i) for i in range(first.count)]:
             self.fields, self.before = first.fields, first.before
             return
-        names = dict.fromkeys(name for one, _ in found for name in one.fields)
-        self.fields = {name: [_at(one.fields.get(name), i) for one, i in found] for name in names}
-        self.before = [_at(one.before, i) or {} for one, i in found]
+        names = dict.fromkeys(name for generation, _ in claims for name in generation.fields)
+        self.fields = {name: [_at(generation.fields.get(name), i) for generation, i in claims] for name in names}
+        self.before = [_at(generation.before, i) or {} for generation, i in claims]
 
     def snapshot(self, rows: Any, prompts: Any, completions: Any, ids: Any = None) -> None:
         """Take the snapshot, with the fields of `rollout_func` separate from the dataset's columns."""
@@ -145,7 +147,8 @@ class Sampled(Generation):
         earlier.earlier = []
         self.is_one_of_several = True
         self.count = self.bytes = 0
-        self.made, self.seconds, self.prompt_ids, self.tool_mask, self.said = None, 0.0, None, None, None
+        self.generated_rows = self.prompt_ids = self.tool_mask = self.tool_loop_completions = None
+        self.seconds = 0.0
         self.watches, self.later, self.marks, self.extra, self.unknown = [], [], [], {}, {}
         self.tensors = {}
         self.scored_ids, self.claimed, self.rewards = (), (), Rewards(self.trainer)
@@ -153,7 +156,7 @@ class Sampled(Generation):
 
     def forget_trainers_lists(self) -> None:
         """Drop references to the trainer's lists, so that the worker's queue does not keep them in memory."""
-        self.made, self.logged, self.scored_ids, self.claimed = None, None, (), ()
+        self.generated_rows, self.logged, self.scored_ids, self.claimed = None, None, (), ()
         self.fields, self.before = {}, []
         self.returned = None
 
@@ -172,7 +175,7 @@ def _are_rows(value: Any, kind: type) -> bool:
     return all(map(isinstance, map(itemgetter(0), filter(None, value)), repeat(kind)))
 
 
-def _is_spoken(rows: list[Any]) -> bool:
+def _are_messages(rows: list[Any]) -> bool:
     return all(isinstance(row, str) for row in rows) or (_are_rows(rows, dict) and all(rows))
 
 
@@ -196,51 +199,51 @@ class _Waiting:
 class Unscored:
     """Generations that wait to be scored. Those that are never claimed are submitted unscored, oldest first."""
 
-    def __init__(self, hand_over: Callable[[Sampled], None], changed: Callable[[int], None]) -> None:
+    def __init__(self, submit: Callable[[Sampled], None], changed: Callable[[int], None]) -> None:
         """Call `changed` with the number of waiting rollouts whenever it changes."""
-        self._hand_over = hand_over
+        self._submit = submit
         self._changed = changed
         self._lock = threading.Lock()
         self._waiting: list[_Waiting] = []
         self._once = Once()
-        self.most = _MOST
+        self.max_waiting = _MAX_WAITING
         self._unknown = 0
 
     @property
     def count(self) -> int:
         with self._lock:
-            return sum(len(one.left) for one in self._waiting) + self._unknown
+            return sum(len(waiting.left) for waiting in self._waiting) + self._unknown
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         self._changed(self.count)
 
     def wait(self, generation: Sampled, ids: Sequence[Sequence[int]]) -> None:
         with self._lock:
             self._waiting.append(_Waiting(generation, ids))
-            late = self._waiting[: -self.most]
-            del self._waiting[: -self.most]
+            late = self._waiting[: -self.max_waiting]
+            del self._waiting[: -self.max_waiting]
         self._give_up(late)
-        self._tell()
+        self._report()
 
     def wait_unknown(self, count: int) -> None:
         """Change the count of waiting rollouts in an unknown form, which cannot be recognised when they are scored."""
         before, self._unknown = self._unknown, max(0, self._unknown + count)
         if self._unknown != before:
-            self._tell()
+            self._report()
 
     def claim(self, ids: Sequence[Sequence[int]]) -> list[tuple[Sampled, int] | None]:
         """Return each row's waiting generation and its index there; None for rows that do not wait."""
         with self._lock:
-            found = [self._claim(tuple(row)) if self._waiting else None for row in ids]
-            self._waiting = [one for one in self._waiting if one.left]
-        if any(found):
-            self._tell()
-        return found
+            claims = [self._claim(tuple(row)) if self._waiting else None for row in ids]
+            self._waiting = [waiting for waiting in self._waiting if waiting.left]
+        if any(claims):
+            self._report()
+        return claims
 
     def _claim(self, ids: tuple[int, ...]) -> tuple[Sampled, int] | None:
-        for one in self._waiting:
-            if (i := one.take(ids)) is not None:
-                return one.generation, i
+        for waiting in self._waiting:
+            if (i := waiting.take(ids)) is not None:
+                return waiting.generation, i
         return None
 
     def end(self) -> int:
@@ -249,16 +252,16 @@ class Unscored:
             late, self._waiting = self._waiting, []
             unknown, self._unknown = self._unknown, 0
         self._give_up(late)
-        self._tell()
+        self._report()
         return unknown
 
     def _give_up(self, late: Sequence[_Waiting]) -> None:
-        late = [one for one in late if one.pid == os.getpid()]  # after a fork, the parent submits its own
-        for one in late:
-            one.generation.keep_rows(one.left)
-            self._hand_over(one.generation)
-        if any(one.generation.unknown.get("rewards") == NEVER_SCORED for one in late):
+        late = [waiting for waiting in late if waiting.pid == os.getpid()]  # after a fork, the parent submits its own
+        for waiting in late:
+            waiting.generation.keep_rows(waiting.left)
+            self._submit(waiting.generation)
+        if any(waiting.generation.unknown.get("rewards") == NEVER_SCORED for waiting in late):
             self._once.warn(
-                "the trainer generates rollouts that it does not score where that can be seen; they are stored "
+                "the trainer generates rollouts that it does not score in a method that is observed; they are stored "
                 "without rewards, and marked"
             )

@@ -1,4 +1,4 @@
-"""Rollouts as other frameworks hold them in memory, for `RolloutRecorder.record`. None of the frameworks is imported.
+"""Read rollouts as other frameworks keep them in memory, for `RolloutRecorder.record`, without importing any of them.
 
 from rollout_plugins.shapes import areal
 recorder.record(step, areal.rollouts(batch, tokenizer))

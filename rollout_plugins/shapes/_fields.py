@@ -1,4 +1,4 @@
-"""The fields of a rollout, read from another library's rows. Odd values there do no harm."""
+"""Read the fields of a rollout from another library's rows, whatever values they contain."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ FINISHES: dict[str, Finish] = {name: name for name in get_args(Finish)} | {"tool
 
 
 def finish_of(reason: Any) -> Finish:
-    """Why a rollout ended, from a sampler's word for it."""
+    """Return why a rollout ended, from the name that a sampler gives the reason."""
     return FINISHES.get(str(reason), "unknown")
 
 
-def whole_or_none(value: Any) -> int | None:
-    """A whole number; None for what is not a number."""
-    return None if real(value) is None else whole(value)
+def as_whole_or_none(value: Any) -> int | None:
+    """Return the value as a whole number; None if it is not a number."""
+    return None if real(value) is None else as_whole(value)
 
 
-def whole(value: Any, default: int = 0) -> int:
-    known = finite(value)
-    return default if known is None else int(known)
+def as_whole(value: Any, default: int = 0) -> int:
+    """Return the value as a whole number, or `default` if it is not a finite number."""
+    number = finite(value)
+    return default if number is None else int(number)
 
 
 def dict_in(row: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -41,13 +42,13 @@ def list_in(row: Mapping[str, Any], name: str) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def spoken(prompt: Any, completion: Any) -> dict[str, Any]:
-    """What was said, as the fields of a rollout; tool calls come out as OpenAI writes them."""
+def message_fields(prompt: Any, completion: Any) -> dict[str, Any]:
+    """Return the message fields of a rollout, with tool calls in OpenAI's format."""
     return incoming.conversation_fields(_nested_calls(prompt), _nested_calls(completion))
 
 
 def messages(value: Any) -> tuple[Any, ...]:
-    """Messages, with tool calls as OpenAI writes them."""
+    """Return messages, with tool calls in OpenAI's format."""
     return as_messages(_nested_calls(value), "user")[0]
 
 
@@ -61,7 +62,7 @@ def _message(item: Any) -> Any:
 
 
 def _call(call: Any) -> Any:
-    """`{"id", "type": "function", "function": {"name", "arguments"}}`, whichever way it was written."""
+    """Return the call as `{"id", "type": "function", "function": {"name", "arguments"}}`, whatever form it has."""
     if isinstance(call, str):
         try:
             call = json.loads(call)
@@ -74,9 +75,10 @@ def _call(call: Any) -> Any:
 
 
 def scores(values: Any) -> tuple[dict[str, float | None], Any]:
-    """The numbers and None in a mapping, and what else was given; None for nothing else."""
+    """Split a mapping into its numbers and None, and the other values; the second result is None if there are none."""
     if not isinstance(values, Mapping):
         return {}, values
-    read = {name: to_float(value) for name, value in values.items()}
-    good = {name: value for name, value in read.items() if value is None or type(value) is float}
-    return {str(name): value for name, value in good.items()}, {n: v for n, v in read.items() if n not in good} or None
+    converted = {name: to_float(value) for name, value in values.items()}
+    numbers = {name: value for name, value in converted.items() if value is None or type(value) is float}
+    others = {name: value for name, value in converted.items() if name not in numbers}
+    return {str(name): value for name, value in numbers.items()}, others or None

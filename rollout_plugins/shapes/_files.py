@@ -1,4 +1,4 @@
-"""Files of JSON lines that other libraries left in a folder."""
+"""Read the JSON-lines files that other libraries leave in a folder."""
 
 from __future__ import annotations
 
@@ -14,27 +14,29 @@ from rollout_plugins.errors import RunError
 BROKEN = Lost("row with values of the wrong kind")
 
 
-def find(path: Path, pattern: str, what: str) -> list[Path]:
-    """The file itself, or the files inside a folder, numbers in their names in numerical order."""
+def find_files(path: Path, pattern: str, what: str) -> list[Path]:
+    """Return the file itself, or the matching files inside a folder, sorted with the numbers in their names as
+    numbers.
+    """
     if path.is_file():
         return [path]
-    found = sorted((file for file in path.glob(pattern) if file.is_file()), key=_natural)
-    if not found:
-        raise RunError(f"no {pattern} in {path}; give {what}")
-    return found
+    files = sorted((file for file in path.glob(pattern) if file.is_file()), key=_natural_order)
+    if not files:
+        raise RunError(f"{path} contains no {pattern}; give {what}")
+    return files
 
 
-def _natural(path: Path) -> list[tuple[int, str]]:
+def _natural_order(path: Path) -> list[tuple[int, str]]:
     return [(int(piece), "") if piece.isdigit() else (-1, piece) for piece in re.split(r"(\d+)", str(path)) if piece]
 
 
 def each_row(path: Path, convert: Callable[[Any], Unplaced | Lost]) -> Iterator[Unplaced | Lost]:
-    """What each object in a file of JSON lines becomes."""
+    """Yield the conversion of each object in a file of JSON lines."""
     return convert_each(convert, json_lines(path), BROKEN)
 
 
 def json_lines(path: Path) -> Iterator[dict[str, Any] | Lost]:
-    """The objects in a file of JSON lines; a line that is not one is lost, such as a torn last line."""
+    """Yield the objects in a file of JSON lines, and a `Lost` for each other line, such as an incomplete last line."""
     with path.open("rb") as file:
         for line in file:
             if not line.strip():
@@ -42,6 +44,6 @@ def json_lines(path: Path) -> Iterator[dict[str, Any] | Lost]:
             try:
                 value = json.loads(line)
             except (ValueError, RecursionError):
-                yield Lost("line that is not JSON" if line.endswith(b"\n") else "torn last line")
+                yield Lost("line that is not JSON" if line.endswith(b"\n") else "incomplete last line")
                 continue
             yield value if isinstance(value, dict) else Lost("line that is not a JSON object")

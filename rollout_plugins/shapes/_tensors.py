@@ -1,4 +1,4 @@
-"""Tensors off their device, in one copy."""
+"""Copy tensors from their device in one transfer."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Any
 
 
 def to_host(tensors: Sequence[Any]) -> list[Any]:
-    """Copies on the CPU that later changes do not show in; one transfer for all tensors of a device.
+    """Return CPU copies that later changes do not affect, with one transfer for all tensors of a device.
 
-    Each is taken as the bytes it is, so nothing is converted, and widest first, so that each begins where its type
-    may begin. None for what is not a tensor of plain numbers, or cannot be copied.
+    The tensors are packed as raw bytes, so no value is converted, and widest type first, so that each is aligned. The
+    result has None for a value that is not a tensor of plain numbers, or cannot be copied.
     """
-    flat = [_plain(tensor) for tensor in tensors]
+    flat = [_as_dense_tensor(tensor) for tensor in tensors]
     copies: list[Any] = [None] * len(flat)
     for device in dict.fromkeys(tensor.device for tensor in flat if tensor is not None):
-        here = [place for place, tensor in enumerate(flat) if tensor is not None and tensor.device == device]
-        here.sort(key=lambda place: -flat[place].element_size())
-        for place, copied in zip(here, _copied([flat[place] for place in here]), strict=True):
-            copies[place] = copied
+        indices = [index for index, tensor in enumerate(flat) if tensor is not None and tensor.device == device]
+        indices.sort(key=lambda index: -flat[index].element_size())
+        for index, copied in zip(indices, _copy_all([flat[index] for index in indices]), strict=True):
+            copies[index] = copied
     return copies
 
 
-def _plain(value: Any) -> Any:
+def _as_dense_tensor(value: Any) -> Any:
     import torch
 
     try:
@@ -32,15 +32,15 @@ def _plain(value: Any) -> Any:
         return None
 
 
-def _copied(tensors: Sequence[Any]) -> list[Any]:
-    """All in one transfer; where one of them cannot be copied like this, each alone."""
+def _copy_all(tensors: Sequence[Any]) -> list[Any]:
+    """Copy all tensors in one transfer, or each on its own if one of them cannot be packed."""
     try:
-        return _together(tensors)
+        return _copy_packed(tensors)
     except Exception:
-        return [_alone(tensor) for tensor in tensors]
+        return [_copy_single(tensor) for tensor in tensors]
 
 
-def _together(tensors: Sequence[Any]) -> list[Any]:
+def _copy_packed(tensors: Sequence[Any]) -> list[Any]:
     import torch
 
     packed = torch.cat([tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in tensors]).cpu()
@@ -52,7 +52,7 @@ def _together(tensors: Sequence[Any]) -> list[Any]:
     return copies
 
 
-def _alone(tensor: Any) -> Any:
+def _copy_single(tensor: Any) -> Any:
     import torch
 
     try:

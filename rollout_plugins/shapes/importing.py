@@ -1,10 +1,10 @@
-"""Rollouts that other libraries left on disk, turned into a run that everything here opens.
+"""Import rollouts that other libraries left on disk as a run.
 
     report = import_rollouts("verl", "ckpts/rollout_data", "outputs")
     open_run(report.dir)
 
-Each format is a module with `NAME`, `LACKS` (what the format does not hold, for people) and `read(path)`, which
-yields rollouts, and a `Lost` with its reason for each row that it cannot make one of.
+Each format is a module with `NAME`, `LACKS` (what the format does not contain, in plain words) and `read(path)`, which
+yields a rollout, or a `Lost` with the reason, for each row.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ FORMATS = {
     "areal": "areal",
     "openai-jsonl": "openai",
 }
-"""Names of the formats, each with its module."""
-_TOLD_EVERY = 500
-#: Split, step and, where the format says it, the generation; and whether its rollouts have a place already.
+"""The names of the formats, each with its module."""
+_PROGRESS_INTERVAL = 500
+# Split, step, the generation if the format has one, and whether the rollouts have an id and index already.
 _Generation = tuple[str, int, Any, bool]
 
 
 @dataclass(slots=True)
 class Report:
-    """What an import did."""
+    """The result of an import."""
 
     dir: Path
     """The new run's folder."""
     rollouts: int = 0
-    """How many it holds."""
+    """How many rollouts the run contains."""
     skipped: Counter[str] = field(default_factory=Counter)
-    """Rows that could not be read, by reason."""
+    """How many rows could not be read, by reason."""
     lacks: tuple[str, ...] = ()
-    """What the format does not hold."""
+    """What the format does not contain."""
     marked: int = 0
-    """Values that no field could hold; a mark stands in their place."""
+    """How many values no field could hold, so that a mark replaces them."""
 
 
 def import_rollouts(
@@ -66,16 +66,17 @@ def import_rollouts(
 ) -> Report:
     """Read rollouts in another library's format and write them as a new run inside `out`.
 
-    progress: called with what is being done, how much of it is, and of how much (0: not known yet).
+    progress: called with the current activity, how many rollouts are done, and out of how many (0: unknown).
     """
     if format_name not in FORMATS:
         raise RunError(f"{format_name!r} is not a format; the formats are {', '.join(FORMATS)}")
     source = Path(path)
     if not source.exists():
-        raise RunError(f"{source} does not exist; give the file or the folder that {format_name} wrote")
+        raise RunError(f"{source} does not exist: give the file or the folder that {format_name} wrote")
     reader = import_module(f"rollout_plugins.shapes.{FORMATS[format_name]}")
     report = Report(_folder(Path(out), format_name, source), lacks=reader.LACKS)
-    names, sizes = _overview(_told(_read(reader, source, split, Counter()), "reading", 0, progress))
+    rollouts = _with_progress(_read(reader, source, split, Counter()), "reading", 0, progress)
+    names, sizes = _overview(rollouts)
     hidden = report.dir.with_name(f".{report.dir.name}.{secrets.token_hex(4)}")
     run = Run(
         id=report.dir.name,
@@ -85,10 +86,10 @@ def import_rollouts(
         reward_names=names,
         settings={"imported_from": str(source.resolve()), "lacks": list(reader.LACKS)},
     )
-    found = _told(_read(reader, source, split, report.skipped), "writing", sizes.total(), progress)
+    rollouts = _with_progress(_read(reader, source, split, report.skipped), "writing", sizes.total(), progress)
     try:
-        _write(_generations(found, sizes), run, report, _first_free(sizes))
-        hidden.rename(report.dir)  # only a whole import has the name of a run
+        _write(_generations(rollouts, sizes), run, report, _first_free(sizes))
+        hidden.rename(report.dir)  # only a complete import gets the name of a run
     except BaseException:
         shutil.rmtree(hidden, ignore_errors=True)
         raise
@@ -99,63 +100,63 @@ def _folder(out: Path, format_name: str, source: Path) -> Path:
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", source.resolve().stem).strip("-.") or "rollouts"
     folder = out / "rollouts" / f"{format_name}-{stem[:60]}"
     if folder.exists():
-        raise RunError(f"{folder} exists already; remove it, or choose another folder with --out")
+        raise RunError(f"{folder} exists already: remove it, or choose another folder with --out")
     return folder
 
 
 def _read(reader: Any, source: Path, split: str | None, skipped: Counter[str]) -> Iterator[Unplaced]:
-    """Every rollout in the source; a row that is not one is counted by its reason."""
+    """Yield every rollout in the source, and count the other rows by reason."""
     ids: set[str] = set()
-    for one in reader.read(source):
-        if isinstance(one, Lost):
-            skipped[one.reason] += 1
+    for item in reader.read(source):
+        if isinstance(item, Lost):
+            skipped[item.reason] += 1
             continue
-        if one.has_place:
-            if one.rollout.id in ids:
+        if item.has_place:
+            if item.rollout.id in ids:
                 skipped["rollout that an earlier line has"] += 1
                 continue
-            ids.add(one.rollout.id)
-        yield one if split is None else replace(one, rollout=replace(one.rollout, split=split))
+            ids.add(item.rollout.id)
+        yield item if split is None else replace(item, rollout=replace(item.rollout, split=split))
 
 
-def _told(
-    found: Iterator[Unplaced], what: str, of: int, progress: Callable[[str, int, int], object]
+def _with_progress(
+    rollouts: Iterator[Unplaced], activity: str, total: int, progress: Callable[[str, int, int], object]
 ) -> Iterator[Unplaced]:
-    """Says now and then how many there were."""
-    for number, one in enumerate(found, 1):
-        yield one
-        if number % _TOLD_EVERY == 0:
-            progress(what, number, of)
+    """Yield the rollouts and report progress at intervals."""
+    for number, rollout in enumerate(rollouts, 1):
+        yield rollout
+        if number % _PROGRESS_INTERVAL == 0:
+            progress(activity, number, total)
 
 
-def _overview(found: Iterator[Unplaced]) -> tuple[tuple[str, ...], Counter[Any]]:
-    """The names of all rewards, and how many rollouts each generation has."""
+def _overview(rollouts: Iterator[Unplaced]) -> tuple[tuple[str, ...], Counter[Any]]:
+    """Return the names of all rewards, and how many rollouts each generation has."""
     names: dict[str, None] = {}
     sizes: Counter[Any] = Counter()
-    for one in found:
-        names.update(dict.fromkeys(one.rollout.rewards))
-        sizes[_generation(one)] += 1
+    for unplaced in rollouts:
+        names.update(dict.fromkeys(unplaced.rollout.rewards))
+        sizes[_generation(unplaced)] += 1
     return tuple(names), sizes
 
 
-def _generation(found: Unplaced) -> _Generation:
-    """Rollouts of one generation, by default those of the same split and step, wherever in the files they stand."""
-    return found.rollout.split, found.rollout.step, found.generation, found.has_place
+def _generation(unplaced: Unplaced) -> _Generation:
+    """Return the key of a rollout's generation. By default that is its split and step, in whatever file it is."""
+    return unplaced.rollout.split, unplaced.rollout.step, unplaced.generation, unplaced.has_place
 
 
-def _generations(found: Iterator[Unplaced], sizes: Counter[Any]) -> Iterator[list[Unplaced]]:
-    """The rollouts of each generation, as soon as all of them were read."""
-    waiting: dict[_Generation, list[Unplaced]] = {}
-    for one in found:
-        key = _generation(one)
-        waiting.setdefault(key, []).append(one)
-        if len(waiting[key]) == sizes[key]:
-            yield waiting.pop(key)
-    yield from waiting.values()  # the files became shorter meanwhile
+def _generations(rollouts: Iterator[Unplaced], sizes: Counter[Any]) -> Iterator[list[Unplaced]]:
+    """Yield the rollouts of each generation as soon as all of them were read."""
+    incomplete: dict[_Generation, list[Unplaced]] = {}
+    for unplaced in rollouts:
+        key = _generation(unplaced)
+        incomplete.setdefault(key, []).append(unplaced)
+        if len(incomplete[key]) == sizes[key]:
+            yield incomplete.pop(key)
+    yield from incomplete.values()  # if the files became shorter meanwhile
 
 
 def _first_free(sizes: Counter[_Generation]) -> Counter[str]:
-    """The first number of each split that no generation with a place has."""
+    """Return, for each split, the first generation number that no placed generation has."""
     numbers: Counter[str] = Counter()
     for split, _, generation, has_place in sizes:
         if has_place:
@@ -164,12 +165,12 @@ def _first_free(sizes: Counter[_Generation]) -> Counter[str]:
 
 
 def _write(generations: Iterator[list[Unplaced]], run: Run, report: Report, numbers: Counter[str]) -> None:
-    """`numbers`: the number of each split's next generation."""
+    """Write the generations; `numbers` has the number of each split's next generation."""
     writers = _Writers(run)
     names = BatchNames()
     for batch in generations:
         if batch[0].has_place:
-            writers.write_in_place([one.rollout for one in batch])
+            writers.write_in_place([unplaced.rollout for unplaced in batch])
             continue
         split, step = batch[0].rollout.split, batch[0].rollout.step
         name = names.name(run, split, step)
@@ -179,14 +180,16 @@ def _write(generations: Iterator[list[Unplaced]], run: Run, report: Report, numb
         numbers[split] += 1
         writers.write(run.attempt, run.rank, rows)
     if not writers.total:
-        what = format_counts(report.skipped)
-        raise RunError(f"no rollouts found there{': ' + what if what else ''}; is it the right --from?")
+        reasons = format_counts(report.skipped)
+        raise RunError(
+            f"no rollouts in {run.settings['imported_from']}{': ' + reasons if reasons else ''}; check --from"
+        )
     report.rollouts = writers.total
     report.marked = writers.close(report.skipped)
 
 
 class _Writers:
-    """Writes the run, with files for each attempt and rank that rollouts are of, as the ranks themselves would."""
+    """Writes the run, with files for each attempt and rank of the rollouts, as the ranks themselves would."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -205,7 +208,7 @@ class _Writers:
         self._stored[attempt, rank][rows[0].split] += len(rows)
 
     def write_in_place(self, rollouts: Sequence[Rollout]) -> None:
-        """Write rollouts of one generation that have an id and a place."""
+        """Write rollouts of one generation that have an id and an index."""
         by_rank: dict[int, list[Rollout]] = {}
         for rollout in sorted(rollouts, key=lambda rollout: rollout.index):
             by_rank.setdefault(rollout.rank, []).append(replace(rollout, run_id=self._run.id))
@@ -219,7 +222,9 @@ class _Writers:
         return self._writers[attempt, rank]
 
     def close(self, skipped: Mapping[str, int]) -> int:
-        """Note the end, and in the file of rank 0 what was skipped. Returns how many values could not be kept."""
+        """Write the end of the run, with the skipped rows in the file of rank 0, and return how many
+        values were lost.
+        """
         main = min(
             (key for key in self._writers if key[1] == self._run.rank), default=(self._run.attempt, self._run.rank)
         )

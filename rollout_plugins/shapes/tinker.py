@@ -1,4 +1,4 @@
-"""tinker-cookbook: trajectory groups with the traces of their transitions, and `*_rollout_summaries.jsonl` files."""
+"""Read tinker-cookbook's trajectory groups, and its `*_rollout_summaries.jsonl` files."""
 
 from __future__ import annotations
 
@@ -24,33 +24,42 @@ from rollout_plugins.content.numbers import real
 from rollout_plugins.content.rewards import to_float
 from rollout_plugins.content.snapshot import Snapshot
 from rollout_plugins.errors import SetupError
-from rollout_plugins.shapes._fields import dict_in, finish_of, list_in, messages, spoken, whole, whole_or_none
-from rollout_plugins.shapes._files import each_row, find
-from rollout_plugins.shapes._speech import Decode, Speech, decoder
+from rollout_plugins.shapes._fields import (
+    as_whole,
+    as_whole_or_none,
+    dict_in,
+    finish_of,
+    list_in,
+    message_fields,
+    messages,
+)
+from rollout_plugins.shapes._files import each_row, find_files
+from rollout_plugins.shapes._speech import Decode, TokenSpans, decoder
 
 NAME = "tinker-cookbook"
 LACKS = (
     "texts, unless traces were written: prompt and completion are empty then",
     "advantages, token ids and log-probabilities",
-    "the wording of tool calls that did not parse",
+    "the text of tool calls that did not parse",
 )
 _TRACE = ("prompt", "policy_response", "reward_data", "env_state", "extra")
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutTrace:
-    """What was said in one transition, for `Transition.trace`. A copy: what the environment does next does not show.
+    """The messages of one transition, for `Transition.trace`; a copy that later changes in the environment do not
+    affect.
 
-    Make it before the environment takes its step, also when that step ends the episode because the answer did not
+    Create it before the environment takes its step, also if that step ends the episode because the answer did not
     parse or the context is full.
     """
 
     prompt: Any
-    """Messages the policy was given, or text."""
+    """The messages that the policy received, or text."""
     policy_response: Any
-    """The message it answered with, several, or text."""
+    """The policy's answer: a message, several, or text."""
     reward_data: Mapping[str, Any] = field(default_factory=dict)
-    """Numbers behind the reward, raw."""
+    """The raw numbers behind the reward."""
 
     def __post_init__(self) -> None:
         for own in fields(self):
@@ -58,23 +67,23 @@ class RolloutTrace:
 
 
 def rollouts(groups: Any, tokenizer: Any = None, *, tags: Sequence[Sequence[str]] | None = None) -> ForeignRollouts:
-    """A trajectory group or a list of them: one rollout for each trajectory.
+    """Return one rollout for each trajectory in a trajectory group or a list of groups.
 
     Args:
         groups: `TrajectoryGroup`s, with `trajectories_G`, `final_rewards_G` and `metrics_G`. A transition's `trace`
-            is a `RolloutTrace`, or anything with a `prompt` and a `policy_response`.
-        tokenizer: for the texts of trajectories without traces.
+            is a `RolloutTrace`, or any object with a `prompt` and a `policy_response`.
+        tokenizer: decodes the texts of trajectories without traces.
         tags: the tags of each group.
     """
-    return ForeignRollouts(lambda wanted: _take(groups, tokenizer, tags, wanted))
+    return ForeignRollouts(lambda options: _take(groups, tokenizer, tags, options))
 
 
-def _take(groups: Any, tokenizer: Any, tags: Any, wanted: CopyOptions) -> CopiedBatch:
-    listed = groups if isinstance(groups, (list, tuple)) else [groups]
+def _take(groups: Any, tokenizer: Any, tags: Any, options: CopyOptions) -> CopiedBatch:
+    all_groups = groups if isinstance(groups, (list, tuple)) else [groups]
     decode = decoder(tokenizer) if tokenizer is not None else None
-    reader = _Reader(wanted, with_ids=wanted.tokens or decode is not None)
-    items = [item for place, group in enumerate(listed) for item in reader.group(group, place, _tags(tags, place))]
-    return copied_batch(partial(_found, decode=decode), items, reader.copier.bytes, ("steps", "final"))
+    reader = _Reader(options, with_ids=options.tokens or decode is not None)
+    items = [item for index, group in enumerate(all_groups) for item in reader.group(group, index, _tags(tags, index))]
+    return copied_batch(partial(_item_rollout, decode=decode), items, reader.copier.bytes, ("steps", "final"))
 
 
 def _tags(tags: Any, place: int) -> list[Any]:
@@ -82,38 +91,40 @@ def _tags(tags: Any, place: int) -> list[Any]:
 
 
 class _Reader:
-    """Reads groups into what tinker-cookbook itself would write of them, and the tokens of each transition."""
+    """Reads groups into the rows that tinker-cookbook itself would write, and the tokens of each transition."""
 
-    def __init__(self, wanted: CopyOptions, *, with_ids: bool) -> None:
+    def __init__(self, options: CopyOptions, *, with_ids: bool) -> None:
         self.copier = Snapshot()
-        self._is_checked = wanted.checked
+        self._is_checked = options.checked
         self._with_ids = with_ids
 
-    def group(self, group: Any, place: int, tags: list[Any]) -> list[Any]:
-        """An item for each trajectory. Rewards that don't line up with the trajectories belong to none of them."""
+    def group(self, group: Any, index: int, tags: list[Any]) -> list[Any]:
+        """Return an item for each trajectory. Rewards that do not line up with the trajectories are left out."""
         trajectories = getattr(group, "trajectories_G", None)
         if trajectories is None:
             if self._is_checked:
                 raise SetupError(
-                    f"group {place} is of type {type(group).__name__}; give a TrajectoryGroup or a list of them"
+                    f"group {index} is of type {type(group).__name__}: give a TrajectoryGroup or a list of them"
                 )
             return [REJECTED if group is None else UNREADABLE]
         marks: dict[str, str] = {}
         finals, metrics = (
-            self._aligned(group, name, len(trajectories), place, marks) for name in ("final_rewards_G", "metrics_G")
+            self._aligned(group, name, len(trajectories), index, marks) for name in ("final_rewards_G", "metrics_G")
         )
-        facts = {"group_idx": place, "tags": tags}
+        facts = {"group_idx": index, "tags": tags}
         return [
-            self._item(trajectory, {**facts, "final_reward": to_float(final), "trajectory_metrics": some}, dict(marks))
-            for trajectory, final, some in zip(trajectories, finals, metrics, strict=True)
+            self._item(
+                trajectory, {**facts, "final_reward": to_float(final), "trajectory_metrics": values}, dict(marks)
+            )
+            for trajectory, final, values in zip(trajectories, finals, metrics, strict=True)
         ]
 
-    def _aligned(self, group: Any, name: str, count: int, place: int, marks: dict[str, str]) -> list[Any]:
+    def _aligned(self, group: Any, name: str, count: int, index: int, marks: dict[str, str]) -> list[Any]:
         values = getattr(group, name, None)
         values = [] if values is None else list(values)
         if len(values) == count:
             return self.copier.copy(values)  # type: ignore[no-any-return]
-        fault = f"group {place} has {count} trajectories, but {len(values)} of {name}"
+        fault = f"group {index} has {count} trajectories, but {len(values)} of {name}"
         if self._is_checked:
             raise SetupError(f"{fault}; give one for each")
         marks[f"lost:{name}"] = fault
@@ -130,7 +141,7 @@ class _Reader:
         return {**facts, "steps": steps}, self._turns(transitions, marks), marks
 
     def _turns(self, transitions: Sequence[Any], marks: dict[str, str]) -> list[Any]:
-        """Each transition's ids; none where one is without them, as an observation with images is."""
+        """Return each transition's ids; an empty list if one has none, such as an observation with images."""
         try:
             return [_turn(transition) for transition in transitions] if self._with_ids else []
         except (Exception, SystemExit) as error:
@@ -156,61 +167,66 @@ class _Reader:
 def _trace(trace: Any) -> dict[str, Any]:
     if not isinstance(trace, Mapping):
         trace = {name: getattr(trace, name, None) for name in _TRACE}
-    kept = {name: value for name in _TRACE if (value := trace.get(name)) is not None}
-    speakers = (("prompt", "user"), ("policy_response", "assistant"))
-    return kept | {name: _talk(kept[name], role) for name, role in speakers if name in kept}
+    fields_of_trace = {name: value for name in _TRACE if (value := trace.get(name)) is not None}
+    roles = (("prompt", "user"), ("policy_response", "assistant"))
+    conversations = {
+        name: _as_messages(fields_of_trace[name], role) for name, role in roles if name in fields_of_trace
+    }
+    return fields_of_trace | conversations
 
 
-def _talk(said: Any, role: str) -> dict[str, Any]:
-    """Messages as the traces have them; a lone message or text is a list of one."""
-    if isinstance(said, dict) and isinstance(said.get("messages"), list):
-        return said
-    listed = said if isinstance(said, (list, tuple)) else [said]
-    return {"messages": [{"role": role, "content": one} if isinstance(one, str) else one for one in listed]}
+def _as_messages(value: Any, role: str) -> dict[str, Any]:
+    """Return messages in the traces' format; a single message or text becomes a list of one."""
+    if isinstance(value, dict) and isinstance(value.get("messages"), list):
+        return value
+    items = value if isinstance(value, (list, tuple)) else [value]
+    return {"messages": [{"role": role, "content": item} if isinstance(item, str) else item for item in items]}
 
 
 def _turn(transition: Any) -> tuple[list[int], list[int], list[float] | None]:
-    """Ids of the observation and the action, and the action's log-probabilities."""
-    seen, action = transition.ob, transition.ac
+    """Return the ids of the observation and of the action, and the action's log-probabilities."""
+    observation, action = transition.ob, transition.ac
     logprobs = getattr(action, "maybe_logprobs", None) or getattr(action, "logprobs", None)
-    ids = seen.to_ints() if hasattr(seen, "to_ints") else seen
+    ids = observation.to_ints() if hasattr(observation, "to_ints") else observation
     return list(ids), list(action.tokens), list(logprobs) if logprobs is not None else None
 
 
-def _found(item: tuple[dict[str, Any], list[Any], dict[str, str]], decode: Decode | None) -> Unplaced:
+def _item_rollout(item: tuple[dict[str, Any], list[Any], dict[str, str]], decode: Decode | None) -> Unplaced:
     row, turns, marks = item
     rollout = replace(_rollout(row), marks=marks)
     if turns:
-        speech, logprobs = _speech(turns)
+        spans, logprobs = _join_turns(turns)
         if decode is not None and not rollout.prompt and not rollout.completion:
-            rollout = replace(rollout, prompt=speech.prompt(decode), completion=speech.completion(decode))
-        rollout = replace(rollout, tokens=speech.tokens(logprobs))
+            rollout = replace(rollout, prompt=spans.prompt(decode), completion=spans.completion(decode))
+        rollout = replace(rollout, tokens=spans.tokens(logprobs))
     return Unplaced(rollout, row["group_idx"])
 
 
-def _speech(turns: Sequence[tuple[list[int], list[int], list[float] | None]]) -> tuple[Speech, list[float] | None]:
-    """All turns in one sequence: an observation that repeats what came before adds only its end."""
+def _join_turns(
+    turns: Sequence[tuple[list[int], list[int], list[float] | None]],
+) -> tuple[TokenSpans, list[float] | None]:
+    """Join all turns into one sequence. An observation that starts with all earlier tokens adds only its end."""
     ids: list[int] = []
     mask: list[int] = []
     logprobs: list[float] = []
-    for seen, said, some in turns:
-        new = seen[len(ids) :] if seen[: len(ids)] == ids else seen
-        ids += [*new, *said]
-        mask += [0] * len(new) + [1] * len(said)
-        logprobs += [0.0] * len(new) + list(some or ())
-    return Speech(ids, mask), logprobs if len(logprobs) == len(ids) else None
+    for observation, action, action_logprobs in turns:
+        new = observation[len(ids) :] if observation[: len(ids)] == ids else observation
+        ids += [*new, *action]
+        mask += [0] * len(new) + [1] * len(action)
+        logprobs += [0.0] * len(new) + list(action_logprobs or ())
+    return TokenSpans(ids, mask), logprobs if len(logprobs) == len(ids) else None
 
 
 def _rollout(row: dict[str, Any]) -> Rollout:
-    """The rollout of one trajectory's summary."""
+    """Return the rollout of one trajectory's summary."""
     steps = [step for step in row["steps"] if isinstance(step, dict)]
     last = steps[-1] if steps else {}
     return Rollout(
         id="",
         split="train" if row.get("split") == "train" else "eval",
-        step=whole(row.get("iteration")),
-        policy_step=whole_or_none(row.get("sampling_client_step")),
-        **spoken(*_conversation([dict_in(step, "trace") for step in steps])),
+        step=as_whole(row.get("iteration")),
+        policy_step=as_whole_or_none(row.get("sampling_client_step")),
+        **message_fields(*_conversation([dict_in(step, "trace") for step in steps])),
         **_rewards(row, [to_float(step.get("reward")) for step in steps]),
         prompt_tokens=_sum(steps[:1], "ob_len"),
         completion_tokens=_sum(steps, "ac_len"),
@@ -224,30 +240,30 @@ def _rollout(row: dict[str, Any]) -> Rollout:
 
 
 def _rewards(row: Mapping[str, Any], steps: Sequence[Any]) -> dict[str, Any]:
-    """What the steps themselves earned, the final reward, and the total, which a file has and memory has not."""
+    """Return the reward of the steps, the final reward, and the total, which only a file states."""
     final = to_float(row.get("final_reward"))
-    total = to_float(row["total_reward"]) if "total_reward" in row else _total([*steps, final])
+    total = to_float(row["total_reward"]) if "total_reward" in row else _sum_or_odd([*steps, final])
     earned = None
     if type(total) is float and type(final) is float:
-        known = all(type(reward) is float for reward in steps)
-        earned = sum(steps, 0.0) if known else total - final  # the difference is the same, but for rounding
+        are_numbers = all(type(reward) is float for reward in steps)
+        earned = sum(steps, 0.0) if are_numbers else total - final  # equal but for rounding
     return {"rewards": {"steps": earned, "final": final}, "reward": total}
 
 
-def _total(rewards: Sequence[Any]) -> Any:
-    """All rewards together; None where one is missing. One that is not a number stands for the sum, to be marked."""
+def _sum_or_odd(rewards: Sequence[Any]) -> Any:
+    """Return the sum; None if a reward is missing. A reward that is not a number is returned itself, to be marked."""
     odd = [reward for reward in rewards if type(reward) is not float]
     return next((reward for reward in odd if reward is not None), None) if odd else sum(rewards)
 
 
 def _sum(steps: list[dict[str, Any]], name: str) -> int | None:
-    """A number of the steps added up; None when one does not have it."""
+    """Return the sum of a number over the steps; None if a step lacks it."""
     numbers = [real(step.get(name)) for step in steps]
-    return sum(map(whole, numbers)) if numbers and None not in numbers else None
+    return sum(map(as_whole, numbers)) if numbers and None not in numbers else None
 
 
 def _ending(last: dict[str, Any]) -> dict[str, Any]:
-    """Why it ended. The environment's reasons weigh more than the sampler's."""
+    """Return why the rollout ended. The environment's reasons take precedence over the sampler's."""
     metrics = dict_in(last, "metrics")
     if metrics.get("parse_error"):
         return {"finish": "error", "error": "the last answer did not parse"}
@@ -257,14 +273,14 @@ def _ending(last: dict[str, Any]) -> dict[str, Any]:
 
 
 def _conversation(traces: list[dict[str, Any]]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """The first prompt, and everything said since: each later prompt repeats what came before it."""
+    """Return the first prompt and all messages since. Each later prompt repeats the earlier messages."""
     prompt = _messages(traces[0], "prompt") if traces else ()
-    said: list[Any] = []
+    completion: list[Any] = []
     for trace in traces:
-        said += _messages(trace, "prompt")[len(prompt) + len(said) :]
-        said += _messages(trace, "policy_response")
+        completion += _messages(trace, "prompt")[len(prompt) + len(completion) :]
+        completion += _messages(trace, "policy_response")
     after = _messages(dict_in(traces[-1], "extra"), "next_messages") if traces else ()
-    return prompt, (*said, *after[len(prompt) + len(said) :])
+    return prompt, (*completion, *after[len(prompt) + len(completion) :])
 
 
 def _messages(trace: dict[str, Any], name: str) -> tuple[Any, ...]:
@@ -272,22 +288,22 @@ def _messages(trace: dict[str, Any], name: str) -> tuple[Any, ...]:
 
 
 def _without_text(step: dict[str, Any]) -> dict[str, Any]:
-    """A step's numbers; of its trace, what is not conversation."""
+    """Return the numbers of a step, and the parts of its trace that are not messages."""
     trace = dict_in(step, "trace")
-    kept = {name: trace[name] for name in ("reward_data", "env_state") if trace.get(name) is not None}
-    return {**{name: value for name, value in step.items() if name != "trace"}, **kept}
+    other_parts = {name: trace[name] for name in ("reward_data", "env_state") if trace.get(name) is not None}
+    return {**{name: value for name, value in step.items() if name != "trace"}, **other_parts}
 
 
 # --- files ---------------------------------------------------------------------------------------------------------
 
 
 def read(path: Path) -> Iterator[Unplaced | Lost]:
-    """One rollout for each trajectory."""
-    for file in find(path, "**/*rollout_summaries.jsonl", "the log_path, or one *_rollout_summaries.jsonl"):
-        yield from each_row(file, _summary)
+    """Yield one rollout per trajectory."""
+    for file in find_files(path, "**/*rollout_summaries.jsonl", "the log_path, or one *_rollout_summaries.jsonl"):
+        yield from each_row(file, _summary_rollout)
 
 
-def _summary(row: dict[str, Any]) -> Unplaced | Lost:
+def _summary_rollout(row: dict[str, Any]) -> Unplaced | Lost:
     if "group_idx" not in row or not isinstance(row.get("steps"), list):
         return Lost("row that is not a rollout summary")
     return Unplaced(_rollout(row), row["group_idx"])

@@ -1,4 +1,4 @@
-"""torchforge's Episodes, alone or in groups."""
+"""Read torchforge's Episodes, alone or in groups."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rollout_plugins.content.hashing import is_tensor
 from rollout_plugins.content.rewards import to_float
 from rollout_plugins.content.snapshot import Snapshot
 from rollout_plugins.errors import SetupError
-from rollout_plugins.shapes._fields import finish_of, scores, spoken
+from rollout_plugins.shapes._fields import finish_of, message_fields, scores
 from rollout_plugins.shapes._tensors import to_host
 
 READ = ("request", "prompt", "response", "target", "reward", "reward_breakdown", "advantage", "policy_version")
@@ -30,53 +30,54 @@ PER_TOKEN = ("prompt_ids", "token_ids", "logprobs")
 
 
 def rollouts(episodes: Any) -> ForeignRollouts:
-    """A list of episodes, or of groups of them (`list[list[Episode]]`); None among them is a rejected one.
+    """Return the rollouts of a list of episodes, or of groups of them (`list[list[Episode]]`); None is a rejected one.
 
-    Of each is read, where it is there: `request` (or `prompt`), `response`, `target`, `reward`, `reward_breakdown`,
-    `advantage`, `policy_version`, `episode_id`, `request_len`, `response_len`, `pad_id`; and, by a recorder with
-    `tokens=True`, `prompt_ids`, `token_ids` and `logprobs` of its `completion`, and `ref_logprobs`.
+    These attributes of an episode are read if present: `request` (or `prompt`), `response`, `target`, `reward`,
+    `reward_breakdown`, `advantage`, `policy_version`, `episode_id`, `request_len`, `response_len`, `pad_id`. A
+    recorder with `tokens=True` also reads `ref_logprobs` and, from its `completion`, `prompt_ids`, `token_ids` and
+    `logprobs`.
     """
-    return ForeignRollouts(lambda wanted: _take(episodes, wanted))
+    return ForeignRollouts(lambda options: _take(episodes, options))
 
 
-def _take(episodes: Any, wanted: CopyOptions) -> CopiedBatch:
+def _take(episodes: Any, options: CopyOptions) -> CopiedBatch:
     if not isinstance(episodes, (list, tuple)):
         raise SetupError(
-            f"episodes is of type {type(episodes).__name__}; give a list of episodes, or of groups of them"
+            f"episodes is of type {type(episodes).__name__}: give a list of episodes, or of groups of them"
         )
     items: list[Any] = []
     copier = Snapshot()
-    for one, group in _flat(episodes):
-        facts = _facts(one, copier, wanted)
+    for episode, group in _flat(episodes):
+        facts = _facts(episode, copier, options)
         items.append(facts if isinstance(facts, Lost) else (facts, group))
-    known = [item[0] for item in items if not isinstance(item, Lost)]
-    _on_host(known)
-    names = dict.fromkeys(name for facts in known for name in scores(facts["reward_breakdown"])[0])
-    tensors = [tensor for facts in known for tensor in facts["tensors"].values()]
-    return copied_batch(_found, items, copier.bytes + sum(tensor.nbytes for tensor in tensors), names)
+    readable = [item[0] for item in items if not isinstance(item, Lost)]
+    _copy_tensors(readable)
+    names = dict.fromkeys(name for facts in readable for name in scores(facts["reward_breakdown"])[0])
+    tensors = [tensor for facts in readable for tensor in facts["tensors"].values()]
+    return copied_batch(_rollout, items, copier.bytes + sum(tensor.nbytes for tensor in tensors), names)
 
 
 def _flat(episodes: Sequence[Any]) -> Iterator[tuple[Any, int | None]]:
-    """Each episode, with the number of its group if it is in one."""
-    for place, some in enumerate(episodes):
-        if isinstance(some, (list, tuple)):
-            yield from ((one, place) for one in some)
+    """Yield each episode, with the index of its group if it is in one."""
+    for index, item in enumerate(episodes):
+        if isinstance(item, (list, tuple)):
+            yield from ((episode, index) for episode in item)
         else:
-            yield some, None
+            yield item, None
 
 
-def _facts(episode: Any, copier: Snapshot, wanted: CopyOptions) -> dict[str, Any] | Lost:
-    """What is read of an episode; tensors are not copied yet."""
+def _facts(episode: Any, copier: Snapshot, options: CopyOptions) -> dict[str, Any] | Lost:
+    """Return the facts of an episode; tensors are not copied yet."""
     if episode is None:
         return REJECTED
     try:
         facts = {name: copier.copy(_get(episode, name)) for name in (*READ, *KEPT)}
-        facts |= _of_completion(episode, wanted)
-    except (Exception, SystemExit):  # an attribute that objects to being read
+        facts |= _completion_facts(episode, options)
+    except (Exception, SystemExit):  # an attribute may raise when it is read
         return UNREADABLE
     if facts["response"] is None and facts["request"] is None and facts["prompt"] is None:
-        if wanted.checked:
-            raise SetupError(f"an episode, of type {type(episode).__name__}, is without request and response")
+        if options.checked:
+            raise SetupError(f"an episode, of type {type(episode).__name__}, has neither request nor response")
         return UNREADABLE
     if isinstance(facts["reward_breakdown"], Mapping):
         facts["reward_breakdown"] = dict(facts["reward_breakdown"])
@@ -85,22 +86,22 @@ def _facts(episode: Any, copier: Snapshot, wanted: CopyOptions) -> dict[str, Any
     return facts
 
 
-def _of_completion(episode: Any, wanted: CopyOptions) -> dict[str, Any]:
+def _completion_facts(episode: Any, options: CopyOptions) -> dict[str, Any]:
     completion = _get(episode, "completion")
     tensors = {name: _get(completion, name) for name in PER_TOKEN}
     ids = {name: tensors[name] for name in ("prompt_ids", "token_ids")}
-    lengths = {name: len(some) for name, some in ids.items() if some is not None}
-    kept = {**tensors, "ref_logprobs": _get(episode, "ref_logprobs")} if wanted.tokens else {}
+    lengths = {name: len(values) for name, values in ids.items() if values is not None}
+    tensors_to_copy = {**tensors, "ref_logprobs": _get(episode, "ref_logprobs")} if options.tokens else {}
     return {
         "lengths": lengths,
         "stop_reason": _get(completion, "stop_reason"),
-        "tensors": {name: some for name, some in kept.items() if some is not None},
+        "tensors": {name: values for name, values in tensors_to_copy.items() if values is not None},
         "marks": {},
     }
 
 
 def _numbers(facts: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
-    """Where an episode's rewards and its advantage stand."""
+    """Return each container and key of an episode's rewards and its advantage."""
     parts = facts["reward_breakdown"]
     return [(facts, "reward"), (facts, "advantage"), *((parts, name) for name in parts or () if type(parts) is dict)]
 
@@ -109,11 +110,11 @@ def _get(thing: Any, name: str) -> Any:
     return thing.get(name) if isinstance(thing, Mapping) else getattr(thing, name, None)
 
 
-def _on_host(known: Sequence[dict[str, Any]]) -> None:
-    """Copies all tensors of all episodes at once, to where they stand. One that cannot be copied is left out."""
+def _copy_tensors(episodes: Sequence[dict[str, Any]]) -> None:
+    """Replace all tensors of all episodes by CPU copies. A tensor that cannot be copied is removed."""
     places = [
-        *((facts, holder, name) for facts in known for holder, name in _numbers(facts) if is_tensor(holder[name])),
-        *((facts, facts["tensors"], name) for facts in known for name in facts["tensors"]),
+        *((facts, holder, name) for facts in episodes for holder, name in _numbers(facts) if is_tensor(holder[name])),
+        *((facts, facts["tensors"], name) for facts in episodes for name in facts["tensors"]),
     ]
     copies = to_host([holder[name] for _, holder, name in places])
     for (facts, holder, name), copied in zip(places, copies, strict=True):
@@ -126,7 +127,7 @@ def _on_host(known: Sequence[dict[str, Any]]) -> None:
             facts["marks"][f"lost:tokens.{name}"] = "it could not be copied"
 
 
-def _found(item: tuple[dict[str, Any], Any]) -> Unplaced:
+def _rollout(item: tuple[dict[str, Any], Any]) -> Unplaced:
     facts, group = item
     rewards, other_rewards = scores(facts["reward_breakdown"])
     version = to_float(facts["policy_version"])
@@ -134,7 +135,7 @@ def _found(item: tuple[dict[str, Any], Any]) -> Unplaced:
     rollout = Rollout(
         id="",
         policy_step=int(version) if type(version) is float and version.is_integer() else version,
-        **spoken(facts["prompt"] if facts["request"] is None else facts["request"], facts["response"]),
+        **message_fields(facts["prompt"] if facts["request"] is None else facts["request"], facts["response"]),
         rewards=rewards,
         reward=facts["reward"],
         advantage=facts["advantage"],
@@ -150,7 +151,7 @@ def _found(item: tuple[dict[str, Any], Any]) -> Unplaced:
 
 
 def _tokens(tensors: dict[str, Any]) -> Tokens | None:
-    """Ids and log-probabilities, without the padding of the latter."""
+    """Return ids and log-probabilities, the latter without padding."""
     if "token_ids" not in tensors:
         return None
     lists = {name: tensor.reshape(-1).tolist() for name, tensor in tensors.items()}

@@ -1,4 +1,4 @@
-"""TRL's `completions/completions_<step>.parquet`, written with `log_completions=True`."""
+"""Read TRL's `completions/completions_<step>.parquet`, which it writes with `log_completions=True`."""
 
 from __future__ import annotations
 
@@ -14,62 +14,63 @@ from rollout_hookspecs import Rollout
 
 from rollout_plugins.content.foreign_values import Lost, Unplaced, convert_each
 from rollout_plugins.content.rewards import to_float
-from rollout_plugins.shapes._fields import spoken, whole
-from rollout_plugins.shapes._files import BROKEN, find
+from rollout_plugins.shapes._fields import as_whole, message_fields
+from rollout_plugins.shapes._files import BROKEN, find_files
 
 NAME = "TRL"
 LACKS = (
     "reward weights: reward is the plain sum",
-    "which columns are rewards: numbers are taken for rewards, the rest for extra columns",
-    "train or eval: both share a file; --split says which",
-    "groups: equal prompts of a file are taken for one",
+    "which columns are rewards: numeric columns count as rewards, the others as extra columns",
+    "train or eval: both are in one file; choose with --split",
+    "groups: equal prompts of a file count as one group",
     "finish reasons, token counts and images",
-    "the difference between an argument that is None and one that is not there",
+    "the difference between an argument that is None and a missing one",
 )
 _OWN = ("step", "prompt", "completion", "advantage")
 
 
 def read(path: Path) -> Iterator[Unplaced | Lost]:
-    """The rows of every file, in the order of the steps."""
+    """Yield the rows of every file, in the order of the steps."""
     folder = path / "completions" if (path / "completions").is_dir() else path
-    for file in find(folder, "*.parquet", "the completions folder, or the output_dir it is in"):
+    for file in find_files(folder, "*.parquet", "the completions folder, or the output_dir it is in"):
         try:
-            table = pq.read_table(file, partitioning=None)  # else `key=value` in its path would be a column
+            table = pq.read_table(file, partitioning=None)  # otherwise a `key=value` in the path would become a column
         except (pa.ArrowException, OSError):
             yield Lost("Parquet file that cannot be read")
             continue
         rewards = [field.name for field in table.schema if field.name not in _OWN and _is_number(field.type)]
-        extra = [name for name in table.column_names if name not in {*_OWN, *rewards} and not name.startswith("__")]
-        yield from convert_each(partial(_found, rewards=rewards, extra=extra), table.to_pylist(), BROKEN)
+        others = [name for name in table.column_names if name not in {*_OWN, *rewards} and not name.startswith("__")]
+        convert = partial(_rollout, reward_names=rewards, extra_names=others)
+        yield from convert_each(convert, table.to_pylist(), BROKEN)
 
 
 def _is_number(kind: Any) -> bool:
     return bool(pa.types.is_floating(kind) or pa.types.is_integer(kind))
 
 
-def _found(row: Mapping[str, Any], rewards: list[str], extra: list[str]) -> Unplaced:
-    scored = {name: _given(row[name]) for name in rewards}
-    known = [value for value in scored.values() if value is not None]
+def _rollout(row: Mapping[str, Any], reward_names: list[str], extra_names: list[str]) -> Unplaced:
+    rewards = {name: _reward(row[name]) for name in reward_names}
+    values = [value for value in rewards.values() if value is not None]
     rollout = Rollout(
         id="",
-        step=whole(row.get("step")),
-        **spoken(_without_none(row.get("prompt")), _without_none(row.get("completion"))),
-        rewards=scored,
-        reward=sum(known) if known else None,
-        advantage=_given(row.get("advantage")),
-        extra={name: row[name] for name in extra},
+        step=as_whole(row.get("step")),
+        **message_fields(_without_none(row.get("prompt")), _without_none(row.get("completion"))),
+        rewards=rewards,
+        reward=sum(values) if values else None,
+        advantage=_reward(row.get("advantage")),
+        extra={name: row[name] for name in extra_names},
     )
     return Unplaced(rollout)
 
 
-def _given(value: Any) -> Any:
-    """TRL writes NaN where a function gave none."""
+def _reward(value: Any) -> Any:
+    """Return the value, or None for the NaN that TRL writes if a function returned none."""
     real = to_float(value)
     return None if type(real) is float and math.isnan(real) else real
 
 
 def _without_none(value: Any) -> Any:
-    """Parquet gave every message, and every call's arguments, the fields of all others."""
+    """Remove the fields that Parquet added to each message, and to each call's arguments, because others have them."""
     if isinstance(value, list):
         return [_without_none(item) for item in value]
     if isinstance(value, dict):

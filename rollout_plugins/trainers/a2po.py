@@ -58,7 +58,7 @@ class A2POObserver(Observer):
         return generation
 
     def _prepare(self, generation: Generation, call: Call) -> Any:
-        self.given(generation, call)
+        self.store_rows(generation, call)
         out = call.run()
         with self.guarded("read the advantages"):
             generation.advantages = (out["rewards"] - out["v_star"]).tolist()
@@ -73,7 +73,7 @@ class A2POObserver(Observer):
             rows = [{name: values[i] for name, values in columns.items()} for i in range(len(prompts))]
             generation.snapshot(rows, prompts, given["completions"])
             generation.marks = [FIRST_STAGE if self.estimating else {} for _ in prompts]
-        return self.scored(generation, call)
+        return self.run_rewards(generation, call)
 
     def _keep_ids(self, generation: Generation, out: Mapping[str, Any]) -> None:
         length = int(out["logits_to_keep"])

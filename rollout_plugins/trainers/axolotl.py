@@ -66,10 +66,10 @@ class AheadObserver(GRPOObserver):
     def __init__(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> None:
         super().__init__(trainer, emit, options)
         depth = int(getattr(trainer.args, "prefetch_depth", 1))
-        self.unscored.most += depth
+        self.unscored.max_waiting += depth
         self._made_before = 0 if trainer.state.global_step else depth
         self.watch("_generate_only", self._ahead)
-        self.watch("_generate_rank0_only", self._tokens, optional=True)
+        self.watch("_generate_rank0_only", self._around_generate, optional=True)
         self.watch("_compute_deferred_scores", self._deferred)
         self.watch("_score_streaming", self._deferred, ("rollout",), optional=True)
         self.watch("_collect_reward_workers", self._collected)
@@ -131,13 +131,13 @@ class AheadObserver(GRPOObserver):
                 generation.rewards.end_part(len(call.arguments["prompts"]), gathered)
         return gathered
 
-    def _rewards(self, generation: Sampled, call: Call) -> Any:
+    def _around_rewards(self, generation: Sampled, call: Call) -> Any:
         if not isinstance(generation.rewards, RewardsInParts):
-            return super()._rewards(generation, call)
+            return super()._around_rewards(generation, call)
         before: dict[Any, int] = {}
         with self.guarded("see what reward functions logged before"):
             before = {name: len(values) for name, values in self._pending().items()}
-        gathered = self.scored(generation, call)
+        gathered = self.run_rewards(generation, call)
         with self.guarded("read what reward functions logged"):
             for name, values in self._pending().items():
                 new = Snapshot().copy(list(values)[before.get(name, 0) :])
@@ -188,13 +188,13 @@ class SequenceParallelObserver(GRPOObserver):
     """
 
     needs: ClassVar[Needs] = {
-        GRPOObserver.whole: ("inputs",),
+        GRPOObserver.generate_method: ("inputs",),
         "_create_dataloader_params": ("is_eval", "custom_batch_size"),
     }
 
     def _whole(self, generation: Sampled, call: Call) -> Any:
-        self.given(generation, call)
-        out = self.scored(generation, call)
+        self.store_rows(generation, call)
+        out = self.run_rewards(generation, call)
         with self.guarded("take a snapshot of a generation"):
             generation.returned = out
             if self.trainer.use_vllm and self.trainer.local_rank:

@@ -29,7 +29,7 @@ class DistillationObserver(Observer):
         self.watch("_tool_call_loop", self.tool_loop, optional=True)
 
     def _whole(self, generation: Generation, call: Call) -> Any:
-        self.given(generation, call)
+        self.store_rows(generation, call)
         return call.run()
 
     def _generate(self, generation: Generation, call: Call) -> Any:
@@ -37,7 +37,7 @@ class DistillationObserver(Observer):
         out = call.run()
         with self.guarded("take a snapshot of a generation"):
             generation.prompt_ids, ids = out[0], out[1]
-            generation.snapshot(generation.rows, call.arguments["prompts"], generation.said, ids)
+            generation.snapshot(generation.rows, call.arguments["prompts"], generation.tool_loop_completions, ids)
         return out
 
 

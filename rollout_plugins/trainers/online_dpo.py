@@ -69,7 +69,7 @@ class OnlineDPOObserver(Observer):
             generation.snapshot(rows, given["prompts"], given["completions"], ids)
             half = generation.count // 2
             generation.places = [2 * (i % half) + i // half for i in range(generation.count)]
-        self.compared = self.scored(generation, call)
+        self.compared = self.run_rewards(generation, call)
         return self.compared
 
     def _written(self, ids: Sequence[int]) -> Sequence[int]:

@@ -25,8 +25,8 @@ _LOGPROBS = "the trainer has log-probabilities where completions train more than
 
 
 class SDPOObserver(GRPOObserver):
-    whole = "_prepare_training_batch"
-    needs: ClassVar[Needs] = {whole: ("inputs",), "_calculate_rewards": SCORED}
+    generate_method = "_prepare_training_batch"
+    needs: ClassVar[Needs] = {generate_method: ("inputs",), "_calculate_rewards": SCORED}
 
 
 class SDFTObserver(Observer):
@@ -43,7 +43,7 @@ class SDFTObserver(Observer):
         self.watch("_generate", self._generate)
 
     def _whole(self, generation: Generation, call: Call) -> Any:
-        self.given(generation, call)
+        self.store_rows(generation, call)
         out = call.run()
         with self.guarded("read the log-probabilities"):
             generation.keep(old_per_token_logps=out.get("old_per_token_logps"))
@@ -52,7 +52,7 @@ class SDFTObserver(Observer):
     def _event(self, generation: Generation, call: Call) -> Any:
         with self.guarded("see the prompts of a generation"):
             if "generation_prompts" in call.kwargs:
-                generation.asked = Snapshot().copy(list(call.kwargs["generation_prompts"]))
+                generation.built_prompts = Snapshot().copy(list(call.kwargs["generation_prompts"]))
         return call.run()
 
     def _generate(self, generation: Generation, call: Call) -> Any:
@@ -60,7 +60,7 @@ class SDFTObserver(Observer):
         with self.guarded("take a snapshot of a generation"):
             generation.prompt_ids = call.arguments["prompt_ids"]
             rows = generation.rows or [{} for _ in out[1]]
-            asked = generation.asked or [None if self.teaches else row.get("prompt") for row in rows]
+            asked = generation.built_prompts or [None if self.teaches else row.get("prompt") for row in rows]
             _record(generation, asked, out[1])
         return out
 
@@ -75,7 +75,7 @@ class BufferedObserver(Observer):
         self.watch("_generate_completion_ids", self._generate)
 
     def _whole(self, generation: Generation, call: Call) -> Any:
-        self.given(generation, call)
+        self.store_rows(generation, call)
         out = call.run()
         with self.guarded("read the prompts' token ids"):
             generation.prompt_ids = self._asked(out)

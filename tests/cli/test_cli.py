@@ -85,7 +85,7 @@ def test_without_a_command_the_help_is_shown(rollouts):
         (["stats", "{empty}"], "rollouts: no run found in or below "),
         (["annotate", "{run}", "--producer", "p", "/nowhere.jsonl"], "rollouts: /nowhere.jsonl: No such file"),
         (["export", "{run}", "--where", "false", "-o", "{empty}/x.parquet"], "no rollouts match"),
-        (["import", "--from", "verl", "/nowhere"], "rollouts: /nowhere does not exist; give the file"),
+        (["import", "--from", "verl", "/nowhere"], "rollouts: /nowhere does not exist: give the file"),
         (["list", "{empty}"], "rollouts: no run found in or below "),
     ],
 )

@@ -251,7 +251,7 @@ def test_what_a_subclass_makes_of_rewards_and_advantages_is_what_it_trained_with
     assert [rollout.advantage for rollout in stored] == trainer.trained_with.tolist()
     assert [rollout.rewards for rollout in stored] == [{"half": 0.0}, {"half": 1.0}] * 2
     assert [rollout.reward for rollout in stored] == ([10.0, 11.0] if cls is Shifts else [0.0, 1.0]) * 2
-    said = "as the functions gave them; the trainer changed those of half for reward"
+    said = "as the functions returned them; the trainer changed those of half"
     assert {rollout.marks.get("rewards") for rollout in stored} == {said if cls is Shifts else None}
 
 
@@ -297,7 +297,7 @@ def test_advantages_that_a_subclass_brings_into_another_form_are_the_logged_ones
     trainer, run = train(tmp_path, ["a", "b"], cls=cls)
     for rollout, logged in zip(run.rollouts(), trainer._logs["advantages"], strict=True):
         assert rollout.advantage == logged
-        assert rollout.marks["advantage"] == "what TRL logged; the trainer goes on with another form of it"
+        assert rollout.marks["advantage"] == "from TRL's log; the trainer trains on another form of it"
 
 
 def test_what_a_method_that_is_wrapped_after_ours_gives_is_in_doubt_and_the_mark_says_so(tmp_path):
@@ -312,7 +312,7 @@ def test_what_a_method_that_is_wrapped_after_ours_gives_is_in_doubt_and_the_mark
     trainer.add_callback(RolloutPluginCallback(dir=tmp_path / "around"))  # attaches when training begins
     trainer.train()
     for rollout in open_run(tmp_path / "out").rollouts():
-        assert "put around that method since may have changed it" in rollout.marks["advantage"]
+        assert "code that wrapped that method later may have changed it" in rollout.marks["advantage"]
     assert [(r.advantage, dict(r.marks)) for r in open_run(tmp_path / "around").rollouts()] == [(9.0, {})] * 4
 
 

@@ -234,10 +234,10 @@ def test_a_subclass_that_overrides_everything_is_recorded_from_what_it_trains_on
     assert [r.finish for r in stored] == ["stop"] * 8
     assert [r.completion_tokens for r in stored] == [len(r.tokens.completion) for r in stored]
     assert {r.marks["source"] for r in stored} == {"the token ids that the trainer trains on"}
-    assert {r.marks["rewards"] for r in stored} == {"the trainer scored it in a way of its own"}
+    assert {r.marks["rewards"] for r in stored} == {"the trainer scored it in its own way"}
     assert not any("advantage" in r.marks for r in stored)
     assert {tuple(r.rewards.values()) for r in stored} == {(None,)}
-    said = "OverridesAll generates or scores in a way of its own: its rollouts are recorded from the token ids"
+    said = "OverridesAll generates or scores in its own way: its rollouts are recorded from the token ids"
     assert said in caplog.text
     assert "without rewards, messages as they were and tool calls; docs/how-to/host.md says how" in caplog.text
     assert run.health.drops == {}
@@ -249,7 +249,7 @@ def test_a_subclass_that_goes_round_everything_is_counted_and_said(tmp_path, cap
     trainer.train()
     assert open_run(tmp_path / "out").health.drops == {"not_observed": 12}
     assert caplog.text.count("cannot be observed") == 1
-    assert "docs/how-to/host.md says how to write a host" in caplog.text
+    assert "docs/how-to/host.md explains how to write a host" in caplog.text
 
 
 class Unspeakable(Exception):

@@ -92,7 +92,7 @@ def test_without_a_mask_it_is_one_turn_and_says_so(tmp_path):
     assert [list(r.completion) for r in stored] == [row["completion"] for row in trainer.truth]
     assert [r.prompt_tokens for r in stored] == [len(r.tokens.prompt) for r in stored]
     assert [r.completion_tokens for r in stored] == [len(r.tokens.completion) for r in stored]
-    assert {r.marks["turns"] for r in stored} == {"not told apart: rollout_func gave no env_mask"}
+    assert {r.marks["turns"] for r in stored} == {"not separated: rollout_func returned no env_mask"}
 
 
 def test_what_the_model_wrote_alone_is_the_trainers_own_message(tmp_path):

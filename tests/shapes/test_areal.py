@@ -159,14 +159,14 @@ def test_areal_what_changes_after_recording_does_not_show(tmp_path):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (lambda: areal.rollouts(3, LETTERS), "trajectory is of type int; give AReaL's dict of tensors"),
+        (lambda: areal.rollouts(3, LETTERS), "trajectory is of type int: give AReaL's dict of tensors"),
         (lambda: areal.rollouts({"input_ids": torch.ones(1, 2)}, LETTERS), "no loss_mask; it has input_ids"),
-        (lambda: areal.rollouts(trajectory(TALK), 7), "tokenizer is of type int; give a tokenizer"),
+        (lambda: areal.rollouts(trajectory(TALK), 7), "tokenizer is of type int: give a tokenizer"),
         (lambda: areal.rollouts(trajectory(TALK), LETTERS, data=[{}, {}]), "data has 2 rows for 1 sequences"),
-        (lambda: tinker.rollouts([3]), "group 0 is of type int; give a TrajectoryGroup"),
+        (lambda: tinker.rollouts([3]), "group 0 is of type int: give a TrajectoryGroup"),
         (lambda: tinker.rollouts(group([[1.0]], finals=[1.0, 2.0])), "1 trajectories, but 2 of final_rewards_G"),
-        (lambda: torchforge.rollouts("x"), "episodes is of type str; give a list"),
-        (lambda: torchforge.rollouts([3]), "an episode, of type int, is without request and response"),
+        (lambda: torchforge.rollouts("x"), "episodes is of type str: give a list"),
+        (lambda: torchforge.rollouts([3]), "an episode, of type int, has neither request nor response"),
         (lambda: verl.rollouts(["a"], ["b"], scores=[1.0, 2.0]), "1 outputs, but 2 of score; give one for each"),
     ],
 )

@@ -82,7 +82,7 @@ def test_verl(tmp_path):
     assert dict(report.skipped) == {
         "line that is not a JSON object": 1,
         "row without input and output": 1,
-        "torn last line": 1,
+        "incomplete last line": 1,
     }
     first, second, third = run.rollouts()
     assert [r.step for r in (first, second, third)] == [9, 10, 10]
@@ -236,7 +236,7 @@ def test_areal(tmp_path):
     lines(tmp_path / "rollout" / "2" / "5.jsonl", [row, many])
     lines(tmp_path / "eval-rollout" / "2" / "6.jsonl", [{**row, "task_id": 6}], torn="{")
     run, report = brought("areal", tmp_path)
-    assert dict(report.skipped) == {"torn last line": 1}
+    assert dict(report.skipped) == {"incomplete last line": 1}
     one, several = run.rollouts(split="train")
     assert (one.step, one.policy_step, one.prompt_tokens, one.completion_tokens) == (2, 2, 3, 4)
     assert (one.rewards, several.rewards["original"], one.group_size) == ({"reward": 1.0}, 3.0, 2)
@@ -262,7 +262,7 @@ def test_openai_messages(tmp_path):
         {"text": "no"},
     ]  # fmt: skip
     run, report = brought("openai-jsonl", lines(tmp_path / "my rollouts!.jsonl", rows, torn="{"))
-    assert dict(report.skipped) == {"row without messages": 1, "torn last line": 1}
+    assert dict(report.skipped) == {"row without messages": 1, "incomplete last line": 1}
     first, second = run.rollouts(step=4)
     assert (first.prompt[0]["content"], first.completion[0]["content"], first.reward) == ("hi", "hello", 1.0)
     assert (second.rewards, second.finish) == ({"a": 0.5, "b": None}, "length")

@@ -90,7 +90,7 @@ def test_verl_groups_by_uid_where_there_is_one_and_keeps_what_is_for_no_rollout(
     first, second, third = run.rollouts()
     assert (first.group, second.group, third.group) == (0, 1, 0)
     assert (first.extra, second.extra) == ({"uid": "u", "per_batch": [7.0]}, {"uid": "v"})
-    assert first.marks["extra:per_batch"] == "all 1 values; kept here whole"
+    assert first.marks["extra:per_batch"] == "all 1 values; stored here in full"
     assert (first.reward, first.rewards) == (None, {"score": None})
 
 

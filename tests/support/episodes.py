@@ -12,7 +12,7 @@ since_1 = pytest.mark.skipif(
     Version(trl.__version__) < Version("1.0"), reason="log_extra, and response templates, came with TRL 1.0"
 )
 END = "<|im_end|>"
-TOLD = {"turns": "told apart by env_mask; the trainer had them as one message"}
+TOLD = {"turns": "separated by env_mask; the trainer had them as one message"}
 
 
 def said(text):

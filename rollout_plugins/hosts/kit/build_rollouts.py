@@ -1,4 +1,4 @@
-"""Rollouts out of what was observed of a generation; all of it on the worker thread."""
+"""Build rollouts from an observed generation, on the worker thread."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from rollout_plugins.hosts.kit.watch_tools import watched_outcomes
 
 
 def batch_of(generation: Generation, build: Callable[[], list[Rollout]] | None = None) -> Batch:
-    """Make the batch of a generation on the training thread; its rollouts are built on the worker thread."""
-    generation.let_go()
+    """Create the batch of a generation on the training thread; its rollouts are built on the worker thread."""
+    generation.drop_unneeded()
     return Batch(
-        build=build or partial(_built, generation),
+        build=build or partial(_build, generation),
         split="train" if generation.split == "train" else "eval",
         step=generation.step,
         count=generation.count,
-        bytes=generation.held,
+        bytes=generation.occupied_bytes,
         gathered=generation.peers is not None or generation.world == 1,
         seconds=generation.seconds,
     )
 
 
-def _built(generation: Generation) -> Sequence[Rollout]:
+def _build(generation: Generation) -> Sequence[Rollout]:
     for work in generation.later:
         work()
     return Builder(generation).rollouts()
@@ -44,26 +44,26 @@ def _built(generation: Generation) -> Sequence[Rollout]:
 class Builder:
     """Turns one generation into rollouts."""
 
-    def __init__(self, seen: Generation) -> None:
-        self._seen = seen
-        self._tools = [getattr(tool, "__name__", "") for tool in getattr(seen.trainer, "tools", None) or ()]
-        self._end_ids = end_ids(seen.trainer)
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+        self._tools = [getattr(tool, "__name__", "") for tool in getattr(generation.trainer, "tools", None) or ()]
+        self._end_ids = end_ids(generation.trainer)
 
     def rollouts(self) -> Sequence[Rollout]:
-        """The rollouts of this rank, then, when asked for, those of the other ranks from the trainer's log."""
-        own = self._own()
-        return own if self._seen.peers is None else [*own, *self._peer_rollouts()]
+        """Return this rank's rollouts and, with the option `gather`, those of other ranks from the trainer's log."""
+        own = self._own_rollouts()
+        return own if self._generation.peers is None else [*own, *self._peer_rollouts()]
 
-    def _own(self) -> RolloutColumns:
-        """This rank's rollouts as columns, in the order of their places."""
-        seen = self._seen
+    def _own_rollouts(self) -> RolloutColumns:
+        """Return this rank's rollouts as columns, ordered by their index in the batch."""
+        generation = self._generation
         prompts, completions = self._prompts(), self._completions()
-        if seen.completions is None:
+        if generation.completions is None:
             completions.is_text = prompts.is_text
         calls = self._outcomes(completions)
-        extras = [self._extra(i) for i in range(seen.count)]
+        extras = [self._extra(i) for i in range(generation.count)]
         rewards = self._rewards()
-        weights = seen.rewards.weights
+        weights = generation.rewards.weights
         columns: dict[str, Sequence[Any]] = {
             "prompt": prompts,
             "prompt_is_text": prompts.is_text,
@@ -71,130 +71,137 @@ class Builder:
             "completion_is_text": completions.is_text,
             "tool_calls": calls,
             "rewards": rewards,
-            "reward": seen.totals[: seen.count] or [weighted_sum(given, weights) for given in rewards],
-            "prompt_tokens": self._prompt_lengths() or [None] * seen.count,
-            "completion_tokens": seen.written or seen.lengths or [None] * seen.count,
-            "finish": [self._finish(i, calls) for i in range(seen.count)],
-            "columns": seen.columns,
+            "reward": generation.totals[: generation.count] or [weighted_sum(row, weights) for row in rewards],
+            "prompt_tokens": self._prompt_lengths() or [None] * generation.count,
+            "completion_tokens": generation.written_counts or generation.lengths or [None] * generation.count,
+            "finish": [self._finish(i, calls) for i in range(generation.count)],
+            "columns": generation.columns,
             "extra": [extra for extra, _ in extras],
             "marks": [marks for _, marks in extras],
-            **{name: [value] * seen.count for name, value in (("rank", seen.rank), ("error", seen.error))},
+            **{
+                name: [value] * generation.count
+                for name, value in (("rank", generation.rank), ("error", generation.error))
+            },
         }
-        if seen.advantages:
-            columns["advantage"] = seen.advantages[: seen.count]
-        if seen.options.get("rendered"):
-            columns["rendered"] = [self._rendered(i) for i in range(seen.count)]
-        if seen.options.get("tokens"):
-            columns["tokens"] = TokenColumn.of([self._token_data(i) for i in range(seen.count)])
-        return self._placed(RolloutColumns(seen.count, columns))
+        if generation.advantages:
+            columns["advantage"] = generation.advantages[: generation.count]
+        if generation.options.get("rendered"):
+            columns["rendered"] = [self._rendered(i) for i in range(generation.count)]
+        if generation.options.get("tokens"):
+            columns["tokens"] = TokenColumn.of([self._token_data(i) for i in range(generation.count)])
+        return self._in_order(RolloutColumns(generation.count, columns))
 
-    def _placed(self, drafts: RolloutColumns) -> RolloutColumns:
-        """In their order, unless the trainer has another."""
-        seen = self._seen
-        places = seen.places or list(range(seen.count))
+    def _in_order(self, drafts: RolloutColumns) -> RolloutColumns:
+        """Return the rollouts with their index, group and other common values, sorted by index."""
+        generation = self._generation
+        places = generation.places or list(range(generation.count))
         if places != sorted(places):
-            order = sorted(range(seen.count), key=places.__getitem__)
+            order = sorted(range(generation.count), key=places.__getitem__)
             places, drafts = sorted(places), drafts.take(order)
-        first = seen.rank * (seen.width or seen.count)
+        first = generation.rank * (generation.width or generation.count)
         common = [self._common(first + place) for place in places]
-        drafts.set_columns(**{name: [one[name] for one in common] for name in self._common(0) if name != "id"})
+        drafts.set_columns(**{name: [row[name] for row in common] for name in self._common(0) if name != "id"})
         return drafts
 
     def _common(self, index: int) -> dict[str, Any]:
-        seen = self._seen
+        generation = self._generation
         return {
             "id": "",
-            "policy_step": seen.policy_step,
+            "policy_step": generation.policy_step,
             "index": index,
-            "group": index // seen.group_size,
-            "group_size": seen.group_size,
-            "time": seen.time,
+            "group": index // generation.group_size,
+            "group_size": generation.group_size,
+            "time": generation.time,
         }
 
     def _prompt_lengths(self) -> list[int] | None:
-        """As they were counted at first, unless the ids were only found since."""
-        return self._seen.prompt_lengths or (None if self._prompt_ids is None else list(map(len, self._prompt_ids)))
+        """Return the prompt lengths that were counted on the training thread, or count them from ids found later."""
+        return self._generation.prompt_lengths or (
+            None if self._prompt_ids is None else list(map(len, self._prompt_ids))
+        )
 
     def _rewards(self) -> list[dict[str, Any]]:
-        names, rows = self._seen.rewards.names, self._seen.rewards.rows
+        names, rows = self._generation.rewards.names, self._generation.rewards.rows
         if not rows:
-            return [dict.fromkeys(names) for _ in range(self._seen.count)]
-        return [dict(zip(names, row, strict=True)) for row in rows[: self._seen.count]]
+            return [dict.fromkeys(names) for _ in range(self._generation.count)]
+        return [dict(zip(names, row, strict=True)) for row in rows[: self._generation.count]]
 
     def _finish(self, i: int, calls: CallColumns) -> Any:
-        seen = self._seen
-        if seen.error:
+        generation = self._generation
+        if generation.error:
             return "error"
         waiting = calls[i] if "not_run" in calls.values_of(i, "status") else ()
-        return finish_of(seen.ends[i] if seen.ends else None, self._end_ids, waiting)
+        return finish_of(generation.ends[i] if generation.ends else None, self._end_ids, waiting)
 
     def _outcomes(self, completions: MessageColumns) -> CallColumns:
-        watches = self._seen.watches
+        watches = self._generation.watches
         if len(watches) == len(completions):
             return watched_outcomes(completions, watches)
         return CallReader(completions, tool_names=[self._tools] * len(completions)).read()
 
     def _prompts(self) -> MessageColumns:
-        """Prompts as the trainer had them; what the model was given, decoded, where the trainer had ids alone."""
-        seen = self._seen
-        if isinstance(seen.prompts, MessageColumns):
-            return seen.prompts
-        ids = enumerate(seen.prompts)
-        return MessageColumns(
-            [seen.decoder.text(list(seen.prompt_ids[i])) if one is None else one for i, one in ids], "user"
-        )
+        """Return the prompts as the trainer had them, or decoded where it had only ids."""
+        generation = self._generation
+        if isinstance(generation.prompts, MessageColumns):
+            return generation.prompts
+        texts = list(generation.prompts)
+        for i in (i for i, text in enumerate(texts) if text is None):
+            texts[i] = generation.decoder.text(list(generation.prompt_ids[i]))
+        return MessageColumns(texts, "user")
 
     def _completions(self) -> MessageColumns:
-        """Completions as the trainer had them; else their ids decoded."""
-        seen = self._seen
-        if isinstance(seen.completions, MessageColumns):
-            return seen.completions
-        if seen.completions is not None:
-            return MessageColumns(seen.completions, "assistant")
-        return MessageColumns([seen.decoder.answer(list(ids)) for ids in seen.ids], "assistant")
+        """Return the completions as the trainer had them, or decoded from their ids."""
+        generation = self._generation
+        if isinstance(generation.completions, MessageColumns):
+            return generation.completions
+        if generation.completions is not None:
+            return MessageColumns(generation.completions, "assistant")
+        return MessageColumns([generation.decoder.answer(list(ids)) for ids in generation.ids], "assistant")
 
     def _extra(self, i: int) -> tuple[dict[str, Any], dict[str, str]]:
-        """This rollout's values. A column of another length belongs to no rollout: the first one keeps it whole."""
-        seen = self._seen
+        """Return a rollout's extra values and marks. A column of another length is stored with the first rollout."""
+        generation = self._generation
         extra: dict[str, Any] = {}
-        marks = {**(seen.marks[i] if seen.marks else {}), **seen.unknown}
-        if i in seen.replaced:
+        marks = {**(generation.marks[i] if generation.marks else {}), **generation.unknown}
+        if i in generation.replaced:
             marks["replaced"] = "the trainer trains on another rollout in its place"
-        for name, values in seen.extra.items():
-            if len(values) == seen.count:
+        for name, values in generation.extra.items():
+            if len(values) == generation.count:
                 extra[name] = values[i]
             elif i == 0:
                 extra[name] = values
-                marks[f"extra:{name}"] = f"all {len(values)} values that {seen.count} rollouts got; kept here whole"
+                marks[f"extra:{name}"] = (
+                    f"all {len(values)} values of {generation.count} rollouts; stored here in full"
+                )
         return extra, marks
 
     @cached_property
     def _prompt_ids(self) -> Any:
-        """Prompt token ids, where the trainer has them."""
-        ids = self._seen.prompt_ids
-        return ids if isinstance(ids, list) and len(ids) == self._seen.count else None
+        """The prompts' token ids, if the trainer has them."""
+        ids = self._generation.prompt_ids
+        return ids if isinstance(ids, list) and len(ids) == self._generation.count else None
 
     @cached_property
     def _masks(self) -> Any:
-        """1 for tokens the model wrote, 0 for tool results; None when all are the model's."""
-        masks = self._seen.tool_mask
-        return masks if isinstance(masks, list) and list(map(len, masks)) == self._seen.lengths else None
+        """The masks: 1 for tokens that the model wrote, 0 for tool results; None if the model wrote all."""
+        masks = self._generation.tool_mask
+        return masks if isinstance(masks, list) and list(map(len, masks)) == self._generation.lengths else None
 
     def _rendered(self, i: int) -> str | None:
-        seen = self._seen
-        tokenizer = seen.options.get("rendered")
+        generation = self._generation
+        tokenizer = generation.options.get("rendered")
         if not tokenizer or self._prompt_ids is None:
             return None
         return str(tokenizer.decode(list(self._prompt_ids[i]), skip_special_tokens=False))
 
     def _token_data(self, i: int) -> Tokens | None:
-        seen = self._seen
-        if not seen.options.get("tokens") or not seen.ids:
+        generation = self._generation
+        if not generation.options.get("tokens") or not generation.ids:
             return None
-        masks, length = self._masks, seen.lengths[i]
+        masks, length = self._masks, generation.lengths[i]
         return Tokens(
             prompt=self._prompt_ids[i] if self._prompt_ids is not None else None,
-            completion=seen.ids[i],
+            completion=generation.ids[i],
             mask=array("b", masks[i] if masks is not None else b"\1" * length),
             logprobs=self._per_token("sampling_per_token_logps", i, length),
             trainer_logprobs=self._per_token("old_per_token_logps", i, length),
@@ -202,46 +209,47 @@ class Builder:
         )
 
     def _per_token(self, name: str, i: int, length: int) -> Any:
-        seen = self._seen
-        tensor = seen.tensors.get(name)
-        return tensor[i][:length] if tensor is not None and i not in seen.replaced else None
+        generation = self._generation
+        tensor = generation.tensors.get(name)
+        return tensor[i][:length] if tensor is not None and i not in generation.replaced else None
 
     def _peer_rollouts(self) -> list[Rollout]:
-        seen = self._seen
-        logged = seen.peers or {}
-        indices = [i for i in range(seen.count * seen.world) if i // seen.count != seen.rank]
-        return [self.logged(logged, i, i // seen.count) for i in indices]
+        generation = self._generation
+        logged = generation.peers or {}
+        indices = [i for i in range(generation.count * generation.world) if i // generation.count != generation.rank]
+        return [self.logged(logged, i, i // generation.count) for i in indices]
 
     def logged(self, logged: Mapping[str, Any], i: int, rank: int) -> Rollout:
-        """What the trainer's log knows: no columns, no token counts, no timing of tools."""
-        seen = self._seen
+        """Return a rollout from the trainer's log, which has no columns, token counts or durations of tools."""
+        generation = self._generation
         rewards = {
-            name: self._logged_reward(name, logged, i) for name in seen.rewards.names if name in logged["rewards"]
+            name: self._reward_from_log(name, logged, i)
+            for name in generation.rewards.names
+            if name in logged["rewards"]
         }
         return Rollout(
             **self._common(i),
             rank=rank,
             **conversation_fields(logged["prompt"][i], logged["completion"][i], tools=self._tools),
             rewards=rewards,
-            reward=weighted_sum(rewards, seen.rewards.weights),
+            reward=weighted_sum(rewards, generation.rewards.weights),
             advantage=logged["advantages"][i],
             extra={name: values[i] for name, values in logged["extra"].items()},
             marks={"source": "the trainer's own log"},
         )
 
-    def _logged_reward(self, name: str, logged: Mapping[str, Any], i: int) -> float | None:
-        """The log has 32 bits of a reward: all of a model's, but what a function gave had other digits after those."""
-        value = given(logged["rewards"][name][i])
+    def _reward_from_log(self, name: str, logged: Mapping[str, Any], i: int) -> float | None:
+        """Return a reward from the log, which has 32 bits; a function's as the shortest number with these bits."""
+        value = reward_or_none(logged["rewards"][name][i])
         return value if value is None or name in self._models else shortest_float(value)
 
     @cached_property
     def _models(self) -> set[str]:
-        functions = getattr(self._seen.trainer, "reward_funcs", None) or ()
-        return {
-            name for name, one in zip(self._seen.rewards.names, functions, strict=False) if hasattr(one, "forward")
-        }
+        functions = getattr(self._generation.trainer, "reward_funcs", None) or ()
+        named = zip(self._generation.rewards.names, functions, strict=False)
+        return {name for name, function in named if hasattr(function, "forward")}
 
 
-def given(value: float) -> float | None:
-    """A reward as the trainer's numbers have it: NaN where the function gave none."""
+def reward_or_none(value: float) -> float | None:
+    """Return a reward from the trainer's numbers, where NaN means that the function returned none."""
     return None if math.isnan(value) else value

@@ -1,4 +1,4 @@
-"""Decode token ids to text, and tell why a completion ended; all on the worker thread."""
+"""Decode token ids to text, and determine why a completion ended; all on the worker thread."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ class Decoder:
 
         return dict(parse_response(self._tokenizer, ids, **({} if schema else {"prefix": before})))
 
-    def rendered(self, messages: Sequence[Mapping[str, Any]], /, **how: Any) -> str | None:
+    def rendered(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> str | None:
         """Render messages with the chat template; return None if there is none or it raises."""
         try:
-            return str(self._tokenizer.apply_chat_template(messages, tokenize=False, **how))
-        except Exception as error:  # templates raise what they like
+            return str(self._tokenizer.apply_chat_template(messages, tokenize=False, **options))
+        except Exception as error:  # a template may raise anything
             logger.debug("the chat template refused %r: %r", messages, error)
             return None
 
 
 def unpadded(ids: Any, mask: Any) -> list[list[int]]:
     """Return the rows of a tensor as lists, without the positions that the mask leaves out."""
-    return [row[kept].tolist() for row, kept in zip(ids, mask.bool(), strict=True)]
+    return [row[keep].tolist() for row, keep in zip(ids, mask.bool(), strict=True)]
 
 
 def finish_of(last: int | None, ends: Collection[int], calls: Sequence[ToolCall]) -> Any:
@@ -61,9 +61,9 @@ def finish_of(last: int | None, ends: Collection[int], calls: Sequence[ToolCall]
         return "unknown"
     if last not in ends:
         return "length"
-    waiting = [call for call in calls if call.status == "not_run"]
-    if waiting:
-        return "length" if any(call.error for call in waiting) else "tool_limit"
+    not_run = [call for call in calls if call.status == "not_run"]
+    if not_run:
+        return "length" if any(call.error for call in not_run) else "tool_limit"
     return "stop"
 
 
@@ -75,11 +75,11 @@ def end_ids(trainer: Any) -> set[int]:
 
 def eos_ids(trainer: Any) -> set[int]:
     """Return the token ids that end a completion."""
-    known = (
+    sources = (
         getattr(trainer, "eos_token_ids", None),
         getattr(trainer, "eos_token_id", None),
         getattr(getattr(trainer, "generation_config", None), "eos_token_id", None),
         getattr(tokenizer_of(trainer), "eos_token_id", None),
     )
-    ends = next((ids for ids in known if ids or ids == 0), ())
+    ends = next((ids for ids in sources if ids or ids == 0), ())
     return {token for token in (ends if isinstance(ends, (list, tuple)) else (ends,)) if isinstance(token, int)}

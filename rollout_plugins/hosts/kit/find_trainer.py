@@ -12,13 +12,13 @@ from types import CodeType, FrameType
 from typing import Any
 
 
-def _frames_in(kind: type, *names: str) -> Iterator[FrameType]:
+def _frames_in(trainer_class: type, *names: str) -> Iterator[FrameType]:
     """Yield the frames of a class's own methods on the call stack, innermost first.
 
     Up to Python 3.12, reading a frame's locals makes a copy of them that lives as long as the frame. So the frames of
     the user's functions are left alone: a trainer deleted there would never be freed.
     """
-    codes = set(_codes(kind, names))
+    codes = set(_codes(trainer_class, names))
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the documented way to walk the stack
     while frame is not None:
         if frame.f_code in codes:
@@ -26,9 +26,9 @@ def _frames_in(kind: type, *names: str) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _codes(kind: type, names: tuple[str, ...]) -> Iterator[CodeType]:
+def _codes(trainer_class: type, names: tuple[str, ...]) -> Iterator[CodeType]:
     """Yield the code of a class's methods, including inherited ones, beneath any wrappers."""
-    for owner in kind.__mro__:
+    for owner in trainer_class.__mro__:
         for name in names or vars(owner):
             method = vars(owner).get(name)
             if inspect.isfunction(method):
@@ -44,21 +44,21 @@ def trainer_of(callback: Any) -> Any | None:
     """Return the innermost trainer on the call stack that has this callback."""
     for frame in _frames_in(_base()):
         owner = frame.f_locals.get("self")
-        if holds(owner, callback):
+        if has_callback(owner, callback):
             return owner
     return None
 
 
-def holds(trainer: Any, callback: Any) -> bool:
+def has_callback(trainer: Any, callback: Any) -> bool:
     """Return whether a trainer has this callback."""
     handler = getattr(trainer, "callback_handler", None)
-    return any(one is callback for one in getattr(handler, "callbacks", ()))
+    return any(registered is callback for registered in getattr(handler, "callbacks", ()))
 
 
-def trainer_adding(kind: type) -> Any | None:
+def trainer_adding(callback_class: type) -> Any | None:
     """Return the trainer whose `add_callback` is currently instantiating the class `kind`."""
     for frame in _frames_in(_base(), "add_callback"):
-        if frame.f_locals.get("callback") is kind:
+        if frame.f_locals.get("callback") is callback_class:
             return frame.f_locals.get("self")
     return None
 
@@ -69,8 +69,8 @@ def checkpoint_being_resumed(trainer: Any) -> Path | None:
         owner: Any = frame.f_locals.get("self")
         if owner is not trainer:
             continue
-        more = frame.f_locals.get("kwargs") or {}
-        value = frame.f_locals.get("resume_from_checkpoint", more.get("resume_from_checkpoint"))
+        kwargs = frame.f_locals.get("kwargs") or {}
+        value = frame.f_locals.get("resume_from_checkpoint", kwargs.get("resume_from_checkpoint"))
         if value is True:
             from transformers.trainer_utils import get_last_checkpoint
 

@@ -81,8 +81,8 @@ class Observer:
 
         if optional and not hasattr(self.trainer, name):
             return
-        taken = self.needs.get(name, ()) if parameters is None else parameters
-        if not self.wraps.wrap(self.trainer, name, inside, taken):
+        expected_parameters = self.needs.get(name, ()) if parameters is None else parameters
+        if not self.wraps.wrap(self.trainer, name, inside, expected_parameters):
             self.refused.append(name)
             if callable(getattr(self.trainer, name, None)):
                 self.wraps.wrap(self.trainer, name, self._unseen)
@@ -100,7 +100,7 @@ class Observer:
         if self.current is not None:
             yield self.current
             return
-        here = os.getpid()
+        process_id = os.getpid()
         with self.guarded("begin a generation"):
             self.current = self.begin()
         try:
@@ -110,8 +110,8 @@ class Observer:
                 self.current.failed(error)
             raise
         finally:
-            if self.current is not None and os.getpid() == here:  # after a fork, the parent submits it
-                self.hand_over(self.current)
+            if self.current is not None and os.getpid() == process_id:  # after a fork, the parent submits it
+                self.submit(self.current)
             self.current = None
 
     def _evaluating(self, call: Call) -> Any:
@@ -145,7 +145,7 @@ class Observer:
     def detach(self) -> None:
         self.wraps.detach()
 
-    def hand_over(self, generation: Generation) -> None:
+    def submit(self, generation: Generation) -> None:
         """Submit a generation, however far the trainer or the observer got with it."""
         if generation.count:
             with self.guarded("read the rewards"):
@@ -154,7 +154,7 @@ class Observer:
                 self.emit(self.batch(generation))
                 self.count_refused(generation.count)
         elif generation.error is None and generation.expected:
-            self.missed(generation)
+            self.on_unobserved(generation)
 
     def batch(self, generation: Generation) -> Batch:
         return batch_of(generation)
@@ -164,26 +164,26 @@ class Observer:
         for name in self.refused:
             self.emit.lost(f"without:{name}", count)
 
-    def missed(self, generation: Generation) -> None:
+    def on_unobserved(self, generation: Generation) -> None:
         """Count a generation that no wrapper observed."""
-        self.lose(generation.expected)
+        self.count_unobserved(generation.expected)
 
-    def lose(self, count: int) -> None:
+    def count_unobserved(self, count: int) -> None:
         """Count rollouts that could not be recorded, and warn the first time."""
         self.emit.lost("not_observed", count)
         self.wraps.once.warn(
-            "%s made %d rollouts in a way that cannot be observed; such are counted as not_observed; "
-            "docs/how-to/host.md says how to write a host for it",
+            "%s generated %d rollouts in a way that cannot be observed; they are counted as not_observed; "
+            "docs/how-to/host.md explains how to write a host for it",
             type(self.trainer).__name__, count,
         )  # fmt: skip
 
-    def given(self, generation: Generation, call: Call) -> None:
+    def store_rows(self, generation: Generation, call: Call) -> None:
         """Store the dataset rows in the argument `inputs` of a call."""
         with self.guarded("see the rows of a generation"):
             generation.rows = call.arguments["inputs"]
             generation.expected = len(generation.rows)
 
-    def scored(self, generation: Generation, call: Call) -> Any:
+    def run_rewards(self, generation: Generation, call: Call) -> Any:
         """Run a method that calls the reward functions, and record the result of each function."""
         with self._swap("watch the reward functions", generation.rewards.watched):
             out = call.run()
@@ -198,10 +198,10 @@ class Observer:
                 out = call.run()
         except BaseException:
             with self.guarded("take a snapshot of a generation"):
-                generation.broken_off(call.named(TOOL_LOOP))
+                generation.snapshot_after_error(call.named(TOOL_LOOP))
             raise
         if isinstance(out, tuple) and len(out) > 1:
-            generation.tool_mask, generation.said = out[0], out[1]
+            generation.tool_mask, generation.tool_loop_completions = out[0], out[1]
         return out
 
     @contextmanager

@@ -15,7 +15,7 @@ from rollout_plugins.content.snapshot import Snapshot, leaf_bytes
 from rollout_plugins.content.tokens import pack
 from rollout_plugins.hosts.kit.observed_rewards import Rewards
 from rollout_plugins.hosts.kit.stand_ins import StandIns, swapped
-from rollout_plugins.hosts.kit.watch_tools import Watch, WatchedTools, described, shared_out
+from rollout_plugins.hosts.kit.watch_tools import Watch, WatchedTools, describe_error, split_watch
 
 _ATOMS: Final = frozenset({str, int, float, bool, type(None)})
 #: Measured overhead in bytes of a generation and of a rollout, without their content.
@@ -48,15 +48,15 @@ class Generation:
         self.error: str | None = None
         # Messages: the dataset's rows, the prompts built from them, the tool loop's completions, and our copies.
         self.rows: Sequence[Mapping[str, Any]] = ()
-        self.asked: list[Any] = []
-        self.said: Sequence[Any] | None = None
+        self.built_prompts: list[Any] = []
+        self.tool_loop_completions: Sequence[Any] | None = None
         self.prompts: Any = []
         self.completions: Any = None
         self.columns: list[dict[str, Any]] = []
         # Tokens; the decoder turns them into text where the trainer has no messages.
         self.prompt_ids: Any = None
         self.prompt_lengths: list[int] | None = None
-        self.written: list[int] | None = None
+        self.written_counts: list[int] | None = None
         self.ids: list[Sequence[int]] = []
         self.lengths: list[int] = []
         self.ends: list[int | None] = []
@@ -122,9 +122,9 @@ class Generation:
 
     def failed(self, error: BaseException) -> None:
         """Record the exception that the trainer raised; the rollouts so far are still submitted."""
-        self.error = described(error)
+        self.error = describe_error(error)
 
-    def broken_off(self, given: Mapping[str, Any]) -> None:
+    def snapshot_after_error(self, given: Mapping[str, Any]) -> None:
         """Take a snapshot after the tool loop raised; its arguments hold the conversation up to that point."""
         prompts = [row["prompt"] for row in self.rows] or given["prompts"]
         self.snapshot(self.rows, prompts, given["completions"], given["completion_ids"])
@@ -136,72 +136,75 @@ class Generation:
         """
         shared = getattr(self.trainer, "_tool_dict", None)
         if isinstance(shared, (dict, WatchedTools)):
-            together = Watch(tuple(shared))
-            self.later.append(lambda: self._share_out(together))
-            return swapped(self.trainer, _tool_dict=WatchedTools(shared, together, is_async=False))
-        sync, later = (getattr(self.trainer, f"_{kind}_tool_dicts", None) for kind in ("sync", "async"))
-        if not isinstance(sync, list) or not isinstance(later, list) or len(sync) != len(later):
+            watch = Watch(tuple(shared))
+            self.later.append(lambda: self._split_watch(watch))
+            return swapped(self.trainer, _tool_dict=WatchedTools(shared, watch, is_async=False))
+        sync, deferred = (getattr(self.trainer, f"_{kind}_tool_dicts", None) for kind in ("sync", "async"))
+        if not isinstance(sync, list) or not isinstance(deferred, list) or len(sync) != len(deferred):
             return nullcontext()
-        tools: dict[tuple[str, ...], tuple[str, ...]] = {}  # most rollouts have the same ones
-        names = (first + second for first, second in zip(map(tuple, sync), map(tuple, later), strict=True))
-        self.watches = watches = [Watch(tools.setdefault(own, own)) for own in names]
+        tools: dict[tuple[str, ...], tuple[str, ...]] = {}  # most rollouts have the same tools
+        names = (
+            sync_names + async_names
+            for sync_names, async_names in zip(map(tuple, sync), map(tuple, deferred), strict=True)
+        )
+        self.watches = watches = [Watch(tools.setdefault(tool_names, tool_names)) for tool_names in names]
         return swapped(
             self.trainer,
             _sync_tool_dicts=StandIns(sync, lambda i, tools: WatchedTools(tools, watches[i], is_async=False)),
-            _async_tool_dicts=StandIns(later, lambda i, tools: WatchedTools(tools, watches[i], is_async=True)),
+            _async_tool_dicts=StandIns(deferred, lambda i, tools: WatchedTools(tools, watches[i], is_async=True)),
         )
 
-    def _share_out(self, together: Watch) -> None:
-        self.watches = shared_out(together, self.completions or ())
+    def _split_watch(self, together: Watch) -> None:
+        self.watches = split_watch(together, self.completions or ())
 
     def read_rewards(self) -> None:
         """Read the results of the reward functions, or mark why they are unknown."""
         if self.rewards.rows:
             return
         unseen = self.rewards.read(self.count)
-        why = self.unknown.pop("rewards", "") or ("the trainer broke off before they were known" if self.error else "")
+        reason = self.unknown.pop("rewards", "") or ("the trainer failed before they were known" if self.error else "")
         if unseen:
-            self.unknown["rewards"] = why or f"nobody saw what was given by {', '.join(unseen)}"
+            self.unknown["rewards"] = reason or f"the results of {', '.join(unseen)} were not observed"
         elif self.rewards.changed:
             changed = ", ".join(self.rewards.changed)
-            self.unknown["rewards"] = f"as the functions gave them; the trainer changed those of {changed} for reward"
+            self.unknown["rewards"] = f"as the functions returned them; the trainer changed those of {changed}"
             self.totals = self.rewards.totals()
 
-    def let_go(self) -> None:
+    def drop_unneeded(self) -> None:
         """Drop all that rollouts are not built from; of tokens, only the counts stay unless they are stored.
 
         Stored tokens are packed, because a list takes five times the memory.
         """
-        self.rows, self.asked, self.said, self.rewards.numbers = (), [], None, lambda _: None
+        self.rows, self.built_prompts, self.tool_loop_completions, self.rewards.numbers = (), [], None, lambda _: None
         self.prompt_lengths = _each(len, self.prompt_ids, self.count)
-        self.written = self._written()
+        self.written_counts = self._count_written()
         if self.ids or self.options.get("rendered") or not isinstance(self.prompts, MessageColumns):
             self.prompt_ids = _packed(self.prompt_ids, packed_ids)
             self.tool_mask = _packed(self.tool_mask, bytes)
         else:
             self.prompt_ids = self.tool_mask = None
 
-    def _written(self) -> list[int] | None:
+    def _count_written(self) -> list[int] | None:
         """Return the number of tokens that the model wrote in each completion, without tool results."""
-        known = _each(len, self.tool_mask, self.count) == self.lengths
-        return _each(lambda mask: mask.count(1), self.tool_mask, self.count) if known else None
+        has_mask = _each(len, self.tool_mask, self.count) == self.lengths
+        return _each(lambda mask: mask.count(1), self.tool_mask, self.count) if has_mask else None
 
     @property
-    def held(self) -> int:
+    def occupied_bytes(self) -> int:
         """The bytes that the generation occupies until its rollouts are stored."""
         peers = Snapshot()
         peers.copy(self.peers)
-        beside = sum(map(_bytes, (self.prompt_ids, self.tool_mask, self.ids, *self.tensors.values())))
+        tokens = sum(map(_bytes, (self.prompt_ids, self.tool_mask, self.ids, *self.tensors.values())))
         watched = sum(watch.bytes + _WATCH + _NOTE * len(watch.notes) for watch in self.watches)
-        return self.bytes + peers.bytes + beside + _GENERATION + watched
+        return self.bytes + peers.bytes + tokens + _GENERATION + watched
 
 
 def copied_rows(rows: Iterable[Mapping[str, Any]], copy: Callable[[Any], Any]) -> list[dict[str, Any]]:
     """Copy the columns of the rows, without the prompt."""
     copies = [{name: value for name, value in row.items() if name != "prompt"} for row in rows]
     if not set(map(type, chain.from_iterable(map(dict.values, copies)))) <= _ATOMS:
-        for copied in copies:
-            copied.update((name, copy(value)) for name, value in copied.items() if type(value) not in _ATOMS)
+        for row_copy in copies:
+            row_copy.update((name, copy(value)) for name, value in row_copy.items() if type(value) not in _ATOMS)
     return copies
 
 
@@ -211,9 +214,9 @@ def _texts(columns: Sequence[Mapping[str, Any]]) -> int:
     return size_of(texts.values())
 
 
-def _each(function: Callable[[Any], int], rows: Any, count: int) -> list[int] | None:
+def _each(measure: Callable[[Any], int], rows: Any, count: int) -> list[int] | None:
     """Return `function` of each row; None if `rows` is not a list of `count` rows."""
-    return [function(row) for row in rows] if isinstance(rows, list) and len(rows) == count else None
+    return [measure(row) for row in rows] if isinstance(rows, list) and len(rows) == count else None
 
 
 def packed_ids(row: Any) -> array[int]:

@@ -49,23 +49,23 @@ class Rewards:
             return function  # a reward model, which the trainer needs unwrapped
         if _is_async(function):
 
-            async def noted_async(function: Any, /, *args: Any, **kwargs: Any) -> Any:
+            async def recording_async(function: Any, /, *args: Any, **kwargs: Any) -> Any:
                 result = await function(*args, **kwargs)
-                self._note(index, result)
+                self._record(index, result)
                 return result
 
-            return AsyncStandIn(function, noted_async)
+            return AsyncStandIn(function, recording_async)
 
-        def noted(function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        def recording(function: Any, /, *args: Any, **kwargs: Any) -> Any:
             result = function(*args, **kwargs)
-            self._note(index, result)
+            self._record(index, result)
             return result
 
-        return StandIn(function, noted)
+        return StandIn(function, recording)
 
-    def _note(self, index: int, result: Any) -> None:
+    def _record(self, index: int, result: Any) -> None:
         if not self.is_paused:
-            self._raw[index] = _as_given(result)
+            self._raw[index] = _copy_results(result)
 
     def see_used(self, rows: Sequence[Sequence[float]]) -> None:
         """Store the rewards that the trainer uses, where a subclass changed the functions' results."""
@@ -87,11 +87,15 @@ class Rewards:
 
     def may_be(self, index: int, numbers: Sequence[float]) -> bool:
         """Return whether these 32-bit numbers match a function's results; True if the results were not observed."""
-        raw = self._used.get(index) or self._raw.get(index, ())
-        if len(raw) != len(numbers) or not all(value is None or type(value) in {int, float, bool} for value in raw):
+        observed = self._used.get(index) or self._raw.get(index, ())
+        are_numbers = all(value is None or type(value) in {int, float, bool} for value in observed)
+        if len(observed) != len(numbers) or not are_numbers:
             return True
-        pairs = zip((math.nan if value is None else value for value in raw), numbers, strict=True)
-        return all(math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-30) or math.isnan(one) for one, other in pairs)
+        expected = (math.nan if value is None else value for value in observed)
+        return all(
+            math.isclose(value, number, rel_tol=1e-6, abs_tol=1e-30) or math.isnan(value)
+            for value, number in zip(expected, numbers, strict=True)
+        )
 
     def read(self, count: int) -> list[str]:
         """Fill `rows` from the functions' results, or the trainer's numbers; return the names without either."""
@@ -101,17 +105,17 @@ class Rewards:
 
     def _column(self, index: int, count: int) -> list[float | None]:
         raw = self._raw.get(index, ())
-        kinds = set(map(type, raw))
-        if len(raw) == count and kinds <= _NUMBERS:
-            return list(raw) if kinds <= _FLOATS else [None if value is None else float(value) for value in raw]
-        known = self.numbers(index)
-        if known is None:
+        types = set(map(type, raw))
+        if len(raw) == count and types <= _NUMBERS:
+            return list(raw) if types <= _FLOATS else [None if value is None else float(value) for value in raw]
+        numbers = self.numbers(index)
+        if numbers is None:
             return [None] * count
-        nothing = [value is None for value in raw] if len(raw) == count else [math.isnan(n) for n in known]
-        return [None if none else number for none, number in zip(nothing, known, strict=True)]
+        is_missing = [value is None for value in raw] if len(raw) == count else [math.isnan(n) for n in numbers]
+        return [None if is_none else number for is_none, number in zip(is_missing, numbers, strict=True)]
 
 
-def _as_given(result: Any) -> list[Any]:
+def _copy_results(result: Any) -> list[Any]:
     """Copy a function's results, whose array it may reuse. A generator is left for the trainer to consume."""
     with suppress(Exception):  # the trainer reads the result next and raises on a wrong one
         if isinstance(result, (list, tuple)):

@@ -15,7 +15,9 @@ class Standing:
     __slots__ = ()
 
     def __init_subclass__(cls) -> None:
-        """Every class has these of its own. Python's errors, which a model is shown, name a tool with its module."""
+        """Give every subclass these properties. Python's errors, which a model may see, name a tool
+        with its module.
+        """
         for name in ("__module__", "__doc__"):
             setattr(cls, name, property(attrgetter(f"_stands_for.{name}")))
 
@@ -23,7 +25,7 @@ class Standing:
 class StandIn(Standing):
     """Passes for the function it stands for, except that a call goes through `around(function, *args, **kwargs)`.
 
-    Trainers' subclasses look at more of a function than its result: its signature, its attributes, what it equals.
+    Trainers' subclasses use more of a function than its result: its signature, its attributes, equality.
     """
 
     __slots__ = ("__weakref__", "_stand_in_around", "_stands_for")
@@ -78,45 +80,45 @@ class AsyncStandIn(StandIn):
 
 
 class StandIns(list[Any]):
-    """A trainer's list, whose items are stood in for once they are asked for: most never are."""
+    """A trainer's list whose items are replaced by stand-ins on first access, because most are never accessed."""
 
     def __init__(self, items: Iterable[Any], stand_in: Callable[[int, Any], Any]) -> None:
         super().__init__(items)
         self._stand_in = stand_in
-        self._made: dict[Any, Any] | None = {}
+        self._cache: dict[Any, Any] | None = {}
 
     def __getitem__(self, index: Any) -> Any:
         try:
-            return self._made[index]  # type: ignore[index]
+            return self._cache[index]  # type: ignore[index]
         except (KeyError, TypeError):
-            return self._found(index)
+            return self._create(index)
 
-    def _found(self, index: Any) -> Any:
-        if self._made is None:
+    def _create(self, index: Any) -> Any:
+        if self._cache is None:
             return super().__getitem__(index)
         if isinstance(index, slice):
             return list(self)[index]
-        place = range(len(self))[index]
-        if place not in self._made:
-            self._made[place] = self._stand_in(place, super().__getitem__(place))
-        return self._made[place]
+        position = range(len(self))[index]
+        if position not in self._cache:
+            self._cache[position] = self._stand_in(position, super().__getitem__(position))
+        return self._cache[position]
 
     def __iter__(self) -> Iterator[Any]:
-        return super().__iter__() if self._made is None else map(self.__getitem__, range(len(self)))
+        return super().__iter__() if self._cache is None else map(self.__getitem__, range(len(self)))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return list, (list(map(itself, super().__iter__())),)
 
-    def _with_all_made(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Before something moves the items, each has what stands in for it."""
-        if self._made is not None:
-            made, self._made = list(self), None
-            super().__setitem__(slice(None), made)
+    def _after_creating_all(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Create the stand-ins of all items before an operation moves them."""
+        if self._cache is not None:
+            stand_ins, self._cache = list(self), None
+            super().__setitem__(slice(None), stand_ins)
         return getattr(super(), name)(*args, **kwargs)
 
 
 def _moving(name: str) -> Callable[..., Any]:
-    return lambda self, *args, **kwargs: self._with_all_made(name, *args, **kwargs)
+    return lambda self, *args, **kwargs: self._after_creating_all(name, *args, **kwargs)
 
 
 _MOVING = "append clear copy extend insert pop remove reverse sort"
@@ -132,9 +134,9 @@ def itself(value: Any) -> Any:
 
 @contextmanager
 def swapped(target: Any, **values: Any) -> Iterator[None]:
-    """Have other values in attributes of the trainer for one call. What the call changes there stays changed.
+    """Set attributes of the trainer for one call, keeping the call's own changes to them.
 
-    A list of stand-ins has one for each item of the trainer's list, which gets its own items back.
+    A list of stand-ins has one per item of the trainer's list, which gets its own items back.
     """
     before = {name: getattr(target, name) for name in values}
     for name, value in values.items():
@@ -143,23 +145,23 @@ def swapped(target: Any, **values: Any) -> Iterator[None]:
         yield
     finally:
         for name, value in values.items():
-            now = getattr(target, name, None)
-            if isinstance(now, list):
-                _put_back(now, before[name] if now is value else now)
-            if now is value:
+            current = getattr(target, name, None)
+            if isinstance(current, list):
+                _put_back(current, before[name] if current is value else current)
+            if current is value:
                 setattr(target, name, before[name])
 
 
-def _put_back(now: list[Any], into: list[Any]) -> None:
-    """Copy the items of `now` into the trainer's list, without stand-ins."""
-    items = list(map(itself, list.__iter__(now)))
+def _put_back(current: list[Any], into: list[Any]) -> None:
+    """Copy the items of `current` into the trainer's list, without stand-ins."""
+    items = list(map(itself, list.__iter__(current)))
     if [*map(id, items)] != [*map(id, list.__iter__(into))]:
         into[:] = items
 
 
 @contextmanager
 def added(values: dict[str, Any], more: Mapping[str, Any]) -> Iterator[None]:
-    """Add to a dictionary of the trainer's for one call. What the call itself changes in it stays changed."""
+    """Add to one of the trainer's dictionaries for one call, keeping the call's own changes to it."""
     before = {name: values[name] for name in more if name in values}
     values.update(more)
     try:

@@ -1,6 +1,6 @@
-"""A host for some of TRL's trainers, and what it says of each of them.
+"""Define a host for several of TRL's trainers, and what it declares about each of them.
 
-The table of trainers in the docs is made of that, and tests hold each host to its word.
+The table of trainers in the docs is generated from these declarations, and tests verify them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from rollout_hookspecs import Batch, Emit, Host, Support
 
 from rollout_plugins.hosts.kit.observe_generation import Observer
 from rollout_plugins.hosts.kit.trainer_facts import describe_trl
-from rollout_plugins.hosts.kit.wrapping import lacks
+from rollout_plugins.hosts.kit.wrapping import describe_lack
 
 
 @dataclass(eq=False)
@@ -25,17 +25,17 @@ class TRLHost:
     supports: tuple[Support, ...]
 
     def matches(self, trainer: Any) -> bool:
-        """One of TRL's classes, or one that has what they have, as a copy of their source does.
+        """Return whether the trainer is one of TRL's classes, or has the same methods, as a copy of their source does.
 
-        Not one that has their name alone: another version of TRL may do all of it elsewhere.
+        The name alone is not enough, because another version of TRL may work differently.
         """
         if not self.missing(trainer):
             return True
         return named_support(self, trainer) is not None and any(hasattr(trainer, name) for name in self.observer.needs)
 
     def missing(self, trainer: Any) -> list[str]:
-        """What keeps the trainer from being one of these, in words."""
-        lacking = [lacks(trainer, name, parameters) for name, parameters in self.observer.needs.items()]
+        """Describe what keeps the trainer from being one of these."""
+        lacking = [describe_lack(trainer, name, parameters) for name, parameters in self.observer.needs.items()]
         foreign = [f"has {name}" for name in self.observer.without if hasattr(trainer, name)]
         return [*filter(None, lacking), *foreign]
 
@@ -47,41 +47,43 @@ class TRLHost:
 
 
 def supports_of(host: Host) -> Sequence[Support]:
-    """The trainers that a host says it knows; see `HostDetails`."""
+    """Return the trainers that a host declares; see `HostDetails`."""
     supports: Sequence[Support] = getattr(host, "supports", ())
     return supports
 
 
 def missing_of(host: Host, trainer: Any) -> Sequence[str] | None:
-    """What a trainer lacks to be the host's; None if the host does not say. See `HostDetails`."""
+    """Describe what a trainer lacks to fit the host; None if the host does not declare that. See `HostDetails`."""
     missing: Callable[[Any], Sequence[str]] | None = getattr(host, "missing", None)
     return None if missing is None else missing(trainer)
 
 
 def recovered(host: Host, trainer: Any, count: int) -> Batch | None:
-    """The trainer's last rollouts, made before the host was attached, if it knows them; see `HostDetails`."""
+    """Return the trainer's last rollouts from before the host was attached, if it has them; see `HostDetails`."""
     recover: Callable[[Any, int], Batch | None] | None = getattr(host, "recover", None)
     return None if recover is None or not count else recover(trainer, count)
 
 
 def named_support(host: Host, trainer: Any) -> Support | None:
-    """What a host says of the nearest of the trainer's classes that it names and that TRL made."""
-    known = {support.trainer: support for support in supports_of(host)}
+    """Return the declaration for the nearest of the trainer's TRL classes."""
+    support_by_class = {support.trainer: support for support in supports_of(host)}
     trl = (c.__name__ for c in type(trainer).__mro__ if c.__module__.partition(".")[0] == "trl")
-    return next((known[name] for name in trl if name in known), None)
+    return next((support_by_class[name] for name in trl if name in support_by_class), None)
 
 
 def support_of(host: Host, trainer: Any) -> Support | None:
-    """What a host says of a trainer that it matches. A copy of TRL's source often has TRL's name in its own."""
-    found = named_support(host, trainer)
-    if found is not None:
-        return found
-    known = supports_of(host)
-    alike = (s for c in type(trainer).__mro__ for s in known if c.__name__.endswith(s.trainer))
-    return next(alike, known[0] if known else None)
+    """Return the declaration for a trainer that the host matches. A copy of TRL's source often has
+    TRL's class name.
+    """
+    named = named_support(host, trainer)
+    if named is not None:
+        return named
+    supports = supports_of(host)
+    similar = (s for c in type(trainer).__mro__ for s in supports if c.__name__.endswith(s.trainer))
+    return next(similar, supports[0] if supports else None)
 
 
 def may_evaluate(host: Host | None, trainer: Any) -> bool:
-    """Whether evaluation makes rollouts, or the host doesn't say."""
+    """Return whether evaluation may generate rollouts; True if the host does not declare it."""
     support = None if host is None else support_of(host, trainer)
     return support is None or support.evaluation

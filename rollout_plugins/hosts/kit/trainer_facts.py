@@ -51,8 +51,8 @@ def installed(package: str) -> str | None:
 
 def tokenizer_of(trainer: Any) -> Any:
     """Return the trainer's tokenizer, taken out of its processor if it has one."""
-    found = getattr(trainer, "_tokenizer", None) or getattr(trainer, "processing_class", None)
-    return getattr(found, "tokenizer", None) or found
+    owner = getattr(trainer, "_tokenizer", None) or getattr(trainer, "processing_class", None)
+    return getattr(owner, "tokenizer", None) or owner
 
 
 def is_trls_own(trainer: Any, method: str) -> bool:
@@ -66,19 +66,19 @@ def reward_names(trainer: Any) -> tuple[str, ...]:
     names = getattr(trainer, "reward_func_names", None)
     if names is None:
         names = [getattr(f, "__name__", type(f).__name__) for f in getattr(trainer, "reward_funcs", ())]
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     unique = []
     for name in map(str, names):
-        seen[name] += 1
-        unique.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+        counts[name] += 1
+        unique.append(name if counts[name] == 1 else f"{name}#{counts[name]}")
     return tuple(unique)
 
 
 def reward_weights(trainer: Any, count: int) -> list[float]:
     """Return the current reward weights, which a callback may change; rewards of environments have weight 1."""
-    now: Any = getattr(trainer, "reward_weights", None)
-    known = list(map(shortest_float, now.tolist())) if hasattr(now, "tolist") else now
-    weights = list(known or getattr(trainer.args, "reward_weights", None) or [])
+    current: Any = getattr(trainer, "reward_weights", None)
+    listed = list(map(shortest_float, current.tolist())) if hasattr(current, "tolist") else current
+    weights = list(listed or getattr(trainer.args, "reward_weights", None) or [])
     return weights + [1.0] * (count - len(weights))
 
 
@@ -102,7 +102,7 @@ def describe_trl(trainer: Any) -> Mapping[str, Any]:
         "num_generations": getattr(trainer, "num_generations", None),
         "tools": tuple(tool_schemas(trainer)),
         "chat_template": template if isinstance(template, str) else None,
-        "versions": {package: found for package in _PACKAGES if (found := installed(package))},
+        "versions": {package: installed_version for package in _PACKAGES if (installed_version := installed(package))},
         "settings": {
             **{name: value for name in _SETTINGS if (value := getattr(args, name, None)) is not None},
             **_dtype(trainer),
@@ -111,14 +111,14 @@ def describe_trl(trainer: Any) -> Mapping[str, Any]:
 
 
 def _dtype(trainer: Any) -> dict[str, str]:
-    """Return the type of the model's weights, which a checkpoint of another type would not tell."""
+    """Return the dtype of the model's weights, which a checkpoint may have in another type."""
     dtype = getattr(trainer.model, "dtype", None)
     return {} if dtype is None else {"model_dtype": str(dtype).removeprefix("torch.")}
 
 
 def _template(trainer: Any) -> Any:
     owners = (trainer, getattr(trainer, "processing_class", None), tokenizer_of(trainer))
-    return next((found for one in owners if (found := getattr(one, "chat_template", None))), None)
+    return next((template for owner in owners if (template := getattr(owner, "chat_template", None))), None)
 
 
 def tool_schemas(trainer: Any) -> list[Mapping[str, Any]]:
@@ -134,14 +134,14 @@ def _schema(tool: Any) -> Mapping[str, Any]:
         from transformers.utils import get_json_schema
 
         return dict(get_json_schema(tool))
-    except Exception as error:  # a tool the template could not show either
+    except Exception as error:  # the chat template could not show such a tool either
         logger.debug("no JSON schema for tool %r: %r", tool, error)
         return {"type": "function", "function": {"name": str(getattr(tool, "__name__", tool))}}
 
 
 def check_trl() -> None:
-    found = _trl_version()
-    if found is not None and found < _TRL_FLOOR:
+    trl_version = _trl_version()
+    if trl_version is not None and trl_version < _TRL_FLOOR:
         floor = ".".join(map(str, _TRL_FLOOR))
         raise SetupError(
             f"trl {installed('trl')} is too old: rollout-plugins needs {floor} or newer; pip install -U trl"
@@ -154,8 +154,8 @@ def _trl_version() -> tuple[int, ...] | None:
 
 
 def warn_of_log_completions(trainer: Any) -> None:
-    found = _trl_version()
-    if found and found >= _LOG_COMPLETIONS_CAN_CRASH and getattr(trainer.args, "log_completions", False):
+    trl_version = _trl_version()
+    if trl_version and trl_version >= _LOG_COMPLETIONS_CAN_CRASH and getattr(trainer.args, "log_completions", False):
         logger.warning(
             "log_completions=True: the completions table of trl %s ends training with an exception on ordinary tool "
             "calls and mixed content; every rollout is recorded here anyway, so set log_completions=False",

@@ -11,10 +11,10 @@ from typing import Any, Final, NamedTuple
 from rollout_plugins.hosts.kit.decoding import Decoder
 from rollout_plugins.hosts.kit.observed_generation import Generation
 
-TOLD_APART: Final = "told apart by env_mask; the trainer had them as one message"
-NO_MASK: Final = "not told apart: rollout_func gave no env_mask"
-BAD_MASK: Final = "not told apart: env_mask has another length than the token ids"
-BROKEN: Final = "; the ids of some do not make whole characters, and tokens=True keeps them as ids"
+SEPARATED: Final = "separated by env_mask; the trainer had them as one message"
+NO_MASK: Final = "not separated: rollout_func returned no env_mask"
+BAD_MASK: Final = "not separated: env_mask and the token ids differ in length"
+BROKEN: Final = "; the ids of some are not complete characters, and tokens=True stores the ids"
 _ROLES: Final = ("tool", "user", "system")
 _WORDS: Final = ("<first>", "<second>", "<third>", "<fourth>")
 
@@ -30,14 +30,14 @@ class Turns:
     def _template(self) -> Template:
         return Template(self._decoder, self._templating)
 
-    def tell_apart(self, generation: Generation) -> None:
+    def separate(self, generation: Generation) -> None:
         """Replace the trainer's single message by turns; a mark records that, or why it was impossible."""
         generation.marks = generation.marks or [{} for _ in range(generation.count)]
         masks, prompts = (
             rows if isinstance(rows, list) and len(rows) == generation.count else None
             for rows in (generation.tool_mask, generation.prompt_ids)
         )
-        found: dict[int, list[dict[str, Any]]] = {}
+        turns_by_row: dict[int, list[dict[str, Any]]] = {}
         for i, ids in enumerate(generation.ids if generation.completions is not None else ()):
             before = list(prompts[i]) if prompts is not None else []
             if masks is None:
@@ -45,24 +45,24 @@ class Turns:
             elif len(masks[i]) != len(ids):
                 generation.marks[i]["turns"] = BAD_MASK
             elif not all(masks[i]) and (turns := list(self._turns(list(ids), masks[i], before))):
-                found[i] = turns
+                turns_by_row[i] = turns
                 is_broken = any("\ufffd" in str(turn["content"]) for turn in turns)
-                generation.marks[i]["turns"] = TOLD_APART + BROKEN * is_broken
-        if found:
-            generation.completions = generation.completions.replace_conversations(found)
+                generation.marks[i]["turns"] = SEPARATED + BROKEN * is_broken
+        if turns_by_row:
+            generation.completions = generation.completions.replace_conversations(turns_by_row)
 
     def _turns(self, ids: list[int], mask: Sequence[int], before: list[int]) -> Iterator[dict[str, Any]]:
         start = 0
-        for wrote, some in groupby(map(bool, mask)):
-            end = start + sum(1 for _ in some)
-            if wrote:
+        for is_model, stretch in groupby(map(bool, mask)):
+            end = start + sum(1 for _ in stretch)
+            if is_model:
                 yield self._decoder.message(ids[start:end], before + ids[:start])
             else:
                 yield from self._template.messages(ids[start:end])
             start = end
 
 
-class _Around(NamedTuple):
+class _RoleMarkup(NamedTuple):
     """The text that a template puts before a message, after it, and between two of the same role."""
 
     role: str
@@ -80,16 +80,16 @@ class Template:
     def __init__(self, decoder: Decoder, templating: Mapping[str, Any]) -> None:
         self._decoder = decoder
         self._templating = templating
-        self._roles = sorted(filter(None, map(self._around, _ROLES)), key=lambda one: -len(one.head))
-        heads = _any_of([one.head for one in self._roles])
+        self._roles = sorted(filter(None, map(self._role_markup, _ROLES)), key=lambda markup: -len(markup.head))
+        heads = _any_of([markup.head for markup in self._roles])
         prompting = _any_of(self._openings())
         self._start = re.compile(_any_of([self._closing[i:] for i in range(len(self._closing))]))
         self._nothing = re.compile(rf"{prompting}\Z")
         self._message = re.compile(
             "|".join(
-                rf"{re.escape(one.head)}(?P<{one.role}>.*?)"
-                rf"(?:{re.escape(one.close)}(?={heads[:-1]})|(?:{re.escape(one.close)})?{prompting}\Z)"
-                for one in self._roles
+                rf"{re.escape(markup.head)}(?P<{markup.role}>.*?)"
+                rf"(?:{re.escape(markup.close)}(?={heads[:-1]})|(?:{re.escape(markup.close)})?{prompting}\Z)"
+                for markup in self._roles
             )
             or r"(?!)",
             re.DOTALL,
@@ -98,48 +98,50 @@ class Template:
     def messages(self, ids: list[int]) -> list[dict[str, Any]]:
         """Return the messages with their roles; text without the template's markup becomes a user message."""
         text = self._decoder.text(ids)
-        found = self._start.match(text)
-        place = found.end() if found else 0
-        if self._nothing.match(text, place):
+        closing = self._start.match(text)
+        position = closing.end() if closing else 0
+        if self._nothing.match(text, position):
             return []
-        made: list[dict[str, Any]] = []
-        while place < len(text) and (one := self._message.match(text, place)):
-            made += self._split(one)
-            place = one.end()
-        if place == len(text):
-            return made
+        messages: list[dict[str, Any]] = []
+        while position < len(text) and (match := self._message.match(text, position)):
+            messages += self._split(match)
+            position = match.end()
+        if position == len(text):
+            return messages
         plain = self._decoder.plain(ids)
         return [{"role": "user", "content": plain}] if plain else []
 
-    def _split(self, found: re.Match[str]) -> list[dict[str, Any]]:
-        role = str(found.lastgroup)
-        between = next(one.between for one in self._roles if one.role == role)
-        return [{"role": role, "content": text} for text in found[role].split(between)]
+    def _split(self, match: re.Match[str]) -> list[dict[str, Any]]:
+        role = str(match.lastgroup)
+        between = next(markup.between for markup in self._roles if markup.role == role)
+        return [{"role": role, "content": text} for text in match[role].split(between)]
 
     @cached_property
     def _closing(self) -> str:
         """The markup after a model's turn."""
-        return (self._rendered([], after=_WORDS[1]) or ("",))[0]
+        return (self._markup_after([], after=_WORDS[1]) or ("",))[0]
 
-    def _around(self, role: str) -> _Around | None:
-        said = [{"role": role, "content": word} for word in _WORDS[2:]]
-        parts = self._rendered(said, after=_WORDS[1])
+    def _role_markup(self, role: str) -> _RoleMarkup | None:
+        messages = [{"role": role, "content": word} for word in _WORDS[2:]]
+        parts = self._markup_after(messages, after=_WORDS[1])
         if parts is None or len(parts) != len(_WORDS) - 1 or not parts[0].removeprefix(self._closing):
             return None
         before, between, close = parts
-        return _Around(role, before.removeprefix(self._closing), close, between or close)
+        return _RoleMarkup(role, before.removeprefix(self._closing), close, between or close)
 
     def _openings(self) -> list[str]:
         """Return the template's generation prompts, with and without thinking."""
-        ways: list[dict[str, Any]] = [{}, {"enable_thinking": False}, {"enable_thinking": True}]
-        opened = [self._rendered([], after=_WORDS[1], add_generation_prompt=True, **way) for way in ways]
-        found = {parts[0].removeprefix(self._closing) for parts in opened if parts}
-        return sorted(found, key=len, reverse=True)
+        variants: list[dict[str, Any]] = [{}, {"enable_thinking": False}, {"enable_thinking": True}]
+        rendered = [
+            self._markup_after([], after=_WORDS[1], add_generation_prompt=True, **options) for options in variants
+        ]
+        openings = {parts[0].removeprefix(self._closing) for parts in rendered if parts}
+        return sorted(openings, key=len, reverse=True)
 
-    def _rendered(self, more: list[dict[str, Any]], *, after: str, **how: Any) -> list[str] | None:
+    def _markup_after(self, further_messages: list[dict[str, Any]], *, after: str, **options: Any) -> list[str] | None:
         """Return the markup between the placeholders after `after`; None if the template drops them."""
-        asked = [{"role": "user", "content": _WORDS[0]}, {"role": "assistant", "content": _WORDS[1]}]
-        text = self._decoder.rendered([*asked, *more], **{**self._templating, **how})
+        conversation = [{"role": "user", "content": _WORDS[0]}, {"role": "assistant", "content": _WORDS[1]}]
+        text = self._decoder.rendered([*conversation, *further_messages], **{**self._templating, **options})
         if text is None or after not in text:
             return None
         return re.split("|".join(_WORDS[2:]), text.rpartition(after)[2])

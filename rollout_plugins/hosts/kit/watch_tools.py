@@ -22,18 +22,18 @@ _ATOMS: Final = frozenset({str, int, float, bool, type(None)})
 
 
 @dataclass(slots=True)
-class Seen(ObservedCall):
+class ExecutedCall(ObservedCall):
     """One tool call that was executed."""
 
     name: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """A copy from before the call, because the tool may change them."""
     blocks: list[Any] | None = None
-    """The content blocks it returned, as they were then; other results become text at once."""
+    """The content blocks that it returned, copied at once; a result of another type becomes text at once."""
 
 
-#: The fields of a call, and where some of them stand among its notes.
-_NAMES: Final = tuple(one.name for one in fields(Seen))
+#: The fields of a call, and the offsets of some of them in its notes.
+_NAMES: Final = tuple(field.name for field in fields(ExecutedCall))
 _SIZE: Final = len(_NAMES)
 _ERROR, _SECONDS, _ARGUMENTS, _BLOCKS = map(_NAMES.index, ("error", "seconds", "arguments", "blocks"))
 
@@ -46,7 +46,9 @@ class Watch:
     def __init__(self, tools: Collection[str] = ()) -> None:
         self.tools = tools
         self.notes: list[Any] = []
-        """The fields of each call, one after the other: an object for each would keep the garbage collector busy."""
+        """The fields of all calls in one flat list, because an object per call would keep the garbage
+        collector busy.
+        """
         self.bytes = 0
 
     @property
@@ -54,15 +56,15 @@ class Watch:
         """The number of executed calls."""
         return len(self.notes) // _SIZE
 
-    def seen(self) -> list[Seen]:
-        """The calls, on the worker thread."""
-        return [Seen(*self.notes[at : at + _SIZE]) for at in range(0, len(self.notes), _SIZE)]
+    def calls(self) -> list[ExecutedCall]:
+        """Return the calls, on the worker thread."""
+        return [ExecutedCall(*self.notes[start : start + _SIZE]) for start in range(0, len(self.notes), _SIZE)]
 
-    def kept(self, value: Any) -> Any:
+    def copied(self, value: Any) -> Any:
         copier = Snapshot()
         try:
             return copier.copy(value)
-        except Exception:  # what cannot be copied is kept as it is
+        except Exception:  # a value that cannot be copied is stored itself
             return value
         finally:
             self.bytes += copier.bytes
@@ -72,12 +74,12 @@ class Watch:
         try:
             result = await coroutine
         except BaseException as error:
-            self.notes[at + _ERROR] = described(error)
+            self.notes[at + _ERROR] = describe_error(error)
             raise
         finally:
             self.notes[at + _SECONDS] = perf_counter() - started
         if isinstance(result, list):
-            self.notes[at + _BLOCKS] = self.kept(result)
+            self.notes[at + _BLOCKS] = self.copied(result)
         return result
 
 
@@ -87,7 +89,7 @@ class WatchedTool(StandIn):
     __slots__ = ("_stand_in_is_async", "_stand_in_name")
 
     def __init__(self, tool: Any, watch: Watch, name: str, is_async: bool) -> None:
-        keep = object.__setattr__  # a stand-in passes attributes on to its tool
+        keep = object.__setattr__  # a stand-in passes its attributes on to the tool
         keep(self, "_stands_for", tool)
         keep(self, "_stand_in_around", watch)
         keep(self, "_stand_in_name", name)
@@ -97,41 +99,41 @@ class WatchedTool(StandIn):
         watch, is_async, given = self._stand_in_around, self._stand_in_is_async, kwargs
         for value in kwargs.values():
             if type(value) not in _ATOMS:
-                given = watch.kept(kwargs)
+                given = watch.copied(kwargs)
                 break
         notes = watch.notes
         notes += (None, 0.0, is_async, self._stand_in_name, given, None)
         at = len(notes) - _SIZE
-        while notes[at + _ARGUMENTS] is not given:  # another thread called one meanwhile
+        while notes[at + _ARGUMENTS] is not given:  # another thread called a tool meanwhile
             at -= _SIZE
         started = perf_counter()
         try:
             result = self._stands_for(*args, **kwargs)
         except BaseException as error:
-            notes[at + _ERROR] = described(error)
+            notes[at + _ERROR] = describe_error(error)
             raise
         finally:
             notes[at + _SECONDS] = perf_counter() - started
         if is_async:
             return watch.awaited(result, at)
         if isinstance(result, list):
-            notes[at + _BLOCKS] = watch.kept(result)
+            notes[at + _BLOCKS] = watch.copied(result)
         return result
 
 
 class WatchedTools(UserDict[str, Any], Standing):
-    """A rollout's tools; one that is asked for is watched. Most rollouts call few of theirs."""
+    """A rollout's tools, each replaced by a stand-in on first access. Most rollouts call few of their tools."""
 
     def __init__(self, tools: MutableMapping[str, Any], watch: Watch, *, is_async: bool) -> None:
-        self.data = tools  # type: ignore[assignment]  # the trainer's own: what is added here is added there
+        self.data = tools  # type: ignore[assignment]  # the trainer's own dictionary, so that additions reach it
         self._watch, self._is_async = watch, is_async
-        self._made: dict[str, tuple[Any, WatchedTool]] = {}
+        self._cache: dict[str, tuple[Any, WatchedTool]] = {}
 
     def __getitem__(self, name: str) -> Any:
-        tool, known = self.data[name], self._made.get(name)
-        if known is None or known[0] is not tool:
-            known = self._made[name] = tool, WatchedTool(tool, self._watch, name, self._is_async)
-        return known[1]
+        tool, cached = self.data[name], self._cache.get(name)
+        if cached is None or cached[0] is not tool:
+            cached = self._cache[name] = tool, WatchedTool(tool, self._watch, name, self._is_async)
+        return cached[1]
 
     @property
     def _stands_for(self) -> Any:
@@ -141,7 +143,7 @@ class WatchedTools(UserDict[str, Any], Standing):
         return dict, (self.data,)
 
 
-def described(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Describe an exception by type and text; by type alone if its `str` fails."""
     try:
         text = str(error)
@@ -151,19 +153,20 @@ def described(error: BaseException) -> str:
 
 
 def watched_calls(completion: Sequence[Any], watch: Watch) -> tuple[ToolCall, ...]:
-    """The completion's calls with what became of them.
+    """Return the completion's calls with their results.
 
-    Our copies of the messages get back what the model wrote and the tool returned: a tool may have changed both since.
+    Our copies of the messages get back what the model wrote and the tool returned, because a tool may have changed
+    both.
     """
-    waiting = watch.seen()
-    ran: dict[Place, Seen] = {}
+    waiting = watch.calls()
+    ran: dict[Place, ExecutedCall] = {}
     for turn, message in enumerate(completion):
         for position, call in enumerate(calls_of(message)):
-            seen = _take(waiting, call)
-            if seen is not None:
-                ran[turn, position] = seen
-                _put_back_arguments(message["tool_calls"][position], seen)
-    if any(seen.blocks is not None for seen in ran.values()):
+            executed = _take(waiting, call)
+            if executed is not None:
+                ran[turn, position] = executed
+                _put_back_arguments(message["tool_calls"][position], executed)
+    if any(executed.blocks is not None for executed in ran.values()):
         for place, _, reply in pair_calls(completion, ran):
             if reply is not None and place in ran:
                 _put_back_result(completion[reply], ran[place])
@@ -171,22 +174,22 @@ def watched_calls(completion: Sequence[Any], watch: Watch) -> tuple[ToolCall, ..
 
 
 def watched_outcomes(talk: MessageColumns, watches: Sequence[Watch]) -> CallColumns:
-    """The calls of all completions with what became of them."""
+    """Return the calls of all completions with their results."""
     notes = list(chain.from_iterable(watch.notes for watch in watches))
     errors, seconds, deferred, names, given, blocks = (notes[at::_SIZE] for at in range(_SIZE))
     starts = list(accumulate((watch.count for watch in watches), initial=0))
     is_usual = _is_usual(deferred, blocks)
 
     def ran(i: int, calls: slice) -> ObservedCalls | None:
-        """What was watched, where it is just what the messages ask for."""
+        """Return the recorded calls of a rollout if they are exactly the calls in its messages."""
         here = slice(*starts[i : i + 2])
-        now = slice(calls.start, calls.start + here.stop - here.start)
-        if now.stop > calls.stop or not (is_usual or _is_usual(deferred[here], blocks[here])):
+        requested = slice(calls.start, calls.start + here.stop - here.start)
+        if requested.stop > calls.stop or not (is_usual or _is_usual(deferred[here], blocks[here])):
             return None
-        if names[here] != talk.call_names[now] or not _are_equal(given[here], talk.arguments[now]):
+        if names[here] != talk.call_names[requested] or not _are_equal(given[here], talk.arguments[requested]):
             return None
-        talk.arguments[now] = given[here]
-        not_run = [None] * (calls.stop - now.stop)
+        talk.arguments[requested] = given[here]
+        not_run = [None] * (calls.stop - requested.stop)
         return errors[here] + not_run, seconds[here] + not_run
 
     def read(i: int) -> tuple[ToolCall, ...]:
@@ -203,55 +206,55 @@ def _is_usual(deferred: Sequence[bool], blocks: Sequence[Any]) -> bool:
     return not any(deferred) and set(map(type, blocks)) <= {type(None)}
 
 
-def _are_equal(given: Sequence[Any], asked: Sequence[Any]) -> bool:
+def _are_equal(executed: Sequence[Any], requested: Sequence[Any]) -> bool:
     try:
-        return given == asked
-    except Exception:  # values that object to being compared
+        return executed == requested
+    except Exception:  # values that raise when compared
         return False
 
 
-def shared_out(together: Watch, completions: Sequence[Any]) -> list[Watch]:
-    """One watch for each rollout, of calls that all rollouts made to the same tools.
+def split_watch(shared: Watch, completions: Sequence[Any]) -> list[Watch]:
+    """Split the calls that all rollouts made to shared tools into one watch per rollout.
 
     The trainer runs the calls of all first turns, rollout after rollout, then those of all second turns, and so on.
     """
-    asking = [[calls for message in one if (calls := calls_of(message))] for one in completions]
-    waiting, watches = together.seen(), [Watch(together.tools) for _ in completions]
-    for turn in range(max(map(len, asking), default=0)):
-        for turns, watch in zip(asking, watches, strict=True):
+    requests = [[calls for message in messages if (calls := calls_of(message))] for messages in completions]
+    waiting, watches = shared.calls(), [Watch(shared.tools) for _ in completions]
+    for turn in range(max(map(len, requests), default=0)):
+        for turns, watch in zip(requests, watches, strict=True):
             ran = [_take(waiting, call) for call in (turns[turn] if turn < len(turns) else ())]
-            watch.notes += [getattr(seen, name) for seen in ran if seen is not None for name in _NAMES]
+            watch.notes += [getattr(call, name) for call in ran if call is not None for name in _NAMES]
     return watches
 
 
-def _take(seen: list[Seen], call: Call) -> Seen | None:
+def _take(executed: list[ExecutedCall], request: Call) -> ExecutedCall | None:
     """Take the next executed call if it matches this request; calls run in the order of the requests."""
-    if seen and seen[0].name == call.name and _may_have_become(seen[0].arguments, call.arguments):
-        return seen.pop(0)
+    if executed and executed[0].name == request.name and _may_have_become(executed[0].arguments, request.arguments):
+        return executed.pop(0)
     return None
 
 
-def _may_have_become(made: Mapping[str, Any], now: Any) -> bool:
+def _may_have_become(before: Mapping[str, Any], after: Any) -> bool:
     """Return whether a call's arguments match, ignoring containers, which the tool may have changed."""
-    if not isinstance(now, Mapping) or now.keys() != made.keys():
+    if not isinstance(after, Mapping) or after.keys() != before.keys():
         return False
-    return all(isinstance(value, (dict, list)) or _equal(value, now[name]) for name, value in made.items())
+    return all(isinstance(value, (dict, list)) or _equal(value, after[name]) for name, value in before.items())
 
 
-def _put_back_arguments(asked: Any, seen: Seen) -> None:
-    function = asked.get("function")
-    inner = function if isinstance(function, Mapping) else asked
+def _put_back_arguments(request: Any, call: ExecutedCall) -> None:
+    function = request.get("function")
+    inner = function if isinstance(function, Mapping) else request
     if isinstance(inner, dict):
-        inner["arguments"] = seen.arguments
+        inner["arguments"] = call.arguments
 
 
-def _put_back_result(message: Any, seen: Seen) -> None:
-    if seen.blocks is not None and isinstance(message.get("content"), list):
-        message["content"] = seen.blocks
+def _put_back_result(message: Any, call: ExecutedCall) -> None:
+    if call.blocks is not None and isinstance(message.get("content"), list):
+        message["content"] = call.blocks
 
 
-def _equal(one: Any, other: Any) -> bool:
+def _equal(left: Any, right: Any) -> bool:
     try:
-        return bool(one == other) or repr(one) == repr(other)  # NaN is not equal to itself
+        return bool(left == right) or repr(left) == repr(right)  # NaN is not equal to itself
     except Exception:
         return False

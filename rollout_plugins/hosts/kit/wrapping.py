@@ -40,10 +40,10 @@ class Call:
 
     def named(self, parameters: tuple[str, ...]) -> dict[str, Any]:
         """Return the arguments by name, or by position in `parameters` if the method does not name them."""
-        known = getattr(self.method, "__func__", self.method), parameters
-        if known not in self.signatures:
-            self.signatures[known] = _signature(self.method, parameters)
-        bound = self.signatures[known].bind(*self.args, **self.kwargs)
+        key = getattr(self.method, "__func__", self.method), parameters
+        if key not in self.signatures:
+            self.signatures[key] = _signature(self.method, parameters)
+        bound = self.signatures[key].bind(*self.args, **self.kwargs)
         bound.apply_defaults()
         return bound.arguments
 
@@ -70,9 +70,9 @@ class Wraps:
         self.active = True
 
     def wrap(self, target: Any, name: str, around: Around, parameters: tuple[str, ...] = ()) -> bool:
-        """Replace the target's method by `around(call)`; if it does not take these arguments, say so and leave it."""
-        if missing := lacks(target, name, parameters):
-            logger.warning("%s %s; rollouts are recorded without what it would tell", type(target).__name__, missing)
+        """Replace the target's method by `around(call)`; warn and leave it if it lacks these parameters."""
+        if missing := describe_lack(target, name, parameters):
+            logger.warning("%s %s, so rollouts are recorded without its information", type(target).__name__, missing)
             return False
         original, before, signatures = getattr(target, name), vars(target).get(name), {}  # type: ignore[var-annotated]
 
@@ -103,7 +103,7 @@ class Wraps:
         try:
             yield
         except Exception as error:
-            self.once.warn("could not %s: %r; training goes on", what, error, about=what, error=error)
+            self.once.warn("could not %s: %r; training continues", what, error, about=what, error=error)
 
     def detach(self) -> None:
         """Remove the wrappers, newest first."""
@@ -128,7 +128,7 @@ def _take_off(link: _Link) -> None:
     """Restore the previous method. If other code wrapped ours since, ours stays and passes calls through."""
     attributes = vars(link.target)
     if attributes.get(link.name) is link.wrapper:
-        before = _before(link.wrapper, lambda one: not one.owner.active)
+        before = _before(link.wrapper, lambda wrapped: not wrapped.owner.active)
         if before is None:
             delattr(link.target, link.name)
         else:
@@ -152,17 +152,17 @@ def _before(value: Any, skips: Callable[[_Link], bool] = lambda _: True) -> Any:
 
 def beneath(target: Any, name: str) -> Any:
     """Return the target's method without our wrappers; None if it has no such method."""
-    found = _before(vars(target).get(name))
-    return _of_class(target, name) if found is None else found
+    method = _before(vars(target).get(name))
+    return _of_class(target, name) if method is None else method
 
 
-def _of_class(target: Any, name: str, otherwise: Any = None) -> Any:
+def _of_class(target: Any, name: str, default: Any = None) -> Any:
     """Return the method from the target's class, where it may have been replaced since it was wrapped."""
     for owner in type(target).__mro__:
         if name in vars(owner):
-            found = vars(owner)[name]
-            return found.__get__(target, type(target)) if hasattr(found, "__get__") else found
-    return otherwise
+            attribute = vars(owner)[name]
+            return attribute.__get__(target, type(target)) if hasattr(attribute, "__get__") else attribute
+    return default
 
 
 def _state_without_wrappers(target: Any) -> Any:
@@ -171,14 +171,14 @@ def _state_without_wrappers(target: Any) -> Any:
     `copy` and `pickle` prefer an instance's own `__getstate__`. In Python 3.10, `object` has none.
     """
     own: Any = getattr(type(target), "__getstate__", None)
-    found = vars(target) if own is None else own(target)
-    if not isinstance(found, dict):
-        return found
-    state = {name: _before(value) for name, value in found.items() if name != "__getstate__"}
-    return {name: value for name, value in state.items() if value is not None or found[name] is None}
+    state = vars(target) if own is None else own(target)
+    if not isinstance(state, dict):
+        return state
+    unwrapped = {name: _before(value) for name, value in state.items() if name != "__getstate__"}
+    return {name: value for name, value in unwrapped.items() if value is not None or state[name] is None}
 
 
-def lacks(target: Any, name: str, parameters: tuple[str, ...] = ()) -> str:
+def describe_lack(target: Any, name: str, parameters: tuple[str, ...] = ()) -> str:
     """Describe why the target has no method `name` with these parameters; empty if it has one.
 
     The method may take more than these, in any order. `(*args, **kwargs)` is a foreign wrapper that takes anything.
@@ -189,12 +189,12 @@ def lacks(target: Any, name: str, parameters: tuple[str, ...] = ()) -> str:
     if inspect.isdatadescriptor(getattr(type(target), name, None)):
         return f"has {name} as a property, which nothing can be put around"
     try:
-        found = _names(inspect.signature(method))
+        actual = _names(inspect.signature(method))
     except (TypeError, ValueError):
         return f"has a method {name} whose arguments cannot be read"
-    if set(parameters) <= set(found) or _takes_any_more(found, parameters):
+    if set(parameters) <= set(actual) or _accepts_anything_after(actual, parameters):
         return ""
-    return f"has {name}({', '.join(found)}), expected {name}({', '.join(parameters)})"
+    return f"has {name}({', '.join(actual)}), expected {name}({', '.join(parameters)})"
 
 
 def _names(signature: inspect.Signature) -> tuple[str, ...]:
@@ -203,19 +203,19 @@ def _names(signature: inspect.Signature) -> tuple[str, ...]:
     return tuple(stars.get(parameter.kind, "") + parameter.name for parameter in signature.parameters.values())
 
 
-def _takes_any_more(found: tuple[str, ...], parameters: tuple[str, ...]) -> bool:
+def _accepts_anything_after(actual: tuple[str, ...], parameters: tuple[str, ...]) -> bool:
     """Return whether the method takes the first of these parameters and then any arguments."""
-    more = next((i for i, name in enumerate(found) if name[0] == "*" != name[1]), None)
-    return more is not None and found[:more] == parameters[:more]
+    first_star = next((i for i, name in enumerate(actual) if name[0] == "*" != name[1]), None)
+    return first_star is not None and actual[:first_star] == parameters[:first_star]
 
 
 def _signature(method: Callable[..., Any], parameters: tuple[str, ...]) -> inspect.Signature:
     """Return the method's signature, or one with these parameters by position if it does not name them."""
-    found = inspect.signature(method)
-    if set(parameters) <= set(_names(found)):
-        return found
-    plain, rest = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_KEYWORD
-    known = [inspect.Parameter(name, plain) for name in parameters if name[0] != "*"]
-    named = next((name[2:] for name in parameters if name[0] == "*"), "_named")
-    more = [inspect.Parameter("_more", inspect.Parameter.VAR_POSITIONAL), inspect.Parameter(named, rest)]
-    return inspect.Signature([*known, *more])
+    signature = inspect.signature(method)
+    if set(parameters) <= set(_names(signature)):
+        return signature
+    kind, rest = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_KEYWORD
+    positional = [inspect.Parameter(name, kind) for name in parameters if name[0] != "*"]
+    kwargs_name = next((name[2:] for name in parameters if name[0] == "*"), "_named")
+    variadic = [inspect.Parameter("_more", inspect.Parameter.VAR_POSITIONAL), inspect.Parameter(kwargs_name, rest)]
+    return inspect.Signature([*positional, *variadic])

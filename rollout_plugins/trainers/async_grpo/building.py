@@ -12,7 +12,7 @@ from typing import Any
 from rollout_hookspecs import Rollout, Tokens, ToolCall
 
 from rollout_plugins.content.foreign_values import conversation_fields
-from rollout_plugins.hosts.kit.build_rollouts import given
+from rollout_plugins.hosts.kit.build_rollouts import reward_or_none
 from rollout_plugins.hosts.kit.decoding import end_ids, finish_of
 from rollout_plugins.hosts.kit.trainer_facts import describe_trl, reward_names, tool_schemas, unwrapped
 from rollout_plugins.trainers.async_grpo.samples import Conversation, Row
@@ -81,7 +81,7 @@ def _scores(metrics: Mapping[Any, Any]) -> tuple[dict[str, float | None], dict[A
     for name, value in metrics.items():
         if name == "reward" or (isinstance(name, str) and name.startswith(_PREFIX)):
             try:
-                scores[name] = given(float(value))
+                scores[name] = reward_or_none(float(value))
                 continue
             except (TypeError, ValueError, OverflowError):
                 pass

@@ -155,7 +155,7 @@ class _Watch:
 
     def end(self) -> None:
         """Hand over what is left, and leave everything as it was."""
-        self._hand_over(UNKNOWN)
+        self._submit(UNKNOWN)
         self.wraps.detach()
         self.tap.note = None
         if self.source.queue is self.tap:
@@ -175,7 +175,7 @@ class _Watch:
         if not is_noted:
             self.emit.lost("not_observed", 1)
         if self.stream.is_crowded:
-            self._hand_over()
+            self._submit()
         self._tell_waiting()
         self.seconds += time.perf_counter() - started
 
@@ -211,11 +211,11 @@ class _Watch:
 
     def _step_ended(self, call: Call) -> Any:
         control = call.run()
-        self._hand_over()
+        self._submit()
         return control
 
     def _epoch_ended(self, call: Call) -> Any:
-        self._hand_over("left_over")
+        self._submit("left_over")
         return call.run()
 
     def _training_ended(self, call: Call) -> Any:
@@ -224,12 +224,12 @@ class _Watch:
         return call.run()
 
     def _stopped(self, call: Call) -> Any:
-        self._hand_over("broke_off")
+        self._submit("broke_off")
         return call.run()
 
     # --- handing over -------------------------------------------------------------------------------------------
 
-    def _hand_over(self, rest: str = "") -> None:
+    def _submit(self, rest: str = "") -> None:
         started = time.perf_counter()
         with self.guarded("hand over rollouts"):
             settled = self.stream.settle(int(self.trainer.state.global_step), rest)
@@ -249,7 +249,7 @@ class _Watch:
     def _tell_waiting(self) -> None:
         """For a training that breaks off in a way that does not stop its worker, or not where that can be seen."""
         with self.guarded("say what waits"):
-            self.emit.waits(self.stream.waiting, partial(self._hand_over, "broke_off"))
+            self.emit.waits(self.stream.waiting, partial(self._submit, "broke_off"))
 
     def _batch(self, step: int, conversations: list[Conversation]) -> Batch:
         if not self.builder.needs_ids:

@@ -146,8 +146,8 @@ class Sampling(Generation):
         self.bytes = copier.bytes + 512 * self.count
 
     @property
-    def held(self) -> int:
-        return super().held + sum(one.bytes for one in self.taken)
+    def occupied_bytes(self) -> int:
+        return super().occupied_bytes + sum(one.bytes for one in self.taken)
 
     @property
     def starts_at(self) -> int:

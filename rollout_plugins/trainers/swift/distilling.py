@@ -63,12 +63,12 @@ class SwiftGKDObserver(Observer):
         for sample, ids, labels in zip(samples, *columns, strict=True):
             known[sample.request_id].see_encoded({"input_ids": ids, "labels": labels})
 
-    def hand_over(self, generation: Sampling) -> None:  # type: ignore[override]  # `begin` makes no others
+    def submit(self, generation: Sampling) -> None:  # type: ignore[override]  # `begin` makes no others
         if generation.error and not generation.count:
             with self.guarded("keep what was generated before the trainer broke off"):
                 generation.see(self._requests.answered(generation), asked=self._requests.prompt_sizes)
                 self._requests.forget(one.request for one in generation.taken)
-        super().hand_over(generation)
+        super().submit(generation)
 
     def batch(self, generation: Sampling) -> Batch:  # type: ignore[override]  # `begin` makes no others
         return batch_of(generation, partial(built, generation))

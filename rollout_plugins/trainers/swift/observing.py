@@ -74,7 +74,7 @@ class SwiftObserver(Observer):
         return generation
 
     def _whole(self, generation: Sampled, call: Call) -> Any:
-        self.given(generation, call)
+        self.store_rows(generation, call)
         return call.run()
 
     def _ahead(self, generation: Sampled, call: Call) -> Any:
@@ -97,7 +97,7 @@ class SwiftObserver(Observer):
         count = len(self._asked)
         self._asked.clear()
         if count:
-            self.lose(count)
+            self.count_unobserved(count)
             self._tell_waiting()
 
     # --- which of them are trained on -----------------------------------------------------------------------------
@@ -159,7 +159,7 @@ class SwiftObserver(Observer):
             sampling.see(call.arguments["samples"], self._asked, self._requests.prompt_sizes)
             generation.samplings.append(sampling)
             self._scored(sampling)
-        gathered = self.scored(sampling, call)
+        gathered = self.run_rewards(sampling, call)
         here = slice(sampling.starts_at, sampling.starts_at + sampling.count)
         if len(gathered) == sampling.count * sampling.world and not (sampling.counts_vary and sampling.world > 1):
             sampling.rewards.numbers = lambda index: gathered[here, index].tolist()
@@ -228,12 +228,12 @@ class SwiftObserver(Observer):
             return {place: value for place, value in enumerate(log.advantages()) if value is not None}
         return {first + i: float(sample.advantages) for i, sample in enumerate(trained)}
 
-    def hand_over(self, generation: Sampled) -> None:  # type: ignore[override]  # `begin` makes no others
+    def submit(self, generation: Sampled) -> None:  # type: ignore[override]  # `begin` makes no others
         if generation.error:
             with self.guarded("keep what was generated before the trainer broke off"):
                 self._add_unscored(generation)
         if not generation.samplings and generation.error is None and generation.expected:
-            self.missed(generation)
+            self.on_unobserved(generation)
         is_held = False
         if generation.split == "train" and generation.samplings and not generation.error:
             with self.guarded("see whether training ends inside a batch"):
@@ -249,7 +249,7 @@ class SwiftObserver(Observer):
 
     def _hand_over_all(self, generation: Sampled) -> None:
         for sampling in generation.samplings:
-            self._hand_over(generation, sampling)
+            self._submit(generation, sampling)
             generation.seconds = 0.0
 
     def _add_unscored(self, generation: Sampled) -> None:
@@ -263,7 +263,7 @@ class SwiftObserver(Observer):
         generation.samplings.append(sampling)
         self._scored(sampling)
 
-    def _hand_over(self, generation: Sampled, sampling: Sampling) -> None:
+    def _submit(self, generation: Sampled, sampling: Sampling) -> None:
         with self.guarded("read the rewards"):
             sampling.error = generation.error
             sampling.read_rewards()
