@@ -319,7 +319,17 @@ def host_kit() -> str:
     return "\n".join([f"Version {kit.VERSION} of the kit:", "", "| name | |", "|---|---|", *rows])
 
 
-OBSERVER = ("watch", "given", "scored", "tool_loop", "guarded", "begin", "hand_over", "lose", "is_training")
+OBSERVER = (
+    "watch",
+    "store_rows",
+    "run_rewards",
+    "tool_loop",
+    "guarded",
+    "begin",
+    "submit",
+    "count_unobserved",
+    "is_training",
+)
 
 
 def source(path: str) -> str:

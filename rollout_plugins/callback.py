@@ -43,8 +43,8 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         trainer: the trainer, in the rare case that the callback cannot find it.
     """
 
-    gives_way = False
-    """Whether any other callback on the trainer records instead of this one."""
+    is_default = False
+    """Whether `rollouts record` added this callback, which then leaves the trainer to a callback of the script."""
 
     def __init__(
         self,
@@ -180,17 +180,31 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
     def _session_of(self, trainer: Any) -> TrainerSession | None:
         """Return the session of a trainer that generates rollouts and that this callback records; None otherwise."""
         session = None if trainer is None else self._sessions.get(trainer)
-        return None if session is None or session.host is None or self._is_duplicate(trainer) else session
+        return None if session is None or session.host is None or not self._is_responsible_for(trainer) else session
 
     def records(self, trainer: Any) -> bool:
-        """Return whether the trainer still has this callback, for whose removal there is no event."""
-        return has_callback(trainer, self)
+        """Return whether the trainer has this callback, and no other one that records instead."""
+        return has_callback(trainer, self) and self._is_responsible_for(trainer)
+
+    def _is_responsible_for(self, trainer: Any) -> bool:
+        """Return whether no other callback of the trainer records instead of this one."""
+        handler = getattr(trainer, "callback_handler", None)
+        return not any(self._yields_to(callback, trainer) for callback in getattr(handler, "callbacks", ()))
+
+    def _yields_to(self, other: Any, trainer: Any) -> bool:
+        """Return whether `other` records instead: the script's own callback, or the first one with the same folder."""
+        if other is self or not isinstance(other, RolloutPluginCallback):
+            return False
+        if other.is_default or self.is_default:
+            return self.is_default and not other.is_default
+        session = other._sessions.get(trainer)  # noqa: SLF001 - of the same class
+        return session is not None and session.is_attached and other._options["dir"] == self._options["dir"]  # noqa: SLF001
 
     def _attach(self, trainer: Any) -> None:
         """Attach to the trainer now, because no event precedes the first batch of an evaluation."""
         if trainer is None:
             return
-        if self._is_duplicate(trainer):
+        if not self._is_responsible_for(trainer):
             kind = type(trainer).__name__
             self._shared.once.warn(
                 f"{kind} has RolloutPluginCallback twice; the first one records, this one does nothing: remove one of "
@@ -201,16 +215,6 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
             session = self._sessions[trainer] = TrainerSession(trainer, self._shared)
             end_with(self, session.end)
         self._sessions[trainer].attach(trainer, self)
-
-    def _is_duplicate(self, trainer: Any) -> bool:
-        """Return whether another callback of the trainer records it to the same place."""
-        handler = getattr(trainer, "callback_handler", None)
-        for callback in getattr(handler, "callbacks", ()):
-            if isinstance(callback, RolloutPluginCallback) and callback is not self and not callback.gives_way:
-                session = callback._sessions.get(trainer)  # noqa: SLF001 - of the same class
-                if session is not None and session.is_attached and callback._options["dir"] == self._options["dir"]:  # noqa: SLF001
-                    return True
-        return False
 
     def _attach_late(self, trainer: Any) -> None:
         """Attach if the callback was added during training, or removed and added again."""

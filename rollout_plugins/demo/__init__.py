@@ -1,1 +1,1 @@
-"""A real, tiny tool-calling GRPO run: CPU, no network, half a minute. What `rollouts demo` trains."""
+"""A real but tiny tool-calling GRPO run for `rollouts demo`: on a CPU, without network, in half a minute."""

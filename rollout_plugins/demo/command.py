@@ -1,4 +1,4 @@
-"""`rollouts demo`: train, then show what a person wants to see of it."""
+"""The command `rollouts demo`: train, then show what is worth seeing of the run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rollout_plugins.show import render_rollouts, render_steps
 from rollout_plugins.show.chart import training
 
 OUT = "outputs/demo"
-_SPOKEN = {"ok": "ok", "error": "failed", "unknown": "of unknown tools", "not_run": "not run"}
+_STATUS_TEXTS = {"ok": "ok", "error": "failed", "unknown": "of unknown tools", "not_run": "not run"}
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -34,11 +34,11 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> None:
-    """Train, and show the run."""
+    """Train and show the run."""
     need("torch", "demo")
     need("trl", "demo")
     if options.steps < 1:
-        raise SetupError(f"--steps {options.steps} trains nothing; give 1 or more")
+        raise SetupError(f"--steps {options.steps} would train nothing: use 1 or more")
     console = Console(highlight=False)
     started = time.monotonic()
     stream = Stream(partial(console.print, no_wrap=True, overflow="ellipsis"))
@@ -52,16 +52,16 @@ def run(options: Namespace) -> None:
 
 
 def report(stored: StoredRun, out: Path, seconds: float, width: int) -> Group:
-    """The last step's best and worst, what went wrong before, the course of the run, and what to type next."""
+    """Return the last step's best and worst rollout, an early failure, the chart of the run, and the next commands."""
     rollouts = list(stored.rollouts(split="train"))
     last = max(rollout.step for rollout in rollouts)
     ranked = sorted((r for r in rollouts if r.step == last), key=_interest)
-    shown = [("best", ranked[-1]), ("early", _most_mishaps(rollouts))]
-    if ranked[0].reward != ranked[-1].reward:  # often all are right at the end
-        shown.insert(1, ("worst", ranked[0]))
+    titled = [("best", ranked[-1]), ("early", _rollout_with_most_failures(rollouts))]
+    if ranked[0].reward != ranked[-1].reward:  # at the end, all answers are often right
+        titled.insert(1, ("worst", ranked[0]))
     return Group(
         Text(),
-        render_rollouts(shown, width=width, max_lines=None),
+        render_rollouts(titled, width=width, max_lines=None),
         Text(),
         render_steps(training(stored.stats()), width=width),
         Text(),
@@ -70,28 +70,28 @@ def report(stored: StoredRun, out: Path, seconds: float, width: int) -> Group:
 
 
 def _interest(rollout: Rollout) -> tuple[float, int, float]:
-    """By reward; among equals the one with more to see is the best, and a failing one the worst."""
+    """Sort by reward. Among equal ones, the best has more to see, and the worst has failures."""
     failures = sum(call.status != "ok" for call in rollout.tool_calls)
     return rollout.reward or 0.0, -failures, rollout.advantage or 0.0
 
 
-def _most_mishaps(rollouts: Sequence[Rollout]) -> Rollout:
-    """An early rollout in which much went wrong, of different kinds."""
-    mishaps = {"error", "unknown", "not_run"}
-    return max(rollouts, key=lambda r: (len(mishaps & {call.status for call in r.tool_calls}), -r.step))
+def _rollout_with_most_failures(rollouts: Sequence[Rollout]) -> Rollout:
+    """Return an early rollout with many different kinds of failures."""
+    failures = {"error", "unknown", "not_run"}
+    return max(rollouts, key=lambda r: (len(failures & {call.status for call in r.tool_calls}), -r.step))
 
 
 def _summary(stored: StoredRun, rollouts: list[Rollout], out: Path, seconds: float) -> Group:
     statuses = Counter[str](call.status for r in rollouts for call in r.tool_calls)
-    kept = f"{len(rollouts):,} rollouts of {len(stored.steps)} steps kept in {seconds:.0f} s"
-    said = [(f"{statuses[status]:,} {_SPOKEN[status]}", colour) for status, colour in STATUSES.items()]
+    counts = f"{len(rollouts):,} rollouts of {len(stored.steps)} steps recorded in {seconds:.0f} s"
+    calls = [Text(f"{statuses[status]:,} {_STATUS_TEXTS[status]}", colour) for status, colour in STATUSES.items()]
     heads = ("next    ", *["        "] * 2)
     lines = [Text.assemble((head, "bold"), line) for head, line in zip(heads, next_commands(out), strict=True)]
-    return Group(kept, Text("tool calls: ").append_text(Text(", ").join(Text(*each) for each in said)), "", *lines)
+    return Group(counts, Text("tool calls: ").append_text(Text(", ").join(calls)), "", *lines)
 
 
 def next_commands(out: Path) -> tuple[str, ...]:
-    """What to type next; an output folder stands for the newest run in it."""
+    """Return the commands to try next; an output folder stands for the newest run in it."""
     path = shlex.quote(str(out))
     return (
         f"rollouts view {path}",
@@ -102,7 +102,7 @@ def next_commands(out: Path) -> tuple[str, ...]:
 
 @contextmanager
 def _progress(console: Console, steps: int) -> Iterator[OnStep]:
-    """A bar with the reward on it, in a terminal."""
+    """Show a progress bar with the reward, in a terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

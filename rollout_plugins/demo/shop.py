@@ -1,4 +1,4 @@
-"""The demo's task: what does a number of items cost? Two tools that can fail, questions, and rewards."""
+"""The demo's task, to calculate the price of some items: two tools that can fail, questions, and rewards."""
 
 from __future__ import annotations
 
@@ -52,17 +52,17 @@ def multiply(a: int, b: int) -> int:
 
 
 def correct(completions: Sequence[Sequence[dict[str, Any]]], total: Sequence[int], **_: Any) -> list[float]:
-    """1 when the last message states the right total, else 0."""
+    """Return 1 if the last message states the right total, otherwise 0."""
     return [float(_stated(messages[-1]) == right) for messages, right in zip(completions, total, strict=True)]
 
 
 def tool_use(completions: Sequence[Sequence[dict[str, Any]]], **_: Any) -> list[float | None]:
-    """Share of the tool calls that worked, malformed ones counted; None when there was none."""
+    """Return the share of tool calls that worked, where malformed ones count as failed; None without any calls."""
     return [_share_that_worked(messages) for messages in completions]
 
 
 def questions(count: int, seed: int = 0) -> Dataset:
-    """Different shopping questions with their right totals, the same ones for the same seed."""
+    """Return `count` different shopping questions with their totals; the same ones for the same seed."""
     from datasets import Dataset
 
     rows = [_question(*parts) for parts in product(sorted(PRICES), AMOUNTS, WORDINGS)]
@@ -83,8 +83,8 @@ def _stated(message: dict[str, Any]) -> int | None:
 
 
 def _share_that_worked(messages: Sequence[dict[str, Any]]) -> float | None:
-    asked = sum(len(message.get("tool_calls") or ()) for message in messages)
+    calls = sum(len(message.get("tool_calls") or ()) for message in messages)
     malformed = sum(MALFORMED in message["content"] for message in messages)
     replies = [message["content"] for message in messages if message["role"] == "tool"]
     worked = sum(not reply.startswith("{'error'") for reply in replies)
-    return worked / (asked + malformed) if asked + malformed else None
+    return worked / (calls + malformed) if calls + malformed else None

@@ -1,4 +1,4 @@
-"""One rollout of each step, on one line, while the demo trains."""
+"""Print one rollout of each step on one line while the demo trains."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STATUSES = {"ok": "green", "error": "red", "unknown": "yellow", "not_run": "brig
 
 
 class Stream:
-    """A sink that hands over a line for each step: its most ordinary rollout, so that the lines show the learning."""
+    """A sink that shows each step's most average rollout on one line, so that the lines show what the model learns."""
 
     name = "demo"
 
@@ -30,28 +30,28 @@ class Stream:
 
 
 def line(trace: Trace, step: int) -> Text:
-    """What was asked, the calls with their results, what was answered, and what that was worth."""
+    """Return the question, the calls with their results, the answer and the reward on one line."""
     reward = _reward(trace)
     colour = "green" if reward > 0.9 else "red" if reward < 0.3 else "yellow"
     text = Text.assemble((f"step {step:<3}", "dim"), (f"{reward:5.2f}  ", colour))
-    text.append(_said(trace, "user"), "bold")
+    text.append(_last_text(trace, "user"), "bold")
     for span in trace.spans:
         text.append(f"  {_call(span)}", STATUSES.get(str(span.get("status"))))
-    return text.append(f"  {_said(trace, 'assistant')}")
+    return text.append(f"  {_last_text(trace, 'assistant')}")
 
 
 def _reward(trace: Trace) -> float:
     return float(trace.metadata.get("reward") or 0)
 
 
-def _said(trace: Trace, role: str) -> str:
-    """The last thing that somebody said."""
-    said = [text_of(message.get("content")) for message in trace.messages if message.get("role") == role]
-    return one_line(said[-1] if said else "", 100)
+def _last_text(trace: Trace, role: str) -> str:
+    """Return the text of the last message with this role."""
+    texts = [text_of(message.get("content")) for message in trace.messages if message.get("role") == role]
+    return one_line(texts[-1] if texts else "", 100)
 
 
 def _call(span: Mapping[str, Any]) -> str:
-    given = span.get("input")
-    arguments = ", ".join(map(str, given.values())) if isinstance(given, Mapping) else str(given)
+    value = span.get("input")
+    arguments = ", ".join(map(str, value.values())) if isinstance(value, Mapping) else str(value)
     outcome = f"→ {span.get('output')}" if span.get("status") == "ok" else "✗"
     return one_line(f"{span.get('name')}({arguments}) {outcome}", 60)

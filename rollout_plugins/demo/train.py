@@ -1,4 +1,4 @@
-"""The demo's training run: GRPOTrainer with two tools, and rollout-plugins attached as anybody would attach it."""
+"""The demo's training run: GRPOTrainer with two tools, and rollout-plugins attached in the usual way."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rollout_plugins.errors import need
 
 STEPS = 10
 QUESTIONS = 8
-"""Half of them in each step, so that each comes back often and one can see its answers change."""
+"""The number of questions. A step uses half of them, so each recurs often and its answers can be compared."""
 LEARNING_RATE = 1e-3
 
 OnStep = Callable[[int, int, float], None]
-"""Told `(step, total, mean reward)` after each step."""
+"""Called with `(step, total, mean reward)` after each step."""
 
 
 def train(
@@ -91,7 +91,7 @@ def _progress(on_step: OnStep) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the libraries' notes out of the demo's output, and put their settings back."""
+    """Suppress the output of the libraries, and restore their settings afterwards."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -109,7 +109,7 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """A model this small gains nothing from a second core, and loses much when another process wants that core."""
+    """Use one thread: a second core does not speed up a model this small, and other processes may need it."""
     import torch
 
     threads = torch.get_num_threads()

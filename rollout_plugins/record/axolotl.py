@@ -1,4 +1,4 @@
-"""A plugin for axolotl, named under `plugins:` in its YAML. Only axolotl imports this module."""
+"""A plugin for axolotl, which is enabled under `plugins:` in axolotl's YAML. Only axolotl imports this module."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rollout_plugins.callback import RolloutPluginCallback
 
 
 class RolloutArgs(BaseModel):  # type: ignore[misc]
-    """What axolotl's config accepts in addition."""
+    """The key that axolotl's config accepts in addition."""
 
     rollouts: dict[str, Any] | None = None
-    """Arguments of `RolloutPluginCallback`."""
+    """The arguments of `RolloutPluginCallback`."""
 
 
 class RolloutPlugins(BasePlugin):  # type: ignore[misc]
-    """Adds the callback to the trainer that axolotl makes."""
+    """Adds the callback to the trainer that axolotl creates."""
 
     def get_input_args(self) -> str:
         return f"{RolloutArgs.__module__}.{RolloutArgs.__qualname__}"

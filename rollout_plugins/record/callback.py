@@ -8,43 +8,36 @@ from typing import Any
 from rollout_plugins.callback import RolloutPluginCallback
 from rollout_plugins.errors import SetupError
 from rollout_plugins.record.at_startup.rollouts_at_startup import RECORDED, note, warn
-from rollout_plugins.session.trainer_session import TrainerSession
 
 
 class RecordingCallback(RolloutPluginCallback):
-    """Records a trainer that makes rollouts, unless the script added a callback of its own, whose options count.
+    """Records a trainer that generates rollouts, unless the script added a callback of its own, with its own options.
 
     It is in the trainer's list before any callback of the script. One that the script adds later takes over.
     """
 
-    gives_way = True
+    is_default = True
 
     def _safely(self, what: str, action: Callable[[], object]) -> None:
-        """Whatever is wrong with the options, the command continues: it does not know that it is recorded."""
+        """Warn of wrong options instead of raising: the command does not know that it is recorded."""
         try:
             super()._safely(what, action)
         except SetupError as error:
             warn(f"not recorded: {error}")
 
-    def records(self, trainer: Any) -> bool:
-        return super().records(trainer) and not _has_own_callback(trainer)
-
     def _attach(self, trainer: Any) -> None:
-        if _has_own_callback(trainer):
-            self._leave(trainer)
-        else:
+        if self._is_responsible_for(trainer):
             super()._attach(trainer)
+        else:
+            self._leave(trainer)
 
     def _leave(self, trainer: Any) -> None:
-        """Leave the trainer to the script's own callback; what was recorded before it came is a run that ends here."""
+        """Leave the trainer to the script's own callback, and end the run that was recorded before it was added."""
         note(RECORDED)
         session = self._sessions.pop(trainer, None)
         if session is not None:
             session.detach()
             session.end()
-
-    def _session_of(self, trainer: Any) -> TrainerSession | None:
-        return None if _has_own_callback(trainer) else super()._session_of(trainer)
 
     def _begin_training(self, trainer: Any) -> None:
         super()._begin_training(trainer)
@@ -60,16 +53,10 @@ class RecordingCallback(RolloutPluginCallback):
             note(RECORDED)
 
     def _warn_if_unsupported(self, trainer: Any) -> None:
-        """Leave a trainer that makes no rollouts alone. It is named at the end if nothing at all was recorded."""
+        """Warn only of a trainer like a supported one. Others are named at the end if nothing was recorded."""
         session = None if trainer is None else self._sessions.get(trainer)
         if session is None or session.host is not None:
             return
         note(f"{type(trainer).__name__} is not a supported trainer")
-        if session.explain_missing_host(trainer):  # it is like one that makes rollouts
+        if session.explain_missing_host(trainer):
             super()._warn_if_unsupported(trainer)
-
-
-def _has_own_callback(trainer: Any) -> bool:
-    handler = getattr(trainer, "callback_handler", None)
-    ours = (each for each in getattr(handler, "callbacks", ()) if isinstance(each, RolloutPluginCallback))
-    return any(not each.gives_way for each in ours)

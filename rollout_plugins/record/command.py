@@ -1,4 +1,4 @@
-"""`rollouts record -- COMMAND`."""
+"""The command `rollouts record -- COMMAND`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rollout_plugins.record.options import add_options, check_options, from_text
 from rollout_plugins.record.program import find_python, isolating_option, why_not_found
 
 FOLDER = str(Path(__file__).with_name("at_startup"))
-NOT_FOUND = 127  # as shells have it
+NOT_FOUND = 127  # the exit status of shells for a missing command
 _CHECK = "import sys; from rollout_plugins.record.command import print_check; print_check(sys.argv[1])"
 
 
@@ -32,14 +32,14 @@ def configure(parser: ArgumentParser) -> None:
     parser.usage = "%(prog)s [OPTIONS] -- COMMAND"
     add_options(parser)
     parser.add_argument(
-        "--environment", action="store_true", help="print the variables that do the same, for a shell; run nothing"
+        "--environment", action="store_true", help="print the variables that record, for a shell, and run nothing"
     )
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what to run, as without us")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command to run")
 
 
 def run(options: Namespace) -> int:
-    """Become the command, with an environment in which every trainer is recorded."""
-    environment = dict(os.environ)  # as it is before plugins are imported to be checked
+    """Replace this process by the command, in an environment that records every trainer."""
+    environment = dict(os.environ)  # before plugins are imported to be checked, which may change it
     text = to_text(options)
     if options.environment:
         check_options(options)
@@ -47,7 +47,7 @@ def run(options: Namespace) -> int:
         return 0
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
-        raise SetupError("name the command to run: rollouts record -- COMMAND, such as -- python train.py")
+        raise SetupError("no command to run: write rollouts record -- COMMAND, for example -- python train.py")
     program = which(command[0])
     if program is None:
         sys.stderr.write(f"rollouts: {why_not_found(command)}\n")
@@ -60,15 +60,15 @@ def run(options: Namespace) -> int:
 
 
 def shell_lines(text: str) -> str:
-    """Return the lines that a shell evaluates to have the same environment."""
+    """Return the lines that a shell evaluates to record every trainer that it starts."""
     path = f"{shlex.quote(FOLDER)}${{PYTHONPATH:+{os.pathsep}$PYTHONPATH}}"
     return f"export {RECORD}={shlex.quote(text)}\nexport PYTHONPATH={path}\n"
 
 
 def check(program: str, command: list[str], text: str) -> str:
-    """Check options and environment with the Python that the program runs on, or ours if that is not known.
+    """Check options and environment with the Python that runs the program, or with ours if that is unknown.
 
-    Returns the folder for PYTHONPATH: that of the installation which the command will use.
+    Return the folder for PYTHONPATH, which is in the installation that the command will use.
     """
     python = find_python(program)
     isolating = isolating_option(command[1:] if python == [program] else python[1:])
@@ -98,18 +98,18 @@ def _check_with(python: str, name: str, text: str) -> str:
 
 
 def print_check(text: str) -> None:
-    """Print what `_check_with` reads: the folder of this installation, and what is wrong with the options."""
+    """Print the result that `_check_with` reads: the folder of this installation, and the fault of the options."""
     error = ""
     try:
         check_options(from_text(text))
-    except SetupError as wrong:
-        error = str(wrong)
+    except SetupError as fault:
+        error = str(fault)
     sys.stdout.write(json.dumps({"folder": FOLDER, "error": error}))
 
 
 def become(program: str, command: list[str], environment: Mapping[str, str]) -> NoReturn:
     """Replace this process by the command, so that signals, exit status and terminal are the command's own."""
-    for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores them, and a program inherits that
+    for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores these signals, and programs that it starts inherit that.
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_DFL)
     sys.stdout.flush()
@@ -119,7 +119,7 @@ def become(program: str, command: list[str], environment: Mapping[str, str]) -> 
     except OSError as error:
         if error.errno != errno.ENOEXEC:
             raise SetupError(f"{program} cannot be run: {error.strerror}") from error
-        # A script that does not name its shell.
+        # The script has no line that names its interpreter.
         os.execve("/bin/sh", ["sh", program, *command[1:]], environment)  # noqa: S606 - see above
 
 
@@ -128,6 +128,6 @@ def _notes_file() -> str:
 
 
 def _with(folder: str, path: str) -> str:
-    """Return a PYTHONPATH that begins with this folder. An empty entry would be the current folder."""
+    """Return a PYTHONPATH that starts with `folder`, without empty entries, which would mean the current folder."""
     others = [entry for entry in path.split(os.pathsep) if entry != folder] if path else []
     return os.pathsep.join([folder, *others])

@@ -1,4 +1,4 @@
-"""Our callback among the default callbacks of `transformers.Trainer`."""
+"""Add our callback to the default callbacks of `transformers.Trainer`."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ DEFAULTS = "DEFAULT_CALLBACKS"
 
 
 def add_to_defaults(trainer_module: Any, options: str) -> None:
-    """Add our callback to the list that each new trainer starts from, also when a library replaces that list."""
+    """Add our callback to the list that each new trainer starts with, even if a library replaces that list."""
     ours = _callback_class(trainer_module.TrainerCallback, options)
 
     class WatchedModule(ModuleType):
         def __setattr__(self, name: str, value: Any) -> None:
-            # ms-swift puts a list of its own here when it is imported.
+            # ms-swift assigns a list of its own when it is imported.
             super().__setattr__(name, [*value, ours] if name == DEFAULTS and ours not in value else value)
 
-        def __reduce__(self) -> tuple[Any, ...]:  # cloudpickle knows plain modules alone
+        def __reduce__(self) -> tuple[Any, ...]:  # cloudpickle only supports plain modules
             return __import__, (self.__name__, None, None, ("*",))
 
     trainer_module.__class__ = WatchedModule
@@ -27,7 +27,7 @@ def add_to_defaults(trainer_module: Any, options: str) -> None:
 
 
 def _callback_class(base: type, options: str) -> type:
-    """Return a class that gives each trainer a callback of its own; ours is imported for the first one."""
+    """Return a class whose instantiation gives each trainer its own callback, imported for the first trainer."""
 
     def make(_: type) -> Any:
         try:

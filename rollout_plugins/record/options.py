@@ -1,4 +1,4 @@
-"""The options of `rollouts record`, on the command line and in ROLLOUT_PLUGINS_RECORD, as the callback takes them."""
+"""The options of `rollouts record`, from the command line or ROLLOUT_PLUGINS_RECORD, as arguments of the callback."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _ON = [["1"], ["true"], ["yes"], ["on"]]
 
 
 def add_options(parser: ArgumentParser) -> None:
-    """Add the callback's options that make sense on a command line."""
+    """Add the options of the callback that are useful on a command line."""
     add = parser.add_argument
-    add("--dir", metavar="FOLDER", help="where runs are kept (default: OUTPUT_DIR-rollouts)")
-    add("--plugins", metavar="NAMES", default="", help="plugins to run, in this order, such as redact,console")
+    add("--dir", metavar="FOLDER", help="folder for the runs (default: OUTPUT_DIR-rollouts)")
+    add("--plugins", metavar="NAMES", default="", help="plugins to run, in this order, for example redact,console")
     add("--disable", metavar="NAMES", default="", help="plugins that must not run")
-    add("--config", metavar="FILE", help="options for plugins, by plugin: a TOML or JSON file")
-    add("--tokens", action="store_true", help="also keep token ids, masks and log-probabilities")
-    add("--rendered", action="store_true", help="also keep the exact templated prompt text")
-    add("--mirror", metavar="URL", help="where to copy the run while it is recorded, such as s3://bucket/runs")
+    add("--config", metavar="FILE", help="a TOML or JSON file with options for each plugin")
+    add("--tokens", action="store_true", help="also record token ids, masks and log-probabilities")
+    add("--rendered", action="store_true", help="also record the exact text of the rendered prompts")
+    add("--mirror", metavar="URL", help="copy the run to this URL while it is recorded, for example s3://bucket/runs")
     add("--end-seconds", metavar="SECONDS", help="how long the end of training may wait (default: 30)")
 
 
 def callback_options(options: Namespace) -> dict[str, Any]:
-    """Return the arguments for `RolloutPluginCallback`. Raise `SetupError` if they are wrong by themselves."""
+    """Return the arguments for `RolloutPluginCallback`. Raise `SetupError` if an option is invalid."""
     seconds = options.end_seconds
     return {
         "dir": checked_dir(options.dir),
@@ -48,7 +48,7 @@ def callback_options(options: Namespace) -> dict[str, Any]:
 
 
 def check_options(options: Namespace) -> None:
-    """Raise `SetupError` for what the callback would refuse. Warnings are left to the callback."""
+    """Raise `SetupError` for everything that the callback would refuse. Its warnings are suppressed here."""
     check_trl()
     callback = callback_options(options)
     names = ("plugins", "config", "disable", "mirror")
@@ -61,7 +61,9 @@ def check_options(options: Namespace) -> None:
 
 
 def to_text(options: Namespace) -> str:
-    """Return the options as the value of ROLLOUT_PLUGINS_RECORD. Paths are absolute: a process may change folder."""
+    """Return the options as the value of ROLLOUT_PLUGINS_RECORD, with absolute paths: a process may
+    change its folder.
+    """
     words: list[str] = []
     for name in ("dir", "plugins", "disable", "config", "mirror", "end_seconds"):
         value = getattr(options, name)
@@ -73,7 +75,7 @@ def to_text(options: Namespace) -> str:
 
 
 def from_text(text: str) -> Namespace:
-    """Read the value of ROLLOUT_PLUGINS_RECORD: options, or a word such as `1` for none."""
+    """Parse the value of ROLLOUT_PLUGINS_RECORD: options, or a word such as `1` for none."""
     parser = _Parser(prog="ROLLOUT_PLUGINS_RECORD", add_help=False, allow_abbrev=False)
     add_options(parser)
     words = shlex.split(text)
@@ -82,7 +84,7 @@ def from_text(text: str) -> Namespace:
 
 class _Parser(ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise SetupError(f"{self.prog}: {message}; it takes 1, or the options of rollouts record")
+        raise SetupError(f"{self.prog}: {message}; set it to 1, or to options of rollouts record")
 
 
 def _names(text: str) -> list[str]:

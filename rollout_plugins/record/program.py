@@ -1,4 +1,4 @@
-"""Which file a command runs, and which Python runs that file."""
+"""Find the file that a command runs, and the Python that runs that file."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from pathlib import Path
 from shutil import which
 
 _PYTHON = re.compile(r"python[\d.]*(\.exe)?")
-#: How pip begins a script where the path of its Python is too long for the system, or has a space.
+# pip starts a script like this if the path of its Python is too long for the system, or contains a space.
 _LONG_SHEBANG = re.compile(rb"#!/bin/sh\n'''exec' (.+?) \"\$0\" \"\$@\"")
-#: Letters of Python's options that take a value, and those that keep `sitecustomize` or PYTHONPATH out.
+# Letters of Python's options that take a value, and of those that disable `sitecustomize` or PYTHONPATH.
 _WITH_VALUE, _ISOLATING = "cmWX", set("IES")
 
 
 def why_not_found(command: Sequence[str]) -> str:
-    """Say why nothing can be run, and what to write instead."""
+    """Explain why nothing can be run, and what to write instead."""
     name = command[0]
     if name.endswith(".py") and Path(name).is_file():
-        return f"{name!r} is not a program; write: rollouts record -- python {shlex.join(command)}"
+        return f"{name!r} is a Python file, not a program: write rollouts record -- python {shlex.join(command)}"
     if " " in name and which(name.split()[0]):
-        return f"{name!r} is one word; write the command without quotes: rollouts record -- {name}"
-    return f"{name!r} is not a command; is it installed, and on PATH?"
+        return f"there is no command {name!r}: write it without quotes, rollouts record -- {name}"
+    return f"there is no command {name!r}: check that it is installed and on PATH"
 
 
 def find_python(program: str) -> list[str]:
-    """Return the Python that runs the program, with its options; nothing if the program is not Python."""
+    """Return the Python that runs the program, with its options; an empty list if the program is not Python."""
     if _PYTHON.fullmatch(Path(program).name):
         return [program]
     words = shlex.split(_shebang(program))
@@ -37,7 +37,7 @@ def find_python(program: str) -> list[str]:
 
 
 def _shebang(program: str) -> str:
-    """Return the interpreter that a script names in its first line, with its options."""
+    """Return the interpreter in a script's first line, with its options."""
     try:
         with Path(program).open("rb") as file:
             start = file.read(1024)
@@ -49,7 +49,7 @@ def _shebang(program: str) -> str:
 
 
 def isolating_option(words: Sequence[str]) -> str:
-    """Return the option that makes this Python ignore PYTHONPATH or `sitecustomize`; empty if there is none."""
+    """Return the option that makes this Python ignore PYTHONPATH or `sitecustomize`; "" if there is none."""
     for word in words:
         letters = re.match(rf"-([^-{_WITH_VALUE}]*)", word)
         if letters is None or not word[1:]:

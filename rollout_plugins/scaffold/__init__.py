@@ -1,4 +1,4 @@
-"""Write a new plugin as a small project that installs, and whose tests pass as they are."""
+"""Write a new plugin as a small project that can be installed and whose tests pass."""
 
 from __future__ import annotations
 
@@ -36,40 +36,40 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> None:
-    """`rollouts new-plugin NAME`."""
+    """Run `rollouts new-plugin NAME`."""
     written = new_plugin(options.name, options.hook or ("on_rollout",), options.out)
     sys.stdout.writelines(f"{path}\n" for path in written)
     sys.stderr.write(f"next: cd {written[0].parent} && pip install -e '.[test]' && pytest && rollouts plugins\n")
 
 
 def new_plugin(name: str, hooks: Sequence[str] = ("on_rollout",), folder: Path | None = None) -> list[Path]:
-    """Create the project `name` in `<folder>/<name>`, and return the files it wrote."""
-    chosen = _checked_hooks(hooks)
+    """Create the project `name` in `<folder>/<name>`, and return the files that were written."""
+    hooks = _checked_hooks(hooks)
     project, module, plugin = _names(name)
     target = (folder or Path()) / project
     check_folder(target)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise SetupError(f"{target} exists already; choose another name, or another folder with -o")
-    words = {
+        raise SetupError(f"{target} exists already: choose another name, or another folder with -o")
+    names = {
         "project": project,
         "module": module,
         "plugin": plugin,
         "kind": "".join(part.title() for part in plugin.split("_")),
         "version": ".".join(__version__.split(".")[:2]),
-        "hooks": " and ".join(filter(None, [", ".join(f"`{hook}`" for hook in chosen[:-1]), f"`{chosen[-1]}`"])),
+        "hooks": " and ".join(filter(None, [", ".join(f"`{hook}`" for hook in hooks[:-1]), f"`{hooks[-1]}`"])),
     }
-    snippets = [SNIPPETS[hook] for hook in chosen]
+    snippets = [SNIPPETS[hook] for hook in hooks]
     files = {
-        "pyproject.toml": _filled("pyproject.toml", words),
-        "README.md": _filled("README.md", words),
-        f"{module}.py": _filled("plugin.py", words | _plugin_parts(snippets, words)),
-        f"tests/test_{module}.py": _filled("test_plugin.py", words | _test_parts(snippets, words)),
+        "pyproject.toml": _filled("pyproject.toml", names),
+        "README.md": _filled("README.md", names),
+        f"{module}.py": _filled("plugin.py", names | _plugin_parts(snippets, names)),
+        f"tests/test_{module}.py": _filled("test_plugin.py", names | _test_parts(snippets, names)),
     }
     return [_write(target / path, text) for path, text in files.items()]
 
 
 def _checked_hooks(hooks: Sequence[str]) -> list[str]:
-    """The hooks without repetitions, in the order of the contract."""
+    """Return the hooks without repetitions, in the order of the contract."""
     for hook in hooks:
         if hook not in HOOKS:
             raise SetupError(f"{hook!r} is not a hook; {suggest(hook, HOOKS)}")
@@ -77,52 +77,52 @@ def _checked_hooks(hooks: Sequence[str]) -> list[str]:
 
 
 def _names(name: str) -> tuple[str, str, str]:
-    """Names of the distribution, of its module, and of the plugin in it."""
+    """Return the names of the distribution, its module and its plugin."""
     if not re.fullmatch(r"[A-Za-z]([A-Za-z0-9._-]*[A-Za-z0-9])?", name):
-        raise SetupError(f"{name!r} is not a name for a project; use letters, digits and -, for example rollout-judge")
+        raise SetupError(f"{name!r} is not a project name: use letters, digits and -, for example rollout-judge")
     project = re.sub(r"[-_.]+", "-", name).lower()
     module = project.replace("-", "_")
     plugin = re.sub(r"^rollouts?_(plugins?_)?", "", module)
     if keyword.iskeyword(module) or find_spec(module) is not None:
-        raise SetupError(f"{module!r} is a module of Python or of an installed package; try rollout-{project}")
-    taken = {entry.name: entry.dist.name for entry in entry_points(group=PROJECT) if entry.dist}
-    taken[DEFAULT_TRACE] = DISTRIBUTION
-    if plugin in taken:
-        raise SetupError(f"{taken[plugin]} has a plugin named {plugin!r} already; choose another name")
+        raise SetupError(f"{module!r} is a module of Python or of an installed package: try rollout-{project}")
+    plugin_owners = {entry.name: entry.dist.name for entry in entry_points(group=PROJECT) if entry.dist}
+    plugin_owners[DEFAULT_TRACE] = DISTRIBUTION
+    if plugin in plugin_owners:
+        raise SetupError(f"{plugin_owners[plugin]} has a plugin named {plugin!r} already: choose another name")
     return project, module, plugin if plugin[0].isalpha() else module
 
 
-def _plugin_parts(snippets: Sequence[Snippet], words: dict[str, str]) -> dict[str, str]:
+def _plugin_parts(snippets: Sequence[Snippet], names: dict[str, str]) -> dict[str, str]:
     ours = " ".join(["hookimpl", *(snippet.ours for snippet in snippets)])
     standard = {line for snippet in snippets for line in snippet.standard}
     return {
         "imports": "\n\n".join(filter(None, [_merged(standard), _import("rollout_plugins", ours)])),
-        "before": _named("".join(snippet.before for snippet in snippets), words),
-        "methods": _named("\n".join(_init_first(snippets)), words).rstrip("\n"),
+        "before": _named("".join(snippet.before for snippet in snippets), names),
+        "methods": _named("\n".join(_init_first(snippets)), names).rstrip("\n"),
     }
 
 
 def _init_first(snippets: Sequence[Snippet]) -> Iterable[str]:
-    """A class starts with its `__init__`, whichever of its hooks wants one."""
+    """Return the methods with `__init__` first, whichever hook needs one."""
     methods = [snippet.method for snippet in snippets]
     return sorted(methods, key=lambda method: "__init__" not in method)
 
 
-def _test_parts(snippets: Sequence[Snippet], words: dict[str, str]) -> dict[str, str]:
+def _test_parts(snippets: Sequence[Snippet], names: dict[str, str]) -> dict[str, str]:
     ours = " ".join(["open_run", *(snippet.test_ours for snippet in snippets)])
     kit = " ".join([_KIT, *(snippet.test_kit for snippet in snippets)])
-    third = sorted(
+    imports = sorted(
         [
             "import pytest",
-            f"from {words['module']} import {words['kind']}",
+            f"from {names['module']} import {names['kind']}",
             _import("rollout_plugins", ours),
             _import("rollout_plugins.testing", kit),
         ],
         key=lambda line: (line.startswith("from"), line.split()[1]),
     )
     return {
-        "imports": "from pathlib import Path\n\n" + "\n".join(third),
-        "tests": _named("\n\n".join(snippet.test for snippet in snippets), words).rstrip("\n"),
+        "imports": "from pathlib import Path\n\n" + "\n".join(imports),
+        "tests": _named("\n\n".join(snippet.test for snippet in snippets), names).rstrip("\n"),
     }
 
 
@@ -131,12 +131,12 @@ def _import(module: str, names: str) -> str:
 
 
 def _import_order(name: str) -> tuple[bool, str]:
-    """As formatters sort names: classes before functions."""
+    """Sort names as formatters do: classes before functions."""
     return name[0].islower(), name
 
 
 def _merged(lines: Iterable[str]) -> str:
-    """Import lines, with one line for each module."""
+    """Return the import lines with one line for each module."""
     names: dict[str, list[str]] = {}
     for line in lines:
         _, module, _, name = line.split()
@@ -144,12 +144,12 @@ def _merged(lines: Iterable[str]) -> str:
     return "\n".join(_import(module, " ".join(names[module])) for module in sorted(names))
 
 
-def _named(text: str, words: dict[str, str]) -> str:
-    return text.replace("KIND", words["kind"]).replace("NAME", words["plugin"])
+def _named(text: str, names: dict[str, str]) -> str:
+    return text.replace("KIND", names["kind"]).replace("NAME", names["plugin"])
 
 
-def _filled(template: str, words: dict[str, str]) -> str:
-    return Template((_TEMPLATES / f"{template}.txt").read_text(encoding="utf-8")).substitute(words)
+def _filled(template: str, names: dict[str, str]) -> str:
+    return Template((_TEMPLATES / f"{template}.txt").read_text(encoding="utf-8")).substitute(names)
 
 
 def _write(path: Path, text: str) -> Path:

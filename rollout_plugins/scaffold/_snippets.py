@@ -1,4 +1,4 @@
-"""A small working start for each hook, with its test. `KIND` and `NAME` become the plugin's class and name."""
+"""A small working example for each hook, with its test. `KIND` and `NAME` become the plugin's class and name."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Snippet:
-    """What one hook adds to the new plugin's module and to its tests."""
+    """The code that one hook adds to the new plugin's module and to its tests."""
 
     method: str
-    """Goes into the class."""
+    """The method of the plugin's class."""
     test: str
-    """Goes into the test module."""
+    """The code for the test module."""
     ours: str
-    """Names the method needs from `rollout_plugins`."""
+    """The names that the method needs from `rollout_plugins`."""
     standard: tuple[str, ...] = ()
-    """Import lines the method needs from the standard library."""
+    """The import lines that the method needs from the standard library."""
     before: str = ""
-    """Goes above the class."""
+    """Code above the class."""
     test_ours: str = ""
-    """Names the test needs from `rollout_plugins`."""
+    """The names that the test needs from `rollout_plugins`."""
     test_kit: str = "make_rollout run_plugins"
-    """Names the test needs from `rollout_plugins.testing`."""
+    """The names that the test needs from `rollout_plugins.testing`."""
 
 
 _ABC = "from collections.abc import "

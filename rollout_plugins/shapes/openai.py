@@ -10,6 +10,7 @@ from typing import Any
 
 from rollout_hookspecs import Rollout
 
+from rollout_plugins.content.exact_jsonl import restore_rollout
 from rollout_plugins.content.foreign_values import Lost, Unplaced
 from rollout_plugins.content.hashing import content_hash
 from rollout_plugins.content.messages import role_of

@@ -1,4 +1,4 @@
-"""For people who write plugins: records to feed them, the real pipeline to run them in, a real trainer to end with.
+"""Test your own plugins: records to feed them, the real pipeline to run them in, and a real trainer.
 
     result = run_plugins([MyPlugin()], [make_rollout(reward=1.0), make_rollout(reward=0.0)])
     assert result.metrics["rollouts/mine"] == 0.5

@@ -1,4 +1,4 @@
-"""Whether plugins start afresh with each run, as a script that trains twice in one process needs."""
+"""Check that plugins reset their state with each run, as a script that trains twice in one process needs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rollout_plugins.engine.discover import Plugins
 from rollout_plugins.testing._records import make_run
 from rollout_plugins.testing._run import Result, collecting, run_loaded
 
-#: What most shows what a plugin did first.
+# Sorted so that the first difference is the most telling one.
 _OUTCOMES = ("dropped", "skipped", "selected", "metrics", "drops", "unsent", "traces", "rollouts", "findings")
 
 
@@ -27,51 +27,51 @@ def run_again(
     ignore: Collection[str] = (),
     seconds: float = 60.0,
 ) -> Result:
-    """Give the same rollouts to the same plugin objects in a run, a later attempt of it, and another run.
+    """Pass the same rollouts to the same plugins in a run, in a later attempt of that run, and in another run.
 
-    Plugins that begin anew with each of them do the same each time; the first difference is an `AssertionError`.
-    Returns what became of the rollouts.
+    Plugins that reset their state do the same each time; the first difference raises an `AssertionError`. Return the
+    result of the first run.
 
     Args:
         plugins: instances or names, as for `RolloutPluginCallback`.
-        rollouts: what the trainer made, each time, see `make_rollout`.
+        rollouts: the rollouts of each run, see `make_rollout`.
         run: the first run, see `make_run`.
         config: options for plugins given by name.
-        ignore: names of metrics that differ from run to run, such as timings.
+        ignore: names of metrics that differ between runs, such as timings.
         seconds: how long a sink may take.
     """
-    given = list(rollouts)
+    rollouts = list(rollouts)
     with TemporaryDirectory() as folder:
         first = run or make_run()
         runs = [first, replace(first, attempt=first.attempt + 1), replace(first, id=f"{first.id}-again")]
         loaded = Plugins(collecting(plugins), config=config, autoload=False)
-        results = [run_loaded(loaded, _kept(one, folder), given, seconds) for one in runs]
+        results = [run_loaded(loaded, _in_own_folder(each, folder), rollouts, seconds) for each in runs]
     expected = _outcomes(results[0], runs[0], ignore)
-    for one, result in zip(runs[1:], results[1:], strict=True):
-        found = _outcomes(result, one, ignore)
-        for what in _OUTCOMES:
-            if found[what] != expected[what]:
+    for later, result in zip(runs[1:], results[1:], strict=True):
+        outcomes = _outcomes(result, later, ignore)
+        for name in _OUTCOMES:
+            if outcomes[name] != expected[name]:
                 raise AssertionError(
-                    f"in attempt {one.attempt} of run {one.id!r} the same rollouts had other {what} than in the run "
-                    "before: a plugin remembers that run; forget it in on_run_start. "
-                    f"Expected {expected[what]:.300}, found {found[what]:.300}"
+                    f"in attempt {later.attempt} of run {later.id!r}, the same rollouts had other {name} than in the "
+                    "first run: a plugin keeps state of that run; reset it in on_run_start. "
+                    f"Expected {expected[name]:.300}, got {outcomes[name]:.300}"
                 )
     return results[0]
 
 
-def _kept(run: Run, folder: str) -> Run:
-    """In a folder of its own, so that what plugins keep there is not shared."""
+def _in_own_folder(run: Run, folder: str) -> Run:
+    """Return the run with a folder of its own, so that the plugins' files in it are not shared."""
     return replace(run, dir=str(Path(folder, f"{run.id}-{run.attempt}")))
 
 
 def _outcomes(result: Result, run: Run, ignore: Collection[str]) -> dict[str, str]:
-    """What may be compared between runs, in words: without names of the run."""
+    """Return the results that can be compared between runs, as text without the run's name."""
     metrics = {name: value for name, value in result.metrics.items() if name.partition("/")[2] not in ignore}
-    found = {what: getattr(result, what) for what in _OUTCOMES} | {"metrics": metrics}
-    found |= {what: [_anonymous(r) for r in found[what]] for what in ("rollouts", "selected")}
-    found |= {"traces": [trace.rollout_id for trace in result.traces]}
-    return {what: repr(value).replace(f"{run.id}.{run.attempt}.", "") for what, value in found.items()}
+    outcomes = {name: getattr(result, name) for name in _OUTCOMES} | {"metrics": metrics}
+    outcomes |= {name: [_anonymous(r) for r in outcomes[name]] for name in ("rollouts", "selected")}
+    outcomes |= {"traces": [trace.rollout_id for trace in result.traces]}
+    return {name: repr(value).replace(f"{run.id}.{run.attempt}.", "") for name, value in outcomes.items()}
 
 
 def _anonymous(rollout: Rollout) -> dict[str, Any]:
-    return {one.name: getattr(rollout, one.name) for one in fields(rollout)} | {"run_id": "", "attempt": 0}
+    return {field.name: getattr(rollout, field.name) for field in fields(rollout)} | {"run_id": "", "attempt": 0}

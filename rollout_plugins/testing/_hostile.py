@@ -1,4 +1,4 @@
-"""What models, tools and datasets have produced or might produce; a plugin should survive all of it."""
+"""Rollouts with values that models, tools and datasets have produced or might produce, which plugins must survive."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ _CALLS: dict[str, Any] = {
 
 
 def hostile_rollouts() -> list[Rollout]:
-    """Rollouts that break code that trusts them. The id of each says what is wrong with it.
+    """Return rollouts that break code which trusts them. The id of each states what is wrong with it.
 
         @pytest.mark.parametrize("rollout", hostile_rollouts(), ids=lambda rollout: rollout.id)
-        def test_bears_anything(rollout):
+        def test_survives_any_rollout(rollout):
             run_plugins([MyPlugin()], [rollout])
 
-    The same ones each time, made anew, so that tests cannot spoil each other's.
+    They are equal each time but new objects, so that tests cannot affect each other.
     """
     return [
         *(make_rollout(id=name, completion=text) for name, text in _TEXTS.items()),
@@ -78,7 +78,7 @@ def _calling(function: Any) -> dict[str, Any]:
 
 
 def _shapes() -> Iterator[Rollout]:
-    """Conversations of unexpected form."""
+    """Yield conversations of unexpected form."""
     yield make_rollout(id="nothing-said", prompt=(), completion=())
     yield make_rollout(id="messages-are-no-dicts", completion=(None, "text", 7, ["role", "user"]))
     yield make_rollout(id="message-without-role", completion=({"content": "who said it?"},))
@@ -92,7 +92,7 @@ def _shapes() -> Iterator[Rollout]:
 
 
 def _numbers() -> Iterator[Rollout]:
-    """Scores that break arithmetic."""
+    """Yield scores that break arithmetic."""
     yield make_rollout(id="no-rewards", rewards={}, reward=None, advantage=None)
     yield make_rollout(id="reward-is-none", rewards={"correct": None, "brief": 0.0}, reward=None)
     yield make_rollout(id="reward-is-nan", reward=float("nan"), advantage=float("nan"))
@@ -103,7 +103,7 @@ def _numbers() -> Iterator[Rollout]:
 
 
 def _values() -> Iterator[Rollout]:
-    """Columns and extras that cannot be copied, compared, printed or stored."""
+    """Yield columns and extras that cannot be copied, compared, printed or stored."""
     odd: Mapping[str, Any] = {
         "object": object(),
         "class": int,

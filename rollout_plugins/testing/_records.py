@@ -1,4 +1,4 @@
-"""Records with everything filled in, so that a test names only what it is about."""
+"""Create records with plausible values in all fields, so that a test states only the values it is about."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _COMPLETION = (
 
 
 def make_rollout(**fields: Any) -> Rollout:
-    """A rollout: a question, a tool call, its result, an answer. Any field of `Rollout` can be given.
+    """Return a rollout with a question, a tool call, its result and an answer. Any field of `Rollout` can be given.
 
-    `prompt` and `completion` may be a text instead of messages. What follows from a given field follows here too:
+    `prompt` and `completion` may be text instead of messages. Fields that depend on a given field are derived from it:
     tool calls from the completion, the rewards from the reward, and the reward from the rewards.
 
         make_rollout(completion="I do not know.", reward=0.0, finish="length")
@@ -64,17 +64,17 @@ def _rewards(fields: dict[str, Any]) -> dict[str, Any]:
     if "reward" in fields:
         return {"rewards": {"correct": fields["reward"]}}
     rewards = fields.get("rewards", {"correct": 1.0})
-    given = [value for value in rewards.values() if value is not None]
-    return {"rewards": rewards, "reward": sum(given) if given else None}
+    numbers = [value for value in rewards.values() if value is not None]
+    return {"rewards": rewards, "reward": sum(numbers) if numbers else None}
 
 
 def make_step(**fields: Any) -> Step:
-    """By default, the first training step of one process."""
+    """Return a step, by default the first training step of one process."""
     return Step(**{"step": 1, **fields})
 
 
 def make_run(**fields: Any) -> Run:
-    """A run of a GRPO trainer with one reward function and one tool."""
+    """Return a run of a GRPO trainer with one reward function and one tool."""
     function = {"name": "multiply", "parameters": {"type": "object", "properties": {"a": {}, "b": {}}}}
     defaults: dict[str, Any] = {
         "id": "test-run",

@@ -1,4 +1,4 @@
-"""Run plugins through the real pipeline, on rollouts a test made."""
+"""Run plugins through the real pipeline, on rollouts that a test created."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _ANSWERING = ("on_tool_call", "on_rollout", "select_rollouts", "rollout_metrics"
 
 @dataclass(frozen=True)
 class PluginError:
-    """A plugin did something it must not do."""
+    """An error of a plugin, or a violation of the contract."""
 
     plugin: str
-    """Its name."""
+    """The plugin's name."""
     hook: str
-    """Where."""
+    """The hook in which it happened."""
     error: BaseException
-    """What it raised, or what is wrong with its result."""
+    """The exception that it raised, or one that describes the violation."""
 
     def __str__(self) -> str:
         return f"in {self.hook} of plugin {self.plugin!r}"
@@ -47,28 +47,28 @@ class PluginError:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of the rollouts, in the order they were given."""
+    """The result of a run, with rollouts in the order they were passed in."""
 
     rollouts: list[Rollout] = field(default_factory=list)
-    """As the store has them: transformed, with `marks` that say who left them out of the sinks."""
+    """The rollouts as stored: transformed, with `marks` that state which plugin left them out of the sinks."""
     dropped: dict[str, str] = field(default_factory=dict)
     """Rollouts that a plugin discarded: id → reason."""
     selected: list[Rollout] = field(default_factory=list)
-    """As they went on to the sinks."""
+    """The rollouts that were selected for the sinks."""
     skipped: dict[str, str] = field(default_factory=dict)
-    """Rollouts that are stored but were left out of the sinks: id → who did it, and why."""
+    """Rollouts that are stored but were left out of the sinks: id → which plugin did it, and why."""
     traces: list[Trace] = field(default_factory=list)
-    """What the sinks were given."""
+    """The traces that the sinks received."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """As they join the trainer's log: `rollouts/<name>` and `eval_rollouts/<name>`."""
+    """The metrics as they are added to the trainer's log: `rollouts/<name>` and `eval_rollouts/<name>`."""
     errors: list[PluginError] = field(default_factory=list)
-    """Empty unless `strict=False`."""
+    """Errors of plugins; empty unless `strict=False`."""
     drops: dict[str, int] = field(default_factory=dict)
-    """Everything lost, counted by reason, as in `run.json`."""
+    """Everything that was lost, counted by reason, as in `run.json`."""
     unsent: dict[str, int] = field(default_factory=dict)
-    """Rollouts that a sink missed, by sink; the store has them."""
+    """How many rollouts each sink missed; the store has them."""
     findings: list[Finding] = field(default_factory=list)
-    """What checks found, the most severe first."""
+    """The findings of checks, the most severe first."""
 
 
 def run_plugins(
@@ -81,18 +81,18 @@ def run_plugins(
     strict: bool = True,
     seconds: float = 60.0,
 ) -> Result:
-    """Do what a training run does with the rollouts, on this thread, with these plugins and no others.
+    """Process rollouts as a training run does, on this thread, with these plugins and no others.
 
-    Each `(split, step)` in turn is one generation batch. The library numbers its rollouts and gives them their ids,
-    as it does in training. A sink still works on a thread of its own; it is waited for after each batch.
+    The rollouts of each `(split, step)` form one generation batch. The library numbers them and assigns their ids, as
+    it does in training. A sink still works on its own thread; the end of its work is awaited after each batch.
 
     Args:
         plugins: instances or names, as for `RolloutPluginCallback`.
-        rollouts: what the trainer made, see `make_rollout` and `hostile_rollouts`.
+        rollouts: the rollouts, see `make_rollout` and `hostile_rollouts`.
         run: the run, see `make_run`; for example one with `rank=1, world_size=2`.
         config: options for plugins given by name.
-        dir: folder to keep the run in, for `open_run(dir)`; otherwise it is thrown away.
-        strict: raise the first error of a plugin. That includes changing a record in place, and errors of sinks.
+        dir: folder for the run, which `open_run(dir)` opens; without it, the run is deleted.
+        strict: raise the first error of a plugin, including a record that it changed in place, and errors of sinks.
         seconds: how long a sink may take.
     """
     loaded = Plugins(collecting(plugins), config=config, autoload=False)
@@ -103,47 +103,49 @@ def run_plugins(
 
 
 def collecting(plugins: Sequence[Any] | None) -> list[Any]:
-    """These plugins and a sink to look into."""
+    """Return these plugins and a sink that collects the traces."""
     return [*(plugins or ()), _Collector()]
 
 
 def run_loaded(
     loaded: Plugins, run: Run, rollouts: Sequence[Rollout], seconds: float, *, strict: bool = True
 ) -> Result:
-    """One run with plugins that are loaded, and may have been in others."""
+    """Run plugins that are already loaded, and may have been used in other runs."""
     result = Result()
-    pipeline = Pipeline(loaded, sync=True, strict=True, end_seconds=seconds, make_dispatcher=partial(_Watch, result))
-    watch = cast("_Watch", pipeline.dispatcher)
-    _through(pipeline, result, run, rollouts, seconds)
+    pipeline = Pipeline(
+        loaded, sync=True, strict=True, end_seconds=seconds, make_dispatcher=partial(_RecordingDispatcher, result)
+    )
+    dispatcher = cast("_RecordingDispatcher", pipeline.dispatcher)
+    _run_pipeline(pipeline, result, run, rollouts, seconds)
     if strict and result.errors:
         _raise(result.errors[0])
-    _warn_of_forgotten(watch, loaded)
+    _warn_of_missing_returns(dispatcher, loaded)
     return result
 
 
 def show_panels(plugins: Sequence[Any], rollout: Rollout, *, run: Run | None = None) -> tuple[Panel, ...]:
-    """What `rollouts view` and `rollouts report` show of the rollout with these plugins and no others."""
+    """Return the panels that `rollouts view` and `rollouts report` show of the rollout with these plugins only."""
     return Panels(plugins, autoload=False, strict=True).of(rollout, run or make_run())
 
 
-def _raise(found: PluginError) -> None:
-    if hasattr(found.error, "add_note"):  # Python 3.11
-        found.error.add_note(str(found))
-    raise found.error
+def _raise(error: PluginError) -> None:
+    if hasattr(error.error, "add_note"):  # Python 3.11
+        error.error.add_note(str(error))
+    raise error.error
 
 
-def _warn_of_forgotten(watch: _Watch, loaded: Plugins) -> None:
-    """Say which hooks of the author's own plugins never returned anything: Python does so for a missing `return`."""
+def _warn_of_missing_returns(watch: _RecordingDispatcher, loaded: Plugins) -> None:
+    """Warn of hooks of the user's own plugins that never returned anything, as with a missing `return`."""
     for (name, hook), answered in watch.answered.items():
         if not answered and name in loaded.installed and loaded.installed[name].distribution != DISTRIBUTION:
             warnings.warn(
-                f"{hook} of plugin {name!r} returned None every time, so nothing came of it: is a `return` missing? "
-                "Annotate it with `-> None` if it only looks on",
+                f"{hook} of plugin {name!r} returned None every time, so it had no effect: is a `return` missing? "
+                "Annotate it with `-> None` if it is not meant to return anything",
                 stacklevel=4,
             )
 
 
-def _through(pipeline: Pipeline, result: Result, run: Run, rollouts: Sequence[Rollout], seconds: float) -> None:
+def _run_pipeline(pipeline: Pipeline, result: Result, run: Run, rollouts: Sequence[Rollout], seconds: float) -> None:
     sinks = pipeline.dispatcher.plugins_with("export_traces")
     collector = next(plugin for plugin in sinks if isinstance(plugin, _Collector))
     pipeline.start(run)
@@ -155,10 +157,10 @@ def _through(pipeline: Pipeline, result: Result, run: Run, rollouts: Sequence[Ro
     finally:
         pipeline.close()
     result.traces.extend(collector.traces)
-    result.findings.extend(pipeline.findings_of(run))
     result.drops.update(pipeline.counters.drops)
     result.unsent.update(pipeline.counters.unsent)
-    result.errors.extend(_wrong_answers(pipeline, result))
+    result.findings.extend(pipeline.findings_of(run))
+    result.errors.extend(_sink_errors(pipeline, result))
     result.errors.extend(_late_sinks(result, seconds))
 
 
@@ -185,27 +187,27 @@ def _metrics(pipeline: Pipeline) -> dict[str, float]:
     }
 
 
-def _wrong_answers(pipeline: Pipeline, result: Result) -> Iterable[PluginError]:
-    """What a sink returned and should not have; what plugins raised is known."""
+def _sink_errors(pipeline: Pipeline, result: Result) -> Iterable[PluginError]:
+    """Yield the errors of a sink's results; exceptions of plugins are recorded already."""
     try:
         pipeline.raise_strict()
     except Exception as error:
-        if not any(known.error is error for known in result.errors):
-            known = {found.plugin for found in result.errors}
-            name = next((name for name in pipeline.counters.errors if name not in known), "")
+        if not any(recorded.error is error for recorded in result.errors):
+            names = {recorded.plugin for recorded in result.errors}
+            name = next((name for name in pipeline.counters.errors if name not in names), "")
             yield PluginError(name, "export_traces", error)
 
 
 def _late_sinks(result: Result, seconds: float) -> Iterable[PluginError]:
-    """A sink that raises nothing may still not have finished."""
-    known = {error.plugin for error in result.errors}
+    """Yield an error for each sink that did not finish in time without raising."""
+    names = {error.plugin for error in result.errors}
     for name in result.unsent:
-        if name not in known:
+        if name not in names:
             yield PluginError(name, "export_traces", TimeoutError(f"it did not finish within {seconds:g} s"))
 
 
 class _Collector:
-    """The sink that a test looks into."""
+    """The sink that collects traces for the result."""
 
     name = COLLECTOR
     scope = "rank"
@@ -222,29 +224,29 @@ class _Collector:
         self.traces.extend(traces)
 
 
-class _Watch(Dispatcher):
-    """Notes what passes, and what each plugin does that it must not do."""
+class _RecordingDispatcher(Dispatcher):
+    """Records every hook call and every contract violation."""
 
     def __init__(self, result: Result, manager: pluggy.PluginManager, counters: Counters, *, strict: bool) -> None:
-        super().__init__(manager, counters)  # not strict: an error is in the result, and the next plugin runs
+        super().__init__(manager, counters)  # not strict: the result has the errors, and the next plugin runs
         self._result = result
-        self._why = ""
+        self._drop_reason = ""
         self.answered: dict[tuple[str, str], bool] = {}
-        """By plugin and hook, whether it ever did anything but return None."""
+        """By plugin and hook, whether it ever returned anything but None, or need not."""
 
     def implementations(self, hook: str) -> list[Any]:
         return [self._watched(impl, hook) for impl in super().implementations(hook)]
 
     def _watched(self, impl: Any, hook: str) -> Any:
-        said = getattr(impl.function, "__annotations__", {}).get("return", "")
-        looks_on = hook not in _ANSWERING or said in (None, "None")
+        annotation = getattr(impl.function, "__annotations__", {}).get("return", "")
+        needs_no_result = hook not in _ANSWERING or annotation in (None, "None")
         place = (impl.plugin_name, hook)
 
         def function(**arguments: Any) -> Any:
             with self._watching(impl.plugin_name, hook, arguments):
                 before, self.answered[place] = self.answered.get(place, False), True
                 result = impl.function(**arguments)
-                self.answered[place] = before or looks_on or result is not None
+                self.answered[place] = before or needs_no_result or result is not None
                 return result
 
         facts = {name: getattr(impl, name) for name in ("plugin", "plugin_name", "argnames", "kwargnames")}
@@ -256,45 +258,45 @@ class _Watch(Dispatcher):
         try:
             yield
         except Drop as drop:
-            self._why = f"{name}: {drop.reason}"
+            self._drop_reason = f"{name}: {drop.reason}"
             raise
-        except BaseException as error:  # as the library does: plugins raise more than Exception
-            self._note(name, hook, error)
+        except BaseException as error:  # like the library, because plugins raise more than Exception
+            self._record(name, hook, error)
             raise
         finally:
             if content_hash(arguments) != before:
-                why = "changed what it was given in place; make a new record with dataclasses.replace"
-                self._note(name, hook, TypeError(why))
+                fault = "changed its arguments in place; create a new record with dataclasses.replace"
+                self._record(name, hook, TypeError(fault))
 
-    def _note(self, name: str, hook: str, error: BaseException) -> None:
-        if not any(known.error is error for known in self._result.errors):
+    def _record(self, name: str, hook: str, error: BaseException) -> None:
+        if not any(recorded.error is error for recorded in self._result.errors):
             self._result.errors.append(PluginError(name, hook, error))
 
     def failed(self, plugin: Any, hook: str, error: BaseException) -> None:
-        self._note(self.name_of(plugin), hook, error)
+        self._record(self.name_of(plugin), hook, error)
         super().failed(plugin, hook, error)
 
     def wanted(self, rollouts: Sequence[Rollout]) -> Sequence[int]:
-        """All of them, to note each."""
+        """Return all rollouts, in order to record each."""
         return range(len(rollouts))
 
     def rollout(self, rollout: Rollout, step: Step) -> Rollout | None:
-        made = super().rollout(rollout, step)
-        if made is None:
-            self._result.dropped[rollout.id] = self._why
+        transformed = super().rollout(rollout, step)
+        if transformed is None:
+            self._result.dropped[rollout.id] = self._drop_reason
         else:
-            self._result.rollouts.append(made)
-        return made
+            self._result.rollouts.append(transformed)
+        return transformed
 
     def select(self, rollouts: Sequence[Rollout], step: Step) -> tuple[list[Rollout], dict[str, str]]:
-        chosen, skipped = super().select(rollouts, step)
-        self._result.selected.extend(chosen)
+        selected, skipped = super().select(rollouts, step)
+        self._result.selected.extend(selected)
         self._result.skipped.update(skipped)
-        marks = {rollout.id: rollout.marks for rollout in chosen}
-        for place, rollout in enumerate(self._result.rollouts):
+        marks = {rollout.id: rollout.marks for rollout in selected}
+        for index, rollout in enumerate(self._result.rollouts):
             if rollout.id in marks:
-                self._result.rollouts[place] = replace(rollout, marks=marks[rollout.id])
+                self._result.rollouts[index] = replace(rollout, marks=marks[rollout.id])
             elif rollout.id in skipped:
-                marked = {**rollout.marks, "sinks": skipped[rollout.id]}
-                self._result.rollouts[place] = replace(rollout, marks=marked)
-        return chosen, skipped
+                new_marks = {**rollout.marks, "sinks": skipped[rollout.id]}
+                self._result.rollouts[index] = replace(rollout, marks=new_marks)
+        return selected, skipped

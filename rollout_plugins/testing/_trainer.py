@@ -1,4 +1,4 @@
-"""A real GRPOTrainer on a tiny model, whose generations a test writes itself. Needs torch and TRL."""
+"""A real GRPOTrainer on a tiny model whose generations are scripted by the test. Needs torch and TRL."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rollout_plugins.errors import SetupError, need
 
 
 def call(name: str, **arguments: Any) -> str:
-    """A tool call, as the scripted model writes it."""
+    """Return the text with which the scripted model calls a tool."""
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
@@ -27,10 +27,10 @@ def scripted_grpo(
     dataset: Any = None,
     **config: Any,
 ) -> Any:
-    """A GRPOTrainer that takes one step of four completions, two for each prompt, on this machine's CPU.
+    """Return a GRPOTrainer that takes one step of four completions, two for each prompt, on this machine's CPU.
 
-    Only the model's `generate` is scripted: it gives the script's texts one after the other, over and over. The tool
-    loop, the rewards, the loss and the update are the trainer's own. Add the callback and train:
+    Only the model's `generate` is scripted: it returns the script's texts in order, again and again. The tool loop,
+    the rewards, the loss and the update are the trainer's own. Add the callback and train:
 
         trainer = scripted_grpo(tmp_path, ["42", "no idea"])
         trainer.add_callback(RolloutPluginCallback([MyPlugin()], strict=True))
@@ -39,10 +39,10 @@ def scripted_grpo(
 
     Args:
         folder: `output_dir` becomes `<folder>/out`.
-        script: texts the model writes. With tools, those of all completions' first turns come first, then the next
-            turns of the ones that called a tool; `call("multiply", a=6, b=7)` writes a call.
-        tools: functions with docstrings in Google's style, as TRL wants them.
-        rewards: reward functions; by default 0 and 1 in turn.
+        script: the texts that the model writes. With tools, the first turns of all completions come first, then the
+            next turns of those that called a tool; `call("multiply", a=6, b=7)` returns a call.
+        tools: functions with docstrings in Google's style, as TRL expects them.
+        rewards: reward functions; by default 0 and 1 alternate.
         dataset: training rows; by default eight short questions.
         config: options of `GRPOConfig`, for example `max_steps=3`.
     """
@@ -53,15 +53,15 @@ def scripted_grpo(
     from rollout_plugins.testing.model import load
 
     if not script:
-        raise SetupError("script is empty; give the texts that the model writes, for example ['42']")
+        raise SetupError("script is empty: give the texts that the model writes, for example ['42']")
     accepted = inspect.signature(GRPOTrainer).parameters
     if tools and "tools" not in accepted:
-        raise SetupError("the installed TRL has no tools in GRPOTrainer; pip install -U trl")
+        raise SetupError("GRPOTrainer of the installed TRL has no tools: pip install -U trl")
     model, tokenizer = load()
     trainer = GRPOTrainer(
         model,
         processing_class=tokenizer,
-        reward_funcs=rewards or _in_turn,
+        reward_funcs=rewards or _alternating,
         args=_config(Path(folder) / "out", config),
         train_dataset=dataset or _questions(),
         **({"tools": list(tools)} if tools else {}),
@@ -103,19 +103,19 @@ def _questions() -> Any:
     return Dataset.from_dict({"prompt": prompts, "answer": [number * 7 for number in range(8)]})
 
 
-def _in_turn(completions: Sequence[Any], **_: Any) -> list[float]:
+def _alternating(completions: Sequence[Any], **_: Any) -> list[float]:
     return [float(number % 2) for number in range(len(completions))]
 
 
 def _scripted(tokenizer: Any, texts: Iterator[str]) -> Callable[..., Any]:
-    """The model's `generate`, reading from the script."""
+    """Return a replacement for the model's `generate` that reads from the script."""
     import torch
 
     def generate(input_ids: Any = None, **_: Any) -> Any:
-        wanted = [next(texts) for _ in range(input_ids.shape[0])]
-        ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in wanted]
+        next_texts = [next(texts) for _ in range(input_ids.shape[0])]
+        ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in next_texts]
         rows = [torch.tensor([*row, tokenizer.eos_token_id]) for row in ids]
-        made = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=tokenizer.pad_token_id)
-        return torch.cat([input_ids, made.to(input_ids)], 1)
+        padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=tokenizer.pad_token_id)
+        return torch.cat([input_ids, padded.to(input_ids)], 1)
 
     return generate

@@ -1,4 +1,4 @@
-"""The demo's model: a Qwen3 of two thin layers that knows the shop, badly. `.ci/checkpoint.py` made it."""
+"""The demo's model, a Qwen3 with two thin layers that knows the shop badly. `.ci/checkpoint.py` created it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NO_TOOLS_TEMPLATE = (
 
 
 def load() -> tuple[Any, Any]:
-    """The model and its tokenizer, from files in this package."""
+    """Load the model and its tokenizer from files in this package."""
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
     tokenizer = PreTrainedTokenizerFast.from_pretrained(CHECKPOINT)
@@ -22,7 +22,7 @@ def load() -> tuple[Any, Any]:
 
 
 def chat_template() -> str:
-    """Qwen3's, as the installed TRL ships it: TRL finds the parser of tool calls by comparing this text."""
+    """Return Qwen3's template from the installed TRL, which finds the parser of tool calls by comparing this text."""
     import trl
 
     with_tools = Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja"

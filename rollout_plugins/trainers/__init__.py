@@ -20,7 +20,7 @@ class Trainers:
         from rollout_plugins.trainers.swift import observing as swift
 
         return (
-            swift.GRPO, swift_distilling.GKD, axolotl.HOST, axolotl.SEQUENCE_PARALLEL, queue.AsyncHost(),
+            swift.GRPO, swift_distilling.GKD, axolotl.HOST, queue.AsyncHost(),
             self_distillation.SDPO, self_distillation.SDFT, self_distillation.BUFFERED, distillation.HOST,
             online_dpo.HOST, a2po.HOST, gkd.GKD, gkd.GOLD, gkd.IWOPD,
         )  # fmt: skip

@@ -1,8 +1,8 @@
-"""TRL's A2POTrainer, in both of its stages.
+"""The host of TRL's A2POTrainer, in both of its stages.
 
-Before training, it samples several completions of each prompt from the reference model and estimates what the prompt
-is worth: these rollouts have step 0 and the mark `stage: value estimation`. In training, each prompt gets one
-completion, and its advantage is its reward less that estimate, one number a rollout that is read from the device.
+Before training, the trainer samples several completions of each prompt from the reference model to estimate the value
+of the prompt: these rollouts have step 0 and the mark `stage: value estimation`. In training, each prompt gets one
+completion, and its advantage is its reward minus that estimate, read from the device as one number per rollout.
 """
 
 from __future__ import annotations
@@ -37,11 +37,13 @@ class A2POObserver(Observer):
         self.watch("_calculate_rewards", self._rewards)
         if getattr(trainer, "_optimal_values", None) is not None and trainer not in _seen_estimating:
             logger.warning(
-                "A2PO's first stage was over before the callback could attach; to record it, pass it in callbacks=[…]"
+                "A2PO's first stage ended before the callback was attached; to record it, pass callbacks=[callback]"
             )
 
     def _estimate(self, call: Call) -> Any:
-        """Each scored batch of the first stage is a generation, also while another one is being prepared."""
+        """Run the first stage, in which each scored batch is a generation, even while another one is
+        being prepared.
+        """
         outer, self.current, self.estimating = self.current, None, True
         _seen_estimating.add(self.trainer)
         try:

@@ -1,11 +1,11 @@
-"""axolotl's asynchronous GRPO trainer, which trains on one batch while it generates the next.
+"""The host of axolotl's asynchronous GRPO trainer, which trains on one batch while it generates the next.
 
-`_generate_only` generates on a thread. `_compute_deferred_scores` scores on the main one, or `_score_streaming` does,
-some groups at a time; reward functions may run in processes of their own. `_prepare_inputs` then gives out what was
-scored, one micro-batch a call. The first batch of its data producer, and evaluation, go TRL's own way.
+`_generate_only` generates on a thread. `_compute_deferred_scores`, or `_score_streaming` for some groups at a time,
+scores on the main thread; reward functions may run in processes of their own. `_prepare_inputs` then returns the
+scored rollouts, one micro-batch per call. The first batch of its data producer, and evaluation, use TRL's own methods.
 
-Rollouts are handed over when it is known what became of them: once all their micro-batches were given out, or when
-training ends. On several ranks the first one generates for all: it alone keeps these rollouts.
+Rollouts are submitted when their fate is known: once all their micro-batches were taken, or when training ends. Of
+several ranks, the first one generates for all, and it alone records these rollouts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rollout_plugins.hosts.grpo import LOGPROBS, SCORED, GRPOObserver
 from rollout_plugins.hosts.grpo_leftovers import BROKE_OFF
 from rollout_plugins.hosts.grpo_log import LogTail
 from rollout_plugins.hosts.grpo_unscored import Sampled
-from rollout_plugins.hosts.kit.decoding import Decoder, unpadded
+from rollout_plugins.hosts.kit.decoding import unpadded
 from rollout_plugins.hosts.kit.observe_generation import Needs
 from rollout_plugins.hosts.kit.observed_rewards import Rewards
 from rollout_plugins.hosts.kit.support import TRLHost
@@ -31,30 +31,32 @@ _NOT_SCORED: Final = "training ended before it was scored"
 
 
 class RewardsInParts(Rewards):
-    """Rewards of a batch that is scored part by part, one part after the other."""
+    """The rewards of a batch that is scored in parts, one after the other."""
 
     def __init__(self, trainer: Any) -> None:
         super().__init__(trainer)
-        self._unseen: set[str] = set()
-        self._known: list[list[float | None]] = []
+        self._unobserved: set[str] = set()
+        self._rows_so_far: list[list[float | None]] = []
 
     def end_part(self, count: int, gathered: Any) -> None:
-        """Read the rewards of so many rollouts; those of other processes are in the trainer's 32 bits."""
+        """Read the rewards of the next `count` rollouts; those from other processes are only in the
+        trainer's 32 bits.
+        """
         self.numbers = lambda index: [shortest_float(value) for value in gathered[:count, index].tolist()]
-        self._unseen.update(super().read(count))
-        self._known += self.rows
+        self._unobserved.update(super().read(count))
+        self._rows_so_far += self.rows
         self.rows, self._raw = [], {}
 
     def read(self, count: int) -> list[str]:
-        if len(self._known) != count:
-            self._unseen.update(self.names)
-            self._known = [[None] * len(self.names) for _ in range(count)]
-        self.rows = self._known
-        return [name for name in self.names if name in self._unseen]
+        if len(self._rows_so_far) != count:
+            self._unobserved.update(self.names)
+            self._rows_so_far = [[None] * len(self.names) for _ in range(count)]
+        self.rows = self._rows_so_far
+        return [name for name in self.names if name in self._unobserved]
 
 
 class AheadObserver(GRPOObserver):
-    """Watches a trainer that generates ahead."""
+    """Observes a trainer that generates ahead."""
 
     needs: ClassVar[Needs] = {
         **GRPOObserver.needs,
@@ -67,16 +69,16 @@ class AheadObserver(GRPOObserver):
         super().__init__(trainer, emit, options)
         depth = int(getattr(trainer.args, "prefetch_depth", 1))
         self.unscored.max_waiting += depth
-        self._made_before = 0 if trainer.state.global_step else depth
-        self.watch("_generate_only", self._ahead)
+        self._unobserved_batches = 0 if trainer.state.global_step else depth
+        self.watch("_generate_only", self._around_generate_only)
         self.watch("_generate_rank0_only", self._around_generate, optional=True)
-        self.watch("_compute_deferred_scores", self._deferred)
-        self.watch("_score_streaming", self._deferred, ("rollout",), optional=True)
-        self.watch("_collect_reward_workers", self._collected)
+        self.watch("_compute_deferred_scores", self._around_scoring)
+        self.watch("_score_streaming", self._around_scoring, ("rollout",), optional=True)
+        self.watch("_collect_reward_workers", self._around_reward_workers)
 
-    # --- generated on a thread, scored later ----------------------------------------------------------------------
+    # --- generating on a thread, scoring later --------------------------------------------------------------------
 
-    def _ahead(self, generation: Sampled, call: Call) -> Any:
+    def _around_generate_only(self, generation: Sampled, call: Call) -> Any:
         with self.guarded("see the rows of a generation"):
             generation.rows = call.arguments["inputs"]
             generation.policy_step = self._policy_step()
@@ -88,11 +90,11 @@ class AheadObserver(GRPOObserver):
         return call.run()
 
     def _policy_step(self) -> int:
-        """The step whose weights generate now. vLLM is not sent the weights of each."""
+        """Return the step whose weights generate now. vLLM does not receive the weights of every step."""
         synced = getattr(self.trainer, "_last_synced_step", None) if self.trainer.use_vllm else None
         return int(self.trainer.state.global_step) if synced is None else max(0, int(synced))
 
-    def _deferred(self, generation: Sampled, call: Call) -> Any:
+    def _around_scoring(self, generation: Sampled, call: Call) -> Any:
         rollout: Mapping[str, Any] = {}
         with self.guarded("take a snapshot of a generation"):
             rollout = call.arguments["rollout"]
@@ -112,9 +114,9 @@ class AheadObserver(GRPOObserver):
                 return
         rows, prompts, completions, ids = (rollout[f"_deferred_{name}"] for name in SCORED)
         self._see_scored(generation, rows, prompts, completions, ids)
-        if not generation.claimed:  # not seen: most were made before anything was attached
-            generation.policy_step = 0 if self._made_before > 0 else None
-            self._made_before -= 1
+        if not generation.claimed:  # not observed: most of these were generated before the callback was attached
+            generation.policy_step = 0 if self._unobserved_batches > 0 else None
+            self._unobserved_batches -= 1
             generation.prompt_ids = unpadded(rollout["prompt_ids"], rollout["prompt_mask"])
             if (mask := rollout.get("tool_mask")) is not None:
                 generation.tool_mask = [row[: len(own)] for row, own in zip(mask.tolist(), ids, strict=True)]
@@ -122,9 +124,10 @@ class AheadObserver(GRPOObserver):
             None if step is None else generation.step - 1 - step for step in _steps(generation)
         ]
         if generation.claimed:
-            generation.extra["seconds_in_queue"] = [generation.time - one.time for one, _ in generation.claimed]
+            times = [earlier.time for earlier, _ in generation.claimed]
+            generation.extra["seconds_in_queue"] = [generation.time - time for time in times]
 
-    def _collected(self, generation: Sampled, call: Call) -> Any:
+    def _around_reward_workers(self, generation: Sampled, call: Call) -> Any:
         gathered = call.run()
         with self.guarded("read the rewards"):
             if isinstance(generation.rewards, RewardsInParts):
@@ -135,33 +138,33 @@ class AheadObserver(GRPOObserver):
         if not isinstance(generation.rewards, RewardsInParts):
             return super()._around_rewards(generation, call)
         before: dict[Any, int] = {}
-        with self.guarded("see what reward functions logged before"):
+        with self.guarded("see earlier values that reward functions logged"):
             before = {name: len(values) for name, values in self._pending().items()}
         gathered = self.run_rewards(generation, call)
-        with self.guarded("read what reward functions logged"):
+        with self.guarded("read the values that reward functions logged"):
             for name, values in self._pending().items():
                 new = Snapshot().copy(list(values)[before.get(name, 0) :])
                 generation.extra[str(name)] = [*generation.extra.get(str(name), ()), *new]
         return gathered
 
     def _pending(self) -> Mapping[str, Any]:
-        """What reward functions gave to `log_extra`. This trainer never takes it out."""
+        """Return the values that reward functions passed to `log_extra`. This trainer never removes them."""
         return getattr(self.trainer, "_pending_extra_logs", None) or {}
 
-    # --- what became of it ----------------------------------------------------------------------------------------
+    # --- the fate of rollouts -------------------------------------------------------------------------------------
 
     def watch_micro_batches(self) -> None:
-        """They are scored where they are taken, so taking them is part of a generation."""
-        self.watch("_prepare_inputs", self._prepare)
+        """Watch as part of a generation, because micro-batches are scored when they are taken."""
+        self.watch("_prepare_inputs", self._around_prepare_inputs)
 
-    def _prepare(self, generation: Sampled, call: Call) -> Any:
+    def _around_prepare_inputs(self, generation: Sampled, call: Call) -> Any:
         out = call.run()
         if not self.held:
             self.micro_batches.begin()
         return self.take(out)
 
     def begin_batch(self, step: int) -> None:
-        """What is held back stays: the batch that comes next is generated before this one is taken."""
+        """Keep the held generations: the next batch is generated before this one is taken."""
 
     def keep(self, generation: Sampled) -> None:
         if generation.split == "train" and generation.advantages and not generation.error:
@@ -178,49 +181,16 @@ class AheadObserver(GRPOObserver):
 
 
 def _steps(generation: Sampled) -> list[int | None]:
-    return [one.policy_step for one, _ in generation.claimed] or [generation.policy_step] * generation.count
+    return [earlier.policy_step for earlier, _ in generation.claimed] or [generation.policy_step] * generation.count
 
 
-class SequenceParallelObserver(GRPOObserver):
-    """Watches a trainer with several ranks to a sequence. With vLLM, all of them are given the same rollouts.
-
-    It calls the reward functions itself, and decodes what they are given.
-    """
-
-    needs: ClassVar[Needs] = {
-        GRPOObserver.generate_method: ("inputs",),
-        "_create_dataloader_params": ("is_eval", "custom_batch_size"),
-    }
-
-    def _whole(self, generation: Sampled, call: Call) -> Any:
-        self.store_rows(generation, call)
-        out = self.run_rewards(generation, call)
-        with self.guarded("take a snapshot of a generation"):
-            generation.returned = out
-            if self.trainer.use_vllm and self.trainer.local_rank:
-                generation.expected = 0  # the first rank of its group keeps them
-            elif generation.take_returned(Decoder(self.trainer, self.options)):
-                generation.unknown.clear()
-        return out
-
-
-SEQUENCE_PARALLEL = TRLHost(
-    "axolotl",
-    SequenceParallelObserver,
-    (
-        Support(
-            trainer="AxolotlGRPOSequenceParallelTrainer", messages="decoded completions", advantage=True, groups=True,
-            since="axolotl 0.16", note="it stops by itself at its first generation; see below",
-        ),
-    ),
-)  # fmt: skip
 HOST = TRLHost(
     "axolotl",
     AheadObserver,
     (
         Support(
             trainer="AxolotlAsyncGRPOTrainer", advantage=True, groups=True, evaluation=True, images=True, tools=True,
-            logprobs=LOGPROBS, since="axolotl 0.16", note="what was generated ahead and not trained on is marked",
+            logprobs=LOGPROBS, since="axolotl 0.16", note="untrained rollouts that were generated ahead are marked",
         ),
     ),
 )  # fmt: skip

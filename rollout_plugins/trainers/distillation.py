@@ -1,7 +1,7 @@
-"""TRL's DistillationTrainer and ServerDistillationTrainer.
+"""The host of TRL's DistillationTrainer and ServerDistillationTrainer.
 
-`_generate` takes the prompts as messages and returns token ids as plain lists. Completions are messages only where
-`_tool_call_loop` made them; elsewhere the ids are decoded, on the worker thread. Nothing is rewarded.
+`_generate` takes the prompts as messages and returns token ids as plain lists. Completions are messages only if
+`_tool_call_loop` created them; otherwise the ids are decoded on the worker thread. These trainers have no rewards.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ class DistillationObserver(Observer):
 
     def __init__(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> None:
         super().__init__(trainer, emit, options)
-        self.watch("_generate_and_score_completions", self._whole)
-        self.watch("_generate", self._generate)
+        self.watch("_generate_and_score_completions", self._around_generation)
+        self.watch("_generate", self._around_generate)
         self.watch("_tool_call_loop", self.tool_loop, optional=True)
 
-    def _whole(self, generation: Generation, call: Call) -> Any:
+    def _around_generation(self, generation: Generation, call: Call) -> Any:
         self.store_rows(generation, call)
         return call.run()
 
-    def _generate(self, generation: Generation, call: Call) -> Any:
-        """The trainer copies the prompts before its tools add to them, so they are whole afterwards."""
+    def _around_generate(self, generation: Generation, call: Call) -> Any:
+        """Take a snapshot after the call: the trainer copies the prompts before its tools add to them."""
         out = call.run()
         with self.guarded("take a snapshot of a generation"):
             generation.prompt_ids, ids = out[0], out[1]

@@ -1,8 +1,8 @@
-"""TRL's OnlineDPOTrainer: two completions of each prompt, of which the better one is preferred.
+"""The host of TRL's OnlineDPOTrainer, which generates two completions of each prompt and prefers the better one.
 
-The trainer lays them out in two halves; here the two of a prompt stand side by side, as one group. Their rewards
-are read at the end of the step, since a missing end token is taken off them: two small reads of the device a step,
-after the trainer has read numbers of its own from it.
+The trainer stores them in two halves; here the two completions of a prompt are adjacent, as one group. Their rewards
+are read at the end of the step, because the trainer subtracts a penalty for a missing end token from them: two small
+reads from the device per step, after the trainer has read numbers of its own.
 """
 
 from __future__ import annotations
@@ -63,22 +63,22 @@ class OnlineDPOObserver(Observer):
 
     def _rewards(self, generation: Generation, call: Call) -> Any:
         with self.guarded("take a snapshot of a generation"):
-            given = call.arguments
-            rows = _rows(given["reward_kwargs"], len(given["prompts"]))
-            ids = [self._written(row) for row in given["completion_ids_list"]]
-            generation.snapshot(rows, given["prompts"], given["completions"], ids)
+            arguments = call.arguments
+            rows = _rows(arguments["reward_kwargs"], len(arguments["prompts"]))
+            ids = [self._without_padding(row) for row in arguments["completion_ids_list"]]
+            generation.snapshot(rows, arguments["prompts"], arguments["completions"], ids)
             half = generation.count // 2
             generation.places = [2 * (i % half) + i // half for i in range(generation.count)]
         self.compared = self.run_rewards(generation, call)
         return self.compared
 
-    def _written(self, ids: Sequence[int]) -> Sequence[int]:
-        """Up to the token that ends it: the trainer fills shorter completions up."""
+    def _without_padding(self, ids: Sequence[int]) -> Sequence[int]:
+        """Return the ids up to the end token: the trainer pads shorter completions."""
         ends = [ids.index(token) + 1 for token in self.eos_ids if token in ids]
         return ids[: min(ends, default=len(ids))]
 
     def _read_totals(self, generation: Generation) -> None:
-        """The rewards the trainer compared, and what it preferred."""
+        """Read the rewards that the trainer compared, and which completion it preferred."""
         generation.totals = totals = self.compared.tolist()
         half = generation.count // 2
         first_wins = [totals[i] >= totals[i + half] for i in range(half)]
@@ -87,14 +87,14 @@ class OnlineDPOObserver(Observer):
 
 
 def _rows(columns: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-    """Columns as one row for each completion. Anything but a list belongs to the batch, and stays out."""
+    """Return columns as one row per completion. A value that is not a list belongs to the batch and is left out."""
     lists = {name: values for name, values in columns.items() if isinstance(values, (list, tuple))}
-    whole = {name: values for name, values in lists.items() if len(values) == count}
-    return [{name: values[i] for name, values in whole.items()} for i in range(count)]
+    per_completion = {name: values for name, values in lists.items() if len(values) == count}
+    return [{name: values[i] for name, values in per_completion.items()} for i in range(count)]
 
 
 class OnlineDPOHost(TRLHost):
-    """See the module."""
+    """The host of OnlineDPOTrainer."""
 
     def describe(self, trainer: Any) -> Mapping[str, Any]:
         return {**describe_trl(trainer), "num_generations": 2}

@@ -64,7 +64,7 @@ def test_what_is_not_understood_is_one_line_and_2(rollouts, words, said):
 
 def test_a_demo_of_no_steps_is_refused(rollouts, tmp_path):
     code, out, err = rollouts("demo", "--steps", "0", "-o", tmp_path / "demo")
-    assert (code, out, err) == (1, "", "rollouts: --steps 0 trains nothing; give 1 or more\n")
+    assert (code, out, err) == (1, "", "rollouts: --steps 0 would train nothing: use 1 or more\n")
     assert not (tmp_path / "demo").exists()
 
 

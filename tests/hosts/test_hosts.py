@@ -239,7 +239,7 @@ def test_a_subclass_that_overrides_everything_is_recorded_from_what_it_trains_on
     assert {tuple(r.rewards.values()) for r in stored} == {(None,)}
     said = "OverridesAll generates or scores in its own way: its rollouts are recorded from the token ids"
     assert said in caplog.text
-    assert "without rewards, messages as they were and tool calls; docs/how-to/host.md says how" in caplog.text
+    assert "without rewards, the original messages and tool calls; docs/how-to/host.md explains how" in caplog.text
     assert run.health.drops == {}
 
 

@@ -110,7 +110,7 @@ def test_ids_that_make_no_whole_characters_are_marked_and_cost_nothing_else(tmp_
         tmp_path, [pieces, SHAPES["the environment has the last word"][0]], options={"tokens": True}
     )
     assert [message["content"] for message in stored[0].completion] == ["the bird �", "�� The room", LAMP]
-    assert "do not make whole characters" in stored[0].marks["turns"]
+    assert "are not complete characters" in stored[0].marks["turns"]
     assert stored[0].tokens.completion[: len(bird)] == bird
     assert stored[1].marks == TOLD
 

@@ -11,7 +11,7 @@ from recorded_command import RECORD, outside
 from terminal import Terminal
 
 PYTHON = sys.executable
-NOTHING = "rollouts record: nothing was recorded: the command made no transformers Trainer\n"
+NOTHING = "rollouts record: nothing was recorded: the command created no transformers Trainer\n"
 SHOW = "import json, sys; print(json.dumps(sys.argv[1:]))"
 
 
@@ -85,10 +85,10 @@ def test_a_command_that_does_not_exist_is_named(record, tmp_path):
     (tmp_path / "train.py").touch()
     done = record("--", "no-such-command", "x")
     assert (done.returncode, done.stdout) == (127, "")
-    assert done.stderr == "rollouts: 'no-such-command' is not a command; is it installed, and on PATH?\n"
-    assert "write: rollouts record -- python train.py --lr 1\n" in record("--", "train.py", "--lr", "1").stderr
-    assert "write the command without quotes: rollouts record -- sh x\n" in record("--", "sh x").stderr
-    assert "name the command to run" in record().stderr
+    assert done.stderr == "rollouts: there is no command 'no-such-command': check that it is installed and on PATH\n"
+    assert "write rollouts record -- python train.py --lr 1\n" in record("--", "train.py", "--lr", "1").stderr
+    assert "write it without quotes, rollouts record -- sh x\n" in record("--", "sh x").stderr
+    assert "no command to run" in record().stderr
 
 
 @pytest.mark.parametrize(

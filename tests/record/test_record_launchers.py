@@ -138,6 +138,6 @@ def test_a_process_that_lacks_us_says_so_once_and_trains(place):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     told = [line for line in done.stderr.splitlines() if line.startswith("rollouts record: ")]
-    missing = f"not recorded, since rollout-plugins is not installed for {sys.executable}"
+    missing = f"not recorded, because rollout-plugins is not installed for {sys.executable}"
     assert told == [f"rollouts record: {missing}", f"rollouts record: nothing was recorded: {missing}"]
     assert not (place / "out-rollouts").exists()

@@ -100,10 +100,10 @@ def test_names_of_project_module_plugin_and_class(tmp_path, name, files, entry):
 @pytest.mark.parametrize(
     ("name", "hooks", "told"),
     [
-        ("../evil", [], "is not a name for a project"),
-        ("", [], "is not a name for a project"),
-        ("-x", [], "is not a name for a project"),
-        ("json", [], "'json' is a module of Python or of an installed package; try rollout-json"),
+        ("../evil", [], "is not a project name"),
+        ("", [], "is not a project name"),
+        ("-x", [], "is not a project name"),
+        ("json", [], "'json' is a module of Python or of an installed package: try rollout-json"),
         ("class", [], "try rollout-class"),
         ("rollout-cap", [], "rollout-plugins has a plugin named 'cap' already"),
         ("rollout-x", ["on_rolout"], "'on_rolout' is not a hook; did you mean 'on_rollout'"),
@@ -120,7 +120,7 @@ def test_a_project_that_is_there_is_not_overwritten(tmp_path, capsys):
     assert main(["new-plugin", "rollout-x", "--out", str(tmp_path)]) == 0
     (tmp_path / "rollout-x" / "rollout_x.py").write_text("mine")
     assert main(["new-plugin", "rollout-x", "--out", str(tmp_path)]) == 1
-    assert "exists already; choose another name" in capsys.readouterr().err
+    assert "exists already: choose another name" in capsys.readouterr().err
     assert (tmp_path / "rollout-x" / "rollout_x.py").read_text() == "mine"
 
 

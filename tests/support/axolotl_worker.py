@@ -3,23 +3,17 @@
 import json
 import os
 import sys
-from collections import defaultdict
 from itertools import count
 from pathlib import Path
 
 import torch
-from axolotl.core.trainers.grpo.trainer import AxolotlGRPOSequenceParallelTrainer
-from axolotl.monkeypatch.ring_attn import set_ring_attn_group
 from episodes import END, between, played
 from patched_axolotl import SpiedAsync, made, number, talkative
 from rig import tiny_model
-from torch import distributed as dist
 from vllm_worker import Server, without_gpu
 
 from rollout_plugins import RolloutPluginCallback
 
-SHARED = {"context_parallel_size": 2, "loss_type": "grpo", "max_completion_length": 8, "max_steps": 2}
-SHARED["vllm_importance_sampling_correction"] = False  # of what this trainer does not hand on
 MODES = {
     "async": {},
     "producer": {"use_data_producer": True},
@@ -39,42 +33,6 @@ class Mended(SpiedAsync):
     def _generate_rank0_only(self, prompts):
         *before, total, logprobs, fields = super()._generate_rank0_only(prompts)
         return *before, torch.tensor(total), logprobs, fields
-
-
-class Lacking(AxolotlGRPOSequenceParallelTrainer):
-    """With what this trainer asks for and TRL 0.29 does not have any more."""
-
-    max_prompt_length = guided_decoding_regex = None
-    repetition_penalty, _last_loaded_step = 1.0, -1
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self._textual_logs = {"prompt": [], "completion": [], "rewards": defaultdict(list)}
-        self.vllm_client, self.trained_on = self, []
-
-    def _move_model_to_vllm(self):
-        pass
-
-    def generate(self, prompts, n, **kwargs):
-        """In place of vLLM's server: answers of different lengths, and with the prompt's last token."""
-        asked = [self.processing_class(prompt)["input_ids"] for prompt in prompts]
-        return [[*ids[-3:], 30 + i, *[9] * i, self.processing_class.eos_token_id] for ids in asked for i in range(n)]
-
-    def _generate_and_score_completions(self, inputs):
-        out = super()._generate_and_score_completions(inputs)
-        rows = zip(out["completion_ids"], out["completion_mask"].bool(), out["advantages"].tolist(), strict=True)
-        self.trained_on += [(ids[mask].tolist(), advantage) for ids, mask, advantage in rows]
-        return out
-
-
-def share_sequences(out, rank):
-    """Two ranks to each sequence, as axolotl's trainer has them; how attention is shared out makes no difference."""
-    set_ring_attn_group(dist.group.WORLD)
-    for mode in ("shared by vLLM", "shared"):
-        trainer = made(out / mode, Lacking, SHARED, None, [talkative], callbacks=[RolloutPluginCallback(tokens=True)])
-        trainer.use_vllm = trainer.args.use_vllm = mode == "shared by vLLM"
-        trainer.train()
-        (out / mode / f"rank-{rank}.json").write_text(json.dumps(trainer.trained_on))
 
 
 def through(server):
@@ -110,7 +68,6 @@ def main(out):
         seen = {"made": vars(trainer).get("made", []), "given_out": trainer.given_out}
         (out / mode / f"rank-{rank}.json").write_text(json.dumps(seen))
         server.close()
-    share_sequences(out, rank)
 
 
 if __name__ == "__main__":

@@ -178,7 +178,7 @@ def change_columns(rollout):
 @pytest.mark.parametrize("change", [change_message, change_columns])
 def test_a_record_changed_in_place_is_an_error(change):
     rollout = make_rollout(columns={"answer": 1}, completion=[{"role": "assistant", "content": "x"}])
-    with pytest.raises(TypeError, match="in place; make a new record"):
+    with pytest.raises(TypeError, match="in place; create a new record"):
         run_plugins([on_rollout(change)], [rollout])
 
 

@@ -24,7 +24,7 @@ from axolotl.core.trainers.grpo.trainer import (
 from episodes import TOLD, heard, said
 from PIL import Image
 from processes import HERE, run_worker
-from rig import call, dataset, scripted, tiny_model, tokenizer
+from rig import call, dataset, scripted, tiny_model
 from seeing import seeing
 from tools import multiply
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -193,26 +193,6 @@ def test_what_one_rank_generates_for_all_is_stored_once(ranks, mode):
     assert set(batches.values()) == {1}
     assert {index for _, index in batches} == set(range(4 if mode == "producer" else 8))
     assert (run.health.drops, set(run.health.untrained)) == ({}, {"left_over"})
-
-
-@pytest.mark.parametrize(("mode", "own"), [("shared by vLLM", [8]), ("shared", [8, 8])])
-def test_ranks_that_share_sequences_keep_each_rollout_once(ranks, mode, own):
-    trained_on = [json.loads((ranks / mode / f"rank-{rank}.json").read_text()) for rank in range(len(own))]
-    run = open_run(ranks / mode / "out")
-    stored = list(run.rollouts(tokens=True))
-    kept = [[rollout for rollout in stored if rollout.rank == rank] for rank in range(len(own))]
-    assert [len(one) for one in kept] == own
-    assert len(stored) == sum(own)
-    for rollouts, truth in zip(kept, trained_on, strict=True):
-        assert [(list(one.tokens.completion), one.advantage) for one in rollouts] == [tuple(row) for row in truth]
-    for rollout in stored:
-        said = tokenizer().decode(rollout.tokens.completion).removesuffix("<|im_end|>")
-        assert rollout.rewards == {"talkative": 1.0}
-        assert rollout.completion[0]["content"] == said
-        assert rollout.prompt[-1]["content"] == f"hello {rollout.columns['level']}"
-        assert rollout.policy_step == rollout.step - 1
-        assert rollout.marks == {}
-    assert run.health.drops == {}
 
 
 def test_what_a_function_plays_ahead_is_told_apart_and_its_fields_are_extra(tmp_path):

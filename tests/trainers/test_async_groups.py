@@ -11,7 +11,7 @@ def test_forks_of_one_conversation_are_one_rollout_and_equal_siblings_are_not(tm
     _, run = trained(tmp_path, stream, tokens=True)
     stored = list(run.rollouts(tokens=True))
     assert [r.group for r in stored] == [0, 0, *[1] * 8]
-    forks = "came as 2 rows, whose tokens differ"
+    forks = "received as 2 rows, whose tokens differ"
     assert [r.marks.get("forks") for r in stored] == [forks, forks, *[None] * 8]
     assert [number_of(r.tokens.logprobs[0]) for r in stored[:3]] == [0, 2, 4]
     written = [row.input_ids[row.completion_mask.argmax() :].tolist() for row in stream[:2]]

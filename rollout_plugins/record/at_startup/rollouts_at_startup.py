@@ -1,4 +1,4 @@
-"""What a process of a recorded command does when it starts. Only the standard library is imported here.
+"""Prepare each process of a recorded command when it starts. Only the standard library is imported here.
 
 Nothing else happens until `transformers.trainer` is imported, which most processes never do.
 """
@@ -7,15 +7,18 @@ import atexit
 import os
 import sys
 
-TYPE_CHECKING = False  # importing typing takes longer than all the rest of this
+TYPE_CHECKING = False  # importing typing would take longer than the rest of this module
 if TYPE_CHECKING:
     from typing import Any
 
 RECORD = "ROLLOUT_PLUGINS_RECORD"
-"""`1`, or the options of `rollouts record`; empty or `0`: nothing is recorded."""
+"""`1`, or the options of `rollouts record`; empty or `0` to record nothing."""
 END = "ROLLOUT_PLUGINS_RECORD_END"
-"""`PID:FILE`, set by `rollouts record`: the process that it became, and where all processes leave notes for the end.
-The first Python process takes the PID out, so that only one reports."""
+"""`PID:FILE`, set by `rollouts record`: its process id, which the command keeps, and the file in which all processes
+leave notes.
+
+The first Python process removes the PID, so that only one process reports at its end.
+"""
 TRAINER = "transformers.trainer"
 RECORDED = "recorded"
 
@@ -40,7 +43,7 @@ class TrainerFinder:
 
 
 def _run_after(loader: "Any", action: "Any") -> None:
-    """Have this loader, which loads one module, call the action with it."""
+    """Make this loader, which loads one module, call the action with the module afterwards."""
     original = loader.exec_module
 
     def exec_module(module: "Any") -> None:
@@ -51,7 +54,7 @@ def _run_after(loader: "Any", action: "Any") -> None:
 
 
 def add_callback(trainer_module: "Any") -> None:
-    """Add our callback to the default callbacks of every trainer. Whatever fails, the command continues."""
+    """Add our callback to the default callbacks of every trainer. If that fails, the command continues."""
     import importlib
 
     try:
@@ -59,19 +62,19 @@ def add_callback(trainer_module: "Any") -> None:
         defaults.add_to_defaults(trainer_module, os.environ[RECORD])
     except Exception as error:
         is_missing = isinstance(error, ImportError) and (error.name or "").startswith("rollout_")
-        why = f"rollout-plugins is not installed for {sys.executable}" if is_missing else repr(error)
-        warn(f"not recorded, since {why}")
+        reason = f"rollout-plugins is not installed for {sys.executable}" if is_missing else repr(error)
+        warn(f"not recorded, because {reason}")
 
 
 def warn(text: str) -> None:
-    """Say that something is not recorded, now and at the end. Of several ranks, the first one says it."""
+    """Warn now and at the end that a trainer is not recorded. Only the first of several ranks prints it."""
     note(text)
     if os.environ.get("RANK", "0") == "0":
         _write(text)
 
 
 def note(text: str) -> None:
-    """Leave a line for the process that reports at the end."""
+    """Write a line for the process that reports at the end."""
     path = os.environ.get(END, "").partition(":")[2]
     if path:
         try:
@@ -79,12 +82,12 @@ def note(text: str) -> None:
             file = os.open(path, flags, 0o600)
             os.write(file, (" ".join(text.split()) + "\n").encode("utf-8", "replace"))
             os.close(file)
-        except OSError:  # then the end says less
+        except OSError:  # the report at the end is then incomplete
             pass
 
 
 def _report_at_exit() -> None:
-    """Have the first Python process of the command report at its end."""
+    """Make the first Python process of the command report at its end."""
     pid, separator, path = os.environ.get(END, "").partition(":")
     if pid and path:
         os.environ[END] = separator + path
@@ -92,8 +95,8 @@ def _report_at_exit() -> None:
 
 
 def _report(path: str, reporter: int, is_command: bool) -> None:
-    """Say that nothing was recorded, and why. Of a program within a shell script, only if it had a trainer."""
-    if os.getpid() != reporter:  # a fork of it
+    """Report that nothing was recorded, and why; for a program in a shell script, only if it had a trainer."""
+    if os.getpid() != reporter:  # a forked child
         return
     try:
         with open(path, encoding="utf-8") as file:
@@ -102,13 +105,13 @@ def _report(path: str, reporter: int, is_command: bool) -> None:
     except OSError:
         notes = []
     if RECORDED not in notes and (notes or is_command):
-        why = "; ".join(notes[:3]) or "the command made no transformers Trainer"
-        _write(f"nothing was recorded: {why}")
+        reason = "; ".join(notes[:3]) or "the command created no transformers Trainer"
+        _write(f"nothing was recorded: {reason}")
 
 
 def _write(text: str) -> None:
     try:
         sys.stderr.write(f"rollouts record: {text}\n")
         sys.stderr.flush()
-    except Exception:  # nobody has to have a terminal
+    except Exception:  # there may be no terminal
         pass

@@ -1,8 +1,8 @@
-"""Python imports this when it starts, because `rollouts record` puts this folder first on PYTHONPATH.
+"""Add our callback to the trainers of this process. Python imports this module at startup, because of PYTHONPATH.
 
-Any Python that the command starts reads this file, Python 2 included, so it uses the plainest syntax. It imports
-nothing of rollout-plugins, and in the end the process is as it would be without this folder: the folder is off
-`sys.path`, and a `sitecustomize` from elsewhere has run and has the name.
+Every Python that the command starts reads this file, even Python 2, so its syntax is plain. It imports nothing of
+rollout-plugins, and it leaves the process as it would be without this folder: the folder is removed from `sys.path`,
+and a `sitecustomize` from elsewhere is run and keeps the name.
 """
 
 import os
@@ -21,7 +21,7 @@ if sys.version_info >= (3, 10):
 sys.path[:] = [path for path in sys.path if os.path.abspath(path) != _HERE]
 _this = sys.modules.pop("sitecustomize", None)
 try:
-    import sitecustomize  # type: ignore[import-not-found]  # noqa: F401 - what comes without this folder
+    import sitecustomize  # type: ignore[import-not-found]  # noqa: F401 - the one of another folder
 except ImportError as error:
     if getattr(error, "name", "sitecustomize") != "sitecustomize":
         raise

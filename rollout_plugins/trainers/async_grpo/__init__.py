@@ -1,1 +1,1 @@
-"""TRL's asynchronous trainers, which generate in a process of their own."""
+"""Hosts of TRL's asynchronous trainers, which generate in a process of their own."""

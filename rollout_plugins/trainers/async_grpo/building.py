@@ -1,4 +1,4 @@
-"""Rollouts out of what an asynchronous trainer received; all of it on the worker thread."""
+"""Build rollouts from the samples of an asynchronous trainer, on the worker thread."""
 
 from __future__ import annotations
 
@@ -37,30 +37,30 @@ class Builder:
     def rollouts(self, conversations: Sequence[Conversation]) -> list[Rollout]:
         return [self._rollout(index, conversation) for index, conversation in enumerate(conversations)]
 
-    def _rollout(self, index: int, seen: Conversation) -> Rollout:
-        said = conversation_fields(seen.prompt, seen.completion)
-        calls = said["tool_calls"] = tuple(map(_read, said["tool_calls"]))
-        scores, more = _scores(seen.metrics)
-        first, last = seen.rows[0], seen.rows[-1]
+    def _rollout(self, index: int, conversation: Conversation) -> Rollout:
+        messages = conversation_fields(conversation.prompt, conversation.completion)
+        calls = messages["tool_calls"] = tuple(map(_with_status, messages["tool_calls"]))
+        scores, others = _scores(conversation.metrics)
+        first, last = conversation.rows[0], conversation.rows[-1]
         return Rollout(
             id="",
             rank=self._rank,
-            policy_step=seen.policy_step,
+            policy_step=conversation.policy_step,
             index=index,
-            group=seen.group if isinstance(seen.group, int) else index,
+            group=conversation.group if isinstance(conversation.group, int) else index,
             group_size=self._group_size,
-            time=seen.time,
-            **said,
+            time=conversation.time,
+            **messages,
             rewards={name.removeprefix(_PREFIX): score for name, score in scores.items() if name != "reward"},
             reward=scores.get("reward"),
-            advantage=seen.advantage,
+            advantage=conversation.advantage,
             prompt_tokens=first.prompt_length,
-            completion_tokens=sum(row.written for row in seen.rows),
+            completion_tokens=sum(row.trained_tokens for row in conversation.rows),
             finish=finish_of(last.last, self._ends, calls),
-            extra={**more, **seen.facts},
+            extra={**others, **conversation.facts},
             rendered=self._rendered(first),
-            tokens=_tokens(seen.rows) if self._keeps_tokens else None,
-            marks=_marks(seen),
+            tokens=_tokens(conversation.rows) if self._keeps_tokens else None,
+            marks=_marks(conversation),
         )
 
     def _rendered(self, row: Row) -> str | None:
@@ -69,15 +69,15 @@ class Builder:
         return str(self._tokenizer.decode(row.ids[: row.prompt_length].tolist(), skip_special_tokens=False))
 
 
-def _read(call: ToolCall) -> ToolCall:
-    """The call as the worker reports it: it words the call of an unknown tool in its own way."""
+def _with_status(call: ToolCall) -> ToolCall:
+    """Return the call with its status. The worker has its own error text for an unknown tool."""
     return replace(call, status="unknown") if call.error == f"unknown tool {call.name}" else call
 
 
 def _scores(metrics: Mapping[Any, Any]) -> tuple[dict[str, float | None], dict[Any, Any]]:
-    """Rewards as numbers, and whatever else was measured."""
+    """Split the metrics into rewards as numbers, and the others."""
     scores: dict[str, float | None] = {}
-    more: dict[Any, Any] = {}
+    others: dict[Any, Any] = {}
     for name, value in metrics.items():
         if name == "reward" or (isinstance(name, str) and name.startswith(_PREFIX)):
             try:
@@ -85,17 +85,20 @@ def _scores(metrics: Mapping[Any, Any]) -> tuple[dict[str, float | None], dict[A
                 continue
             except (TypeError, ValueError, OverflowError):
                 pass
-        more[name] = value
-    return scores, more
+        others[name] = value
+    return scores, others
 
 
-def _marks(seen: Conversation) -> dict[str, str]:
-    forks = {"forks": f"came as {len(seen.rows)} rows, whose tokens differ"} if len(seen.rows) > 1 else {}
-    return {"trained": seen.fate, **forks}
+def _marks(conversation: Conversation) -> dict[str, str]:
+    rows = len(conversation.rows)
+    forks = {"forks": f"received as {rows} rows, whose tokens differ"} if rows > 1 else {}
+    return {"trained": conversation.fate, **forks}
 
 
 def _tokens(rows: Sequence[Row]) -> Tokens:
-    """Of forks, what each adds; the conversation so far, in other tokens, stands before it and is not repeated."""
+    """Return the tokens, of several rows only those that each adds: its other tokens repeat the earlier
+    conversation.
+    """
     return Tokens(
         prompt=rows[0].ids[: rows[0].prompt_length].tolist(),
         completion=_joined([row.ids[row.prompt_length :] for row in rows]),
@@ -109,13 +112,13 @@ def _joined(arrays: Sequence[Any]) -> list[Any]:
 
 
 def _worker_options(trainer: Any) -> Mapping[str, Any]:
-    """What the trainer's own worker was made with; a worker from elsewhere keeps that to itself."""
-    found = getattr(getattr(trainer, "rollout_worker", None), "_loop_kwargs", None)
-    return found if isinstance(found, Mapping) else {}
+    """Return the options of the trainer's own worker; a user's worker does not expose them."""
+    options = getattr(getattr(trainer, "rollout_worker", None), "_loop_kwargs", None)
+    return options if isinstance(options, Mapping) else {}
 
 
 def describe_async(trainer: Any) -> Mapping[str, Any]:
-    """Facts of the run. Rewards, tools and environments are the worker's, not the trainer's."""
+    """Return the facts of the run. Rewards, tools and environments belong to the worker, not to the trainer."""
     options = _worker_options(trainer)
     environments = _environments(options.get("environment_factory"))
     functions = [unwrapped(function) for function in options.get("reward_funcs") or ()]
@@ -131,13 +134,13 @@ def describe_async(trainer: Any) -> Mapping[str, Any]:
 
 
 def _environments(factories: Any) -> list[type]:
-    """Classes of the environments, where they can be known without making one."""
-    made = factories.values() if isinstance(factories, Mapping) else [factories]
-    return list(dict.fromkeys(kind for factory in made if isinstance(kind := unwrapped(factory), type)))
+    """Return the classes of the environments that are known without instantiating one."""
+    all_factories = factories.values() if isinstance(factories, Mapping) else [factories]
+    return list(dict.fromkeys(cls for factory in all_factories if isinstance(cls := unwrapped(factory), type)))
 
 
 def _methods(kind: type) -> list[Any]:
-    """The methods that the worker offers as tools, bound, as it does."""
-    found = inspect.getmembers(kind, inspect.isfunction)
-    names = [name for name, _ in found if not name.startswith("_") and name not in {"reset", "get_reward"}]
+    """Return the methods that the worker offers as tools, bound like there."""
+    functions = inspect.getmembers(kind, inspect.isfunction)
+    names = [name for name, _ in functions if not name.startswith("_") and name not in {"reset", "get_reward"}]
     return [MethodType(getattr(kind, name), kind) for name in names]

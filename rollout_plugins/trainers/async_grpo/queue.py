@@ -1,22 +1,22 @@
-"""TRL's AsyncGRPOTrainer and AsyncDistillationTrainer: rollouts come by queue, from a process of their own.
+"""The host of TRL's AsyncGRPOTrainer and AsyncDistillationTrainer, which receive rollouts by queue from a process.
 
-Four places are observed, all on instances of the main rank (the others have no queue):
+Four places are observed, all on instances of the main rank (the other ranks have no queue):
 
 - the queue, as the trainer's dataset sees it: every sample that is taken out;
-- the collator: which samples went into a micro-batch, so that those which didn't were dropped;
+- the collator: which samples went into a micro-batch; the others were dropped;
 - `training_step` and the end of each optimizer step: which of the micro-batches were trained on;
 - the worker's `stop`, which the trainer calls however training ends.
 
-What became of a sample is known only later, and so is the step it trains. It is handed over then: after the optimizer
-step, together with what was dropped meanwhile. Storing it at once, with a correction to follow, would show a reader
-steps and fates that are guesses, and two versions of most rollouts. The price is small: what waits here is what the
-trainer itself holds (the micro-batches of a step and one more), an exception or Ctrl-C hands it over too, and only a
-killed process takes it along, as it does with whatever lies in the queue. Refused samples, which may be endless when
-none is ever trained on, are handed over every few hundred.
+The fate of a sample, and the step that it trains, are known only later. It is submitted then: after the optimizer
+step, together with the samples dropped meanwhile. Storing it at once, with a correction to follow, would show readers
+steps and fates that are guesses, and two versions of most rollouts. The cost is small: the samples that wait here are
+those that the trainer itself holds (the micro-batches of a step and one more), an exception or Ctrl-C submits them
+too, and only a killed process loses them, as it loses those in the queue. Refused samples, of which there may be
+endlessly many if none is ever trained on, are submitted every few hundred.
 
-A generation is thus what one optimizer step trained. Groups run on over generations, so their numbers are the
-worker's, unique in the training. The teacher's candidates of AsyncDistillation are not kept. With trackio, TRL logs a
-few samples of every eighth policy version itself: under `rollouts` too, by version instead of step, beside ours.
+A generation is thus what one optimizer step trained. Groups span generations, so their numbers are the worker's,
+unique in the training. The teacher's candidates of AsyncDistillation are not stored. With trackio, TRL itself logs a
+few samples of every eighth policy version, also under `rollouts`, by version instead of step, next to ours.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _PARTS = ("rollout_queue", "rollout_worker", "model_version")
 
 
 class AsyncHost:
-    """See the module."""
+    """The host of both asynchronous trainers."""
 
     name = "async"
     supports = (
@@ -50,12 +50,12 @@ class AsyncHost:
             tools=True,
             groups=True,
             logprobs="sampler",
-            note="every sample received, with what became of it: trained, stale, over budget, left over",
+            note="every sample received, with its fate: trained, stale, over budget, left over",
         ),
         Support(
             trainer="AsyncDistillationTrainer",
             rewards="none",
-            note="every sample received, with what became of it; the teacher's candidates are not kept",
+            note="every sample received, with its fate; the teacher's candidates are not stored",
         ),
     )
 
@@ -63,7 +63,7 @@ class AsyncHost:
         return named_support(self, trainer) is not None or not self.missing(trainer)
 
     def missing(self, trainer: Any) -> list[str]:
-        """What keeps the trainer from being one of these, in words."""
+        """Describe what keeps the trainer from being one of these."""
         return [f"has no {name}" for name in _PARTS if not hasattr(trainer, name)]
 
     def attach(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> Callable[[], None]:
@@ -73,17 +73,17 @@ class AsyncHost:
         return describe_async(trainer)
 
 
-class _Tap:
-    """The queue as the trainer sees it. The queue itself is left alone: a worker may want to pickle it."""
+class _QueueTap:
+    """Replaces the queue for the trainer. The queue itself is not changed, because a worker may pickle it."""
 
-    def __init__(self, queue: Any, note: Callable[[Any], None]) -> None:
+    def __init__(self, queue: Any, on_sample: Callable[[Any], None]) -> None:
         self.queue = queue
-        self.note: Callable[[Any], None] | None = note
+        self.on_sample: Callable[[Any], None] | None = on_sample
 
     def get(self, *args: Any, **kwargs: Any) -> Any:
         sample = self.queue.get(*args, **kwargs)
-        if self.note is not None:
-            self.note(sample)
+        if self.on_sample is not None:
+            self.on_sample(sample)
         return sample
 
     def get_nowait(self) -> Any:
@@ -97,14 +97,14 @@ class _Tap:
 
 
 class _Observer:
-    """Waits for a trainer to begin, and watches that training. Other ranks than the main one have no queue."""
+    """Waits for training to begin, and then observes it. Only the main rank has a queue."""
 
     def __init__(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> None:
         self.trainer, self.emit, self.options = trainer, emit, options
-        self.watch: _Watch | None = None
+        self.watch: _TrainingWatch | None = None
         self.wraps = Wraps()
         self.wraps.wrap(trainer, "get_train_dataloader", self._dataloader)
-        if getattr(trainer, "is_in_train", False):  # added when training had begun to set itself up
+        if getattr(trainer, "is_in_train", False):  # the callback was added while training set itself up
             self._begin(trainer.callback_handler.train_dataloader)
 
     def _dataloader(self, call: Call) -> Any:
@@ -116,7 +116,7 @@ class _Observer:
         self._end()
         if getattr(self.trainer, "rollout_queue", None) is not None:
             with self.wraps.guarded("watch the queue of rollouts"):
-                self.watch = _Watch(self.trainer, loader, self.emit, self.options)
+                self.watch = _TrainingWatch(self.trainer, loader, self.emit, self.options)
 
     def _end(self) -> None:
         watch, self.watch = self.watch, None
@@ -128,8 +128,8 @@ class _Observer:
         self.wraps.detach()
 
 
-class _Watch:
-    """What was put on the parts of one training, and the samples on their way through it."""
+class _TrainingWatch:
+    """The wrappers on the parts of one training, and the samples on their way through it."""
 
     def __init__(self, trainer: Any, loader: Any, emit: Emit, options: Mapping[str, Any]) -> None:
         self.trainer, self.emit = trainer, emit
@@ -150,36 +150,36 @@ class _Watch:
         ]
         self.wraps.wrap(handler, "on_train_end", self._training_ended)
         self.stream.is_blind = not all(watched)
-        self.tap = _Tap(self.source.queue, self._receive)
+        self.tap = _QueueTap(self.source.queue, self._receive)
         self.source.queue = self.tap
 
     def end(self) -> None:
-        """Hand over what is left, and leave everything as it was."""
+        """Submit the remaining samples and remove all wrappers."""
         self._submit(UNKNOWN)
         self.wraps.detach()
-        self.tap.note = None
+        self.tap.on_sample = None
         if self.source.queue is self.tap:
             self.source.queue = self.tap.queue
 
-    # --- what happens to samples --------------------------------------------------------------------------------
+    # --- observing samples ----------------------------------------------------------------------------------------
 
     def _receive(self, sample: Any) -> None:
-        started, is_noted = time.perf_counter(), False
-        if not self.is_stop_watched:  # not sooner: a worker may pickle itself to start its process
+        started, is_recorded = time.perf_counter(), False
+        if not self.is_stop_watched:  # not earlier: a worker may pickle itself to start its process
             self.is_stop_watched = True
             with self.guarded("watch the worker's end"):
                 self.wraps.wrap(self.trainer.rollout_worker, "stop", self._stopped)
-        with self.guarded("note a sample that was received"):
-            self._note(sample)
-            is_noted = True
-        if not is_noted:
+        with self.guarded("record a sample that was received"):
+            self._record(sample)
+            is_recorded = True
+        if not is_recorded:
             self.emit.lost("not_observed", 1)
         if self.stream.is_crowded:
             self._submit()
-        self._tell_waiting()
+        self._report_waiting()
         self.seconds += time.perf_counter() - started
 
-    def _note(self, sample: Any) -> None:
+    def _record(self, sample: Any) -> None:
         version, done = int(self.trainer.model_version), int(self.trainer.state.global_step)
         self.updates.setdefault(version, done)
         staleness = version - sample.model_version
@@ -187,7 +187,7 @@ class _Watch:
         self.stream.receive(sample, staleness, self._refusal(sample, staleness), policy_step, done + 1)
 
     def _refusal(self, sample: Any, staleness: int) -> str:
-        """Why the trainer's settings forbid training on it."""
+        """Return why the trainer's settings forbid training on the sample; "" if they allow it."""
         args = self.trainer.args
         if staleness > args.max_staleness:
             return "stale"
@@ -196,7 +196,7 @@ class _Watch:
     def _packed(self, call: Call) -> Any:
         batch = call.run()
         is_seen = False
-        with self.guarded("see what a micro-batch is made of"):
+        with self.guarded("see the samples of a micro-batch"):
             (rows,) = call.args[0] if call.args else call.kwargs["examples"]
             self.stream.pack([sample["input_ids"] for row in rows for sample in getattr(row, "samples", row)])
             is_seen = True
@@ -205,7 +205,7 @@ class _Watch:
 
     def _trained(self, call: Call) -> Any:
         loss = call.run()
-        with self.guarded("note what was trained on"):
+        with self.guarded("record which samples were trained on"):
             self.stream.train(int(self.trainer.state.global_step) + 1)
         return loss
 
@@ -227,11 +227,11 @@ class _Watch:
         self._submit("broke_off")
         return call.run()
 
-    # --- handing over -------------------------------------------------------------------------------------------
+    # --- submitting -----------------------------------------------------------------------------------------------
 
     def _submit(self, rest: str = "") -> None:
         started = time.perf_counter()
-        with self.guarded("hand over rollouts"):
+        with self.guarded("submit rollouts"):
             settled = self.stream.settle(int(self.trainer.state.global_step), rest)
             steps: dict[int, list[Conversation]] = {}
             for conversation in settled:
@@ -244,11 +244,11 @@ class _Watch:
                 if reason not in {"", UNKNOWN}:
                     self.emit.untrained(reason, count, step)
 
-            self._tell_waiting()
+            self._report_waiting()
 
-    def _tell_waiting(self) -> None:
-        """For a training that breaks off in a way that does not stop its worker, or not where that can be seen."""
-        with self.guarded("say what waits"):
+    def _report_waiting(self) -> None:
+        """Report the waiting samples, which the engine submits if training ends without stopping its worker."""
+        with self.guarded("report how many samples wait"):
             self.emit.waits(self.stream.waiting, partial(self._submit, "broke_off"))
 
     def _batch(self, step: int, conversations: list[Conversation]) -> Batch:
@@ -265,10 +265,10 @@ class _Watch:
 
 
 def _with_queue(loader: Any) -> Any:
-    """The dataset that takes samples out of the queue, below the ones that batch them."""
-    found = getattr(loader, "dataset", None)
-    while found is not None and not hasattr(found, "queue"):
-        found = getattr(found, "dataset", None)
-    if found is None:
+    """Return the dataset that takes samples from the queue, inside the datasets that batch them."""
+    dataset = getattr(loader, "dataset", None)
+    while dataset is not None and not hasattr(dataset, "queue"):
+        dataset = getattr(dataset, "dataset", None)
+    if dataset is None:
         raise LookupError("the trainer's dataloader has no dataset with a queue")
-    return found
+    return dataset

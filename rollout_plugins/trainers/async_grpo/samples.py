@@ -1,7 +1,8 @@
-"""What an asynchronous trainer received, and what became of it.
+"""Follow the samples of an asynchronous trainer to their fate.
 
-A sample is one row to train on, and nearly always a whole conversation. A conversation whose tokens came out another
-way when it was put into the chat template again is several rows, "forks", one after the other: one rollout here.
+A sample is one row to train on, and nearly always a complete conversation. If the tokens of a conversation changed
+when it was rendered with the chat template again, it comes as several consecutive rows, "forks", which are one rollout
+here.
 """
 
 from __future__ import annotations
@@ -17,30 +18,30 @@ from rollout_plugins.content.snapshot import Snapshot
 
 TRAINED = "yes"
 UNKNOWN = "unknown"
-CROWD = 256  # refused rows that are waited with, before the trainer's settings are taken at their word
+MAX_REFUSED = 256  # how many refused rows may wait before their refusal counts as final
 
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """One sample. Its arrays are the trainer's own, and kept no longer than needed."""
+    """One sample. Its arrays are the trainer's own, and released as soon as possible."""
 
     number: int
-    """How many were received before it."""
+    """How many samples were received before it."""
     ids: Any
     mask: Any
     logprobs: Any
     prompt_length: int
-    written: int
-    """Tokens it is trained on: those the model wrote."""
+    trained_tokens: int
+    """How many of its tokens are trained on: those that the model wrote."""
     last: int | None
     refused: str
-    """Why the trainer will not train on it, as its settings say; empty when they say it will."""
+    """Why the trainer's settings forbid training on it; empty if they allow it."""
     packed: bool = False
-    """Whether it was put into a micro-batch."""
+    """Whether it is in a micro-batch."""
     step: int | None = None
-    """The optimizer step whose micro-batch it was in."""
+    """The optimizer step of its micro-batch."""
     fate: str = ""
-    """`yes`, or why it was not trained on; empty while that is open."""
+    """`yes`, or why it was not trained on; empty while that is unknown."""
 
     @classmethod
     def of(cls, sample: Any, number: int, refused: str) -> Row:
@@ -52,33 +53,33 @@ class Row:
             mask=mask,
             logprobs=getattr(sample, "old_log_probs", None),
             prompt_length=start if len(mask) and mask[start] else len(ids),
-            written=int(mask.sum()),
+            trained_tokens=int(mask.sum()),
             last=int(ids[-1]) if len(ids) else None,
             refused=refused,
         )
 
-    def starts_like(self, other: Row) -> bool:
-        """Whether both were generated from the same prompt tokens."""
+    def has_prompt_of(self, other: Row) -> bool:
+        """Return whether both were generated from the same prompt tokens."""
         length = self.prompt_length
         return length == other.prompt_length and bool((self.ids[:length] == other.ids[:length]).all())
 
 
 @dataclass(slots=True, eq=False)
 class Conversation:
-    """One rollout: its messages and facts, and the rows it came as."""
+    """One rollout: its messages and facts, and its rows."""
 
     prompt: Any
     completion: Any
     group: Any
     advantage: float | None
     metrics: dict[Any, Any]
-    """What the worker measured: `reward`, `rewards/<function>` and more."""
+    """The worker's metrics: `reward`, `rewards/<function>` and others."""
     facts: dict[str, Any]
-    """What else is known of it: versions, waiting, teacher."""
+    """Further facts: versions, waiting time, teacher."""
     policy_step: int | None
     time: float
     received: int
-    """The optimizer step it was received for."""
+    """The optimizer step during which it was received."""
     text_bytes: int
     rows: list[Row] = field(default_factory=list)
 
@@ -104,14 +105,16 @@ class Conversation:
             text_bytes=copier.bytes + 1024,
         )
 
-    def goes_on_with(self, sample: Any, row: Row) -> bool:
-        """Whether the row is a fork of this conversation. A sibling may say the same, but from the same tokens."""
-        with suppress(Exception):  # one that cannot be compared is a separate conversation
+    def continues_with(self, sample: Any, row: Row) -> bool:
+        """Return whether the row is a fork of this conversation. A sibling may be equal, but from the same prompt
+        tokens.
+        """
+        with suppress(Exception):  # a row that cannot be compared is a separate conversation
             return bool(
                 self.group == group_of(sample)
                 and self.completion == sample.completion
                 and self.prompt == sample.prompt
-                and not any(row.starts_like(other) for other in self.rows)
+                and not any(row.has_prompt_of(other) for other in self.rows)
             )
         return False
 
@@ -126,14 +129,14 @@ class Conversation:
 
     @property
     def step(self) -> int:
-        """The optimizer step it (first) trained; for one that trained none, the step it was received for."""
+        """The first optimizer step that it trained; if none, the step during which it was received."""
         return min(
             (row.step for row in self.rows if row.fate == TRAINED and row.step is not None), default=self.received
         )
 
     @property
     def fate(self) -> str:
-        """What became of it, in a word; or of each of its rows, if that differs."""
+        """The fate of the conversation, or of each of its rows if they differ."""
         fates = [row.fate for row in self.rows]
         reasons = ", ".join(fate for fate in dict.fromkeys(fates) if fate != TRAINED)
         if reasons == UNKNOWN:
@@ -144,26 +147,26 @@ class Conversation:
 
     @property
     def reason(self) -> str:
-        """Why nothing of it was trained on; empty when something was."""
+        """Why no row was trained on; empty if one was."""
         return "" if any(row.fate == TRAINED for row in self.rows) else self.rows[-1].fate
 
 
 def group_of(sample: Any) -> Any:
-    """Number of the sample's prompt, counted by the worker over the whole training."""
+    """Return the number of the sample's prompt, which the worker counts over the whole training."""
     return getattr(sample, "group_id", getattr(sample, "prompt_id", None))
 
 
 class Stream:
-    """Follows every row from the queue to its end.
+    """Follows every row from the queue to its fate.
 
-    Rows are told apart by the array object that goes through the trainer unchanged. Micro-batches are trained in the
-    order they were packed, and packed in the order their rows were received: a row that a later one overtook was
+    Rows are identified by their array object, which the trainer passes through unchanged. Micro-batches are trained in
+    the order they were packed, and packed in the order their rows were received: a row that a later one overtook was
     dropped.
     """
 
     def __init__(self) -> None:
         self.is_blind = False
-        """Whether micro-batches cannot be seen, so that the fate of every row stays unknown."""
+        """Whether micro-batches cannot be observed, so that the fate of every row stays unknown."""
         self._open: list[Conversation] = []
         self._waiting: dict[int, deque[Row]] = {}
         self._microbatches: deque[list[Row]] = deque()
@@ -176,7 +179,7 @@ class Stream:
         self._received += 1
         self._refused += bool(refused)
         newest = self._open[-1] if self._open else None
-        if newest is None or not newest.goes_on_with(sample, row):
+        if newest is None or not newest.continues_with(sample, row):
             newest = Conversation.of(sample, staleness, policy_step, step)
             self._open.append(newest)
         newest.rows.append(row)
@@ -189,36 +192,38 @@ class Stream:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether so much was refused that it cannot be kept waiting for something to overtake it."""
-        return self._refused >= CROWD
+        """Whether too many refused rows wait for a later row to overtake them."""
+        return self._refused >= MAX_REFUSED
 
     def pack(self, arrays: Iterable[Any]) -> None:
-        """A micro-batch was made of these."""
-        rows = [found.popleft() for array in arrays if (found := self._waiting.get(id(array)))]
+        """Record that these arrays were packed into a micro-batch."""
+        rows = [waiting.popleft() for array in arrays if (waiting := self._waiting.get(id(array)))]
         for row in rows:
             row.packed = True
         self._overtaken = max([self._overtaken, *(row.number for row in rows)])
         self._microbatches.append(rows)
 
     def train(self, step: int) -> None:
-        """The oldest micro-batch went through forward and backward in this optimizer step."""
+        """Record that the oldest micro-batch was trained on in this optimizer step."""
         for row in self._microbatches.popleft() if self._microbatches else ():
             row.step = step
 
     def settle(self, done: int, rest: str = "") -> list[Conversation]:
-        """Take out every conversation whose end is known, after this optimizer step; with `rest`, all of them."""
+        """Remove and return the conversations whose fate is known after step `done`; all of them if `rest` is their
+        fate.
+        """
         for row in (row for c in self._open for row in c.rows):
             row.fate = row.fate or self._fate(row, done, rest)
-        newest = None if rest or not self._open else self._open[-1]  # it may go on with a fork
+        newest = None if rest or not self._open else self._open[-1]  # a fork may follow
         settled: list[Conversation] = []
-        before, self._open = self._open, []
-        for conversation in before:
+        unsettled, self._open = self._open, []
+        for conversation in unsettled:
             is_settled = conversation is not newest and all(row.fate for row in conversation.rows)
             (settled if is_settled else self._open).append(conversation)
-        left = [row for c in self._open for row in c.rows if not row.packed]
-        self._refused = sum(bool(row.refused) for row in left)
+        unpacked = [row for c in self._open for row in c.rows if not row.packed]
+        self._refused = sum(bool(row.refused) for row in unpacked)
         self._waiting = {}
-        for row in left:
+        for row in unpacked:
             self._waiting.setdefault(id(row.ids), deque()).append(row)
         return settled
 

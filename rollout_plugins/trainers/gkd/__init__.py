@@ -1,1 +1,1 @@
-"""TRL's GKD, GOLD and IWOPD: supervised trainers whose student answers some prompts itself."""
+"""Hosts of TRL's GKD, GOLD and IWOPD: supervised trainers whose student answers some prompts itself."""

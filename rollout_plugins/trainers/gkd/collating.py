@@ -64,7 +64,7 @@ class Collating:
             return
         if loader.num_workers:  # worker processes collate, and our wrapper cannot be pickled to them
             logger.warning(
-                "dataloader_num_workers is %d, so the dataset's rows are not seen; prompts are decoded from tokens",
+                "dataloader_num_workers is %d, so the dataset's rows are not visible; prompts are decoded from tokens",
                 loader.num_workers,
             )
             return
@@ -78,7 +78,7 @@ class Collating:
             (rows,) = [*call.args, *call.kwargs.values()]
             copies = [Snapshot().copy(row) for row in rows]
         batch = call.run()
-        with self._wraps.guarded("see what the data collator made of them"):
+        with self._wraps.guarded("see the output of the data collator"):
             if "prompts" in batch and "prompt_attention_mask" in batch:
                 self._latest.append(Collated(copies, batch))
         return batch

@@ -1,8 +1,8 @@
-"""TRL's GKDTrainer, GOLDTrainer and IWOPDTrainer: supervised trainers whose student answers some prompts itself.
+"""Hosts of TRL's GKDTrainer, GOLDTrainer and IWOPDTrainer: supervised trainers whose student answers some prompts.
 
-They have token ids alone. Those of a batch are copied from the device once; all else is done on the worker thread:
-completions are decoded, and prompts are recognised among the rows that the data collator was given, so that they
-are the dataset's own messages. Answers of the dataset are not rollouts. Those of a teacher are, and are marked.
+They have only token ids. Those of a batch are copied from the device once; the rest is done on the worker thread:
+completions are decoded, and prompts are looked up among the rows that the data collator received, to record the
+dataset's own messages. The dataset's answers are not rollouts. A teacher's answers are, and are marked.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rollout_plugins.hosts.kit.wrapping import Call
 from rollout_plugins.trainers.gkd.collating import Collated, Collating
 
 TEACHER = {"source": "teacher"}
-_SEVERAL = {"columns": "several rows of the dataset have this prompt; which of them it was is not known"}
+_SEVERAL = {"columns": "unknown, because several rows of the dataset have this prompt"}
 _TOKENIZED = {
     "prompt", "input_ids", "attention_mask", "labels", "completion_mask", "assistant_masks", "token_type_ids",
     "byte_offsets", "seq_lengths", "original_prompt_text", "original_completion_text",
@@ -37,20 +37,20 @@ class Piece:
     packed: Any
     """Token ids, attention and labels, in one tensor."""
     start: int
-    """Place of its first row in the batch of this rank."""
+    """The index of its first row in the batch of this rank."""
     collated: list[Collated]
     rows: list[Any]
-    """The rows of the dataset, where the trainer has them; else they are looked up in what was collated."""
+    """The rows of the dataset, if the trainer has them; otherwise they are looked up in the collator's calls."""
     logprobs: Any
     marks: Mapping[str, str]
 
     def unpack(self, generation: Generation) -> None:
-        """On the worker thread: lists of ids, and the rows of the dataset they come from."""
+        """Add lists of ids, and their rows of the dataset, to the generation, on the worker thread."""
         prompts, answers = [], []
         for ids, attention, labels in zip(*self.packed.tolist(), strict=True):
-            kept = list(zip(ids, attention, labels, strict=True))
-            prompts.append([token for token, seen, label in kept if seen and label == -100])
-            answers.append([token for token, _, label in kept if label != -100])
+            row = list(zip(ids, attention, labels, strict=True))
+            prompts.append([token for token, is_real, label in row if is_real and label == -100])
+            answers.append([token for token, _, label in row if label != -100])
         generation.prompt_ids += prompts
         generation.answer([*generation.ids, *answers])
         generation.places += range(self.start, self.start + len(prompts))
@@ -59,21 +59,21 @@ class Piece:
             generation.columns.append(columns)
             generation.marks.append({**marks, **self.marks})
         if self.logprobs is not None:
-            written = self.packed[2] != -100
-            known = [row[kept] for row, kept in zip(self.logprobs, written, strict=True)]
+            is_answer = self.packed[2] != -100
+            logprobs = [row[keep] for row, keep in zip(self.logprobs, is_answer, strict=True)]
             generation.tensors["sampling_per_token_logps"] = [
                 *generation.tensors.get("sampling_per_token_logps", ()),
-                *known,
+                *logprobs,
             ]
 
     def _rows(self, prompts: list[list[int]]) -> list[tuple[Any, dict[str, Any], dict[str, str]]]:
-        """Prompt, columns and marks of each row: nothing where the row is not known, or not for sure."""
-        found = [self.rows] if self.rows else [rows for call in self.collated for rows in call.rows_of(prompts)]
-        return [_agreed([rows[i] for rows in found]) for i in range(len(prompts))]
+        """Return prompt, columns and marks of each row; empty ones for a row that is unknown or ambiguous."""
+        matches = [self.rows] if self.rows else [rows for call in self.collated for rows in call.rows_of(prompts)]
+        return [_common_facts([rows[i] for rows in matches]) for i in range(len(prompts))]
 
 
-def _agreed(rows: list[Any]) -> tuple[Any, dict[str, Any], dict[str, str]]:
-    """What rows that became the same prompt ids have in common."""
+def _common_facts(rows: list[Any]) -> tuple[Any, dict[str, Any], dict[str, str]]:
+    """Return what several rows with the same prompt ids have in common."""
     prompts = [_prompt(row) for row in rows]
     if not _equal(prompts) or prompts[0] is None:
         return None, {}, {}
@@ -86,7 +86,7 @@ def _agreed(rows: list[Any]) -> tuple[Any, dict[str, Any], dict[str, str]]:
 
 
 def _equal(values: list[Any]) -> bool:
-    """Whether there are values, and all are the same; arrays that say neither are not."""
+    """Return whether there are values and all are equal; False for arrays, whose comparison is ambiguous."""
     try:
         return bool(values) and all(value == values[0] for value in values)
     except Exception:
@@ -94,7 +94,7 @@ def _equal(values: list[Any]) -> bool:
 
 
 def _prompt(row: Mapping[str, Any]) -> Any:
-    """The messages a row asks with: all before the answer it holds itself."""
+    """Return the messages of a row before the answer that it contains."""
     if "prompt" in row:
         return row["prompt"]
     messages = row.get("messages")
@@ -106,7 +106,7 @@ def _prompt(row: Mapping[str, Any]) -> Any:
 
 
 class TextObserver(Observer):
-    """What the three have in common: pieces of token ids become a generation."""
+    """Builds a generation from pieces of token ids, as all three trainers have them."""
 
     decodes = True
 
@@ -127,21 +127,22 @@ class TextObserver(Observer):
         self, generation: Generation, tensors: Sequence[Any], start: int = 0, *, rows: Sequence[Any] = (),
         logprobs: Any = None, marks: Mapping[str, str] = MappingProxyType({}), width: int = 0,
     ) -> None:  # fmt: skip
-        """One copy from the device. What the trainer does to its tensors later does not show in it.
+        """Copy the tensors from the device once, so that the trainer's later changes to them have no effect.
 
-        Prompts are what has no labels, and where those say nothing of it, the first `width` columns.
+        Positions without labels are the prompt; the first `width` columns are so in any case.
         """
         import torch
 
         ids, attention, labels = tensors
         packed = torch.stack((ids, attention.to(ids.dtype), labels)).detach().to("cpu", copy=True)
         packed[2, :, :width] = -100
-        keeps = logprobs is not None and self.options.get("tokens")
-        kept = logprobs.detach().to("cpu", copy=True) if keeps else None
+        is_stored = logprobs is not None and self.options.get("tokens")
+        copied_logprobs = logprobs.detach().to("cpu", copy=True) if is_stored else None
         copier = Snapshot()
-        piece = Piece(packed, start, self.collating.latest(), copier.copy(list(rows)), kept, marks)
+        piece = Piece(packed, start, self.collating.latest(), copier.copy(list(rows)), copied_logprobs, marks)
         generation.count += len(ids)
-        generation.bytes += packed.nbytes + (0 if kept is None else kept.nbytes) + copier.bytes + 512 * len(ids)
+        logprob_bytes = 0 if copied_logprobs is None else copied_logprobs.nbytes
+        generation.bytes += packed.nbytes + logprob_bytes + copier.bytes + 512 * len(ids)
         generation.later.append(lambda: piece.unpack(generation))
 
 
@@ -162,10 +163,11 @@ class GKDObserver(TextObserver):
         with self.guarded("count the rows of a generation"):
             generation.expected = len(out[0])
         with self.guarded("copy the tokens of a generation"):
-            taught = any(map(self._is_teacher, (*call.args, *call.kwargs.values())))
-            generation.policy_step = None if taught else generation.policy_step
-            asked = next(one["prompts"] for one in (*call.args, *call.kwargs.values()) if _has_prompts(one))
-            self.add(generation, out[:3], marks=TEACHER if taught else {}, width=asked.shape[1])
+            values = (*call.args, *call.kwargs.values())
+            is_teacher = any(map(self._is_teacher, values))
+            generation.policy_step = None if is_teacher else generation.policy_step
+            prompts = next(value["prompts"] for value in values if _has_prompts(value))
+            self.add(generation, out[:3], marks=TEACHER if is_teacher else {}, width=prompts.shape[1])
         return out
 
     @cached_property
@@ -177,14 +179,14 @@ class GKDObserver(TextObserver):
 
 
 class BufferObserver(TextObserver):
-    """Watches a trainer that answers the prompts of an optimizer step at once, or slice by slice."""
+    """Observes a trainer that answers the prompts of an optimizer step at once, or slice by slice."""
 
     needs: ClassVar[Needs] = {
         "_prepare_inputs": ("generation_batch",),
         "_fill_buffer": ("generation_batch", "buffer_steps"),
     }
     flags: ClassVar[str]
-    """Attribute of the trainer that tells which slices the student answers; it answers all where there is none."""
+    """The trainer's attribute that states which slices the student answers; without it, the student answers all."""
 
     def __init__(self, trainer: Any, emit: Emit, options: Mapping[str, Any]) -> None:
         super().__init__(trainer, emit, options)
@@ -193,13 +195,14 @@ class BufferObserver(TextObserver):
         self.watch("_fill_buffer", self._fill, ())
 
     def _fill(self, generation: Generation, call: Call) -> Any:
-        before = id(vars(self.trainer).get("_buffered_inputs"))  # holding it would keep its tensors
+        # a reference to the list would keep its tensors in memory
+        before = id(vars(self.trainer).get("_buffered_inputs"))
         try:
             return call.run()
         finally:
             buffer = vars(self.trainer).get("_buffered_inputs")
             if not isinstance(buffer, list):
-                self._unread(generation, call)
+                self._count_all(generation, call)
             elif id(buffer) != before:
                 self.waiting = set(range(len(buffer)))
 
@@ -208,20 +211,20 @@ class BufferObserver(TextObserver):
             return call.run()
         finally:
             if self.waiting:
-                self._unread(generation, call)  # until they are taken
+                self._count_all(generation, call)  # until they are taken
                 with self.guarded("copy the tokens of a generation"):
                     self._take(generation, next(iter((*call.args, *call.kwargs.values())), ()))
                     generation.expected = 0
                 if generation.expected:
                     self.waiting.clear()
 
-    def _unread(self, generation: Generation, call: Call) -> None:
-        """Count all rows as answered, where the buffer does not tell which were."""
+    def _count_all(self, generation: Generation, call: Call) -> None:
+        """Count all rows as answered, if the buffer does not state which were."""
         with self.guarded("count the rows of a generation"):
             generation.expected = rows_in(call)
 
     def _take(self, generation: Generation, batch: Any) -> None:
-        """What the student has answered in the buffer by now, and was not taken yet."""
+        """Add the slices of the buffer that the student has answered by now and that were not added yet."""
         trainer = self.trainer
         buffer = vars(trainer)["_buffered_inputs"]
         flags = vars(trainer).get(self.flags) or [True] * len(buffer)
@@ -232,7 +235,8 @@ class BufferObserver(TextObserver):
                 self._add_slice(generation, buffer[index], index, batch)
                 generation.width = len(buffer) * len(buffer[index]["labels"])
         if trainer.use_vllm:
-            generation.policy_step = vars(trainer)["_last_vllm_sync_step"]  # weights are not sent to it at every step
+            # vLLM does not receive the weights of every step
+            generation.policy_step = vars(trainer)["_last_vllm_sync_step"]
 
     def _add_slice(self, generation: Generation, inputs: Mapping[str, Any], index: int, batch: Any) -> None:
         tensors = [inputs[name] for name in ("input_ids", "attention_mask", "labels")]
@@ -259,7 +263,7 @@ GKD = TRLHost(
         Support(
             trainer="GKDTrainer", messages="decoded completions", rewards="none", since="0.22",
             note="answers of the teacher are marked; the dataset's own are not rollouts; before 1.10, a padding token "
-            "inside an answer is taken for padding",
+            "inside an answer counts as padding",
         ),
     ),
 )  # fmt: skip
@@ -270,7 +274,7 @@ GOLD = TRLHost(
         Support(
             trainer="GOLDTrainer", messages="decoded completions", rewards="none", groups=True, images=True,
             since="0.29", note="the dataset's own answers are not rollouts; before 1.10, a padding token inside an "
-            "answer is taken for padding",
+            "answer counts as padding",
         ),
     ),
 )  # fmt: skip

@@ -1,1 +1,1 @@
-"""ms-swift's GRPO and GKD trainers."""
+"""Hosts of ms-swift's GRPO and GKD trainers."""

@@ -1,4 +1,4 @@
-"""ms-swift's GKD trainer, which answers some prompts itself, and takes the dataset's answers to others."""
+"""The host of ms-swift's GKD trainer, whose student answers some prompts; others have the dataset's answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rollout_plugins.trainers.swift.requests import Requests, SwiftHost, see_tur
 
 
 class SwiftGKDObserver(Observer):
-    """Watches a trainer that has its student answer a batch of prompts, or takes the dataset's answers to them."""
+    """Observes a trainer whose student answers a batch of prompts, or which takes the dataset's answers."""
 
     needs: ClassVar[Needs] = {
         "_generate_and_score_completions": ("inputs",),
@@ -44,8 +44,8 @@ class SwiftGKDObserver(Observer):
         generation.expected = len(call.arguments["samples"])
         out = call.run()
         with self.guarded("take a snapshot of a generation"):
-            generation.see(out, asked=self._requests.prompt_sizes)
-            self._requests.forget(one.request for one in generation.taken)
+            generation.see(out, prompt_sizes=self._requests.prompt_sizes)
+            self._requests.forget(sample.request for sample in generation.taken)
         return out
 
     def _encode(self, generation: Sampling, call: Call) -> Any:
@@ -55,19 +55,19 @@ class SwiftGKDObserver(Observer):
         return out
 
     def _see_encoded(self, generation: Sampling, samples: Sequence[Any], encoded: Mapping[str, Any]) -> None:
-        known = {one.request: one for one in generation.taken}
+        samples_by_request = {sample.request: sample for sample in generation.taken}
         mask = encoded.get("attention_mask")
-        if not known or mask is None or tuple(mask.shape) != tuple(encoded["labels"].shape):
+        if not samples_by_request or mask is None or tuple(mask.shape) != tuple(encoded["labels"].shape):
             return  # the rows are packed into one
         columns = [unpadded(encoded[name], mask) for name in ("input_ids", "labels")]
         for sample, ids, labels in zip(samples, *columns, strict=True):
-            known[sample.request_id].see_encoded({"input_ids": ids, "labels": labels})
+            samples_by_request[sample.request_id].see_encoded({"input_ids": ids, "labels": labels})
 
     def submit(self, generation: Sampling) -> None:  # type: ignore[override]  # `begin` makes no others
         if generation.error and not generation.count:
-            with self.guarded("keep what was generated before the trainer broke off"):
-                generation.see(self._requests.answered(generation), asked=self._requests.prompt_sizes)
-                self._requests.forget(one.request for one in generation.taken)
+            with self.guarded("keep what was generated before the error"):
+                generation.see(self._requests.answered(generation), prompt_sizes=self._requests.prompt_sizes)
+                self._requests.forget(sample.request for sample in generation.taken)
         super().submit(generation)
 
     def batch(self, generation: Sampling) -> Batch:  # type: ignore[override]  # `begin` makes no others

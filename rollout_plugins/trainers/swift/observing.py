@@ -1,8 +1,8 @@
-"""ms-swift's GRPO trainer: TRL's by its class, with a way of its own in which samples are passed on.
+"""The host of ms-swift's GRPO trainer, a subclass of TRL's that passes samples on in its own way.
 
-Samples are filled in as they go. One batch may be sampled several times: dynamic sampling throws away groups in which
-all rewards are equal, and samples others in their place. Each sampling is a batch of its own here; what was thrown
-away is stored, marked and counted.
+Samples are filled in step by step. One batch may be sampled several times: dynamic sampling discards groups in which
+all rewards are equal, and samples others instead. Each sampling is a separate batch here; the discarded rollouts are
+stored, marked and counted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rollout_plugins.hosts.kit.build_rollouts import batch_of
 from rollout_plugins.hosts.kit.observe_generation import Needs, Observer
 from rollout_plugins.hosts.kit.observed_generation import Generation
 from rollout_plugins.hosts.kit.wrapping import Call
-from rollout_plugins.trainers.swift.building import Sampling, Taken, built
+from rollout_plugins.trainers.swift.building import CopiedSample, Sampling, built
 from rollout_plugins.trainers.swift.requests import Requests, SwiftHost, see_turn
 
 TRAINED: Final = "yes"
@@ -37,9 +37,9 @@ class Sampled(Generation):
         super().__init__(trainer, options, training=training)
         self.samplings: list[Sampling] = []
         self.spreads: list[list[float]] = []
-        """How far the rewards of each sample's group are apart, for each sampling that dynamic sampling looked at."""
-        self.trained: dict[int, list[Taken]] = {}
-        """Samples that are trained on, on whatever rank, by their place among those of one rank."""
+        """The spread of rewards in each sample's group, for each sampling that dynamic sampling examined."""
+        self.trained: dict[int, list[CopiedSample]] = {}
+        """The samples that are trained on, on any rank, by their index among the samples of one rank."""
 
 
 class SwiftObserver(Observer):
@@ -55,17 +55,17 @@ class SwiftObserver(Observer):
         self._requests = Requests()
         self._micro_batches = MicroBatches(trainer)
         self._held: list[Sampled] = []
-        """A batch that training is planned to end in, until it is known what is trained on."""
+        """Batches inside which training is planned to end, held until it is known which samples are trained on."""
         self._last_count = self._last_step = 0
-        """How many samples the newest batch has, if they were handed over and may not all have been taken yet."""
+        """How many samples the newest batch has, if they were submitted and may not all have been taken yet."""
         self.wraps.wrap(trainer, "_prepare_inputs", lambda call: self._take(call.run()))
-        self._asked: dict[str, int] = {}
-        """The step at which each sample was asked for that is not scored yet, where the trainer generates ahead."""
-        self.watch("_generate_and_score_completions", self._whole)
-        self.watch("_compute_rewards_per_func", self._rewards)
-        self.watch("_postprocess_batch", self._postprocess)
-        self.watch("compute_std", self._looked_at, optional=True)
-        self.watch("_preprocess_inputs", self._ahead, optional=True)
+        self._requested_steps: dict[str, int] = {}
+        """The step at which each unscored sample was requested, if the trainer generates ahead."""
+        self.watch("_generate_and_score_completions", self._around_generation)
+        self.watch("_compute_rewards_per_func", self._around_rewards)
+        self.watch("_postprocess_batch", self._around_postprocess)
+        self.watch("compute_std", self._around_compute_std, optional=True)
+        self.watch("_preprocess_inputs", self._around_preprocess_inputs, optional=True)
         self.watch("_rollout", partial(see_turn, self, self._requests), ("samples",), optional=True)
 
     def begin(self) -> Sampled:
@@ -73,34 +73,34 @@ class SwiftObserver(Observer):
         generation.decoder = self.decoder
         return generation
 
-    def _whole(self, generation: Sampled, call: Call) -> Any:
+    def _around_generation(self, generation: Sampled, call: Call) -> Any:
         self.store_rows(generation, call)
         return call.run()
 
-    def _ahead(self, generation: Sampled, call: Call) -> Any:
-        """Samples get their ids here. Those that are made in the background are scored in a later call."""
+    def _around_preprocess_inputs(self, generation: Sampled, call: Call) -> Any:
+        """Record the ids of samples that are generated in the background and scored in a later call."""
         out = call.run()
         if getattr(self.trainer, "async_generate", False):
-            with self.guarded("see what is generated ahead"):
-                self._asked |= {sample.request_id: int(self.trainer.state.global_step) for sample in out}
-                self._tell_waiting()
+            with self.guarded("see the samples generated ahead"):
+                self._requested_steps |= {sample.request_id: int(self.trainer.state.global_step) for sample in out}
+                self._report_waiting()
         return out
 
-    def _tell_waiting(self) -> None:
+    def _report_waiting(self) -> None:
         held = sum(sampling.count for generation in self._held for sampling in generation.samplings)
-        self.emit.waits(len(self._asked) + held, self._give_up)
+        self.emit.waits(len(self._requested_steps) + held, self._end_training)
 
-    def _give_up(self) -> None:
-        """Training ends. What was generated ahead stays with the trainer's thread, and is scored no more."""
-        with self.guarded("hand over what was not trained on"):
+    def _end_training(self) -> None:
+        """Submit held batches, and count the samples generated ahead, which the trainer will not score any more."""
+        with self.guarded("submit the rollouts that were not trained on"):
             self._end_batch()
-        count = len(self._asked)
-        self._asked.clear()
+        count = len(self._requested_steps)
+        self._requested_steps.clear()
         if count:
             self.count_unobserved(count)
-            self._tell_waiting()
+            self._report_waiting()
 
-    # --- which of them are trained on -----------------------------------------------------------------------------
+    # --- the fate of samples ----------------------------------------------------------------------------------------
 
     def _take(self, micro_batch: Any) -> Any:
         with self.guarded("see which rollouts are trained on"):
@@ -110,33 +110,33 @@ class SwiftObserver(Observer):
         return micro_batch
 
     def _may_end_inside(self, generation: Sampled) -> bool:
-        """Whether to hold it back. Where ranks share samples, or sequences, their places are not known here."""
+        """Return whether to hold the batch. If ranks share samples, or sequences, the indices are not known here."""
         is_simple = getattr(self.trainer.template, "sequence_parallel_size", 1) == 1 and bool(generation.trained)
-        self._release_held("")  # a trainer that generates again has taken all that came before
+        self._release_held("")  # a trainer that generates again has taken all earlier samples
         self._micro_batches.begin()
         self._last_count, self._last_step = generation.count if is_simple else 0, generation.step
-        self._tell_waiting()  # so that the end of the training is told, whether or not anything is held back
+        self._report_waiting()  # registers for the end of training, even if nothing is held
         return is_simple and may_end_inside(self.trainer)
 
     def _release_held(self, rest: str) -> None:
-        """Hand over what is held back; samples that were not taken got no further than `rest` says."""
+        """Submit the held batches; `rest` is the fate of samples that were not taken."""
         held, self._held = self._held, []
         for generation in held:
             with self.guarded("see what was trained on"):
                 for place in self._places_left(generation.count) if rest else ():
-                    for one in generation.trained[place]:
-                        one.fate = rest
+                    for sample in generation.trained[place]:
+                        sample.fate = rest
                 for sampling in generation.samplings:
                     sampling.may_be_left = True
-            self._hand_over_all(generation)
+            self._submit_all(generation)
         if held:
             self._last_count = 0
-            self._tell_waiting()
+            self._report_waiting()
 
     def _places_left(self, count: int) -> list[int]:
-        """The places of samples that were not taken yet; micro-batches have them in their order."""
+        """Return the indices of samples that were not taken yet; micro-batches have them in order."""
         left = set(map(id, self._micro_batches.left))
-        batches = [id(one) in left for one in self.trainer._buffered_inputs]  # noqa: SLF001 - where TRL has them, too
+        batches = [id(batch) in left for batch in self.trainer._buffered_inputs]  # noqa: SLF001 - TRL uses it, too
         return [place for place in range(count) if batches[place * len(batches) // count]]
 
     def _end_batch(self) -> None:
@@ -150,36 +150,36 @@ class SwiftObserver(Observer):
 
     def detach(self) -> None:
         super().detach()
-        self._give_up()
+        self._end_training()
 
-    def _rewards(self, generation: Sampled, call: Call) -> Any:
+    def _around_rewards(self, generation: Sampled, call: Call) -> Any:
         sampling = Sampling(self.trainer, self.options, training=generation.split == "train")
         sampling.decoder = generation.decoder
         with self.guarded("take a snapshot of a generation"):
-            sampling.see(call.arguments["samples"], self._asked, self._requests.prompt_sizes)
+            sampling.see(call.arguments["samples"], self._requested_steps, self._requests.prompt_sizes)
             generation.samplings.append(sampling)
-            self._scored(sampling)
+            self._forget_requests(sampling)
         gathered = self.run_rewards(sampling, call)
         here = slice(sampling.starts_at, sampling.starts_at + sampling.count)
         if len(gathered) == sampling.count * sampling.world and not (sampling.counts_vary and sampling.world > 1):
             sampling.rewards.numbers = lambda index: gathered[here, index].tolist()
         return gathered
 
-    def _scored(self, sampling: Sampling) -> None:
-        """Its samples are with us now, whatever becomes of them."""
-        self._requests.forget(one.request for one in sampling.taken)
-        if self._asked:
-            for one in sampling.taken:
-                self._asked.pop(one.request, None)
-            self._tell_waiting()
+    def _forget_requests(self, sampling: Sampling) -> None:
+        """Forget the requests of samples that we have now, whatever happens to them."""
+        self._requests.forget(sample.request for sample in sampling.taken)
+        if self._requested_steps:
+            for sample in sampling.taken:
+                self._requested_steps.pop(sample.request, None)
+            self._report_waiting()
 
-    def _looked_at(self, generation: Sampled, call: Call) -> Any:
+    def _around_compute_std(self, generation: Sampled, call: Call) -> Any:
         spread = call.run()
-        with self.guarded("see which groups are thrown away"):
+        with self.guarded("see which groups are discarded"):
             generation.spreads.append(spread.tolist())
         return spread
 
-    def _postprocess(self, generation: Sampled, call: Call) -> Any:
+    def _around_postprocess(self, generation: Sampled, call: Call) -> Any:
         out = call.run()
         with self.guarded("read the advantages"):
             self._settle(generation, call.arguments["samples"])
@@ -189,7 +189,9 @@ class SwiftObserver(Observer):
         return out
 
     def _has_teacher(self, batches: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether the trainer adds a teacher's term to each token's advantage; SDAR has it in the loss alone."""
+        """Return whether the trainer adds a teacher's term to each token's advantage; SDAR only adds it
+        to the loss.
+        """
         trainer = self.trainer
         rows = (getattr(batch["grpo_batch"], "teacher_per_token_logps", None) for batch in batches)
         if all(row is None for row in rows):
@@ -199,30 +201,30 @@ class SwiftObserver(Observer):
         return not getattr(trainer, "sdar_loss_coef", 0) > 0 and getattr(trainer, "teacher_kl_coef", 1) != 0
 
     def _settle(self, generation: Sampled, trained: Sequence[Any]) -> None:
-        """Which samples the trainer trains on, with their advantages and the token ids that it goes on with."""
+        """Determine which samples are trained on, with their advantages and token ids."""
         generation.count = len(trained)
         first = generation.rank * generation.count
         places = _places(generation, int(getattr(self.trainer.args, "generation_batch_size", 0) or 0))
         own = [
-            (one, number, sampling.starts_at + i, places.get((number, sampling.starts_at + i)))
+            (sample, number, sampling.starts_at + i, places.get((number, sampling.starts_at + i)))
             for number, sampling in enumerate(generation.samplings)
-            for i, one in enumerate(sampling.taken)
+            for i, sample in enumerate(sampling.taken)
         ]
-        here = {place - first: one for one, _, _, place in own if place is not None}
+        here = {place - first: sample for sample, _, _, place in own if place is not None}
         if any(i in here and here[i].request != sample.request_id for i, sample in enumerate(trained)):
-            raise LookupError("the trainer trains on other samples than its dynamic sampling chose")
+            raise LookupError("the trainer trains on samples that dynamic sampling did not choose")
         advantages = self._advantages(generation, trained, first)
-        for one, number, i, place in own:
-            one.advantage = None if place is None else advantages.get(place)
-            one.fate = _why_not(generation, number, i) if place is None else TRAINED
+        for own_sample, number, i, place in own:
+            own_sample.advantage = None if place is None else advantages.get(place)
+            own_sample.fate = _why_not(generation, number, i) if place is None else TRAINED
             if place is not None and not generation.samplings[0].counts_vary:
-                generation.trained.setdefault(place % generation.count, []).append(one)
+                generation.trained.setdefault(place % generation.count, []).append(own_sample)
         for i, sample in enumerate(trained):
             if i in here:
                 here[i].see_encoded(sample.encoded)
 
     def _advantages(self, generation: Sampled, trained: Sequence[Any], first: int) -> dict[int, float]:
-        """By place among those of all ranks: as numbers in the trainer's log, else this rank's from the device."""
+        """Return the advantages by index among all ranks: from the trainer's log, or this rank's from the device."""
         log = None if generation.samplings[0].counts_vary else LogTail.of(generation, None)
         if log is not None:
             return {place: value for place, value in enumerate(log.advantages()) if value is not None}
@@ -230,7 +232,7 @@ class SwiftObserver(Observer):
 
     def submit(self, generation: Sampled) -> None:  # type: ignore[override]  # `begin` makes no others
         if generation.error:
-            with self.guarded("keep what was generated before the trainer broke off"):
+            with self.guarded("keep what was generated before the error"):
                 self._add_unscored(generation)
         if not generation.samplings and generation.error is None and generation.expected:
             self.on_unobserved(generation)
@@ -243,32 +245,33 @@ class SwiftObserver(Observer):
                 for sampling in generation.samplings:
                     sampling.read_rewards()
                 self._held.append(generation)
-                self._tell_waiting()
+                self._report_waiting()
         else:
-            self._hand_over_all(generation)
+            self._submit_all(generation)
 
-    def _hand_over_all(self, generation: Sampled) -> None:
+    def _submit_all(self, generation: Sampled) -> None:
         for sampling in generation.samplings:
             self._submit(generation, sampling)
             generation.seconds = 0.0
 
     def _add_unscored(self, generation: Sampled) -> None:
-        """A scheduler or the trainer raised after the model had answered."""
+        """Add the samples that the model answered before a scheduler or the trainer raised."""
         samples = self._requests.answered(generation)
         if not samples:
             return
         sampling = Sampling(self.trainer, self.options, training=generation.split == "train")
         sampling.decoder = generation.decoder
-        sampling.see(samples, self._asked, self._requests.prompt_sizes)
+        sampling.see(samples, self._requested_steps, self._requests.prompt_sizes)
         generation.samplings.append(sampling)
-        self._scored(sampling)
+        self._forget_requests(sampling)
 
     def _submit(self, generation: Sampled, sampling: Sampling) -> None:
         with self.guarded("read the rewards"):
             sampling.error = generation.error
             sampling.read_rewards()
         if generation.split == "train" and (len(generation.samplings) > 1 or sampling.may_be_left):
-            fates = Counter(one.fate or (BROKE_OFF if generation.error else UNKNOWN) for one in sampling.taken)
+            default = BROKE_OFF if generation.error else UNKNOWN
+            fates = Counter(sample.fate or default for sample in sampling.taken)
             for fate, count in fates.items():
                 if fate not in {TRAINED, UNKNOWN}:
                     self.emit.untrained(fate, count, sampling.step)
@@ -278,15 +281,15 @@ class SwiftObserver(Observer):
             self.count_refused(sampling.count)
 
 
-def _places(generation: Sampled, wanted: int) -> dict[tuple[int, int], int]:
-    """Where each sample of all ranks stands among those that are trained on, as dynamic sampling chooses them.
+def _places(generation: Sampled, batch_size: int) -> dict[tuple[int, int], int]:
+    """Return the index of each sample of all ranks among the trained ones, as dynamic sampling chooses them.
 
     It takes groups with a spread, sampling after sampling, until the batch is full; if it never is, the first sampling
-    is trained on as it is.
+    is trained on unchanged.
     """
     spread = [(n, i) for n, stds in enumerate(generation.spreads) for i, std in enumerate(stds) if std > 0]
-    if generation.spreads and len(spread) >= wanted:
-        return {which: place for place, which in enumerate(spread[:wanted])}
+    if generation.spreads and len(spread) >= batch_size:
+        return {sample: place for place, sample in enumerate(spread[:batch_size])}
     first = generation.samplings[0]
     return {(0, i): i for i in range(first.count * first.world)}
 
@@ -307,7 +310,7 @@ GRPO = SwiftHost(
         Support(
             trainer="swift.GRPOTrainer", advantage=True, groups=True, evaluation=True, images=True, tools=True,
             logprobs="sampler", since="ms-swift 4.6",
-            note="what dynamic sampling throws away is marked; earlier turns are decoded from token ids",
+            note="rollouts that dynamic sampling discards are marked; earlier turns are decoded from token ids",
         ),
     ),
 )  # fmt: skip

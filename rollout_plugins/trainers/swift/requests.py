@@ -1,6 +1,7 @@
-"""What ms-swift asks its engine, turn by turn, and what it answers, until the samples are whole and scored.
+"""Record what ms-swift asks its engine in each turn, and the answers, until the samples are complete and scored.
 
-A scheduler runs between two turns. Where it raises, the samples never become whole: this is what there is of them.
+A scheduler runs between two turns. If it raises, the samples never become complete, and these records are all there
+is.
 """
 
 from __future__ import annotations
@@ -18,21 +19,21 @@ from rollout_plugins.hosts.kit.wrapping import Call
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One sample, with the answers to it so far."""
+    """One sample, with its answers so far."""
 
     sample: Any
     generation: Generation
     messages: list[Any]
-    """The trainer's own list, which its scheduler goes on with."""
+    """The trainer's own list, which its scheduler continues to use."""
     choices: list[Any] = field(default_factory=list)
-    is_whole: bool = False
-    """Whether the messages hold the last answer, too."""
+    is_complete: bool = False
+    """Whether the messages contain the last answer, too."""
 
     def as_sample(self) -> Any:
         """Return the sample as it would be if the trainer had finished it already."""
         sample, last = copy.copy(self.sample), self.choices[-1]
         answer = {"role": "assistant", "content": last.message.content}
-        sample.messages = [*self.messages, *([] if self.is_whole else [answer])]
+        sample.messages = [*self.messages, *([] if self.is_complete else [answer])]
         sample.response_token_ids = [list(choice.token_ids or ()) for choice in self.choices]
         sample.response_loss_mask = []
         logprobs = [_logprobs(choice) for choice in self.choices]
@@ -47,34 +48,34 @@ class Requests:
     def __init__(self) -> None:
         self._requests: dict[str, Request] = {}
         self.prompt_sizes: dict[str, int] = {}
-        """How many messages each was asked with at first."""
+        """How many messages the first request of each sample had."""
 
     def ask(self, samples: Sequence[Any], generation: Generation) -> None:
         """Record the requests of this turn: samples in the first turn, requests with the same ids in later ones."""
-        for one in samples:
-            key = _key(one)
+        for sample in samples:
+            key = _key(sample)
             if key in self._requests:
-                self._requests[key].messages = one.messages
-            elif hasattr(one, "request_id"):  # a request of the scheduler's own making belongs to no sample
-                self._requests[key] = Request(one, generation, one.messages)
-                self.prompt_sizes[key] = len(one.messages)
+                self._requests[key].messages = sample.messages
+            elif hasattr(sample, "request_id"):  # a request that the scheduler created belongs to no sample
+                self._requests[key] = Request(sample, generation, sample.messages)
+                self.prompt_sizes[key] = len(sample.messages)
 
-    def answer(self, samples: Sequence[Any], outputs: Sequence[Any], *, is_whole: bool) -> None:
-        """Note the engine's answers. Several for one sample come from a server, with messages of their own."""
+    def answer(self, samples: Sequence[Any], outputs: Sequence[Any], *, is_complete: bool) -> None:
+        """Record the engine's answers. A server may return several answers of a sample, with its own messages."""
         if len(samples) != len(outputs):
             return
-        for one, output in zip(samples, outputs, strict=True):
-            request = self._requests.get(_key(one))
+        for sample, output in zip(samples, outputs, strict=True):
+            request = self._requests.get(_key(sample))
             if request is None:
                 continue
             request.choices.append(output.response.choices[0])
-            request.is_whole = is_whole or output.messages is not None
+            request.is_complete = is_complete or output.messages is not None
             request.messages = request.messages if output.messages is None else output.messages
 
     def answered(self, generation: Generation) -> list[Any]:
-        """The samples of a generation that the model has answered."""
-        found = [one for one in self._requests.values() if one.generation is generation and one.choices]
-        return [one.as_sample() for one in found]
+        """Return the samples of a generation that the model has answered."""
+        requests = [r for r in self._requests.values() if r.generation is generation and r.choices]
+        return [request.as_sample() for request in requests]
 
     def forget(self, keys: Iterable[str]) -> None:
         for key in keys:
@@ -82,35 +83,35 @@ class Requests:
             self.prompt_sizes.pop(key, None)
 
 
-def _key(one: Any) -> str:
-    return str(getattr(one, "request_id", None) or one.uuid)
+def _key(sample: Any) -> str:
+    return str(getattr(sample, "request_id", None) or sample.uuid)
 
 
 def _logprobs(choice: Any) -> list[float]:
-    known: Mapping[str, Any] = choice.logprobs or {}
-    return [item["logprob"] for item in known.get("content", ())]
+    logprobs: Mapping[str, Any] = choice.logprobs or {}
+    return [item["logprob"] for item in logprobs.get("content", ())]
 
 
 def see_turn(observer: Observer, requests: Requests, generation: Generation, call: Call) -> Any:
-    """One turn of some requests: what the model was asked, and what it answered."""
-    asked: Sequence[Any] = ()
-    with observer.guarded("see what the model is asked"):
-        asked = call.arguments["samples"]
-        requests.ask(asked, generation)
+    """Run one turn of some requests, and record the requests and the answers."""
+    samples: Sequence[Any] = ()
+    with observer.guarded("see the requests to the model"):
+        samples = call.arguments["samples"]
+        requests.ask(samples, generation)
     out = call.run()
-    with observer.guarded("see what the model answered"):
-        requests.answer(asked, out, is_whole=_is_whole(observer.trainer))
+    with observer.guarded("see the model's answers"):
+        requests.answer(samples, out, is_complete=_completes_messages(observer.trainer))
     return out
 
 
-def _is_whole(trainer: Any) -> bool:
-    """Whether a scheduler in this process puts the answers into the conversations."""
+def _completes_messages(trainer: Any) -> bool:
+    """Return whether a scheduler in this process adds the answers to the conversations."""
     has_scheduler = getattr(trainer, "multi_turn_scheduler", None) is not None
     return has_scheduler and not getattr(trainer, "enable_server_multi_turn", False)
 
 
 class SwiftHost(TRLHost):
-    """Known by its methods: its class has the name of TRL's."""
+    """A host that matches trainers by their methods, because ms-swift's class has the same name as TRL's."""
 
     def matches(self, trainer: Any) -> bool:
         return not self.missing(trainer)
