@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import socket
 import sys
@@ -20,10 +21,11 @@ from rich.text import Text
 
 from rollout_plugins.cli.chosen import DAMAGED, add_allow_damaged
 from rollout_plugins.cli.common import add_json, busy, console, print_json, print_table
+from rollout_plugins.content.findings import evidence_command
 from rollout_plugins.errors import RolloutPluginsError
 from rollout_plugins.reading.find_runs import found_in
 from rollout_plugins.reading.runs import StoredRun
-from rollout_plugins.system.labels import format_counts, format_not_finite
+from rollout_plugins.system.labels import count, format_counts
 from rollout_plugins.system.remote_runs import is_url
 
 DISTRIBUTION = "rollout-plugins"
@@ -217,7 +219,7 @@ def run_checks(path: Path) -> Iterator[Check]:
 
 def _run_checks(run: StoredRun) -> Iterator[Check]:
     run.health.verify()
-    count, damage = len(run), run.health.unreadable
+    total, damage = len(run), run.health.unreadable
     for line in damage:
         yield Check(run.info.id, DAMAGE, line, "the rest of the run can be read; keep a copy")
     for line in (*run.health.contradictions, *run.health.absent):
@@ -227,13 +229,24 @@ def _run_checks(run: StoredRun) -> Iterator[Check]:
         "not trained on": format_counts(run.health.untrained),
         "not sent": format_counts(run.health.unsent, "to "),
     }
-    if odd := run.health.not_finite:
-        advice = "a NaN counts as no reward, and an infinite one makes its group's advantages NaN; see: rollouts stats"
-        yield Check(run.info.id, "warn", f"rewards that are no finite number: {format_not_finite(odd)}", advice)
     for what, counts in notes.items():
         if counts:
             yield Check(run.info.id, "note", f"{what}: {counts}")
-    yield Check(run.info.id, "ok" if not damage else "note", f"{count:,} rollouts in {run.place}")
+    if not damage:
+        yield from findings_checks(run)
+    yield Check(run.info.id, "ok" if not damage else "note", f"{total:,} rollouts in {run.place}")
+
+
+def findings_checks(run: StoredRun) -> Iterator[Check]:
+    """What the checks find in a run, and the command that says which of them could not look."""
+    checked = run.check()
+    for finding in checked.findings:
+        status = "note" if finding.severity == "info" else "warn"
+        yield Check(run.info.id, status, finding.text, evidence_command(finding, run.place))
+    unobserved = sum(verdict.verdict == "unobserved" for verdict in checked.verdicts)
+    if unobserved:
+        more = f"{count(unobserved, 'check')} had nothing to look at"
+        yield Check(run.info.id, "note", more, f"rollouts check {shlex.quote(run.place)} says what they need")
 
 
 def sinks_checks(*, offline: bool) -> Iterator[Check]:

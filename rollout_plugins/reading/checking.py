@@ -25,6 +25,7 @@ from rollout_plugins.store.any_version import with_columns
 from rollout_plugins.store.arrow_rollouts import from_rows
 from rollout_plugins.store.findings import PRODUCER, findings_of, write_findings
 from rollout_plugins.store.schema import SCHEMA
+from rollout_plugins.system.labels import count
 from rollout_plugins.system.node_folders import nodes_of
 from rollout_plugins.system.remote_runs import is_remote, open_run_file, remote_reader
 
@@ -171,17 +172,25 @@ class _Feed:
         return verdicts
 
     def _verdicts(self, name: str, impl: Any, run: StoredRun) -> Sequence[Verdict]:
-        findings = tuple(distinct(self._found[name]))
+        verdicts: Sequence[Verdict] | None = None
         if name not in self._dispatcher.removed and impl is not None:
             _, verdicts = self._dispatcher.call(impl, "check_run", {"run": run}, hook_results.verdicts)
-            if verdicts:
-                return list(verdicts)
-        errors = self._dispatcher.counters.errors.get(name, 0)
-        why = f"it failed: {errors} errors" if errors else ""
-        if findings:
-            return [Verdict(check=_short(name), verdict="found", rollouts=self._rollouts, findings=findings, why=why)]
-        outcome: Outcome = "unobserved" if why or not self._rollouts else "clear"
-        return [Verdict(check=_short(name), verdict=outcome, rollouts=0 if why else self._rollouts, why=why)]
+        verdicts = verdicts or [self._own_verdict(name)]
+        failures = self._dispatcher.counters.errors[name]
+        return [_with_failures(verdict, failures) for verdict in verdicts] if failures else verdicts
+
+    def _own_verdict(self, name: str) -> Verdict:
+        """Return the verdict of a check that gave none."""
+        findings = tuple(distinct(self._found[name]))
+        outcome: Outcome = "found" if findings else "clear" if self._rollouts else "unobserved"
+        why = "" if self._rollouts else "the run has no rollouts"
+        return Verdict(check=_short(name), verdict=outcome, rollouts=self._rollouts, findings=findings, why=why)
+
+
+def _with_failures(verdict: Verdict, failures: int) -> Verdict:
+    """Return the verdict of a check that failed: it may have missed something, so it is never clear."""
+    why = f"the check failed {count(failures, 'time')}; the log says how"
+    return replace(verdict, verdict="found" if verdict.findings else "unobserved", why=why)
 
 
 def generations(run: StoredRun, columns: Sequence[str]) -> Iterator[tuple[Step, pa.Table]]:

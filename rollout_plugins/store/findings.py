@@ -6,6 +6,7 @@ those that no single rollout shows, are in the metadata of the file's schema, so
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields
@@ -25,6 +26,8 @@ PRODUCER = "findings"
 METADATA = b"rollout_plugins.findings"
 #: Findings have only a few good examples; a check that names thousands of rollouts still gets a small file.
 MAX_EXAMPLES = 100
+#: Columns of every file of annotations, and those that DuckDB adds.
+_TAKEN = frozenset({"id", "filename", "file_row_number"})
 _FIELDS = tuple(field.name for field in fields(Finding))
 
 
@@ -33,11 +36,17 @@ def write_findings(folder: Path, findings: Sequence[Finding]) -> Path:
     texts: dict[str, dict[str, str]] = {}
     for finding in findings:
         for rollout_id in finding.rollouts[:MAX_EXAMPLES]:
-            texts.setdefault(rollout_id, {}).setdefault(finding.check, finding.text)
-    checks = list(dict.fromkeys(finding.check for finding in findings))
-    columns = {check: pa.array([_cleaned(row.get(check)) for row in texts.values()], TEXT) for check in checks}
+            texts.setdefault(rollout_id, {}).setdefault(column_name(finding.check), finding.text)
+    names = dict.fromkeys(column_name(finding.check) for finding in findings)
+    columns = {name: pa.array([_cleaned(row.get(name)) for row in texts.values()], TEXT) for name in names}
     table = pa.table({"id": pa.array(map(replace_surrogates, texts), TEXT), **columns})
     return write_annotations(folder, PRODUCER, table, {METADATA: orjson.dumps([to_json(f) for f in findings])})
+
+
+def column_name(check: str) -> str:
+    """Return the column that marks the rollouts of a check: a name that is safe in SQL, and free in its files."""
+    name = re.sub(r"[^a-z0-9_-]+", "-", check.lower())[:60].strip("-") or "check"
+    return f"check-{name}" if name in _TAKEN else name
 
 
 def _cleaned(text: str | None) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
-from rollout_hookspecs import Panel, Rollout, Run
+from rollout_hookspecs import Finding, Panel, Rollout, Run
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
@@ -16,6 +16,7 @@ from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.reading.state import RUNNING, files_of, has_ended, state_of
 from rollout_plugins.show.text import one_line
 from rollout_plugins.view.pages.about import AboutPage
+from rollout_plugins.view.pages.findings import FindingsPage
 from rollout_plugins.view.pages.group import GroupPage
 from rollout_plugins.view.pages.help import HelpPage
 from rollout_plugins.view.pages.page import Page
@@ -24,6 +25,8 @@ from rollout_plugins.view.pages.rollouts import RolloutsPage
 from rollout_plugins.view.pages.steps import StepsPage
 from rollout_plugins.view.pages.through_time import TimePage
 
+MAX_CHECKED = 20_000
+"""Rollouts up to which a run without stored findings is checked when it is opened."""
 PERIOD = 2.0
 """Seconds between looks at a run that has not ended."""
 
@@ -33,7 +36,8 @@ class Viewer(App[None]):
 
     CSS = """
     #title { height: 1; padding: 0 1; background: $panel; }
-    #chart { height: auto; padding: 0 1; }
+    #chart, #findings { height: auto; padding: 0 1; }
+    #findings { display: none; }
     Grid, Pager {
         scrollbar-color: $surface-lighten-3; scrollbar-color-hover: $primary; scrollbar-color-active: $primary;
         scrollbar-background: $background; scrollbar-background-hover: $background;
@@ -67,6 +71,8 @@ class Viewer(App[None]):
         self.panels = panels
         self._early = stats
         self.stats: list[dict[str, Any]] = []
+        self.findings: list[Finding] = []
+        self._is_checked = False
         self._period = period
         self._seen = self._signature()
         self._complaint = ""
@@ -85,6 +91,14 @@ class Viewer(App[None]):
         early, self._early = self._early, None
         self.stats = self.stored.stats() if early is None else early()
         return self.stats
+
+    def read_findings(self) -> list[Finding]:
+        """Read the findings that are stored; run the checks over a run that has none. On a worker's thread."""
+        if not self._is_checked:
+            self.findings = self.stored.findings
+            if not self.findings and self.ended and len(self.stored) <= MAX_CHECKED:
+                self.findings, self._is_checked = self.stored.check().findings, True
+        return self.findings
 
     @property
     def ended(self) -> bool:
@@ -154,6 +168,9 @@ class Viewer(App[None]):
     def show_about(self) -> None:
         if not isinstance(self.screen, AboutPage):
             self.push_screen(AboutPage())
+
+    def show_findings(self) -> None:
+        self.push_screen(FindingsPage())
 
     def show_siblings(self, rollout: Rollout) -> None:
         self.push_screen(GroupPage(rollout))

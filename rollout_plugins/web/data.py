@@ -50,7 +50,7 @@ def page_data(run: StoredRun, *, limit: int, panels: PanelsOf, progress: Progres
         "version": __version__,
         "made": time.time(),
         "run": facts,
-        "first": first.said(steps, texts),
+        "first": first.as_json(steps, texts),
         "total": sum(row["rollouts"] for row in steps),
         "matched": chosen.matched,
         "filters": {name: clean(str(value)) for name, value in filters.items()},

@@ -1,57 +1,75 @@
-"""What a person asks first: the best and the worst rollout, rewards that are not finite, the tool that fails most."""
+"""What a person looks at first: what checks found, and the best and the worst rollout."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from rollout_hookspecs import Rollout
+from rollout_hookspecs import Finding, Rollout
 
+from rollout_plugins.content.findings import distinct, evidence_command
 from rollout_plugins.reading.runs import StoredRun
-from rollout_plugins.reading.sql_pieces import name_of
-from rollout_plugins.show.text import clean, one_line
+from rollout_plugins.reading.sql_pieces import literal
+from rollout_plugins.show.text import clean
 from rollout_plugins.web.choose import also
 from rollout_plugins.web.pools import Texts
 
-_FAILING = """
-select name, count(*) as calls, count(*) filter (where status in ('error', 'unknown')) as failed
-from tool_calls group by name order by failed desc, name limit 1"""
+#: Findings that the page lists, and rollouts of each that it holds in any case.
+MAX_FINDINGS, MAX_EXAMPLES = 50, 4
 
 
 class First:
-    """What is said before everything else, and the rollouts that prove it; those are in the page in any case."""
+    """The findings and the extremes of a run, and their rollouts, which are in the page in any case."""
 
     def __init__(self, run: StoredRun, **filters: Any) -> None:
         self._run, self._filters = run, {**filters, "order": None}
-        self.best = self._one(order="-reward", where="isfinite(reward)")
-        self.worst = self._one(order="reward", where="isfinite(reward)")
-        odd = " or ".join(f"not isfinite({name_of(name)})" for name in run.health.not_finite)
-        self.odd = self._one(order=None, where=odd) if odd else None
-        self.tool = next(iter(run.sql(_FAILING).to_pylist()), None)
-        name = self.tool["name"] if self.tool and self.tool["failed"] else None
-        self.failing = None if name is None else self._one(tool=name, where="failed_calls > 0")
+        checked = run.check()
+        self.findings = distinct([*checked.findings, *run.findings])[:MAX_FINDINGS]
+        self.unobserved = {v.check: v.why for v in checked.verdicts if v.verdict == "unobserved"}
+        self.clear = sum(verdict.verdict == "clear" for verdict in checked.verdicts)
+        self.best = self._read_one(order="-reward", where="isfinite(reward)")
+        self.worst = self._read_one(order="reward", where="isfinite(reward)")
+        self._examples = self._read_examples()
 
     @property
     def rollouts(self) -> list[Rollout]:
-        return [rollout for rollout in (self.best, self.worst, self.odd, self.failing) if rollout is not None]
+        """The rollouts that the page must hold."""
+        return [*self._examples, *(rollout for rollout in (self.best, self.worst) if rollout is not None)]
 
-    def _one(self, *, where: str, **more: Any) -> Rollout | None:
-        return next(iter(self._run.rollouts(**{**also(self._filters, where), **more, "limit": 1})), None)
+    def _read_one(self, *, where: str, order: str) -> Rollout | None:
+        return next(iter(self._run.rollouts(**{**also(self._filters, where), "order": order, "limit": 1})), None)
 
-    def said(self, stats: Sequence[Mapping[str, Any]], texts: Texts) -> dict[str, Any]:
-        """As the page has it."""
-        train = [row for row in stats if row["split"] == "train"]
-        made: dict[str, Any] = {"flat": [sum(row[name] for row in train) for name in ("flat_groups", "groups")]}
+    def _read_examples(self) -> list[Rollout]:
+        """Read a few rollouts of each finding, as far as the filters let them into the page."""
+        ids = dict.fromkeys(i for finding in self.findings for i in finding.rollouts[:MAX_EXAMPLES])
+        where = f"id in ({', '.join(map(literal, ids))})"
+        return list(self._run.rollouts(**also(self._filters, where))) if ids else []
+
+    def as_json(self, stats: Sequence[Any], texts: Texts) -> dict[str, Any]:
+        """Return it as the page needs it."""
+        values: dict[str, Any] = {
+            "findings": [self._finding(finding) for finding in self.findings],
+            "clear": self.clear,
+            "unobserved": {clean(name): clean(why) for name, why in self.unobserved.items()},
+        }
         for name, rollout in (("best", self.best), ("worst", self.worst)):
             if rollout is not None:
-                made[name] = {
+                values[name] = {
                     "id": clean(rollout.id),
                     "reward": texts.scalar(rollout.reward),
                     "step": texts.scalar(rollout.step),
                     "as_much": self._run.count(**also(self._filters, f"reward = {rollout.reward!r}")) - 1,
                 }
-        if self.odd is not None:
-            made["odd"] = {"id": clean(self.odd.id), "step": texts.scalar(self.odd.step)}
-        if self.tool is not None and self.failing is not None:
-            made["tool"] = {**self.tool, "name": one_line(self.tool["name"], 120), "id": clean(self.failing.id)}
-        return made
+        return values
+
+    def _finding(self, finding: Finding) -> dict[str, Any]:
+        return {
+            "check": clean(finding.check),
+            "severity": finding.severity,
+            "title": clean(finding.title),
+            "text": clean(finding.text),
+            "advice": clean(finding.advice),
+            "rollouts": [clean(rollout_id) for rollout_id in finding.rollouts[:MAX_EXAMPLES]],
+            "total": len(finding.rollouts),
+            "command": clean(evidence_command(finding, self._run.place)),
+        }

@@ -2,6 +2,7 @@
 
 from viewer import look
 
+from rollout_plugins import open_run
 from rollout_plugins.view.widgets.grid import Grid
 
 
@@ -138,3 +139,27 @@ def test_the_mouse_is_welcome(run):
         await eye.sees("rollout 2 of 8")
 
     look(run, scenario, filters={"step": 1}, size=(109, 24))
+
+
+def test_findings_come_first_and_lead_to_their_rollouts(run, tmp_path):
+    import shutil
+
+    from rollout_hookspecs import Finding
+
+    from rollout_plugins.reading.checking import save
+
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    stored = open_run(copy)
+    ids = [rollout.id for rollout in stored.rollouts(step=3, limit=2)]
+    finding = Finding(check="mine", title="t", text="two odd answers", severity="severe", rollouts=ids, advice="Look.")
+    save(stored, [finding])
+
+    async def scenario(eye):
+        await eye.sees("severe   two odd answers", "96 rollouts")
+        await eye.press("F")
+        await eye.sees("1 finding", "two odd answers", "Look.")
+        await eye.press("enter")
+        await eye.sees("2 rollouts", "mine", "●")
+
+    look(copy, scenario, size=(140, 40))

@@ -175,16 +175,18 @@ def test_the_first_sentences_are_a_click_from_the_rollouts(page, pages):
     best, worst = (run.rollouts(order=order, limit=1)[0] for order in ("-reward", "reward"))
     assert said["Best"].startswith(f"reward {best.reward:.3f} at step {best.step}: “I buy")
     assert said["Worst"].startswith(f"reward {worst.reward:.3f} at step {worst.step}: “I buy")
-    (failed,) = run.sql("select count(*) as n from tool_calls where name = 'multiply'").to_pylist()
-    assert said["Fails most"] == f"multiply failed in {failed['n']} of {failed['n']} calls."
-    assert said["Teach nothing"] == "no group: the rewards differ in each."
     assert said["Lost"] == "nothing."
     page.click(".first dd a")
     page.wait("document.querySelector('.rollout h1')")
     assert page.text(".rollout .id") == best.id
-    page.press("Escape")
-    page.click(".first dd .tool")
-    assert wait_listed(page, "n => n > 0 && n < 216") == run.count(where="failed_calls > 0")
+
+
+def test_findings_come_first_and_lead_to_their_rollouts(page, pages):
+    findings = open_run(pages["shop"].parent).check().findings
+    assert len(page.texts(".findings li")) == len(findings)
+    assert "clear" in page.text(".checks")
+    for item, finding in zip(page.texts(".findings li"), findings, strict=True):
+        assert finding.text in item
 
 
 def test_every_place_of_the_tiles_is_taken(page):

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 from rich.text import Text
-from rollout_hookspecs import Panel, Rollout, Run
+from rollout_hookspecs import Finding, Panel, Rollout, Run
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
@@ -31,8 +31,12 @@ class Viewer(Protocol):
     """The numbers of the run's steps, as far as they are read."""
     panels: Callable[[Rollout, Run], Sequence[Panel]]
     """What plugins show of a rollout; called on a worker's thread."""
+    findings: list[Finding]
+    """What checks found, as far as it is known: the most severe first."""
 
     def read_stats(self) -> list[dict[str, Any]]: ...
+    def read_findings(self) -> list[Finding]: ...
+    def show_findings(self) -> None: ...
     def state(self) -> list[tuple[str, str]]: ...
     def look_again(self) -> None: ...
     def show_help(self, page: Page) -> None: ...

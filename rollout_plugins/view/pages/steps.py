@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from rich.text import Text
+from rollout_hookspecs import Finding
 from textual import events, on
 from textual.binding import Binding, BindingType
 from textual.widget import Widget
@@ -15,6 +16,7 @@ from rollout_plugins.content.numbers import finite
 from rollout_plugins.show.chart import render_steps, sparkline, training
 from rollout_plugins.show.text import evenly, one_line
 from rollout_plugins.system.labels import count
+from rollout_plugins.view.pages.findings import lines_of
 from rollout_plugins.view.pages.page import Page
 from rollout_plugins.view.pages.rollouts import RolloutsPage
 from rollout_plugins.view.widgets.columns import step_columns
@@ -38,6 +40,7 @@ class StepsPage(Page):
         Binding("a", "all", "All rollouts"),
         Binding("f", "filter", "Filter"),
         Binding("slash", "search", "Search", key_display="/"),
+        Binding("F", "findings", "Findings"),
         Binding("r", "reload", "Read again", show=False),
     ]
 
@@ -47,6 +50,7 @@ class StepsPage(Page):
         self._order: list[int] = []
 
     def body(self) -> Iterable[Widget]:
+        yield Static(id="findings")
         yield Static(id="chart")
         yield Grid()
 
@@ -65,6 +69,13 @@ class StepsPage(Page):
         grid.set_columns(step_columns(stats))
         self._order_rows(here)
         self._draw()
+        self.job(self.viewer.read_findings, self._show_findings, group="findings", failed=lambda _: None)
+
+    def _show_findings(self, findings: list[Finding]) -> None:
+        """Show the first findings above everything else."""
+        place, height = self.query_one("#findings", Static), self.app.size.height
+        place.display = bool(findings) and height >= _LOW
+        place.update(lines_of(findings, 4 if height >= _ROOMY else 2))
 
     def _order_rows(self, here: tuple[Any, Any] | None) -> None:
         """Rows in the order asked for, with the cursor on the step it was on."""
@@ -100,6 +111,7 @@ class StepsPage(Page):
     def on_resize(self, _: events.Resize) -> None:
         if self._stats:
             self._draw()
+            self._show_findings(self.viewer.findings)
 
     def _chosen(self) -> tuple[Any, Any] | None:
         row = self.query_one(Grid).row(self.query_one(Grid).cursor)
@@ -128,6 +140,9 @@ class StepsPage(Page):
 
     def action_search(self) -> None:
         self._open({}, then="search")
+
+    def action_findings(self) -> None:
+        self.viewer.show_findings()
 
     def action_reload(self) -> None:
         self.viewer.look_again()

@@ -12,6 +12,8 @@ from rollout_plugins.show.text import MISSING, number, one_line, tone
 
 QUESTION, ANSWER = " asked", " said"
 """What was asked and answered. These are not columns of the run, so nothing can be sorted by them."""
+FINDINGS = "findings."
+"""What the names of columns begin with that mark the rollouts of findings."""
 _SEVERAL = 3
 Shown = tuple[str, str]
 
@@ -94,7 +96,8 @@ def rollout_columns(names: Sequence[str], *, leave_out: set[str]) -> list[Column
     """What a list of rollouts shows of each, annotations among it."""
     there = set(names) - leave_out
     rewards = [name for name in names if name.startswith("reward/")]
-    annotations = [name for name in names if "." in name and name not in rewards]
+    findings = [name for name in names if name.startswith(FINDINGS)]
+    annotations = [name for name in names if "." in name and name not in {*rewards, *findings}]
     made = [
         Column("split", "split"),
         Column("step", "step"),
@@ -102,6 +105,7 @@ def rollout_columns(names: Sequence[str], *, leave_out: set[str]) -> list[Column
         Column("index", "#"),
         Column("reward", "reward", _bold),
         *_functions(rewards),
+        *(Column(name, one_line(name.removeprefix(FINDINGS), 12), _flag) for name in findings),
         Column(ANSWER, "answered", _said, left=True),
         Column(QUESTION, "asked", _said, left=True),
         Column("advantage", "adv", _signed),
@@ -117,6 +121,10 @@ def rollout_columns(names: Sequence[str], *, leave_out: set[str]) -> list[Column
 
 def _said(value: Any) -> Shown:
     return ("…", "dim") if value is None else (value, "")
+
+
+def _flag(value: Any) -> Shown:
+    return ("●", "red") if value is not None else ("·", "dim")
 
 
 def _bold(value: Any) -> Shown:

@@ -1,6 +1,6 @@
 /** What can be shown in the table, sorted by and filtered by. */
 
-import { data, lastWords, plain, real, spreadOf, type Rollout, type Scalar } from "./data";
+import { data, findingsOf, lastWords, plain, real, spreadOf, type Rollout, type Scalar } from "./data";
 import { number, oneLine, score, signed } from "./format";
 
 export interface Column {
@@ -38,6 +38,18 @@ export function findColumns(): void {
     add(key, get, { label: name || "(no name)", usual: named.size > 1 && named.size < 6, write: score });
     byKey.set(`reward/${name}`, byKey.get(key)!);
   }
+  add(
+    "finding",
+    (r) =>
+      findingsOf(r)
+        .map((finding) => finding.title.replaceAll('"', ""))
+        .join("; ") || null,
+    {
+      numeric: false,
+      usual: some((r) => findingsOf(r).length),
+      write: (value) => (value === null ? "" : words(value)),
+    },
+  );
   add("advantage", (r) => r.advantage, { usual: some((r) => r.advantage !== null), write: signed });
   add("spread", spreadOf, { write: score });
   add("tokens", (r) => r.completion_tokens, { usual: some((r) => r.completion_tokens !== null) });

@@ -102,15 +102,30 @@ export interface Extreme {
   as_much: number;
 }
 
-/** What is said before everything else. */
+/** What a check found. */
+export interface Finding {
+  check: string;
+  severity: "info" | "warning" | "severe";
+  title: string;
+  text: string;
+  advice: string;
+  /** Ids of a few rollouts that show it. */
+  rollouts: string[];
+  total: number;
+  /** What to type to see them in a terminal. */
+  command: string;
+}
+
+/** What a person looks at first. */
 export interface First {
   best?: Extreme;
   worst?: Extreme;
-  tool?: { name: string; calls: number; failed: number; id: string };
-  /** The first rollout with a reward that is NaN or infinite. */
-  odd?: { id: string; step: Scalar };
-  /** Groups of training in which all got the same reward, and all groups. */
-  flat: [number, number];
+  /** The most severe first. */
+  findings: Finding[];
+  /** How many checks looked and found nothing. */
+  clear: number;
+  /** Checks that had nothing to look at, and why. */
+  unobserved: Record<string, string>;
 }
 
 interface Data {
@@ -216,3 +231,7 @@ export function spreadOf(one: Rollout): number | null {
 }
 
 export const samePrompt = (one: Rollout): Rollout[] => data.rollouts.filter((other) => other.prompt === one.prompt);
+
+/** What checks found that a rollout shows. */
+export const findingsOf = (rollout: Rollout): Finding[] =>
+  data.first.findings.filter((finding) => finding.rollouts.includes(rollout.id));

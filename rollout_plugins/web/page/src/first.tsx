@@ -1,24 +1,17 @@
-/** What a person asks first, a sentence each, a click from the rollouts that prove it. */
+/** What a person looks at first: findings, and a sentence each about the run, a click from the rollouts that show it. */
 
 import type { ComponentChildren } from "preact";
-import { data, find, lastWords, type Extreme, type Scalar } from "./data";
+import { data, find, lastWords, type Extreme, type Finding } from "./data";
 import { count, number, oneLine, plural, score } from "./format";
 import { address, query, range } from "./state";
 
 export function First() {
-  const { best, worst, tool, flat } = data.first;
+  const { best, worst } = data.first;
   const alike = best && worst && best.reward === worst.reward;
   return (
     <section class="first" aria-label="First of all">
+      <Findings />
       <dl>
-        {Object.keys(data.run.not_finite).length > 0 && (
-          <Line name="Not finite">
-            {Object.entries(data.run.not_finite)
-              .map(([name, { nan, infinite }]) => `${name}: ${odd(nan, infinite)}`)
-              .join("; ")}
-            {data.first.odd && <Odd of={data.first.odd} />}.
-          </Line>
-        )}
         {best && (
           <Line name={alike ? "All alike" : "Best"}>
             <End of={best} />
@@ -27,27 +20,6 @@ export function First() {
         {worst && !alike && (
           <Line name="Worst">
             <End of={worst} />
-          </Line>
-        )}
-        {tool && (
-          <Line name="Fails most">
-            <List where={`tool:${quoted(tool.name)} failed>0`}>
-              <span class="tool">{tool.name}</span>
-            </List>{" "}
-            failed in {count(tool.failed)} of {plural(tool.calls, "call")}
-            {data.run.tools.length > 0 && !data.run.tools.some(({ name }) => name === tool.name) && ": no such tool"}.
-          </Line>
-        )}
-        {flat[1] > 0 && (
-          <Line name="Teach nothing">
-            {flat[0] ? (
-              <>
-                <List where="spread=0">{plural(flat[0], "group")}</List> of {count(flat[1])}: all answers got the same
-                reward.
-              </>
-            ) : (
-              `no group: the${Object.keys(data.run.not_finite).length ? " finite" : ""} rewards differ in each.`
-            )}
           </Line>
         )}
         <Line name="Lost">
@@ -69,13 +41,64 @@ function Line({ name, children }: { name: string; children: ComponentChildren })
   );
 }
 
-const odd = (nan: number, infinite: number): string =>
-  [nan && `${count(nan)} NaN`, infinite && `${count(infinite)} infinite`].filter(Boolean).join(", ");
+function Findings() {
+  const { findings, clear, unobserved } = data.first;
+  const blind = Object.entries(unobserved);
+  return (
+    <>
+      {findings.length > 0 && (
+        <ul class="findings" aria-label="Findings">
+          {findings.map((finding) => (
+            <FindingItem key={`${finding.check} ${finding.title}`} of={finding} />
+          ))}
+        </ul>
+      )}
+      <p class="dim small checks">
+        {findings.length === 0 && "No findings. "}
+        {plural(clear, "check")} clear
+        {blind.length > 0 && (
+          <>
+            {", "}
+            <details>
+              <summary>{count(blind.length)} had nothing to look at</summary>
+              {blind.map(([name, why]) => (
+                <div key={name}>
+                  {name}: {why}
+                </div>
+              ))}
+            </details>
+          </>
+        )}
+      </p>
+    </>
+  );
+}
 
-/** The first rollout with a reward that is NaN or infinite. */
-function Odd({ of }: { of: { id: string; step: Scalar } }) {
-  const where = `first at step ${number(of.step)}`;
-  return <>, {find(of.id) ? <a href={address(of.id)}>{where}</a> : where}</>;
+/** A finding: how severe, its sentence, what to do, and the rollouts that show it. */
+function FindingItem({ of: finding }: { of: Finding }) {
+  const there = finding.rollouts.filter((id) => find(id));
+  return (
+    <li class={finding.severity}>
+      <b class="severity">{finding.severity}</b> {finding.text}
+      {there.length > 0 && (
+        <>
+          {" "}
+          <a href={address(there[0]!)}>Show a rollout</a>
+          {there.length > 1 && (
+            <>
+              {" or "}
+              <List where={`finding:"${finding.title.replaceAll('"', "")}"`}>list {count(there.length)}</List>
+            </>
+          )}
+          .
+        </>
+      )}
+      {finding.advice && <p class="dim small">{finding.advice}</p>}
+      <p class="command small">
+        <code>{finding.command}</code>
+      </p>
+    </li>
+  );
 }
 
 function End({ of }: { of: Extreme }) {
@@ -119,8 +142,6 @@ function List({ where, children }: { where: string; children: ComponentChildren 
     </button>
   );
 }
-
-const quoted = (name: string): string => (/\s/.test(name) ? `"${name}"` : name);
 
 type Counts = Record<string, number>;
 

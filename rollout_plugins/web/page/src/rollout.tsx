@@ -3,7 +3,7 @@
 import { useEffect, useRef } from "preact/hooks";
 import { compare } from "./columns";
 import { Conversation } from "./conversation";
-import { data, real, samePrompt, siblings, text, type Rollout } from "./data";
+import { data, findingsOf, real, samePrompt, siblings, text, type Rollout } from "./data";
 import { count, moment, number, plural, score, signed } from "./format";
 import { Group } from "./group";
 import { Facts, Text } from "./pieces";
@@ -35,6 +35,13 @@ export function RolloutPage({ one }: { one: Rollout }) {
         <Score one={one} group={group} />
       </header>
       <p class="line dim">{said(one)}</p>
+      {findingsOf(one).map((finding) => (
+        <div key={finding.title} class={`notice ${finding.severity === "severe" ? "bad" : ""}`} role="note">
+          <b>{finding.severity}: </b>
+          {finding.text}
+          {finding.advice && <p class="dim small">{finding.advice}</p>}
+        </div>
+      ))}
       {one.error !== undefined && (
         <div class="notice bad" role="note">
           <b>This rollout failed. </b>
