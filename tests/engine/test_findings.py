@@ -74,7 +74,7 @@ def test_a_new_finding_is_logged_alerted_and_stored_once(tmp_path, caplog):
     ((title, text),) = [alert for alert in sink.alerts if "shouts" in alert[0]]
     assert title == "severe: shouts"
     assert text.startswith("shouts at train step 1\nrollouts show ")
-    assert run.warnings == {}
+    assert run.health.warnings == {}
 
 
 def test_the_rollouts_of_a_finding_are_marked(tmp_path):
@@ -141,7 +141,7 @@ class Broken(Check):
 
 def test_a_check_that_raises_costs_itself_alone(tmp_path):
     run = record(tmp_path, Broken(), Shouting())
-    assert run.plugin_errors == {"broken": 3}
+    assert run.health.plugin_errors == {"broken": 3}
     assert len(found_by(run)) == 1
     assert len(run) == 6
 
@@ -159,7 +159,7 @@ def test_a_check_that_hangs_costs_itself_alone(tmp_path, monkeypatch):
     started = time.monotonic()
     run = record(tmp_path, Hangs(), Shouting())
     assert time.monotonic() - started < 15
-    assert any("'hangs' is off" in text for text in run.warnings)
+    assert any("'hangs' is off" in text for text in run.health.warnings)
     assert len(found_by(run)) == 1
     assert len(run) == 6
 
@@ -177,7 +177,7 @@ def test_a_check_that_is_slow_is_disabled_and_says_that_it_runs_afterwards(tmp_p
             return super().look(table, step, split)
 
     run = record(tmp_path, Slow(), Shouting())
-    assert any("'slow' is off" in text and "rollouts check" in text for text in run.warnings)
+    assert any("'slow' is off" in text and "rollouts check" in text for text in run.health.warnings)
     assert len(found_by(run)) == 1
     assert found_by(run, "slow") == []
     assert [finding.check for finding in run.check(plugins=[Slow()]).findings if finding.title == "shouts"] == [
@@ -206,7 +206,7 @@ def test_what_is_not_a_finding_counts_as_a_failure_of_its_plugin(tmp_path, resul
             return result
 
     run = record(tmp_path, Wrong())
-    assert run.plugin_errors == {"wrong": 3}
+    assert run.health.plugin_errors == {"wrong": 3}
     assert found_by(run, "c") == []
 
 
@@ -256,5 +256,5 @@ def test_checks_get_the_columns_of_the_store_and_no_rollout_is_built_for_them(tm
         lambda self, key: (built.append(key) if isinstance(key, int) else None, original(self, key))[1],
     )
     run = record(tmp_path, Columns(), disable=["images"])
-    assert run.plugin_errors == {}
+    assert run.health.plugin_errors == {}
     assert built == []
