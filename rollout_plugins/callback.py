@@ -12,10 +12,10 @@ from rollout_plugins.engine.discover import TRAINERS
 from rollout_plugins.engine.env_vars import flag
 from rollout_plugins.engine.plugin_copies import CopyablePlugin
 from rollout_plugins.engine.run_setup import checked_dir, end_with, load_plugins
-from rollout_plugins.errors import need
+from rollout_plugins.errors import SetupError, need
 from rollout_plugins.hosts.kit.find_trainer import has_callback, trainer_adding, trainer_of
 from rollout_plugins.hosts.kit.trainer_facts import check_trl
-from rollout_plugins.session.shared import Options, SharedPlugins
+from rollout_plugins.session.shared import ON_FAULT, Options, SharedPlugins
 from rollout_plugins.session.trainer_session import TrainerSession
 
 need("transformers", "trl")
@@ -35,7 +35,8 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         autoload: whether installed plugins run without being named; `trainers` always does.
         strict: let errors of plugins end the run; for tests.
         sync: do all work on the training thread; for debugging.
-        tokens: also record token ids, masks and log-probabilities.
+        tokens: also record token ids, masks and log-probabilities. "on-fault" keeps those of the last generations in
+            memory, and stores them when the loss or the gradient norm is NaN, infinite or far from what it was.
         rendered: also record the exact prompt text after the chat template.
         on_full: "drop" the newest batch when recording falls behind, or "block" training until it catches up.
         end_seconds: how long the end of training may wait for the store and the sinks together; whatever is not
@@ -57,13 +58,15 @@ class RolloutPluginCallback(TrainerCallback):  # type: ignore[misc]
         autoload: bool = True,
         strict: bool = False,
         sync: bool = False,
-        tokens: bool = False,
+        tokens: bool | str = False,
         rendered: bool = False,
         on_full: str = "drop",
         end_seconds: float | None = None,
         trainer: Any = None,
     ) -> None:
         check_trl()
+        if tokens not in {False, True, ON_FAULT}:
+            raise SetupError(f"tokens is {tokens!r}; accepted: True, False, {ON_FAULT!r}")
         subclass_attributes = set(vars(self))
         disable = disable if isinstance(disable, str) else tuple(disable)
         self._plugins = load_plugins(plugins, config, disable=disable, mirror=mirror, autoload=autoload)

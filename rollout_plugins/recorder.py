@@ -108,6 +108,8 @@ class RolloutRecorder:
         self._plugins.add_cap()
         self._plugins.check_all_options_are_used()
         self._strict = strict or flag("STRICT", default=False)
+        if tokens not in {False, True}:
+            raise SetupError(f"tokens is {tokens!r}; accepted: True, False")
         self._tokens, self._may_block = tokens, on_full == "block"
         self._pipeline = Pipeline(
             self._plugins, strict=self._strict, sync=sync, on_full=on_full, end_seconds=end_seconds

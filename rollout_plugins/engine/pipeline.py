@@ -70,6 +70,7 @@ class Pipeline:
         on_full: str = "drop",
         queue_bytes: int = QUEUE_BYTES,
         end_seconds: float | None = None,
+        defers_tokens: bool = False,
         make_dispatcher: MakeDispatcher = Dispatcher,
     ) -> None:
         if on_full not in {"drop", "block"}:
@@ -90,7 +91,9 @@ class Pipeline:
         self._strict = strict
         self._deadline = Deadline(end_seconds)
         hooks = HookThread(self.dispatcher, self._deadline, inline=sync)
-        self._lifecycle = RunLifecycle(self.dispatcher, counters, hooks, self._record_error)
+        self._lifecycle = RunLifecycle(
+            self.dispatcher, counters, hooks, self._record_error, defers_tokens=defers_tokens
+        )
         self._worker = Worker(
             "worker",
             queue_bytes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,6 +12,7 @@ from rollout_hookspecs import Batch, Run
 from rollout_plugins.engine.counters import Counters
 from rollout_plugins.engine.delivery import as_sink
 from rollout_plugins.engine.dispatch import Dispatcher
+from rollout_plugins.engine.fault_watch import FaultWatch
 from rollout_plugins.engine.findings import Findings
 from rollout_plugins.engine.generation import Generation, build, step_of
 from rollout_plugins.engine.hook_thread import HookThread
@@ -22,6 +24,8 @@ from rollout_plugins.engine.run_storage import Storage
 from rollout_plugins.engine.run_warnings import RunWarnings
 from rollout_plugins.system.confidentiality import end_confidentiality, start_confidentiality
 from rollout_plugins.system.labels import count as count_of
+
+logger = logging.getLogger("rollout_plugins")
 
 _NOT_SEARCHED = "a required plugin could not search their names for secrets"
 
@@ -35,7 +39,10 @@ class RunLifecycle:
         counters: Counters,
         hooks: HookThread,
         on_sink_error: Callable[[BaseException], None],
+        *,
+        defers_tokens: bool = False,
     ) -> None:
+        """`defers_tokens`: keep tokens in memory, and store them only after a fault."""
         self.hooks = hooks
         self.storage = Storage(counters)
         self.metrics = MetricAverages()
@@ -48,6 +55,10 @@ class RunLifecycle:
         self.run: Run | None = None
         """The run that was started last, filtered by the required plugins."""
         self._attempt: tuple[str, int] | None = None
+        self._defers_tokens = defers_tokens
+        self._faults = FaultWatch()
+        self._logged_step = 0
+        """The step of the last log without a fault."""
         self._log_names: dict[str, str] = {}
         """Names in the trainer's log, by their unfiltered names."""
         self._warnings = RunWarnings()
@@ -77,6 +88,9 @@ class RunLifecycle:
         plugins = [plugin for _, plugin in self._dispatcher.manager.list_name_plugin()]
         seal_seconds = filter(None, (as_sink(plugin).seal_seconds for plugin in plugins))
         self.storage.open(run, min(seal_seconds, default=None))
+        if self._defers_tokens:
+            self._faults, self._logged_step = FaultWatch(), 0
+            self.storage.defer_tokens()
         self.findings.open(run)
         if self.findings.is_wanted:
             self.storage.keep_last()
@@ -172,6 +186,8 @@ class RunLifecycle:
 
     def log(self, step: int, time: float, values: Mapping[str, float | str]) -> None:
         """Store what the trainer logged, under names that passed the required plugins."""
+        if self._defers_tokens and "loss" in values:
+            self._watch_faults(step, values)
         if self._dispatcher.has_required:
             self._filter_names([name for name in values if name not in self._log_names])
             missing = sum(name not in self._log_names for name in values)
@@ -181,6 +197,20 @@ class RunLifecycle:
         if values:
             self.storage.write_log(step, time, values)
             self.findings.look_at_log(step, values, self._alert)
+
+    def _watch_faults(self, step: int, values: Mapping[str, float | str]) -> None:
+        """Store the tokens in memory if the log shows a fault; else release those that it has cleared."""
+        fault = self._faults.look(values)
+        if not fault:
+            self.storage.discard_tokens(self._logged_step)
+            self._logged_step = step
+            return
+        steps, dropped = self.storage.write_deferred_tokens(step)
+        if steps:
+            lacking = f", without {count_of(dropped, 'older rollout')}" if dropped else ""
+            text = f"{fault} at step {step}: stored the tokens of steps {steps[0]} to {steps[-1]}{lacking}"
+            logger.warning("%s; `rollouts replay` trains them again", text)
+            self._counters.warn(text)
 
     def _filter_names(self, names: list[str]) -> None:
         """Let required plugins see names that were not logged before."""

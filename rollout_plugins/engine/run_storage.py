@@ -13,6 +13,7 @@ from rollout_hookspecs import Rollout, Run
 from rollout_plugins.engine.counters import Counters
 from rollout_plugins.engine.error_text import error_text
 from rollout_plugins.store.annotations import write_texts
+from rollout_plugins.store.deferred_tokens import DeferredTokens
 from rollout_plugins.store.small_parts import join_small_parts
 from rollout_plugins.store.write import RunWriter
 
@@ -59,6 +60,23 @@ class Storage:
         if self._writer is not None and not self._is_closed:
             self._try(lambda writer: writer.seal_due())
             self._join_small_parts()
+
+    def defer_tokens(self) -> None:
+        """Keep tokens in memory, and store none, until `write_deferred_tokens`."""
+        if self._writer is not None:
+            self._writer.deferred_tokens = DeferredTokens()
+
+    def discard_tokens(self, last_step: int) -> None:
+        """Release the tokens of generations that began at `last_step` or earlier."""
+        if self._writer is not None and self._writer.deferred_tokens is not None:
+            self._writer.deferred_tokens.discard(last_step)
+
+    def write_deferred_tokens(self, step: int) -> tuple[list[int], int]:
+        """Store the tokens in memory; return the steps that they are of, and how many rollouts no longer had any."""
+        writer = self._writer
+        if writer is None or (tokens := writer.deferred_tokens) is None:
+            return [], 0
+        return self._try(lambda writer: tokens.write(writer.dir, writer.stem, step)) or [], tokens.dropped
 
     def keep_last(self) -> None:
         """Keep the rows that are written last until `take_last`."""

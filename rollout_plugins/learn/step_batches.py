@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rollout_plugins.errors import RunError
+from rollout_plugins.reading.fault_tokens import read_fault_tokens
 from rollout_plugins.system.labels import count
 
 if TYPE_CHECKING:
@@ -91,6 +92,9 @@ def read_step(run: StoredRun, step: int) -> StepBatch:
         )
     first = _first_step(run, step, max(1, schedule.uses // schedule.accumulation))
     rollouts = list(run.rollouts(split="train", step=first, tokens=True))
+    if any(one.tokens is None for one in rollouts):
+        stored = read_fault_tokens(run.dir, first)
+        rollouts = [replace(one, tokens=one.tokens or stored.get(one.id)) for one in rollouts]
     _check_tokens(run, rollouts, step)
     by_generation: dict[tuple[int, int], list[Rollout]] = {}
     for rollout in rollouts:

@@ -27,6 +27,7 @@ def add_options(parser: ArgumentParser) -> None:
     add("--disable", metavar="NAMES", default="", help="plugins that must not run")
     add("--config", metavar="FILE", help="a TOML or JSON file with options for each plugin")
     add("--tokens", action="store_true", help="also record token ids, masks and log-probabilities")
+    add("--tokens-on-fault", action="store_true", help="store them only when the loss is NaN or far from what it was")
     add("--rendered", action="store_true", help="also record the exact text of the rendered prompts")
     add("--mirror", metavar="URL", help="copy the run to this URL while it is recorded, for example s3://bucket/runs")
     add("--end-seconds", metavar="SECONDS", help="how long the end of training may wait (default: 30)")
@@ -40,7 +41,7 @@ def callback_options(options: Namespace) -> dict[str, Any]:
         "plugins": _names(options.plugins),
         "disable": _names(options.disable),
         "config": None if options.config is None else _read_config(local_path(options.config)),
-        "tokens": options.tokens,
+        "tokens": "on-fault" if options.tokens_on_fault and not options.tokens else options.tokens,
         "rendered": options.rendered,
         "mirror": options.mirror,
         "end_seconds": None if seconds is None else checked_seconds("end_seconds", seconds),
@@ -70,7 +71,8 @@ def to_text(options: Namespace) -> str:
         if value:
             is_path = name in {"dir", "config", "mirror"} and not is_url(value)
             words.append(f"--{name.replace('_', '-')}={local_path(value).absolute() if is_path else value}")
-    words += [f"--{name}" for name in ("tokens", "rendered") if getattr(options, name)]
+    flags = ("tokens", "tokens_on_fault", "rendered")
+    words += [f"--{name.replace('_', '-')}" for name in flags if getattr(options, name)]
     return shlex.join(words) or "1"
 
 

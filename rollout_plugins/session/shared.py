@@ -20,6 +20,10 @@ from rollout_plugins.system.warn_once import Once
 logger = logging.getLogger("rollout_plugins")
 
 
+ON_FAULT = "on-fault"
+"""The value of the option `tokens` that stores tokens only after a fault."""
+
+
 class OpenSession(Protocol):
     """A session whose run may be open."""
 
@@ -33,7 +37,7 @@ class Options:
     """The options of `RolloutPluginCallback` that a session needs."""
 
     dir: Path | None
-    tokens: bool
+    tokens: bool | str
     rendered: bool
     strict: bool
     sync: bool
@@ -72,6 +76,7 @@ class SharedPlugins:
             sync=options.sync,
             on_full=options.on_full,
             end_seconds=options.end_seconds,
+            defers_tokens=options.tokens == ON_FAULT,
         )
 
     def give_turn(self, session: OpenSession) -> None:

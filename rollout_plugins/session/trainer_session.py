@@ -69,7 +69,7 @@ class TrainerSession:
         self._shared.plugins.check_all_options_are_used()
         warn_of_log_completions(trainer)
         options = {
-            "tokens": self._shared.options.tokens,
+            "tokens": bool(self._shared.options.tokens),
             # A copy for the worker thread: a tokenizer must not be used on two threads concurrently.
             "rendered": copy.deepcopy(tokenizer_of(trainer)) if self._shared.options.rendered else None,
             "gather": self.pipeline.has_global_sinks,

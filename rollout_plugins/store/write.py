@@ -28,6 +28,7 @@ from rollout_plugins.content.exact_json import to_tagged
 from rollout_plugins.errors import RunError
 from rollout_plugins.store import step_log, sums
 from rollout_plugins.store.arrow_rollouts import to_batch
+from rollout_plugins.store.deferred_tokens import DeferredTokens, without_tokens
 from rollout_plugins.store.joined_parts import joined
 from rollout_plugins.store.run_facts import earlier_attempts
 from rollout_plugins.store.schema import HEAVY, SCHEMA, VERSION
@@ -76,6 +77,8 @@ class RunWriter:
         """Whether `last` is set."""
         self.last: pa.RecordBatch | None = None
         """The rows that were written last, for checks; whoever takes them sets it to None."""
+        self.deferred_tokens: DeferredTokens | None = None
+        """Takes the tokens of rollouts, so that their rows have none."""
         self._shards: dict[str, Journal] = {}
         self._log: Journal | None = None
         self._started = time.time()
@@ -94,6 +97,8 @@ class RunWriter:
         if not rollouts:
             return 0
         batch = self._rows(rollouts)
+        if self.deferred_tokens is not None:
+            batch = self.deferred_tokens.take(batch) if split == "train" else without_tokens(batch)
         count: int = batch.num_rows
         shard = self._shards.get(split)
         if shard is None or not shard.is_there():
