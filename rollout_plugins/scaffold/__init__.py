@@ -32,12 +32,18 @@ def configure(parser: ArgumentParser) -> None:
         metavar="HOOK",
         help=f"a hook to start with, may be given again: {', '.join(HOOKS)} (default: on_rollout)",
     )
+    parser.add_argument("--check", action="store_true", help="a check, which looks for something wrong in a training")
     parser.add_argument("-o", "--out", type=Path, default=Path(), help="folder to put the project in (default: here)")
 
 
 def run(options: Namespace) -> None:
     """Run `rollouts new-plugin NAME`."""
-    written = new_plugin(options.name, options.hook or ("on_rollout",), options.out)
+    if options.check and options.hook:
+        raise SetupError("--check brings its hooks: leave --hook out")
+    if options.check:
+        written = new_check(options.name, options.out)
+    else:
+        written = new_plugin(options.name, options.hook or ("on_rollout",), options.out)
     sys.stdout.writelines(f"{path}\n" for path in written)
     sys.stderr.write(f"next: cd {written[0].parent} && pip install -e '.[test]' && pytest && rollouts plugins\n")
 
@@ -45,25 +51,38 @@ def run(options: Namespace) -> None:
 def new_plugin(name: str, hooks: Sequence[str] = ("on_rollout",), folder: Path | None = None) -> list[Path]:
     """Create the project `name` in `<folder>/<name>`, and return the files that were written."""
     hooks = _checked_hooks(hooks)
+    target, names = _project(name, folder)
+    names["hooks"] = " and ".join(filter(None, [", ".join(f"`{hook}`" for hook in hooks[:-1]), f"`{hooks[-1]}`"]))
+    snippets = [SNIPPETS[hook] for hook in hooks]
+    module = _filled("plugin.py", names | _plugin_parts(snippets, names))
+    return _write_project(target, names, module, _filled("test_plugin.py", names | _test_parts(snippets, names)))
+
+
+def new_check(name: str, folder: Path | None = None) -> list[Path]:
+    """Create the project `name` with a check in it, and return the files that were written."""
+    target, names = _project(name, folder)
+    names |= {"hooks": "a check, which `rollouts check` runs too", "check": names["plugin"].replace("_", "-")}
+    return _write_project(target, names, _filled("check.py", names), _filled("test_check.py", names))
+
+
+def _project(name: str, folder: Path | None) -> tuple[Path, dict[str, str]]:
+    """Return where the project will be, and what the templates call its parts."""
     project, module, plugin = _names(name)
     target = (folder or Path()) / project
     check_folder(target)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise SetupError(f"{target} exists already: choose another name, or another folder with -o")
-    names = {
-        "project": project,
-        "module": module,
-        "plugin": plugin,
-        "kind": "".join(part.title() for part in plugin.split("_")),
-        "version": ".".join(__version__.split(".")[:2]),
-        "hooks": " and ".join(filter(None, [", ".join(f"`{hook}`" for hook in hooks[:-1]), f"`{hooks[-1]}`"])),
-    }
-    snippets = [SNIPPETS[hook] for hook in hooks]
+    kind = "".join(part.title() for part in plugin.split("_"))
+    version = ".".join(__version__.split(".")[:2])
+    return target, {"project": project, "module": module, "plugin": plugin, "kind": kind, "version": version}
+
+
+def _write_project(target: Path, names: dict[str, str], module: str, tests: str) -> list[Path]:
     files = {
         "pyproject.toml": _filled("pyproject.toml", names),
         "README.md": _filled("README.md", names),
-        f"{module}.py": _filled("plugin.py", names | _plugin_parts(snippets, names)),
-        f"tests/test_{module}.py": _filled("test_plugin.py", names | _test_parts(snippets, names)),
+        f"{names['module']}.py": module,
+        f"tests/test_{names['module']}.py": tests,
     }
     return [_write(target / path, text) for path, text in files.items()]
 

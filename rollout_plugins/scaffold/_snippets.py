@@ -140,6 +140,73 @@ def test_reports_the_mean_number_of_calls() -> None:
     assert result.metrics == {"rollouts/NAME/calls": 0.5}
 """,
     ),
+    "check_rollouts": Snippet(
+        ours="Finding",
+        standard=(f"{_ABC}Sequence", "from typing import Any"),
+        method="""\
+    @hookimpl
+    def check_rollouts(self, table: Any) -> Sequence[Finding]:
+        if any(table["completion_tokens"].to_pylist()):
+            return []
+        return [Finding(check="NAME", title="empty answers", text="all answers of a step are empty")]
+""",
+        test="""\
+def test_finds_steps_of_empty_answers_once() -> None:
+    empty = [make_rollout(step=step, completion_tokens=0) for step in (1, 2)]
+    (finding,) = run_plugins([KIND()], empty).findings
+    assert finding.title == "empty answers"
+    assert run_plugins([KIND()], [make_rollout(completion_tokens=9)]).findings == []
+""",
+    ),
+    "check_log": Snippet(
+        ours="Finding",
+        standard=(f"{_ABC}Mapping", f"{_ABC}Sequence"),
+        method="""\
+    @hookimpl
+    def check_log(self, step: int, values: Mapping[str, float]) -> Sequence[Finding]:
+        if values.get("grad_norm", 0) < 1000:
+            return []
+        return [Finding(check="NAME", title="huge gradient", text=f"grad_norm is above 1000 at step {step}")]
+""",
+        test_kit="run_plugins",
+        test="""\
+def test_finds_huge_gradients() -> None:
+    assert len(KIND().check_log(3, {"grad_norm": 2000.0})) == 1
+    assert KIND().check_log(3, {"grad_norm": 1.0, "loss": 0.1}) == []
+""",
+    ),
+    "on_finding": Snippet(
+        ours="Finding",
+        method="""\
+    @hookimpl
+    def on_finding(self, finding: Finding) -> None:
+        self.newest = finding.text
+""",
+        test_ours="Finding",
+        test_kit="run_plugins",
+        test="""\
+def test_keeps_the_newest_finding() -> None:
+    plugin = KIND()
+    plugin.on_finding(Finding(check="mine", title="odd", text="something is odd"))
+    assert plugin.newest == "something is odd"
+""",
+    ),
+    "check_run": Snippet(
+        ours="Verdict StoredRun",
+        method="""\
+    @hookimpl
+    def check_run(self, run: StoredRun) -> Verdict:
+        if not len(run):
+            return Verdict(check="NAME", verdict="unobserved", why="the run has no rollouts")
+        return Verdict(check="NAME", verdict="clear", rollouts=len(run))
+""",
+        test="""\
+def test_gives_a_verdict_on_a_stored_run(tmp_path: Path) -> None:
+    run_plugins([], [make_rollout() for _ in range(3)], dir=tmp_path)
+    (verdict,) = open_run(tmp_path).check(plugins=[KIND()], only=["NAME"]).verdicts
+    assert (verdict.verdict, verdict.rollouts) == ("clear", 3)
+""",
+    ),
     "register_hosts": Snippet(
         ours="Batch Emit Host Rollout",
         standard=(f"{_ABC}Callable", f"{_ABC}Mapping", f"{_ABC}Sequence", "from typing import Any"),
