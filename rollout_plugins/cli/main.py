@@ -24,7 +24,7 @@ ABOUT = {
     "list": "the runs in a folder, with their size, steps and reward",
     "show": "rollouts, turn by turn: best, worst, a group, or by a filter",
     "view": "a run in the terminal: steps, rollouts, groups, prompts over time",
-    "check": "what is wrong with a run: findings, and the rollouts that show them",
+    "check": "what is wrong with a run: findings and the rollouts that show them",
     "stats": "reward, spread, lengths, truncation, tools and drops, step by step",
     "sql": "query one run or several in SQL",
     "rescore": "score a run again with another reward function, and compare",

