@@ -30,6 +30,8 @@ LEARNERS = ["learn", *(f"cli/{name}.py" for name in ("prompts", "replay", "train
 PARTS = {
     "images": ["plugins/images"],
     "redact": ["plugins/redact"],
+    "checks": ["checks"],
+    "alerts": ["plugins/alerts"],
     "scout": ["sinks/scout"],
     "view": ["view"],
     "web": ["web", "report.py"],

@@ -14,6 +14,7 @@ import inspect
 import io
 import os
 import re
+import string
 import subprocess
 import sys
 import textwrap
@@ -24,6 +25,8 @@ import pyarrow as pa
 from rollout_hookspecs import _records, hooks
 
 from rollout_plugins import RolloutPluginCallback, RolloutRecorder, StoredRun, open_run
+from rollout_plugins.checks import built_in_checks
+from rollout_plugins.checks.base import NEEDS
 from rollout_plugins.cli import main as cli
 from rollout_plugins.hosts import HOSTS, kit
 from rollout_plugins.reading.filters import RolloutFilters
@@ -47,7 +50,7 @@ OBJECTS = {
     "run.health": RunHealth,
     "open_run": open_run,
 }
-PLUGINS = {"plugins": ("Images", "Metrics", "Dedup", "Cap", "Redact"), "sinks": ("Trackio", "Wandb", "Console", "Jsonl", "Scout"), "remote": ("Mirror", "Retain")}  # fmt: skip
+PLUGINS = {"plugins": ("Images", "Metrics", "Alerts", "Dedup", "Cap", "Redact"), "sinks": ("Trackio", "Wandb", "Console", "Jsonl", "Scout"), "remote": ("Mirror", "Retain")}  # fmt: skip
 
 
 def arguments(name: str) -> str:
@@ -423,10 +426,44 @@ def beside() -> str:
 
 # --- into the pages ---------------------------------------------------------------------------------------------------
 
+
+def check_table() -> str:
+    """The built-in checks: what each looks for, and what it needs."""
+    rows = [
+        f"| [`{kind.name}`](#{kind.name}) | {summary_of(kind)} | {', '.join(NEEDS[need].removeprefix('needs ') for need in kind.needs)} |"
+        for kind in built_in_checks()
+    ]
+    return "\n".join(["| check | finds | needs |", "|---|---|---|", *rows])
+
+
+def summary_of(kind: type) -> str:
+    return " ".join(inspect.getdoc(kind).split("\n\n")[0].split())
+
+
+def check_texts() -> str:
+    """Of each built-in check: its docstring, and its advice."""
+    parts = []
+    for kind in built_in_checks():
+        parts += [f"### {kind.name}", inspect.getdoc(kind)]
+        if kind.advice:
+            parts.append(f"*What to do:* {kind.advice}")
+    return "\n\n".join(parts)
+
+
+def check_template() -> str:
+    """The check that `rollouts new-plugin --check` writes."""
+    text = (ROOT / "rollout_plugins/scaffold/templates/check.py.txt").read_text()
+    words = {"kind": "Brevity", "check": "brevity"}
+    return f"```python\n{string.Template(text).substitute(words).rstrip()}\n```"
+
+
 PARTS = {
     part.__name__: part
     for part in (
         arguments,
+        check_table,
+        check_template,
+        check_texts,
         beside,
         benchmarks,
         columns,
