@@ -42,8 +42,8 @@ def need(module: str, extra: str = "") -> ModuleType:
         package = module.partition(".")[0]
         if (error.name or "").partition(".")[0] not in {package, ""}:
             raise MissingExtraError(f"{package} is installed but cannot be imported: {error}") from error
-        wanted = f"'rollout-plugins[{extra}]'" if extra else package
-        raise MissingExtraError(f"{package} is not installed: pip install {wanted}") from None
+        requirement = f"'rollout-plugins[{extra}]'" if extra else package
+        raise MissingExtraError(f"{package} is not installed: pip install {requirement}") from None
 
 
 def check_folder(path: Path) -> None:
@@ -61,16 +61,16 @@ def check_replaceable(path: Path) -> None:
         raise RunError(f"{path} is not a file")
 
 
-def suggest(name: str, known: Iterable[str]) -> str:
-    """Return "did you mean …" if one of the `known` names is similar, or else all of them.
+def suggest(name: str, accepted: Iterable[str]) -> str:
+    """Return "did you mean …" if one of the `accepted` names is similar, or else all of them.
 
     The comparison ignores case, and the last word of `reward/correct` or `judge.score` is enough.
     """
-    known = list(known)
+    accepted = list(accepted)
     by_word: dict[str, str] = {}
-    for word in known:
+    for word in accepted:
         by_word.setdefault(word.casefold(), word)
-    for word in known:
+    for word in accepted:
         by_word.setdefault(re.split("[/.]", word)[-1].casefold(), word)
     near = difflib.get_close_matches(name.casefold(), by_word, n=1)
-    return f"did you mean {by_word[near[0]]!r}?" if near else f"accepted: {', '.join(sorted(known)) or 'none'}"
+    return f"did you mean {by_word[near[0]]!r}?" if near else f"accepted: {', '.join(sorted(accepted)) or 'none'}"

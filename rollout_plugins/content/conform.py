@@ -60,6 +60,6 @@ def _replacement(name: str, value: Any, noted: dict[str, str]) -> Any:
         return value
     if name in {"prompt", "completion"} and value is not None:
         return (value,)
-    kept = Placeholder(type=type(value).__name__, where=name, why=f"not of class {_KINDS[name][0].__name__}")
-    noted[f"lost:{name}"] = str(kept)
+    placeholder = Placeholder(type=type(value).__name__, where=name, why=f"not of class {_KINDS[name][0].__name__}")
+    noted[f"lost:{name}"] = str(placeholder)
     return DEFAULTS[name]()

@@ -112,10 +112,10 @@ def _are_plain(values: Sequence[Any]) -> bool:
             return True
         if not kinds <= _PLAIN:
             return False
-        if float in kinds and not all(map(math.isfinite, [one for one in values if type(one) is float])):
+        if float in kinds and not all(map(math.isfinite, [value for value in values if type(value) is float])):
             return False
-        dicts: list[dict[Any, Any]] = [one for one in values if type(one) is dict]
-        lists: list[list[Any]] = [one for one in values if type(one) is list]
+        dicts: list[dict[Any, Any]] = [value for value in values if type(value) is dict]
+        lists: list[list[Any]] = [value for value in values if type(value) is list]
         budget -= 20 * (len(dicts) + len(lists)) + sum(map(len, dicts)) + sum(map(len, lists))
         if budget < 0:
             return False
@@ -158,8 +158,8 @@ class _Tagger:
             present = {f.name: v for f in fields(Image) if (v := getattr(value, f.name)) is not f.default}
             return {"$image": {name: self.tag(v, f"{where}.{name}", depth + 2) for name, v in present.items()}}
         if isinstance(value, Placeholder):
-            known = {f.name: _safe(getattr(value, f.name)) for f in fields(Placeholder)}
-            return self._note(Placeholder(**{**known, "where": known["where"] or _safe(where)}))
+            fields_as_text = {f.name: _safe(getattr(value, f.name)) for f in fields(Placeholder)}
+            return self._note(Placeholder(**{**fields_as_text, "where": fields_as_text["where"] or _safe(where)}))
         if type(value) in _TYPED:
             key, write, _ = _TYPED[type(value)]
             return {key: write(value)}
@@ -316,4 +316,4 @@ def _to_dicts(value: Any) -> Any:
     """Turn records into dicts and their tuples into lists; values from models and datasets stay unmodified."""
     if isinstance(value, (Rollout, ToolCall, Image, Tokens)):
         return {field.name: _to_dicts(getattr(value, field.name)) for field in fields(value)}
-    return [_to_dicts(one) for one in value] if isinstance(value, tuple) else value
+    return [_to_dicts(item) for item in value] if isinstance(value, tuple) else value

@@ -54,7 +54,8 @@ def find_missing(rollout: Rollout, line: Mapping[str, Any]) -> dict[str, Any]:
     }
     for name in _CONVERSATIONS:
         missing[name] = [
-            _difference(message, shown) for message, shown in zip(getattr(rollout, name), line[name], strict=True)
+            _difference(message, line_message)
+            for message, line_message in zip(getattr(rollout, name), line[name], strict=True)
         ]
     calls = [_missing_call_fields(call, rollout.completion) for call in rollout.tool_calls]
     return {**missing, "tool_calls": calls}
@@ -69,7 +70,7 @@ def restore_rollout(line: Mapping[str, Any]) -> Rollout:
     }
     for name in _CONVERSATIONS:
         pairs = zip(line[name], missing[name], strict=True)
-        values[name] = tuple(_restore_message(shown, difference) for shown, difference in pairs)
+        values[name] = tuple(_restore_message(line_message, difference) for line_message, difference in pairs)
     calls = tuple(_restore_call(call, values["completion"]) for call in missing["tool_calls"])
     rollout = Rollout(**values, tool_calls=calls)
     if not _has_place(rollout):
@@ -96,24 +97,24 @@ def _stated_value(line: Mapping[str, Any], name: str) -> Any:
     return line[key] if key in line or name == "id" else _DEFAULT_VALUES[name]
 
 
-def _difference(message: Any, shown: Mapping[str, Any]) -> dict[str, Any] | None:
+def _difference(message: Any, line_message: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return how to get the message from the one in a line: keys to set and to drop, or the message itself."""
     exact = _exact(message)
-    if exact == shown:
+    if exact == line_message:
         return None
     if type(message) is not dict or not all(type(key) is str for key in message) or exact.keys() != message.keys():
         return {"is": exact}
-    changed = {key: value for key, value in exact.items() if key not in shown or shown[key] != value}
-    dropped = [key for key in shown if key not in exact]
+    changed = {key: value for key, value in exact.items() if key not in line_message or line_message[key] != value}
+    dropped = [key for key in line_message if key not in exact]
     return {**({"set": changed} if changed else {}), **({"drop": dropped} if dropped else {})}
 
 
-def _restore_message(shown: Mapping[str, Any], difference: Mapping[str, Any] | None) -> Any:
+def _restore_message(line_message: Mapping[str, Any], difference: Mapping[str, Any] | None) -> Any:
     if difference is None:
-        return from_tagged(shown)
+        return from_tagged(line_message)
     if "is" in difference:
         return from_tagged(difference["is"])
-    remaining = {key: value for key, value in shown.items() if key not in difference.get("drop", ())}
+    remaining = {key: value for key, value in line_message.items() if key not in difference.get("drop", ())}
     message = {**remaining, **difference.get("set", {})}
     return {key: from_tagged(value) for key, value in message.items()}
 

@@ -127,8 +127,8 @@ def _range(image: Any) -> tuple[float, float]:
     if math.isfinite(low) and math.isfinite(high):
         return low, high
     values = array("f", image.tobytes())
-    known = [value for value in values if math.isfinite(value)]
-    return min(known, default=0.0), max(known, default=0.0)
+    finite_values = [value for value in values if math.isfinite(value)]
+    return min(finite_values, default=0.0), max(finite_values, default=0.0)
 
 
 def _coloured(image: Any) -> Any:

@@ -53,7 +53,7 @@ class MessageColumns(Sequence[tuple[Any, ...]]):
         """
         values = list(conversations)
         if not _all_of(_SIMPLE, values):
-            values = [one if type(one) in _SIMPLE else copy(one) for one in values]
+            values = [conversation if type(conversation) in _SIMPLE else copy(conversation) for conversation in values]
         self._flatten(values, role, copy)
         if self.irregular and copy is not no_copy:
             for i in self.irregular_conversations():
@@ -61,8 +61,8 @@ class MessageColumns(Sequence[tuple[Any, ...]]):
             self._flatten(values, role, copy)
 
     def _flatten(self, values: Sequence[Any], role: str, copy: Copy) -> None:
-        lists = values if _all_of({list}, values) else [as_messages(one, role)[0] for one in values]
-        self.is_text = [type(one) is not list and isinstance(one, str) for one in values]
+        lists = values if _all_of({list}, values) else [as_messages(conversation, role)[0] for conversation in values]
+        self.is_text = [type(conversation) is not list and isinstance(conversation, str) for conversation in values]
         """Whether each conversation was a plain text instead of a list of messages."""
         self.starts = list(accumulate(map(len, lists), initial=0))
         """Position of the first message of each conversation in the columns, and the end of the last one."""
@@ -76,7 +76,7 @@ class MessageColumns(Sequence[tuple[Any, ...]]):
         self.calling: list[int] = []
         """Positions of the messages that call tools."""
         self.call_starts = [0]
-        """Position of the first call of each of these messages, and the end of the last one's calls."""
+        """Position of the first call of each of these messages, and the end of the last ones."""
         self.call_ids: list[str | None] = []
         self.call_names: list[str] = []
         self.arguments: list[Any] = []
@@ -270,7 +270,7 @@ def _split_calls(calls: Sequence[dict[Any, Any]]) -> tuple[list[str | None], lis
         return None
     if sum(map(len, calls)) + ids.count(_MISSING) != 3 * len(calls) or sum(map(len, functions)) != 2 * len(calls):
         return None
-    return [None if one is _MISSING else one for one in ids], names, arguments
+    return [None if call_id is _MISSING else call_id for call_id in ids], names, arguments
 
 
 def _values_at(key: str, values: Sequence[Any], missing: object = _MISSING) -> list[Any]:

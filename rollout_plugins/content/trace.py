@@ -87,7 +87,7 @@ def _to_message(message: Any, index: int, ids: _Ids) -> dict[str, Any]:
 
 
 def _message(message: Mapping[Any, Any], index: int, ids: _Ids) -> dict[str, Any]:
-    shown = {
+    message_out = {
         "role": role_of(message),
         "content": None,
         **to_json_safe(
@@ -96,11 +96,11 @@ def _message(message: Mapping[Any, Any], index: int, ids: _Ids) -> dict[str, Any
     }
     calls = calls_of(message)
     if calls:
-        shown["tool_calls"] = [_tool_call(ids.of((index, at)), call) for at, call in enumerate(calls)]
+        message_out["tool_calls"] = [_tool_call(ids.of((index, at)), call) for at, call in enumerate(calls)]
     answered = ids.answered_by(index)
     if answered is not None:
-        shown["tool_call_id"] = answered
-    return shown
+        message_out["tool_call_id"] = answered
+    return message_out
 
 
 def _tool_call(ident: str, call: Call) -> dict[str, Any]:
@@ -171,8 +171,8 @@ def _flat(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def to_fact(value: Any) -> Any:
     """Return the value as metadata: a dict or a list becomes text."""
-    shown = to_json_safe(value)
-    return json_text(shown) if isinstance(shown, (dict, list)) else shown
+    json_value = to_json_safe(value)
+    return json_text(json_value) if isinstance(json_value, (dict, list)) else json_value
 
 
 def _tags(rollout: Rollout) -> Iterator[str]:

@@ -22,7 +22,7 @@ logger = logging.getLogger("rollout_plugins")
 class Dispatcher(PluginCalls):
     """Calls hooks with typed arguments and results."""
 
-    def wanted(self, rollouts: RolloutColumns) -> Sequence[int]:
+    def indices_to_process(self, rollouts: RolloutColumns) -> Sequence[int]:
         """Return the indices of the rollouts that must pass through plugins.
 
         These are all rollouts, unless every plugin skips those with only text.
@@ -88,12 +88,12 @@ class Dispatcher(PluginCalls):
             selected = hook_results.selection(result, arguments["rollouts"])
             return selected and [r if id(r) in known_rollouts else replace_non_numbers(r) for r in selected]
 
-        for impl, kept in self.results("select_rollouts", arguments, read):
-            ids = {r.id for r in kept}
+        for impl, remaining in self.results("select_rollouts", arguments, read):
+            ids = {r.id for r in remaining}
             gone = [r.id for r in selected if r.id not in ids]
             reasons = hook_results.skip_reasons(impl.plugin) if gone else {}
             skipped.update((ident, (impl.plugin_name, reasons.get(ident, "not selected"))) for ident in gone)
-            arguments["rollouts"], selected = tuple(kept), kept
+            arguments["rollouts"], selected = tuple(remaining), remaining
         for name, _ in skipped.values():
             self.counters.skip(name)
         return selected, {ident: f"skipped by {name}: {why}" for ident, (name, why) in skipped.items()}

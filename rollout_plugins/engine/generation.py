@@ -52,7 +52,7 @@ def _make_unique(ids: Iterable[str]) -> list[str]:
     return unique
 
 
-def step_of(run: Run, batch: Batch, number: int, seen: int) -> Step:
+def step_of(run: Run, batch: Batch, number: int, count: int) -> Step:
     """Return the `Step` that hooks receive with the batch."""
     return Step(
         split=batch.split,
@@ -60,7 +60,7 @@ def step_of(run: Run, batch: Batch, number: int, seen: int) -> Step:
         generation=number,
         rank=run.rank,
         world_size=run.world_size,
-        seen=seen,
+        seen=count,
         dataset=batch.dataset,
         evaluation=batch.evaluation,
         gathered=batch.gathered or run.world_size == 1,
@@ -86,12 +86,12 @@ class Generation:
     def go_through(self, dispatcher: Dispatcher, scopes: Collection[str]) -> None:
         """Run all plugins, for sinks of these scopes. Called again for the remaining work if a plugin hung."""
         self._change(dispatcher)
-        kept = self._kept(range(len(self._raw)))
+        rollouts = self._kept(range(len(self._raw)))
         own = self._own()
         if self._selected is None and scopes:
-            self._selected, self._skipped = dispatcher.select(kept, self.step)
+            self._selected, self._skipped = dispatcher.select(rollouts, self.step)
         if self._selected is not None and not self._is_filtered:
-            self._selected = filter_changes(dispatcher, kept, self._selected, self.step)
+            self._selected = filter_changes(dispatcher, rollouts, self._selected, self.step)
             self._skipped = filter_reasons(dispatcher, self._skipped)
             self._is_filtered = True
         if self.metrics is None:
@@ -104,7 +104,7 @@ class Generation:
 
     def _change(self, dispatcher: Dispatcher) -> None:
         """Let plugins change each rollout. No record is created for a rollout that no plugin wants."""
-        indices = dispatcher.wanted(self._raw)
+        indices = dispatcher.indices_to_process(self._raw)
         # After a plugin hung, another thread continues after the last rollout that all plugins have processed.
         for index in indices[bisect_left(indices, self._processed) :]:
             before = self._raw[index]

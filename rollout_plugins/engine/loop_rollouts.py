@@ -43,7 +43,7 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
 
 def rows(rollouts: Any) -> ForeignRollouts:
     """Return rollouts that were passed one by one. None stands for a rejected rollout, which is counted."""
-    return ForeignRollouts(lambda wanted: _take(rollouts, wanted))
+    return ForeignRollouts(lambda options: _take(rollouts, options))
 
 
 def _take(rollouts: Any, options: CopyOptions) -> CopiedBatch:

@@ -87,10 +87,10 @@ def filter_trace(calls: PluginCalls, trace: Trace, plugin_name: str) -> Trace | 
 
 
 def filter_changes(
-    calls: PluginCalls, seen: Sequence[Rollout], selected: Sequence[Rollout], step: Step
+    calls: PluginCalls, before: Sequence[Rollout], selected: Sequence[Rollout], step: Step
 ) -> list[Rollout]:
     """Filter rollouts that plugins changed while they selected them, after required plugins had seen them."""
-    seen_by_id = {rollout.id: rollout for rollout in seen}
+    seen_by_id = {rollout.id: rollout for rollout in before}
     if not calls.has_required or all(rollout is seen_by_id[rollout.id] for rollout in selected):
         return list(selected)
     filtered = [_filter_change(calls, seen_by_id[rollout.id], rollout, step) for rollout in selected]
@@ -105,11 +105,11 @@ def filter_changes(
     ]
 
 
-def _filter_change(calls: PluginCalls, seen: Rollout, selected: Rollout, step: Step) -> Rollout:
+def _filter_change(calls: PluginCalls, before: Rollout, selected: Rollout, step: Step) -> Rollout:
     """Return the changed rollout, filtered again if more than its marks changed; if that fails, the unchanged one."""
-    if all(getattr(selected, name) is getattr(seen, name) for name in _FIELDS_BUT_MARKS):
+    if all(getattr(selected, name) is getattr(before, name) for name in _FIELDS_BUT_MARKS):
         return selected
-    return filter_rollout(calls, selected, step) or seen
+    return filter_rollout(calls, selected, step) or before
 
 
 def filter_rollout(calls: PluginCalls, rollout: Rollout, step: Step) -> Rollout | None:

@@ -104,7 +104,9 @@ def apply_arguments(
 
 def _total(rewards: Mapping[str, float | None], run: Run) -> float | None:
     """Return the weighted sum if the weights are known or there is only one reward."""
-    if not isinstance(rewards, dict) or any(one is not None and type(one) is not float for one in rewards.values()):
+    if not isinstance(rewards, dict) or any(
+        reward is not None and type(reward) is not float for reward in rewards.values()
+    ):
         return None
     weights = dict(zip(run.reward_names, run.reward_weights, strict=False))
     if not weights and len(rewards) != 1:

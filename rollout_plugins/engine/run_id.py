@@ -69,14 +69,14 @@ def identify(root: Path, key: str, checkpoint: Path | None, step: int, restarted
 
 
 def identify_loop(
-    root: Path, opened: int, name: str | None, resumed_from: int | None, *, file: str, world_size: int
+    root: Path, runs_opened: int, name: str | None, resumed_from: int | None, *, file: str, world_size: int
 ) -> Identity:
     """Return the identity for a custom loop: a new run, or the next attempt of the run `name`.
 
-    `opened` is the number of runs that this process opened before. `file` is the run file of this rank, which counts
-    its attempts if it cannot agree with the others.
+    `runs_opened` is the number of runs that this process opened before. `file` is the run file of this rank, which
+    counts its attempts if it cannot agree with the others.
     """
-    key = f"{root}|loop|{opened}|{os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}"
+    key = f"{root}|loop|{runs_opened}|{os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}"
     can_agree = ranks_can_agree(world_size)
     if name is None:
         if not can_agree:

@@ -14,7 +14,7 @@ from rollout_hookspecs import Rollout, Run, Step, hookimpl
 from rollout_plugins.content.numbers import real
 from rollout_plugins.plugins.strategies import STRATEGIES, Pool, Reasons
 from rollout_plugins.system.labels import NUMBERS
-from rollout_plugins.system.option_checks import check, one_of, whole
+from rollout_plugins.system.option_checks import check, integer, one_of
 from rollout_plugins.system.warn_once import Once
 
 logger = logging.getLogger("rollout_plugins")
@@ -64,12 +64,12 @@ class Cap:
     ) -> None:
         check(
             "cap",
-            whole("max_per_step", max_per_step, 1),
+            integer("max_per_step", max_per_step, 1),
             None if callable(strategy) else one_of("strategy", strategy, tuple(STRATEGIES)),
             _key_fault(key),
-            whole("k", k, 1, optional=True),
+            integer("k", k, 1, optional=True),
             "k is only for strategy='top_bottom'" if k is not None and strategy != "top_bottom" else None,
-            whole("seed", seed, 0),
+            integer("seed", seed, 0),
         )
         self.max_per_step = max_per_step
         self._strategy = strategy

@@ -10,7 +10,7 @@ from rollout_hookspecs import Rollout, Step, hookimpl
 
 from rollout_plugins.content.hashing import content_hash
 from rollout_plugins.content.numbers import finite
-from rollout_plugins.system.option_checks import check, flag, one_of, whole
+from rollout_plugins.system.option_checks import check, flag, integer, one_of
 
 KINDS = ("prompt", "completion", "rollout")
 KEEP = ("first", "best")
@@ -50,7 +50,7 @@ class Dedup:
         check(
             "dedup",
             one_of("by", by, KINDS),
-            whole("window", window, 0),
+            integer("window", window, 0),
             one_of("keep", keep, KEEP),
             flag("siblings", siblings),
             "siblings=True is only for by='prompt'" if siblings is True and by != "prompt" else None,

@@ -18,7 +18,7 @@ from rollout_hookspecs import Run, Step, hookimpl
 from rollout_plugins.engine.threads import own_thread
 from rollout_plugins.remote.pruning import prune_part
 from rollout_plugins.store.parts import find_parts
-from rollout_plugins.system.option_checks import check, whole
+from rollout_plugins.system.option_checks import check, integer
 
 logger = logging.getLogger("rollout_plugins")
 
@@ -40,7 +40,7 @@ class Retain:
     def __init__(self, *, last: int = 100, panel: float = 0.01, sample: int = 4) -> None:
         is_share = isinstance(panel, (int, float)) and not isinstance(panel, bool) and 0 <= panel <= 1
         wrong = None if is_share else f"panel={panel!r} is not a share from 0 to 1"
-        check("retain", whole("last", last, 0), wrong, whole("sample", sample, 0))
+        check("retain", integer("last", last, 0), wrong, integer("sample", sample, 0))
         self._last, self._panel, self._sample = last, float(panel), sample
         self._work: _Pruning | None = None
 

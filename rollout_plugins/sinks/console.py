@@ -15,7 +15,7 @@ from rollout_plugins.content.messages import field_of
 from rollout_plugins.content.numbers import finite
 from rollout_plugins.show.render import render_group, render_rollouts
 from rollout_plugins.sinks._stream import write_json, write_text
-from rollout_plugins.system.option_checks import check, flag, whole
+from rollout_plugins.system.option_checks import check, flag, integer
 from rollout_plugins.system.progress_bars import clear_bars_sequence
 
 if TYPE_CHECKING:
@@ -60,10 +60,10 @@ class ConsoleSink:
         shows_nothing = best == 0 and worst == 0 and group is not True
         check(
             "console",
-            whole("best", best, 0),
-            whole("worst", worst, 0),
-            whole("every", every, 1),
-            whole("max_lines", max_lines, 1, optional=True),
+            integer("best", best, 0),
+            integer("worst", worst, 0),
+            integer("every", every, 1),
+            integer("max_lines", max_lines, 1, optional=True),
             "best=0 and worst=0 would show nothing: give one of them, or group=True" if shows_nothing else None,
             flag("group", group),
             flag("json", json, optional=True),

@@ -22,7 +22,7 @@ from rollout_plugins.sinks._common import SCOPES, message_text, replace_images, 
 from rollout_plugins.sinks._stream import write_json
 from rollout_plugins.sinks._traces import prompt_and_completion, shape_each
 from rollout_plugins.system.file_locks import hold_lock
-from rollout_plugins.system.option_checks import check, one_of, whole
+from rollout_plugins.system.option_checks import check, integer, one_of
 
 ANSWERS = ("answer", "solution", "ground_truth", "target", "label")
 
@@ -43,7 +43,7 @@ class JsonlSink:
     ) -> None:
         if path is not None and not isinstance(path, (str, Path)):
             raise SetupError(f"path={path!r} is not a path: use a folder, a named pipe, or '-' for standard output")
-        check("jsonl", one_of("scope", scope, SCOPES), whole("max_bytes", max_bytes, 1))
+        check("jsonl", one_of("scope", scope, SCOPES), integer("max_bytes", max_bytes, 1))
         self.scope = scope
         self._max_bytes = max_bytes
         self._path = path if not path or path == "-" else Path(path).absolute()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rollout_hookspecs import Rollout, Run
 
-NUMBERS = tuple(one.name for one in fields(Rollout) if str(one.type).removesuffix(" | None") in {"int", "float"})
+NUMBERS = tuple(field.name for field in fields(Rollout) if str(field.type).removesuffix(" | None") in {"int", "float"})
 """The fields of a rollout that contain a number."""
 _GENERATED_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
 """Matches an id that nobody chose."""
@@ -24,7 +24,7 @@ def run_name(run: Run) -> str:
 
 
 def unique_run_name(run: Run) -> str:
-    """Return the name with the id, so that two runs of one model and folder have different names."""
+    """Return the name with the id, so that two runs of field model and folder have different names."""
     name = run_name(run)
     return name if run.id in name else f"{name} · {run.id}"
 

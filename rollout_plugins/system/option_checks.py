@@ -22,7 +22,7 @@ def one_of(name: str, value: Any, accepted: Sequence[str]) -> str | None:
     return f"{name}={value!r} is not one of {', '.join(accepted)}"
 
 
-def whole(name: str, value: Any, lowest: int, highest: int | None = None, *, optional: bool = False) -> str | None:
+def integer(name: str, value: Any, lowest: int, highest: int | None = None, *, optional: bool = False) -> str | None:
     """Return a fault unless the value is an integer in the range (or None, if `optional`)."""
     if optional and value is None:
         return None

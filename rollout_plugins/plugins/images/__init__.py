@@ -16,7 +16,7 @@ from rollout_plugins.content.rollout_columns import RolloutColumns
 from rollout_plugins.plugins.images.media import MediaStore, Unreadable
 from rollout_plugins.plugins.images.pixels import keep_image
 from rollout_plugins.plugins.rewrite import ATOMS, Place, Rewriter, lost
-from rollout_plugins.system.option_checks import check, one_of, whole
+from rollout_plugins.system.option_checks import check, integer, one_of
 
 MODES = ("keep", "thumbnail", "strip")
 FORMATS = ("webp", "jpeg")
@@ -75,10 +75,10 @@ class Images:
         check(
             "images",
             one_of("mode", mode, MODES),
-            whole("max_side", max_side, 1, optional=True),
+            integer("max_side", max_side, 1, optional=True),
             one_of("format", format, FORMATS),
-            whole("quality", quality, 1, 100),
-            whole("budget", budget, 1, optional=True),
+            integer("quality", quality, 1, 100),
+            integer("budget", budget, 1, optional=True),
         )
         self._options: dict[str, Any] = {
             "mode": mode,

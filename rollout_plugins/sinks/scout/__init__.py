@@ -25,7 +25,7 @@ from rollout_plugins.sinks._common import (
 )
 from rollout_plugins.sinks._traces import images_in, shape_each
 from rollout_plugins.sinks.scout.transcript_files import TranscriptFiles, read_column
-from rollout_plugins.system.option_checks import check, flag, one_of, whole
+from rollout_plugins.system.option_checks import check, flag, integer, one_of
 
 # All of Scout's own columns, used or not, because its viewer queries some of them without checking for them.
 _TEXTS = (
@@ -65,7 +65,7 @@ class ScoutSink:
         check(
             "scout",
             one_of("scope", scope, SCOPES),
-            whole("image_side", image_side, 1),
+            integer("image_side", image_side, 1),
             flag("trust_content", trust_content),
         )
         self.scope = scope

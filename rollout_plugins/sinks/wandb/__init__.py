@@ -19,7 +19,7 @@ from rollout_plugins.sinks._traces import shape_each
 from rollout_plugins.sinks._tracker import TrackerSink
 from rollout_plugins.sinks.wandb.table_columns import TableColumns
 from rollout_plugins.sinks.wandb.weave import Weave
-from rollout_plugins.system.option_checks import check, flag, one_of, optional_name, whole
+from rollout_plugins.system.option_checks import check, flag, integer, one_of, optional_name
 
 logger = logging.getLogger("rollout_plugins")
 
@@ -57,9 +57,9 @@ class WandbSink(TrackerSink):
             one_of("scope", scope, SCOPES),
             optional_name("project", project),
             optional_name("name", name),
-            whole("max_rows", max_rows, 1),
-            whole("max_chars", max_chars, 100),
-            whole("image_side", image_side, 16),
+            integer("max_rows", max_rows, 1),
+            integer("max_chars", max_chars, 100),
+            integer("image_side", image_side, 16),
             flag("weave", weave),
         )
         super().__init__(
