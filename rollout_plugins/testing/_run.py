@@ -276,7 +276,7 @@ class _RecordingDispatcher(Dispatcher):
         self._record(self.name_of(plugin), hook, error)
         super().failed(plugin, hook, error)
 
-    def wanted(self, rollouts: Sequence[Rollout]) -> Sequence[int]:
+    def indices_to_process(self, rollouts: Sequence[Rollout]) -> Sequence[int]:
         """Return all rollouts, in order to record each."""
         return range(len(rollouts))
 
