@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from rollout_hookspecs import Finding
 
 from rollout_plugins.checks.base import Check
+from rollout_plugins.checks.generation_columns import columns_of
 
 
 class RewardsNotFinite(Check):
@@ -27,24 +28,18 @@ class RewardsNotFinite(Check):
         self._reported: set[str] = set()
 
     def look(self, table: pa.Table, step: int, split: str) -> Iterator[Finding]:
-        self.observe(table.num_rows)
-        rewards = table["rewards"].combine_chunks()
-        names, values = rewards.flatten().field("name"), rewards.flatten().field("value")
-        is_bad = pc.fill_null(pc.invert(pc.is_finite(values)), False)
-        if not pc.any(is_bad).as_py():
-            return
-        rows = pc.list_parent_indices(rewards).filter(is_bad).to_pylist()
-        for name in dict.fromkeys(names.filter(is_bad).to_pylist()):
-            if name in self._reported:
+        columns = columns_of(table)
+        self.observe(columns.count)
+        for name, (values, is_given) in columns.given_rewards.items():
+            is_bad = is_given & ~np.isfinite(values)
+            if name in self._reported or not is_bad.any():
                 continue
             self._reported.add(name)
-            bad = zip(rows, names.filter(is_bad).to_pylist(), values.filter(is_bad).to_pylist(), strict=True)
-            places = [(row, value) for row, own, value in bad if own == name]
-            kind = "NaN" if places[0][1] != places[0][1] else "infinite"
+            kind = "NaN" if np.isnan(values[is_bad][0]) else "infinite"
             yield self.finding(
                 f"reward {name} is {kind}",
-                f"{name}: {kind} in {len(places)} of {table.num_rows} rollouts of {split} step {step}",
+                f"{name}: {kind} in {is_bad.sum()} of {columns.count} rollouts of {split} step {step}",
                 "severe",
                 steps=(step,),
-                rollouts=[table["id"][row].as_py() for row, _ in places[:5]],
+                rollouts=columns.ids(is_bad),
             )

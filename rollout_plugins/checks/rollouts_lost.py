@@ -11,6 +11,13 @@ from rollout_hookspecs import Finding, Verdict, hookimpl
 from rollout_plugins.checks.base import Check
 
 _LOGGED = "drops/"
+#: The reason under which a single value of a rollout is counted; `values-lost` reports those.
+VALUES = "unserialisable_field"
+
+
+def logged_losses(values: Mapping[str, float]) -> dict[str, int]:
+    """Return what the trainer's log says was lost so far, by reason."""
+    return {name.partition(_LOGGED)[2]: int(count) for name, count in values.items() if _LOGGED in name and count > 0}
 
 
 class RolloutsLost(Check):
@@ -34,17 +41,15 @@ class RolloutsLost(Check):
         return ()
 
     def look_at_log(self, step: int, values: Mapping[str, float]) -> Iterator[Finding]:
-        lost = {
-            name.partition(_LOGGED)[2]: int(count) for name, count in values.items() if _LOGGED in name and count > 0
-        }
+        lost = _rollouts_of(logged_losses(values))
         if lost:
             yield self._report(lost, f", until step {step}", (step,))
 
     @hookimpl
     def check_run(self, run: Any) -> Verdict:  # type: ignore[override]
         """Conclude from what the run counted while it was recorded."""
-        if run.health.drops:
-            list(self._new([self._report(run.health.drops, "", ())]))
+        if lost := _rollouts_of(run.health.drops):
+            list(self._new([self._report(lost, "", ())]))
         return self.verdict()
 
     def _report(self, lost: Mapping[str, int], when: str, steps: tuple[int, ...]) -> Finding:
@@ -56,3 +61,7 @@ class RolloutsLost(Check):
             "severe" if total > 0.1 * self._count else "warning",
             steps=steps,
         )
+
+
+def _rollouts_of(lost: Mapping[str, int]) -> dict[str, int]:
+    return {reason: count for reason, count in lost.items() if reason != VALUES}

@@ -29,6 +29,7 @@ class ToolCallsRepeated(Check):
     advice = "Read one of these rollouts: does the answer to the first call reach the next prompt?"
 
     def begin(self) -> None:
+        self.why = "no tool was called"
         self._share = Share(chances=40, generations=2)
 
     def look(self, table: pa.Table, step: int, split: str) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ from rollout_plugins.checks.windows import Share
 #: How models of the common families begin or end a call.
 _MARKERS = (
     b"<tool_call>", b"</tool_call>", b"<function=", b"</function>", b"<function_call>", b"[TOOL_CALLS]",
-    b"<|python_tag|>", b"<|tool_call", b"<\xef\xbd\x9ctool", b"```tool_c", b"<tool_use>", b"<invoke ",
+    b"<|python_tag|>", b"<|tool_call", b"<\xef\xbd\x9ctool", b"```tool_c", b"<tool_use>", b"<invoke ", b'"arguments":',
 )  # fmt: skip
 
 

@@ -30,6 +30,7 @@ class ToolResultsCut(Check):
     advice = "Raise the limit, or let the tool return less; check that the cut keeps the side that matters."
 
     def begin(self) -> None:
+        self.why = "no tool returned anything"
         self._share = Share(chances=32, generations=2)
 
     def look(self, table: pa.Table, step: int, split: str) -> Iterator[Finding]:

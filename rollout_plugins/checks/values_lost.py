@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from rollout_hookspecs import Finding
+from rollout_hookspecs import Finding, Verdict, hookimpl
 
 from rollout_plugins.checks.base import Check
 from rollout_plugins.checks.generation_columns import columns_of
+from rollout_plugins.checks.rollouts_lost import VALUES, logged_losses
 
 
 class ValuesLost(Check):
@@ -43,3 +45,21 @@ class ValuesLost(Check):
                 steps=(step,),
                 rollouts=columns.ids(is_lost),
             )
+
+    def look_at_log(self, step: int, values: Mapping[str, float]) -> Iterator[Finding]:
+        if count := logged_losses(values).get(VALUES):
+            yield self._report(count, f", until step {step}", (step,))
+
+    @hookimpl
+    def check_run(self, run: Any) -> Verdict:  # type: ignore[override]
+        """Conclude from what the run counted while it was recorded."""
+        if (count := run.health.drops.get(VALUES)) and not self._findings:
+            list(self._new([self._report(count, "", ())]))
+        return self.verdict()
+
+    def _report(self, count: int, when: str, steps: tuple[int, ...]) -> Finding:
+        return self.finding(
+            "values of rollouts were lost",
+            f"{count} values could not be kept in {self._rollouts} rollouts{when}",
+            steps=steps,
+        )
