@@ -24,7 +24,7 @@ PAGES = {
     path.relative_to(DOCS).with_suffix("").as_posix(): path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md")
 }
 HOOKS_PAGE, RECORDS_PAGE, PLUGIN_PAGE = "reference/hooks", "reference/records", "how-to/plugin"
-ALIASES = ("Message", "Split", "Finish", "ToolStatus", "Scope")
+ALIASES = ("Message", "Split", "Finish", "ToolStatus", "Scope", "Severity", "Outcome")
 
 
 def sections(page):

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from rollout_hookspecs import hooks
 
-from rollout_plugins import Drop, Panel, Trace, hookimpl, open_run
+from rollout_plugins import Drop, Finding, Panel, RolloutRecorder, Trace, Verdict, hookimpl, open_run
 from rollout_plugins.errors import SetupError
+from rollout_plugins.store.findings import read_findings
 from rollout_plugins.testing import make_rollout, make_run, make_step, run_plugins, show_panels
 
 
@@ -16,6 +17,10 @@ def plugin(name, **hooks):
     """An object with these functions as its hooks."""
     marked = {hook: staticmethod(hookimpl(function)) for hook, function in hooks.items()}
     return type(name, (), {"name": name, **marked})()
+
+
+def run_folder(place):
+    return Path(open_run(place).dir)
 
 
 def fails():
@@ -143,6 +148,49 @@ def test_hook_rollout_metrics():
         "rollouts/count": 2.0, "rollouts/step": 1.5, "rollouts/flag": 1.0,
         "eval_rollouts/count": 1.0, "eval_rollouts/step": 1.0, "eval_rollouts/flag": 1.0,
     }  # fmt: skip
+
+
+def test_hook_check_rollouts(tmp_path):
+    def look(rollouts, step, table):
+        assert table["id"].to_pylist() == [rollout.id for rollout in rollouts]
+        return [Finding(check="mine", title="always", text=f"found at step {step.step}")]
+
+    checks = [plugin("a", check_rollouts=look), plugin("b", check_rollouts=lambda: None)]
+    run_plugins(checks, [make_rollout(step=step) for step in (1, 1, 2)], dir=tmp_path)
+    assert [found.text for found in read_findings(run_folder(tmp_path))] == ["found at step 1"]
+    again = open_run(tmp_path).check(plugins=checks).findings
+    assert [found.text for found in again if found.check == "mine"] == ["found at step 1"]
+
+
+def test_hook_check_log(tmp_path):
+    def look(step, values):
+        return [Finding(check="mine", title=f"at {step}", text=str(values))] if values["loss"] > 1 else None
+
+    with RolloutRecorder([plugin("a", check_log=look)], dir=tmp_path, autoload=False, sync=True) as recorder:
+        for step, loss in ((1, 0.5), (2, 2.0)):
+            recorder.record(step, [{"prompt": "a", "completion": "b"}])
+            recorder.log(step, {"loss": loss, "name": "text"})
+    assert [found.text for found in read_findings(run_folder(tmp_path))] == ["{'loss': 2.0}"]
+
+
+def test_hook_on_finding(tmp_path):
+    seen = []
+    found = [Finding(check="mine", title="always", text="wrong")]
+    react = plugin("b", on_finding=lambda finding, run: seen.append((finding.text, run.id)))
+    steps = [make_rollout(step=step) for step in (1, 2)]
+    run_plugins([plugin("a", check_rollouts=lambda: found), react], steps, run=make_run(id="mine"), dir=tmp_path)
+    assert seen == [("wrong", "mine")]
+
+
+def test_hook_check_run(tmp_path):
+    def judge(run):
+        return Verdict(check="length", verdict="unobserved", rollouts=len(run), why="too short")
+
+    run_plugins([], [make_rollout()], dir=tmp_path)
+    verdicts = open_run(tmp_path).check(plugins=[plugin("a", check_run=judge)]).verdicts
+    assert [(v.verdict, v.rollouts, v.why) for v in verdicts if v.check == "length"] == [
+        ("unobserved", 1, "too short")
+    ]
 
 
 def test_hook_register_hosts():
