@@ -12,7 +12,7 @@ from PIL import ImageDraw
 from rollout_hookspecs import Panel, Rollout, ToolCall
 from store_rig import Sink, batch, pipeline, run_in
 
-from rollout_plugins import hookimpl, open_run
+from rollout_plugins import RolloutRecorder, hookimpl, open_run
 from rollout_plugins.plugins.images import Images
 from rollout_plugins.testing import hostile_rollouts
 
@@ -149,6 +149,18 @@ def resumed(folder):
     fill(folder, range(1, 10), plugins=[Sink(raises)], untrained={"stale": 2})
     fill(folder, range(7, 14), attempt=2, resumed_from=6)
     return folder / "r1"
+
+
+def few(folder):
+    """A run of three tool calls a step, of which two fail."""
+    rows = []
+    for index in range(3):
+        said = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "price", "arguments": {}}}]}
+        call = ToolCall(name="price", arguments={}, turn=0, status="error" if index else "ok")
+        rows.append({"prompt": "go", "completion": [said], "reward": 1.0, "tool_calls": [call]})
+    with RolloutRecorder(dir=folder, autoload=False) as recorder:
+        for step in (1, 2, 3):
+            recorder.record(step, rows)
 
 
 def empty(folder):

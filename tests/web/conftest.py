@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from chromium import browser
-from report_rig import Boards, empty, fill, resumed, seen
+from report_rig import Boards, empty, few, fill, resumed, seen
 
 from rollout_plugins import open_run
 from rollout_plugins.report import write_report
@@ -19,6 +19,7 @@ def pages(tmp_path_factory):
         ("seen", seen),
         ("resumed", resumed),
         ("empty", empty),
+        ("few", few),
     ):
         folder = tmp_path_factory.mktemp(name)
         make(folder)

@@ -39,6 +39,16 @@ def test_failed_calls_are_told_with_their_number(page, pages):
         assert (f"% of {made}" if made >= 10 else f"{failed} of {made}" if made else "no calls") in said, said
 
 
+def test_a_run_of_few_calls_shows_how_many_failed_and_no_share(page, pages):
+    page.open(pages["few"])
+    (tile,) = [text for text in page.texts(".tiles > div") if "tool calls" in text.lower()]
+    assert "6 failed" in tile
+    assert "%" not in tile
+    chart = "[...document.querySelectorAll('.chart')].find(c => c.innerText.includes('Failed tool calls'))"
+    assert "too few for a share" in page.eval(f"{chart}.innerText")
+    assert "2 of 3" in page.eval(f"{chart}.querySelector('.key').innerText")
+
+
 def test_all_numbers_as_a_table(page, pages):
     page.click(".numbers summary")
     page.wait("document.querySelector('.numbers tbody tr')")

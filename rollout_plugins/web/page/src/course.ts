@@ -30,7 +30,7 @@ export interface Chart {
 const COLOURS = ["--s1", "--s2", "--s3", "--s4", "--s5", "--s6"];
 const MANY = 150;
 /** A share of fewer things says nothing. */
-const HANDFUL = 10;
+export const HANDFUL = 10;
 
 /** The steps of all splits; every line has a value or nothing for each. */
 export let steps: number[] = [];
@@ -61,6 +61,10 @@ export function charts(): Chart[] {
   Object.values(data.steps).forEach((series, place) => {
     failed[place]!.parts = [spreadOut(series, column("tool_errors")), spreadOut(series, column("tool_calls"))];
   });
+  const areFew = failed.every((line) => line.values.every((value) => value == null));
+  if (areFew) {
+    failed.forEach((line) => (line.values = line.parts![0]));
+  }
   const plain = (value: number | null) => score(value);
   const parts = (value: number | null) => (value === null ? "\u2013" : percent(value, 1));
   const round = (value: number | null) => (value === null ? "\u2013" : count(Math.round(value)));
@@ -110,9 +114,9 @@ export function charts(): Chart[] {
     },
     {
       title: "Failed tool calls",
-      note: "share of calls",
+      note: areFew ? "number of calls; too few for a share" : "share of calls",
       lines: failed,
-      write: parts,
+      write: areFew ? round : parts,
       grounded: true,
     },
     {

@@ -3,6 +3,7 @@
 import { useEffect } from "preact/hooks";
 import { About } from "./about";
 import { Charts } from "./charts";
+import { HANDFUL } from "./course";
 import { data, real, type Scalar } from "./data";
 import { count, moment, number, percent, plural, score } from "./format";
 import { Histogram } from "./histogram";
@@ -118,6 +119,12 @@ function Notices() {
   );
 }
 
+/** How many calls failed, with their share unless they are a handful. */
+function failures(failed: number, calls: number): string {
+  const share = calls >= HANDFUL ? ` (${percent(failed, calls)})` : "";
+  return failed ? `${count(failed)} failed${share}` : "none failed";
+}
+
 function Tiles() {
   const splits = Object.entries(data.steps);
   const [name, series] = splits[0] ?? ["", {}];
@@ -157,7 +164,7 @@ function Tiles() {
     [
       "tool calls",
       sum("tool_calls") ? count(sum("tool_calls")) : null,
-      sum("tool_errors") ? `${percent(sum("tool_errors"), sum("tool_calls"))} failed` : "none failed",
+      failures(sum("tool_errors"), sum("tool_calls")),
     ],
     ["errors", sum("errors") ? count(sum("errors")) : null, "failed rollouts"],
   ];
