@@ -50,7 +50,7 @@ OBJECTS = {
     "run.health": RunHealth,
     "open_run": open_run,
 }
-PLUGINS = {"plugins": ("Images", "Metrics", "Alerts", "Dedup", "Cap", "Redact"), "sinks": ("Trackio", "Wandb", "Console", "Jsonl", "Scout"), "remote": ("Mirror", "Retain")}  # fmt: skip
+PLUGINS = {"plugins": ("Images", "Metrics", "Alerts", "Dedup", "Cap", "Redact"), "checks": ("Checks",), "sinks": ("Trackio", "Wandb", "Console", "Jsonl", "Scout"), "remote": ("Mirror", "Retain")}  # fmt: skip
 
 
 def arguments(name: str) -> str:
@@ -74,7 +74,8 @@ def options(folder: str) -> str:
     """The docstring of each plugin or sink, which lists its options with an example for each."""
     parts = []
     for name in PLUGINS[folder]:
-        kind = getattr(import_module(f"rollout_plugins.{folder}.{name.lower()}"), name + "Sink" * (folder == "sinks"))
+        module = f"rollout_plugins.{folder}" if folder == name.lower() else f"rollout_plugins.{folder}.{name.lower()}"
+        kind = getattr(import_module(module), name + "Sink" * (folder == "sinks"))
         said = [paragraph(text, kind.__name__) for text in inspect.getdoc(kind).split("\n\n")]
         parts.append("\n\n".join([f"### {kind.__name__}", *said]))
     return "\n\n".join(parts)
