@@ -9,11 +9,13 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from typing import Any
 
 from rollout_hookspecs import Panel, Rollout, Run
 
 from rollout_plugins.cli.chosen import add_filters, add_run, filters_of, note_damage, opened
 from rollout_plugins.errors import RunError, need
+from rollout_plugins.reading.runs import StoredRun
 
 #: Seconds after which a thread lets others have a turn. By default it is ten times as long, and reading the run would
 #: wait for the import of textual that long for each file.
@@ -60,8 +62,18 @@ def run(options: Namespace) -> None:
             rollout=options.id,
             panels=_panels(options.plugin),
             stats=stats.result,
+            prompts=_prompts(stored),
         )
     note_damage(stored)
+
+
+def _prompts(stored: StoredRun) -> Callable[[], tuple[str, list[dict[str, Any]]]] | None:
+    """Return what lists the run's prompts, unless that part is not installed."""
+    try:
+        from rollout_plugins.learn.prompt_list import list_prompts
+    except ImportError:
+        return None
+    return lambda: list_prompts(stored)
 
 
 def _panels(plugins: Sequence[str]) -> Callable[[Rollout, Run], Sequence[Panel]]:

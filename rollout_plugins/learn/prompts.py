@@ -121,6 +121,16 @@ def prompts_of(
     return Prompts(rule, _with_intervals(_summarise(rollouts.append_column("passed", passed), examples)))
 
 
+def column_of_passes(run: StoredRun) -> str:
+    """Return the column to judge by where nobody names one: the first whose values are all 0 or 1, else `reward`."""
+    names = ["reward", *(name for name in run.columns if name.startswith("reward/"))]
+    for name in names:
+        column = '"' + name.replace('"', '""') + '"'
+        if run.count(where=f"{column} is not null") and not run.count(where=f"{column} not in (0, 1)"):
+            return name
+    return "reward"
+
+
 def _read(runs: Sequence[StoredRun], column: str, filters: Mapping[str, Any]) -> tuple[pa.Table, pa.Table]:
     """Read the numbers of all rollouts, and the prompt of each prompt's first rollout."""
     numbers, examples = [], []

@@ -20,6 +20,7 @@ from rollout_plugins.view.pages.findings import FindingsPage
 from rollout_plugins.view.pages.group import GroupPage
 from rollout_plugins.view.pages.help import HelpPage
 from rollout_plugins.view.pages.page import Page
+from rollout_plugins.view.pages.prompts import PromptsPage
 from rollout_plugins.view.pages.rollout import RolloutPage
 from rollout_plugins.view.pages.rollouts import RolloutsPage
 from rollout_plugins.view.pages.steps import StepsPage
@@ -58,17 +59,20 @@ class Viewer(App[None]):
         rollout: str | None = None,
         panels: Callable[[Rollout, Run], Sequence[Panel]] = lambda *_: (),
         stats: Callable[[], list[dict[str, Any]]] | None = None,
+        prompts: Callable[[], tuple[str, list[dict[str, Any]]]] | None = None,
         period: float = PERIOD,
     ) -> None:
         """`panels`: what plugins show of a rollout; asked on a worker's thread.
 
         `stats`: returns the run's numbers the first time, if the caller has started to read them.
+        `prompts`: returns a headline and a row for each prompt of the run, if there is something that can.
         """
         super().__init__()
         self.animation_level = "none"  # nothing moves by itself: over ssh each frame costs
         self.stored = run
         self._asked, self._rollout = dict(filters or {}), rollout
         self.panels = panels
+        self.prompts = prompts
         self._early = stats
         self.stats: list[dict[str, Any]] = []
         self.findings: list[Finding] = []
@@ -171,6 +175,12 @@ class Viewer(App[None]):
 
     def show_findings(self) -> None:
         self.push_screen(FindingsPage())
+
+    def show_prompts(self) -> None:
+        if self.prompts is None:
+            self.notify("rollout_plugins.learn, which lists prompts, is not installed", severity="error")
+        else:
+            self.push_screen(PromptsPage(self.prompts))
 
     def show_siblings(self, rollout: Rollout) -> None:
         self.push_screen(GroupPage(rollout))

@@ -41,6 +41,7 @@ class StepsPage(Page):
         Binding("f", "filter", "Filter"),
         Binding("slash", "search", "Search", key_display="/"),
         Binding("F", "findings", "Findings"),
+        Binding("p", "prompts", "Prompts"),
         Binding("r", "reload", "Read again", show=False),
     ]
 
@@ -143,6 +144,9 @@ class StepsPage(Page):
 
     def action_findings(self) -> None:
         self.viewer.show_findings()
+
+    def action_prompts(self) -> None:
+        self.viewer.show_prompts()
 
     def action_reload(self) -> None:
         self.viewer.look_again()

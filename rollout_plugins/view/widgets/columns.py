@@ -119,6 +119,31 @@ def rollout_columns(names: Sequence[str], *, leave_out: set[str]) -> list[Column
     return [column for column in made if column.name in there or column.left]
 
 
+def prompt_columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
+    """What the list of prompts shows of each; columns in which nothing is known are left out."""
+    made = [
+        Column("band", "band", _band),
+        Column("pass_rate", "passed", _percent),
+        Column("trend", "trend", left=False),
+        Column("reward_mean", "reward", real),
+        Column("attempts", "attempts"),
+        Column("first_solved", "solved at"),
+        Column("steps_seen", "steps"),
+        Column("completion_tokens", "tokens", _rounded),
+        Column("failed_calls", "failed", _warned("red")),
+        Column(QUESTION, "asked", _said, left=True),
+    ]
+    return [column for column in made if column.left or any(row.get(column.name) not in {None, ""} for row in rows)]
+
+
+def _band(value: Any) -> Shown:
+    return plain(value)[0], {"forgotten": "red", "stuck": "yellow", "learnt": "green"}.get(str(value), "dim")
+
+
+def _percent(value: Any) -> Shown:
+    return plain(value) if value is None else (f"{value:.0%}", "bold")
+
+
 def _said(value: Any) -> Shown:
     return ("…", "dim") if value is None else (value, "")
 
