@@ -22,11 +22,11 @@ ROOT = Path(__file__).parents[1]
 READERS = [
     f"cli/{name}.py"
     for name in (
-        "annotate", "chosen", "compact", "diff", "doctor", "export", "list_runs", "prune", "pull", "push", "report",
+        "annotate", "chosen", "compact", "doctor", "export", "list_runs", "prune", "pull", "push", "report",
         "show", "sql", "stats", "view",
     )
 ]  # fmt: skip
-LEARNERS = ["learn", *(f"cli/{name}.py" for name in ("prompts", "replay", "training_data"))]
+LEARNERS = ["learn", *(f"cli/{name}.py" for name in ("diff", "prompts", "replay", "rescore", "training_data"))]
 PARTS = {
     "images": ["plugins/images"],
     "redact": ["plugins/redact"],
@@ -48,9 +48,9 @@ COMMANDS = {
     "web": "report",
     "shapes": "import",
     "demo": "demo",
-    "learn": "(?:prompts|replay)",
+    "learn": "(?:diff|prompts|replay|rescore)",
     "remote": "(?:push|pull|prune)",
-    "reading": "(?:annotate|compact|demo|diff|doctor|export|list|prune|pull|push|report|show|sql|stats|view)",
+    "reading": "(?:annotate|compact|demo|diff|doctor|export|list|prompts|prune|pull|push|replay|report|rescore|show|sql|stats|view)",
 }
 CORE = ["tests/content", "tests/engine", "tests/hosts", "tests/reading", "tests/store"]
 ALONE = [

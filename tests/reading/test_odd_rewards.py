@@ -166,6 +166,7 @@ def test_json_is_exact_and_any_parser_reads_it(run, capsys):
     assert json.loads(out)["steps"][1]["reward"] == "Infinity"
 
 
+@pytest.mark.needs(part="learn")
 def test_diff_compares_the_finite_rewards_and_counts_the_others(tmp_path, capsys):
     for name, last in (("a", 3.0), ("b", INF)):
         write(tmp_path / name, [one(1, index, group=0, reward=2.0 if index else last, rewards={}) for index in (0, 1)])

@@ -106,6 +106,11 @@ def test_the_commands_on_a_grpo_run(trained, capsys):
         assert main([words[0], str(out), *words[1:]]) == 0
     printed = capsys.readouterr().out
     assert "multiply(a=2, b=3) → 6" in printed
+
+
+@pytest.mark.needs(part="learn")
+def test_diff_on_a_grpo_run(trained, capsys):
+    _, out = trained
     assert main(["diff", str(out), str(out)]) == 0
     assert "identical: the same answers" in capsys.readouterr().out
 
