@@ -11,9 +11,12 @@ from rollout_hookspecs import Finding
 
 from rollout_plugins.checks.base import Check
 from rollout_plugins.checks.generation_columns import Flags, columns_of
+from rollout_plugins.checks.windows import Share
 
 #: From how many rollouts on a function that scored none of them is reported.
 _ENOUGH = 64
+#: Which share of rollouts without any reward is reported.
+_SHARE = 0.05
 
 
 class RewardsMissing(Check):
@@ -32,7 +35,7 @@ class RewardsMissing(Check):
     def begin(self) -> None:
         self._seen: Counter[str] = Counter()
         self._given: Counter[str] = Counter()
-        self._unscored = self._scorable = 0
+        self._unscored = Share(chances=64, generations=2)
 
     def look(self, table: pa.Table, step: int, split: str) -> Iterator[Finding]:
         if split != "train":
@@ -51,13 +54,13 @@ class RewardsMissing(Check):
                     steps=(step,),
                     rollouts=columns.ids(~is_given),
                 )
-        self._scorable += columns.count
-        self._unscored += int((~is_scored).sum())
-        if self._unscored >= max(4, 0.05 * self._scorable) and not is_scored.all():
+        self._unscored.add(step, int((~is_scored).sum()), columns.count)
+        share = self._unscored
+        if not is_scored.all() and share.share >= _SHARE and share.events >= 4:
             yield self.finding(
                 "rollouts without a reward",
-                f"{self._unscored} of {self._scorable} rollouts got None from every reward function, until step "
-                f"{step}",
-                steps=(step,),
+                f"{share.events} of {share.chances} rollouts got None from every reward function, steps {share.since} "
+                f"to {step}",
+                steps=(share.since, step),
                 rollouts=columns.ids(~is_scored),
             )

@@ -38,7 +38,7 @@ class ValuesLost(Check):
             return
         is_lost = pc.fill_null(pc.match_substring(marks, '"lost:'), False).to_numpy(zero_copy_only=False)
         self._lost += int(is_lost.sum())
-        if is_lost.any() and self._lost >= max(1, 0.01 * self._rollouts):
+        if is_lost.any():
             yield self.finding(
                 "values of rollouts were lost",
                 f"{self._lost} of {self._rollouts} rollouts have a value that could not be kept, until step {step}",
