@@ -52,15 +52,15 @@ COMMANDS = {
     "remote": "(?:push|pull|prune)",
     "reading": "(?:annotate|compact|demo|diff|doctor|export|list|prompts|prune|pull|push|replay|report|rescore|show|sql|stats|view)",
 }
-CORE = ["tests/content", "tests/engine", "tests/hosts", "tests/reading", "tests/store"]
+CORE = ["tests/content", "tests/engine", "tests/hosts", "tests/reading", "tests/store", "tests/system"]
 ALONE = [
-    "tests/content/test_codec.py",
+    "tests/content/test_exact_json.py",
     "tests/content/test_hashing.py",
-    "tests/content/test_names.py",
     "tests/content/test_snapshot.py",
     "tests/content/test_trace.py",
     "tests/engine/test_run_id.py",
     "tests/store/test_recording_alone.py",
+    "tests/system",
 ]
 WITHOUT_IMAGES = [  # which the tests of loading have as an example
     "tests/content",

@@ -436,7 +436,7 @@ class Support:
     evaluation: bool = False
     """Whether evaluation generates rollouts, which are recorded in the split `eval`."""
     lengths: Literal["prompt and completion", "completion", "with tokens=True"] = "prompt and completion"
-    """Which token counts are recorded, and when. Where the completion's is, so is the reason why it ended."""
+    """When token counts are recorded, and with the completion's count the reason why generation ended."""
     logprobs: Literal["", "sampler", "trainer", "sampler, trainer and reference"] = ""
     """Which log-probabilities `tokens=True` records if the trainer has them. It always records token ids."""
     since: str = "1.16"

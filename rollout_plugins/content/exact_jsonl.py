@@ -74,7 +74,7 @@ def restore_rollout(line: Mapping[str, Any]) -> Rollout:
     calls = tuple(_restore_call(call, values["completion"]) for call in missing["tool_calls"])
     rollout = Rollout(**values, tool_calls=calls)
     if not _has_place(rollout):
-        raise ValueError("the line does not say which rollout of the run it is")
+        raise ValueError("the line has no valid id and position of a rollout")
     return rollout
 
 

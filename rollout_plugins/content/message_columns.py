@@ -161,7 +161,7 @@ class MessageColumns(Sequence[tuple[Any, ...]]):
         return tuple(map(self.message, range(self.starts[index], self.starts[index + 1])))
 
     def message(self, position: int) -> Any:
-        """Return the message position `position`."""
+        """Return the message at `position`."""
         shape = self.shapes[position]
         if not shape:
             return self.irregular[position]
@@ -171,7 +171,7 @@ class MessageColumns(Sequence[tuple[Any, ...]]):
         return message
 
     def calls(self, position: int) -> list[tuple[str | None, str, Any]]:
-        """Return id, name and arguments of each call of the message position `position`."""
+        """Return id, name and arguments of each call of the message at `position`."""
         index = bisect_left(self.calling, position)
         if index == len(self.calling) or self.calling[index] != position:
             return []
@@ -199,7 +199,7 @@ class MessageColumns(Sequence[tuple[Any, ...]]):
         return set(map(self.conversation_of, self.irregular))
 
     def conversation_of(self, position: int) -> int:
-        """Return the index of the conversation that has the message position `position`."""
+        """Return the index of the conversation that has the message at `position`."""
         return bisect_right(self.starts, position) - 1
 
     def message_of_call(self, call: int) -> int:

@@ -1,1 +1,1 @@
-"""From a host's batch to plugins, store and sinks."""
+"""Record what hosts observe: load plugins, run hooks, and write to the store and the sinks."""

@@ -140,7 +140,7 @@ class Plugins:
         for item in plugins:
             candidate = self._named(item) if isinstance(item, str) else self._object(item, chosen)
             if any(candidate.name == other.name for other in chosen):
-                raise SetupError(f"plugins holds two plugins named {candidate.name!r}; keep one of them")
+                raise SetupError(f"plugins has two plugins named {candidate.name!r}; keep one of them")
             if not self._is_blocked(candidate):
                 candidate.plugin = self._load(candidate)
                 chosen.append(candidate)

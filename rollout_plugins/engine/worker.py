@@ -16,7 +16,7 @@ from rollout_plugins.engine.threads import own_thread
 
 @dataclass(eq=False)
 class Job:
-    """A piece of work. It handles its own errors."""
+    """A piece of work, which handles its own errors."""
 
     work: Callable[[], object]
     size: int = 0

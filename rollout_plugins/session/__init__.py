@@ -1,1 +1,1 @@
-"""Sessions: the recording of one trainer. A session takes what the trainer's host emits down to the pipeline."""
+"""Record one trainer: its runs, its rollouts and evaluations, and plugin metrics in its log."""

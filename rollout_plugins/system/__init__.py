@@ -1,1 +1,1 @@
-"""The machine and the process: files and locks, where a run's folders are, the environment, the terminal, warnings."""
+"""Access to the operating system: files, locks, folders and URLs, environment variables, terminal, warnings."""

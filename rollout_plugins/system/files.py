@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
-# A bucket that is mounted as a folder answers fsync with one of these.
+# Errors of fsync on a filesystem that does not support it, such as a bucket that is mounted as a folder.
 _FSYNC_UNSUPPORTED: Final = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 

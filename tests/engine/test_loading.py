@@ -170,7 +170,7 @@ def test_every_fault_of_a_plugin_is_told_at_once():
 
 
 def test_two_plugins_of_one_name_are_refused():
-    assert fault("cap", "cap") == "plugins holds two plugins named 'cap'; keep one of them"
+    assert fault("cap", "cap") == "plugins has two plugins named 'cap'; keep one of them"
     assert "two plugins named 'dedup'" in fault(
         Plugins(["dedup"], autoload=False).manager.get_plugin("dedup"), "dedup"
     )

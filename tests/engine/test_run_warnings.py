@@ -62,8 +62,8 @@ def test_warnings_are_stored_with_the_run_and_shown_by_stats_report_and_viewer(t
 def test_a_warning_before_the_run_belongs_to_the_next_run_alone(tmp_path):
     record(tmp_path / "before", rollouts(1))
     logger.warning("plugin %r was skipped", "bad")
-    assert record(tmp_path / "first", rollouts(1)).warnings == {"plugin 'bad' was skipped": 1}
-    assert record(tmp_path / "second", rollouts(1)).warnings == {}
+    assert record(tmp_path / "first", rollouts(1)).health.warnings == {"plugin 'bad' was skipped": 1}
+    assert record(tmp_path / "second", rollouts(1)).health.warnings == {}
 
 
 def test_a_warning_at_the_end_and_one_that_comes_up_often_are_counted(tmp_path):
