@@ -69,7 +69,8 @@ class Checks:
         Checks(only=["rewards-not-finite"])
     disable: names of checks that are not to run.
         Checks(disable=["rewards-not-finite"])
-    options: options of single checks, by name.
+    options: options of the check with this name, for checks that have some.
+        Checks(options={"rewards-not-finite": {}})
     """
 
     def __init__(

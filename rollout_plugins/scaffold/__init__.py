@@ -21,6 +21,8 @@ from rollout_plugins.errors import SetupError, check_folder, suggest
 from rollout_plugins.scaffold._snippets import SNIPPETS, Snippet
 
 _TEMPLATES = Path(__file__).parent / "templates"
+#: Characters of a line that formatters leave as it is.
+_LINE = 119
 _KIT = "hostile_rollouts run_plugins scripted_grpo"
 
 
@@ -146,7 +148,9 @@ def _test_parts(snippets: Sequence[Snippet], names: dict[str, str]) -> dict[str,
 
 
 def _import(module: str, names: str) -> str:
-    return f"from {module} import {', '.join(sorted(set(names.split()), key=_import_order))}"
+    ordered = sorted(set(names.split()), key=_import_order)
+    line = f"from {module} import {', '.join(ordered)}"
+    return line if len(line) <= _LINE else "\n".join([f"from {module} import (", *(f"    {n}," for n in ordered), ")"])
 
 
 def _import_order(name: str) -> tuple[bool, str]:
