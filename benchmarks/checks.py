@@ -69,6 +69,7 @@ def measure_faults() -> None:
     for number, fault in enumerate(one for one in FAULTS.values() if not one.is_hack):
         results = [detected(fault, size, FAULT_SEED + 3 * number + size) for size in range(len(SIZES))]
         rows.append([fault.name, fault.check, *map(_steps, results)])
+        print(rows[-1], file=sys.stderr, flush=True)
         soon += sum(result is not None and result[0] <= SOON for result in results)
         total += len(results)
     show(table("Checks: faults in simulated trainings, steps until found", ["fault", "check", *SIZES], rows))
@@ -117,9 +118,11 @@ def measure_healthy() -> None:
             bad += bool(own)
             titles += [f"{finding.check}: {finding.title}" for finding in own]
         rows.append([kind.name, "simulated", per_kind, bad, "; ".join(sorted(set(titles)))])
+        print(rows[-1], file=sys.stderr, flush=True)
         alarms, runs = alarms + bad, runs + per_kind
     for name, bad, count, titles in _real_healthy():
         rows.append([name, "real GRPO", count, bad, "; ".join(titles)])
+        print(rows[-1], file=sys.stderr, flush=True)
         alarms, runs = alarms + bad, runs + count
     show(
         table(
