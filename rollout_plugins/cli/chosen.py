@@ -10,7 +10,7 @@ from typing import Any
 from rollout_plugins.cli.common import busy, natural, note
 from rollout_plugins.errors import RunError
 from rollout_plugins.reading.filters import PRUNED
-from rollout_plugins.reading.find_runs import found_in, newest_in
+from rollout_plugins.reading.find_runs import find_all_runs, find_newest_run
 from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.system.labels import count
 
@@ -38,7 +38,7 @@ def opened(path: str | Sequence[str] | None) -> StoredRun:
     """The run that is meant; says which one it is, unless its own folder was named."""
     paths = [path] if isinstance(path, str) else path or ["."]
     with busy("looking for runs"):
-        found = found_in(paths[0]) if len(paths) == 1 else [newest_in(paths)]
+        found = find_all_runs(paths[0]) if len(paths) == 1 else [find_newest_run(paths)]
     run = StoredRun(found[-1])
     if not path or len(found) > 1:
         of = f", the newest of {len(found):,} runs" if len(found) > 1 else ""

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 from rollout_plugins.cli.chosen import add_run, note_damage, opened
 from rollout_plugins.cli.common import counted, say
 from rollout_plugins.errors import RunError
-from rollout_plugins.reading.damage import fault
-from rollout_plugins.reading.multi_node import is_joined
+from rollout_plugins.reading.damage import find_fault
+from rollout_plugins.reading.multi_node import is_combined
 from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.store.join_parts import join_parts, remove_joined
 from rollout_plugins.store.parts import file_name, find_parts
@@ -49,7 +49,7 @@ def run(options: Namespace) -> int:
     stored = opened(options.run)
     if is_remote(stored.dir):
         raise RunError(f"{stored.place} is not on this machine; compact the run's folder before it is sent there")
-    if is_joined(stored.dir):
+    if is_combined(stored.dir):
         raise RunError(f"{stored.place} were written by several nodes; compact one folder after the other")
     with _alone(stored):
         return _compact(stored, unended=options.unended)
@@ -135,7 +135,7 @@ def _join(folder: Path, damaged: dict[str, str], target: Path, group: Sequence[_
     try:
         return _joined(folder, target, group)
     except Exception:
-        found = {part.path: why for part in group if (why := fault(part.path, TYPES, whole=True))}
+        found = {part.path: why for part in group if (why := find_fault(part.path, TYPES, every_page=True))}
         if not found:
             raise
     damaged.update({file_name(path): why for path, why in found.items()})

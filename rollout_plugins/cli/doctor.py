@@ -23,7 +23,7 @@ from rollout_plugins.cli.chosen import DAMAGED, add_allow_damaged
 from rollout_plugins.cli.common import add_json, busy, console, print_json, print_table
 from rollout_plugins.content.findings import evidence_command
 from rollout_plugins.errors import RolloutPluginsError
-from rollout_plugins.reading.find_runs import found_in
+from rollout_plugins.reading.find_runs import find_all_runs
 from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.system.labels import count, format_counts
 from rollout_plugins.system.remote_runs import is_url
@@ -205,7 +205,7 @@ def run_checks(path: Path) -> Iterator[Check]:
     if not is_url(path) and not path.exists():
         return
     try:
-        folders = found_in(path)
+        folders = find_all_runs(path)
     except RolloutPluginsError as error:
         if is_url(path) or "no run found" not in str(error):
             yield Check("runs", "fail", str(error))

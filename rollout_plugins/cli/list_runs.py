@@ -10,7 +10,7 @@ from typing import Any
 from rollout_plugins.cli.chosen import note_damage
 from rollout_plugins.cli.common import add_json, busy, note, print_json, print_table
 from rollout_plugins.errors import RunError
-from rollout_plugins.reading.find_runs import found_in
+from rollout_plugins.reading.find_runs import find_all_runs
 from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.reading.state import files_of, state_of
 from rollout_plugins.show.chart import sparkline, training
@@ -33,7 +33,7 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> None:
     with busy("reading the runs"):
-        opened = [run for folder in found_in(options.dir) if (run := _opened(folder)) is not None]
+        opened = [run for folder in find_all_runs(options.dir) if (run := _opened(folder)) is not None]
         found = [_facts(run) for run in opened]
     if options.json:
         print_json(found)

@@ -16,7 +16,7 @@ from rollout_plugins.cli.chosen import RUN, add_allow_damaged, note_damage, open
 from rollout_plugins.cli.common import add_json, busy, print_json, print_table
 from rollout_plugins.content.json_safe import json_text, spell_non_finite
 from rollout_plugins.errors import RunError
-from rollout_plugins.reading.multi_node import one_for_nodes
+from rollout_plugins.reading.multi_node import combine_nodes
 from rollout_plugins.reading.runs import Runs, StoredRun
 from rollout_plugins.show.text import clean
 
@@ -45,7 +45,7 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     _check_order(options.run, options.query)
-    found = [StoredRun(folder) for folder in one_for_nodes(opened(path).dir for path in options.run or [None])]
+    found = [StoredRun(folder) for folder in combine_nodes(opened(path).dir for path in options.run or [None])]
     asked = found[0] if len(found) == 1 else Runs(found)
     with busy("asking"):
         table = asked.sql(options.query, superseded=options.superseded)

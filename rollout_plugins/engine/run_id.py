@@ -20,7 +20,7 @@ from zlib import crc32
 from rollout_hookspecs import Run
 
 from rollout_plugins.engine import env_vars as environment
-from rollout_plugins.store.run_facts import earlier_attempts, whole
+from rollout_plugins.store.run_facts import as_count, earlier_attempts
 from rollout_plugins.store.stored_counts import last_generation
 from rollout_plugins.store.write import ATTEMPTS
 from rollout_plugins.system.files import replace_file
@@ -56,9 +56,9 @@ def identify(root: Path, key: str, checkpoint: Path | None, step: int, restarted
     name = restarted.id if restarted else run_of(checkpoint)
     has_folder = restarted is not None or (root / name).is_dir()
     if name and (has_folder or marker.get("home") == _home(root)):  # in another folder of runs, it is a new run
-        last = _last_attempt(root / name) if has_folder else whole(marker.get("attempt"))
+        last = _last_attempt(root / name) if has_folder else as_count(marker.get("attempt"))
         restarted_attempt = restarted.attempt if restarted else 1  # it may have written nothing yet
-        generation = whole(marker.get("generation")) or 0
+        generation = as_count(marker.get("generation")) or 0
         mine = Identity(name, max(restarted_attempt, last or 1) + 1, generation, step)
     agreed = _agree(key, mine, place_in_launch()[1], has_files=has_folder or not name)
     if agreed.attempt > 1:
@@ -205,7 +205,7 @@ def _read_marker(checkpoint: Path | None) -> dict[str, Any]:
 def _last_attempt(folder: Path, files: str = "run*.json") -> int:
     """Return the highest attempt in a run's files; 0 if there is none."""
     attempts = [attempt for path in folder.glob(files) for attempt in earlier_attempts(path)]
-    return max((whole(attempt.get("attempt")) or 0 for attempt in attempts), default=0)
+    return max((as_count(attempt.get("attempt")) or 0 for attempt in attempts), default=0)
 
 
 def _count_generations(folder: Path, attempt: int) -> int:

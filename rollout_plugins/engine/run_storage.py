@@ -97,8 +97,8 @@ class Storage:
         if writer is None or not self._joins:
             return
         try:
-            while writer.begun:
-                split = writer.begun.pop()
+            while writer.new_splits:
+                split = writer.new_splits.pop()
                 while join_small_parts(writer.dir, split, writer.stem, writer.next_part(split)):
                     pass
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Columns that are added to rollouts later: checked, written, and found again."""
+"""Check, write and read annotations: columns that are added to rollouts after they were recorded."""
 
 # ruff: noqa: S608 - SQL is put together from quoted names and literals
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from rollout_plugins.content.exact_json import encode, replace_surrogates
 from rollout_plugins.errors import RunError
-from rollout_plugins.reading.damage import gist, wrong_columns
+from rollout_plugins.reading.damage import first_line, wrong_columns
 from rollout_plugins.reading.sql_pieces import literal, name_of
 from rollout_plugins.store.annotations import PRODUCER, sql_name, write_annotations
 from rollout_plugins.store.parts import file_name
@@ -24,54 +24,53 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _SQL = {"int": "BIGINT", "float": "DOUBLE", "bool": "BOOLEAN", "text": "VARCHAR"}
-#: `sql.parquet` has DuckDB add these, by which the latest value is found.
-_OF_DUCKDB = {"filename", "file_row_number"}
+#: DuckDB adds these columns to a file's own, and they determine which value is the latest.
+_DUCKDB_COLUMNS = {"filename", "file_row_number"}
 _ARROW = {"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_(), "text": pa.large_string(), "": pa.null()}
 
 
 @dataclass(frozen=True, slots=True)
 class Producer:
-    """Who annotated a run, and with what."""
+    """A person or program that annotated a run, with its columns and files."""
 
     name: str
     columns: Mapping[str, str]
-    """Column → SQL type, over all its files."""
+    """The SQL type of each column, over all files of the producer."""
     shapes: Mapping[tuple[int, tuple[str, ...]], list[Path]]
-    """Files by the run they are of and the columns they hold."""
+    """The files, by the number of the run and the columns they hold."""
 
 
 def annotate(
     folder: Path, producer: str, rows: Sequence[Mapping[str, Any]], ids: Collection[str] | None = None
 ) -> int:
-    """Write one shard for each set of columns among the rows; returns how many rows were written.
+    """Write one file for each set of columns among the rows, and return the number of rows written.
 
-    `ids`: those of the run's rollouts, if rows that match none of them are to be an error.
+    `ids`: the ids of the run's rollouts. With it, an error is raised if no row matches a rollout.
     """
     _check_producer(producer)
     shapes: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for number, row in enumerate(rows):
         shapes.setdefault(_columns_of(row, number), []).append(row)
-    others = unmatched(rows, ids) if ids is not None else []
-    if others and len(others) == len({row["id"] for row in rows}):
-        raise RunError(
-            f"no rollout of {display_place(folder)} has any of these ids: {some_of(others)}; nothing was written"
-        )
+    unmatched_ids = unmatched(rows, ids) if ids is not None else []
+    if unmatched_ids and len(unmatched_ids) == len({row["id"] for row in rows}):
+        place, ids_text = display_place(folder), some_of(unmatched_ids)
+        raise RunError(f"no rollout of {place} has any of these ids: {ids_text}; nothing was written")
     node = nodes_of(folder)[0]
-    for columns, given in shapes.items():
-        file = write_annotations(node, producer, _table(columns, given))
+    for columns, rows_of_shape in shapes.items():
+        file = write_annotations(node, producer, _table(columns, rows_of_shape))
         if is_remote(node):
             remote_reader().send(file)
     return sum(map(len, shapes.values()))
 
 
 def unmatched(rows: Iterable[Mapping[str, Any]], ids: Collection[str]) -> list[str]:
-    """The ids among the rows that no rollout has."""
-    known = frozenset(ids)
-    return [name for name in dict.fromkeys(row["id"] for row in rows) if name not in known]
+    """Return the ids in `rows` that are not in `ids`, each once."""
+    known_ids = frozenset(ids)
+    return [name for name in dict.fromkeys(row["id"] for row in rows) if name not in known_ids]
 
 
 def some_of(names: Sequence[str]) -> str:
-    """The first few names, and how many more there are."""
+    """Return the first five names as text, with the number of the others."""
     more = f" and {len(names) - 5:,} more" if len(names) > 5 else ""
     return ", ".join(map(repr, names[:5])) + more
 
@@ -103,22 +102,22 @@ def _columns_of(row: Any, number: int) -> tuple[str, ...]:
 
 
 def _reserved(columns: Iterable[str]) -> str:
-    """Return why these columns cannot be read, if one has a name that DuckDB gives to a column of its own."""
-    taken = [name for name in columns if name.casefold() in _OF_DUCKDB]
+    """Return why these columns cannot be read if DuckDB uses one of their names for a column of its own, else ""."""
+    taken = [name for name in columns if name.casefold() in _DUCKDB_COLUMNS]
     return f"{taken[0]!r} is the name of a column that DuckDB adds to every file" if taken else ""
 
 
 def _table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    made = {"id": pa.array([replace_surrogates(row["id"]) for row in rows], pa.large_string())}
+    columns_by_name = {"id": pa.array([replace_surrogates(row["id"]) for row in rows], pa.large_string())}
     for name in columns:
         values = [_scalar(row[name]) for row in rows]
-        kind = _common({_kind(value) for value in values})
-        made[sql_name(name)] = pa.array([_fit(value, kind) for value in values], _ARROW[kind])
-    return pa.table(made)
+        kind = _common_kind({_kind(value) for value in values})
+        columns_by_name[sql_name(name)] = pa.array([_convert(value, kind) for value in values], _ARROW[kind])
+    return pa.table(columns_by_name)
 
 
 def _scalar(value: Any) -> Any:
-    """The Python number in a NumPy one or a tensor."""
+    """Return the Python number in a NumPy scalar or a tensor of one element, or any other value unchanged."""
     item = getattr(value, "item", None)
     return item() if callable(item) and getattr(value, "shape", None) == () else value
 
@@ -133,14 +132,14 @@ def _kind(value: Any) -> str:
     return "float" if isinstance(value, float) else "text"
 
 
-def _common(kinds: set[str]) -> str:
+def _common_kind(kinds: set[str]) -> str:
     kinds = kinds - {""}
     if len(kinds) <= 1:
         return next(iter(kinds), "")
     return "float" if kinds == {"int", "float"} else "text"
 
 
-def _fit(value: Any, kind: str) -> Any:
+def _convert(value: Any, kind: str) -> Any:
     if value is None:
         return None
     if kind == "text":
@@ -149,13 +148,13 @@ def _fit(value: Any, kind: str) -> Any:
 
 
 def find_producers(runs: Sequence[tuple[Path, dict[str, str]]]) -> list[Producer]:
-    """Everyone who annotated these runs: folders, and what is known to be damaged in them, where this notes more.
+    """Return the producers that annotated some runs, given each run's folder and its damaged files.
 
-    One file of each shape is opened. SQL does not tell names apart that differ only in case: `Judge` and `judge` are
-    one producer, of whose values the latest count.
+    Unreadable files are added to the damaged ones. Only one file of each set of columns is opened. SQL ignores case in
+    names, so `Judge` and `judge` are one producer, and the latest value of both counts.
     """
     schemas: dict[tuple[Path, str], pa.Schema | None] = {}
-    found: dict[str, list[_File]] = {}
+    files_by_producer: dict[str, list[_File]] = {}
     for run, (folder, damaged) in enumerate(runs):
         for path in (path for path in files(folder) if file_name(path) not in damaged):
             key = (path.parent, path.name.split("-")[1] if path.name.count("-") >= 2 else path.name)
@@ -164,8 +163,11 @@ def find_producers(runs: Sequence[tuple[Path, dict[str, str]]]) -> list[Producer
             shape = schemas[key]
             if shape is not None:
                 name = (shape.metadata or {}).get(PRODUCER, path.parent.name.encode()).decode("utf-8", "replace")
-                found.setdefault(name.casefold(), []).append(_File(run, path, shape, name))
-    return [_producer(min(some, key=lambda file: file.path.name).producer, some) for some in found.values()]
+                files_by_producer.setdefault(name.casefold(), []).append(_File(run, path, shape, name))
+    return [
+        _producer(min(producer_files, key=lambda file: file.path.name).producer, producer_files)
+        for producer_files in files_by_producer.values()
+    ]
 
 
 class _File(NamedTuple):
@@ -176,9 +178,9 @@ class _File(NamedTuple):
 
 
 def files(folder: Path) -> list[Path]:
-    """A run's files of annotations, oldest first for each producer."""
-    found = [path for node in nodes_of(folder) for path in (node / "annotations").glob("*/*.parquet")]
-    return [path for path in sorted(found, key=file_name) if not path.name.startswith(".")]
+    """Return a run's annotation files, oldest first for each producer."""
+    paths = [path for node in nodes_of(folder) for path in (node / "annotations").glob("*/*.parquet")]
+    return [path for path in sorted(paths, key=file_name) if not path.name.startswith(".")]
 
 
 def _schema(path: Path, damaged: dict[str, str]) -> pa.Schema | None:
@@ -188,23 +190,23 @@ def _schema(path: Path, damaged: dict[str, str]) -> pa.Schema | None:
     except RunError:
         raise
     except Exception as error:
-        why = gist(error)
+        why = first_line(error)
     if why:
         damaged[file_name(path)] = why
     return None if why else schema
 
 
-def _producer(name: str, given: Sequence[_File]) -> Producer:
+def _producer(name: str, producer_files: Sequence[_File]) -> Producer:
     kinds: dict[str, set[str]] = {}
     shapes: dict[tuple[int, tuple[str, ...]], list[Path]] = {}
-    spelled: dict[str, str] = {}
-    for run, path, schema, _ in given:
+    first_spelling: dict[str, str] = {}
+    for run, path, schema, _ in producer_files:
         columns = tuple(column for column in schema.names if column != "id")
         shapes.setdefault((run, columns), []).append(path)
         for column in columns:
-            first = spelled.setdefault(column.casefold(), column)
-            kinds.setdefault(first, set()).add(_kind_of(schema.field(column).type))
-    return Producer(name, {column: _SQL.get(_common(kind), "VARCHAR") for column, kind in kinds.items()}, shapes)
+            spelling = first_spelling.setdefault(column.casefold(), column)
+            kinds.setdefault(spelling, set()).add(_kind_of(schema.field(column).type))
+    return Producer(name, {column: _SQL.get(_common_kind(kind), "VARCHAR") for column, kind in kinds.items()}, shapes)
 
 
 def _kind_of(kind: pa.DataType) -> str:
@@ -218,21 +220,21 @@ def _kind_of(kind: pa.DataType) -> str:
 
 
 def select(producer: Producer, read: Callable[[Sequence[Path]], str]) -> str:
-    """SQL for what the producer said: run, `id`, and `v`, which has the latest value of each column.
+    """Return SQL that selects the latest values of a producer as the columns run, `id` and `v`.
 
-    One value holds them all, so that `judge.score` reads as it is written, and no name is in the way of `_run`.
-    `read` makes a table of files.
+    `v` is a struct of all the producer's columns, so that `judge.score` is valid SQL and no column clashes with
+    `_run`. `read` returns the SQL of a table of files.
     """
     pieces = []
     for (run, columns), paths in producer.shapes.items():
         present = {column.casefold(): column for column in columns}
-        made = [
+        values = [
             f"{{'v': {name_of(present[column.casefold()])}::{kind}}}"
             if column.casefold() in present
             else f"null::struct(v {kind})"
             for column, kind in producer.columns.items()
         ]
-        named = [f"{value} as c{number}" for number, value in enumerate(made)]
+        named = [f"{value} as c{number}" for number, value in enumerate(values)]
         at = "regexp_extract(filename, '[^/\\\\]*$')"
         pieces.append(
             f"select {run} as _run, id, ({at}, file_row_number) as at_, {', '.join(named)} from {read(paths)}"

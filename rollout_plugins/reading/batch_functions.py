@@ -1,7 +1,7 @@
-"""One function for each batch of rollouts: the unit of every analysis that looks at content.
+"""Apply a function to every rollout of a run in batches, and store its results as annotations.
 
-It takes an Arrow table of some columns and returns a column, or several by name, with a value for each row. It runs on
-all cores here, or with Ray Data on many machines, on the same files, and the values become the same annotations.
+The function takes an Arrow table of some columns and returns a column, or several by name, with a value for each row.
+It runs on all cores of this machine, or with Ray Data on many machines that can read the same files.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rollout_plugins.errors import RunError, suggest
-from rollout_plugins.reading.damage import UnreadableError, gist
-from rollout_plugins.reading.engines import quiet_ray, ray_files, started
+from rollout_plugins.reading.damage import UnreadableError, first_line
+from rollout_plugins.reading.engines import quiet_ray, ray_files, start_ray
 from rollout_plugins.store.any_version import with_columns
 from rollout_plugins.store.join_parts import locate
 from rollout_plugins.store.parts import file_name, find_parts
@@ -33,13 +33,13 @@ from rollout_plugins.system.remote_runs import is_remote_file, open_run_file
 if TYPE_CHECKING:
     from rollout_plugins.reading.runs import StoredRun
 
-#: Rollouts in a batch.
+#: The number of rollouts in a batch.
 BATCH = 1024
 Function = Callable[[pa.Table], Any]
 Progress = Callable[[int, int], object]
-#: What Ray's text about an error in a worker says of ours.
-_RAISED = re.compile(rf"{re.escape(RunError.__module__)}\.RunError: (.+)")
-_NOTHING = pa.table({"id": pa.array([], pa.large_string())})
+#: How Ray reports an error of ours that was raised in one of its workers.
+_RAISED_IN_RAY = re.compile(rf"{re.escape(RunError.__module__)}\.RunError: (.+)")
+_NO_ROWS = pa.table({"id": pa.array([], pa.large_string())})
 
 
 def annotate_by(
@@ -51,9 +51,10 @@ def annotate_by(
     ray: str | None = None,
     progress: Progress | None = None,
 ) -> int:
-    """Write what a function says of every rollout as annotations; returns of how many.
+    """Annotate every rollout with the result of a function, and return the number of annotated rollouts.
 
-    `columns`: those of the files that it is given; `ray`: a Ray cluster's address, or `local` for one of this machine.
+    `columns`: the columns that the function receives. `ray`: the address of a Ray cluster, or `local` to start one
+    here.
     """
     unknown = [name for name in columns if name not in TYPES]
     if unknown:
@@ -64,29 +65,31 @@ def annotate_by(
         tables = _with_ray(run, partial(_on_ray, run, applied, columns, progress), ray, damaged)
     else:
         tables = _on_all_cores(run, applied, progress, damaged)
-    rows = pa.concat_tables([_NOTHING, *tables], promote_options="permissive")
+    rows = pa.concat_tables([_NO_ROWS, *tables], promote_options="permissive")
     written = run.annotate(producer, rows.to_pylist()) if rows.num_rows else 0
-    for name, why in damaged.items():  # only now: annotating looks at the run anew
+    # Annotating refreshes the run, which clears its damaged files.
+    for name, why in damaged.items():
         run.health.damaged[name] = why
     return written
 
 
 def apply(function: Function, table: pa.Table, *, columns: Sequence[str]) -> pa.Table:
-    """What the function says of a batch, beside the rollouts' ids."""
-    said = _called(function, with_columns(table, columns))
-    values = said if isinstance(said, Mapping) else {"value": said}
-    if isinstance(said, pa.Table):
-        values = dict(zip(said.column_names, said.columns, strict=True))
-    wrong = [name for name, column in values.items() if len(column) != table.num_rows]
-    if wrong:
+    """Return the function's results for a batch as a table, with the ids of the rollouts."""
+    result = _call(function, with_columns(table, columns))
+    values = result if isinstance(result, Mapping) else {"value": result}
+    if isinstance(result, pa.Table):
+        values = dict(zip(result.column_names, result.columns, strict=True))
+    wrong_lengths = [name for name, column in values.items() if len(column) != table.num_rows]
+    if wrong_lengths:
+        name = wrong_lengths[0]
         raise RunError(
-            f"the function gave {len(values[wrong[0]])} values of {wrong[0]!r} for {table.num_rows} rollouts; "
-            "give one for each"
+            f"the function returned {len(values[name])} values of {name!r} for {table.num_rows} rollouts; "
+            "return one value for each rollout"
         )
     return pa.table({"id": table["id"], **values})
 
 
-def _called(function: Function, table: pa.Table) -> Any:
+def _call(function: Function, table: pa.Table) -> Any:
     try:
         return function(table)
     except Exception as error:
@@ -98,36 +101,36 @@ def _called(function: Function, table: pa.Table) -> Any:
 def _on_all_cores(
     run: StoredRun, applied: Function, progress: Progress | None, damaged: dict[str, str]
 ) -> list[pa.Table]:
-    """In processes of their own: what a function does in Python holds the interpreter's lock."""
+    """Apply the function to each file in a process of its own, because Python code holds the interpreter lock."""
     files = [part.path for part in find_parts(run.dir)]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(os.cpu_count() or 1, len(files) or 1), mp_context=context) as pool:
-        waiting = {pool.submit(_file, path, applied): path for path in files}
-        found: dict[Path, pa.Table] = {}
-        for done in as_completed(waiting):
-            path = waiting[done]
+        path_by_future = {pool.submit(_apply_to_file, path, applied): path for path in files}
+        results: dict[Path, pa.Table] = {}
+        for future in as_completed(path_by_future):
+            path = path_by_future[future]
             try:
-                found[path] = done.result()
+                results[path] = future.result()
             except UnreadableError as error:
-                damaged[file_name(path)], found[path] = str(error), _NOTHING
+                damaged[file_name(path)], results[path] = str(error), _NO_ROWS
             if progress:
-                progress(len(found), len(files))
-    return [found[path] for path in files]
+                progress(len(results), len(files))
+    return [results[path] for path in files]
 
 
-def _file(path: Path, applied: Function) -> pa.Table:
-    """What the function says of a file's rollouts."""
-    return pa.concat_tables([*map(applied, _readable(path))] or [_NOTHING])
+def _apply_to_file(path: Path, applied: Function) -> pa.Table:
+    """Return the function's results for the rollouts of one file."""
+    return pa.concat_tables([*map(applied, _readable(path))] or [_NO_ROWS])
 
 
 def _readable(path: Path) -> Iterator[pa.Table]:
-    """A file's batches; one that cannot be read is left out, as everywhere."""
+    """Yield the batches of a file, or raise UnreadableError if the file is damaged."""
     try:
         yield from _batches(path)
     except RunError:
         raise
     except Exception as error:
-        raise UnreadableError(gist(error)) from error
+        raise UnreadableError(first_line(error)) from error
 
 
 def _batches(path: Path) -> Iterator[pa.Table]:
@@ -136,23 +139,23 @@ def _batches(path: Path) -> Iterator[pa.Table]:
         yield from (pa.Table.from_batches([batch]) for batch in batches if batch.num_rows)
         return
     with _parquet_of(path) as (file, start, rows):
-        at = -start
+        offset = -start
         for batch in file.iter_batches(BATCH):
-            first, end = max(-at, 0), min(rows - at, batch.num_rows)
+            first, end = max(-offset, 0), min(rows - offset, batch.num_rows)
             if first < end:
                 yield pa.Table.from_batches([batch.slice(first, end - first)])
-            at += batch.num_rows
+            offset += batch.num_rows
 
 
 @contextmanager
 def _parquet_of(path: Path) -> Iterator[tuple[pq.ParquetFile, int, int]]:
-    """Open the Parquet file that has a part's rows, with the first of them and their number.
+    """Open the Parquet file that holds the rows of a part; yield it with the index of the first row and their number.
 
-    Since the parts were listed, another process may have sealed a journal, or joined a part into a larger one.
+    After the parts were listed, another process may have sealed a journal or joined a part into a larger one.
     """
     path = path.with_suffix(".parquet")
     while not is_remote_file(path) and not path.exists() and (location := locate(path)) is not None:
-        with suppress(FileNotFoundError), pq.ParquetFile(location.path) as file:  # it may be joined again
+        with suppress(FileNotFoundError), pq.ParquetFile(location.path) as file:  # may be joined again
             yield file, location.start, location.rows
             return
     with pq.ParquetFile(open_run_file(path)) as file:
@@ -162,28 +165,28 @@ def _parquet_of(path: Path) -> Iterator[tuple[pq.ParquetFile, int, int]]:
 def _with_ray(
     run: StoredRun, work: Callable[[], list[pa.Table]], address: str, damaged: dict[str, str]
 ) -> list[pa.Table]:
-    """The same over a Ray cluster; when it fails, once more without files that turn out to be damaged."""
-    started(address)
+    """Run `work` on a Ray cluster; if it fails because of damaged files, run it again without them."""
+    start_ray(address)
     with quiet_ray():
         try:
             return work()
         except Exception as error:
-            if said := _RAISED.search(str(error)):
-                raise RunError(said[1]) from None
-            known = set(run.health.damaged)
+            if raised := _RAISED_IN_RAY.search(str(error)):
+                raise RunError(raised[1]) from None
+            damaged_before = set(run.health.damaged)
             run.health.verify()
             damaged.update(run.health.damaged)
-            if not run.health.damaged.keys() - known:
+            if not run.health.damaged.keys() - damaged_before:
                 raise RunError(f"Ray: {str(error).strip().rpartition(chr(10))[2]}") from error
             return work()
 
 
 def _on_ray(run: StoredRun, applied: Function, columns: Sequence[str], progress: Progress | None) -> list[pa.Table]:
-    wanted = list(dict.fromkeys(["id", *columns]))
-    done = ray_files(run, wanted).map_batches(applied, batch_format="pyarrow", batch_size=BATCH)
-    rows, found = run.count(superseded=True), []
-    for table in done.iter_batches(batch_format="pyarrow", batch_size=None):
-        found.append(table)
+    names = list(dict.fromkeys(["id", *columns]))
+    results = ray_files(run, names).map_batches(applied, batch_format="pyarrow", batch_size=BATCH)
+    rows, tables = run.count(superseded=True), []
+    for table in results.iter_batches(batch_format="pyarrow", batch_size=None):
+        tables.append(table)
         if progress:
-            progress(sum(each.num_rows for each in found), rows)
-    return found
+            progress(sum(part.num_rows for part in tables), rows)
+    return tables

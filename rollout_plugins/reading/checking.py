@@ -1,4 +1,4 @@
-"""Run the checks over a stored run: every generation in order, then what the trainer logged, as in training."""
+"""Run checks over a stored run: over each generation in order, then over what the trainer logged, as in training."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ KEYS = ("split", "attempt", "generation", "step", "rank")
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What the checks concluded about a run."""
+    """The result of running checks over a run."""
 
     findings: list[Finding]
-    """The most severe first, then by the step at which they began."""
+    """Sorted by severity, then by the step at which each began."""
     verdicts: list[Verdict]
-    """One for each check, in the order in which they ran."""
+    """One verdict for each check, in the order in which the checks ran."""
 
     def __repr__(self) -> str:
         head = summary(self.findings) or "nothing found"
@@ -71,10 +71,9 @@ def check_run(
     plugins: Sequence[Any] = (),
     progress: Progress | None = None,
 ) -> Checked:
-    """Run all installed checks over a run, or only some by name.
+    """Run all installed checks over a run, or only some of them by name.
 
-    `plugins`: further checks, as objects. `progress` is called with the rollouts that were read, and how many there
-    are.
+    `plugins`: further checks, as objects. `progress`: called with the number of rollouts read so far, and their total.
     """
     dispatcher = Dispatcher(Plugins(plugins).manager, Counters())
     checks = _Feed(dispatcher, _chosen(dispatcher, only, disable))
@@ -94,7 +93,7 @@ def check_run(
 
 
 def _while_training(run: StoredRun, names: Collection[str]) -> Iterator[Verdict]:
-    """Yield a verdict for each check that found something while training and does not run now."""
+    """Yield a verdict for each check that found something during training and is not run now."""
     findings: dict[str, list[Finding]] = {}
     for finding in stored_findings(run):
         if finding.check not in names:
@@ -106,7 +105,7 @@ def _while_training(run: StoredRun, names: Collection[str]) -> Iterator[Verdict]
 
 
 def _chosen(dispatcher: Dispatcher, only: Sequence[str], disable: Sequence[str]) -> list[str]:
-    """Return the names of the plugins whose checks are to run, in calling order."""
+    """Return the names of the plugins whose checks are selected, in calling order."""
     names = list(dict.fromkeys(impl.plugin_name for hook in HOOKS for impl in dispatcher.implementations(hook)))
     short = {_short(name): name for name in names}
     for name in (*only, *disable):
@@ -117,12 +116,12 @@ def _chosen(dispatcher: Dispatcher, only: Sequence[str], disable: Sequence[str])
 
 
 def _short(plugin_name: str) -> str:
-    """Return the name of a check: parts of the built-in plugin are called by their own names."""
+    """Return the name of a check without the prefix of the built-in plugin."""
     return plugin_name.removeprefix("checks.")
 
 
 class _Feed:
-    """The chosen checks, what they found, and how much they were given."""
+    """The selected checks, their findings so far, and how many rollouts they have received."""
 
     def __init__(self, dispatcher: Dispatcher, names: Sequence[str]) -> None:
         self._dispatcher = dispatcher
@@ -135,7 +134,7 @@ class _Feed:
 
     @property
     def columns(self) -> list[str]:
-        """The columns that the checks read; all if one of them does not say."""
+        """The columns that the checks read, or all columns if one of them does not declare them."""
         wanted = set(KEYS)
         for impl in self._implementations("check_rollouts"):
             reads = as_sink(impl.plugin).reads
@@ -164,7 +163,7 @@ class _Feed:
             self._found[impl.plugin_name] += findings or ()
 
     def conclude(self, run: StoredRun) -> list[Verdict]:
-        """Return the verdict of each check; one that failed is unobserved, never clear."""
+        """Return the verdict of each check; a check that failed is unobserved, never clear."""
         concluding = {impl.plugin_name: impl for impl in self._implementations("check_run")}
         verdicts: list[Verdict] = []
         for name in self._names:
@@ -194,7 +193,7 @@ def _with_failures(verdict: Verdict, failures: int) -> Verdict:
 
 
 def generations(run: StoredRun, columns: Sequence[str]) -> Iterator[tuple[Step, pa.Table]]:
-    """Yield each generation of a run as one table, in the order they were made; without what was done again."""
+    """Yield each generation of a run as one table, in recording order, without superseded rollouts."""
     waiting: list[pa.Table] = []
     for table in run.batches(list(columns)):
         for piece in _split(table):
@@ -211,7 +210,7 @@ def _key(table: pa.Table) -> tuple[Any, ...]:
 
 
 def _split(table: pa.Table) -> Iterator[pa.Table]:
-    """Cut a table where the generation changes."""
+    """Split a table where the generation changes."""
     rows = list(zip(*(table[name].to_pylist() for name in ("split", "attempt", "generation")), strict=True))
     start = 0
     for at in range(1, len(rows) + 1):
@@ -228,7 +227,7 @@ def _whole(tables: Sequence[pa.Table]) -> tuple[Step, pa.Table]:
 
 
 def _logged(run: StoredRun) -> Iterator[tuple[int, dict[str, float]]]:
-    """Yield what the trainer logged, by step."""
+    """Yield the values that the trainer logged, by step."""
     for row in run.sql("from steps").to_pylist():
         step = row.pop("step")
         values = {name: value for name, value in row.items() if isinstance(value, float) and name != "time"}
@@ -240,17 +239,17 @@ def _logged(run: StoredRun) -> Iterator[tuple[int, dict[str, float]]]:
 
 
 def stored_findings(run: StoredRun) -> list[Finding]:
-    """Return the findings that were stored with a run, the most severe first."""
+    """Return the findings stored with a run, the most severe first."""
     findings: list[Finding] = []
     for path in annotation_files(run.dir):
         if path.parent.name == PRODUCER:
-            with suppress(Exception):  # the annotations of an unreadable file are reported as damaged
+            with suppress(Exception):  # an unreadable annotation file is reported as damaged elsewhere
                 findings += findings_of(pq.read_schema(open_run_file(path)).metadata)
     return distinct(findings)
 
 
 def save(run: StoredRun, findings: Sequence[Finding]) -> int:
-    """Store the findings that a run does not have; return how many there were."""
+    """Store the findings that the run does not have yet, and return their number."""
     stored = {(finding.check, finding.title) for finding in stored_findings(run)}
     new = [finding for finding in findings if (finding.check, finding.title) not in stored]
     if new:

@@ -1,4 +1,4 @@
-"""Several runs side by side: what came out of each, and in which settings they differ."""
+"""Compare runs: the results of each, and the settings in which they differ."""
 
 from __future__ import annotations
 
@@ -13,32 +13,34 @@ if TYPE_CHECKING:
 
 
 def compare(runs: Sequence[StoredRun]) -> list[dict[str, Any]]:
-    """Return one row for each run. All rows have the same keys: what a run lacks is None."""
-    rows = [_figures(run) for run in runs]
+    """Return a dict for each run. All have the same keys; a value that a run lacks is None."""
+    rows = [_summarise(run) for run in runs]
     settings = [{"model": run.info.model, **run.info.settings} for run in runs]
     columns = dict.fromkeys(name for row in rows for name in row)
     differing = [
-        name for name in dict.fromkeys(name for some in settings for name in some) if _differs(name, settings)
+        name
+        for name in dict.fromkeys(name for run_settings in settings for name in run_settings)
+        if _differs(name, settings)
     ]
     return [
-        {**{name: row.get(name) for name in columns}, **{name: known.get(name) for name in differing}}
-        for row, known in zip(rows, settings, strict=True)
+        {**{name: row.get(name) for name in columns}, **{name: settings_of_run.get(name) for name in differing}}
+        for row, settings_of_run in zip(rows, settings, strict=True)
     ]
 
 
-def _figures(run: StoredRun) -> dict[str, Any]:
+def _summarise(run: StoredRun) -> dict[str, Any]:
     stats = run.stats()
     steps = training(stats)
-    known = [row["reward"] for row in steps if row["reward"] is not None]
+    rewards = [row["reward"] for row in steps if row["reward"] is not None]
     last = steps[-1] if steps else {}
     return {
         "run": run.info.id,
         "name": run.name,
         "rollouts": sum(row["rollouts"] for row in stats),
         "steps": len(steps),
-        "first_reward": known[0] if known else None,
-        "last_reward": known[-1] if known else None,
-        "best_reward": max(known, default=None),
+        "first_reward": rewards[0] if rewards else None,
+        "last_reward": rewards[-1] if rewards else None,
+        "best_reward": max(rewards, default=None),
         **{name: value for name, value in last.items() if name.startswith("reward/")},
         "completion_tokens": last.get("completion_tokens"),
         "truncated": sum(row["truncated"] for row in stats),

@@ -1,4 +1,4 @@
-"""What of a run cannot be read: warned of when it is found, with how many rollouts it may hold."""
+"""Detect damaged files of a run, and warn about each with an estimate of the rollouts it holds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rollout_plugins.system.remote_runs import display_place, open_run_file
 
 
 class Damaged(dict[str, str]):
-    """Files of a run, or single rollouts, that cannot be read, and why. Python is warned of each."""
+    """The damaged files and rollouts of a run, with the reason for each. A new entry emits a DamageWarning."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -29,10 +29,10 @@ class Damaged(dict[str, str]):
         is_new = name not in self
         super().__setitem__(name, why)
         if is_new:
-            warnings.warn(f"{display_place(self._folder)}: {self.told(name)}", DamageWarning, stacklevel=2)
+            warnings.warn(f"{display_place(self._folder)}: {self.describe(name)}", DamageWarning, stacklevel=2)
 
-    def told(self, name: str) -> str:
-        """What is left out, and why, in one line."""
+    def describe(self, name: str) -> str:
+        """Return one line that names a damaged file or rollout, what is lost with it, and why."""
         return f"{name} cannot be read and is left out{self._rows(name)}: {self[name]}"
 
     def _rows(self, name: str) -> str:
@@ -48,61 +48,64 @@ class Damaged(dict[str, str]):
 
 
 def _rows_and_bytes(path: Path) -> tuple[int, int]:
-    """How many rollouts a file says that it holds, in how many bytes."""
+    """Return the number of rollouts in a file, or 0 if unknown, and its size in bytes."""
     try:
         return pq.read_metadata(open_run_file(path)).num_rows, path.stat().st_size
-    except Exception:  # damaged as well, or a journal
+    except Exception:  # the file is damaged too, or it is a journal
         return 0, path.stat().st_size
 
 
 class UnreadableError(Exception):
-    """The files could not be read; the caller finds out which one."""
+    """Some file could not be read; the caller has to find out which."""
 
 
-def gist(error: Exception) -> str:
-    """What an error says, in one line."""
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
-def fault(path: Path, kinds: Mapping[str, pa.DataType], *, whole: bool) -> str:
-    """What is wrong with a Parquet file: its footer and columns, or all of it. Empty if nothing is, or it is gone."""
+def find_fault(path: Path, kinds: Mapping[str, pa.DataType], *, every_page: bool) -> str:
+    """Return what is wrong with a Parquet file, or "" if it is fine or missing.
+
+    Checks the footer and the column types; with `whole`, reads every page.
+    """
     try:
         with pq.ParquetFile(open_run_file(path), memory_map=True) as file:
-            for group in range(file.num_row_groups if whole else 0):
+            for group in range(file.num_row_groups if every_page else 0):
                 file.read_row_group(group)
             return wrong_columns(file.schema_arrow, kinds)
     except FileNotFoundError:
         return ""
-    except RunError:  # it cannot be reached, which says nothing of the file
+    except RunError:  # the file is unreachable, which does not mean that it is damaged
         raise
     except Exception as error:
-        return gist(error)
+        return first_line(error)
 
 
 @contextmanager
-def left_alone(path: Path, damaged: dict[str, str]) -> Iterator[None]:
-    """Where the work on a Parquet file fails because it is damaged, it is noted, and the work on others goes on."""
+def skip_if_damaged(path: Path, damaged: dict[str, str]) -> Iterator[None]:
+    """If the work in this context fails because the Parquet file is damaged, add it to `damaged` and continue."""
     try:
         yield
     except Exception:
-        if not (why := fault(path, TYPES, whole=True)):
+        if not (why := find_fault(path, TYPES, every_page=True)):
             raise
         damaged[file_name(path)] = why
 
 
-def wrong_columns(found: pa.Schema, kinds: Mapping[str, pa.DataType]) -> str:
-    """What keeps a file with these columns from being one of ours; empty when nothing does."""
-    if "id" not in found.names:
+def wrong_columns(schema: pa.Schema, kinds: Mapping[str, pa.DataType]) -> str:
+    """Return why a file with these columns is not one of ours, or "" if it is."""
+    if "id" not in schema.names:
         return "it has no column id"
-    for name in (name for name in kinds if name in found.names):
-        if not _alike(found.field(name).type, kinds[name]):
-            return f"column {name} is {found.field(name).type}, not {kinds[name]}"
+    for name in (name for name in kinds if name in schema.names):
+        if not _is_compatible(schema.field(name).type, kinds[name]):
+            return f"column {name} is {schema.field(name).type}, not {kinds[name]}"
     return ""
 
 
-def _alike(found: pa.DataType, kind: pa.DataType) -> bool:
-    """Nested types are compared by kind alone: a later version may add to their fields."""
-    if pa.types.is_nested(kind):
-        return bool(pa.types.is_nested(found))
+def _is_compatible(actual: pa.DataType, expected: pa.DataType) -> bool:
+    """Return True if a column's type is acceptable. Nested types may have other fields, from a later version."""
+    if pa.types.is_nested(expected):
+        return bool(pa.types.is_nested(actual))
     text = {pa.string(), pa.large_string(), pa.string_view()}
-    return found == kind or (kind in text and found in text)
+    return actual == expected or (expected in text and actual in text)

@@ -1,6 +1,6 @@
-"""A run as a dataset of the engine that people already use: its rollouts, each once, with annotations beside them.
+"""Open a run's rollouts as a dataset of Ray, Spark or Daft, with annotations as columns.
 
-The engine reads the Parquet files. It gets the rows of journals, which only we can read, from memory.
+The engine reads the Parquet files itself. Rows of journals, which only this library can read, come from memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rollout_plugins.errors import RunError, need, suggest
-from rollout_plugins.reading.damage import UnreadableError, gist
+from rollout_plugins.reading.damage import UnreadableError, first_line
 from rollout_plugins.reading.query_session import readable
 from rollout_plugins.store.schema import SCHEMA
 from rollout_plugins.system.remote_runs import is_url, public_path, remote_reader
@@ -44,27 +44,29 @@ def _repeats(run: StoredRun) -> list[tuple[int, int]]:
 
 
 def ray_dataset(run: StoredRun) -> Any:
-    """A Ray dataset."""
-    said = _said(run)
-    found = ray_files(run, SCHEMA.names)
-    return found.map_batches(
-        partial(_current, again=_repeats(run), said=said), batch_format="pyarrow", zero_copy_batch=True
+    """Open the run's rollouts as a Ray dataset."""
+    annotations = _all_annotations(run)
+    dataset = ray_files(run, SCHEMA.names)
+    return dataset.map_batches(
+        partial(_without_superseded, repeats=_repeats(run), annotations=annotations),
+        batch_format="pyarrow",
+        zero_copy_batch=True,
     )
 
 
 def ray_files(run: StoredRun, columns: Sequence[str]) -> Any:
-    """The rows of the run's files, whichever attempt they are of."""
+    """Open all rows of the run's files as a Ray dataset, superseded ones included."""
     data = need("ray.data", "ray")
-    files, unsealed = _listed(run)
+    files, unsealed = _readable_files(run)
     if not files:
         return data.from_arrow(unsealed.select(columns))
     filesystem, paths = remote_reader().arrow(files) if is_url(files[0]) else (None, files)
-    found = data.read_parquet(paths, columns=list(columns), filesystem=filesystem)
-    return found.union(data.from_arrow(unsealed.select(columns))) if unsealed.num_rows else found
+    dataset = data.read_parquet(paths, columns=list(columns), filesystem=filesystem)
+    return dataset.union(data.from_arrow(unsealed.select(columns))) if unsealed.num_rows else dataset
 
 
-def started(address: str) -> None:
-    """Ray, unless it runs."""
+def start_ray(address: str) -> None:
+    """Start Ray or connect to the cluster at `address`, unless Ray is already running."""
     ray = need("ray", "ray")
     if ray.is_initialized():
         return
@@ -72,25 +74,26 @@ def started(address: str) -> None:
         ray.init(address=address, log_to_driver=False, logging_level="warning")
     except (OSError, RuntimeError, ValueError) as error:
         raise RunError(
-            f"no Ray cluster answers at {address!r}; give that of one, or local for this machine ({gist(error)})"
+            f"no Ray cluster answers at {address!r}; give the address of a cluster, or local to start one "
+            f"here ({first_line(error)})"
         ) from error
 
 
 @contextmanager
 def quiet_ray() -> Iterator[None]:
-    """Without Ray's bars and tracebacks on the terminal: we show how far it is, and why it failed. Warnings stay."""
+    """Silence Ray's progress bars and tracebacks, because we report progress and errors ourselves. Warnings remain."""
     context = need("ray.data", "ray").DataContext.get_current()
-    before, context.enable_progress_bars = context.enable_progress_bars, False
-    said = [
+    bars, context.enable_progress_bars = context.enable_progress_bars, False
+    handlers = [
         handler for handler in logging.getLogger("ray.data").handlers if isinstance(handler, logging.StreamHandler)
     ]
-    for handler in said:
+    for handler in handlers:
         handler.addFilter(_is_warning)
     try:
         yield
     finally:
-        context.enable_progress_bars = before
-        for handler in said:
+        context.enable_progress_bars = bars
+        for handler in handlers:
             handler.removeFilter(_is_warning)
 
 
@@ -99,23 +102,23 @@ def _is_warning(record: logging.LogRecord) -> bool:
 
 
 def spark_dataset(run: StoredRun, session: Any) -> Any:
-    """A Spark data frame. `s3://` is `s3a://` there."""
+    """Open the run's rollouts as a Spark data frame; `s3://` URLs become `s3a://`."""
     need("pyspark", "spark")
     if session is None:
         raise RunError("dataset('spark') needs your Spark session: run.dataset('spark', session)")
-    files, unsealed = _listed(run)
-    found = _spark_rows(session, unsealed)
+    files, unsealed = _readable_files(run)
+    frame = _spark_rows(session, unsealed)
     if files:
         sealed = _spark_files(session, files)
-        found = sealed.unionByName(found) if unsealed.num_rows else sealed
-    again = " or ".join(f"(attempt < {attempt} and step > {step})" for attempt, step in _repeats(run))
-    found = found.where(f"not coalesce({again}, false)") if again else found
-    said = _said(run)
-    return found if said is None else found.join(_spark_rows(session, said), "id", "left")
+        frame = sealed.unionByName(frame) if unsealed.num_rows else sealed
+    superseded = " or ".join(f"(attempt < {attempt} and step > {step})" for attempt, step in _repeats(run))
+    frame = frame.where(f"not coalesce({superseded}, false)") if superseded else frame
+    annotations = _all_annotations(run)
+    return frame if annotations is None else frame.join(_spark_rows(session, annotations), "id", "left")
 
 
 def _spark_files(session: Any, files: Sequence[str]) -> Any:
-    """Their schema is told: files of version 1 have columns of other names that Spark takes for equal."""
+    """Read Parquet files in Spark with an explicit schema: version 1 has column names that differ only in case."""
     urls = [file.replace("s3://", "s3a://", 1) for file in files]
     try:
         return session.read.schema(_spark_schema(SCHEMA)).parquet(*urls)
@@ -140,21 +143,21 @@ def _spark_schema(schema: pa.Schema) -> Any:
 
 
 def daft_dataset(run: StoredRun) -> Any:
-    """A Daft data frame."""
+    """Open the run's rollouts as a Daft data frame."""
     daft = need("daft", "daft")
-    files, unsealed = _listed(run)
-    found = daft.from_arrow(unsealed)
+    files, unsealed = _readable_files(run)
+    frame = daft.from_arrow(unsealed)
     if files:
-        found = daft.read_parquet(files).select(*SCHEMA.names).concat(found)
+        frame = daft.read_parquet(files).select(*SCHEMA.names).concat(frame)
     for attempt, step in _repeats(run):
-        again = (daft.col("attempt") < attempt) & (daft.col("step") > step)
-        found = found.where(~again.fill_null(daft.lit(False)))
-    said = _said(run)
-    return found if said is None else found.join(daft.from_arrow(said), on="id", how="left")
+        superseded = (daft.col("attempt") < attempt) & (daft.col("step") > step)
+        frame = frame.where(~superseded.fill_null(daft.lit(False)))
+    annotations = _all_annotations(run)
+    return frame if annotations is None else frame.join(daft.from_arrow(annotations), on="id", how="left")
 
 
-def _said(run: StoredRun) -> pa.Table | None:
-    """What producers said, by id, in columns such as `judge.score`; None when nobody said anything."""
+def _all_annotations(run: StoredRun) -> pa.Table | None:
+    """Return all annotations by rollout id, in columns such as `judge.score`, or None if there are none."""
     names = [f"{producer}.{column}" for producer, columns in run.annotations.items() for column in columns]
     if not names:
         return None
@@ -163,36 +166,38 @@ def _said(run: StoredRun) -> pa.Table | None:
 
 
 def _plain_schema(schema: pa.Schema) -> pa.Schema:
-    """In the types that every engine knows."""
-    return pa.schema([(field.name, _plain(field.type)) for field in schema])
+    """Return the schema with types that every engine supports."""
+    return pa.schema([(field.name, _plain_type(field.type)) for field in schema])
 
 
-def _plain(kind: pa.DataType) -> pa.DataType:
+def _plain_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_struct(kind):
-        return pa.struct([(field.name, _plain(field.type)) for field in kind])
+        return pa.struct([(field.name, _plain_type(field.type)) for field in kind])
     if pa.types.is_list(kind):
-        return pa.list_(_plain(kind.value_type))
+        return pa.list_(_plain_type(kind.value_type))
     return pa.string() if pa.types.is_large_string(kind) else kind
 
 
-def _current(table: pa.Table, *, again: Sequence[tuple[int, int]], said: pa.Table | None) -> pa.Table:
-    """The rows that no later attempt did again, with what was said of them."""
-    for attempt, step in again:
-        gone = pc.and_(pc.less(table["attempt"], attempt), pc.greater(table["step"], step))
-        table = table.filter(pc.invert(pc.fill_null(gone, False)))
-    if said is None:
+def _without_superseded(
+    table: pa.Table, *, repeats: Sequence[tuple[int, int]], annotations: pa.Table | None
+) -> pa.Table:
+    """Remove superseded rows, and add the annotation columns."""
+    for attempt, step in repeats:
+        superseded = pc.and_(pc.less(table["attempt"], attempt), pc.greater(table["step"], step))
+        table = table.filter(pc.invert(pc.fill_null(superseded, False)))
+    if annotations is None:
         return table
-    at = pc.index_in(table["id"].cast(pa.string()), value_set=said["id"])
-    for name in said.column_names[1:]:
-        table = table.append_column(name, said[name].take(at))
+    positions = pc.index_in(table["id"].cast(pa.string()), value_set=annotations["id"])
+    for name in annotations.column_names[1:]:
+        table = table.append_column(name, annotations[name].take(positions))
     return table
 
 
-def _listed(run: StoredRun) -> tuple[list[str], pa.Table]:
-    """The Parquet files that can be read, and the rollouts that are in none of them yet, as the run goes on."""
-    run.count(superseded=True)  # finds what cannot be read
+def _readable_files(run: StoredRun) -> tuple[list[str], pa.Table]:
+    """Return the readable Parquet files of a live or finished run, and the rollouts that are only in journals."""
+    run.count(superseded=True)  # detects damaged files
     for _ in range(_TRIES):
-        with suppress(UnreadableError):  # a journal that becomes a Parquet file at this moment
+        with suppress(UnreadableError):  # a journal may be turned into Parquet at this moment
             parts, journals = readable(run.dir, run.health.damaged)
             files = [str(public_path(part.path)) for part in parts if not part.is_journal]
             return files, pa.concat_tables([SCHEMA.empty_table(), *journals.values()])

@@ -1,4 +1,4 @@
-"""Which rollouts, and in which order: the readers' keyword arguments as SQL."""
+"""Translate the keyword arguments that select and sort rollouts into SQL."""
 
 # ruff: noqa: S608 - SQL is put together from quoted names and literals
 from __future__ import annotations
@@ -18,14 +18,14 @@ from rollout_plugins.reading.sql_pieces import literal, name_of
 from rollout_plugins.store.schema import REWARD_PREFIX
 
 PRUNED = """coalesce(marks, '') like '%"pruned":%'"""
-"""Is true of rollouts that lost their text."""
+"""A SQL condition that is true of rollouts whose text was removed."""
 ORDER = ("generation", "attempt", "split", "index", "rank")
 _NAMES = ("split", "finish", "id")
 _FLOATS = {"DOUBLE", "FLOAT"}
 _ASKS_FOR_NAN = re.compile(r"(?i)(\bis(nan|finite|inf)\s*\(\s*|\.)$")
 _ASKS_FOR_NULL = re.compile(r"(?i)\s+is\s+(not\s+)?null\b")
 _QUOTED = r'"(?:[^"]|"")*"'
-_KEPT = rf"(?P<kept>'(?:[^']|'')*'|(?i:\bas\s+)(?:{_QUOTED}|\w+)|(?i:\bwithin\s+group\b|\bgroup\s+by\b))"
+_LITERALS = rf"(?P<kept>'(?:[^']|'')*'|(?i:\bas\s+)(?:{_QUOTED}|\w+)|(?i:\bwithin\s+group\b|\bgroup\s+by\b))"
 _GROUP = r"\bgroup\b"
 
 
@@ -37,11 +37,11 @@ class Column:
     kind: str
     producer: str = ""
     spelled: str = ""
-    """Its name in SQL, where that is another: SQL does not tell apart names that differ only in case."""
+    """The column's name in SQL if it differs from `name`, because SQL ignores case in names."""
 
     @property
     def may_be_nan(self) -> bool:
-        """Whether it has reals; `time` has none that are NaN, and is also the name of a type."""
+        """Whether the column can hold NaN. `time` cannot, and `time` is also the name of an SQL type."""
         return self.kind in _FLOATS and self.name != "time"
 
     @property
@@ -50,7 +50,7 @@ class Column:
         return f"{name_of(self.producer)}.{own}" if self.producer else own
 
 
-#: The filters that are text, and what each is to be.
+#: The filters that must be text, with a description of each for error messages.
 _TEXTS = {
     "split": "the name of a split, such as 'train'",
     "finish": "a reason to end, such as 'length'",
@@ -108,42 +108,42 @@ class Filters:
     superseded: bool = False
     id: str | None = None
     prompt: str | None = None
-    """Text of one of the prompt's messages."""
+    """The text of one of the prompt's messages."""
     messages: Sequence[Any] | None = None
-    """All messages of the prompt. Only the texts are compared of a message that has more than a role and a text."""
+    """All messages of the prompt. Of a message with more than a role and a text, only the text is compared."""
     generations: tuple[int, int] | None = None
-    """The first and the last generation to look at."""
+    """The first and the last generation to search."""
 
     @classmethod
     def of(cls, **filters: Any) -> Filters:
-        """Return these filters, or raise one line about a name that is none."""
+        """Return checked filters, or raise an error that suggests a name for an unknown one."""
         for name in filters:
             if name not in cls.__dataclass_fields__:
                 raise RunError(f"there is no filter {name!r}; {suggest(name, _PUBLIC)}")
         return cls(**filters)
 
     def __post_init__(self) -> None:
-        for name, wanted in _TEXTS.items():
+        for name, description in _TEXTS.items():
             value = getattr(self, name)
             is_list = name == "order" and isinstance(value, (list, tuple))
             if not all(isinstance(text, str) for text in (value if is_list else [value]) if value is not None):
-                raise RunError(f"{name}={value!r} is not {wanted}")
+                raise RunError(f"{name}={value!r} is not {description}")
         if self.has_error not in {None, True, False}:
             raise RunError(f"has_error={self.has_error!r} is not True or False")
 
     @property
     def most(self) -> int | None:
-        """`limit` as a number."""
+        """The limit as an integer."""
         if self.limit is None:
             return None
-        number = _whole(self.limit)
+        number = _as_int(self.limit)
         if number is None or number < 0:
             raise RunError(f"limit={self.limit!r} is not a number of rollouts; give a whole number, 0 or more")
         return number
 
     @property
     def texts(self) -> str:
-        """What the caller wrote in SQL, to see which columns it may mention."""
+        """The SQL that the caller wrote, which may mention columns."""
         order = self.order if isinstance(self.order, str) else " ".join(self.order or ())
         return f"{self.where or ''} {order}"
 
@@ -152,9 +152,9 @@ _PUBLIC = list(RolloutFilters.__annotations__)
 
 
 def condition(filters: Filters, table: str) -> str:
-    """The SQL condition of everything but `where`; `table` is where the last step is looked up."""
+    """Return SQL for all filters except `where`; `table` is where the last step is looked up."""
     simple = [
-        f"{name_of(name)} = {literal(value if name in _NAMES else _number(name, value))}"
+        f"{name_of(name)} = {literal(value if name in _NAMES else _require_int(name, value))}"
         for name in (*_NAMES, "group", "rank")
         if (value := getattr(filters, name)) is not None
     ]
@@ -162,20 +162,22 @@ def condition(filters: Filters, table: str) -> str:
         simple.append("generation between {} and {}".format(*filters.generations))
     if filters.messages is not None:
         simple.append(f"len(prompt) = {len(filters.messages)}")
-        simple += chain.from_iterable(_message_is(f"prompt[{n}]", m) for n, m in enumerate(filters.messages, 1))
+        simple += chain.from_iterable(
+            _message_conditions(f"prompt[{n}]", m) for n, m in enumerate(filters.messages, 1)
+        )
     if filters.step is not None:
-        simple.append(_steps(filters.step, filters.split, table))
-    found = [_any_of(alternatives) for alternatives in _inside(filters)]
+        simple.append(_step_condition(filters.step, filters.split, table))
+    others = [_any_element(alternatives) for alternatives in _element_conditions(filters)]
     if filters.search:
-        found.append(text_search.condition(filters.search))
+        others.append(text_search.condition(filters.search))
     if filters.has_error is not None:
-        wrong = "(error is not null or finish = 'error' or coalesce(failed_calls, 0) > 0)"
-        found.append(wrong if filters.has_error else f"not {wrong}")
-    return " and ".join([*simple, *found]) or "true"
+        has_failed = "(error is not null or finish = 'error' or coalesce(failed_calls, 0) > 0)"
+        others.append(has_failed if filters.has_error else f"not {has_failed}")
+    return " and ".join([*simple, *others]) or "true"
 
 
-def _message_is(column: str, message: Any) -> Iterator[str]:
-    """Yield conditions for the text of a message; if it has nothing else, they are true of an equal message alone."""
+def _message_conditions(column: str, message: Any) -> Iterator[str]:
+    """Yield conditions on a message's text. A message without anything else has to be equal."""
     text = message.get("content") if isinstance(message, Mapping) else None
     if isinstance(text, str):
         yield f"{column}.content = {literal(text)}"
@@ -185,46 +187,52 @@ def _message_is(column: str, message: Any) -> Iterator[str]:
         yield f"coalesce(len({column}.tool_calls), 0) = 0"
 
 
-def _inside(filters: Filters) -> list[list[tuple[str, str]]]:
-    """Conditions on elements of nested columns: alternatives of (column, condition on its element `x`)."""
-    out = []
+def _element_conditions(filters: Filters) -> list[list[tuple[str, str]]]:
+    """Return conditions on nested columns, each as alternatives of (column, condition on its element `x`)."""
+    conditions = []
     if filters.tool is not None:
-        out.append([("tool_calls", f"x.name = {literal(filters.tool)}")])
+        conditions.append([("tool_calls", f"x.name = {literal(filters.tool)}")])
     if filters.prompt is not None:
-        out.append([("prompt", f"x.content = {literal(filters.prompt)}")])
-    return out
+        conditions.append([("prompt", f"x.content = {literal(filters.prompt)}")])
+    return conditions
 
 
-def _any_of(alternatives: list[tuple[str, str]]) -> str:
-    """An element of one of the columns is like that. Looked for in the row itself, not by a join over ids."""
+def _any_element(alternatives: list[tuple[str, str]]) -> str:
+    """Return SQL that is true if an element of one of the columns fulfils its condition.
+
+    The lists are searched within the row, because a join over ids would be slower.
+    """
     return " or ".join(
         f"len(list_filter({column}, lambda x: {element})) > 0" for column, element in alternatives
     ).join("()")
 
 
-def _steps(step: Any, split: str | None, table: str) -> str:
+def _step_condition(step: Any, split: str | None, table: str) -> str:
     if isinstance(step, str):
         return _written_steps(step, split, table)
     if isinstance(step, range) and step.step == 1:
         return f"(step >= {step.start} and step < {step.stop})"
     numbers = []
-    for given in step if isinstance(step, Collection) else (step,):
-        number = _whole(given)
+    for value in step if isinstance(step, Collection) else (step,):
+        number = _as_int(value)
         if number is None:
-            raise _not_a_step(given)
-        numbers.append(_from_the_end(-number, split, table) if number < 0 else str(number))
+            raise _not_a_step(value)
+        numbers.append(_step_from_end(-number, split, table) if number < 0 else str(number))
     return f"step in ({', '.join(numbers)})" if numbers else "false"
 
 
-def _from_the_end(place: int, split: str | None, table: str) -> str:
-    """The last step of the split is the first from the end; unless a split is asked for, that of training, if any."""
+def _step_from_end(place: int, split: str | None, table: str) -> str:
+    """Return SQL for the step at `place` from the end of `split`, or of the training split if `split` is None."""
     trained = f"coalesce((select any_value(split) from {table} where split = 'train'), split)"
     steps = f"select distinct step from {table} where split = {literal(split) if split else trained}"
     return f"({steps} order by step desc nulls last limit 1 offset {place - 1})"
 
 
 def _written_steps(text: str, split: str | None, table: str) -> str:
-    """`last`, `12`, `-2` (from the end), `10-20`, `10-`, `..20`, and several of these with commas."""
+    """Return SQL for steps as text.
+
+    A text is `last`, `12`, `-2` (from the end), `10-20`, `10-`, `..20`, or several of these with commas.
+    """
     pieces = text.lower().replace("last", "-1").split(",")
     return f"({' or '.join(_written_step(piece, text, split, table) for piece in pieces)})"
 
@@ -233,7 +241,7 @@ def _written_step(piece: str, text: str, split: str | None, table: str) -> str:
     match = re.fullmatch(r"(?a)\s*(\d*)\s*(-|\.\.|:)?\s*(\d*)\s*", piece)
     low, dash, high = match.groups() if match else ("", "", "")
     if not low and dash == "-" and high.strip("0"):
-        return f"step = {_from_the_end(int(high), split, table)}"
+        return f"step = {_step_from_end(int(high), split, table)}"
     if not (low or high) or (dash == "-" and not low):
         raise _not_a_step(text)
     if low and high and int(low) > int(high):
@@ -248,15 +256,15 @@ def _not_a_step(value: Any) -> RunError:
     )
 
 
-def _number(name: str, value: Any) -> int:
-    number = _whole(value)
+def _require_int(name: str, value: Any) -> int:
+    number = _as_int(value)
     if number is None:
         raise RunError(f"{name}={value!r} is not a whole number")
     return number
 
 
-def _whole(value: Any) -> int | None:
-    """A whole number of any kind, or in text; None for everything else."""
+def _as_int(value: Any) -> int | None:
+    """Return a whole number of any type, or in text, as an int; None for anything else."""
     with suppress(TypeError, ValueError, OverflowError):
         number = int(value)
         if not isinstance(value, bool) and (isinstance(value, str) or number == value):
@@ -265,43 +273,48 @@ def _whole(value: Any) -> int | None:
 
 
 def order_by(order: str | Sequence[str] | None, columns: Mapping[str, Column]) -> str:
-    """`-reward`, `step,-reward`, several names, or SQL. Missing values and NaN come last in either direction."""
+    """Return SQL that sorts by columns (`-reward`, `step,-reward`, or a list) or by an SQL expression.
+
+    Missing values and NaN come last, ascending and descending.
+    """
     text = order if isinstance(order, str) else ",".join(order or ())
     pieces = [piece.strip() for piece in text.split(",") if piece.strip()]
     names = [piece.removeprefix("-").strip() for piece in pieces]
     columns = with_bare_names(columns, names)
     unknown = [name for name in names if name not in columns]
     if unknown and all(re.fullmatch(r"-?[\w./-]+", piece) for piece in pieces):
-        raise RunError(no_column(unknown[0], columns))
+        raise RunError(unknown_column(unknown[0], columns))
     if unknown:
-        return rewritten(text, columns)
-    made = [_ordered(columns[name], down=piece[0] == "-") for name, piece in zip(names, pieces, strict=True)]
-    return ", ".join([*made, *map(name_of, ORDER)])
+        return rewrite_sql(text, columns)
+    terms = [_order_term(columns[name], down=piece[0] == "-") for name, piece in zip(names, pieces, strict=True)]
+    return ", ".join([*terms, *map(name_of, ORDER)])
 
 
-def _ordered(column: Column, *, down: bool) -> str:
+def _order_term(column: Column, *, down: bool) -> str:
     direction = f"{column.sql} {'desc' if down else 'asc'} nulls last"
     return f"{column.sql} is null, isnan({column.sql}), {direction}" if column.kind in _FLOATS else direction
 
 
 def with_bare_names(columns: Mapping[str, Column], names: Iterable[str]) -> Mapping[str, Column]:
-    """Return the columns, also under those of the names that stand for one reward function alone."""
-    found = {name: column for name in names if name not in columns and (column := _of_function(name, columns))}
-    return {**columns, **found} if found else columns
+    """Return the columns, also by those of `names` that are the bare name of exactly one reward function."""
+    by_bare_name = {
+        name: column for name in names if name not in columns and (column := _reward_column(name, columns))
+    }
+    return {**columns, **by_bare_name} if by_bare_name else columns
 
 
-def _of_function(name: str, columns: Mapping[str, Column]) -> Column | None:
-    """Return the column of the reward function of this name, if there is one; case decides between several."""
+def _reward_column(name: str, columns: Mapping[str, Column]) -> Column | None:
+    """Return the column of a reward function; if several names differ only in case, only the exact one matches."""
     if exact := columns.get(REWARD_PREFIX + name):
         return exact
-    alike = [known for known in columns if known.casefold() == (REWARD_PREFIX + name).casefold()]
-    return columns[alike[0]] if len(alike) == 1 else None
+    similar = [column for column in columns if column.casefold() == (REWARD_PREFIX + name).casefold()]
+    return columns[similar[0]] if len(similar) == 1 else None
 
 
-def rewritten(text: str, columns: Mapping[str, Column], *, without_nan: bool = False) -> str:
-    """Return the caller's SQL with `group`, `reward/<name>` and `<producer>.<column>` as SQL knows them.
+def rewrite_sql(text: str, columns: Mapping[str, Column], *, without_nan: bool = False) -> str:
+    """Return the caller's SQL with `group`, `reward/<name>` and `<producer>.<column>` quoted for DuckDB.
 
-    `without_nan`: no comparison is true of a NaN, which DuckDB takes for greater than every number; `isnan(x)` is.
+    With `without_nan`, comparisons with NaN are false; DuckDB sorts NaN above all numbers. `isnan(x)` still works.
     """
     odd = [name for name, column in columns.items() if not name.isidentifier() or column.sql != name_of(name)]
     plain = [name for name, column in columns.items() if without_nan and column.may_be_nan and name.isidentifier()]
@@ -321,9 +334,9 @@ def rewritten(text: str, columns: Mapping[str, Column], *, without_nan: bool = F
             return f"nullif({column.sql}, 'nan'::double)"
         return column.sql
 
-    return re.sub("|".join([_KEPT, _QUOTED, *bare, _GROUP]), spelled, cleaned_text)
+    return re.sub("|".join([_LITERALS, _QUOTED, *bare, _GROUP]), spelled, cleaned_text)
 
 
-def no_column(name: str, columns: Collection[str]) -> str:
-    """One sentence that names what there is."""
+def unknown_column(name: str, columns: Collection[str]) -> str:
+    """Return an error message for an unknown column, with suggestions."""
     return f"no column is named {name!r}; {suggest(name, columns)}"

@@ -36,7 +36,7 @@ class RunHealth:
         split.
         """
         missing = self._session.ask(lambda database: missing_rollouts(self._folder, self._facts.attempts, database))
-        return [*map(self.damaged.told, self.damaged), *missing, *missing_files(self._folder)]
+        return [*map(self.damaged.describe, self.damaged), *missing, *missing_files(self._folder)]
 
     @property
     def contradictions(self) -> list[str]:

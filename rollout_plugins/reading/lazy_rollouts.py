@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from rollout_hookspecs import Rollout
 
 from rollout_plugins.errors import RunError
-from rollout_plugins.reading.filters import no_column
+from rollout_plugins.reading.filters import unknown_column
 from rollout_plugins.store.any_version import integers
 from rollout_plugins.store.arrow_rollouts import from_rows
 from rollout_plugins.store.schema import TYPES
@@ -62,7 +62,9 @@ class Rollouts(Sequence[Rollout]):
         """Find the rollouts that match `filters`; with very many matches, look up only the first ones now."""
 
         def look_up(limit: int | None) -> pa.Table:
-            return session.ask(lambda database: database.places(replace(filters, limit=limit), whole=annotated))
+            return session.ask(
+                lambda database: database.places(replace(filters, limit=limit), with_annotations=annotated)
+            )
 
         is_large = session.ask(lambda database: database.count(superseded=filters.superseded)) > LARGE
         if filters.limit is not None or filters.search or not is_large:
@@ -127,7 +129,7 @@ class Rollouts(Sequence[Rollout]):
         names = list(columns) if columns is not None else list(known)
         for name in names:
             if name not in known:
-                raise RunError(no_column(name, known))
+                raise RunError(unknown_column(name, known))
         annotated = {name: (known[name].producer, known[name].name) for name in names if known[name].producer}
         stored = [name for name in names if name not in annotated]
         for positions, table, places in self._read_columns(stored or ["id"]):

@@ -1,4 +1,4 @@
-"""Arrow tables in a notebook, which would show their schema alone."""
+"""Render Arrow tables as HTML in notebooks; without this, a notebook prints only their schema."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pyarrow as pa
 
 
 def draw_tables() -> None:
-    """Have the notebook that runs this, if one does, draw Arrow tables, unless somebody else has taught it how."""
+    """Register the HTML rendering of Arrow tables with IPython, unless something else has done so."""
     ipython = sys.modules.get("IPython")
-    with suppress(Exception):  # an IPython of another kind: the table is there all the same
+    with suppress(Exception):  # for an unexpected kind of IPython, tables stay plain text
         shell = ipython.get_ipython() if ipython else None
         if shell is not None and pa.Table not in (formatter := shell.display_formatter.formatters["text/html"]):
             formatter.for_type(pa.Table, _html)

@@ -1,4 +1,4 @@
-"""Let required plugins, such as redact, see stored rollouts before they leave as something other than traces."""
+"""Pass stored rollouts through required plugins, such as redact, before they leave in a form other than traces."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 class OutboundFilter:
-    """The required plugins among the installed ones and those given, for one run; a context manager."""
+    """A context manager that filters one run's rollouts through the installed and given required plugins."""
 
     def __init__(self, run: StoredRun, plugins: Sequence[Any]) -> None:
         self._stored_run = run.info
         self._dispatcher = Dispatcher(Plugins([*plugins]).manager, Counters())
         self.is_needed = bool(self._dispatcher.has_required)
-        """Whether any plugin has to see each rollout."""
+        """Whether there is a required plugin, so that each rollout must be filtered."""
 
     def __enter__(self) -> OutboundFilter:  # noqa: PYI034 - Self needs Python 3.11
         if self.is_needed:

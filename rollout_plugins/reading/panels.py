@@ -1,4 +1,7 @@
-"""What plugins show of a rollout besides its turns (`show_rollout`), checked, for every viewer. Never raises."""
+"""Collect and check the panels that plugins show beside a rollout (hook `show_rollout`), for all viewers.
+
+Nothing here raises an error into a viewer.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +18,21 @@ from rollout_plugins.engine.discover import Plugins
 from rollout_plugins.engine.isolation import PluginCalls
 from rollout_plugins.errors import SetupError
 
-#: What is shown of one rollout; a plugin that gives more is cut.
+#: Limits for the panels of one rollout; what exceeds them is cut off.
 PANELS, ROWS, CELLS, CHARACTERS = 200, 1000, 50, 1_000_000
 
 
 class Panels:
-    """The plugins that show something, and what they show."""
+    """The plugins that implement `show_rollout`."""
 
     def __init__(self, plugins: Sequence[Any] = (), *, autoload: bool = True, strict: bool = False) -> None:
-        """`plugins`: names, `module:attribute` or objects, in addition to those that are installed."""
-        loaded = Plugins([_loaded(one) for one in plugins], autoload=autoload)
+        """Load plugins by name, as `module:attribute` or as objects, in addition to the installed ones."""
+        loaded = Plugins([_load(one) for one in plugins], autoload=autoload)
         self._calls = PluginCalls(loaded.manager, Counters(), strict=strict)
-        self._turn = threading.Lock()  # viewers ask on several threads, and plugins expect one
+        self._turn = threading.Lock()  # viewers use several threads, but plugins expect one
 
     def of(self, rollout: Rollout, run: Run) -> tuple[Panel, ...]:
-        """All panels of a rollout, in the order of the plugins. One that fails says so in a panel of its own."""
+        """Return all panels of a rollout in plugin order. A plugin that fails gets a panel with its error."""
         found: list[Panel] = []
         arguments = {"rollout": rollout, "run": run}
         with self._turn:
@@ -38,11 +41,11 @@ class Panels:
                 if not worked:
                     panels = [Panel(title=impl.plugin_name, text="could not show this rollout; the log says why")]
                 found += panels
-        return tuple(_placed(panel, len(rollout.completion)) for panel in found[:PANELS])
+        return tuple(_place(panel, len(rollout.completion)) for panel in found[:PANELS])
 
 
-def _loaded(wanted: Any) -> Any:
-    """`module:attribute` as what it names."""
+def _load(wanted: Any) -> Any:
+    """Return the object that `module:attribute` names."""
     if not isinstance(wanted, str) or ":" not in wanted:
         return wanted
     module, _, attribute = wanted.partition(":")
@@ -59,11 +62,11 @@ def _checked(result: Any) -> list[Panel]:
     for panel in panels:
         if not isinstance(panel, Panel):
             raise TypeError(f"returned {type(panel).__name__}, expected a list of panels or None")
-    return [_fitted(panel) for panel in panels[:PANELS]]
+    return [_cut(panel) for panel in panels[:PANELS]]
 
 
-def _fitted(panel: Panel) -> Panel:
-    """With values that viewers can show, of a size that a screen and a page can bear."""
+def _cut(panel: Panel) -> Panel:
+    """Return the panel with values that viewers can display, cut to the limits."""
     return Panel(
         title=str(panel.title),
         text=str(panel.text)[:CHARACTERS],
@@ -78,8 +81,8 @@ def _cells(row: Any) -> Sequence[Any]:
     return row if isinstance(row, (list, tuple)) else (row,)
 
 
-def _placed(panel: Panel, turns: int) -> Panel:
-    """Above the conversation where it names a message that is not there."""
+def _place(panel: Panel, turns: int) -> Panel:
+    """Return the panel, placed above the conversation if it refers to a message that does not exist."""
     if panel.turn is None or 0 <= panel.turn < turns:
         return panel
     return replace(panel, turn=None, replaces=False)

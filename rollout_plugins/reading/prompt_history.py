@@ -1,4 +1,4 @@
-"""Find the rollouts of one prompt through a run."""
+"""Compare prompts, to follow one prompt through a run."""
 
 from __future__ import annotations
 

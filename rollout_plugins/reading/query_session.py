@@ -1,4 +1,4 @@
-"""Asking a run's files: around what is damaged, and again when a live run changed them meanwhile."""
+"""Query a run's files: leave out damaged ones, and retry if a live run changed them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from rollout_plugins.errors import RunError
 from rollout_plugins.reading import annotating as annotate
-from rollout_plugins.reading.damage import UnreadableError, fault, gist, wrong_columns
+from rollout_plugins.reading.damage import UnreadableError, find_fault, first_line, wrong_columns
 from rollout_plugins.reading.part_sums import PartSums
 from rollout_plugins.reading.query import Database
 from rollout_plugins.reading.recorded_facts import Facts
@@ -36,30 +36,33 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _TRIES = 4
-#: DuckDB takes threads and megabytes for each session, which runs that are only held open need not.
+#: Each open DuckDB has threads and takes megabytes, so only the last few used sessions keep theirs open.
 _OPEN_AT_ONCE = 8
 _opened: deque[ref[Session]] = deque()
-#: With what lets one thread open each: not in the session, for a run that nobody has asked yet can be pickled.
+#: The lock of each session. It is not an attribute of the session, so that a run can be pickled.
 _sessions: WeakKeyDictionary[Session, RLock] = WeakKeyDictionary()
 
 
 class Session:
-    """The files of one run or several as they were when they were first asked."""
+    """The files of one run or several, as they were at the first query."""
 
     def __init__(self, runs: Mapping[Path, dict[str, str]], memory: Memory | None = None) -> None:
-        """`memory`: that of an earlier session of the only run."""
+        """`memory`: the memory of an earlier session of the same, only run."""
         self.damaged = {folder.resolve(): damaged for folder, damaged in runs.items()}
-        """For each run's folder the files that could not be read, and why."""
+        """The damaged files of each run's folder, with the reason."""
         self._memory = {folder: memory or Memory(SmallFiles(), PartSums()) for folder in self.damaged}
         self._sources: list[Source] = []
         self._parts: list[Part] = []
-        """Every part there was at any opening. Each keeps its number, by which an earlier answer knows it."""
+        """Every part that was there at any opening. A part keeps its index, to which earlier results refer."""
         self._journals: dict[Path, pa.Table] = {}
         self._database: Database | None = None
         _sessions[self] = RLock()
 
     def ask(self, question: Callable[[Database], T]) -> T:
-        """Return the answer; files that turn out to be unreadable are noted in `damaged` and left out."""
+        """Return the result of `question`.
+
+        Files that turn out to be unreadable are left out and added to `damaged`.
+        """
         attempt, uneven = 0, False
         files: list[Path] = []
         while attempt < _TRIES:
@@ -72,33 +75,34 @@ class Session:
                 if not any(folder.is_dir() for folder in self.damaged):
                     break
                 if files != before and any(map(_is_gone, files)):
-                    continue  # another process joined or removed files: ask those that are there by now
-                look_again(self.damaged)
-                uneven = not self._find_damage(whole=attempt > 0)
+                    # Another process joined or removed files: list them anew.
+                    continue
+                refresh_remote(self.damaged)
+                uneven = not self._find_damage(every_page=attempt > 0)
                 if uneven and attempt > 1:
                     break
                 attempt += 1
         raise RunError(f"{', '.join(map(display_place, self.damaged))} cannot be read: {reason}")
 
-    def take(self, found: pa.Table, names: Sequence[str]) -> Iterator[tuple[pa.Array, pa.Table]]:
-        """These columns of the places found, a few rows at a time, with each row's place among them."""
+    def take(self, places: pa.Table, names: Sequence[str]) -> Iterator[tuple[pa.Array, pa.Table]]:
+        """Yield columns of the rollouts at these places, a few rows at a time, with their positions in `found`."""
         rows = Rows(self._parts, self._in_memory, self.damaged)
-        return rows.take(_integers(found["_file"], "i"), _integers(found["_row"], "q"), names)
+        return rows.take(_integers(places["_file"], "i"), _integers(places["_row"], "q"), names)
 
     def note(self, what: str, error: Exception) -> None:
-        """Something in the only run cannot be read."""
+        """Add something that cannot be read to the damaged files of the only run."""
         (damaged,) = self.damaged.values()
-        damaged[what] = gist(error)
+        damaged[what] = first_line(error)
 
     def _open(self, *, uneven: bool) -> Database:
-        with _sessions.setdefault(self, RLock()):  # of several threads that ask at once, the others wait
-            return self._database or self._opened_now(uneven=uneven)
+        with _sessions.setdefault(self, RLock()):  # only one thread opens the database
+            return self._database or self._open_database(uneven=uneven)
 
-    def _opened_now(self, *, uneven: bool) -> Database:
+    def _open_database(self, *, uneven: bool) -> Database:
         sources = self._sources or [self._source(folder, damaged) for folder, damaged in self.damaged.items()]
         self._sources = sources
-        known = {part.path for part in self._parts}
-        self._parts += [part for source in sources for part in source.parts if part.path not in known]
+        listed_paths = {part.path for part in self._parts}
+        self._parts += [part for source in sources for part in source.parts if part.path not in listed_paths]
         for source in sources:
             self._journals.update(source.tables)
         database = Database(sources, [part.path for part in self._parts], uneven=uneven)
@@ -108,19 +112,19 @@ class Session:
         return database
 
     def _in_memory(self, files: Sequence[Path]) -> dict[Path, pa.Table]:
-        """Journals, and small files, which are read now if they are several."""
-        found: dict[Path, pa.Table] = {}
+        """Return the tables of journals, and of small files, which are now read together if there are several."""
+        tables: dict[Path, pa.Table] = {}
         for source in self._opened:
-            found.update(source.memory.small.whole(files, self._read))
-        found.update((path, self._journals[path]) for path in files if path in self._journals)
-        return found
+            tables.update(source.memory.small.complete_rollouts(files, self._read))
+        tables.update((path, self._journals[path]) for path in files if path in self._journals)
+        return tables
 
     def _read(self, files: Sequence[Path]) -> pa.Table:
-        """By the database of the moment: holding one would keep its threads after `close`."""
+        """Read files through the current database. A reference to it would keep its threads alive after `close`."""
         return self._open(uneven=False).read(files)
 
     def close(self) -> None:
-        """Let go of DuckDB until the next question, which is answered from the same files."""
+        """Release DuckDB until the next query, which reads the same files."""
         self._database = None
 
     def _source(self, folder: Path, damaged: dict[str, str]) -> Source:
@@ -129,29 +133,33 @@ class Session:
         return Source(folder, parts, tables, self._memory[folder], facts.restarts, facts.info.reward_names, damaged)
 
     def verify(self) -> None:
-        """Read all of every file, so that `damaged` names each that cannot be read."""
-        if self._find_damage(whole=True):
+        """Read every file to its end, so that `damaged` is complete."""
+        if self._find_damage(every_page=True):
             self._database, self._sources = None, []
-        self.ask(lambda _: None)  # journals are read when the run is opened
+        self.ask(lambda _: None)  # opening the run reads the journals
 
-    def _find_damage(self, *, whole: bool) -> bool:
-        """Look for unreadable Parquet files; with `whole`, at every page of them. Says whether there were any."""
+    def _find_damage(self, *, every_page: bool) -> bool:
+        """Look for damaged Parquet files, with `whole` by reading every page; return True if there are new ones."""
         before = sum(map(len, self.damaged.values()))
         for folder, damaged in self.damaged.items():
             for part in find_parts(folder):
-                if not part.is_journal and part.name not in damaged and (why := fault(part.path, TYPES, whole=whole)):
+                if (
+                    not part.is_journal
+                    and part.name not in damaged
+                    and (why := find_fault(part.path, TYPES, every_page=every_page))
+                ):
                     damaged[part.name] = why
             for path in annotate.files(folder):
-                if why := fault(path, {}, whole=True):
+                if why := find_fault(path, {}, every_page=True):
                     damaged[file_name(path)] = why
         return sum(map(len, self.damaged.values())) > before
 
 
 def readable(folder: Path, damaged: dict[str, str]) -> tuple[list[Part], dict[Path, pa.Table]]:
-    """The files of a run that are not known to be damaged, and what is in those of them that are journals."""
+    """Return the parts of a run that are not known to be damaged, and the tables of its journals."""
     parts, tables = [], {}
-    for found in find_parts(folder):
-        part = found.journal if found.name in damaged and found.journal.path.exists() else found
+    for listed in find_parts(folder):
+        part = listed.journal if listed.name in damaged and listed.journal.path.exists() else listed
         if part.name in damaged:
             continue
         if part.is_journal:
@@ -164,19 +172,19 @@ def readable(folder: Path, damaged: dict[str, str]) -> tuple[list[Part], dict[Pa
 
 
 def _is_gone(path: Path) -> bool:
-    """Whether a file that was on this machine is not there anymore."""
+    """Return True if a local file was removed."""
     return not is_remote_file(path) and not path.exists()
 
 
-def look_again(folders: Iterable[Path]) -> None:
-    """See what there is now of runs that are elsewhere."""
+def refresh_remote(folders: Iterable[Path]) -> None:
+    """Refresh the file lists of remote runs."""
     for node in chain.from_iterable(map(nodes_of, folders)):
         if is_remote(node):
             remote_reader().refresh(node)
 
 
 def _journal(part: Part, damaged: dict[str, str]) -> pa.Table | None:
-    """What is in a journal, in the columns of today; None when that is nothing, because it is empty or damaged."""
+    """Return a journal's rows in the current schema, or None if it is empty or damaged."""
 
     def breaks(byte: int, why: str) -> None:
         damaged[f"{part.name}, from byte {byte:,} on,"] = why
@@ -187,16 +195,16 @@ def _journal(part: Part, damaged: dict[str, str]) -> pa.Table | None:
     except FileNotFoundError:
         raise UnreadableError(f"{part.name} was just turned into Parquet") from None
     except Exception as error:
-        table, why = None, gist(error)
+        table, why = None, first_line(error)
     if why:
         damaged[part.name] = why
     return None if table is None or why else with_columns(table, list(TYPES))
 
 
 def _integers(column: pa.ChunkedArray, code: Literal["i", "q"]) -> Sequence[int]:
-    """The numbers of a column without nulls, as they lie in memory: without a Python object for each."""
-    whole = column.combine_chunks()
-    array = whole.combine_chunks() if isinstance(whole, pa.ChunkedArray) else whole
+    """Return a view of a column of integers without nulls, to avoid a Python object for each value."""
+    combined = column.combine_chunks()
+    array = combined.combine_chunks() if isinstance(combined, pa.ChunkedArray) else combined
     view: memoryview[int] = memoryview(array.buffers()[1] or b"").cast("B").cast(code)
     return view[array.offset : array.offset + len(array)]
 
@@ -209,8 +217,8 @@ def _close_the_first(latest: Session) -> None:
             first.close()
 
 
-def _leave_to_parent() -> None:
-    """In a forked child: the sessions' threads are not there, so DuckDB can neither be asked nor be freed."""
+def _abandon_in_child() -> None:
+    """In a forked child, keep DuckDB alive but unused: its threads do not exist there, so it cannot even be freed."""
     for session in list(_sessions):
         _sessions[session] = RLock()
         if session._database is not None:  # noqa: SLF001 - one class in two parts
@@ -219,11 +227,11 @@ def _leave_to_parent() -> None:
 
 
 def _close_all() -> None:
-    """DuckDB complains of what is open when Python ends."""
+    """Close all sessions before the interpreter exits, because DuckDB complains about open ones."""
     for session in list(_sessions):
         session.close()
 
 
 atexit.register(_close_all)
-if hasattr(os, "register_at_fork"):  # Windows has no fork
-    os.register_at_fork(after_in_child=_leave_to_parent)
+if hasattr(os, "register_at_fork"):  # Windows cannot fork
+    os.register_at_fork(after_in_child=_abandon_in_child)

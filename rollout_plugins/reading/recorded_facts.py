@@ -1,4 +1,4 @@
-"""What the run files say: who made the run, its attempts, what was dropped."""
+"""Read the run files: the facts of a run, its attempts and their counts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rollout_hookspecs import Run
 
 from rollout_plugins.errors import RunError
-from rollout_plugins.store.run_facts import listed, read_facts, run_files, whole
+from rollout_plugins.store.run_facts import as_count, as_list, read_facts, run_files
 from rollout_plugins.store.schema import VERSION
 
 if TYPE_CHECKING:
@@ -23,20 +23,20 @@ _KINDS: dict[str, type] = {
 }
 _TUPLES: dict[str, type | tuple[type, ...]] = {"reward_names": str, "reward_weights": (int, float), "tools": dict}
 _COUNTS = ("rollouts", "generations", "drops", "untrained", "unsent", "skipped", "plugin_errors", "warnings")
-#: What all ranks say alike.
+#: The facts that should be equal on all ranks.
 _SHARED = ("world_size", "trainer", "host", "model", "num_generations", "reward_names", "versions")
-# Runs of earlier versions counted these among the drops, although the store has them.
+# Earlier versions counted these as drops, although the rollouts are stored.
 _STORED = {"skipped_by": "skipped", "not_trained": "untrained", "sink_failed": "unsent"}
 _YEAR_9000 = 2.2e11
 
 
 class Facts:
-    """The run files of one run, read once."""
+    """The content of a run's run files."""
 
     def __init__(self, folder: Path, damaged: dict[str, str]) -> None:
         self._folder = folder
         self._read = [facts for path in run_files(folder) if (facts := read_facts(path, damaged))]
-        newest = max((whole(facts.get("schema")) or 1 for facts in self._read), default=1)
+        newest = max((as_count(facts.get("schema")) or 1 for facts in self._read), default=1)
         if newest > VERSION:
             raise RunError(
                 f"{folder} was written with schema {newest}; this version reads up to {VERSION}: "
@@ -45,47 +45,47 @@ class Facts:
 
     @property
     def info(self) -> Run:
-        given = self._read[0] if self._read else {}
-        facts = {name: value for name, value in given.items() if _is_fact(name, value)}
+        recorded = self._read[0] if self._read else {}
+        facts = {name: value for name, value in recorded.items() if _is_fact(name, value)}
         for name, kind in _TUPLES.items():
-            facts[name] = tuple(value for value in listed(given.get(name)) if isinstance(value, kind))
+            facts[name] = tuple(value for value in as_list(recorded.get(name)) if isinstance(value, kind))
         return Run(**{"id": self._folder.name, **facts, "dir": str(self._folder)})
 
     @property
     def attempts(self) -> list[dict[str, Any]]:
         return [
-            _attempt(attempt, whole(facts.get("rank")) or 0)
+            _attempt(attempt, as_count(facts.get("rank")) or 0)
             for facts in self._read
-            for attempt in listed(facts.get("attempts"))
+            for attempt in as_list(facts.get("attempts"))
             if isinstance(attempt, dict)
         ]
 
     @property
     def contradictions(self) -> list[str]:
-        """What files of the newest attempt say differently from the first one, in a line each."""
+        """One line for each fact of the newest attempt that two ranks recorded differently."""
         newest = max((attempt["attempt"] for attempt in self.attempts), default=1)
-        told = [facts for facts in self._read if _last_attempt(facts) == newest]
+        newest_facts = [facts for facts in self._read if _last_attempt(facts) == newest]
         return [
-            f"rank {whole(facts.get('rank')) or 0} says that {name} is {facts[name]!r}, and rank "
-            f"{whole(told[0].get('rank')) or 0} that it is {told[0][name]!r}"
-            for facts in told[1:]
+            f"rank {as_count(facts.get('rank')) or 0} says that {name} is {facts[name]!r}, and rank "
+            f"{as_count(newest_facts[0].get('rank')) or 0} that it is {newest_facts[0][name]!r}"
+            for facts in newest_facts[1:]
             for name in _SHARED
-            if name in facts and name in told[0] and facts[name] != told[0][name]
+            if name in facts and name in newest_facts[0] and facts[name] != newest_facts[0][name]
         ]
 
     @property
     def chosen(self) -> dict[str, Any]:
-        """The filters by which somebody took some rollouts of a run, which are this one; none if it is whole."""
-        told = self._read[0].get("chosen") if self._read else None
-        return told if isinstance(told, dict) else {}
+        """The filters with which these rollouts were selected from a larger run, or an empty dict."""
+        filters = self._read[0].get("chosen") if self._read else None
+        return filters if isinstance(filters, dict) else {}
 
     @property
     def started(self) -> float | None:
-        """When the newest attempt began, by the clock of the machine it ran on; None when no run file says."""
+        """When the newest attempt began, by its machine's clock; None if that is not recorded."""
         return max((a["started"] for a in self.attempts if a["started"] is not None), default=None)
 
     def total(self, what: str) -> dict[str, int]:
-        """One of the counts, over all ranks and attempts."""
+        """Return the sum of one kind of count over all ranks and attempts."""
         total: Counter[str] = Counter()
         for attempt in self.attempts:
             total.update(attempt.get(what, {}))
@@ -93,7 +93,7 @@ class Facts:
 
     @property
     def untrained(self) -> dict[str, int]:
-        """Rollouts that were not trained on, without those that a later attempt superseded."""
+        """The number of rollouts that were not trained on, by reason, without superseded ones."""
         total = Counter(self.total("untrained"))
         for attempt in self.attempts:
             by_step = attempt.get("untrained_steps")
@@ -123,43 +123,43 @@ class Facts:
 
     @property
     def restarts(self) -> list[tuple[int, int]]:
-        """(attempt, step it started from) of every attempt that may have done steps of an earlier one again."""
-        found = {(a["attempt"], a["resumed_from"]) for a in self.attempts}
-        return sorted((attempt, step) for attempt, step in found if attempt > 1 and step is not None)
+        """(attempt, step it resumed from) of every attempt that may have repeated steps."""
+        restarts = {(a["attempt"], a["resumed_from"]) for a in self.attempts}
+        return sorted((attempt, step) for attempt, step in restarts if attempt > 1 and step is not None)
 
 
 def _last_attempt(facts: Mapping[str, Any]) -> int:
-    said = [attempt for attempt in listed(facts.get("attempts")) if isinstance(attempt, dict)]
-    return max((whole(attempt.get("attempt")) or 1 for attempt in said), default=1)
+    attempts = [attempt for attempt in as_list(facts.get("attempts")) if isinstance(attempt, dict)]
+    return max((as_count(attempt.get("attempt")) or 1 for attempt in attempts), default=1)
 
 
 def _is_fact(name: str, value: Any) -> bool:
-    """Whether a run file says something of the kind that a `Run` holds; somebody may have edited it."""
-    return whole(value) is not None if name in _WHOLE else isinstance(value, _KINDS.get(name, ()))
+    """Return True if a fact has the type that `Run` expects; run files may have been edited."""
+    return as_count(value) is not None if name in _WHOLE else isinstance(value, _KINDS.get(name, ()))
 
 
-def _attempt(given: dict[str, Any], rank: int) -> dict[str, Any]:
-    """An attempt with numbers where numbers belong."""
-    counts = {name: _counts(given[name]) for name in _COUNTS if name in given}
+def _attempt(record: dict[str, Any], rank: int) -> dict[str, Any]:
+    """Return an attempt's record with checked numbers."""
+    counts = {name: _counts(record[name]) for name in _COUNTS if name in record}
     for reason in list(counts.get("drops", ())):
         kind, _, rest = reason.partition(":")
         if kind in _STORED:
             counts.setdefault(_STORED[kind], {})[rest] = counts["drops"].pop(reason)
-    times = {name: _time(given.get(name)) for name in ("started", "ended")}
-    step = whole(given.get("resumed_from"))
+    times = {name: _time(record.get(name)) for name in ("started", "ended")}
+    step = as_count(record.get("resumed_from"))
     return {
-        **given,
+        **record,
         **counts,
         **times,
         "resumed_from": step,
-        "attempt": whole(given.get("attempt")) or 1,
+        "attempt": as_count(record.get("attempt")) or 1,
         "rank": rank,
     }
 
 
 def _counts(value: Any) -> dict[str, int]:
     items = value.items() if isinstance(value, dict) else ()
-    return {str(name): number for name, count in items if (number := whole(count)) is not None}
+    return {str(name): number for name, count in items if (number := as_count(count)) is not None}
 
 
 def _number(value: Any) -> float:
@@ -167,5 +167,5 @@ def _number(value: Any) -> float:
 
 
 def _time(value: Any) -> float | None:
-    """Unix time that a calendar has a date for."""
+    """Return a Unix time for which a calendar has a date, or None."""
     return float(value) if type(value) in {int, float} and 0 < value < _YEAR_9000 else None

@@ -1,4 +1,4 @@
-"""Rows out of the files of a run, a few at a time: from those in memory, and from the rest without loading them."""
+"""Read single rows from the files of a run, a few at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rollout_plugins.errors import RunError
-from rollout_plugins.reading.damage import gist
+from rollout_plugins.reading.damage import first_line
 from rollout_plugins.store.any_version import integers, with_columns
 from rollout_plugins.store.join_parts import locate
 from rollout_plugins.store.parts import Part
@@ -29,7 +29,7 @@ OPEN_FILES = 64
 
 
 class Rows:
-    """Takes rows out of parts, a few at a time, decoding each file once as long as rows are asked for in its order."""
+    """Reads rows of parts. A file is decoded only once while its rows are requested in order."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Rows:
         in_memory: Callable[[Sequence[Path]], Mapping[Path, pa.Table]],
         damaged: Mapping[Path, dict[str, str]],
     ) -> None:
-        """`in_memory`: those of these files that are; the others are read here."""
+        """`in_memory`: returns the tables of those files that are in memory."""
         self._parts = parts
         self._in_memory = in_memory
         self._damaged = damaged
@@ -47,7 +47,10 @@ class Rows:
     def take(
         self, parts: Sequence[int], rows: Sequence[int], names: Sequence[str]
     ) -> Iterator[tuple[pa.Array, pa.Table]]:
-        """Tables of the rows, in the order asked for, with the places they stand for. Unreadable rows are left out."""
+        """Yield tables of rows in the requested order, with the positions of their rows.
+
+        Unreadable rows are left out.
+        """
         try:
             yield from self._take(parts, rows, names)
         finally:
@@ -60,42 +63,44 @@ class Rows:
         chunk = _chunk(names)
         for start in range(0, len(parts), chunk):
             end = min(start + chunk, len(parts))
-            found, places = [], []
+            tables, all_positions = [], []
             numbers = dict.fromkeys(parts[start:end])
-            held = self._in_memory([self._parts[number].path for number in numbers])
+            tables_in_memory = self._in_memory([self._parts[number].path for number in numbers])
             for number in numbers:
-                here = [place for place in range(start, end) if parts[place] == number]
-                here.sort(key=rows.__getitem__)
-                whole = held.get(self._parts[number].path)
-                table = self._read(number, [rows[place] for place in here], tuple(names), whole)
+                positions = [position for position in range(start, end) if parts[position] == number]
+                positions.sort(key=rows.__getitem__)
+                table_in_memory = tables_in_memory.get(self._parts[number].path)
+                table = self._read(number, [rows[position] for position in positions], tuple(names), table_in_memory)
                 if end == len(parts) and number not in self._located:
-                    # Nothing more is asked of this file, and what is decoded of it takes megabytes.
+                    # No more rows of this file are needed, and its decoded pages take megabytes.
                     self._close((self._parts[number].path, tuple(names)))
                 if table is not None:
-                    found.append(table)
-                    places += here
-            if found:
-                table = pa.concat_tables(found, promote_options="permissive")
-                order = pc.sort_indices(integers(places))
-                yield integers(sorted(places)), table.take(order)
+                    tables.append(table)
+                    all_positions += positions
+            if tables:
+                table = pa.concat_tables(tables, promote_options="permissive")
+                order = pc.sort_indices(integers(all_positions))
+                yield integers(sorted(all_positions)), table.take(order)
 
-    def _read(self, number: int, rows: list[int], names: tuple[str, ...], whole: pa.Table | None) -> pa.Table | None:
+    def _read(
+        self, number: int, rows: list[int], names: tuple[str, ...], table_in_memory: pa.Table | None
+    ) -> pa.Table | None:
         part = self._parts[number]
         try:
-            if whole is None:
+            if table_in_memory is None:
                 table = self._from_file(number, rows, names)
             else:
-                table = _rows_of(whole.select(_stored(names, whole.column_names)), rows)
+                table = _rows_of(table_in_memory.select(_stored(names, table_in_memory.column_names)), rows)
             return with_columns(table, names)
         except RunError:
             raise
         except Exception as error:
             self._close((self._place(number)[0], names))
-            self._damaged[part.folder][part.name] = gist(error)
+            self._damaged[part.folder][part.name] = first_line(error)
             return None
 
     def _from_file(self, number: int, rows: Sequence[int], names: tuple[str, ...]) -> pa.Table:
-        """The rows out of the part, or out of the one that it was joined into, perhaps several times."""
+        """Read rows of a part, or of the file that it was joined into; that file may have been joined again."""
         while True:
             path, start = self._place(number)
             try:
@@ -107,7 +112,7 @@ class Rows:
                 self._located[number] = location
 
     def _place(self, number: int) -> tuple[Path, int]:
-        """The file that has a part's rows, and the first of them there."""
+        """Return the file that has a part's rows, and the index of the first of them."""
         location = self._located.get(number)
         return (self._parts[number].path, 0) if location is None else (location.path, location.start)
 
@@ -125,19 +130,19 @@ class Rows:
 
 
 def _rows_of(table: pa.Table, rows: Sequence[int]) -> pa.Table:
-    """These rows; without copying where they stand one after the other, as those of small files do."""
+    """Return these rows of a table, without copying if they are consecutive."""
     if rows and list(rows) == list(range(rows[0], rows[0] + len(rows))):
         return table.slice(rows[0], len(rows))
     return table.take(integers(rows))
 
 
 def _chunk(names: Sequence[str]) -> int:
-    """Rows to have in memory at once: few of whole rollouts, many of mere numbers."""
+    """Return how many rows to read at once: few complete rollouts, or many numbers."""
     return 512 if any(pa.types.is_nested(TYPES.get(name, pa.float64())) for name in names) else 16384
 
 
 class _Cursor:
-    """Reads forward through one Parquet file; going back starts again at a row group."""
+    """Reads forward through one Parquet file; reading an earlier row starts again at its row group."""
 
     def __init__(self, path: Path, names: Sequence[str]) -> None:
         self._file = pq.ParquetFile(open_run_file(path), memory_map=True)
@@ -149,19 +154,19 @@ class _Cursor:
         self._batch: Any = None
 
     def take(self, rows: Sequence[int]) -> pa.Table:
-        slices, wanted = [], list(rows)
-        while wanted:
-            self._go_to(wanted[0])
-            here = [row for row in wanted if row < self._end]
-            slices.append(self._batch.take(integers([row - self._start for row in here])))
-            wanted = wanted[len(here) :]
+        slices, remaining = [], list(rows)
+        while remaining:
+            self._go_to(remaining[0])
+            group_rows = [row for row in remaining if row < self._end]
+            slices.append(self._batch.take(integers([row - self._start for row in group_rows])))
+            remaining = remaining[len(group_rows) :]
         return pa.Table.from_batches(slices)
 
     def _go_to(self, row: int) -> None:
         group = max(number for number, start in enumerate(self._starts[:-1]) if start <= row)
         if self._batch is None or row < self._start or self._starts[group] > self._end:
             groups = range(group, len(self._starts) - 1)
-            self._batches = chain.from_iterable(map(self._group, groups))  # Arrow would read all of them at once
+            self._batches = chain.from_iterable(map(self._group, groups))  # Arrow would read all groups at once
             self._end = self._starts[group]
             self._batch = None
         while self._batch is None or row >= self._end:
@@ -170,17 +175,17 @@ class _Cursor:
 
     def _group(self, group: int) -> Iterator[Any]:
         size, names = _chunk(self._names) // 2, self._names
-        found: Iterator[Any] = self._file.iter_batches(size, row_groups=[group], columns=names, use_threads=False)
-        return found
+        batches: Iterator[Any] = self._file.iter_batches(size, row_groups=[group], columns=names, use_threads=False)
+        return batches
 
     def close(self) -> None:
-        """Let go of all now. The batches to come know the cursor, so it would stay until Python looks for such."""
+        """Close the file now. Its iterator refers to the cursor, so it would otherwise wait for garbage collection."""
         self._batches, self._batch = iter(()), None
         self._file.close()
 
 
 def _stored(names: Sequence[str], present: Iterable[str]) -> list[str]:
-    """The columns of a file that these are read from."""
-    wanted = dict.fromkeys("rewards" if name.startswith(REWARD_PREFIX) else name for name in names)
-    known = set(present)
-    return [name for name in wanted if name in known]
+    """Return the columns of a file that are needed to compute `names`."""
+    sources = dict.fromkeys("rewards" if name.startswith(REWARD_PREFIX) else name for name in names)
+    available = set(present)
+    return [name for name in sources if name in available]

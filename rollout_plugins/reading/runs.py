@@ -20,15 +20,15 @@ from rollout_plugins.errors import DamageWarning, RunError
 from rollout_plugins.reading import annotating as annotate
 from rollout_plugins.reading.damage import Damaged
 from rollout_plugins.reading.filters import Filters, RolloutFilters
-from rollout_plugins.reading.find_runs import found_in, newest_in
+from rollout_plugins.reading.find_runs import find_all_runs, find_newest_run
 from rollout_plugins.reading.health import RunHealth
 from rollout_plugins.reading.lazy_rollouts import Rollouts
 from rollout_plugins.reading.notebooks import draw_tables
 from rollout_plugins.reading.part_sums import PartSums
 from rollout_plugins.reading.prompt_history import is_plain_text, same_prompt
-from rollout_plugins.reading.query_session import Session, look_again
+from rollout_plugins.reading.query_session import Session, refresh_remote
 from rollout_plugins.reading.recorded_facts import Facts
-from rollout_plugins.reading.relocated_parts import gone
+from rollout_plugins.reading.relocated_parts import missing_urls
 from rollout_plugins.reading.small_files import SmallFiles
 from rollout_plugins.reading.tables import Memory
 from rollout_plugins.store.parts import find_parts
@@ -51,7 +51,7 @@ def open_run(path: str | Path | Sequence[str | Path]) -> StoredRun:
     For a run that several nodes wrote to disks of their own, pass a list of their folders, or the folder that holds
     them all.
     """
-    run = StoredRun(newest_in(path))
+    run = StoredRun(find_newest_run(path))
     for line in run.health.absent:
         warnings.warn(f"{run.place}: {line}", DamageWarning, stacklevel=2)
     return run
@@ -59,7 +59,7 @@ def open_run(path: str | Path | Sequence[str | Path]) -> StoredRun:
 
 def runs(path: str | Path) -> Runs:
     """Open every run in a folder or at a URL, in its subfolders, and beside it if it is an output_dir, by age."""
-    return Runs([StoredRun(folder) for folder in found_in(path)])
+    return Runs([StoredRun(folder) for folder in find_all_runs(path)])
 
 
 class StoredRun:
@@ -76,10 +76,10 @@ class StoredRun:
 
     def refresh(self) -> None:
         """Pick up what was written since the run was opened or last refreshed."""
-        look_again([self.dir])
+        refresh_remote([self.dir])
         self._damaged.clear()
         self._all: Rollouts | None = None
-        if urls := list(gone(self.dir).values()):
+        if urls := list(missing_urls(self.dir).values()):
             places = " and ".join(dict.fromkeys(urls))
             removed = f"what was removed here ({count(len(urls), 'part')})"
             here = quote(str(nodes_of(self.dir)[0].parent))

@@ -1,7 +1,7 @@
-"""The small Parquet files of a run that has many: opening one takes longer than reading it, so each is read once.
+"""Keep the small Parquet files of a run in memory if it has many: opening one takes longer than reading it.
 
-Numbers and names of all of them are in memory from the first question on, and whole rollouts from when they are asked
-for; both up to a limit. Files that are sealed never change, so what was read outlives a `refresh()` of the run.
+Numbers and names of all rollouts are loaded by the first query, and complete rollouts when they are needed, both up to
+a limit. Sealed files never change, so the content of this cache survives a `refresh()` of the run.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from rollout_plugins.system.remote_runs import SCHEME, duckdb_path
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-#: With fewer files than this, opening them takes no noticeable time.
+#: With fewer files, opening them all takes no noticeable time.
 MANY = 64
-#: Files up to this size are small; some 16 kB of each are the description of its columns.
+#: The largest size of a small file; the descriptions of its columns alone take about 16 kB.
 SMALL_BYTES = 256 * 2**10
-#: What is kept in memory of numbers and names, and of whole rollouts, each.
+#: The most bytes kept of numbers and names, and the most kept of complete rollouts.
 MOST_BYTES = 256 * 2**20
 AT_ONCE = 512
 
@@ -33,84 +33,87 @@ _Sizes: TypeAlias = "dict[Path, tuple[int, int]]"
 
 
 class SmallFiles:
-    """What is in memory of one run's small files."""
+    """A cache of one run's small files."""
 
     def __init__(self) -> None:
         self._sizes: _Sizes = {}
         self._light: list[tuple[_Sizes, pa.Table]] = []
-        self._whole: dict[Path, pa.Table] = {}
+        self._complete: dict[Path, pa.Table] = {}
         self._reads: tuple[tuple[int, Sequence[Path]], ...] = ()
 
     def light(self, files: Sequence[Path], read: Read) -> list[tuple[Sequence[Path], pa.Table]]:
-        """Numbers and names of the rollouts in those of the files that are small.
+        """Return tables of numbers and names of the small files among `files`.
 
-        `_file` is the place in the list of files that comes with a table. Files that are not what they were are read
-        again. Several threads may ask.
+        Each table comes with a list of its files, in which the column `_file` is an index. Changed files are read
+        again. Several threads may call this.
         """
         before, self._sizes = self._sizes, _small(files)
-        if not _are_among(before, sizes := self._sizes):
-            self._whole, self._reads = {}, ()
-        found = [(known, table) for known, table in self._light if _are_among(known, sizes)]
-        known = {path for files, _ in found for path in files}
-        new = [path for path in sizes if path not in known]
+        if not _all_unchanged(before, sizes := self._sizes):
+            self._complete, self._reads = {}, ()
+        tables = [(files, table) for files, table in self._light if _all_unchanged(files, sizes)]
+        cached = {path for sizes_of_table, _ in tables for path in sizes_of_table}
+        new = [path for path in sizes if path not in cached]
         for start in range(0, len(new), AT_ONCE):
-            if sum(table.nbytes for _, table in found) > MOST_BYTES:
+            if sum(table.nbytes for _, table in tables) > MOST_BYTES:
                 break
-            some = {path: sizes[path] for path in new[start : start + AT_ONCE]}
-            found.append((some, _placed(read(list(some)), list(some))))
-        self._light = found
-        return [(list(known), table) for known, table in found]
+            next_files = {path: sizes[path] for path in new[start : start + AT_ONCE]}
+            tables.append((next_files, _with_file_index(read(list(next_files)), list(next_files))))
+        self._light = tables
+        return [(list(files), table) for files, table in tables]
 
-    def whole(self, files: Sequence[Path], read: Read) -> Mapping[Path, pa.Table]:
-        """The rollouts of those that are in memory; several that are not are read now."""
-        missing = [path for path in files if path in self._sizes and path not in self._whole]
+    def complete_rollouts(self, files: Sequence[Path], read: Read) -> Mapping[Path, pa.Table]:
+        """Return complete rollouts of the files in memory.
+
+        If several small files are not in memory, they are read now.
+        """
+        missing = [path for path in files if path in self._sizes and path not in self._complete]
         if len(missing) > 1:
-            with suppress(UnreadableError):  # one of them is damaged: each is read from its file, and that one named
+            with suppress(UnreadableError):  # one file is damaged: each is then read alone, which names it
                 self._keep(read(missing))
-        return {path: table for path in files if (table := self._whole.get(path)) is not None}
+        return {path: table for path in files if (table := self._complete.get(path)) is not None}
 
     def _keep(self, table: pa.Table) -> None:
-        found = _by_file(table)
-        self._whole.update(found)
-        reads = (*self._reads, (table.nbytes, list(found)))
+        tables = _split_by_file(table)
+        self._complete.update(tables)
+        reads = (*self._reads, (table.nbytes, list(tables)))
         while len(reads) > 1 and sum(size for size, _ in reads) > MOST_BYTES:
             for path in reads[0][1]:
-                self._whole.pop(path, None)
+                self._complete.pop(path, None)
             reads = reads[1:]
-        self._reads = reads  # at once, too
+        self._reads = reads  # replaced as a whole, for other threads
 
 
 def _small(files: Sequence[Path]) -> _Sizes:
-    """The small ones of many files, with what tells whether they have changed; none when there are few."""
+    """Return size and time of each small file, or nothing if there are few files."""
     if len(files) < MANY:
         return {}
-    found = {}
+    sizes = {}
     for path in files:
-        with suppress(FileNotFoundError):  # the database will say so
-            about = path.stat()
-            if about.st_size <= SMALL_BYTES:
-                found[path] = about.st_size, about.st_mtime_ns
-    return found
+        with suppress(FileNotFoundError):  # the query reports it
+            status = path.stat()
+            if status.st_size <= SMALL_BYTES:
+                sizes[path] = status.st_size, status.st_mtime_ns
+    return sizes
 
 
-def _are_among(files: _Sizes, others: _Sizes) -> bool:
-    """Whether all of them are there as they were."""
+def _all_unchanged(files: _Sizes, others: _Sizes) -> bool:
+    """Return True if none of the files has changed."""
     return all(others.get(path) == size for path, size in files.items())
 
 
-def _placed(table: pa.Table, files: Sequence[Path]) -> pa.Table:
-    """With the place of its file beside each row, instead of the file's name."""
+def _with_file_index(table: pa.Table, files: Sequence[Path]) -> pa.Table:
+    """Replace the column `filename` by `_file`, the file's index in `files`."""
     places = {duckdb_path(path): place for place, path in enumerate(files)}
     names = table["filename"].combine_chunks().dictionary_encode()
     place = integers(places[name] for name in names.dictionary.to_pylist()).take(names.indices)
     return table.drop_columns(["filename"]).append_column("_file", place).combine_chunks()
 
 
-def _by_file(table: pa.Table) -> dict[Path, pa.Table]:
-    """A table of whole files, one after the other, as a table for each."""
-    start, found = 0, {}
+def _split_by_file(table: pa.Table) -> dict[Path, pa.Table]:
+    """Split a table of several files, which are contiguous, into a table for each."""
+    start, tables = 0, {}
     for name, rows in groupby(table["filename"].to_pylist()):
         count = sum(1 for _ in rows)
-        found[Path(name.removeprefix(f"{SCHEME}://"))] = table.slice(start, count)
+        tables[Path(name.removeprefix(f"{SCHEME}://"))] = table.slice(start, count)
         start += count
-    return found
+    return tables

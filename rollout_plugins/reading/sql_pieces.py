@@ -1,4 +1,4 @@
-"""Pieces of DuckDB's SQL, written so that no value, name or path can be taken for something else."""
+"""Quote values, names and paths for DuckDB's SQL."""
 
 # ruff: noqa: S608 - SQL is put together from quoted names and literals
 from __future__ import annotations
@@ -17,7 +17,7 @@ _FACTS = 'id, run_id, split, step, "group", rank, reward'
 
 
 def literal(value: Any) -> str:
-    """A value as SQL."""
+    """Return a value as an SQL literal."""
     if isinstance(value, str):
         pieces = ["'" + piece.replace("'", "''") + "'" for piece in replace_surrogates(value).split("\0")]
         return "(" + " || chr(0) || ".join(pieces) + ")" if len(pieces) > 1 else pieces[0]
@@ -25,29 +25,29 @@ def literal(value: Any) -> str:
 
 
 def name_of(column: str) -> str:
-    """A column, table or field name as SQL."""
+    """Return the name of a column, table or field, quoted."""
     return '"' + column.replace('"', '""') + '"'
 
 
 def listed(names: Iterable[str]) -> str:
-    """Column names with commas between them."""
+    """Return column names, quoted and separated by commas."""
     return ", ".join(map(name_of, names))
 
 
 def parquet(paths: Iterable[Path], *, uneven: bool = False) -> str:
-    """A table of Parquet files. Folders above a run may be called `key=value`, which are not columns."""
+    """Return the SQL of a table of Parquet files. Folders named `key=value` do not become columns."""
     names = ", ".join(literal(duckdb_path(path) if is_remote_file(path) else pattern(path)) for path in paths)
     options = "filename = true, file_row_number = true, hive_partitioning = false"
     return f"read_parquet([{names}], {options}, union_by_name = {'true' if uneven else 'false'})"
 
 
 def pattern(path: Path) -> str:
-    """The path as DuckDB's file patterns write it."""
+    """Return a path, escaped for DuckDB's file patterns."""
     return re.sub(r"[\[*?]", r"[\g<0>]", str(path))
 
 
 def messages(rollouts: str) -> str:
-    """One row for each message of the rollouts in a view."""
+    """Return SQL with a row for each message of the rollouts in a view."""
     return f"""
 select {_FACTS}, part, position, m.role as role, m.content as content, m.name as name, m.reasoning as reasoning,
   m.tool_calls as tool_calls
@@ -61,7 +61,7 @@ from (
 
 
 def tool_calls(rollouts: str) -> str:
-    """One row for each tool call of the rollouts in a view."""
+    """Return SQL with a row for each tool call of the rollouts in a view."""
     return f"""
 select {_FACTS}, c.turn as turn, c.position as position, c.name as name, c.arguments as arguments,
   coalesce(c.result, completion[c.reply + 1].content) as result, c.error as error, c.status as status,

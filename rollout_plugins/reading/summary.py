@@ -1,4 +1,4 @@
-"""A run in numbers: one row for each split and step, put together from the sums of its generations."""
+"""Return SQL for a run's statistics by split and step, computed from the sums of its generations."""
 
 # ruff: noqa: S608 - SQL is put together from quoted names and literals
 from __future__ import annotations
@@ -53,11 +53,11 @@ union all
 select 'reward', sum(nan)::bigint, sum(scored - finite)::bigint from current_generations
 having sum(nan) + sum(scored - finite) > 0
 order by name"""
-"""How many values of each reward function, and of `reward` itself, are NaN or infinite."""
+"""SQL that counts the NaN and infinite values of each reward function and of `reward` itself."""
 
 
 def mingled(which: str) -> str:
-    """SQL for whether a group that is whole in one part has rollouts in another one as well."""
+    """Return SQL that is true if a group that is complete in one part has rollouts in another part."""
     return f"""
 select exists (
   select 1 from (
@@ -74,9 +74,10 @@ select exists (
 
 
 def query(rewards: Iterable[str], *, width: int = 1) -> tuple[list[str], str]:
-    """Return the names and the SQL of a run's numbers.
+    """Return the names and the SQL of a run's statistics.
 
-    `rewards`: the names of its reward functions. `width`: how many neighbouring steps share a row, named by the first.
+    `rewards`: the names of its reward functions. `width`: how many neighbouring steps share a row, whose step is the
+    first.
     """
     functions = list(rewards)
     means = "".join(f", {_mean(name)} as r{number}" for number, name in enumerate(functions))
@@ -101,6 +102,6 @@ def _same(other: str) -> str:
 
 
 def _mean(name: str) -> str:
-    """What a reward function gave on average."""
+    """Return SQL for the mean of a reward function."""
     which = f"filter (where name = {literal(name)})"
     return f"sum(sum) {which} / nullif(sum(values) {which}, 0)"

@@ -1,7 +1,7 @@
-"""The sums of a run's sealed parts, put together: opening a run costs its generations then, however many files it has.
+"""Cache the merged sums of a run's sealed parts, so that opening a run with many files is fast.
 
-Whoever opens a run of many files keeps them in its folder, in `.sums`. That is a copy of what the parts say, which
-counts while each of them is there as it was. Nothing is lost with it, and a folder that cannot be written to has none.
+Whoever opens such a run writes the file `.sums` into its folder. It is valid while all parts that it covers are
+unchanged, and it can be deleted at any time. In a read-only folder, there is no cache.
 """
 
 from __future__ import annotations
@@ -21,58 +21,60 @@ if TYPE_CHECKING:
 
 FILE = ".sums"
 Versions: TypeAlias = "Mapping[Path, tuple[int, int]]"
-"""The size of each file, and when it was changed."""
+"""The size and modification time of each file."""
 Spans: TypeAlias = "Mapping[Path, tuple[int, int]]"
-"""The first and the last generation in each file; without those of which that cannot be said."""
+"""The first and the last generation in each file, for files in which all rollouts have a generation."""
 
 
-class Gathered(NamedTuple):
-    """Sums of several parts, packed as those of one."""
+class CachedSums(NamedTuple):
+    """The merged sums of several parts, packed."""
 
     of: Versions
     packed: tuple[bytes, ...]
-    """None or one."""
+    """Empty, or one packed merge."""
     generations: Spans
 
-    def counts(self, files: Versions) -> bool:
-        """Whether every part that it is of is there as it was."""
+    def is_valid(self, files: Versions) -> bool:
+        """Return True if every part that these sums cover is among `files`, unchanged."""
         return all(files.get(path) == version for path, version in self.of.items())
 
 
-NOTHING = Gathered({}, (), {})
+NO_CACHE = CachedSums({}, (), {})
 
 
-def kept(folder: Path, files: Versions) -> Gathered:
-    """What the folder has for parts that are among these files; nothing when one of them is not, or it is damaged."""
+def read_cache(folder: Path, files: Versions) -> CachedSums:
+    """Return the cached sums of a folder, or nothing if a part has changed or the cache is damaged."""
     with suppress(OSError, ValueError):
         listing, _, packed = (folder / FILE).read_bytes().partition(b"\n")
-        if sums.is_of(packed, checked(listing)):
-            there = {_name(folder, path): path for path in files}
-            told = json.loads(listing)
-            known = {there[name]: noted for name, noted in told.items() if name in there}
-            of = {path: (size, time) for path, (size, time, *_) in known.items()}
-            spans = {path: (span[0], span[1]) for path, (_, _, *span) in known.items() if len(span) > 1}
-            found = Gathered(of, (packed,), spans)
-            if len(of) == len(told) and found.counts(files):
-                return found
-    return NOTHING
+        if sums.is_packed_for(packed, checksum(listing)):
+            path_by_name = {_name(folder, path): path for path in files}
+            versions_by_name = json.loads(listing)
+            covered = {
+                path_by_name[name]: version for name, version in versions_by_name.items() if name in path_by_name
+            }
+            versions = {path: (size, time) for path, (size, time, *_) in covered.items()}
+            spans = {path: (span[0], span[1]) for path, (_, _, *span) in covered.items() if len(span) > 1}
+            cached = CachedSums(versions, (packed,), spans)
+            if len(versions) == len(versions_by_name) and cached.is_valid(files):
+                return cached
+    return NO_CACHE
 
 
-def keep(folder: Path, files: Versions, found: sums.Sums, spans: Spans) -> Gathered:
-    """Write what these files say together."""
-    noted = {_name(folder, path): (*version, *spans.get(path, ())) for path, version in files.items()}
-    listing = json.dumps(noted).encode()
-    packed = sums.as_one(found, checked(listing))
-    with suppress(OSError):  # opening takes longer the next time
+def write_cache(folder: Path, files: Versions, merged: sums.Sums, spans: Spans) -> CachedSums:
+    """Write the merged sums of some files to the cache, and return them."""
+    version_by_name = {_name(folder, path): (*version, *spans.get(path, ())) for path, version in files.items()}
+    listing = json.dumps(version_by_name).encode()
+    packed = sums.pack_merged(merged, checksum(listing))
+    with suppress(OSError):  # without a cache, opening is only slower
         replace_file(folder / FILE, lambda path: path.write_bytes(listing + b"\n" + packed), sync=False)
-    return Gathered(files, (packed,), spans)
+    return CachedSums(files, (packed,), spans)
 
 
-def checked(listing: bytes) -> int:
-    """Return what ties sums to their listing, and to the layout in which they are packed."""
+def checksum(listing: bytes) -> int:
+    """Return a checksum of the listing and of the format of packed sums."""
     return crc32(sums.KEY + listing)
 
 
 def _name(folder: Path, path: Path) -> str:
-    """What a part is called in the run's folder, wherever that is; of other folders its path."""
+    """Return the part's path relative to the run's folder, or its full path outside of it."""
     return str(path).removeprefix(f"{folder}{os.sep}")

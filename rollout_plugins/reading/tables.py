@@ -1,4 +1,4 @@
-"""The files of runs as tables of DuckDB: read-only, each made when it is asked for, never a whole run in memory."""
+"""Provide the files of runs as read-only DuckDB tables, each created when it is needed."""
 
 # ruff: noqa: S608 - SQL is put together from quoted names and literals
 from __future__ import annotations
@@ -29,13 +29,14 @@ from rollout_plugins.system.remote_runs import SCHEME, duckdb_path, is_remote, i
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-MAX_THREADS = 4  # each brings buffers of its own, and a run should be readable beside a training that needs the memory
+# Each thread has buffers of its own, and a run should be readable beside a training that needs the memory.
+MAX_THREADS = 4
 _JOINS_ARROW = int(duckdb.__version__.partition(".")[0]) >= 2
 _FILE = "enum_code(filename::file_)::int"
 
 
 class Memory(NamedTuple):
-    """What is in memory of one run's sealed files, and outlives a `refresh()`."""
+    """Caches of one run's sealed files, which survive a `refresh()`."""
 
     small: SmallFiles
     sums: PartSums
@@ -43,15 +44,15 @@ class Memory(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One run's files, and which of its rollouts a later attempt did again."""
+    """One run's files, and the attempts that superseded some of its rollouts."""
 
     folder: Path
     parts: Sequence[Part]
     tables: Mapping[Path, pa.Table]
-    """What the journals hold."""
+    """The rows of the journals."""
     memory: Memory
     restarts: Sequence[tuple[int, int]]
-    """(attempt, step it was resumed from)."""
+    """(attempt, step it resumed from)."""
     reward_names: Sequence[str]
     damaged: dict[str, str]
 
@@ -61,12 +62,12 @@ class Source:
 
 
 class Tables:
-    """`light_files` and `all_files` with every row there is, and `generations`, `groups`, `rewards` of their sums."""
+    """The tables `light_files` and `all_files` of all rows, and `generations`, `groups`, `rewards` of their sums."""
 
     def __init__(self, sources: Sequence[Source], files: Sequence[Path], *, uneven: bool) -> None:
-        """`files`: all that have a number, in order, and perhaps more than those of the sources.
+        """`files`: all numbered files in order, perhaps more than the sources have now.
 
-        `uneven`: some files may lack columns; finding out which takes opening all of them first.
+        `uneven`: whether files may lack columns; then all files are opened first to find out.
         """
         self.sources, self.files, self._uneven = sources, files, uneven
         self._numbers = {path: number for number, path in enumerate(files)}
@@ -80,7 +81,7 @@ class Tables:
         self.add_sums()
 
     def add_light(self) -> None:
-        """Numbers and names of every rollout."""
+        """Create the table of numbers and names of every rollout."""
         for source in self.sources:
             if far := [path for path in source.parquet_files if is_remote_file(path)]:
                 remote_reader().fetch(far, LIGHT)
@@ -88,46 +89,46 @@ class Tables:
         self.view("light_files", self._union(LIGHT, held))
 
     def add_whole(self) -> None:
-        """Everything of every rollout."""
+        """Create the table of complete rollouts."""
         self.view("all_files", self._union(SCHEMA.names, {}))
 
-    def add_sums(self, *, whole: bool = True) -> None:
-        """The sums of every generation in every part. See `sums.packed` for `whole`."""
+    def add_sums(self, *, merge_groups: bool = True) -> None:
+        """Create the tables of sums; without `whole`, each group has a row of its own."""
         self._register(
             "",
             [
-                self._sums_of(source) if whole else apart(source.parquet_files, source.tables)
+                self._sums_of(source) if merge_groups else apart(source.parquet_files, source.tables)
                 for source in self.sources
             ],
         )
 
     def _sums_of(self, source: Source) -> Sums:
-        return source.memory.sums.of(source.folder, source.parquet_files, source.tables, self._gathered)
+        return source.memory.sums.of(source.folder, source.parquet_files, source.tables, self._merge)
 
-    def _gathered(self, found: Sums) -> Sums | None:
-        """The sums of many parts as those of one, unless they share groups."""
-        spans = together.spans(found)
+    def _merge(self, sums: Sums) -> Sums | None:
+        """Return the sums of many parts merged into one, or None if parts share groups."""
+        spans = together.spans(sums)
         if spans is None:
             return None
-        self._register("part_", [found])
-        with suppress(duckdb.OutOfRangeException):  # older ones take sums beyond the largest number for a mistake
-            made = Sums(*(self.connection.sql(query).to_arrow_table() for query in together.queries()))
-            whole = pa.concat_tables([made.generations, spans], promote_options="default")
-            return made._replace(generations=whole)
+        self._register("part_", [sums])
+        with suppress(duckdb.OutOfRangeException):  # older versions report sums beyond the largest integer as an error
+            merged = Sums(*(self.connection.sql(query).to_arrow_table() for query in together.queries()))
+            generations = pa.concat_tables([merged.generations, spans], promote_options="default")
+            return merged._replace(generations=generations)
         return None
 
-    def _register(self, prefix: str, found: Sequence[Sums]) -> None:
-        """Tables of the sums of every run."""
+    def _register(self, prefix: str, sums_by_run: Sequence[Sums]) -> None:
+        """Create the tables of the sums of every run."""
         for name in LAYOUT:
             tables = [
                 table.append_column("_run", pa.repeat(integers([run])[0], table.num_rows))
-                for run, one in enumerate(found)
-                for table in [getattr(one, name)]
+                for run, sums in enumerate(sums_by_run)
+                for table in [getattr(sums, name)]
             ]
             self.table(prefix + name, pa.concat_tables(tables))
 
     def files_with(self, generations: Sequence[int]) -> list[int] | None:
-        """The numbers of the files that may have rollouts of these generations, which are in order; None for all."""
+        """Return the indices of files that may have rollouts of these sorted generations, or None for all files."""
         lacking = {
             path
             for source in self.sources
@@ -137,29 +138,29 @@ class Tables:
         return [number for path, number in self._numbers.items() if path not in lacking] if lacking else None
 
     def kinds(self, query: str) -> dict[str, str]:
-        """The columns of a query and their types."""
+        """Return the types of a query's columns."""
         relation = self.connection.sql(query)
         return dict(zip(relation.columns, map(str, relation.types), strict=True))
 
     def view(self, name: str, query: str) -> None:
-        """Give a query a name."""
+        """Create or replace a view."""
         self.connection.execute(f"create or replace temp view {name} as {query}")
 
     def table(self, name: str, table: pa.Table) -> None:
-        """Arrow data under a name of its own; a copy for a DuckDB that cannot join what it did not store itself."""
+        """Register Arrow data as a table, or copy it for a DuckDB version that cannot join Arrow data."""
         if _JOINS_ARROW:
             self.connection.register(name, table)
         else:
             self._copy(name, table)
 
     def _copy(self, name: str, table: pa.Table) -> None:
-        """Arrow data as a table of DuckDB's own, which takes a moment and is quicker to ask."""
+        """Copy Arrow data into a DuckDB table, which takes time but makes queries faster."""
         self.connection.register("arrow_", table.combine_chunks())  # each chunk would become a row group
         self.connection.execute(f"create or replace temp table {name} as from arrow_")
         self.connection.unregister("arrow_")
 
     def _journal(self, run: int, source: Source) -> None:
-        """A table for the rows of a run's journals, and where they are."""
+        """Create a table of the rows of a run's journals, with their places."""
         tables = []
         for path, table in source.tables.items():
             file = pa.repeat(pa.scalar(self._numbers[path], pa.int32()), table.num_rows)
@@ -168,7 +169,7 @@ class Tables:
             self.table(f"journals_{run}", pa.concat_tables(tables, promote_options="permissive"))
 
     def _small(self, run: int, source: Source) -> frozenset[Path]:
-        """Those of the run's small files that are in a table in memory."""
+        """Create a table of the run's small files, and return which files it has."""
 
         def read(files: Sequence[Path]) -> pa.Table:
             (query,) = self._parquet(files, LIGHT, "filename, file_row_number as _row")
@@ -184,50 +185,57 @@ class Tables:
         return frozenset(paths)
 
     def _union(self, names: Sequence[str], in_memory: Mapping[int, Collection[Path]]) -> str:
-        """SQL for these columns of every file."""
-        none = f"select {listed(names)}, null::int as _run, null::int as _file, null::bigint as _row from empty"
-        pieces = [none] * self._uneven  # else it is in the way: DuckDB passes less of a question on to several pieces
+        """Return SQL that selects columns from every file."""
+        no_rows = f"select {listed(names)}, null::int as _run, null::int as _file, null::bigint as _row from empty"
+        # Without it, DuckDB pushes more of a query down into the files.
+        pieces = [no_rows] * self._uneven
         for run, source in enumerate(self.sources):
-            held = in_memory.get(run, ())
-            others = [path for path in source.parquet_files if path not in held]
+            files_in_memory = in_memory.get(run, ())
+            others = [path for path in source.parquet_files if path not in files_in_memory]
             pieces += self._parquet(others, names, f"{run} as _run, {_FILE} as _file, file_row_number as _row")
-            tables = [f"small_{run}"] * bool(held) + [f"journals_{run}"] * bool(source.tables)
+            tables = [f"small_{run}"] * bool(files_in_memory) + [f"journals_{run}"] * bool(source.tables)
             pieces += [f"select {listed(names)}, {run} as _run, _file, _row from {table}" for table in tables]
-        return " union all by name ".join(pieces or [none])
+        return " union all by name ".join(pieces or [no_rows])
 
-    def _parquet(self, files: Sequence[Path], names: Sequence[str], where: str) -> Iterator[str]:
-        """SQL for these columns of the files, if there are any, and `where` the rows are."""
+    def _parquet(self, files: Sequence[Path], names: Sequence[str], place: str) -> Iterator[str]:
+        """Return SQL that selects columns from Parquet files, if there are any.
+
+        `where`: SQL for the columns of a row's place.
+        """
         if not files:
             return
         columns = "* exclude (filename, file_row_number)" if self._uneven else listed(names)
-        query = f"select {columns}, {where} from {sql.parquet(files, uneven=self._uneven)}"
+        query = f"select {columns}, {place} from {sql.parquet(files, uneven=self._uneven)}"
         kinds, expected = self.kinds(query), self.kinds("from empty")
         for name in names:
-            found = kinds.get(name, expected[name])
-            if found != expected[name] and not (self._uneven and found.endswith((")", "[]"))):
-                raise UnreadableError(f"column {name} is {found}, not {expected[name]}")
+            kind = kinds.get(name, expected[name])
+            if kind != expected[name] and not (self._uneven and kind.endswith((")", "[]"))):
+                raise UnreadableError(f"column {name} is {kind}, not {expected[name]}")
         yield query
 
     def _connect(self) -> Any:
         connection = duckdb.connect(":memory:")
         connection.execute(f"set threads = {min(os.cpu_count() or 1, MAX_THREADS)}")
-        for wish in (
-            f"parquet_metadata_cache = {not self.has_many_files}",  # 100 kB each, for good
-            "async_threads = 0",  # its threads for the network's files
-            "enable_external_file_cache = false",  # what is read of those is kept on disk
-            "enable_progress_bar = false",  # an error in a notebook without ipywidgets, where there is none
+        for setting in (
+            f"parquet_metadata_cache = {not self.has_many_files}",  # it takes 100 kB for each file, permanently
+            "async_threads = 0",  # these are threads for remote files
+            "enable_external_file_cache = false",  # it would store remote files on disk
+            "enable_progress_bar = false",  # without ipywidgets, it raises an error in a notebook
         ):
-            with suppress(duckdb.CatalogException, duckdb.InvalidInputException):  # a DuckDB that calls it otherwise
-                connection.execute(f"set {wish}")
+            with suppress(
+                duckdb.CatalogException, duckdb.InvalidInputException
+            ):  # another version of DuckDB has no such setting
+                connection.execute(f"set {setting}")
         connection.execute(f"set temp_directory = {literal(str(Path(tempfile.gettempdir()) / 'rollouts-duckdb'))}")
         nodes = [node for source in self.sources for node in nodes_of(source.folder)]
         folders = [name for node in nodes for name in (str(node), sql.pattern(node))]
-        if away := [node for node in nodes if is_remote(node)]:
+        if remote_nodes := [node for node in nodes if is_remote(node)]:
             connection.register_filesystem(remote_reader().filesystem())
-            folders += [f"{SCHEME}://{folder}" for folder in away]
+            folders += [f"{SCHEME}://{folder}" for folder in remote_nodes]
         try:
             connection.execute(f"set allowed_directories = [{', '.join(map(literal, folders))}]")
-        except duckdb.CatalogException:  # DuckDB 1.1 can only be locked out of all files, ours too
+        # DuckDB 1.1 can only lock out all files, ours included.
+        except duckdb.CatalogException:
             pass
         else:
             connection.execute("set enable_external_access = false")

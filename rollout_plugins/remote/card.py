@@ -13,11 +13,11 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rollout_plugins.reading.find_runs import newest_in
+from rollout_plugins.reading.find_runs import find_newest_run
 from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.remote.folders import Folder, HubFolder
 from rollout_plugins.remote.pruning import are_pruned
-from rollout_plugins.store.joined_parts import NOTE, without_joined
+from rollout_plugins.store.joined_parts import NOTE, remove_contained_parts
 from rollout_plugins.store.parts import find_parts
 from rollout_plugins.store.schema import FIELDS
 from rollout_plugins.system.labels import count, format_counts
@@ -82,7 +82,7 @@ def publish(target: Folder, source: Path, chosen: Mapping[str, Any]) -> None:
     names, folder = root.sizes(), target.place.path.removeprefix(root.place.path).strip("/")
     here = {part.name for part in find_parts(source)}
     has_more = any(name.removeprefix(f"{folder}/") not in here for name in names if _is_in(folder, name))
-    run = StoredRun(newest_in(target.place.url) if has_more and not chosen else source)
+    run = StoredRun(find_newest_run(target.place.url) if has_more and not chosen else source)
     root.write("README.md", card(run, datasets(names, _kept(root, names)), folder, root.repo, chosen))
 
 
@@ -94,7 +94,7 @@ def _kept(root: HubFolder, names: Collection[str]) -> set[str]:
         inside = {name.removeprefix(start) for name in names if name.startswith(start)}
         with TemporaryDirectory(prefix="rollouts-") as made:
             root.fetch(note, Path(made) / NOTE)
-            kept -= {start + name for name in inside - without_joined(Path(made), inside)}
+            kept -= {start + name for name in inside - remove_contained_parts(Path(made), inside)}
     return kept
 
 

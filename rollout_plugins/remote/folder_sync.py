@@ -17,11 +17,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from rollout_plugins.reading.relocated_parts import moved
+from rollout_plugins.reading.relocated_parts import relocated_urls
 from rollout_plugins.remote.folders import File, Folder, files_of
 from rollout_plugins.remote.pruning import is_pruned
-from rollout_plugins.store.joined_parts import NOTE, joined, note_joined
-from rollout_plugins.store.run_facts import earlier_attempts, whole
+from rollout_plugins.store.joined_parts import NOTE, read_joined_parts, record_joined_parts
+from rollout_plugins.store.run_facts import as_count, earlier_attempts
 from rollout_plugins.store.write import run_file
 from rollout_plugins.system.node_folders import nodes_of
 
@@ -36,11 +36,17 @@ class Copying:
     """From a run's folder to another one."""
 
     def __init__(
-        self, source: Path, target: Folder, *, idle_seconds: float = 0.0, journals: bool = True, joined: bool = True
+        self,
+        source: Path,
+        target: Folder,
+        *,
+        idle_seconds: float = 0.0,
+        journals: bool = True,
+        send_joined: bool = True,
     ) -> None:
         """`idle_seconds`: how long a journal must have stayed as it is to be copied before it is a part, if at all.
 
-        `joined`: whether a joined part is sent where all that it holds is there: it is quicker to read, and not safer.
+        `send_joined`: whether to send a joined part if the target has all parts in it; that makes reading faster.
         """
         self.target = target
         self.failed: dict[str, str] = {}
@@ -49,7 +55,7 @@ class Copying:
         self._source = source
         self._idle = idle_seconds
         self._has_journals = journals
-        self._has_joined = joined
+        self._has_joined = send_joined
         self._there = target.sizes()
         self._stamps: dict[str, tuple[int, int]] = {}
         self._journals: dict[str, tuple[int, float]] = {}
@@ -71,7 +77,7 @@ class Copying:
         ours = [file.name for file in files_of(self._source) if _PART.fullmatch(file.name)]
         stem = f"{attempt:03d}-{rank:05d}"
         nodes = nodes_of(self._source)
-        gone = (*chain.from_iterable(map(moved, nodes)), *_held(nodes))
+        gone = (*chain.from_iterable(map(relocated_urls, nodes)), *_held(nodes))
         known = {Path(name).with_suffix("") for name in (*ours, *gone)}
         complete = {Path(name).with_suffix("") for name in (*filter(is_fixed, ours), *gone)}
         made = [name for name in self._there if (part := _PART.fullmatch(name)) and part[1] == stem]
@@ -122,7 +128,7 @@ class Copying:
         """The names of the parts that a joined one holds, as they were written; none of one that was not joined."""
         if not file.name.startswith("data/"):
             return []
-        notes = joined(_root(file))
+        notes = read_joined_parts(_root(file))
         return [name for name in notes.get(file.name, ()) if name not in notes]
 
     def _rests(self, file: File) -> bool:
@@ -165,7 +171,7 @@ class Copying:
     def _with_joined(self, file: File, folder: Path) -> File:
         if file.name in self._there and not (folder / NOTE).exists():
             self.target.fetch(file.name, folder / NOTE)
-        note_joined(folder, joined(_root(file)))
+        record_joined_parts(folder, read_joined_parts(_root(file)))
         return File(folder / NOTE, NOTE, (folder / NOTE).stat().st_size)
 
     def _with_lost_attempts(self, file: File, folder: Path) -> File:
@@ -196,7 +202,7 @@ class Copying:
 
 def _starts(attempts: Iterable[Mapping[str, Any]]) -> dict[int | None, Any]:
     """When they began."""
-    return {whole(attempt.get("attempt")): attempt.get("started") for attempt in attempts}
+    return {as_count(attempt.get("attempt")): attempt.get("started") for attempt in attempts}
 
 
 def _root(file: File) -> Path:
@@ -219,7 +225,7 @@ def with_attempts(file: Path, earlier: list[dict[str, Any]]) -> str:
 
 def _held(nodes: Iterable[Path]) -> Iterator[str]:
     """Parts that were joined into others."""
-    return chain.from_iterable(chain.from_iterable(joined(node).values()) for node in nodes)
+    return chain.from_iterable(chain.from_iterable(read_joined_parts(node).values()) for node in nodes)
 
 
 def run_folders(names: Iterable[str]) -> list[str]:

@@ -14,7 +14,7 @@ from typing import IO, Any
 from rollout_hookspecs import Run, hookimpl
 
 from rollout_plugins.engine.threads import own_thread
-from rollout_plugins.reading.relocated_parts import note_moved
+from rollout_plugins.reading.relocated_parts import record_relocation
 from rollout_plugins.remote.card import publish
 from rollout_plugins.remote.folder_sync import Copying, parts_to_spare
 from rollout_plugins.remote.folders import File, files_of, folder, total
@@ -266,7 +266,9 @@ class Following:
         if parent.is_public:
             self._say("%s is public: everybody can read the rollouts there", self._to.url)
         run = self._run
-        copying = Copying.beside(self._folder, parent, run.attempt, run.rank, idle_seconds=self._idle, joined=False)
+        copying = Copying.beside(
+            self._folder, parent, run.attempt, run.rank, idle_seconds=self._idle, send_joined=False
+        )
         name = copying.target.place.path.rpartition("/")[2]
         if name != self._folder.name:
             self._say("%s has another run that is called %s; this one is copied to %s", self._to.url, run.id, name)
@@ -305,7 +307,7 @@ class Following:
                 removed.append(file)
                 names += there
                 over -= file.size
-        note_moved(self._folder, copying.target.place.url, names)
+        record_relocation(self._folder, copying.target.place.url, names)
         for file in removed:
             with suppress(FileNotFoundError):
                 file.path.unlink()

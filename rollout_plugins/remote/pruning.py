@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rollout_plugins.errors import RunError
-from rollout_plugins.reading.damage import left_alone
+from rollout_plugins.reading.damage import skip_if_damaged
 from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.remote.folders import files_of
 from rollout_plugins.store.parts import find_parts
@@ -47,7 +47,7 @@ def prune(run: StoredRun, keep: str, *, progress: Callable[[str, int, int], obje
         for number, part in enumerate(parts):
             done.add(part.path)
             with (
-                left_alone(part.path, run.health.damaged),
+                skip_if_damaged(part.path, run.health.damaged),
                 suppress(FileNotFoundError),
             ):  # joined meanwhile: it comes next
                 one = prune_part(part.path, lambda table: _among(table, kept), f"not kept by {keep}", really=really)

@@ -27,8 +27,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rollout_plugins.errors import RunError, need
-from rollout_plugins.reading.find_runs import DEPTH, found_in
-from rollout_plugins.reading.multi_node import root
+from rollout_plugins.reading.find_runs import DEPTH, find_all_runs
+from rollout_plugins.reading.multi_node import cache_folder
 from rollout_plugins.remote import folders
 from rollout_plugins.remote.url_places import Place, place
 from rollout_plugins.store.joined_parts import NOTE
@@ -54,7 +54,7 @@ def find(url: str) -> list[Path]:
     """Folders here that stand for the runs at or below a URL."""
     top = place(url)
     if top.is_local:
-        return found_in(top.path)
+        return find_all_runs(top.path)
     with ThreadPoolExecutor(AT_ONCE) as pool:
         runs = list(_runs(pool, top))
         folders = [_folder(run) for run, _ in runs]
@@ -346,7 +346,7 @@ def _folder(run: Place) -> Path:
     parts = PurePosixPath(run.path).parts
     if ".." in parts:
         raise RunError(f"{run.url} has .. in it; give the URL that is meant")
-    folder = root().joinpath(run.protocol, *(part for part in parts if part != "/"))
+    folder = cache_folder().joinpath(run.protocol, *(part for part in parts if part != "/"))
     _write(folder / MARK, run.url.encode())
     return folder
 
@@ -408,12 +408,12 @@ def _write(file: Path, content: bytes, *, size: int | None = None, version: int 
 
 
 def _kept() -> AbstractContextManager[None]:
-    return folders.written_here(root(), "set ROLLOUTS_CACHE to another folder")
+    return folders.written_here(cache_folder(), "set ROLLOUTS_CACHE to another folder")
 
 
 def _forget_old(wanted: Iterable[Path]) -> None:
     """Remove what was not opened for longest, when there is much."""
-    marks = sorted(root().rglob(MARK), key=lambda mark: mark.stat().st_mtime, reverse=True)
+    marks = sorted(cache_folder().rglob(MARK), key=lambda mark: mark.stat().st_mtime, reverse=True)
     left = MOST_BYTES
     for mark in marks:
         left -= sum(file.stat().st_blocks * 512 for file in mark.parent.rglob("*"))

@@ -16,14 +16,14 @@ import pyarrow.compute as pc
 
 from rollout_plugins.errors import RunError
 from rollout_plugins.reading.query_session import readable
-from rollout_plugins.reading.relocated_parts import moved
+from rollout_plugins.reading.relocated_parts import relocated_urls
 from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.remote.card import publish
 from rollout_plugins.remote.folder_sync import Copying, is_facts, is_fixed, run_folders, with_attempts
 from rollout_plugins.remote.folders import File, Folder, files_of, folder, total, written_here
 from rollout_plugins.remote.sessions import write_sessions
 from rollout_plugins.remote.url_places import Place, place
-from rollout_plugins.store.joined_parts import NOTE, joined, note_joined, without_joined
+from rollout_plugins.store.joined_parts import NOTE, read_joined_parts, record_joined_parts, remove_contained_parts
 from rollout_plugins.store.run_facts import earlier_attempts, run_files
 from rollout_plugins.store.write import SEAL_BYTES, read_journal, write_parquet
 from rollout_plugins.system.files import replace_file
@@ -219,7 +219,7 @@ def pull(url: str, parent: Path, *, progress: Progress) -> tuple[Path, int]:
         here = {file.name: file.size for file in files_of(target)}
         if NOTE in sizes:
             _fetch_joined(there, target)
-        kept = without_joined(target, {*sizes, *here}) - {NOTE}
+        kept = remove_contained_parts(target, {*sizes, *here}) - {NOTE}
         wanted = {name: sizes[name] for name in kept & sizes.keys()}
         wanted = {name: size for name, size in wanted.items() if not _has(name, size, here, is_origin=is_origin)}
         _fetch(there, target, wanted, progress)
@@ -231,7 +231,9 @@ def pull(url: str, parent: Path, *, progress: Progress) -> tuple[Path, int]:
 def _folder_for(run: Place, parent: Path) -> Path:
     """The folder that parts of the run were removed from, whatever it is called; else one of the run's name."""
     made = (note.parent for note in sorted(parent.glob("*/.moved.json")))
-    return next((folder for folder in made if run.url in moved(folder).values()), parent / run.path.rpartition("/")[2])
+    return next(
+        (folder for folder in made if run.url in relocated_urls(folder).values()), parent / run.path.rpartition("/")[2]
+    )
 
 
 def _fetch_joined(there: Folder, target: Path) -> None:
@@ -240,7 +242,7 @@ def _fetch_joined(there: Folder, target: Path) -> None:
         there.fetch(NOTE, Path(made) / NOTE)
         with written_here(target):
             target.mkdir(parents=True, exist_ok=True)
-            note_joined(target, joined(Path(made)))
+            record_joined_parts(target, read_joined_parts(Path(made)))
 
 
 def _fetch_lost_attempts(there: Folder, file: Path) -> None:

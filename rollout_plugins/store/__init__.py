@@ -1,1 +1,1 @@
-"""One run on disk: write it, read it, annotate it. Imports neither torch nor any trainer."""
+"""Write, read and annotate one run on disk. Nothing here imports torch or a trainer."""

@@ -1,8 +1,8 @@
-"""Columns that are added to rollouts later, without rewriting them.
+"""Write columns that are added to rollouts later, without rewriting the rollouts.
 
-`annotations/<producer>/<time>-<shape>-<random>.parquet` holds what one `annotate` call gave: `id` and the producer's
-columns. Files are only ever added. Of two values for the same rollout and column the later one counts; a column a
-call does not name keeps its earlier value, one it names with None loses it.
+Each call of `annotate` writes `annotations/<producer>/<time>-<shape>-<random>.parquet` with `id` and the producer's
+columns. Files are only ever added. For each rollout and column, the latest value counts. A later call that omits a
+column keeps its value, and one that sets it to None removes it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PRODUCER = b"rollout_plugins.producer"
 
 
 def write_texts(folder: Path, producer: str, rows: Sequence[Mapping[str, str]]) -> Path:
-    """Write rows of texts that all have the same columns, `id` among them."""
+    """Write rows of texts, which all have the same columns, `id` among them."""
     columns = {name: pa.array([replace_surrogates(row[name]) for row in rows], TEXT) for name in rows[0]}
     return write_annotations(folder, producer, pa.table(columns))
 
@@ -36,7 +36,7 @@ def write_texts(folder: Path, producer: str, rows: Sequence[Mapping[str, str]]) 
 def write_annotations(
     folder: Path, producer: str, table: pa.Table, metadata: Mapping[bytes, bytes] | None = None
 ) -> Path:
-    """Write one file to a run's folder: `id` and the producer's columns."""
+    """Write one annotation file to a run's folder, with `id` and the producer's columns."""
     target = folder / "annotations" / folder_name(producer)
     target.mkdir(parents=True, exist_ok=True)
     file = _new_file(target, table.schema)
@@ -46,7 +46,7 @@ def write_annotations(
 
 
 def folder_name(producer: str) -> str:
-    """A folder for any name: the name itself when it is harmless, else what is harmless of it and a hash."""
+    """Return a safe folder name: `producer` itself, or if it has unsafe characters, the safe ones plus a hash."""
     if re.fullmatch(r"[a-z0-9_][a-z0-9_-]{0,60}", producer):
         return producer
     digest = hashlib.sha256(producer.encode("utf-8", "surrogatepass")).hexdigest()[:12]
@@ -54,12 +54,12 @@ def folder_name(producer: str) -> str:
 
 
 def sql_name(text: str) -> str:
-    """A name that SQL can write."""
+    """Return a name that SQL can express."""
     return replace_surrogates(text).replace("\0", "\u2400")
 
 
 def _new_file(folder: Path, schema: pa.Schema) -> Path:
-    """A name later than every other in the folder, that says which columns are inside."""
+    """Return the path of a new file that sorts after all others of the folder, with a hash of its columns."""
     newest = max(
         (int(stamp) for path in folder.glob("*.parquet") if (stamp := path.name.partition("-")[0]).isdigit()),
         default=0,

@@ -1,4 +1,4 @@
-"""Tables of files that any version wrote, with the columns of this one."""
+"""Give tables that any version wrote the columns of the current version."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def with_columns(table: pa.Table, names: Sequence[str]) -> pa.Table:
-    """Exactly these columns; nulls for those that the file of another version does not have."""
+    """Return exactly these columns; columns that the file's version lacks are null."""
     return pa.Table.from_arrays([_column(table, name) for name in names], names=list(names))
 
 
@@ -25,12 +25,12 @@ def _column(table: pa.Table, name: str) -> Any:
     kind = TYPES.get(name, pa.float64())
     if name not in table.column_names:
         return pa.nulls(table.num_rows, kind)
-    found = table[name]
-    return found if pa.types.is_nested(kind) or found.type == kind else found.cast(kind)
+    column = table[name]
+    return column if pa.types.is_nested(kind) or column.type == kind else column.cast(kind)
 
 
 def _reward(rewards: Any, name: str) -> Any:
-    """What one function gave each rollout."""
+    """Return the values of one reward function."""
     pairs, rows = rewards.flatten(), pc.list_parent_indices(rewards)
     named = pc.equal(pc.struct_field(pairs, "name"), name)
     places = pc.index_in(integers(range(len(rewards))), value_set=rows.filter(named).cast(pa.int64()))
@@ -38,6 +38,6 @@ def _reward(rewards: Any, name: str) -> Any:
 
 
 def integers(numbers: Iterable[int]) -> pa.Array:
-    """Whole numbers as Arrow has them; `pa.array` would import pandas, which takes longer than most questions."""
+    """Return an Arrow array of integers. Unlike `pa.array`, this does not import pandas, which is slow."""
     values = array("q", numbers)
     return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])

@@ -1,4 +1,4 @@
-"""Tool calls with their outcome, and the columns that hold them, in both directions; `schema` says which columns."""
+"""Convert tool calls and their results to the columns in `schema`, and back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Rest = dict[int, dict[str, Any]]
 
 
 class CallArrays(NamedTuple):
-    """The calls of all rollouts, how many each has, and how many of those failed."""
+    """The column of the calls of all rollouts, and the numbers of calls and of failed calls of each."""
 
     calls: pa.ListArray
     counts: pa.Array
@@ -35,7 +35,7 @@ def tool_calls(
     arguments: Sequence[str],
     lost: list[Placeholder],
 ) -> CallArrays:
-    """`arguments` are those in the messages, as JSON; of rollouts that were not changed since, they are the calls'."""
+    """Convert the calls of all rollouts. `arguments`: the calls' arguments as JSON, as the messages have them."""
     columns, starts = outcomes.columns, outcomes.starts
     if not starts[-1]:
         none = pa.array([0] * len(outcomes), pa.int64())
@@ -63,18 +63,18 @@ def _scalar(name: str, kind: Any, outcomes: CallColumns, rows: Sequence[Row]) ->
 
 
 def _texts(name: str, values: Sequence[Any], rest: Rest) -> pa.Array:
-    """A column of text; what it cannot take as it is stands in `rest`, too."""
+    """Return a column of text; values that it cannot hold exactly are also added to `rest`."""
     column = scalars(values, TEXT, None)
     if column is not None:
         return column
-    odd = {at: value for at, value in enumerate(values) if value is not None and not is_exact(value)}
-    for at, value in odd.items():
+    inexact = {at: value for at, value in enumerate(values) if value is not None and not is_exact(value)}
+    for at, value in inexact.items():
         rest.setdefault(at, {})[name] = value
-    return pa.array([readable(value) if at in odd else value for at, value in enumerate(values)], TEXT)
+    return pa.array([readable(value) if at in inexact else value for at, value in enumerate(values)], TEXT)
 
 
 def _results(outcomes: CallColumns, completion: MessageColumns, rest: Rest) -> pa.Array:
-    """Results that are not the text of the message that answers."""
+    """Return the results that differ from the text of the message with the result."""
     values = list(outcomes.columns["result"])
     for place, (start, end) in enumerate(pairwise(outcomes.starts)):
         for at in range(start, end):
@@ -104,7 +104,7 @@ def read_call(row: Mapping[str, Any], completion: Sequence[Any]) -> ToolCall:
 
 
 def _answer(completion: Sequence[Any], reply: Any) -> str | None:
-    """The text of the message that answered a call; None when that is anything but plain text."""
+    """Return the text of the message with a call's result, or None if it is not plain text."""
     if type(reply) is not int or not 0 <= reply < len(completion):
         return None
     message = completion[reply]

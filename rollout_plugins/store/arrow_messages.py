@@ -1,4 +1,4 @@
-"""Messages and the columns that hold them, in both directions; `schema` says which columns."""
+"""Convert messages to the columns in `schema`, and back."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from rollout_plugins.store.schema import CALL, MESSAGE, TYPED
 
 
 class Messages(NamedTuple):
-    """The column of all prompts, or of all completions, and what else it was made of."""
+    """The column of all prompts or of all completions, with values derived from it."""
 
     column: pa.ListArray
     turns: pa.Array
-    """How many of each rollout's messages the assistant wrote."""
+    """How many messages of each rollout the assistant wrote."""
     arguments: list[str]
-    """Arguments of all calls in plain messages, as JSON."""
+    """The arguments of all calls in plain messages, as JSON."""
 
 
 def messages(talk: MessageColumns, lost: list[Placeholder]) -> Messages:
-    """The messages as columns. Most are texts under the names of columns; the others are looked at one by one."""
+    """Convert messages to columns. Plain messages are converted by column, all others one at a time."""
     arguments = encode_all(talk.arguments, lost)
     try:
         return _columns(talk, arguments, dict(talk.irregular), lost)
-    except UnicodeEncodeError:  # a lone surrogate
-        odd = {at: talk.message(at) for at in range(len(talk.shapes)) if not _is_clean(talk, at)}
-        return _columns(talk, arguments, talk.irregular | odd, lost)
+    except UnicodeEncodeError:  # a text has a lone surrogate
+        irregular = {at: talk.message(at) for at in range(len(talk.shapes)) if not _is_clean(talk, at)}
+        return _columns(talk, arguments, talk.irregular | irregular, lost)
 
 
 def _is_clean(talk: MessageColumns, at: int) -> bool:
@@ -43,50 +43,52 @@ def _is_clean(talk: MessageColumns, at: int) -> bool:
     return all(value is None or is_valid_unicode(value) for value in (*values, *calls))
 
 
-def _columns(talk: MessageColumns, arguments: list[str], odd: Mapping[int, Any], lost: list[Placeholder]) -> Messages:
+def _columns(
+    talk: MessageColumns, arguments: list[str], irregular: Mapping[int, Any], lost: list[Placeholder]
+) -> Messages:
     columns: dict[str, Any] = {column: list(talk.column(key)) for key, column in TYPED.items()}
-    columns["rest"] = _left_over(talk)
+    columns["rest"] = _encode_rest(talk)
     calls = {
-        at: list(zip(talk.call_ids[here], talk.call_names[here], arguments[here], strict=True))
-        for at, here in talk.calls_by_message()
-    } if odd else {}  # fmt: skip
-    for at, message in odd.items():
+        at: list(zip(talk.call_ids[call_range], talk.call_names[call_range], arguments[call_range], strict=True))
+        for at, call_range in talk.calls_by_message()
+    } if irregular else {}  # fmt: skip
+    for at, message in irregular.items():
         *texts, calls[at], columns["rest"][at] = _message(message, lost)
         for column, text in zip(TYPED.values(), texts, strict=True):
             columns[column][at] = text
     turns = [columns["role"][start:end].count("assistant") for start, end in pairwise(talk.starts)]
-    columns["tool_calls"] = _merged_calls(calls, len(talk.shapes)) if odd else _calls(talk, arguments)
+    columns["tool_calls"] = _merge_calls(calls, len(talk.shapes)) if irregular else _calls(talk, arguments)
     return Messages(list_of(MESSAGE, talk.starts, columns), pa.array(turns, pa.int64()), arguments)
 
 
 def _calls(talk: MessageColumns, arguments: list[str]) -> pa.ListArray:
     counts = [0] * len(talk.shapes)
-    for at, here in talk.calls_by_message():
-        counts[at] = here.stop - here.start
+    for at, call_range in talk.calls_by_message():
+        counts[at] = call_range.stop - call_range.start
     columns = {"id": talk.call_ids, "name": talk.call_names, "arguments": arguments}
     return list_of(CALL, starts_of(counts), columns)
 
 
-def _merged_calls(calls: Mapping[int, _Calls], count: int) -> pa.ListArray:
-    """The calls of all messages, odd ones among them."""
+def _merge_calls(calls: Mapping[int, _Calls], count: int) -> pa.ListArray:
+    """Return the calls of all messages, plain or not."""
     in_order = [calls.get(at, ()) for at in range(count)]
     flat = [call for some in in_order for call in some]
     columns = {key: [call[at] for call in flat] for at, key in enumerate(("id", "name", "arguments"))}
     return list_of(CALL, starts_of(map(len, in_order)), columns)
 
 
-def _left_over(talk: MessageColumns) -> list[str | None]:
-    """What of each plain message has no column of its own: other keys, and those that hold None."""
+def _encode_rest(talk: MessageColumns) -> list[str | None]:
+    """Return as JSON what has no column of its own in each plain message: other keys, and keys whose value is None."""
     if _is_all_typed(talk):
         return [None] * len(talk.shapes)
     asking = set(talk.calling)
     rest: list[str | None] = []
     for at, shape in enumerate(talk.shapes):
         values = {key: talk.columns[key][at] for key in shape if key != "tool_calls"}
-        left = {key: value for key, value in values.items() if value is None or key not in TYPED}
+        remaining = {key: value for key, value in values.items() if value is None or key not in TYPED}
         if "tool_calls" in shape and at not in asking:
-            left["tool_calls"] = None
-        rest.append(encode(left) if left else None)
+            remaining["tool_calls"] = None
+        rest.append(encode(remaining) if remaining else None)
     return rest
 
 
@@ -104,37 +106,37 @@ _Columns = tuple[Any, Any, Any, Any, _Calls, Any]
 
 
 def _message(message: Any, lost: list[Placeholder]) -> _Columns:
-    """The columns of one message that is not plain: role, content, name, reasoning, tool calls and the rest."""
+    """Return the columns of one message that is not plain: role, content, name, reasoning, tool calls and rest."""
     if type(message) is not dict:
         message = _as_dict(message)
     if type(message) is not dict:
         return None, readable(message) or "", None, None, [], encode(message, lost)
     try:
         return _typed_message(message, lost)
-    except INSPECTION_ERRORS:  # keys that object to being compared: exact in `rest`, if nowhere else
+    except INSPECTION_ERRORS:  # the keys cannot be compared, so only `rest` has the exact value
         return None, "", None, None, [], encode(message, lost)
 
 
 def _typed_message(message: dict[Any, Any], lost: list[Placeholder]) -> _Columns:
     values = [message.get(key) for key in TYPED]
     calls = _usual_calls(message["tool_calls"], lost) if "tool_calls" in message else []
-    whole = {key for key, value in zip(TYPED, values, strict=True) if is_exact(value)}
-    whole |= {"tool_calls"} if calls else set()
-    left = {key: value for key, value in message.items() if key not in whole}
-    rest = encode(left, lost) if left else None
+    exact_keys = {key for key, value in zip(TYPED, values, strict=True) if is_exact(value)}
+    exact_keys |= {"tool_calls"} if calls else set()
+    remaining = {key: value for key, value in message.items() if key not in exact_keys}
+    rest = encode(remaining, lost) if remaining else None
     return *map(readable, values), _readable_calls(message) if calls is None else calls, rest  # type: ignore[return-value]
 
 
 def _as_dict(message: Any) -> Any:
-    """A plain dict for any mapping, the message itself for everything else."""
+    """Return a plain dict for a mapping, and any other message unchanged."""
     try:
         return dict(message) if isinstance(message, Mapping) else message
-    except INSPECTION_ERRORS:  # a mapping that does not map: stored as a placeholder
+    except INSPECTION_ERRORS:  # a broken mapping, which is stored as a placeholder
         return message
 
 
 def _usual_calls(value: Any, lost: list[Placeholder]) -> _Calls | None:
-    """Calls of the usual shape, which the columns hold exactly; None when one of them has another."""
+    """Return calls of the usual form, which the columns hold exactly, or None if one has another form."""
     if type(value) is not list or not value or not all(map(_is_usual, value)):
         return None
     functions = [(call.get("id"), call["function"]) for call in value]
@@ -157,7 +159,7 @@ def _is_usual(call: Any) -> bool:
 
 
 def _readable_calls(message: dict[Any, Any]) -> _Calls:
-    """Unusual calls stand in `rest` exactly; these columns only let people find them."""
+    """Return readable columns of unusual calls, for queries; `rest` has their exact values."""
     try:
         return [(readable(call.id), readable(call.name), encode(call.arguments)) for call in calls_of(message)]
     except INSPECTION_ERRORS:

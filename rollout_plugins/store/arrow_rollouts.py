@@ -1,4 +1,4 @@
-"""Rollouts and the columns that hold them, in both directions; `schema` says which columns."""
+"""Convert rollouts to the columns in `schema`, and back."""
 
 from __future__ import annotations
 
@@ -21,29 +21,35 @@ from rollout_plugins.store.schema import DEFAULTS, IMAGE, JSON, REWARD, SCALARS,
 
 
 def to_batch(rollouts: Sequence[Rollout], lost: list[Placeholder]) -> pa.RecordBatch:
-    """Rows for the rollouts. Never fails on content.
+    """Convert rollouts to rows. Never fails because of a rollout's content.
 
-    What can't be kept is a `Placeholder` where it was, or, in a column that takes only numbers or text, a mark
-    `lost:<path>` beside it. Both are appended to `lost`.
+    A value that cannot be stored becomes a `Placeholder`, or, in a column of numbers or text, a mark `lost:<path>`.
+    Both are appended to `lost`.
     """
     drafts = RolloutColumns.from_rollouts(rollouts)
     rows = [Row(drafts, place, lost) for place in range(len(drafts))]
-    made = {name: _scalars(name, kind, drafts, rows) for name, kind in SCALARS.items()}
-    made["rewards"] = _rewards(drafts, rows)
-    made["prompt"] = messages(_talk("prompt", drafts, rows), lost).column
+    columns = {name: _scalars(name, kind, drafts, rows) for name, kind in SCALARS.items()}
+    columns["rewards"] = _rewards(drafts, rows)
+    columns["prompt"] = messages(_talk("prompt", drafts, rows), lost).column
     completion = _talk("completion", drafts, rows)
-    said = messages(completion, lost)
-    made["completion"], made["turns"] = said.column, said.turns
-    calls = tool_calls(_outcomes(drafts, rows), rows, completion, said.arguments, lost)
-    made["tool_calls"], made["calls"], made["failed_calls"] = calls
-    made["images"] = _images(drafts, rows)
-    made["tokens"] = tokens(drafts["tokens"], rows)
+    completion_columns = messages(completion, lost)
+    columns["completion"], columns["turns"] = completion_columns.column, completion_columns.turns
+    calls = tool_calls(_outcomes(drafts, rows), rows, completion, completion_columns.arguments, lost)
+    columns["tool_calls"], columns["calls"], columns["failed_calls"] = calls
+    columns["images"] = _images(drafts, rows)
+    columns["tokens"] = tokens(drafts["tokens"], rows)
     for name in ("columns", "extra"):
-        made[name] = json_of(_mappings(name, drafts, rows), lost)
+        columns[name] = json_of(_mappings(name, drafts, rows), lost)
     marks = zip(_mappings("marks", drafts, rows), rows, strict=True)
-    made["marks"] = json_of([{**said, **row.marks} if row.marks else said for said, row in marks], lost)
-    made["rest"] = json_of([row.rest for row in rows], lost)
-    return pa.RecordBatch.from_arrays([made[name] for name in SCHEMA.names], schema=SCHEMA)
+    columns["marks"] = json_of(
+        [
+            {**completion_columns, **row.marks} if row.marks else completion_columns
+            for completion_columns, row in marks
+        ],
+        lost,
+    )
+    columns["rest"] = json_of([row.rest for row in rows], lost)
+    return pa.RecordBatch.from_arrays([columns[name] for name in SCHEMA.names], schema=SCHEMA)
 
 
 def _columns(kind: Any) -> dict[str, list[Any]]:
@@ -73,18 +79,20 @@ def _mappings(name: str, drafts: RolloutColumns, rows: Sequence[Row]) -> Sequenc
 
 
 def _rewards(drafts: RolloutColumns, rows: Sequence[Row]) -> pa.ListArray:
-    given = [_fitting(rewards, row) for rewards, row in zip(_mappings("rewards", drafts, rows), rows, strict=True)]
-    names = list(chain.from_iterable(given))
+    fitting = [
+        _numeric_rewards(rewards, row) for rewards, row in zip(_mappings("rewards", drafts, rows), rows, strict=True)
+    ]
+    names = list(chain.from_iterable(fitting))
     if not all(map(is_exact, names)):
-        for rewards, row in zip(given, rows, strict=True):
+        for rewards, row in zip(fitting, rows, strict=True):
             if not all(map(is_exact, rewards)):
                 row.rest["rewards"] = rewards
         names = list(map(readable, names))
-    columns = {"name": names, "value": list(chain.from_iterable(map(dict.values, given)))}
-    return list_of(REWARD, starts_of(map(len, given)), columns)
+    columns = {"name": names, "value": list(chain.from_iterable(map(dict.values, fitting)))}
+    return list_of(REWARD, starts_of(map(len, fitting)), columns)
 
 
-def _fitting(rewards: dict[Any, Any], row: Row) -> dict[Any, float | None]:
+def _numeric_rewards(rewards: dict[Any, Any], row: Row) -> dict[Any, float | None]:
     if set(map(type, rewards.values())) <= {float, type(None)}:
         return rewards
     return {name: row.fit(value, pa.float64(), f"rewards.{readable(name)}") for name, value in rewards.items()}
@@ -107,7 +115,7 @@ def _images(drafts: RolloutColumns, rows: Sequence[Row]) -> pa.ListArray:
 
 
 def from_rows(rows: Iterable[Mapping[str, Any]]) -> Iterator[Rollout]:
-    """Rollouts from rows as `to_pylist` gives them."""
+    """Yield rollouts from rows in the form of `to_pylist`."""
     return map(_rollout, rows)
 
 

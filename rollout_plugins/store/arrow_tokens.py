@@ -1,4 +1,4 @@
-"""The column of token ids, masks and log-probabilities."""
+"""Convert token ids, masks and log-probabilities to a column."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LISTS = frozenset({list, tuple, type(None)})
 
 
 def tokens(values: Sequence[Any], rows: Sequence[Row]) -> pa.StructArray:
-    """Return the column. All null, and free, unless the run keeps tokens."""
+    """Return the column of tokens. It is all null, and needs no space, unless the run records tokens."""
     column = TokenColumn.of(values)
     for place, value in column.others.items():
         if value is not None:
@@ -33,7 +33,7 @@ def tokens(values: Sequence[Any], rows: Sequence[Row]) -> pa.StructArray:
 
 
 def _lists(field: pa.Field, values: Sequence[Any], rows: Sequence[Row]) -> pa.ListArray:
-    """Return the lists of one field. What its column does not take is lost, and marked."""
+    """Return the lists of one field. Values of another type are lost and marked."""
     if isinstance(values, Numbers):
         if all(other is None for other in values.others.values()):
             nulls = [place in values.others for place in range(len(values))]
@@ -41,13 +41,13 @@ def _lists(field: pa.Field, values: Sequence[Any], rows: Sequence[Row]) -> pa.Li
         values = [values.packed(place) for place in range(len(values))]
     if set(map(type, values)) <= _LISTS:
         try:
-            return _exactly(pa.array(values), field.type)
+            return _cast_exactly(pa.array(values), field.type)
         except INSPECTION_ERRORS:
             pass
     arrays = [_numbers(value, field, row) for value, row in zip(values, rows, strict=True)]
-    starts = list(accumulate((0 if one is None else len(one) for one in arrays), initial=0))
-    flat = pa.concat_arrays([pa.array([], field.type.value_type), *(one for one in arrays if one is not None)])
-    return _list_array(field, starts, flat, [one is None for one in arrays])
+    starts = list(accumulate((0 if array is None else len(array) for array in arrays), initial=0))
+    flat = pa.concat_arrays([pa.array([], field.type.value_type), *(array for array in arrays if array is not None)])
+    return _list_array(field, starts, flat, [array is None for array in arrays])
 
 
 def _list_array(field: pa.Field, starts: Sequence[int], flat: pa.Array, nulls: Sequence[bool]) -> pa.ListArray:
@@ -60,14 +60,14 @@ def _numbers(value: Any, field: pa.Field, row: Row) -> pa.Array | None:
     kind = field.type.value_type
     try:
         packed = _array(value)
-        return _exactly(pa.array([value]), field.type).values if packed is None else packed.cast(kind)
+        return _cast_exactly(pa.array([value]), field.type).values if packed is None else packed.cast(kind)
     except INSPECTION_ERRORS:
         row.lose(value, f"tokens.{field.name}", "not a list of such numbers")
         return None
 
 
-def _exactly(lists: pa.ListArray, kind: pa.ListType) -> pa.ListArray:
-    """Cast lists whose type Arrow inferred; if it were told that they are integers, it would truncate floats."""
+def _cast_exactly(lists: pa.ListArray, kind: pa.ListType) -> pa.ListArray:
+    """Cast lists whose type Arrow inferred. With an explicit integer type, Arrow would truncate floats."""
     inferred = lists.type if pa.types.is_null(lists.type) else lists.type.value_type
     if not (pa.types.is_integer(inferred) or pa.types.is_floating(inferred) or inferred in (pa.null(), pa.bool_())):
         raise TypeError
@@ -75,7 +75,7 @@ def _exactly(lists: pa.ListArray, kind: pa.ListType) -> pa.ListArray:
 
 
 def _array(value: Any) -> pa.Array | None:
-    """Return packed numbers as they are in memory, without a look at each; None for anything else."""
+    """Return packed numbers as an array without inspecting each, or None for other values."""
     if isinstance(value, bytes):
         return pa.Array.from_buffers(pa.uint8(), len(value), [None, pa.py_buffer(value)])
     if isinstance(value, (array, memoryview)):
@@ -83,6 +83,6 @@ def _array(value: Any) -> pa.Array | None:
         return None if kind is None else pa.Array.from_buffers(kind, len(value), [None, pa.py_buffer(value)])
     if is_tensor(value):
         value = value.detach().cpu()
-        value = value.double() if value.is_floating_point() else value  # numpy has no bfloat16
+        value = value.double() if value.is_floating_point() else value  # NumPy has no bfloat16
         return pa.array(value.numpy())
     return pa.array(value) if is_array(value) and value.dtype.kind in "biuf" else None

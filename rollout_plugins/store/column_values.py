@@ -1,4 +1,4 @@
-"""Values on their way into a column: what it takes as it is, what stands in for the rest, and what is noted of it."""
+"""Check values before they enter a column, replace those that it cannot hold, and record what was lost."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from rollout_plugins.content.numbers import BOOLEAN, INTEGER, REAL, SMALL_INTEGE
 from rollout_plugins.content.rollout_columns import RolloutColumns
 from rollout_plugins.store.schema import SCALARS, TEXT
 
-#: Characters on average from which on texts are long, and about how many bytes of such are copied at once.
+#: The average length from which texts count as long, and how many bytes of long texts are copied at once.
 _LONG, _AT_ONCE = 200, 2**16
 
 
 class Row:
-    """A rollout on its way into columns, and what was noticed about it."""
+    """A rollout that is being converted to columns, with the marks added on the way."""
 
     __slots__ = ("_drafts", "_place", "lost", "marks", "rest")
 
@@ -41,18 +41,18 @@ class Row:
         self.rest: dict[str, Any] = {}
 
     def value(self, name: str) -> Any:
-        """What a field holds."""
+        """Return the value of a field."""
         return self._drafts[name][self._place]
 
     def lose(self, value: Any, where: str, why: str) -> Placeholder:
-        """Note a value that its column cannot take."""
+        """Record a value that its column cannot hold, and return a placeholder for it."""
         placeholder = placeholder_for(value, where, why)
         self.lost.append(placeholder)
         self.marks[f"lost:{placeholder.where}"] = str(placeholder)
         return placeholder
 
     def mapping(self, name: str) -> dict[Any, Any]:
-        """A field that must hold a mapping."""
+        """Return a field that must be a mapping, as a dict."""
         value = self.value(name)
         if type(value) is dict:
             return value
@@ -65,26 +65,26 @@ class Row:
         return {}
 
     def sequence(self, name: str, kind: type) -> list[Any]:
-        """A field that must hold records of one kind."""
+        """Return a field that must be a sequence of records of type `kind`, as a list."""
         value = self.value(name)
         if not is_a(value, (list, tuple)):
             self.lose(value, name, "not a list")
             return []
-        kept = []
+        items = []
         for index, item in enumerate(value):
             if is_a(item, kind):
-                kept.append(item)
+                items.append(item)
             else:
                 self.lose(item, f"{name}[{index}]", f"not of class {kind.__name__}")
-        return kept
+        return items
 
     def messages(self, name: str) -> Sequence[Any]:
-        """Prompt or completion; one that is not a list is taken for its only message."""
+        """Return a prompt or completion; a value that is not a list is treated as its only message."""
         value = self.value(name)
         try:
             if is_a(value, (list, tuple)):
                 return tuple(value)
-        except INSPECTION_ERRORS:  # a list that does not list
+        except INSPECTION_ERRORS:  # a broken list
             value = None
         if value is None:
             self.lose(value, name, "not a list")
@@ -92,7 +92,10 @@ class Row:
         return (value,)
 
     def fit(self, value: Any, kind: Any, where: str, default: Any = None) -> Any:
-        """The value as its column takes it. Text that no file takes stands in `rest`; another kind is lost."""
+        """Return the value if its column can hold it.
+
+        Text that Parquet cannot hold goes to `rest`. A value of another type is lost and replaced by `default`.
+        """
         if value is None and default is None:
             return None
         try:
@@ -101,12 +104,12 @@ class Row:
             if kind == TEXT and where in SCALARS and type(value) is str:
                 self.rest[where] = value
                 return readable(value)
-            found = self.lose(value, where, _COLUMNS[kind].otherwise)
-            return found.preview or None if kind == TEXT and default is None else default
+            placeholder = self.lose(value, where, _COLUMNS[kind].otherwise)
+            return placeholder.preview or None if kind == TEXT and default is None else default
 
 
 def is_a(value: Any, kind: Any) -> bool:
-    """`isinstance` for objects that object to it."""
+    """Return `isinstance(value, kind)`, or False if the object raises an error."""
     try:
         return isinstance(value, kind)
     except INSPECTION_ERRORS:
@@ -114,18 +117,18 @@ def is_a(value: Any, kind: Any) -> bool:
 
 
 def json_of(values: Sequence[dict[Any, Any]], lost: list[Placeholder]) -> pa.Array:
-    """A column of JSON; null where there is nothing to say."""
+    """Return a column of JSON, with null for empty dicts."""
     texts = iter(encode_all([value for value in values if value], lost))
     return array_of([next(texts) if value else None for value in values], TEXT)
 
 
 def list_of(kind: Any, starts: Sequence[int], columns: Mapping[str, Any]) -> pa.ListArray:
-    """A list column from flat child columns, and where each row's list begins, with the end of the last."""
+    """Return a list column from flat child columns; `starts` has the offset of each list and the end of the last."""
     offsets = pa.array(starts, pa.int32())
-    if not starts[-1]:  # as of most batches that call no tools, and show no images
+    if not starts[-1]:  # most batches have no tool calls or no images
         return pa.ListArray.from_arrays(offsets, _none_of(kind))
-    found = [(columns[field.name], field.type) for field in kind]
-    arrays = [one if isinstance(one, pa.Array) else array_of(one, kind) for one, kind in found]
+    children = [(columns[field.name], field.type) for field in kind]
+    arrays = [child if isinstance(child, pa.Array) else array_of(child, kind) for child, kind in children]
     return pa.ListArray.from_arrays(offsets, pa.StructArray.from_arrays(arrays, fields=list(kind)))
 
 
@@ -135,7 +138,7 @@ def _none_of(kind: Any) -> pa.StructArray:
 
 
 def array_of(values: Sequence[Any], kind: Any) -> pa.Array:
-    """An array of values, quickly where there are none: most columns of small batches are empty."""
+    """Return an array of values. A column without values, as in most small batches, takes a shortcut."""
     if not any(map(is_not, values, repeat(None))):
         return pa.nulls(len(values), kind)
     if kind == TEXT and sum(map(len, filter(None, values))) > _LONG * len(values):
@@ -144,9 +147,9 @@ def array_of(values: Sequence[Any], kind: Any) -> pa.Array:
 
 
 def _long_texts(values: Sequence[Any]) -> pa.Array:
-    """An array of long texts, in just the memory that it takes: Arrow's builder doubles its own when it grows."""
-    known = pa.array([text is not None for text in values]).buffers()[1] if None in values else None
-    texts = values if known is None else [text or "" for text in values]
+    """Return an array of long texts in exactly the memory it needs, because Arrow's builder doubles its buffer."""
+    validity = pa.array([text is not None for text in values]).buffers()[1] if None in values else None
+    texts = values if validity is None else [text or "" for text in values]
     is_plain = all(map(str.isascii, texts))
     held: Sequence[Any] = texts if is_plain else list(map(str.encode, texts))
     ends = array("q", accumulate(map(len, held), initial=0))
@@ -155,11 +158,11 @@ def _long_texts(values: Sequence[Any]) -> pa.Array:
         for at in range(0, len(held), step):
             some = held[at : at + step]
             view[ends[at] : ends[at + len(some)]] = "".join(some).encode() if is_plain else b"".join(some)
-    return pa.Array.from_buffers(TEXT, len(held), [known, pa.py_buffer(ends), data])
+    return pa.Array.from_buffers(TEXT, len(held), [validity, pa.py_buffer(ends), data])
 
 
 def starts_of(counts: Iterable[int]) -> list[int]:
-    """Where each list begins, of so many items one after the other; and the end of the last."""
+    """Return the offset of each of several contiguous lists of these lengths, and the end of the last."""
     return list(accumulate(counts, initial=0))
 
 
@@ -182,7 +185,7 @@ _COLUMNS: dict[Any, Kind] = {
 def scalars(
     values: Sequence[Any], kind: Any, default: Any, fit: Callable[[int, Any], Any] | None = None
 ) -> pa.Array | None:
-    """A column of values that are what it takes; each goes through `fit` where one is not. Without that, None."""
+    """Return a column of values. If some do not fit, each goes through `fit`, or without `fit` the result is None."""
     exact = _COLUMNS[kind].exact
     if set(map(type, values)) <= {exact, exact if default is not None else type(None)}:
         try:
@@ -193,13 +196,13 @@ def scalars(
 
 
 def readable(value: Any) -> str | None:
-    """Readable text for a column; the exact value is kept elsewhere when this is not it."""
+    """Return readable text for a column; if it is not exact, the exact value is stored elsewhere."""
     if value is None:
         return None
     try:
         text = value if type(value) is str else text_of(value) if _is_bounded(value) else _VAST
         return text if is_valid_unicode(text) else replace_surrogates(text)
-    except INSPECTION_ERRORS:  # an object that objects to being looked at
+    except INSPECTION_ERRORS:  # an object that cannot be inspected
         return None
 
 
@@ -207,7 +210,7 @@ _VAST = "[too much to show]"
 
 
 def _is_bounded(value: Any) -> bool:
-    """Whether a value ends soon: lists that hold each other many times over take forever to read out."""
+    """Return False for nested lists that refer to each other so often that they take forever to print."""
     left, unread = 100_000, [value]
     while unread and left > 0:
         item = unread.pop()
@@ -218,5 +221,5 @@ def _is_bounded(value: Any) -> bool:
 
 
 def is_exact(value: Any) -> bool:
-    """Whether a column of text takes the value as it is."""
+    """Return True if a column of text holds the value exactly."""
     return type(value) is str and (value.isascii() or is_valid_unicode(value))

@@ -1,7 +1,7 @@
-"""Findings in the files of a run: annotations of the rollouts that show them, in `annotations/findings/`.
+"""Store findings as annotations of the rollouts that show them, in `annotations/findings/`.
 
-A file has a column for each check, with the finding's text in the rows of its rollouts. The findings themselves, also
-those that no single rollout shows, are in the metadata of the file's schema, so that reading them opens no row.
+A file has a column for each check, with the finding's text in the rows of its example rollouts. The findings
+themselves, even those without examples, are in the metadata of the file's schema, so that no row has to be read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rollout_plugins.store.schema import TEXT
 
 PRODUCER = "findings"
 METADATA = b"rollout_plugins.findings"
-#: Findings have only a few good examples; a check that names thousands of rollouts still gets a small file.
+#: The most examples of one finding, so that a check that names thousands of rollouts still gets a small file.
 MAX_EXAMPLES = 100
 #: Columns of every file of annotations, and those that DuckDB adds.
 _TAKEN = frozenset({"id", "filename", "file_row_number"})
@@ -50,7 +50,7 @@ def column_name(check: str) -> str:
 
 
 def _cleaned(text: str | None) -> str | None:
-    """Return the text as UTF-8 can encode it."""
+    """Return the text without characters that UTF-8 cannot encode."""
     return None if text is None else replace_surrogates(text)
 
 
@@ -65,13 +65,13 @@ def to_json(finding: Finding) -> dict[str, Any]:
 
 
 def findings_of(metadata: Mapping[bytes, bytes] | None) -> list[Finding]:
-    """Return the findings in the metadata of an annotation file, without fields of later versions."""
+    """Return the findings in the metadata of an annotation file, without fields that only later versions know."""
     rows = orjson.loads((metadata or {}).get(METADATA, b"[]"))
     return [Finding(**{name: row[name] for name in _FIELDS if name in row}) for row in rows]
 
 
 def read_findings(folder: Path) -> list[Finding]:
-    """Return the findings stored in a run's folder on this machine, oldest first; unreadable files are skipped."""
+    """Return the findings in a local run's folder, oldest first. Unreadable files are skipped."""
     findings: list[Finding] = []
     for path in sorted((folder / "annotations" / PRODUCER).glob("*.parquet")):
         with suppress(Exception):

@@ -1,7 +1,7 @@
-"""Join small parts of a run into a larger one, whoever reads them meanwhile and whenever the process is killed.
+"""Join small parts of a run into a larger one, safely against concurrent readers and a kill at any moment.
 
-The joined part says in its footer where the rows of each part begin in it, so that a reader that began with the small
-parts can finish with the joined one.
+The footer of the joined part has the position of each part's rows, so that a reader that began with the small parts
+can finish with the joined one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow.parquet as pq
 
 from rollout_plugins.store.any_version import with_columns
-from rollout_plugins.store.joined_parts import joined, note_joined
+from rollout_plugins.store.joined_parts import read_joined_parts, record_joined_parts
 from rollout_plugins.store.parts import file_name
 from rollout_plugins.store.schema import SCHEMA
 from rollout_plugins.store.write import part_writer, row_groups
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-#: In a joined part's footer: the names of the parts it holds, each with its first row here and its number of rows.
-HELD = b"rollout_plugins.held"
+#: The footer key of a joined part: the name of each part in it, with its first row and number of rows.
+POSITIONS_KEY = b"rollout_plugins.held"
 
 
 class Location(NamedTuple):
-    """Where the rows of a part are, after it was joined into another one."""
+    """The position of a part's rows in the file that it was joined into."""
 
     path: Path
     start: int
@@ -39,15 +39,18 @@ class Location(NamedTuple):
 
 
 def join_parts(folder: Path, target: Path, parts: Sequence[Path]) -> None:
-    """Write one part that holds the rows of these, and remove them. Raises, and changes nothing, if a row is lost."""
+    """Write one part with the rows of several, then remove those.
+
+    Raise an error and change nothing if a row is lost.
+    """
     files = [pq.read_metadata(path) for path in parts]
     rows = sum(file.num_rows for file in files)
     metadata: dict[bytes, bytes] = {}
     for file in files:
         metadata.update(file.metadata or {})
     metadata.pop(b"ARROW:schema", None)
-    held = json.dumps(_held(parts, files)).encode()
-    schema = SCHEMA.with_metadata({**metadata, **SCHEMA.metadata, HELD: held})
+    held = json.dumps(_row_positions(parts, files)).encode()
+    schema = SCHEMA.with_metadata({**metadata, **SCHEMA.metadata, POSITIONS_KEY: held})
 
     def write(path: Path) -> None:
         with part_writer(path, schema) as add:
@@ -56,29 +59,29 @@ def join_parts(folder: Path, target: Path, parts: Sequence[Path]) -> None:
         written = pq.read_metadata(path).num_rows
         if written != rows:
             raise OSError(f"{written:,} of {rows:,} rollouts arrived; nothing was changed")
-        with hold_lock((folder / ".compacted").open("ab")):  # other ranks join parts of theirs
-            note_joined(folder, {file_name(target): [file_name(part) for part in parts]})
+        with hold_lock((folder / ".compacted").open("ab")):  # other ranks join their own parts at the same time
+            record_joined_parts(folder, {file_name(target): [file_name(part) for part in parts]})
 
     replace_file(target, write)
     for part in parts:
         part.unlink(missing_ok=True)
 
 
-def _held(parts: Sequence[Path], files: Sequence[pq.FileMetaData]) -> dict[str, tuple[int, int]]:
-    """The first row and the number of rows of each part, and of those that were joined into them before."""
+def _row_positions(parts: Sequence[Path], files: Sequence[pq.FileMetaData]) -> dict[str, tuple[int, int]]:
+    """Return the first row and number of rows of each part, also of parts that were joined into these before."""
     held: dict[str, tuple[int, int]] = {}
     start = 0
     for path, file in zip(parts, files, strict=True):
-        for name, (first, rows) in _read_held(file.metadata).items():
+        for name, (first, rows) in _read_positions(file.metadata).items():
             held[name] = start + first, rows
         held[file_name(path)] = start, file.num_rows
         start += file.num_rows
     return held
 
 
-def _read_held(metadata: Mapping[bytes, bytes] | None) -> dict[str, tuple[int, int]]:
+def _read_positions(metadata: Mapping[bytes, bytes] | None) -> dict[str, tuple[int, int]]:
     with suppress(ValueError, TypeError):
-        noted = json.loads((metadata or {}).get(HELD, b"{}"))
+        noted = json.loads((metadata or {}).get(POSITIONS_KEY, b"{}"))
         return {str(name): (int(first), int(rows)) for name, (first, rows) in noted.items()}
     return {}
 
@@ -92,20 +95,20 @@ def _batches(parts: Sequence[Path]) -> Iterator[pa.RecordBatch]:
 
 
 def locate(part: Path) -> Location | None:
-    """Find the rows of a part that is gone because it was joined; None if no file says that it holds them."""
+    """Return where the rows of a joined part are, or None if no file holds them."""
     folder, name = part.parents[2], file_name(part)
-    for target, held in joined(folder).items():
-        if name in held:
+    for target, parts in read_joined_parts(folder).items():
+        if name in parts:
             with suppress(OSError):
-                place = _read_held(pq.read_metadata(folder / target).metadata).get(name)
+                place = _read_positions(pq.read_metadata(folder / target).metadata).get(name)
                 if place is not None:
                     return Location(folder / target, *place)
     return None
 
 
 def remove_joined(folder: Path) -> None:
-    """Remove parts that a process had joined, and was killed before it removed them."""
-    for name, parts in joined(folder).items():
+    """Remove parts that were joined by a process that was killed before it removed them."""
+    for name, parts in read_joined_parts(folder).items():
         if (folder / name).exists():
             for part in parts:
                 (folder / part).unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""Parts that were joined into larger ones: which they are, so that nobody reads a rollout twice.
+"""Keep the list of parts that were joined into larger ones, so that no rollout is read twice.
 
-`compacted.json` names for each joined part all that it holds. It is written before the joined part appears, which is
-the moment from which the others do not count. They are removed then, here; a copy of the run may still have them.
+`compacted.json` lists for each joined part the parts that it holds. The list is written before the joined part
+appears. From then on, the old parts no longer count and are removed here; a copy of the run may still have them.
 """
 
 from __future__ import annotations
@@ -19,24 +19,27 @@ if TYPE_CHECKING:
 NOTE = "compacted.json"
 
 
-def joined(folder: Path) -> dict[str, list[str]]:
-    """For each joined part the parts that it holds, by their names in the run."""
+def read_joined_parts(folder: Path) -> dict[str, list[str]]:
+    """Return the names of the parts that each joined part holds, by the joined part's name."""
     with suppress(OSError, ValueError):
-        noted = json.loads((folder / NOTE).read_text(encoding="utf-8"))
-        if isinstance(noted, dict):
-            return {name: [*map(str, parts)] for name, parts in noted.items() if isinstance(parts, list)}
+        listing = json.loads((folder / NOTE).read_text(encoding="utf-8"))
+        if isinstance(listing, dict):
+            return {name: [*map(str, parts)] for name, parts in listing.items() if isinstance(parts, list)}
     return {}
 
 
-def note_joined(folder: Path, new: Mapping[str, Collection[str]]) -> None:
-    """Note what a part that is about to appear holds; of parts that were joined before, also what they held."""
-    known = joined(folder)
-    whole = {name: [*parts, *(old for part in parts for old in known.get(part, ()))] for name, parts in new.items()}
-    text = json.dumps({**known, **whole}, indent=1)
+def record_joined_parts(folder: Path, new: Mapping[str, Collection[str]]) -> None:
+    """Record which parts a joined part holds before it appears, including the parts joined into those before."""
+    recorded = read_joined_parts(folder)
+    expanded = {
+        name: [*parts, *(earlier for part in parts for earlier in recorded.get(part, ()))]
+        for name, parts in new.items()
+    }
+    text = json.dumps({**recorded, **expanded}, indent=1)
     replace_file(folder / NOTE, lambda path: path.write_text(text, encoding="utf-8"))
 
 
-def without_joined(folder: Path, names: Collection[str]) -> set[str]:
-    """Those of the parts that no other one holds."""
-    there = set(names)
-    return there.difference(*(parts for name, parts in joined(folder).items() if name in there))
+def remove_contained_parts(folder: Path, names: Collection[str]) -> set[str]:
+    """Return the parts that no other part holds."""
+    present = set(names)
+    return present.difference(*(parts for name, parts in read_joined_parts(folder).items() if name in present))

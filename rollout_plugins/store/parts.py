@@ -1,4 +1,4 @@
-"""The files of rollouts in a run's folder."""
+"""Find the files of rollouts in a run's folder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from rollout_plugins.store.joined_parts import joined, without_joined
+from rollout_plugins.store.joined_parts import read_joined_parts, remove_contained_parts
 from rollout_plugins.system.node_folders import nodes_of
 
 if TYPE_CHECKING:
@@ -21,10 +21,10 @@ _NAME = re.compile(r"([0-9]+-[0-9]+-[0-9]+)\.(?:arrows|parquet)")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One file of rollouts."""
+    """One file of rollouts: a Parquet file or a journal."""
 
     folder: Path
-    """The run's."""
+    """The run's folder."""
     path: Path
 
     @property
@@ -37,12 +37,12 @@ class Part:
 
     @property
     def journal(self) -> Part:
-        """The journal this Parquet file was made of; usually removed."""
+        """The journal from which this Parquet file was made; it is usually removed."""
         return Part(self.folder, self.path.with_suffix(".arrows"))
 
 
 def find_parts(folder: Path) -> list[Part]:
-    """The parts of a run, in writing order; of a journal and the Parquet file made of it, the Parquet file."""
+    """Return the parts of a run in writing order. A sealed journal that still exists does not count."""
     return [Part(folder, path) for node in nodes_of(folder) for path in _paths(node)]
 
 
@@ -50,24 +50,24 @@ def _paths(node: Path) -> list[Path]:
     paths = _list(node)
     while _has_unseen(node, set(map(file_name, paths))) and (again := _list(node)) != paths:
         paths = again
-    kept = without_joined(node, set(map(file_name, paths)))
+    kept = remove_contained_parts(node, set(map(file_name, paths)))
     return [path for path in paths if file_name(path) in kept]
 
 
 def _has_unseen(node: Path, names: Collection[str]) -> bool:
-    """Whether a joined part appeared while the folder was listed: parts that it holds may have gone unseen, too."""
-    return any(name not in names and (node / name).exists() for name in joined(node))
+    """Return True if a joined part appeared while the folder was being listed, so that parts may be missing."""
+    return any(name not in names and (node / name).exists() for name in read_joined_parts(node))
 
 
 def _list(node: Path) -> list[Path]:
     found: list[Path] = []
     for split in sorted((node / "data").glob("*")):
-        with suppress(OSError):  # it is not a folder
-            there = sorted(split.iterdir(), key=attrgetter("name"))  # .parquet comes after .arrows and wins
+        with suppress(OSError):  # not a folder
+            there = sorted(split.iterdir(), key=attrgetter("name"))  # .parquet sorts after .arrows and replaces it
             found += {match[1]: path for path in there if (match := _NAME.fullmatch(path.name))}.values()
     return found
 
 
 def file_name(path: Path) -> str:
-    """What a file is called in its run: other splits and producers have files of the same name."""
+    """Return a file's path in its run, because splits and producers have files of the same name."""
     return "/".join(path.parts[-3:])

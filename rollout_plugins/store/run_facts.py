@@ -1,4 +1,4 @@
-"""The files of facts and counts that each rank of a run keeps: which there are, and what stands in them."""
+"""Read the run files, in which each rank of a run records its facts and counts."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 
 def run_files(folder: Path) -> list[Path]:
-    """The facts of each rank; rank 0 first, if it is there."""
-    found = [path for node in nodes_of(folder) for path in (*node.glob("run.json"), *node.glob("run-*.json"))]
-    return sorted(found, key=lambda path: (path.name != "run.json", path.name))
+    """Return the run file of each rank, rank 0 first."""
+    paths = [path for node in nodes_of(folder) for path in (*node.glob("run.json"), *node.glob("run-*.json"))]
+    return sorted(paths, key=lambda path: (path.name != "run.json", path.name))
 
 
 def earlier_attempts(path: Path) -> list[dict[str, Any]]:
-    """The attempts that a run file lists, as they stand there; none when it cannot be read."""
-    return [attempt for attempt in listed(read_facts(path, {}).get("attempts")) if isinstance(attempt, dict)]
+    """Return the attempts in a run file unchecked, or an empty list if the file cannot be read."""
+    return [attempt for attempt in as_list(read_facts(path, {}).get("attempts")) if isinstance(attempt, dict)]
 
 
 def read_facts(path: Path, damaged: dict[str, str]) -> Mapping[str, Any]:
-    """What a run file says; nothing when it cannot be read, and then this notes why in `damaged`."""
+    """Return the content of a run file; if it cannot be read, return nothing and add the reason to `damaged`."""
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(facts, dict):
@@ -38,12 +38,12 @@ def read_facts(path: Path, damaged: dict[str, str]) -> Mapping[str, Any]:
     return {}
 
 
-def listed(value: Any) -> Sequence[Any]:
-    """The items of a JSON list; none when it is something else."""
+def as_list(value: Any) -> Sequence[Any]:
+    """Return the items of a JSON list, or nothing for any other value."""
     return value if isinstance(value, (list, tuple)) else ()
 
 
-def whole(value: Any) -> int | None:
-    """A number that counts something."""
-    # Not isinstance, as True is an int; and beyond 2**53 JSON readers in other languages round.
+def as_count(value: Any) -> int | None:
+    """Return a valid count, or None for any other value."""
+    # Not isinstance, because True is an int. Beyond 2**53, JSON readers in other languages round.
     return value if type(value) is int and 0 <= value < 2**53 else None

@@ -1,13 +1,14 @@
 """The columns of the store.
 
-Numbers, names and texts people filter and sort by are real columns. Messages are structs of fixed fields: `role`,
-`content` (readable text), `name`, `reasoning`, `tool_calls` (arguments as JSON text) and `rest`, JSON of whatever
-does not fit the others exactly. Reading back, `rest` wins; so nothing is inferred and nothing is lost. A tool call's
-`result` is null where it is the content of the message that `reply` points at, as it nearly always is.
+Numbers, names and texts that people filter and sort by have columns of their own. Messages are structs: `role`,
+`content` (readable text), `name`, `reasoning`, `tool_calls` (with arguments as JSON) and `rest`, JSON of everything
+that does not fit the other fields exactly. When a message is read, `rest` takes precedence, so nothing is guessed and
+nothing is lost. A tool call's `result` is null if it equals the content of the message to which `reply` points, which
+is nearly always so.
 
-Every file has these columns and no others, whatever the reward functions are called: so any reader takes the files of
-a run as one table, also when an attempt has other reward functions than the one before. In version 1 each function had
-a column `reward/<name>` of its own beside `rewards`; readers of version 2 make it from `rewards`, in files of both.
+Every file has exactly these columns, whatever reward functions there are. So any tool can read the files of a run as
+one table, even if attempts have different reward functions. In version 1, each function also had a column
+`reward/<name>`. Readers of version 2 derive that column from `rewards`, for files of both versions.
 """
 
 from __future__ import annotations
@@ -98,24 +99,24 @@ FIELDS: tuple[tuple[str, Any], ...] = (
     ("rest", TEXT),
 )
 TYPES: dict[str, pa.DataType] = dict(FIELDS)
-# What readers call the column of one reward function's values, for filters and charts: this and its name.
+# The prefix of a reward function's name in filters and charts.
 REWARD_PREFIX = "reward/"
 JSON = ("columns", "extra", "marks")
-# What people filter, sort and count by; the others are read when the first whole rollout is wanted.
+# The columns that people filter, sort and count by. The others are only read for complete rollouts.
 LIGHT = tuple(
     name
     for name, kind in FIELDS
     if name == "rewards" or not (name in {*JSON, "rendered", "rest"} or pa.types.is_nested(kind))
 )
 HEAVY = tuple(name for name, _ in FIELDS if name not in LIGHT)
-# Counted from the rollout, so that charts and filters over a million rollouts need not open the nested columns.
+# Counted from the rollout, so that filters over a million rollouts do not have to read nested columns.
 COUNTS = ("turns", "calls", "failed_calls")
 SCALARS = {
     name: kind
     for name, kind in FIELDS
     if name not in {*JSON, *COUNTS, "rest"} and not isinstance(kind, (pa.ListType, pa.StructType))
 }
-# What a message has in columns of their own: key → column.
+# The keys of a message that have columns of their own, with these columns.
 TYPED = {"role": "role", "content": "content", "name": "name", "reasoning_content": "reasoning"}
 DEFAULTS = {f.name: f.default for f in fields(Rollout) if f.default is not MISSING} | {"id": ""}
 CALL_DEFAULTS = {f.name: f.default for f in fields(ToolCall) if f.default is not MISSING}

@@ -1,4 +1,4 @@
-"""Join the small parts that a process seals, while it records, so that a run has few files without anybody's doing.
+"""Join the small parts that a process seals, while it records, so that a run has few files.
 
 A mirror has a journal sealed every few minutes, and each becomes a part. When sixteen parts of about one size exist,
 besides the newest, they are joined into a larger one. Larger ones are joined in the same way, so a process leaves few
@@ -12,28 +12,28 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from rollout_plugins.store.join_parts import join_parts, remove_joined
-from rollout_plugins.store.joined_parts import joined
+from rollout_plugins.store.joined_parts import read_joined_parts
 from rollout_plugins.store.parts import file_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-#: Parts of about one size that are joined.
+#: How many parts of about the same size are joined.
 AT_ONCE = 16
-#: Parts are of about one size whose sizes have so many bits, give or take three: 16 of one size make one of the next.
+#: Two parts have about the same size if their sizes differ by fewer than four bits: a factor of sixteen.
 _SIZE_BITS = 4
-#: Most bytes of the parts that are joined at once, since rollouts wait meanwhile.
+#: The most bytes that are joined at once, because recording waits for it.
 MOST_BYTES = 64 * 2**20
 
 
 def join_small_parts(folder: Path, split: str, stem: str, target: Path) -> bool:
-    """Join parts of one process in the run's folder into `target`, if enough of them are small; whether it did."""
+    """Join parts of one process into `target` if enough of them are small, and return True if it was done."""
     parts = sorted((folder / "data" / split).glob(f"{stem}-*.parquet"))
     if len(parts) <= AT_ONCE:
         return False
     remove_joined(folder)  # what a process left that was killed while it joined parts
-    targets = joined(folder)
+    targets = read_joined_parts(folder)
     sealed = [path for path in parts if file_name(path) not in targets]
     selected = _select([path for path in parts if path not in sealed[-1:] and path.exists()])
     if selected:
@@ -42,15 +42,15 @@ def join_small_parts(folder: Path, split: str, stem: str, target: Path) -> bool:
 
 
 def _select(parts: Sequence[Path]) -> list[Path]:
-    """The oldest parts of about one size, if there are enough of that size."""
+    """Return the oldest parts of about the same size, if there are enough."""
     by_size: dict[int, list[tuple[Path, int]]] = {}
     for path in parts:
         size = path.stat().st_size
         if size < MOST_BYTES:
             by_size.setdefault(size.bit_length() // _SIZE_BITS, []).append((path, size))
-    for alike in by_size.values():
-        if len(alike) >= AT_ONCE:
-            sums = accumulate(size for _, size in alike)
-            selected = [path for (path, _), total in zip(alike, sums, strict=True) if total <= MOST_BYTES]
+    for parts_of_size in by_size.values():
+        if len(parts_of_size) >= AT_ONCE:
+            sums = accumulate(size for _, size in parts_of_size)
+            selected = [path for (path, _), total in zip(parts_of_size, sums, strict=True) if total <= MOST_BYTES]
             return selected if len(selected) > 1 else []
     return []

@@ -1,7 +1,7 @@
-"""What the trainer logs by step, such as loss and grad_norm: one row for each value.
+"""Store what the trainer logs by step, such as loss and grad_norm, with a row for each value.
 
-`steps/trainer/<attempt>-<rank>-<number>` are files as those of rollouts are: a journal that becomes Parquet at the end
-of a run. Every file has the same columns, whatever a trainer logs, so that any reader takes them as one table.
+The files `steps/trainer/<attempt>-<rank>-<number>` work like those of rollouts: a journal becomes Parquet at the end
+of a run. All have the same columns, whatever a trainer logs, so that any reader takes them as one table.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ _NAME = re.compile(r"([0-9]+-[0-9]+-[0-9]+)\.(?:arrows|parquet)")
 
 
 def to_rows(run: Run, step: int, time: float, values: Mapping[str, float | str]) -> pa.RecordBatch:
-    """Return the rows of what was logged once. A text says of which type a value was that is not a number."""
+    """Return the rows of one log entry.
+
+    For a value that is not a number, the row has a text that describes its type.
+    """
     numbers = [value if isinstance(value, float) else None for value in values.values()]
     notes = [replace_surrogates(value) if isinstance(value, str) else None for value in values.values()]
     same = [[value] * len(values) for value in (run.id, run.attempt, run.rank, step, time)]
@@ -44,9 +47,9 @@ def to_rows(run: Run, step: int, time: float, values: Mapping[str, float | str])
 
 
 def find_logs(folder: Path) -> list[Path]:
-    """Return the files of a run, in writing order; of a journal and the Parquet file made of it, the Parquet file."""
-    found: list[Path] = []
+    """Return the log files of a run in writing order. A sealed journal that still exists does not count."""
+    paths: list[Path] = []
     for node in nodes_of(folder):
-        there = sorted((node / FOLDER).glob("*"))  # .parquet comes after .arrows and wins
-        found += {match[1]: path for path in there if (match := _NAME.fullmatch(path.name))}.values()
-    return found
+        entries = sorted((node / FOLDER).glob("*"))  # .parquet sorts after .arrows and replaces it
+        paths += {match[1]: path for path in entries if (match := _NAME.fullmatch(path.name))}.values()
+    return paths

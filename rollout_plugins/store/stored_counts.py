@@ -1,4 +1,4 @@
-"""What the files of a run hold so far, for whoever goes on with it."""
+"""Count what the files of a run hold, for a training that resumes it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 def last_generation(folder: Path, attempt: int) -> int | None:
-    """The number of the last generation batch up to an attempt; None when no file has one."""
-    made = _generations(folder)
-    last: int | None = pc.max(made.filter(pc.less_equal(made["attempt"], attempt))["generation"]).as_py()
+    """Return the number of the last generation batch up to an attempt, or None if no file has one."""
+    generations = _generations(folder)
+    last: int | None = pc.max(generations.filter(pc.less_equal(generations["attempt"], attempt))["generation"]).as_py()
     return last
 
 
 def count_rollouts(folder: Path) -> int:
-    """How many rollouts there are, those among them that a later attempt did again."""
+    """Return the number of stored rollouts, including superseded ones."""
     return int(pc.sum(_generations(folder)["rollouts"]).as_py() or 0)
 
 
@@ -34,18 +34,18 @@ def _generations(folder: Path) -> pa.Table:
         parts = find_parts(folder)
         found = [found for part in parts if (found := _sums(part))]
         is_complete = all(part.path.exists() for part in parts)
-        if is_complete or parts == find_parts(folder):  # else another process sealed or joined some meanwhile
-            return sums.joined(found).generations
+        if is_complete or parts == find_parts(folder):  # otherwise another process sealed or joined parts meanwhile
+            return sums.unpack(found).generations
 
 
 def _sums(part: Part) -> bytes | None:
-    with suppress(Exception):  # a damaged file, which is reported when the run is opened
+    with suppress(Exception):  # a damaged file is reported when the run is opened
         if part.is_journal:
-            return sums.packed(sums.lines(read_journal(part.path)))
-        return sums.kept(part.path) or sums.packed(_lines(part.path))
+            return sums.pack(sums.summands(read_journal(part.path)))
+        return sums.read_packed(part.path) or sums.pack(_lines(part.path))
     return None
 
 
 def _lines(path: Path) -> pa.Table:
     with pq.ParquetFile(path) as file:
-        return sums.lines(file.read(columns=sums.columns(file.schema_arrow.names)))
+        return sums.summands(file.read(columns=sums.columns(file.schema_arrow.names)))

@@ -1,8 +1,8 @@
-"""What charts and figures of a run are made of: sums of each generation, in the footer of its part.
+"""Compute the sums from which a run's statistics are made, and store them in the footer of each part.
 
-So a run's figures cost what its parts cost, however many rows those have. A group of rollouts that is whole in its
-part is in the generation's figures; of the others there is what it takes to put them together. What a footer does not
-have, because an older version wrote it or because the file is still a journal, is computed from the rows.
+They make the statistics of a run independent of the number of its rows. Groups that are complete in a part are
+included in the sums of their generation. For the other groups, the footer has enough to merge them. If a footer has no
+sums, because an older version wrote it or the file is still a journal, they are computed from the rows.
 """
 
 from __future__ import annotations
@@ -25,23 +25,24 @@ from rollout_plugins.system.remote_runs import open_run_file
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: The number changes with the layout. Sums of another layout are not found, and are computed from the rows.
+#: The number changes with the layout. Sums with another layout are ignored and computed from the rows.
 KEY = b"rollout_plugins.sums.2"
-#: The end of a file that is read at once; the footer of a part with few row groups fits in.
+#: How many bytes at the end of a file are read at once; the footer of a part with few row groups fits.
 _TAIL = 32 * 2**10
-#: Parts that are unpacked at once.
-_AT_ONCE = 64
+#: How many parts are unpacked at once.
+_PARTS_AT_ONCE = 64
 _HEAD = struct.Struct("<QII")
 _NULL = -(2**63)
 _CODEC = pa.Codec("zstd")
 BY = ("split", "attempt", "step", "generation")
 _KEYS = {"split": "text", **dict.fromkeys(BY[1:], "whole or null")}
-#: Of each generation in a part, of each group that is not whole in it, of each reward function.
+#: The columns of the sums: by generation, by group that is incomplete in its part, and by reward function.
 LAYOUT: dict[str, dict[str, str]] = {
     "generations": {
         **_KEYS,
         **dict.fromkeys(("rollouts", "scored", "finite", "nan", "not_finite", "with_tokens", "most_tokens"), "whole"),
-        "tokens": "real",  # integers that an import made up may add up to more than 64 bits
+        # Integers from an import may add up to more than 64 bits.
+        "tokens": "real",
         **dict.fromkeys(("truncated", "errors", "with_turns", "turns", "calls", "failed_calls"), "whole"),
         **dict.fromkeys(("reward", "reward_min", "reward_max", "mean", "squares", "spreads"), "real"),
         **dict.fromkeys(("groups", "flat_groups"), "whole"),
@@ -62,7 +63,7 @@ _NEEDED = (
 
 
 class Sums(NamedTuple):
-    """A table for each kind of figure, see `LAYOUT`; `_part` says which of several parts a row is of."""
+    """A table for each kind of sums, see `LAYOUT`; the column `_part` is the index of the part."""
 
     generations: pa.Table
     groups: pa.Table
@@ -70,12 +71,12 @@ class Sums(NamedTuple):
 
 
 def columns(present: Iterable[str]) -> list[str]:
-    """Those of a file's columns that sums are made of."""
+    """Return the columns of a file that the sums are computed from."""
     return [name for name in present if name in _NEEDED]
 
 
-def apart(table: pa.Table) -> pa.Table:
-    """Of rollouts only the columns that sums are made of, in memory of their own."""
+def copy_columns(table: pa.Table) -> pa.Table:
+    """Return a copy of only those columns that the sums are computed from."""
     copy = pa.BufferOutputStream()
     needed = table.select(columns(table.column_names))
     with pa.ipc.new_stream(copy, needed.schema) as stream:
@@ -83,13 +84,13 @@ def apart(table: pa.Table) -> pa.Table:
     return pa.ipc.open_stream(copy.getvalue()).read_all()
 
 
-def lines(table: pa.Table) -> pa.Table:
-    """What sums are made of, for each rollout."""
+def summands(table: pa.Table) -> pa.Table:
+    """Return for each rollout the values that are summed."""
     rows = with_columns(table, _NEEDED)
     failed = pc.or_(pc.is_valid(rows["error"]), pc.fill_null(pc.equal(rows["finish"], "error"), False))
     reward = rows["reward"]
     is_nan = pc.fill_null(pc.is_nan(reward), False)
-    kept = rows.drop_columns(["error", "finish", "reward", "completion_tokens"])
+    summands = rows.drop_columns(["error", "finish", "reward", "completion_tokens"])
     for name, column in {
         "reward": where(pc.invert(is_nan), reward),
         "finite": where(pc.fill_null(pc.is_finite(reward), False), reward),
@@ -100,18 +101,18 @@ def lines(table: pa.Table) -> pa.Table:
         "truncated": pc.fill_null(pc.equal(rows["finish"], "length"), False),
         "errors": failed,
     }.items():
-        kept = kept.append_column(name, column)
-    return kept
+        summands = summands.append_column(name, column)
+    return summands
 
 
 def _has_odd_reward(rows: pa.Table) -> pa.ChunkedArray:
-    """Return for each rollout whether its reward, or that of one of its functions, is NaN or infinite."""
-    odd = pc.invert(pc.fill_null(pc.is_finite(rows["reward"]), True))
+    """Return for each rollout whether its reward, or that of a function, is NaN or infinite."""
+    is_odd = pc.invert(pc.fill_null(pc.is_finite(rows["reward"]), True))
     of, _, value = _values_of_functions(rows)
     places = pc.unique(of.filter(_is_odd(value)))
     if len(places):
-        odd = pc.or_(odd, pc.is_in(integers(range(rows.num_rows)), places))
-    return odd
+        is_odd = pc.or_(is_odd, pc.is_in(integers(range(rows.num_rows)), places))
+    return is_odd
 
 
 def _is_odd(value: Any) -> Any:
@@ -119,31 +120,31 @@ def _is_odd(value: Any) -> Any:
 
 
 def _values_of_functions(rows: pa.Table) -> tuple[Any, Any, Any]:
-    """Return the row, the name and the value of everything that a reward function gave."""
+    """Return the row, the name and the value of each result of a reward function."""
     rewards = rows["rewards"].combine_chunks()
     rewards = rewards.combine_chunks() if isinstance(rewards, pa.ChunkedArray) else rewards
     pairs = pc.list_flatten(rewards)
     return pc.list_parent_indices(rewards), pc.struct_field(pairs, "name"), pc.struct_field(pairs, "value")
 
 
-def packed(rows: pa.Table, *, end: int = 0, whole: bool = True) -> bytes:
-    """The sums of `lines`, small. `end` is where the footer they go to begins, for those of another file do not count.
+def pack(rows: pa.Table, *, end: int = 0, merge_groups: bool = True) -> bytes:
+    """Return the packed sums of `lines`. `end` is where their footer begins; a copy in another file is ignored.
 
-    whole: whether groups that seem to be whole may be taken together.
+    whole: whether groups that seem complete are included in the sums of their generation.
     """
     groups = _groups(rows)
     count, size = groups["rollouts"], groups["group_size_max"]
     seems = pc.and_(pc.greater(size, 0), pc.and_(pc.greater_equal(count, size), pc.is_valid(groups["group"])))
-    is_whole = pc.and_(pc.fill_null(seems, False), whole)
+    is_whole = pc.and_(pc.fill_null(seems, False), merge_groups)
     generations = _with_groups(_generations(rows), groups.filter(is_whole))
     others = groups.filter(pc.and_(pc.invert(is_whole), pc.greater(groups["finite"], 0)))
-    return as_one(Sums(generations, others, _rewards(rows)), end)
+    return pack_merged(Sums(generations, others, _rewards(rows)), end)
 
 
-def as_one(found: Sums, end: int) -> bytes:
-    """Sums as one part has them, small; see `packed` for `end`."""
+def pack_merged(merged: Sums, end: int) -> bytes:
+    """Pack sums like those of one part; see `packed` for `end`."""
     texts: dict[str | None, int] = {}
-    tables = [_cells(table, layout, texts) for table, layout in zip(found, LAYOUT.values(), strict=True)]
+    tables = [_to_bytes(table, layout, texts) for table, layout in zip(merged, LAYOUT.values(), strict=True)]
     head = json.dumps({"bytes": list(map(len, tables)), "texts": list(texts)}).encode()
     plain = b"".join([struct.pack("<I", len(head)), head, *tables])
     small = _CODEC.compress(plain, asbytes=True)
@@ -151,17 +152,20 @@ def as_one(found: Sums, end: int) -> bytes:
 
 
 def footer(rows: Sequence[pa.Table], end: int) -> dict[bytes, bytes]:
-    """What a part's footer, which begins at `end`, says of these rollouts: text, as all readers of Parquet expect."""
-    return {KEY: base64.b64encode(packed(lines(pa.concat_tables(rows)), end=end))} if rows else {}
+    """Return the footer entry with the sums of these rollouts, for a footer that begins at `end`.
 
-
-def kept(path: Path) -> bytes | None:
-    """The sums in a part's footer; None when it has none, or those of another file.
-
-    They are found by their key. Taking a whole footer apart takes a millisecond, and a run may have thousands.
+    It is text, because other readers of Parquet expect text.
     """
-    there = open_run_file(path)
-    with path.open("rb", buffering=0) if there is path else there as file:
+    return {KEY: base64.b64encode(pack(summands(pa.concat_tables(rows)), end=end))} if rows else {}
+
+
+def read_packed(path: Path) -> bytes | None:
+    """Return the packed sums in a part's footer, or None if it has none of its own.
+
+    The bytes are searched for the key, because parsing the footer takes a millisecond, and a run may have thousands.
+    """
+    source = open_run_file(path)
+    with path.open("rb", buffering=0) if source is path else source as file:
         size = file.seek(0, 2)
         file.seek(max(size - _TAIL, 0))
         tail = file.read(_TAIL)
@@ -173,42 +177,45 @@ def kept(path: Path) -> bytes | None:
             tail = file.read(size - start)
     at = tail.rfind(KEY)
     content = _decoded(_text_at(tail, at + len(KEY) + 1)) if at >= 0 else b""
-    return content if is_of(content, start) else None
+    return content if is_packed_for(content, start) else None
 
 
-def is_of(content: bytes, end: int) -> bool:
-    """Whether these sums are whole, and those that were packed with this `end`."""
+def is_packed_for(content: bytes, end: int) -> bool:
+    """Return True if these sums are complete and belong to a footer that begins at `end`."""
     if len(content) < _HEAD.size:
         return False
-    told, _, check = _HEAD.unpack_from(content)
-    return bool(told == end and check == crc32(content[_HEAD.size :]))
+    recorded_end, _, check = _HEAD.unpack_from(content)
+    return bool(recorded_end == end and check == crc32(content[_HEAD.size :]))
 
 
-def joined(parts: Sequence[bytes]) -> Sums:
-    """The sums of many parts; `_part` is the place in the list."""
-    made = [_joined(parts[start : start + _AT_ONCE], start) for start in range(0, len(parts) or 1, _AT_ONCE)]
-    return Sums(*map(pa.concat_tables, zip(*chain.from_iterable(made), strict=True)))
+def unpack(parts: Sequence[bytes]) -> Sums:
+    """Return the sums of many parts in one table each; `_part` is the index in the list."""
+    batches = [
+        _unpack_batch(parts[start : start + _PARTS_AT_ONCE], start)
+        for start in range(0, len(parts) or 1, _PARTS_AT_ONCE)
+    ]
+    return Sums(*map(pa.concat_tables, zip(*chain.from_iterable(batches), strict=True)))
 
 
-def _joined(parts: Sequence[bytes], first: int) -> list[list[pa.Table]]:
-    """The tables of so many parts that what is unpacked of them takes little memory."""
+def _unpack_batch(parts: Sequence[bytes], first: int) -> list[list[pa.Table]]:
+    """Return the tables of so many parts that unpacking them takes little memory."""
     alike: dict[tuple[str | None, ...], list[tuple[int, list[memoryview]]]] = {}
-    for number, plain in enumerate(_unpacked(parts), first):
-        texts, tables = _taken_apart(plain)
+    for number, plain in enumerate(_decompress(parts), first):
+        texts, tables = _split_part(plain)
         alike.setdefault(texts, []).append((number, tables))
     return [_tables(texts, some) for texts, some in (alike or {(): []}).items()]
 
 
-def _unpacked(parts: Sequence[bytes]) -> Iterator[memoryview]:
-    """What was packed. Of many parts it is one call, for other threads can work meanwhile."""
+def _decompress(parts: Sequence[bytes]) -> Iterator[memoryview]:
+    """Unpack sums. Many parts are decompressed in one call, during which other threads can run."""
     sizes = [_HEAD.unpack_from(part)[1] for part in parts]
     small = b"".join([part[_HEAD.size :] for part in parts])
     plain = memoryview(_CODEC.decompress(small, sum(sizes)) if parts else b"")
     return (plain[start:end] for start, end in pairwise(accumulate(sizes, initial=0)))
 
 
-def _taken_apart(plain: memoryview) -> tuple[tuple[str | None, ...], list[memoryview]]:
-    """The texts and the tables of a part's sums."""
+def _split_part(plain: memoryview) -> tuple[tuple[str | None, ...], list[memoryview]]:
+    """Return the texts and the tables of a part's packed sums."""
     start = 4 + int.from_bytes(plain[:4], "little")
     head = json.loads(bytes(plain[4:start]))
     ends = list(accumulate(head["bytes"], initial=start))
@@ -219,20 +226,22 @@ def where(mask: Any, values: Any) -> Any:
     return pc.if_else(mask, values, pa.nulls(1, values.type)[0])
 
 
-def grouped(rows: pa.Table, by: Sequence[str], **made: tuple[str, str]) -> pa.Table:
-    """A row for each group of rows; `made` says which column and which function of it."""
-    asked = [
+def group_rows(rows: pa.Table, by: Sequence[str], **columns: tuple[str, str]) -> pa.Table:
+    """Group rows by keys. `columns` maps each new column to a column and an aggregate function."""
+    aggregates = [
         (column, how, pc.VarianceOptions(ddof=0, min_count=0) if how == "variance" else None)
-        for column, how in made.values()
+        for column, how in columns.values()
     ]
-    found = rows.group_by([*by], use_threads=False).aggregate([one if one[2] else one[:2] for one in asked])
-    names = {f"{column}_{how}": name for name, (column, how) in made.items()}
-    return found.rename_columns([names.get(name, name) for name in found.column_names])
+    grouped = rows.group_by([*by], use_threads=False).aggregate(
+        [aggregate if aggregate[2] else aggregate[:2] for aggregate in aggregates]
+    )
+    names = {f"{column}_{how}": name for name, (column, how) in columns.items()}
+    return grouped.rename_columns([names.get(name, name) for name in grouped.column_names])
 
 
 def _generations(rows: pa.Table) -> pa.Table:
     tokens = "completion_tokens"
-    found = grouped(
+    sums = group_rows(
         rows.append_column("one", pa.repeat(pa.scalar(1, pa.int64()), rows.num_rows)),
         list(BY),
         rollouts=("one", "sum"), scored=("reward", "count"), finite=("finite", "count"), nan=("nan", "sum"),
@@ -242,75 +251,77 @@ def _generations(rows: pa.Table) -> pa.Table:
         failed_calls=("failed_calls", "sum"), reward=("reward", "sum"), reward_min=("reward", "min"),
         reward_max=("reward", "max"), mean=("finite", "mean"), variance=("finite", "variance"),
     )  # fmt: skip
-    return _with_squares(found, found["reward_min"], found["reward_max"])
+    return _with_squares(sums, sums["reward_min"], sums["reward_max"])
 
 
 def _groups(rows: pa.Table) -> pa.Table:
-    found = grouped(
+    sums = group_rows(
         rows.append_column("one", pa.repeat(pa.scalar(1, pa.int64()), rows.num_rows)),
         [*BY, "group"],
         rollouts=("one", "sum"), group_size_max=("group_size", "max"), finite=("finite", "count"),
         mean=("finite", "mean"), variance=("finite", "variance"), least=("finite", "min"), most=("finite", "max"),
     )  # fmt: skip
-    return _with_squares(found, found["least"], found["most"])
+    return _with_squares(sums, sums["least"], sums["most"])
 
 
-def _with_squares(found: pa.Table, least: Any, most: Any) -> pa.Table:
-    """With the sum of squared distances from the mean: exactly 0 where all are the same, which rounding may hide."""
-    squares = pc.multiply(found["variance"], pc.cast(found["finite"], pa.float64()))
-    return found.append_column("squares", pc.if_else(pc.equal(least, most), 0.0, squares))
+def _with_squares(sums: pa.Table, least: Any, most: Any) -> pa.Table:
+    """Add the sum of squared distances from the mean, which is exactly 0 if all values are equal."""
+    squares = pc.multiply(sums["variance"], pc.cast(sums["finite"], pa.float64()))
+    return sums.append_column("squares", pc.if_else(pc.equal(least, most), 0.0, squares))
 
 
 def _with_groups(generations: pa.Table, groups: pa.Table) -> pa.Table:
-    """With the figures of their whole groups, and the numbers from the first to the last.
+    """Add the statistics of the complete groups, and the numbers of the first and the last of them.
 
-    Where numbers are left out between, a generation has a row for each run of them, of which all but the first say
-    nothing else: so it shows whether a group is in two parts, though their numbers alternate.
+    If group numbers are not consecutive, a generation has a row for each span of them, of which only the first has
+    statistics. So it can be detected that a group is in two parts even if their numbers alternate.
     """
     ordered = groups.sort_by([(name, "ascending") for name in (*BY, "group")])
-    told = ordered.append_column("run", pc.subtract(ordered["group"], integers(range(ordered.num_rows))))
-    runs = grouped(told, [*BY, "run"], first_group=("group", "min"), last_group=("group", "max"))
-    return _matched(_matched(generations, _of_whole_groups(told), BY), runs, [*BY, "run"])
+    numbered = ordered.append_column("run", pc.subtract(ordered["group"], integers(range(ordered.num_rows))))
+    runs = group_rows(numbered, [*BY, "run"], first_group=("group", "min"), last_group=("group", "max"))
+    return _outer_join(_outer_join(generations, _complete_groups(numbered), BY), runs, [*BY, "run"])
 
 
-def _matched(left: pa.Table, right: pa.Table, by: Sequence[str]) -> pa.Table:
-    """Each row with what the other table has for it, and what it has besides. Unlike in a join, null is like null."""
+def _outer_join(left: pa.Table, right: pa.Table, by: Sequence[str]) -> pa.Table:
+    """Add the columns of the right table for the same keys, and its other rows. Unlike in a join, null equals null."""
     rows = pa.concat_tables([left, right], promote_options="default")
-    return grouped(rows, by, **{name: (name, "max") for name in rows.column_names if name not in by})
+    return group_rows(rows, by, **{name: (name, "max") for name in rows.column_names if name not in by})
 
 
-def _of_whole_groups(groups: pa.Table) -> pa.Table:
+def _complete_groups(groups: pa.Table) -> pa.Table:
     several = pc.greater(groups["finite"], 1)
     spread = pc.sqrt(pc.divide(groups["squares"], pc.cast(groups["finite"], pa.float64())))
-    told = groups.append_column("spread", where(several, spread))
-    told = told.append_column("flat", pc.and_(several, pc.fill_null(pc.equal(groups["least"], groups["most"]), False)))
-    return grouped(
-        told, list(BY), groups=("spread", "count"), flat_groups=("flat", "sum"), spreads=("spread", "sum"),
+    with_spread = groups.append_column("spread", where(several, spread))
+    with_spread = with_spread.append_column(
+        "flat", pc.and_(several, pc.fill_null(pc.equal(groups["least"], groups["most"]), False))
+    )
+    return group_rows(
+        with_spread, list(BY), groups=("spread", "count"), flat_groups=("flat", "sum"), spreads=("spread", "sum"),
         run=("run", "min"),
     )  # fmt: skip
 
 
 def _rewards(rows: pa.Table) -> pa.Table:
-    """Of each function, without what is missing or not a number."""
+    """Return the sums of each reward function, without missing values and NaN."""
     of, name, value = _values_of_functions(rows)
     is_nan = pc.fill_null(pc.is_nan(value), False)
-    made = {
+    columns = {
         "name": name,
         "value": where(pc.invert(is_nan), value),
         "nan": is_nan,
         "infinite": pc.and_(_is_odd(value), pc.invert(is_nan)),
     }
-    told = rows.select(list(BY)).take(of)
-    for column, values in made.items():
-        told = told.append_column(column, values)
-    return grouped(
-        told.filter(pc.is_valid(name)), [*BY, "name"],
+    table = rows.select(list(BY)).take(of)
+    for column, values in columns.items():
+        table = table.append_column(column, values)
+    return group_rows(
+        table.filter(pc.is_valid(name)), [*BY, "name"],
         values=("value", "count"), nan=("nan", "sum"), infinite=("infinite", "sum"), sum=("value", "sum"),
     )  # fmt: skip
 
 
-def _cells(table: pa.Table, layout: Mapping[str, str], texts: dict[str | None, int]) -> bytes:
-    """A table row by row, eight bytes for each value: so tables are joined in one piece."""
+def _to_bytes(table: pa.Table, layout: Mapping[str, str], texts: dict[str | None, int]) -> bytes:
+    """Return a table as bytes, row by row, eight bytes for each value, so that tables can be joined as one."""
     cells = array("q", bytes(8 * len(layout) * table.num_rows))
     for at, (name, kind) in enumerate(layout.items()):
         cells[at :: len(layout)] = _column(table[name], kind, texts)
@@ -327,8 +338,8 @@ def _column(column: pa.ChunkedArray, kind: str, texts: dict[str | None, int]) ->
 
 
 def _tables(texts: Sequence[str | None], parts: Sequence[tuple[int, Sequence[memoryview]]]) -> list[pa.Table]:
-    """The tables of parts that have the same texts."""
-    made = []
+    """Return the tables of parts that have the same texts."""
+    merged = []
     for place, layout in enumerate(LAYOUT.values()):
         width = len(layout)
         cells = array("q", b"".join(tables[place] for _, tables in parts))
@@ -336,8 +347,8 @@ def _tables(texts: Sequence[str | None], parts: Sequence[tuple[int, Sequence[mem
         part = array("q")
         for number, tables in parts:
             part.extend(array("q", [number]) * (len(tables[place]) // 8 // width))
-        made.append(pa.table([*columns, _array(part, "whole")], names=[*layout, "_part"]))
-    return made
+        merged.append(pa.table([*columns, _array(part, "whole")], names=[*layout, "_part"]))
+    return merged
 
 
 def _array(cells: array[int], kind: str, texts: Sequence[str | None] = ()) -> pa.Array:
@@ -350,16 +361,16 @@ def _array(cells: array[int], kind: str, texts: Sequence[str | None] = ()) -> pa
 
 
 def _texts(texts: Sequence[str | None]) -> pa.Array:
-    """`pa.array` would import pandas, which takes longer than the figures of a run."""
+    """Return an array of texts. `pa.array` would import pandas, which is slow."""
     pieces = [(text or "").encode() for text in texts]
     ends = array("i", accumulate(map(len, pieces), initial=0))
-    there = sum(1 << place for place, text in enumerate(texts) if text is not None)
-    buffers = (ends, b"".join(pieces), there.to_bytes(len(texts) // 8 + 1, "little"))
+    validity = sum(1 << place for place, text in enumerate(texts) if text is not None)
+    buffers = (ends, b"".join(pieces), validity.to_bytes(len(texts) // 8 + 1, "little"))
     return pa.StringArray.from_buffers(len(texts), *map(pa.py_buffer, buffers))
 
 
 def _text_at(footer: bytes, at: int) -> bytes:
-    """A text as Thrift has it: its length, seven bits to a byte, and then its bytes."""
+    """Return the text at an offset of a Thrift footer: its length in groups of seven bits, then its bytes."""
     length = shift = 0
     while at < len(footer):
         length |= (footer[at] & 127) << shift

@@ -1,4 +1,4 @@
-"""Write one run, one rank: an append-only journal that turns into Parquet as it grows.
+"""Write the rollouts of one rank of a run to an append-only journal that becomes Parquet as it grows.
 
 `data/<split>/<attempt>-<rank>-<number>.arrows` is an Arrow IPC stream with one record batch for each generation, or
 several for a generation of more than 16 MB.
@@ -29,7 +29,7 @@ from rollout_plugins.errors import RunError
 from rollout_plugins.store import step_log, sums
 from rollout_plugins.store.arrow_rollouts import to_batch
 from rollout_plugins.store.deferred_tokens import DeferredTokens, without_tokens
-from rollout_plugins.store.joined_parts import joined
+from rollout_plugins.store.joined_parts import read_joined_parts
 from rollout_plugins.store.run_facts import earlier_attempts
 from rollout_plugins.store.schema import HEAVY, SCHEMA, VERSION
 from rollout_plugins.system.file_locks import hold_lock
@@ -38,7 +38,7 @@ from rollout_plugins.system.files import replace_file, sync_to_disk
 logger = logging.getLogger("rollout_plugins")
 
 SEAL_BYTES = 64 * 2**20
-#: The same for what the trainer logs, whose rows are a few bytes once they are Parquet.
+#: The size at which the journal of the trainer's log is sealed; as Parquet, its rows take only a few bytes.
 LOG_BYTES = 16 * 2**20
 SYNC_SECONDS = 1.0
 ROW_GROUP = 4096
@@ -46,37 +46,37 @@ ROW_GROUP = 4096
 PIECE_BYTES = 16 * 2**20
 _ANSWERS = tuple(f"completion.list.element.{name}" for name in ("content", "reasoning"))
 BATCHES_AT_ONCE = 64
-#: A page of a part has so many values at least, and the memory for a page is held several times over.
+#: The minimum number of values in a Parquet page, which is held in memory several times.
 TEXTS_AT_ONCE = 256
-#: Bytes of a row on average from which on its texts are vast.
+#: The average size of a row above which its texts need special treatment.
 VAST_ROW = 2**20
-#: Where processes that may begin the same run at once take their attempts.
+#: The folder in which processes that may start the same run at once reserve their attempt numbers.
 ATTEMPTS = ".attempts"
-#: How each message of a journal begins.
+#: The first bytes of every message in a journal.
 _MESSAGE = b"\xff" * 4
 
 
 def run_file(rank: int) -> str:
-    """Each rank keeps its own facts and counts; rank 0's file is the run's."""
+    """Return the name of a rank's run file; rank 0's is the run's."""
     return "run.json" if rank == 0 else f"run-{rank:05d}.json"
 
 
 class RunWriter:
-    """Appends rollouts to a run. Methods raise OSError when the disk does; the next call starts afresh."""
+    """Appends rollouts to a run. Methods raise OSError if the disk fails; the next call starts afresh."""
 
     def __init__(self, run: Run, seal_seconds: float | None = None) -> None:
-        """`seal_seconds`: how old a journal may get before it is sealed; by default only its size counts."""
+        """`seal_seconds`: the age at which a journal is sealed; by default, only its size counts."""
         self.run = run
         self._seal_seconds = math.inf if seal_seconds is None else seal_seconds
         self.dir = Path(run.dir)
         self.lost: list[Placeholder] = []
         self.bytes = 0
-        self.begun: set[str] = set()
-        """Splits that got a new journal, until somebody clears it."""
+        self.new_splits: set[str] = set()
+        """The splits that got a new journal; the caller clears it."""
         self.keeps_last = False
-        """Whether `last` is set."""
+        """Whether to set `last`."""
         self.last: pa.RecordBatch | None = None
-        """The rows that were written last, for checks; whoever takes them sets it to None."""
+        """The rows of the last write, for checks; the caller resets it to None."""
         self.deferred_tokens: DeferredTokens | None = None
         """Takes the tokens of rollouts, so that their rows have none."""
         self._shards: dict[str, Journal] = {}
@@ -92,7 +92,7 @@ class RunWriter:
     def append(self, split: str, rollouts: Sequence[Rollout]) -> int:
         """Append one generation. It is readable, and safe from this process's death, when this returns.
 
-        Returns how many rollouts there are rows for: all of them, unless something here is wrong.
+        The rows are readable and survive this process. A smaller number than `len(rollouts)` means a defect here.
         """
         if not rollouts:
             return 0
@@ -115,38 +115,38 @@ class RunWriter:
                 self._seal(split)
 
     def _rows(self, rollouts: Sequence[Rollout]) -> pa.RecordBatch:
-        """Rows for the rollouts. A defect of ours that one of them brings out costs that one, not its batch."""
-        found = len(self.lost)
+        """Convert rollouts to rows. If a defect here breaks one of them, only that rollout is lost."""
+        lost_before = len(self.lost)
         try:
             return to_batch(rollouts, self.lost)
         except Exception as error:
             if len(rollouts) == 1:
                 raise
-            del self.lost[found:]
-            kept = [row for rollout in rollouts if (row := self._row(rollout)) is not None]
-            if not kept:
+            del self.lost[lost_before:]
+            rows = [row for rollout in rollouts if (row := self._row(rollout)) is not None]
+            if not rows:
                 raise
             logger.warning(
                 "%d of %d rollouts are lost, because no row could be made of them (%s in %s); please report this",
-                len(rollouts) - len(kept),
+                len(rollouts) - len(rows),
                 len(rollouts),
-                type(error).__name__,  # not its text, which may quote what a model wrote
+                type(error).__name__,  # not its text, which may quote a model's output
                 traceback.extract_tb(error.__traceback__)[-1].name,
             )
-        return pa.Table.from_batches(kept).combine_chunks().to_batches()[0]
+        return pa.Table.from_batches(rows).combine_chunks().to_batches()[0]
 
     def _row(self, rollout: Rollout) -> pa.RecordBatch | None:
-        with suppress(Exception):  # counted by the caller, who has more than this one
+        with suppress(Exception):  # the caller counts this one too
             return to_batch([rollout], self.lost)
         return None
 
     def _new_shard(self, split: str) -> Journal:
-        """Start a journal; also if the folder was removed meanwhile, so that recording goes on."""
+        """Start a journal, even if the folder was removed meanwhile."""
         old = self._shards.pop(split, None)
         if old is not None:
             old.close()
         self._shards[split] = shard = self._new_journal(Path("data", split), SCHEMA)
-        self.begun.add(split)
+        self.new_splits.add(split)
         return shard
 
     def _new_journal(self, name: Path, schema: pa.Schema) -> Journal:
@@ -157,26 +157,28 @@ class RunWriter:
         while True:
             try:
                 return Journal(self._next_part(name).with_suffix(".arrows"), schema)
-            except FileExistsError:  # another process writes the same run, and was faster
+            except FileExistsError:  # another process that writes the same run was faster
                 continue
 
     @property
     def stem(self) -> str:
-        """What the names of this process's files begin with."""
+        """The prefix of the names of this process's files."""
         return f"{self.run.attempt:03d}-{self.run.rank:05d}"
 
     def next_part(self, split: str) -> Path:
-        """A name that no part of this process has or had: with that of one that was joined, it would not count."""
+        """Return a path that no part of this process has had; with the name of a joined part, it would be ignored."""
         return self._next_part(Path("data", split))
 
     def _next_part(self, name: Path) -> Path:
         folder, start = self.dir / name, f"{name.as_posix()}/{self.stem}-"
-        held = (Path(part) for parts in joined(self.dir).values() for part in parts if part.startswith(start))
+        held = (
+            Path(part) for parts in read_joined_parts(self.dir).values() for part in parts if part.startswith(start)
+        )
         number = 1 + max(map(_number, (*folder.glob(f"{self.stem}-*.*"), *held)), default=-1)
         return folder / f"{self.stem}-{number:06d}.parquet"
 
     def write_log(self, step: int, time: float, values: Mapping[str, float | str]) -> None:
-        """Append what the trainer logged at a step, as `write` does rollouts."""
+        """Append what the trainer logged at a step, in the same way as `write`."""
         if self._log is None or not self._log.is_there():
             if self._log is not None:
                 self._log.close()
@@ -196,7 +198,7 @@ class RunWriter:
             logger.warning("%s stays a journal, which readers accept: %s", log.path, error)
 
     def _seal(self, split: str) -> None:
-        """Turn a journal into Parquet. When that fails the journal stays, and stays readable."""
+        """Turn a journal into Parquet. If that fails, the journal remains and stays readable."""
         shard = self._shards.pop(split)
         shard.close()
         try:
@@ -205,13 +207,13 @@ class RunWriter:
             logger.warning("%s stays a journal, which readers accept: %s", shard.path, error)
 
     def sync(self) -> None:
-        """Ask the disk to keep what was written even if the machine dies."""
+        """Flush written data to the disk, so that it survives a crash of the machine."""
         for journal in (*self._shards.values(), *filter(None, [self._log])):
             journal.sync()
         self.seal_due()
 
     def write_run(self, counts: Mapping[str, Any] | None = None, *, ended: bool = False) -> None:
-        """Write this rank's facts and counts, atomically."""
+        """Write this rank's facts and counts atomically."""
         run = {f.name: _listed(getattr(self.run, f.name)) for f in fields(Run) if f.name != "dir"}
         attempt = {
             "attempt": self.run.attempt,
@@ -223,20 +225,22 @@ class RunWriter:
         file = self.dir / run_file(self.run.rank)
         self.dir.mkdir(parents=True, exist_ok=True)
         with self._in_turn():
-            noted = earlier_attempts(file)
-            others = [a for a in noted if a.get("attempt") != self.run.attempt]
-            for before in (a for a in noted if a.get("attempt") == self.run.attempt):  # it is opened again
-                attempt["started"] = before.get("started", self._started)
-            facts = to_tagged({"schema": VERSION, **run, "attempts": [*others, attempt]})
+            attempts = earlier_attempts(file)
+            other_attempts = [a for a in attempts if a.get("attempt") != self.run.attempt]
+            for earlier in (
+                a for a in attempts if a.get("attempt") == self.run.attempt
+            ):  # written again by this attempt
+                attempt["started"] = earlier.get("started", self._started)
+            facts = to_tagged({"schema": VERSION, **run, "attempts": [*other_attempts, attempt]})
             replace_file(file, lambda path: path.write_bytes(orjson.dumps(facts, option=orjson.OPT_INDENT_2)))
 
     def _in_turn(self) -> AbstractContextManager[None]:
-        """Alone with the run file, where other processes may write attempts of theirs to it."""
+        """Return a lock on the run file if other processes may write their attempts to it."""
         shared = self.dir / ATTEMPTS
         return hold_lock((shared / "lock").open("ab")) if shared.is_dir() else nullcontext()
 
     def close(self, counts: Mapping[str, Any] | None = None) -> None:
-        """Seal every journal and note the end."""
+        """Seal every journal, and record the end."""
         for split in list(self._shards):
             self._seal(split)
         self._seal_log()
@@ -253,7 +257,7 @@ def _listed(value: Any) -> Any:
 
 
 class Journal:
-    """One journal being written."""
+    """A journal that is being written."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self.path = path
@@ -276,7 +280,7 @@ class Journal:
         return time.monotonic() - self._began
 
     def is_there(self) -> bool:
-        """Whether the path still names the file we write to; a removed folder would swallow writes in silence."""
+        """Return True if the path still names the open file; writes to a removed folder would be lost silently."""
         try:
             return self._whole and os.path.samestat(self.path.stat(), os.fstat(self._fd))
         except OSError:
@@ -290,7 +294,7 @@ class Journal:
                 self._write(batch.serialize())
                 self.rows += batch.num_rows
         except BaseException:
-            self._cut(*before)
+            self._truncate(*before)
             raise
         return self.bytes - before[0]
 
@@ -302,7 +306,7 @@ class Journal:
             self.sync()
         self.bytes += buffer.size
 
-    def _cut(self, size: int, rows: int) -> None:
+    def _truncate(self, size: int, rows: int) -> None:
         """Remove what was written after `size` bytes: half a batch would hide the ones after it."""
         self.bytes, self.rows = size, rows
         try:
@@ -320,7 +324,7 @@ class Journal:
 
 
 def seal(journal: Path, rows: int) -> Path:
-    """Turn a journal of so many rows into a Parquet part of the same name."""
+    """Turn a journal with this many rows into a Parquet part of the same name."""
     part = journal.with_suffix(".parquet")
     is_vast = journal.stat().st_size > VAST_ROW * max(rows, 1)
 
@@ -334,7 +338,8 @@ def seal(journal: Path, rows: int) -> Path:
             for table in row_groups(stream):
                 add(table)
                 written += table.num_rows
-                del table  # or it is there until the file is finished
+                # Release its memory before the file is finished.
+                del table
         if written != rows:
             raise OSError(f"{written} of the {rows} rollouts in it can be read")
 
@@ -344,7 +349,7 @@ def seal(journal: Path, rows: int) -> Path:
 
 
 def seal_log(journal: Path, rows: int) -> None:
-    """Turn a journal of what the trainer logged into Parquet of the same name."""
+    """Turn a journal of the trainer's log into a Parquet file of the same name."""
     table = read_journal(journal)
     if table.num_rows != rows:
         raise OSError(f"{table.num_rows} of the {rows} rows in it can be read")
@@ -354,10 +359,10 @@ def seal_log(journal: Path, rows: int) -> None:
 
 @contextmanager
 def part_writer(path: Path, schema: pa.Schema, *, is_vast: bool = False) -> Iterator[Callable[[pa.Table], None]]:
-    """Writes row groups to a part, and into its footer the sums that figures of the run are made of."""
-    told = {name: value for name, value in (schema.metadata or {}).items() if name != sums.KEY}
-    how = {"compression": "zstd", "compression_level": 1, **encodings(schema, is_vast=is_vast)}
-    how["write_batch_size"] = TEXTS_AT_ONCE
+    """Open a part, yield a function that appends a row group, and at the end add the sums to its footer."""
+    metadata = {name: value for name, value in (schema.metadata or {}).items() if name != sums.KEY}
+    options = {"compression": "zstd", "compression_level": 1, **encodings(schema, is_vast=is_vast)}
+    options["write_batch_size"] = TEXTS_AT_ONCE
     rows: list[pa.Table] = []
 
     def write(table: pa.Table) -> None:
@@ -365,17 +370,18 @@ def part_writer(path: Path, schema: pa.Schema, *, is_vast: bool = False) -> Iter
         _release(table.nbytes)
         rows.append(sums.apart(table))
 
-    with pa.OSFile(str(path), "wb") as sink, pq.ParquetWriter(sink, schema.with_metadata(told), **how) as file:
+    with pa.OSFile(str(path), "wb") as sink, pq.ParquetWriter(sink, schema.with_metadata(metadata), **options) as file:
         yield write
         pa.default_memory_pool().release_unused()
         file.add_key_value_metadata(sums.footer(rows, sink.tell()))
 
 
 def encodings(schema: pa.Schema, *, is_vast: bool = False) -> dict[str, Any]:
-    """A dictionary of all log-probabilities would be larger than they are; byte by byte they pack well.
+    """Return Parquet encodings for the columns.
 
-    Answers hardly ever repeat, so a dictionary of them is only work, and vast texts would be held once more. Nobody
-    asks for the least and the greatest of texts inside lists, which would be kept whole for each part.
+    A dictionary of log-probabilities would be larger than the values, but split by byte they compress well.
+    Completions hardly ever repeat, so a dictionary is useless, and very large texts would be held in memory twice.
+    Statistics of texts in lists are never used.
     """
     leaves = [leaf for field in schema for leaf in _leaves(field.name, field.type)]
     split = [leaf for leaf in leaves if leaf.startswith("tokens.") and "logprobs" in leaf]
@@ -385,20 +391,20 @@ def encodings(schema: pa.Schema, *, is_vast: bool = False) -> dict[str, Any]:
     return {
         "use_dictionary": light if is_vast else repeated,
         "use_byte_stream_split": split,
-        "write_statistics": [leaf for leaf in bounded(schema) if not is_vast or leaf not in HEAVY],
+        "write_statistics": [leaf for leaf in columns_with_statistics(schema) if not is_vast or leaf not in HEAVY],
     }
 
 
-def bounded(schema: pa.Schema) -> list[str]:
-    """The columns of which a file tells the least and the greatest value.
+def columns_with_statistics(schema: pa.Schema) -> list[str]:
+    """Return the columns that get minimum and maximum statistics.
 
-    Not numbers with NaN: Parquet's greatest leaves NaN out, and DuckDB then takes any NaN in the file for a number.
+    Numbers with NaN do not: Parquet's maximum ignores NaN, and DuckDB would then treat NaN in the file as a number.
     """
     return [field.name for field in schema if not (pa.types.is_nested(field.type) or pa.types.is_floating(field.type))]
 
 
 def _leaves(path: str, kind: pa.DataType) -> Iterator[str]:
-    """The columns that Parquet makes of one of ours."""
+    """Yield the Parquet columns of one Arrow column."""
     if pa.types.is_struct(kind):
         for field in kind:
             yield from _leaves(f"{path}.{field.name}", field.type)
@@ -452,10 +458,10 @@ def row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 def read_journal(path: Path, breaks: Callable[[int, str], object] = lambda *_: None) -> pa.Table:
-    """Every whole batch of a journal; a torn end, or one that is being written, is left out.
+    """Return every complete batch of a journal; a truncated end, or one being written, is left out.
 
-    `breaks` is told the byte from which on nothing can be read although the file goes on, and why: that is no torn
-    end. The file is read, not mapped: its writer may cut or remove it meanwhile.
+    `breaks` is called if the journal is damaged before its end, with the byte offset and the reason. The file is read
+    and not mapped, because its writer may truncate or remove it.
     """
     batches: list[pa.RecordBatch] = []
     with pa.OSFile(str(path)) as source:
@@ -465,7 +471,7 @@ def read_journal(path: Path, breaks: Callable[[int, str], object] = lambda *_: N
         except pa.ArrowInvalid:
             if _has_header(path):
                 raise
-            return SCHEMA.empty_table()  # its writer died before the first generation
+            return SCHEMA.empty_table()  # its writer was killed before the first generation
         try:
             while True:
                 read = source.tell()
@@ -477,7 +483,7 @@ def read_journal(path: Path, breaks: Callable[[int, str], object] = lambda *_: N
 
 
 def _is_torn(source: pa.OSFile, read: int, size: int) -> bool:
-    """Whether a journal ends within the message after these bytes. Its writer may cut it after we read its size."""
+    """Return True if a journal ends within the message after these bytes, perhaps because its writer truncated it."""
     if source.tell() < min(size, os.fstat(source.fileno()).st_size):
         return False
     source.seek(read)
@@ -486,21 +492,21 @@ def _is_torn(source: pa.OSFile, read: int, size: int) -> bool:
 
 
 def _has_header(path: Path) -> bool:
-    """Whether a journal has at least as many bytes as its first message says it has."""
+    """Return True if a journal contains its complete first message."""
     with path.open("rb") as file:
         start = file.read(8)
     return len(start) == 8 and path.stat().st_size >= 8 + int.from_bytes(start[4:], "little")
 
 
 def write_parquet(path: Path, tables: Iterable[pa.Table]) -> int:
-    """Write tables to one Parquet file, one after the other; returns how many rows they have."""
+    """Write tables to one Parquet file in order, and return the number of rows."""
     written = 0
 
     def write(target: Path) -> None:
         nonlocal written
         writer = None
         for table in tables:
-            how = {"compression": "zstd", "write_statistics": bounded(table.schema)}
+            how = {"compression": "zstd", "write_statistics": columns_with_statistics(table.schema)}
             writer = writer or pq.ParquetWriter(target, table.schema, **how)
             writer.write_table(table.cast(writer.schema))
             written += table.num_rows

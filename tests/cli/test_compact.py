@@ -9,7 +9,7 @@ from values import same
 
 from rollout_plugins import open_run
 from rollout_plugins.cli.main import main
-from rollout_plugins.store.joined_parts import joined
+from rollout_plugins.store.joined_parts import read_joined_parts
 from rollout_plugins.store.write import RunWriter
 from rollout_plugins.system.file_locks import lock, unlock
 
@@ -57,7 +57,7 @@ def test_a_kill_costs_nothing_and_counts_nothing_twice(tmp_path, moment):
     before, old = list(run), {path: path.read_bytes() for path in run.dir.glob("data/*/*")}
     assert main(["compact", str(run.dir)]) == 0
     if moment == "before it appears":
-        for name in joined(run.dir):
+        for name in read_joined_parts(run.dir):
             (run.dir / name).unlink()
     for path in list(old)[:: 2 if moment.startswith("in the middle") else 1]:
         path.write_bytes(old[path])

@@ -59,7 +59,9 @@ def test_a_run_without_a_rollout_is_analysed(tmp_path):
 
 def test_a_function_that_says_too_little_is_told(tmp_path):
     run = record(tmp_path, rollouts(4))
-    with pytest.raises(RunError, match="the function gave 3 values of 'value' for 4 rollouts; give one for each"):
+    with pytest.raises(
+        RunError, match="the function returned 3 values of 'value' for 4 rollouts; return one value for each rollout"
+    ):
         run.annotate_by("check", one_short, columns=["reward"])
     with pytest.raises(RunError, match="a batch has no column 'rewrd'; did you mean 'reward'"):
         run.annotate_by("check", twice, columns=["rewrd"])

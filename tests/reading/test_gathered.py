@@ -326,7 +326,7 @@ def test_sums_that_an_older_version_kept_do_not_say_where_a_step_is(tmp_path):
     wanted = counted(folder)
     listing, _, packed = (folder / gathered.FILE).read_bytes().partition(b"\n")
     older = json.dumps({name: noted[:2] for name, noted in json.loads(listing).items()}).encode()
-    head = sums._HEAD.pack(gathered.checked(older), *sums._HEAD.unpack_from(packed)[1:])
+    head = sums._HEAD.pack(gathered.checksum(older), *sums._HEAD.unpack_from(packed)[1:])
     (folder / gathered.FILE).write_bytes(older + b"\n" + head + packed[sums._HEAD.size :])
     run = open_run(folder)
     assert (counted(folder), [run.count(step=step) for step in (1, 5, 6)]) == (wanted, [4, 4, 0])
@@ -344,13 +344,13 @@ def summed(groups):
     ]
     table = pa.Table.from_pylist(rows, pa.schema([(name, TYPES[name]) for name in sums._NEEDED]))
     reward = table.column_names.index("reward")
-    return sums.packed(sums.lines(table.set_column(reward, "reward", pa.array([1.0] * len(rows)))))
+    return sums.pack(sums.summands(table.set_column(reward, "reward", pa.array([1.0] * len(rows)))))
 
 
 @thorough
 @given(st.lists(GROUPS, min_size=1, max_size=4))
 def test_groups_that_lie_in_two_parts_are_seen_and_spans_have_all_the_others(parts):
-    found = spans(sums.joined([summed(groups) for groups in parts]))
+    found = spans(sums.unpack([summed(groups) for groups in parts]))
     is_shared = any(
         key in other
         for place, groups in enumerate(parts)

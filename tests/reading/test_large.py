@@ -16,14 +16,14 @@ def thirty_are_very_many(monkeypatch):
 @pytest.fixture
 def looked_up(monkeypatch):
     """How many places each look at the run's files gave."""
-    found, places = [], query.Database._found
+    found, places = [], query.Database._ordered_places
 
     def count(self, *given):
         table = places(self, *given)
         found.append(table.num_rows)
         return table
 
-    monkeypatch.setattr(query.Database, "_found", count)
+    monkeypatch.setattr(query.Database, "_ordered_places", count)
     return found
 
 

@@ -16,7 +16,7 @@ from rollout_plugins.remote.folder_sync import Copying
 from rollout_plugins.remote.folders import Folder
 from rollout_plugins.remote.url_places import place
 from rollout_plugins.store import small_parts
-from rollout_plugins.store.joined_parts import joined
+from rollout_plugins.store.joined_parts import read_joined_parts
 
 OFTEN = {"mirror": {"seal_seconds": 1e-9}}
 ALL = sorted(f"answer {step}.{n}" for step in (1, 2, 3) for n in range(4))
@@ -155,7 +155,7 @@ def test_a_run_that_joins_its_parts_counts_each_rollout_once_in_the_mirror(tmp_p
     made = {"run_id": "mine", "mirror": str(tmp_path / "there")}
     run, there = recorded(tmp_path / "here", range(1, 7), **made, config=OFTEN), tmp_path / "there" / "mine"
     every = sorted(f"answer {step}.{n}" for step in range(1, 7) for n in range(4))
-    (name,) = joined(run)
+    (name,) = read_joined_parts(run)
     assert sorted(answers(there)) == every
     assert open_run(there).health.unreadable == []
 

@@ -16,7 +16,7 @@ from rollout_plugins import hookimpl, open_run
 from rollout_plugins.cli.main import main
 from rollout_plugins.store import join_parts as joining
 from rollout_plugins.store import small_parts
-from rollout_plugins.store.joined_parts import joined
+from rollout_plugins.store.joined_parts import read_joined_parts
 from rollout_plugins.store.write import RunWriter
 
 
@@ -144,5 +144,5 @@ def test_a_process_that_goes_on_gives_no_file_the_name_of_one_that_was_joined(tm
     found = [rollout.id for rollout in open_run(tmp_path)]
     assert sorted(found) == ["0.0", "0.1", "1.0", "1.1", "new0", "new1"]
     assert not set(names(tmp_path / "r1")) & {
-        Path(name).name for held in joined(tmp_path / "r1").values() for name in held
+        Path(name).name for held in read_joined_parts(tmp_path / "r1").values() for name in held
     }
