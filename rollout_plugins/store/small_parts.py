@@ -1,9 +1,9 @@
 """Join the small parts that a process seals, while it records, so that a run has few files.
 
-A mirror has a journal sealed every few minutes, and each becomes a part. When sixteen parts of about one size exist,
-besides the newest, they are joined into a larger one. Larger ones are joined in the same way, so a process leaves few
-files, and writes each rollout a few times in all. This happens on the store's thread after a new journal began, never
-at the end. The newest part is left alone because a mirror has not copied it yet, and would copy the joined part, too.
+A mirror seals a journal every few minutes, and each becomes a part. Sixteen parts of about the same size, the newest
+excluded, are joined into a larger one, which is joined with its like later. So a process leaves few files and writes
+each rollout only a few times. This happens on the store's thread after a new journal began, and never at the end of
+training. The newest part is excluded because a mirror has not copied it yet, and would then copy the joined part too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def join_small_parts(folder: Path, split: str, stem: str, target: Path) -> bool:
     parts = sorted((folder / "data" / split).glob(f"{stem}-*.parquet"))
     if len(parts) <= AT_ONCE:
         return False
-    remove_joined(folder)  # what a process left that was killed while it joined parts
+    remove_joined(folder)  # by a process that was killed while it joined parts
     targets = read_joined_parts(folder)
     sealed = [path for path in parts if file_name(path) not in targets]
     selected = _select([path for path in parts if path not in sealed[-1:] and path.exists()])

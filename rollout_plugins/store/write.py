@@ -1,9 +1,9 @@
 """Write the rollouts of one rank of a run to an append-only journal that becomes Parquet as it grows.
 
-`data/<split>/<attempt>-<rank>-<number>.arrows` is an Arrow IPC stream with one record batch for each generation, or
-several for a generation of more than 16 MB.
-At 64 MB and at the end it becomes `….parquet` of the same name and is removed; a reader prefers the Parquet of the
-two. Killing the process at any moment leaves at worst a torn last batch, which readers ignore.
+`data/<split>/<attempt>-<rank>-<number>.arrows` is an Arrow IPC stream with a record batch for each generation, or
+several for a generation of more than 16 MB. At 64 MB and at the end, it is sealed: written as a Parquet file of the
+same name, and removed. Readers prefer the Parquet file. If the process is killed at any moment, at most the last batch
+is truncated, and readers ignore it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SEAL_BYTES = 64 * 2**20
 LOG_BYTES = 16 * 2**20
 SYNC_SECONDS = 1.0
 ROW_GROUP = 4096
-#: About how many bytes of rollouts are serialised, or turned into Parquet, at once: more would be in memory twice.
+#: How many bytes of rollouts are serialised, or turned into Parquet, at once; that many are in memory twice.
 PIECE_BYTES = 16 * 2**20
 _ANSWERS = tuple(f"completion.list.element.{name}" for name in ("content", "reasoning"))
 BATCHES_AT_ONCE = 64
@@ -84,13 +84,13 @@ class RunWriter:
         self._started = time.time()
 
     def write(self, split: str, rollouts: Sequence[Rollout]) -> int:
-        """Append one generation, and seal what is due."""
+        """Append one generation, and seal journals that are due."""
         count = self.append(split, rollouts)
         self.seal_due()
         return count
 
     def append(self, split: str, rollouts: Sequence[Rollout]) -> int:
-        """Append one generation. It is readable, and safe from this process's death, when this returns.
+        """Append one generation, and return how many rows were written.
 
         The rows are readable and survive this process. A smaller number than `len(rollouts)` means a defect here.
         """
@@ -109,7 +109,10 @@ class RunWriter:
         return count
 
     def seal_due(self) -> None:
-        """Seal journals that are large or old enough. Call it when the rollouts are released: it reads them again."""
+        """Seal journals that are large or old enough.
+
+        Sealing reads them again, so call it after releasing the rollouts.
+        """
         for split, shard in list(self._shards.items()):
             if shard.bytes >= SEAL_BYTES or shard.age >= self._seal_seconds:
                 self._seal(split)
@@ -307,7 +310,7 @@ class Journal:
         self.bytes += buffer.size
 
     def _truncate(self, size: int, rows: int) -> None:
-        """Remove what was written after `size` bytes: half a batch would hide the ones after it."""
+        """Truncate the journal to `size` bytes, because half a batch would hide the ones after it."""
         self.bytes, self.rows = size, rows
         try:
             os.ftruncate(self._fd, size)
@@ -368,7 +371,7 @@ def part_writer(path: Path, schema: pa.Schema, *, is_vast: bool = False) -> Iter
     def write(table: pa.Table) -> None:
         file.write_table(table)
         _release(table.nbytes)
-        rows.append(sums.apart(table))
+        rows.append(sums.copy_columns(table))
 
     with pa.OSFile(str(path), "wb") as sink, pq.ParquetWriter(sink, schema.with_metadata(metadata), **options) as file:
         yield write
@@ -415,7 +418,7 @@ def _leaves(path: str, kind: pa.DataType) -> Iterator[str]:
 
 
 def _release(size: int) -> None:
-    """Give memory back to the system after work on this many bytes: Arrow's allocator would keep as much again."""
+    """Return memory to the system after work on this many bytes, because Arrow's allocator would keep as much again."""
     if size > PIECE_BYTES // 2:
         pa.default_memory_pool().release_unused()
 

@@ -145,8 +145,8 @@ def test_a_mirror_that_keeps_up_has_each_rollout_in_one_file(tmp_path, monkeypat
         for step in range(1, 8):
             recorder.record(step, batch(step))
             assert recorder.flush()
-            until(lambda: parts(here).keys() - joined(here).keys() <= parts(there).keys())
-    assert joined(here)
+            until(lambda: parts(here).keys() - read_joined_parts(here).keys() <= parts(there).keys())
+    assert read_joined_parts(here)
     assert sum(pq.read_metadata(path).num_rows for path in parts(there).values()) == len(open_run(there)) == 28
 
 
