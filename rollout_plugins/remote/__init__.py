@@ -1,1 +1,1 @@
-"""Runs that are not, or not only, on this machine's disk: object stores, the Hub, and whatever else fsspec knows."""
+"""Runs in object stores, on the Hugging Face Hub, and on any other filesystem that fsspec supports."""

@@ -1,4 +1,4 @@
-"""The page of a run that is pushed to the Hub as a dataset: what it is, what is in it, and how to load it."""
+"""Write the dataset card of a run on the Hub: what the run is, what it contains, and how to load it."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ rollouts sql {folder} 'select step, avg(reward) from rollouts group by step orde
 
 
 def publish(target: Folder, source: Path, chosen: Mapping[str, Any]) -> None:
-    """Write the card of the dataset that a run was sent to, if it is one. `chosen`: the filters that selected it."""
+    """Write the card of the dataset to which a run was sent, if it is one. `chosen`: the filters that selected it."""
     root = target.repo_root
     if root is None:
         return
@@ -87,7 +87,7 @@ def publish(target: Folder, source: Path, chosen: Mapping[str, Any]) -> None:
 
 
 def _kept(root: HubFolder, names: Collection[str]) -> set[str]:
-    """The files of a dataset without parts that larger ones of their run hold: each rollout once."""
+    """Return the files of a dataset without parts that were joined into others: each rollout is in one file."""
     kept = set(names)
     for note in [name for name in names if name.rpartition("/")[2] == NOTE]:
         start = note.removesuffix(NOTE)
@@ -99,17 +99,17 @@ def _kept(root: HubFolder, names: Collection[str]) -> set[str]:
 
 
 def _is_in(folder: str, name: str) -> bool:
-    """Whether a file is a part of the run in the folder: another node's, or one that was removed here since."""
+    """Return True if a file is part of the run in the folder, from another node or removed here since."""
     return name.startswith(f"{folder}/data/".lstrip("/")) and name.endswith(".parquet")
 
 
 def datasets(names: Iterable[str], kept: Collection[str]) -> Datasets:
-    """For each run's folder among files of these names, its splits and the files of each; by name where some go."""
+    """Return the splits and files of each run's folder among files of these names, with patterns where possible."""
     there: defaultdict[tuple[str, str, str, str], list[str]] = defaultdict(list)
     for match in filter(None, map(_DATA.fullmatch, sorted(names))):
         there[match[1], match[2], match[3], match[4]].append(match[0])
     found: Datasets = {}
-    for (run, kind, split, suffix), files in sorted(there.items(), reverse=True):  # train is before eval
+    for (run, kind, split, suffix), files in sorted(there.items(), reverse=True):  # the train split comes before eval
         those = [name for name in files if name in kept]
         pattern = f"{run}{kind}/{split}/**/*.{suffix}"
         found.setdefault(run.rstrip("/"), {})[split] = pattern if those == files else those
@@ -117,7 +117,7 @@ def datasets(names: Iterable[str], kept: Collection[str]) -> Datasets:
 
 
 def card(run: StoredRun, known: Datasets, folder: str, repo: str, chosen: Mapping[str, Any]) -> str:
-    """The text of README.md of a dataset in whose `folder` the run is, beside others."""
+    """Return the README.md of a dataset that has the run in `folder`, beside other runs."""
     columns = [[f"`{name}`", f"`{_kind(kind)}`", _MEANINGS.get(name, "")] for name, kind in FIELDS]
     others = [name for name in known if name != folder]
     return _TEXT.format(
@@ -137,7 +137,7 @@ def card(run: StoredRun, known: Datasets, folder: str, repo: str, chosen: Mappin
 
 
 def _front(known: Datasets, newest: str) -> str:
-    """What the Hub and `load_dataset` read: a configuration for each run, that of the newest by default."""
+    """Return the metadata for the Hub and `load_dataset`: a configuration for each run, by default the newest."""
     head = ["---", "pretty_name: Rollouts", "tags:", "- reinforcement-learning", "- rollouts", "- rollout-plugins"]
     configs = ["configs:"] if known else []
     for folder in sorted(known, key=lambda folder: folder != newest):
@@ -184,7 +184,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _plain(text: str) -> str:
-    """On one line, and without what Markdown would read."""
+    """Return the text on one line, without characters that Markdown interprets."""
     line = " ".join(text.split())
     return "".join(f"\\{letter}" if letter in r"|<>*`[]\_" else letter for letter in line)
 

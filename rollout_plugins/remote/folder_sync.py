@@ -1,8 +1,8 @@
-"""What of a run's folder another folder lacks, and bringing it there: each file once, whoever is killed meanwhile.
+"""Copy the files of a run's folder that another folder lacks, each once, even if a process is killed meanwhile.
 
-Parts, media and annotations never change once they have their name, so what the other folder has under that name and
-of that size is there already. Other files, the run's facts among them, are sent again when they have changed; what
-only the other folder knows, of other nodes and of disks that are gone, stays in them.
+Parts, media and annotations never change once they have their final name, so a file of the same name and size is the
+same file. Other files, such as run files, are sent again when they have changed. Entries that only the target has,
+from other nodes or lost disks, are kept.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from rollout_plugins.system.node_folders import nodes_of
 _PART = re.compile(r"data/[^/]+/(\d+-\d+)-\d+\.(parquet|arrows)")
 _OF_A_RUN = re.compile(rf"(.*/|)(run(-\d+)?\.json|{_PART.pattern})")
 _FACTS = re.compile(r"run(-\d+)?\.json")
-#: Rollouts come after the pictures in them and the note of what a part holds, and the facts that count them last.
+#: Rollouts follow the images in them and the list of joined parts; the run files that count them come last.
 _ORDER = (NOTE, "media/", "data/", "steps/", "annotations/", "")
 
 
 class Copying:
-    """From a run's folder to another one."""
+    """A copy from a run's folder to another folder."""
 
     def __init__(
         self,
@@ -44,13 +44,14 @@ class Copying:
         journals: bool = True,
         send_joined: bool = True,
     ) -> None:
-        """`idle_seconds`: how long a journal must have stayed as it is to be copied before it is a part, if at all.
+        """`idle_seconds`: how long a journal must be unchanged before it is copied; infinite to wait for the sealed
+        part.
 
         `send_joined`: whether to send a joined part if the target has all parts in it; that makes reading faster.
         """
         self.target = target
         self.failed: dict[str, str] = {}
-        """Files that the last `send` could not bring there, and why."""
+        """The files that the last `send` could not copy, with the reason."""
         self.sent = 0
         self._source = source
         self._idle = idle_seconds
@@ -63,7 +64,7 @@ class Copying:
 
     @classmethod
     def beside(cls, source: Path, parent: Folder, attempt: int, rank: int, **options: Any) -> Copying:
-        """To the folder of the same name in `parent`, or to `<name>-2` where that is another run's, and so on."""
+        """Copy to the folder of the same name in `parent`, or to `<name>-2` and so on if that has another run."""
         number, name = 1, source.name
         while True:
             copying = cls(source, parent.inside(name), **options)
@@ -73,7 +74,7 @@ class Copying:
             name = f"{source.name}-{number}"
 
     def is_of_another_run(self, attempt: int, rank: int) -> bool:
-        """Whether the other folder has files under names of ours that are not ours: a run id was given twice."""
+        """Return True if the target has files of another run under our names, because a run id was used twice."""
         ours = [file.name for file in files_of(self._source) if _PART.fullmatch(file.name)]
         stem = f"{attempt:03d}-{rank:05d}"
         nodes = nodes_of(self._source)
@@ -81,24 +82,24 @@ class Copying:
         known = {Path(name).with_suffix("") for name in (*ours, *gone)}
         complete = {Path(name).with_suffix("") for name in (*filter(is_fixed, ours), *gone)}
         made = [name for name in self._there if (part := _PART.fullmatch(name)) and part[1] == stem]
-        # A part that is complete there and still grows here is not ours.
+        # A part that is complete in the target while it still grows here is not ours.
         foreign = (name for name in made if Path(name).with_suffix("") not in (complete if is_fixed(name) else known))
         return self.differs() or any(foreign) or self._began_otherwise(run_file(rank))
 
     def differs(self) -> bool:
-        """Whether a part is there that has our name, and is not ours."""
+        """Return True if the target has a different part under one of our names."""
         parts = [file for file in files_of(self._source) if _PART.fullmatch(file.name) and is_fixed(file.name)]
         others = [file for file in parts if self._there.get(file.name, file.size) != file.size]
         return not all(is_pruned(file.path) for file in others)
 
     def _began_otherwise(self, name: str) -> bool:
-        """Whether an attempt that both folders know of began at one moment here, and at another there."""
+        """Return True if an attempt in both folders began at different times."""
         there = _starts(self._attempts_there(name))
         ours = [attempt for node in nodes_of(self._source) for attempt in earlier_attempts(node / name)]
         return any(there.get(attempt, start) != start for attempt, start in _starts(ours).items())
 
     def _attempts_there(self, name: str) -> list[dict[str, Any]]:
-        """Those that a run file of the other folder lists, as it was when it was first looked at or sent."""
+        """Return the attempts in a run file of the target, as of the first look or send."""
         if name not in self._earlier:
             with tempfile.TemporaryDirectory(prefix="rollouts-") as made:
                 if name in self._there:
@@ -107,7 +108,7 @@ class Copying:
         return self._earlier[name]
 
     def pending(self, *, everything: bool = False) -> list[File]:
-        """What is not there, in the order in which it may go; with `everything`, also journals that still grow."""
+        """Return the files that the target lacks, in sending order; with `everything`, also growing journals."""
         found = [file for file in files_of(self._source) if self._lacks(file) and (everything or self._rests(file))]
         return sorted(found, key=lambda file: (_rank(file), file.name))
 
@@ -119,20 +120,20 @@ class Copying:
         return self._stamps.get(file.name) != _stamp(file)
 
     def _has_more(self, file: File) -> bool:
-        """Whether the other folder has the parts that a joined one was made of, and that is enough, or more."""
+        """Return True if the target has the parts in a joined part and needs no more, or has a larger part."""
         held = self._held_parts(file)
         is_enough = not self._has_joined or is_pruned(file.path) if held else False
         return is_enough and self._there.keys() >= set(held)
 
     def _held_parts(self, file: File) -> list[str]:
-        """The names of the parts that a joined one holds, as they were written; none of one that was not joined."""
+        """Return the names of the original parts in a joined part, or nothing for another part."""
         if not file.name.startswith("data/"):
             return []
         notes = read_joined_parts(_root(file))
         return [name for name in notes.get(file.name, ()) if name not in notes]
 
     def _rests(self, file: File) -> bool:
-        """Whether nobody has written to a journal for a while, by a clock that nobody sets."""
+        """Return True if nobody has written to a journal for a while, by a monotonic clock."""
         if not file.name.endswith(".arrows"):
             return True
         size, since = self._journals.get(file.name, (-1, 0.0))
@@ -142,7 +143,7 @@ class Copying:
         return time.monotonic() - since >= self._idle
 
     def send(self, files: list[File], told: Callable[[File], object] = lambda _: None) -> bool:
-        """Bring them there; whether all of them are."""
+        """Send files, and return True if all arrived."""
         self.failed = {}
         stamps = {file.name: _stamp(file) for file in files}
 
@@ -154,16 +155,18 @@ class Copying:
             told(file)
 
         def failed(file: File, error: Exception) -> None:
-            if file.path.exists():  # else it was a journal that became a part, or the user removed it
+            if file.path.exists():  # otherwise the journal became a part, or the user removed it
                 self.failed[file.name] = self.target.place.why(error)
 
         with tempfile.TemporaryDirectory(prefix="rollouts-") as made:
-            ready = {file.name: self._with_theirs(file, Path(made)) for file in files}  # one of several nodes' own
+            ready = {
+                file.name: self._with_theirs(file, Path(made)) for file in files
+            }  # the target may have other nodes' entries
             self.target.send(list(ready.values()), sent, failed)
         return all(self._stamps.get(file.name) == stamps[file.name] or not file.path.exists() for file in files)
 
     def _with_theirs(self, file: File, folder: Path) -> File:
-        """A file that also says what only the other folder knows of: this disk is a new one, or one of several."""
+        """Return a file that also has the entries that only the target has, from a lost disk or another node."""
         if file.name == NOTE:
             return self._with_joined(file, folder)
         return self._with_lost_attempts(file, folder) if is_facts(file.name) else file
@@ -179,19 +182,20 @@ class Copying:
         made = folder / file.name
         if content:
             made.write_text(content, encoding="utf-8")
-        self._earlier[file.name] = earlier_attempts(made if content else file.path)  # the next node's may lack them
+        self._earlier[file.name] = earlier_attempts(made if content else file.path)
         return File(made, file.name, made.stat().st_size) if content else file
 
     def _replace_journal(self, file: File) -> None:
-        """A journal goes when its part is there, whichever of the two arrived last: both may be on their way."""
+        """Remove a journal when its part has arrived; both may be on their way at the same time."""
         journal, part = (str(Path(file.name).with_suffix(suffix)) for suffix in (".arrows", ".parquet"))
         if part in self._there and self._there.pop(journal, None) is not None:
             self.target.remove(journal)
 
     def safe_names(self, file: File) -> list[str]:
-        """The names under which the other folder has what is in the file; it is asked, and if it lacks some: none.
+        """Return the names under which the target safely has the file's content; if some are missing, an empty list.
 
-        That is the file as it is here, or as it was before it was pruned, or all the parts that were joined into it.
+        The target may have the file as it is here, the file before it was pruned, or all parts that were joined into
+        it.
         """
         there = self.target.size(file.name)
         if there is not None:
@@ -201,22 +205,22 @@ class Copying:
 
 
 def _starts(attempts: Iterable[Mapping[str, Any]]) -> dict[int | None, Any]:
-    """When they began."""
+    """Return the start time of each attempt."""
     return {as_count(attempt.get("attempt")): attempt.get("started") for attempt in attempts}
 
 
 def _root(file: File) -> Path:
-    """The folder of the run, or of one of its nodes, that the file is in."""
+    """Return the folder of the run, or of one of its nodes, that contains the file."""
     return file.path.parents[file.name.count("/")]
 
 
 def is_facts(name: str) -> bool:
-    """Whether a file of this name says what a rank did in its attempts."""
+    """Return True if a file of this name is a run file."""
     return bool(_FACTS.fullmatch(name))
 
 
 def with_attempts(file: Path, earlier: list[dict[str, Any]]) -> str:
-    """The text of a run file with those of these attempts that it lacks; empty when it lacks none."""
+    """Return the text of a run file with the missing ones of these attempts added, or "" if none is missing."""
     known = {attempt.get("attempt") for attempt in earlier_attempts(file)}
     lost = [attempt for attempt in earlier if attempt.get("attempt") not in known]
     facts = json.loads(file.read_bytes()) if lost else {}
@@ -224,17 +228,17 @@ def with_attempts(file: Path, earlier: list[dict[str, Any]]) -> str:
 
 
 def _held(nodes: Iterable[Path]) -> Iterator[str]:
-    """Parts that were joined into others."""
+    """Yield the names of parts that were joined into others."""
     return chain.from_iterable(chain.from_iterable(read_joined_parts(node).values()) for node in nodes)
 
 
 def run_folders(names: Iterable[str]) -> list[str]:
-    """The folders among files of these names that are runs; empty text for the folder that all are in."""
+    """Return the folders of runs among files of these names; "" is the folder that contains them all."""
     return sorted({found[1].rstrip("/") for name in names if (found := _OF_A_RUN.fullmatch(name))})
 
 
 def is_fixed(name: str) -> bool:
-    """Whether a file of this name never changes."""
+    """Return True if a file of this name never changes."""
     is_part = name.startswith(("data/", "steps/")) and name.endswith(".parquet")
     return is_part or name.startswith(("media/", "annotations/", "sessions/"))
 
@@ -250,7 +254,7 @@ def _stamp(file: File) -> tuple[int, int]:
 
 
 def parts_to_spare(files: list[File]) -> list[File]:
-    """Parts, oldest first, without the newest of each writer: the next one is numbered after it."""
+    """Return parts, oldest first, without the newest of each writer, which determines the number of the next."""
     parts = [
         (part[1], file) for file in files if file.name.endswith(".parquet") and (part := _PART.fullmatch(file.name))
     ]

@@ -1,4 +1,4 @@
-"""Folders elsewhere: what is in them, and files sent there and fetched from there, whole or not at all."""
+"""List remote folders, and send and fetch files; a file arrives complete or not at all."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from rollout_plugins.system.files import replace_file
 from rollout_plugins.system.labels import count
 from rollout_plugins.system.node_folders import nodes_of
 
-#: Files that are on their way at the same time.
+#: How many files are transferred at once.
 AT_ONCE = 4
 _BLOCK = 8 * 2**20
-#: After so many failures in a row the rest is not tried.
+#: After this many failures in a row, the other files are not tried.
 FAILURES = 3
-#: Notes of what went where from this folder, which are about this folder alone.
+#: Records of what was exported from this folder, which are valid for this folder only.
 _ONLY_HERE = ("exports",)
 
 
 class File(NamedTuple):
-    """A file of this machine, and what it is called in the other folder."""
+    """A local file, and its name in the remote folder."""
 
     path: Path
     name: str
@@ -38,7 +38,7 @@ class File(NamedTuple):
 
 
 def files_of(folder: Path) -> Iterator[File]:
-    """Everything that a run's folder holds for readers."""
+    """Yield all files of a run's folder that readers need."""
     return chain.from_iterable(map(_files_of, nodes_of(folder)))
 
 
@@ -47,13 +47,13 @@ def _files_of(folder: Path) -> Iterator[File]:
         inner[:] = [name for name in inner if name[0] != "." and not (root == str(folder) and name in _ONLY_HERE)]
         for name in names:
             path = Path(root, name)
-            with suppress(OSError):  # a journal that became a part
+            with suppress(OSError):  # this journal just became a part
                 if name[0] != ".":
                     yield File(path, path.relative_to(folder).as_posix(), path.stat().st_size)
 
 
 class Folder:
-    """A folder at a place that keeps files one by one."""
+    """A folder in a place that stores files one by one."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -63,19 +63,19 @@ class Folder:
 
     @property
     def repo_root(self) -> HubFolder | None:
-        """All of the dataset that it is in, which has a card."""
+        """The root of the dataset that contains the folder, for its card, or None."""
         return None
 
     @property
     def is_public(self) -> bool | None:
-        """Whether everybody can read what is there; None where that is not ours to know."""
+        """Return True if everybody can read the folder, or None if that is unknown."""
         return None
 
     def prepare(self) -> None:
-        """Make what has to be there before the first file."""
+        """Create whatever the first file needs."""
 
     def sizes(self) -> dict[str, int]:
-        """The files in it, in whatever depth, with their sizes."""
+        """Return the size of each file in the folder, at any depth."""
         from pyarrow import fs
 
         if isinstance(self.place.arrow, fs.PyFileSystem):
@@ -87,14 +87,14 @@ class Folder:
         return {name: size for name, size in found if not name.rpartition("/")[2].startswith(".")}
 
     def size(self, name: str) -> int | None:
-        """That of one file; None when it is not there."""
+        """Return the size of one file, or None if it does not exist."""
         info = self.place.arrow.get_file_info(self.place.inside(name).path)
         return info.size if info.is_file else None
 
     def send(
         self, files: Sequence[File], sent: Callable[[File], object], failed: Callable[[File, Exception], object]
     ) -> None:
-        """Send several at a time; a few failures in a row end it."""
+        """Send several files at a time, and stop after a few failures in a row."""
         waiting, in_a_row = deque(files), [0]
 
         def work() -> None:
@@ -108,14 +108,15 @@ class Folder:
                 except Exception as error:
                     in_a_row[0] += (
                         file.path.exists()
-                    )  # one that was joined or sealed meanwhile is not the place's fault
+                        # A file that was joined or sealed meanwhile is not a failure of the place.
+                    )
                     failed(file, error)
                 else:
                     in_a_row[0] = 0
                     sent(file)
 
         helpers = [own_thread("copying", work) for _ in range(min(AT_ONCE, len(files) // 4))]
-        with suppress(RuntimeError):  # the interpreter exits, and starts no more threads
+        with suppress(RuntimeError):  # at interpreter exit, no more threads can start
             for helper in helpers:
                 helper.start()
         work()
@@ -124,7 +125,7 @@ class Folder:
                 helper.join()
 
     def _send(self, file: File) -> None:
-        """Until it is whole it has another name, or none."""
+        """Send a file under a temporary name, or none, until it is complete."""
         target, before = self.place.inside(file.name), file.path.stat()
         if self.place.appears_whole:
             self._copy(file.path, target.path)
@@ -142,11 +143,11 @@ class Folder:
         try:
             arrived, now = self.size(file.name), file.path.stat()
         except FileNotFoundError:
-            if file.name.endswith(".arrows"):  # it became a part, which follows
+            if file.name.endswith(".arrows"):  # it became a part, which is sent later
                 with suppress(Exception):
                     self.remove(file.name)
             raise
-        has_changed = (now.st_size, now.st_mtime_ns) != (before.st_size, before.st_mtime_ns)  # and is sent again
+        has_changed = (now.st_size, now.st_mtime_ns) != (before.st_size, before.st_mtime_ns)  # and will be sent again
         if arrived != before.st_size and not has_changed:
             with suppress(Exception):
                 self.remove(file.name)
@@ -166,7 +167,7 @@ class Folder:
         self.place.arrow.delete_file(self.place.inside(name).path)
 
     def fetch(self, name: str, path: Path) -> None:
-        """Bring one file here."""
+        """Fetch one file."""
         source = self.place.inside(name)
 
         def write(temporary: Path) -> None:
@@ -182,9 +183,9 @@ class Folder:
 
 
 class HubFolder(Folder):
-    """A folder in a dataset or a bucket of the Hugging Face Hub, where files go in commits."""
+    """A folder in a dataset or bucket of the Hugging Face Hub, which receives files in commits."""
 
-    #: Files of a commit, of which there may be so many in an hour.
+    #: The number of files in a commit, because the Hub limits commits per hour.
     IN_A_COMMIT = 200
 
     def __init__(self, place: Place, *, private: bool = True) -> None:
@@ -280,7 +281,7 @@ class HubFolder(Folder):
             self._api.create_commit(self.repo, added, repo_type="dataset", commit_message=message)
 
     def write(self, name: str, text: str) -> None:
-        """A small file of the dataset."""
+        """Write a small file of the dataset."""
         self._add([(text.encode(), self._path(name))])
 
     def remove(self, name: str) -> None:
@@ -292,7 +293,7 @@ class HubFolder(Folder):
 
 @contextmanager
 def written_here(folder: Path, instead: str = "give another folder") -> Iterator[None]:
-    """What this machine's disk refuses, which is nothing that another place says."""
+    """Turn errors of the local disk into a message; errors of a remote place pass through."""
     try:
         yield
     except OSError as error:
@@ -301,7 +302,7 @@ def written_here(folder: Path, instead: str = "give another folder") -> Iterator
 
 
 class Bars:
-    """What the Hub's client draws on the terminal while it sends. Several runs may be sent at once."""
+    """The progress bars of the Hub's client. Several runs may be sent at once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -310,7 +311,7 @@ class Bars:
 
     @contextmanager
     def hidden(self) -> Iterator[None]:
-        """Without it: the terminal belongs to training."""
+        """Hide the bars, because the terminal belongs to training."""
         from huggingface_hub.utils.tqdm import progress_bar_states as shown
 
         with self._lock:
@@ -333,18 +334,18 @@ BARS = Bars()
 
 
 def folder(place: Place, *, private: bool = True) -> Folder:
-    """The folder at a place."""
+    """Return the folder at a place."""
     return HubFolder(place, private=private) if place.protocol == "hf" else Folder(place)
 
 
 def total(files: Iterable[File]) -> str:
-    """How many, and how large, for people."""
+    """Return number and total size of files as text."""
     found = list(files)
     return f"{count(len(found), 'file')} ({size_of(sum(file.size for file in found))})"
 
 
 def size_of(size: float) -> str:
-    """So many bytes, for people."""
+    """Return a size in bytes as text."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if size < 1000:
             return f"{size:,.{0 if unit == 'bytes' else 1}f} {unit}"

@@ -1,4 +1,4 @@
-"""`mirror="s3://bucket/runs"`: what is safe on this machine's disk follows to another place while training goes on."""
+"""Copy a run to another place while it is recorded: `mirror="s3://bucket/runs"`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ logger = logging.getLogger("rollout_plugins")
 
 POLL_SECONDS = 5.0
 LONGEST_PAUSE = 60.0
-#: Of the time, what looking through the folder may take.
+#: The share of time that looking through the folder may take.
 SHARE = 0.02
 _TURN, _ENDS = ".mirror", b"ends"
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -35,18 +35,18 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 class Mirror:
     """Copies a run to an object store, the Hub or another disk while it is recorded; `mirror=` adds it.
 
-    The folder on this machine stays the run's. From there finished files follow, each once, on a thread of their own
-    that training never waits for; when the place cannot be reached they wait. Nothing is ever removed there.
+    The local folder remains the run's folder. Finished files are copied from it, each once, on a separate thread that
+    training never waits for. If the destination cannot be reached, they wait. Nothing is ever removed there.
 
-    to: the folder that the run's folder appears in, as a URL.
+    to: the folder in which the run's folder appears, as a URL.
         Mirror("s3://bucket/runs")
         Mirror("hf://buckets/me/runs")
-    keep_local: how much of the run may stay on this machine, in bytes or as text: beyond it parts that are safely
-        there are removed here, oldest first. None keeps everything.
+    keep_local: how much of the run may stay on this machine, in bytes or as text. Beyond it, the oldest parts that
+        are safe at the destination are removed here. None keeps everything.
         Mirror("s3://bucket/runs", keep_local="10GB")
-    seal_seconds: how far the copy may be behind: so old a journal becomes a Parquet file, and follows.
+    seal_seconds: how many seconds the copy may be behind; journals of that age become Parquet files and are copied.
         Mirror("s3://bucket/runs", seal_seconds=60)
-    require_redact: refuse to start unless `redact`, or another plugin with `required = True`, searches what is stored.
+    require_redact: refuse to start unless `redact`, or another plugin with `required = True`, filters what is stored.
         Mirror("s3://bucket/runs", require_redact=True)
     """
 
@@ -76,12 +76,12 @@ class Mirror:
         self._work: Following | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy has the options, and a run of its own."""
+        """Return the options alone, because a copy of this plugin mirrors a run of its own."""
         return {**vars(self), "_work": None, "alerts": []}
 
     @property
     def target(self) -> str:
-        """Where it copies to."""
+        """The destination."""
         return self.place.url
 
     @hookimpl
@@ -112,7 +112,7 @@ class Mirror:
 
 
 class Following:
-    """One run's files on their way. Of several processes that write to the run's folder, one copies for all."""
+    """The copying of one run. If several processes write to the run's folder, one of them copies for all."""
 
     def __init__(self, run: Run, to: Place, budget: int | None, idle_seconds: float, alerts: list[str]) -> None:
         self.behind = 0
@@ -137,14 +137,14 @@ class Following:
         self._thread.start()
 
     def hurry(self) -> None:
-        """The run ends: look often."""
+        """Look for new files more often, because the run is ending."""
         with self._changed:
             self._ends = True
             self._pause = self._wait = 0.2
             self._changed.notify_all()
 
     def finish(self, seconds: float) -> None:
-        """Wait until everything is there, at most so long; say what is not."""
+        """Wait until everything is copied, at most for `seconds`, and log what is missing."""
         until = time.monotonic() + max(seconds - 1.0, seconds / 2)
         self.hurry()
         with self._changed:
@@ -157,7 +157,7 @@ class Following:
             self.stop()
 
     def _report(self) -> None:
-        """What is left, unless another process of this run has it in hand."""
+        """Log how much is missing, unless another process of this run takes care of it."""
         if self._is_in_hand and self._copying is None and not self._why:
             return
         left = self._left()
@@ -168,17 +168,17 @@ class Following:
         )  # fmt: skip
 
     def _left(self) -> list[File]:
-        with suppress(OSError, RuntimeError):  # it may be at work at this moment
+        with suppress(OSError, RuntimeError):  # another process may be copying right now
             if self._copying is not None:
                 return self._copying.pending(everything=True)
         return list(files_of(self._folder))
 
     def stop(self) -> None:
-        """No more after what is on its way now; other processes of this run copy the rest."""
+        """Stop after the current file; other processes of this run copy the rest."""
         with self._changed:
             self._is_stopped = True
             self._changed.notify_all()
-        with suppress(OSError, ValueError):  # its thread has just given its turn back
+        with suppress(OSError, ValueError):  # its thread has just released the lock
             self._say_turn_ends()
 
     # --- its own thread -----------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ class Following:
         self._give_turn_back()
 
     def _look(self, *, everything: bool) -> bool:
-        """Copy what is new; whether nothing is left to do now."""
+        """Copy new files, and return True if nothing is left to do now."""
         try:
             if not self._has_turn():
                 return everything and not self._turn_ends()
@@ -217,21 +217,22 @@ class Following:
                 self._describe(self._copying, is_last=everything)
             if self._budget is not None:
                 self._make_room(self._copying, self._budget)
-        except Exception as error:  # the thread outlives whatever a filesystem raises
+        # This thread must survive any error of a filesystem.
+        except Exception as error:
             logger.debug("the mirror failed", exc_info=error)
             self._note(len(self._left()), self._to.why(error))
             return False
         return done
 
     def _describe(self, copying: Copying, *, is_last: bool) -> None:
-        """Where the place is a dataset of the Hub, its card: when there is something to load, and at the end."""
+        """If the destination is a dataset, write its card: once there is something to load, and at the end."""
         loadable = sorted({path.parent.name for path in self._folder.glob("data/*/*.parquet")})
         if loadable != self._described or (is_last and not self._is_complete):
             publish(copying.target, self._folder, {})
             self._described, self._is_complete = loadable, is_last
 
     def _has_turn(self) -> bool:
-        """Whether this process copies. The system gives another one its turn when it dies."""
+        """Return True if this process copies. If it dies, the system releases the lock for another process."""
         if self._turn is None:
             self._folder.mkdir(parents=True, exist_ok=True)
             file = (self._folder / _TURN).open("ab")
@@ -246,13 +247,13 @@ class Following:
         return self._turn is not None
 
     def _say_turn_ends(self) -> None:
-        """From here on, whoever completes a file can't rely on this process to copy it."""
+        """Announce that this process may not copy files that are completed from now on."""
         if (turn := self._turn) is not None:
             turn.write(_ENDS)
             turn.flush()
 
     def _turn_ends(self) -> bool:
-        """Whether the process that copies for all may have looked for the last time."""
+        """Return True if the copying process may have looked for new files for the last time."""
         return (self._folder / _TURN).read_bytes() != b""
 
     def _give_turn_back(self) -> None:
@@ -275,7 +276,7 @@ class Following:
         return copying
 
     def _note(self, count: int, why: str) -> None:
-        """Say once when files begin to wait, what there is to do about it, and when they no longer wait."""
+        """Log once when files start to wait, with what to do about it, and once when they no longer wait."""
         self.behind = count if why else 0
         advice = why.partition(" (")[0] if why.endswith(")") else ""
         if why and not self._is_stopped and (not self._why or advice not in self._told):
@@ -293,7 +294,7 @@ class Following:
         self._alerts.append(text % args)
 
     def _make_room(self, copying: Copying, budget: int) -> None:
-        """Remove the oldest parts here, as many as the budget asks for, that the mirror says it has."""
+        """Remove the oldest local parts that the mirror has, as many as the budget requires."""
         files = list(files_of(self._folder))
         over = sum(file.size for file in files) - budget
         if over <= 0:
@@ -314,7 +315,7 @@ class Following:
 
 
 def _bytes(size: object) -> int | None:
-    """A size as a number of bytes; -1 when it is not one."""
+    """Return a size as a number of bytes, or -1 if it is invalid."""
     if size is None:
         return None
     if isinstance(size, int) and not isinstance(size, bool) and size >= 0:

@@ -1,7 +1,7 @@
-"""Retention: the text of most old rollouts goes, their numbers stay.
+"""Remove the text of old rollouts but keep their numbers.
 
-A pruned rollout keeps its row with everything that is counted, charted and filtered by, so the figures of the run stay
-exactly what they were. Its messages, tool calls, tokens and pictures are gone, and its marks say so.
+A pruned rollout keeps its row with everything that is counted, charted and filtered by, so the run's statistics do not
+change. Its messages, tool calls, tokens and images are removed, and its marks say so.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from rollout_plugins.store.write import ROW_GROUP, part_writer
 from rollout_plugins.system.files import replace_file
 
 _MARK = b"rollout_plugins.pruned"
-#: What a pruned rollout still has of its text: that it was pruned.
+#: The content columns of a pruned rollout that become empty.
 _EMPTIED = tuple(name for name in HEAVY if name != "marks")
 
 
 class Pruned(NamedTuple):
-    """What a pruning took, or would take."""
+    """What a pruning removed, or would remove."""
 
     rollouts: int
     of: int
@@ -39,7 +39,7 @@ class Pruned(NamedTuple):
 
 
 def prune(run: StoredRun, keep: str, *, progress: Callable[[str, int, int], object], really: bool = True) -> Pruned:
-    """Take the text out of the rollouts for which `keep`, a SQL condition, is not true."""
+    """Remove the text of all rollouts for which `keep`, a SQL condition, is not true."""
     kept = set(run.table(["id"], where=keep, superseded=True)["id"].to_pylist())
     found = Pruned(0, 0, 0)
     done: set[Path] = set()
@@ -49,7 +49,7 @@ def prune(run: StoredRun, keep: str, *, progress: Callable[[str, int, int], obje
             with (
                 skip_if_damaged(part.path, run.health.damaged),
                 suppress(FileNotFoundError),
-            ):  # joined meanwhile: it comes next
+            ):  # another process joined it: the joined part comes later
                 one = prune_part(part.path, lambda table: _among(table, kept), f"not kept by {keep}", really=really)
                 found = Pruned(*(sum(pair) for pair in zip(found, one, strict=True)))
             progress("pruning", number + 1, len(parts))
@@ -66,7 +66,7 @@ def _among(table: pa.Table, kept: Iterable[str]) -> pa.Array:
 def prune_part(
     path: Path, keeps: Callable[[pa.Table], pa.Array], why: str, columns: Sequence[str] = (), *, really: bool = True
 ) -> Pruned:
-    """Take the text out of a part's rollouts, but for those that `keeps` is True of. It is the old file or the new."""
+    """Remove the text of those rollouts of a part for which `keeps` returns False. The file is replaced atomically."""
     with pq.ParquetFile(path) as file:
         light = file.read(columns=["id", "step", "split", "marks", *columns])
         gone = pc.and_(pc.invert(keeps(light)), pc.invert(are_pruned(light)))
@@ -116,17 +116,17 @@ def _marked(text: str | None, why: str) -> str:
 
 
 def are_pruned(table: pa.Table) -> pa.ChunkedArray:
-    """Which rollouts lost their text."""
+    """Return which rollouts have lost their text."""
     return pc.fill_null(pc.match_substring(table["marks"], '"pruned":'), False)
 
 
 def is_pruned(path: Path) -> bool:
-    """Whether a part is what a pruning left of it."""
+    """Return True if a part was written by pruning."""
     return _MARK in (pq.read_metadata(path).metadata or {})
 
 
 def _size(file: pq.ParquetFile, names: list[str]) -> int:
-    """The bytes that these columns take in the file."""
+    """Return the number of bytes of these columns in the file."""
     about = file.metadata
     groups = [about.row_group(number) for number in range(about.num_row_groups)]
     columns = [group.column(number) for group in groups for number in range(group.num_columns)]
@@ -134,7 +134,7 @@ def _size(file: pq.ParquetFile, names: list[str]) -> int:
 
 
 def _remove_media(run: StoredRun) -> int:
-    """Remove pictures that no rollout has anymore; not while somebody may be about to store one that has."""
+    """Remove images that no rollout refers to, unless somebody may be about to store a rollout with one."""
     if not run.attempts or any(attempt["ended"] is None for attempt in run.attempts):
         return 0
     used = set()
@@ -149,7 +149,7 @@ def _remove_media(run: StoredRun) -> int:
 
 
 def check_keep(run: StoredRun, keep: str) -> None:
-    """Raise when the condition would keep everything, or nothing, which is then a slip of the pen."""
+    """Raise an error if the condition would keep everything or nothing, because it is probably a mistake."""
     kept, count = run.count(where=keep, superseded=True), run.count(superseded=True)
     if count and kept == count:
         raise RunError(f"{keep!r} is true of all {count:,} rollouts, so there is nothing to prune")

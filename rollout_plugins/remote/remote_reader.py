@@ -1,9 +1,10 @@
-"""Read runs that are elsewhere: what was looked at is kept here, and nothing else is fetched.
+"""Read remote runs, and cache what was read.
 
-`~/.cache/rollout-plugins/s3/bucket/runs/…` stands for `s3://bucket/runs/…`. Run files and journals are copied there. A
-Parquet file has its name and size there and no content; beside it, `.<name>.<version>` is as long and takes the blocks
-that are read, with a byte for each block behind them that says whether it is there. So footers, columns and row groups
-come once, and only those that a question needs. A file that changed has another version, and starts anew.
+`~/.cache/rollout-plugins/s3/bucket/runs/…` represents `s3://bucket/runs/…`. Run files and journals are copied there. A
+Parquet file is represented by an empty file of the same name and size. Beside it, the sparse file `.<name>.<version>`
+holds the blocks that were read, followed by a byte for each block that tells whether it is present. So footers,
+columns and row groups are fetched once, and only if a query needs them. A changed file has another version, and starts
+empty.
 """
 
 from __future__ import annotations
@@ -36,22 +37,21 @@ from rollout_plugins.system.files import replace_file
 from rollout_plugins.system.remote_runs import MARK, SCHEME
 
 BLOCK = 256 * 2**10
-#: Requests at once: what takes time is waiting for the first byte of each.
+#: How many requests run at once: most of the time goes into waiting for the first byte.
 AT_ONCE = 16
-#: Folders that may have to be asked for what is in them, to find the runs below a URL.
+#: The most folders that are listed to find the runs below a URL.
 MOST_FOLDERS = 10_000
-#: What is kept here of runs that were not opened for a day, before the oldest are forgotten.
+#: How much is cached of runs that were not opened for a day, before the oldest are removed.
 MOST_BYTES = 20 * 2**30
 _DAY = 86400
-#: What tells one content of a file from another, by service.
-#: Folders of a run that hold its files, each in a folder of its own: a split, a producer.
+#: The folders of a run whose subfolders, one for each split or producer, contain its files.
 _PARTS = ("data", "annotations", "steps")
 _VERSIONS = ("ETag", "etag", "md5Hash", "oid", "blob_id", "content_settings", "mtime", "LastModified", "created")
 Info: TypeAlias = Mapping[str, Any]
 
 
 def find(url: str) -> list[Path]:
-    """Folders here that stand for the runs at or below a URL."""
+    """Return the local folders that represent the runs at or below a URL."""
     top = place(url)
     if top.is_local:
         return find_all_runs(top.path)
@@ -66,12 +66,12 @@ def find(url: str) -> list[Path]:
 
 
 def name(folder: Path) -> str:
-    """The URL that a folder stands for."""
+    """Return the URL that a local folder represents."""
     return (folder / MARK).read_text(encoding="utf-8")
 
 
 def refresh(folder: Path) -> None:
-    """Files that are new or changed there get their names here; those that are gone are removed."""
+    """Update the local names of a run's files: add new and changed ones, and remove those that are gone."""
     run = place(name(folder))
     found = _listed(run)
     files = {path: info for path, info in found.items() if _is_run_file(path)}
@@ -86,18 +86,18 @@ def refresh(folder: Path) -> None:
 
 
 def opened(file: Path) -> Blocks:
-    """An open file that is read from there piece by piece."""
+    """Return an open file that reads remote blocks on demand."""
     return Blocks(file)
 
 
 def fetch(files: Sequence[Path], columns: Collection[str]) -> None:
-    """Get some columns of Parquet files, many at once, before they are asked for one after the other."""
+    """Fetch some columns of Parquet files concurrently, before they are read one after the other."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
         list(pool.map(partial(_fetch_columns, frozenset(columns)), files))
 
 
 def _fetch_columns(columns: Collection[str], file: Path) -> None:
-    """A file that is damaged, or gone, is left to whoever reads it."""
+    """Fetch columns of one file; an error is left to whoever reads the file."""
     with suppress(OSError, pa.ArrowException), Blocks(file) as blocks:
         about = pq.ParquetFile(blocks).metadata
         for group in map(about.row_group, range(about.num_row_groups)):
@@ -110,7 +110,7 @@ def _fetch_columns(columns: Collection[str], file: Path) -> None:
 
 
 def bring(folder: Path, path: str) -> None:
-    """Copy one file here, whole, if it is there and not here yet."""
+    """Copy one complete file to the cache, if it exists and is not there yet."""
     if not _is_inside(path) or (folder / path).exists():
         return
     run = place(name(folder))
@@ -122,7 +122,7 @@ def bring(folder: Path, path: str) -> None:
 
 
 def send(file: Path) -> None:
-    """Copy a file that was written here to where the run is."""
+    """Copy a file that was written to the cache to the remote run."""
     folder = file.parents[2]
     run = place(name(folder))
     failed: list[Exception] = []
@@ -130,19 +130,19 @@ def send(file: Path) -> None:
     try:
         folders.folder(run).send([one], lambda _: None, lambda _, error: failed.append(error))
     finally:
-        file.unlink()  # from now on it stands for the one there
+        file.unlink()  # from now on it represents the remote file
     if failed:
         raise RunError(f"{run.url}: {run.why(failed[0])}") from failed[0]
 
 
 def arrow(urls: Sequence[str]) -> tuple[Any, list[str]]:
-    """PyArrow's filesystem for URLs of one place, and their paths in it."""
+    """Return PyArrow's filesystem for URLs of one place, and their paths in it."""
     return place(urls[0]).arrow, [place(url).path for url in urls]
 
 
 @cache
 def filesystem() -> Any:
-    """The files that stand for others, for DuckDB."""
+    """Return a filesystem of the cached files, for DuckDB."""
     from fsspec.spec import AbstractFileSystem
 
     class Files(AbstractFileSystem):  # type: ignore[misc]
@@ -170,13 +170,14 @@ def filesystem() -> Any:
 
 
 class Blocks(io.RawIOBase):
-    """A file elsewhere, of which only the blocks that are read come here, each once."""
+    """A remote file of which only the blocks that are read are fetched, each once."""
 
     def __init__(self, file: Path) -> None:
         super().__init__()
         about = file.stat()
         self._file, self.size = file, about.st_size
-        self._at = defaultdict[int, int](int)  # by thread: DuckDB's share a file, and each seeks before it reads
+        # One position for each thread: DuckDB's threads share the file, and each seeks before it reads.
+        self._at = defaultdict[int, int](int)
         kept = file.with_name(f".{file.name}.{int(about.st_mtime):08x}")
         self._fd = os.open(kept, os.O_RDWR | os.O_CREAT, 0o644)
         blocks = -(-self.size // BLOCK)
@@ -214,7 +215,7 @@ class Blocks(io.RawIOBase):
         super().close()
 
     def fetch(self, start: int, end: int) -> None:
-        """Get the blocks that are not here; those that lie side by side in one request."""
+        """Fetch the missing blocks, contiguous ones in one request."""
         first, last = start // BLOCK, -(-end // BLOCK)
         here = os.pread(self._fd, last - first, self.size + first)
         missing = [first + place for place, is_here in enumerate(here) if not is_here]
@@ -241,7 +242,7 @@ class Blocks(io.RawIOBase):
 
 
 def _files(run: Place) -> Any:
-    """The place's filesystem: Arrow's own where it has one, which works without Python's interpreter lock."""
+    """Return the filesystem of a place. Arrow's own is preferred, because it runs without the interpreter lock."""
     from pyarrow import fs
 
     need("fsspec", "remote")
@@ -253,7 +254,7 @@ def _files(run: Place) -> Any:
 
 
 def _read(run: Place, path: str, start: int | None = None, end: int | None = None) -> bytes:
-    """A file there, or these bytes of it."""
+    """Return the content of a remote file, or the bytes from `start` to `end`."""
     from pyarrow import fs
 
     def read() -> Any:
@@ -267,7 +268,10 @@ def _read(run: Place, path: str, start: int | None = None, end: int | None = Non
 
 
 def _asked(run: Place, question: Callable[[], Any]) -> Any:
-    """The answer of a place, or what keeps it from answering and what to do. A missing file stays one."""
+    """Return the result of `question`, or raise an error that says what to do.
+
+    A missing file raises FileNotFoundError.
+    """
     try:
         return question()
     except FileNotFoundError as error:
@@ -279,7 +283,7 @@ def _asked(run: Place, question: Callable[[], Any]) -> Any:
 
 
 def _runs(pool: ThreadPoolExecutor, top: Place) -> Iterator[tuple[Place, Mapping[str, Info]]]:
-    """Runs at or below a place, with what lies in their folders; one level of folders after the other."""
+    """Yield the runs at or below a place with the content of their folders, level by level."""
     level = [top]
     for depth in range(DEPTH + 1):
         below: list[Place] = []
@@ -299,7 +303,7 @@ def _runs(pool: ThreadPoolExecutor, top: Place) -> Iterator[tuple[Place, Mapping
 
 
 def _listed(folder: Place) -> dict[str, Info]:
-    """What lies directly in a folder, by name; what is hidden is left out."""
+    """Return the visible content of a folder by name."""
 
     def ask() -> Any:
         _files(folder).invalidate_cache()
@@ -314,7 +318,7 @@ def _listed(folder: Place) -> dict[str, Info]:
 
 
 def _below(run: Place, part: str) -> dict[str, Info]:
-    """The files of a run's rollouts or annotations, by their path in the run."""
+    """Return the files of a run's rollouts or annotations by their path in the run."""
     there = run.inside(part)
     found = _asked(there, lambda: _found(there))
     paths = {f"{part}/{'/'.join(PurePosixPath(path).parts[-2:])}": info for path, info in found.items()}
@@ -322,7 +326,10 @@ def _below(run: Place, part: str) -> dict[str, Info]:
 
 
 def _found(there: Place) -> dict[str, Info]:
-    """Every file below a place. Not with fsspec where Arrow can: its walk takes a folder it may not see for empty."""
+    """Return every file below a place.
+
+    Arrow is preferred, because fsspec treats a folder that it may not list as empty.
+    """
     from pyarrow import fs
 
     if isinstance(there.arrow, fs.PyFileSystem):
@@ -336,13 +343,13 @@ def _is_run_file(path: str) -> bool:
 
 
 def _is_inside(path: str) -> bool:
-    """Whether a path in a run stays inside, and is not a hidden file."""
+    """Return True if a path stays inside its run and is not hidden."""
     parts = PurePosixPath(path).parts
     return path[:1] != "/" and "\\" not in path and not any(part.startswith(".") for part in parts)
 
 
 def _folder(run: Place) -> Path:
-    """The folder here that stands for a run, made if need be."""
+    """Return the local folder that represents a run, and create it if needed."""
     parts = PurePosixPath(run.path).parts
     if ".." in parts:
         raise RunError(f"{run.url} has .. in it; give the URL that is meant")
@@ -359,7 +366,7 @@ def _bring_run_files(folder: Path, found: tuple[Place, Mapping[str, Info]]) -> N
 
 
 def _here(folder: Path) -> set[str]:
-    """The paths of the files here that stand for others, or are copies."""
+    """Return the paths of the cached and represented files."""
     found = [
         *folder.glob("run*.json"),
         folder / NOTE,
@@ -369,7 +376,7 @@ def _here(folder: Path) -> set[str]:
 
 
 def _version(info: Info) -> int:
-    """A number that changes when the file does; kept as the file's time."""
+    """Return a number that changes with the file; it is stored as the modification time."""
     told = next((str(info[key]) for key in _VERSIONS if info.get(key) is not None), "")
     return crc32(f"{told} {info.get('size')}".encode())
 
@@ -382,14 +389,14 @@ def _is_same(file: Path, info: Info) -> bool:
 
 
 def _take(run: Place, folder: Path, file: Path, info: Info) -> None:
-    """A file's name, size and version; of one that is not Parquet, also its content."""
+    """Create the local file with the name, size and version of a remote one, and the content unless it is Parquet."""
     path = run.inside(file.relative_to(folder).as_posix()).path
     if file.suffix == ".parquet":
         _write(file, b"", size=info["size"], version=_version(info))
         return
     try:
         content = _read(run, path)
-    except FileNotFoundError:  # a journal that was just turned into Parquet
+    except FileNotFoundError:  # this journal was just turned into Parquet
         return
     _write(file, content, version=_version(info))
 
@@ -412,7 +419,7 @@ def _kept() -> AbstractContextManager[None]:
 
 
 def _forget_old(wanted: Iterable[Path]) -> None:
-    """Remove what was not opened for longest, when there is much."""
+    """If the cache is large, remove the files that were not opened for the longest time."""
     marks = sorted(cache_folder().rglob(MARK), key=lambda mark: mark.stat().st_mtime, reverse=True)
     left = MOST_BYTES
     for mark in marks:

@@ -1,4 +1,4 @@
-"""A policy for long runs: the text of the newest rollouts, and of few of the older ones."""
+"""A retention policy for long runs: keep the text of the newest rollouts and of few older ones."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ logger = logging.getLogger("rollout_plugins")
 
 
 class Retain:
-    """Keeps all text of the newest steps, and of older ones that of a fixed panel of prompts and of a sample.
+    """Keeps the text of the newest steps; of older ones, that of a fixed panel of prompts and of a sample.
 
-    Every rollout keeps its numbers, so figures and charts stay exact; evaluations keep everything. It works on Parquet
-    parts that are older as a whole, on a thread of its own; each is rewritten once.
+    Every rollout keeps its numbers, so statistics and charts stay exact, and evaluations keep everything. Only Parquet
+    parts that are completely older are rewritten, each once, on a separate thread.
 
-    last: how many steps back all rollouts keep their text.
+    last: for how many steps back all rollouts keep their text.
         Retain(last=200)
-    panel: the share of the prompts whose text is kept through the whole run, always the same ones.
+    panel: the share of prompts whose text is kept through the whole run; they are always the same ones.
         Retain(panel=0.02)
-    sample: of how many other rollouts of each step it is kept, on each rank.
+    sample: for how many other rollouts of each step the text is kept, on each rank.
         Retain(sample=8)
     """
 
@@ -45,7 +45,7 @@ class Retain:
         self._work: _Pruning | None = None
 
     def __getstate__(self) -> dict[str, object]:
-        """A copy has the options, and a run of its own."""
+        """Return the options alone, because a copy of this plugin has a run of its own."""
         return {**vars(self), "_work": None}
 
     @hookimpl
@@ -73,7 +73,7 @@ class Retain:
         self._work = None
 
     def _keeps(self, table: pa.Table) -> pa.Array:
-        """The panel, and the sample of the rest: the same rollouts whenever and wherever this is asked."""
+        """Return which rollouts keep their text: the panel and the sample, the same on every machine."""
         steps, ids = table["step"].to_pylist(), table["id"].to_pylist()
         texts = ["\0".join(str(m["content"]) for m in prompt or ()) for prompt in table["prompt"].to_pylist()]
         kept = [_share(text) < self._panel for text in texts]
@@ -85,13 +85,13 @@ class Retain:
 
 
 def _share(text: str) -> float:
-    """Where a text stands among all texts, from 0 to 1."""
+    """Map a text to a number from 0 to 1 by its hash."""
     digest = hashlib.sha1(text.encode("utf-8", "replace"), usedforsecurity=False).digest()
     return int.from_bytes(digest[:8], "big") / 2**64
 
 
 class _Pruning:
-    """One run's old parts, one after the other."""
+    """The pruning of one run's old parts, one after the other."""
 
     def __init__(self, run: Run, last: int, keeps: Callable[[pa.Table], pa.Array], why: str) -> None:
         self._folder, self._stem = Path(run.dir), f"-{run.rank:05d}-"
@@ -106,14 +106,14 @@ class _Pruning:
         self._thread.start()
 
     def reach(self, step: int) -> None:
-        """Training is at this step."""
+        """Report the current training step."""
         with self._changed:
             if step > self._newest:
                 self._newest = step
                 self._changed.notify_all()
 
     def stop(self, seconds: float) -> None:
-        """End after what is old by now, or when the time is up; what is left can be pruned later."""
+        """Stop after what is old by now, or when the time is up; the rest can be pruned later."""
         with self._changed:
             self._is_stopped = True
             self._changed.notify_all()
@@ -138,15 +138,16 @@ class _Pruning:
     def _prune_one(self, path: Path) -> None:
         try:
             prune_part(path, self._keeps, self._why, ("prompt",))
-        except FileNotFoundError:  # it was removed here, since a mirror has it
+        # A part that a mirror has may be removed here.
+        except FileNotFoundError:
             pass
-        except Exception as error:  # the part is as it was
+        except Exception as error:  # the part is unchanged
             logger.warning("%s keeps its text: %s", path, error)
         self._done.add(path)
 
 
 def _newest(path: Path) -> float:
-    """The last step in a part; beyond all when it cannot be read."""
+    """Return the last step in a part, or infinity if it cannot be read."""
     with suppress(OSError, pa.ArrowException):
         return float(pc.max(pq.read_table(path, columns=["step"], partitioning=None)["step"]).as_py() or 0)
     return float("inf")

@@ -1,4 +1,4 @@
-"""Where S3 is: the address that AWS's own tools would use, from the environment or from the profile."""
+"""Find the S3 endpoint that AWS's own tools would use, from the environment or the profile."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _ADDRESS = re.compile(r"https?://[^/@?#\s]+(/[^@?#\s]*)?", re.IGNORECASE)
 
 
 def endpoint() -> str:
-    """The address of the server; empty for Amazon's own. It may hold a password by mistake, so it is never shown."""
+    """Return the server's address, or "" for Amazon's.
+
+    The address may contain a password by mistake, so it must never be shown.
+    """
     source, address = _found()
     if address and not _ADDRESS.fullmatch(address):
         raise SetupError(
@@ -26,7 +29,7 @@ def endpoint() -> str:
 
 
 def _found() -> tuple[str, str]:
-    """What says where the server is, and what it says."""
+    """Return where the address was found, and the address."""
     if os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true":
         return "", ""
     for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
@@ -39,7 +42,7 @@ def _found() -> tuple[str, str]:
 
 @cache
 def of_profile(file: str, profile: str) -> str:
-    """The `endpoint_url` that a profile has for S3, or for all services; empty when it has none."""
+    """Return a profile's `endpoint_url` for S3, or for all services, or ""."""
     known = RawConfigParser(strict=False)
     with suppress(OSError, Error, UnicodeDecodeError):
         known.read(file, encoding="utf-8")

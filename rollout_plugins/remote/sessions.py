@@ -1,4 +1,4 @@
-"""Rollouts in the Hub's session-traces format, which its page shows as conversations: a JSONL file for each."""
+"""Write rollouts in the Hub's session-traces format, which it displays as conversations: a JSONL file for each."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rollout_plugins.content.messages import Call, calls_of, field_of, reasoning
 
 FOLDER = "sessions"
 _FACTS = ("split", "step", "group", "reward", "rewards", "finish", "error")
-#: Those of the format; whoever else speaks is something that the model called.
+#: The roles of the format; every other role is treated as a tool.
 _ROLES = {**dict(zip(*[("system", "user", "assistant", "tool")] * 2, strict=True)), "developer": "system"}
 
 
 def write_sessions(run: Run, rollouts: Iterable[Rollout], folder: Path) -> int:
-    """A file for each rollout, in a folder for each step; how many there are."""
+    """Write a file for each rollout into a folder for each step, and return the number of files."""
     count = 0
     for rollout in rollouts:
         target = folder / FOLDER / rollout.split / f"{rollout.step or 0:06d}" / f"{rollout.id}.jsonl"
@@ -29,7 +29,7 @@ def write_sessions(run: Run, rollouts: Iterable[Rollout], folder: Path) -> int:
 
 
 def lines_of(rollout: Rollout, run: Run) -> Iterator[dict[str, Any]]:
-    """Who speaks, and then each message."""
+    """Yield the session line, then a line for each message."""
     yield {
         "type": "session",
         "harness": "rollout-plugins",
@@ -45,7 +45,7 @@ def lines_of(rollout: Rollout, run: Run) -> Iterator[dict[str, Any]]:
 
 
 def _message(message: Any, asked: list[tuple[str, str | None]], model: str) -> dict[str, Any]:
-    """`asked`: calls that have no answer yet, by id and name."""
+    """Return a message in the format. `asked`: the calls without an answer so far, by id and name."""
     role = _ROLES.get(role_of(message), "tool")
     said: dict[str, Any] = {"role": role, "content": text_of(field_of(message, "content"))}
     if reasoning := reasoning_of(message):
@@ -65,7 +65,9 @@ def _call(ident: str, call: Call) -> Mapping[str, Any]:
 
 
 def _answered(message: Any, asked: list[tuple[str, str | None]]) -> str:
-    """The call that a tool's message answers: the one it names, else the first of its name, else the first."""
+    """Return the id of the call that a message answers: the one it names, else the first with its name, else the
+    first.
+    """
     ident, name = field_of(message, "tool_call_id"), field_of(message, "name")
     fits: Sequence[int] = [at for at, (one, called) in enumerate(asked) if ident == one]
     fits = fits or [at for at, (_, called) in enumerate(asked) if name == called] or [0]

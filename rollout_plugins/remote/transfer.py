@@ -1,4 +1,4 @@
-"""A run that is sent to a URL, or fetched from one: what is there already is not sent again."""
+"""Send a run to a URL, or fetch one. Files that the target already has are skipped."""
 
 from __future__ import annotations
 
@@ -32,26 +32,29 @@ from rollout_plugins.system.node_folders import nodes_of
 from rollout_plugins.system.remote_runs import MARK
 
 Progress = Callable[[str, int, int], object]
-#: Files that a folder of the Hub may have, about.
+#: The approximate number of files that a folder on the Hub may have.
 MOST_SESSIONS = 10_000
 
 
 def push(
     run: StoredRun, url: str, chosen: Mapping[str, Any], *, public: bool, sessions: bool, progress: Progress
 ) -> str:
-    """Send a run, or those of its rollouts that are chosen; returns where it is. On the Hub it gets a card."""
+    """Send a run, or its rollouts that match `chosen`, and return where it is. On the Hub, it gets a card."""
     check_here(run)
     to = place(url)
     target = folder(to, private=not public)
     with _explained(to), tempfile.TemporaryDirectory(prefix="rollouts-push-") as made:
-        staged = _staged(run, Path(made), chosen, sessions=sessions)  # first: there may be nothing to send
+        staged = _staged(
+            run, Path(made), chosen, sessions=sessions
+        )  # stage first, because there may be nothing to send
         target.prepare()
         _check_public(target, public=public)
         is_whole = not chosen and not sessions
         first = run.dir if is_whole else staged
         copying = Copying.beside(first, target, *_last(run), journals=not is_whole or target.repo_root is None)
         _send(copying, to, progress)
-        if is_whole and target.repo_root is not None:  # a dataset has Parquet files alone
+        # A dataset contains Parquet files only.
+        if is_whole and target.repo_root is not None:
             _send(Copying(staged, copying.target, journals=False), to, progress)
         publish(copying.target, run.dir, chosen)
     return copying.target.place.url
@@ -85,7 +88,7 @@ def send_dataset(source: Path, url: str, *, public: bool, force: bool, progress:
 
 
 def _check_public(target: Folder, *, public: bool) -> None:
-    """Raise when other people can read what is there than was said: a dataset that exists stays what it is."""
+    """Raise an error if an existing dataset has another visibility than requested."""
     url, is_public = target.place.url, target.is_public
     if is_public is None and public:
         raise RunError(f"--public is for the Hub; who can read {url} is decided there")
@@ -96,14 +99,14 @@ def _check_public(target: Folder, *, public: bool) -> None:
 
 
 def check_here(run: StoredRun) -> None:
-    """Raise when only what was looked at of a run is on this machine."""
+    """Raise an error if the run is remote, so that only parts of it are cached here."""
     if any((node / MARK).exists() for node in nodes_of(run.dir)):
         raise RunError(f"{run.place} is not on this machine: fetch it with `rollouts pull`, and give that folder")
 
 
 @contextmanager
 def _explained(to: Place) -> Iterator[None]:
-    """What a service says, as an error that says what to do."""
+    """Turn errors of a service into errors that say what to do."""
     try:
         yield
     except RunError:
@@ -130,11 +133,12 @@ def _send(copying: Copying, to: Place, progress: Progress) -> None:
         left = total(file for file in files if file.name in copying.failed)
         raise RunError(f"{to.url}: {left} could not be sent: {why}; say it again to go on")
     if any(is_fixed(file.name) and not file.path.exists() for file in files):
-        _send(copying, to, progress)  # another process joined parts meanwhile: the new one has their rollouts
+        # Another process joined parts meanwhile: send the joined one.
+        _send(copying, to, progress)
 
 
 def _staged(run: StoredRun, made: Path, chosen: Mapping[str, Any], *, sessions: bool) -> Path:
-    """What is made to be sent: the journals of a whole run as Parquet files, else all there is."""
+    """Create the files to send: Parquet files for the journals of a complete run, otherwise all files."""
     digest = hashlib.sha256(json.dumps(chosen, sort_keys=True, default=str).encode()).hexdigest()[:6]
     names = [run.dir.name, "sessions" if sessions else "", f"chosen-{digest}" if chosen else ""]
     staging = made / "-".join(filter(None, names))
@@ -159,13 +163,13 @@ def _write_sessions(run: StoredRun, staging: Path, chosen: Mapping[str, Any]) ->
 
 
 def _write_chosen(run: StoredRun, staging: Path, chosen: Mapping[str, Any]) -> None:
-    """The rollouts that were asked for, in files like those of a run, with the pictures in them."""
+    """Write the selected rollouts and their images in the form of a run."""
     if not run.count(**chosen):
         raise RunError(f"no rollout of {run.place} matches, so there is nothing to push")
     for path in run_files(run.dir):
         facts = json.loads(path.read_bytes())
         for attempt in facts.get("attempts", ()):
-            attempt.pop("rollouts", None)  # or those that were not chosen would be missed
+            attempt.pop("rollouts", None)  # otherwise the unselected ones would count as missing
         (staging / path.name).write_text(json.dumps({**facts, "chosen": dict(chosen)}, default=str), encoding="utf-8")
     for split in run.values("split"):
         target = staging / "data" / str(split)
@@ -205,7 +209,7 @@ def _write_journals(run: StoredRun, staging: Path) -> None:
 
 
 def pull(url: str, parent: Path, *, progress: Progress) -> tuple[Path, int]:
-    """Fetch a run into a folder of its name; returns that, and how many files came."""
+    """Fetch a run into a folder of its name; return the folder and the number of fetched files."""
     source = place(url)
     there = folder(source)
     with _explained(source):
@@ -229,7 +233,7 @@ def pull(url: str, parent: Path, *, progress: Progress) -> tuple[Path, int]:
 
 
 def _folder_for(run: Place, parent: Path) -> Path:
-    """The folder that parts of the run were removed from, whatever it is called; else one of the run's name."""
+    """Return the folder from which parts of the run were removed, or else a folder with the run's name."""
     made = (note.parent for note in sorted(parent.glob("*/.moved.json")))
     return next(
         (folder for folder in made if run.url in relocated_urls(folder).values()), parent / run.path.rpartition("/")[2]
@@ -237,7 +241,7 @@ def _folder_for(run: Place, parent: Path) -> Path:
 
 
 def _fetch_joined(there: Folder, target: Path) -> None:
-    """Add what parts there hold to what is known of those that are here, which may have been joined meanwhile."""
+    """Add the target's list of joined parts to the local one, because either may have joined parts meanwhile."""
     with tempfile.TemporaryDirectory(prefix="rollouts-pull-") as made:
         there.fetch(NOTE, Path(made) / NOTE)
         with written_here(target):
@@ -246,7 +250,7 @@ def _fetch_joined(there: Folder, target: Path) -> None:
 
 
 def _fetch_lost_attempts(there: Folder, file: Path) -> None:
-    """Attempts of a run file that was left as it is, on a machine that lost its disk since."""
+    """Add attempts that only the remote run file has, because a machine lost its disk."""
     with tempfile.TemporaryDirectory(prefix="rollouts-pull-") as made:
         there.fetch(file.name, Path(made) / file.name)
         content = with_attempts(file, earlier_attempts(Path(made) / file.name))
@@ -255,7 +259,7 @@ def _fetch_lost_attempts(there: Folder, file: Path) -> None:
 
 
 def _one_run(source: Place, found: list[str]) -> str:
-    """The folder of the only run that is there; empty where it is the place itself."""
+    """Return the folder of the only run in a place; "" is the place itself."""
     if not found:
         raise RunError(f"{source.url} is not a run: no run.json and no data; give the URL of a run's folder")
     if len(found) > 1 and "" not in found:
@@ -265,7 +269,7 @@ def _one_run(source: Place, found: list[str]) -> str:
 
 
 def _has(name: str, size: int, here: Mapping[str, int], *, is_origin: bool) -> bool:
-    """Whether a file need not be fetched. Where the run was recorded, what is there is as new as it gets."""
+    """Return True if a file need not be fetched. Where the run was recorded, local files are the newest."""
     if is_origin or is_fixed(name):
         return name in here and (is_origin or here[name] == size)
     return False

@@ -1,6 +1,7 @@
-"""A place that a URL names: its filesystem, and what may be said of it.
+"""Parse URLs of remote places, open their filesystems, and explain their errors.
 
-Credentials and endpoints come from where each service's own tools look for them; a URL that holds one is refused.
+Credentials and endpoints come from where each service's own tools find them. A URL that contains credentials is
+refused.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from rollout_plugins.remote.s3 import endpoint, of_profile
 from rollout_plugins.system.env_secrets import read_secrets
 from rollout_plugins.system.remote_runs import is_url, local_path
 
-#: By protocol, the package that fsspec needs for it and our extra that brings it.
+#: For each protocol, the package that fsspec needs and our extra that installs it.
 _PACKAGES = {
     **dict.fromkeys(("s3", "s3a"), ("s3fs", "s3")),
     **dict.fromkeys(("gs", "gcs"), ("gcsfs", "gcs")),
     **dict.fromkeys(("az", "abfs", "abfss", "adl"), ("adlfs", "azure")),
     "hf": ("huggingface_hub", "hf"),
 }
-#: How long S3 may be silent when it is asked for a file or sent one, and when it is asked for a list. PyArrow waits
-#: for requests that are under way when the process exits, and each is tried three times.
+#: How long S3 may take to respond to a request for a file, and for a list. PyArrow waits for running requests at exit,
+#: and tries each three times.
 SECONDS, LIST_SECONDS = 5.0, 20.0
 _S3, _LOCAL, _WEB = ("s3", "s3a"), ("file", "local"), ("http", "https")
 _WHERE = {
@@ -44,7 +45,7 @@ _MISSING = re.compile(
     r"no.?such.?bucket|(bucket|container|repository) ?not ?found|bucket does not exist", re.IGNORECASE
 )
 _AWAY = re.compile(r"connect|timed? ?out|resolve|unreachable|network", re.IGNORECASE)
-#: What services say, and what to do then; before the codes that they say it with, such as 403.
+#: Advice for what services report. Texts come before error codes such as 403.
 _ADVICE = (
     (
         r"slow.?down|too.?many.?requests|throttl|rate.?limit|server.?(is.?)?busy|\b(429|503)\b",
@@ -63,22 +64,22 @@ _ADVICE = (
         "the bucket is in another region; set AWS_REGION",
     ),
 )
-#: Names in an error, which say nothing about what went wrong.
+#: Names in an error message, which do not matter for the cause.
 _NAMES = re.compile(r"(?<!\w)'[^']*'(?!\w)|\w+://\S+")
 
 
 @dataclass(frozen=True)
 class Place:
-    """A folder or a file somewhere."""
+    """A remote or local folder or file."""
 
     protocol: str
-    """`file`, `s3`, `gs`, `hf`, …"""
+    """The protocol: `file`, `s3`, `gs`, `hf`, …"""
     path: str
-    """As the protocol's filesystem knows it."""
+    """The path for the protocol's filesystem."""
 
     @property
     def url(self) -> str:
-        """As it may be shown and opened again."""
+        """The URL, safe to show, which opens the place again."""
         return f"{self.protocol}://{self.path.lstrip('/') if not self.is_local else self.path}"
 
     @property
@@ -87,16 +88,16 @@ class Place:
 
     @property
     def appears_whole(self) -> bool:
-        """Whether a file that is being written is not there before it is complete: so it is in object stores."""
+        """Whether a file only appears when it is complete, as in object stores."""
         return self.protocol in _PACKAGES
 
     def inside(self, name: str) -> Place:
-        """What is in the folder under this name, which may have slashes."""
+        """Return the place of this name, which may contain slashes, inside the folder."""
         return Place(self.protocol, f"{self.path.rstrip('/')}/{name}")
 
     @cached_property
     def fsspec(self) -> Any:
-        """The filesystem for whoever takes fsspec's. Asks nothing of the network."""
+        """Return the fsspec filesystem, without using the network."""
         package, extra = _PACKAGES.get(self.protocol, ("", ""))
         fsspec = need("fsspec", extra or "remote")
         if package:
@@ -108,12 +109,12 @@ class Place:
 
     @property
     def arrow(self) -> Any:
-        """The filesystem for PyArrow: its own where it has one, which works without Python's interpreter lock."""
+        """Return a PyArrow filesystem. Arrow's own is preferred, because it runs without the interpreter lock."""
         return self._arrow(SECONDS)
 
     @property
     def lists(self) -> Any:
-        """The same, to list with: of a bucket with very many objects that takes some servers long."""
+        """Return a filesystem for lists, with a longer timeout: listing a large bucket is slow on some servers."""
         return self._arrow(LIST_SECONDS)
 
     def _arrow(self, seconds: float) -> Any:
@@ -127,12 +128,13 @@ class Place:
 
     @staticmethod
     def is_missing(error: BaseException) -> bool:
-        """Whether the bucket or repository itself is not there, rather than something in it."""
+        """Return True if the bucket or repository itself is missing, and not something in it."""
         return bool(_MISSING.search(f"{error} {error.__cause__}"))
 
     def why(self, error: BaseException) -> str:
-        """What went wrong here and what to do, in one line that holds no credentials."""
-        _s3.cache_clear()  # the next client reads the credentials, and asks for the bucket's region, anew
+        """Explain an error in one line, with what to do and without credentials."""
+        # The next client reads the credentials and the bucket's region again.
+        _s3.cache_clear()
         of_profile.cache_clear()
         text = without_secrets(" ".join(str(error).split()) or type(error).__name__)
         extra = _PACKAGES.get(self.protocol, ("", ""))[1]
@@ -154,7 +156,7 @@ class Place:
 
 
 def place(url: str | os.PathLike[str], what: str = "the URL") -> Place:
-    """The place that a URL names, or a path of this machine; `what` it is called in errors. Nothing is opened."""
+    """Parse a URL or local path into a place without opening it. `what` names it in errors."""
     text = os.fspath(url)
     if not text:
         raise SetupError(f"{what} is empty; give a URL, such as s3://bucket/runs, or a folder")
@@ -163,7 +165,7 @@ def place(url: str | os.PathLike[str], what: str = "the URL") -> Place:
             raise SetupError(f"{what} {text!r} has no slashes after the colon; give a URL, such as s3://bucket/runs")
         return Place("file", str(local_path(text).absolute()))
     protocol, _, rest = text.partition(":")
-    rest = re.sub("/+", "/", rest) if protocol in _S3 else rest  # Arrow refuses an empty name between two slashes
+    rest = re.sub("/+", "/", rest) if protocol in _S3 else rest  # Arrow refuses empty names between slashes
     rest = rest.lstrip("/") if protocol not in _LOCAL else "/" + rest.lstrip("/")
     parts = urlsplit(text)
     if parts.password or parts.query or (parts.username and protocol in _WEB):
@@ -179,7 +181,8 @@ def place(url: str | os.PathLike[str], what: str = "the URL") -> Place:
 
 def _check_protocol(protocol: str, what: str, text: str) -> None:
     if protocol in _S3:
-        endpoint()  # is refused now, rather than when it is used
+        # Refuse a wrong endpoint now and not at its first use.
+        endpoint()
     if protocol in (*_LOCAL, *_S3):
         return
     known = need("fsspec", _PACKAGES.get(protocol, ("", "remote"))[1])
@@ -197,19 +200,21 @@ def _check_protocol(protocol: str, what: str, text: str) -> None:
 
 @cache
 def _s3(bucket: str, address: str, seconds: float, _pid: int) -> Any:
-    """One for all files of a bucket: finding out its region takes a request. A forked process needs its own."""
+    """Return a filesystem for a bucket. It is cached, because finding the region takes a request; not across forks."""
     from pyarrow import fs
 
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     if not region and not address:
-        with suppress(OSError):  # no such bucket, or no network: the first use says so, with what to do
+        # Without bucket or network, the first use raises an error that says what to do.
+        with suppress(OSError):
             region = fs.resolve_s3_region(bucket)
     parts = urlsplit(address)
     where = {"scheme": parts.scheme, "endpoint_override": parts.netloc + parts.path.rstrip("/")} if address else {}
     return fs.S3FileSystem(
         connect_timeout=SECONDS,
         request_timeout=seconds,
-        allow_delayed_open=True,  # a small file is one request, and not three
+        # A small file then takes one request instead of three.
+        allow_delayed_open=True,
         retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=3),
         **({"region": region} if region else {}),
         **where,
@@ -217,7 +222,7 @@ def _s3(bucket: str, address: str, seconds: float, _pid: int) -> Any:
 
 
 def without_secrets(text: str) -> str:
-    """A text without what signs a URL, the password or token in one, or the value of a secret environment variable."""
+    """Return the text without URL signatures, passwords, tokens, and values of secret environment variables."""
     text = re.sub(r"(\bhttps?://)[^\s'\"/@]*@", r"\1…@", text)
     text = re.sub(r"(\w://[^\s'\"/@:]*):[^\s'\"/@]*@", r"\1:…@", text)
     text = re.sub(r"(\w://[^\s'\"?]*)\?[^\s'\"]*", r"\1?…", text)

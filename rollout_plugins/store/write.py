@@ -418,7 +418,7 @@ def _leaves(path: str, kind: pa.DataType) -> Iterator[str]:
 
 
 def _release(size: int) -> None:
-    """Return memory to the system after work on this many bytes, because Arrow's allocator would keep as much again."""
+    """Return memory to the system after work on `size` bytes, because Arrow's allocator would keep as much again."""
     if size > PIECE_BYTES // 2:
         pa.default_memory_pool().release_unused()
 
