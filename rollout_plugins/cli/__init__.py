@@ -1,1 +1,1 @@
-"""The `rollouts` command. Each command is a module with `HELP`, `configure(parser)` and `run(options)`."""
+"""The `rollouts` command. Each subcommand is a module with `HELP`, `configure(parser)` and `run(options)`."""

@@ -1,4 +1,4 @@
-"""`rollouts annotate RUN --producer P FILE`."""
+"""Implement `rollouts annotate RUN --producer P FILE`."""
 
 from __future__ import annotations
 
@@ -111,21 +111,22 @@ def _parquet(path: Path) -> Iterator[dict[str, Any]]:
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(path, partitioning=None)  # `key=value` in its path is not a column
+        # `key=value` in the path must not become a column.
+        table = pq.read_table(path, partitioning=None)
     except pa.ArrowException as error:
         raise RunError(f"{path} is not a Parquet file: {error}") from error
     yield from table.to_pylist()
 
 
 def _csv(path: Path) -> Iterator[dict[str, Any]]:
-    csv.field_size_limit(2**31 - 1)  # an answer may be longer than the 128 kB that Python takes by default
+    csv.field_size_limit(2**31 - 1)  # a completion may be longer than Python's default limit of 128 kB
     with path.open(encoding="utf-8-sig", newline="") as file:
         for row in csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ","):
             yield {name: value if name == "id" else _typed(value) for name, value in row.items() if name}
 
 
 def _typed(text: str | None) -> Any:
-    """CSV holds text: read numbers, true and false as such, and an empty cell as None."""
+    """Convert a CSV cell: numbers, true and false, and None for an empty cell."""
     if not text:
         return None
     try:

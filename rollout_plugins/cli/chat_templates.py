@@ -1,4 +1,4 @@
-"""What a tokenizer's chat template can do for training with tools, asked of TRL itself where it knows."""
+"""Find out what a tokenizer's chat template supports for training with tools, from TRL where it knows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ADVICE = {
 
 
 def facts(name: str) -> dict[str, Any]:
-    """One row of the table; `do` holds a sentence for each no."""
+    """Return one row of the table; `do` holds a sentence with advice for each no."""
     need("transformers", "trl")
     from transformers import AutoTokenizer
 
@@ -51,13 +51,13 @@ def _yes(value: Any) -> str:
 
 
 def _asked(question: str, tokenizer: Any) -> bool | None:
-    """TRL's own answer; None where this TRL has none."""
+    """Return TRL's own answer, or None if the installed TRL has none."""
     function = _trl(question)
     if function is None:
         return None
     try:
         return bool(function(tokenizer))
-    except Exception:  # a template that fails on the question's messages does not do what is asked
+    except Exception:  # a template that fails on these messages does not support the feature
         return False
 
 
@@ -70,7 +70,7 @@ def _trl(name: str) -> Callable[..., Any] | None:
 
 
 def _parses(tokenizer: Any) -> bool | None:
-    """Whether answers can be parsed: by the tokenizer itself, or by what TRL adds for templates it knows."""
+    """Return whether answers can be parsed, by the tokenizer itself or by what TRL adds for known templates."""
     if any(getattr(tokenizer, name, None) for name in ("response_template", "response_schema")):
         return True
     add = _trl("add_response_schema")
@@ -84,7 +84,7 @@ def _parses(tokenizer: Any) -> bool | None:
 
 
 def _training(tokenizer: Any) -> str:
-    """Whether TRL swaps the template by itself."""
+    """Return whether TRL replaces the template."""
     patched = _trl("get_training_chat_template")
     try:
         known = patched is not None and patched(tokenizer) is not None
@@ -94,7 +94,7 @@ def _training(tokenizer: Any) -> str:
 
 
 def end_of_turn(tokenizer: Any) -> str | None:
-    """The special token that stands where an assistant's turn ends."""
+    """Return the special token that ends an assistant's turn."""
     try:
         text = tokenizer.apply_chat_template([*_TURN, {"role": "user", "content": "bye"}], tokenize=False)
     except Exception:
@@ -105,13 +105,13 @@ def end_of_turn(tokenizer: Any) -> str | None:
 
 
 def stops(tokenizer: Any, name: str) -> set[str]:
-    """Tokens that end a generation: the tokenizer's, and those of the model beside it."""
+    """Return the tokens that end generation, from the tokenizer and from the model beside it."""
     from transformers import GenerationConfig
 
     found = {tokenizer.eos_token}
     try:
         ids = GenerationConfig.from_pretrained(name).eos_token_id
-    except Exception:  # a tokenizer alone, without a model
+    except Exception:  # a tokenizer without a model
         return found
     return found | set(
         tokenizer.convert_ids_to_tokens(ids if isinstance(ids, list) else [ids]) if ids is not None else []

@@ -1,4 +1,4 @@
-"""`rollouts check RUN…`: what is wrong with a run, the most severe first."""
+"""Implement `rollouts check RUN…`, which reports what is wrong with a run, the most severe first."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _check(stored: StoredRun, options: Namespace) -> Checked:
 
 
 def _print_json(runs: Sequence[StoredRun], results: Sequence[Checked]) -> None:
-    """Print one object; of several runs one that has an object for each."""
+    """Print one object, or for several runs an object that contains one for each."""
     objects = [_as_json(checked) for checked in results]
     if len(runs) == 1:
         print_json(objects[0])
@@ -118,7 +118,7 @@ def _lines(finding: Finding, place: str) -> Iterator[Text]:
 
 
 def conclusion(verdicts: Sequence[Verdict]) -> Iterator[str]:
-    """Yield how many checks were clear, and which could not look at anything and why."""
+    """Yield how many checks were clear, and which were unobserved and why."""
     found = sum(verdict.verdict == "found" for verdict in verdicts)
     clear = sum(verdict.verdict == "clear" for verdict in verdicts)
     parts = [f"{count(found, 'check')} found something"] if found else []

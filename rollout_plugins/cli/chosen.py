@@ -1,4 +1,4 @@
-"""Which run a command is about, which of its rollouts, and what of them cannot be read."""
+"""Select the run and the rollouts that a command works on, and report what cannot be read."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from rollout_plugins.system.labels import count
 
 RUN = "a run's folder, a folder of runs, or the trainer's output_dir (the newest run in it)"
 DAMAGED = 3
-"""The exit code of a command whose answer lacks what cannot be read."""
+"""The exit code of a command whose result is incomplete because of damage."""
 MOST_VALUES = 12
 _NAMES = ("split", "step", "group", "rank", "finish", "tool", "where", "search", "order", "limit")
 
 
 def add_one_run(parser: ArgumentParser) -> None:
-    """`RUN`, for a command that takes more words."""
+    """Add `RUN` to a command that takes more arguments."""
     parser.add_argument("run", metavar="RUN", help=RUN)
 
 
 def add_run(parser: ArgumentParser) -> None:
-    """`RUN`, which may be left out; `opened` opens it."""
+    """Add an optional `RUN`, for `opened` to open."""
     several = "several: the folders of its nodes, where each has a disk of its own"
     parser.add_argument(
         "run", metavar="RUN", nargs="*", help=f"{RUN}; {several}; default: the newest run in or below this folder"
@@ -35,7 +35,7 @@ def add_run(parser: ArgumentParser) -> None:
 
 
 def opened(path: str | Sequence[str] | None) -> StoredRun:
-    """The run that is meant; says which one it is, unless its own folder was named."""
+    """Open the run, and name it on standard error unless its own folder was given."""
     paths = [path] if isinstance(path, str) else path or ["."]
     with busy("looking for runs"):
         found = find_all_runs(paths[0]) if len(paths) == 1 else [find_newest_run(paths)]
@@ -49,14 +49,14 @@ def opened(path: str | Sequence[str] | None) -> StoredRun:
 
 
 def add_allow_damaged(parser: ArgumentParser) -> None:
-    """`--allow-damaged`, for a command that otherwise fails where its answer is not whole."""
+    """Add `--allow-damaged` to a command that otherwise fails if its result is incomplete."""
     parser.add_argument(
         "--allow-damaged", action="store_true", help=f"exit with 0, not {DAMAGED}, when some files cannot be read"
     )
 
 
 def note_damage(*found: StoredRun, allowed: bool = True) -> int:
-    """Name what cannot be read of these runs, and so is not in the answer; the exit code."""
+    """Report what of these runs cannot be read and is missing from the result; return the exit code."""
     lines = [(run, line) for run in found for line in run.health.unreadable]
     for run, line in lines:
         note(f"{run.place}: {line}")
@@ -64,13 +64,13 @@ def note_damage(*found: StoredRun, allowed: bool = True) -> int:
 
 
 def note_pruned(run: StoredRun, what: str, **filters: Any) -> None:
-    """Say of how many rollouts there is no text anymore, where an answer is about texts."""
+    """Report how many rollouts have lost their text, if the result depends on texts."""
     if pruned := run.count(where=PRUNED, **filters):
         note(f"{run.place}: {count(pruned, 'rollout')} without text, since it was pruned, {what}")
 
 
 def add_filters(parser: ArgumentParser, *, group: bool = True) -> None:
-    """Add `--split`, `--step`, … to a command."""
+    """Add `--split`, `--step` and the other filters to a command."""
     chosen = parser.add_argument_group("which rollouts")
     chosen.add_argument("--split", help="train or eval")
     chosen.add_argument("--step", help="a number, last, -2 (the last but one), or a range such as 10-20")
@@ -96,7 +96,7 @@ def add_filters(parser: ArgumentParser, *, group: bool = True) -> None:
 
 
 def filters_of(options: Namespace, *asked: StoredRun) -> dict[str, Any]:
-    """The filters a person gave, as `StoredRun.rollouts` takes them; for some of these runs they must make sense."""
+    """Return the filters given on the command line, after checking that they can match something in the runs."""
     names = (*_NAMES, "has_error", "superseded")
     given = {name: value for name in names if (value := getattr(options, name, None)) not in (None, False)}
     if given.get("limit") == 0:
@@ -107,7 +107,7 @@ def filters_of(options: Namespace, *asked: StoredRun) -> dict[str, Any]:
 
 
 def check_filters(run: StoredRun, given: Mapping[str, Any]) -> None:
-    """Raise where no rollout of the run has such a value, which is then a slip of the pen."""
+    """Raise an error if no rollout of the run has such a value, because it is probably a typing error."""
     if all(value is None for value in given.values()) or not len(run):  # counting opens the run
         return
     for name in ("split", "group", "rank", "finish"):
@@ -135,7 +135,7 @@ def _steps(run: StoredRun, split: str | None) -> list[int]:
 
 
 def _listed(values: Sequence[Any]) -> str:
-    """All of a few values; of many numbers the first and the last, of many names some."""
+    """Return values as text: all of a few, the first and last of many numbers, or some of many names."""
     if len(values) <= MOST_VALUES:
         return ", ".join(map(str, values)) or "none"
     if isinstance(values[0], int):

@@ -1,4 +1,4 @@
-"""What commands print, for a person, a pipe or a program; and where they may write."""
+"""Print for people, pipes and programs, and check where commands may write."""
 
 from __future__ import annotations
 
@@ -29,39 +29,39 @@ WHOLE = 10_000_000
 
 
 def add_json(parser: _ActionsContainer) -> None:
-    """`--json`, for a command whose output a program may read."""
+    """Add `--json` to a command."""
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def natural(text: str) -> int:
-    """A whole number from 0, for an option."""
+    """Parse an option as an integer of at least 0."""
     if not text.isdecimal():
         raise ArgumentTypeError(f"{text!r} is not a whole number, such as 10 or 0")
     return int(text)
 
 
 def console() -> Console:
-    """Standard output; without colours and in a fixed width when it is a pipe."""
+    """Return a console for standard output, without colours and of fixed width if it is a pipe."""
     if sys.stdout.isatty():
         return Console(highlight=False)
     return Console(highlight=False, width=int(os.environ.get("COLUMNS") or PIPE_WIDTH), color_system=None)
 
 
 def say(text: str) -> None:
-    """A line for a person, with control characters written out."""
+    """Print a line on standard output, with control characters escaped."""
     sys.stdout.write(clean(text) + "\n")
 
 
 def note(text: str) -> None:
-    """A line for a person, on standard error."""
+    """Print a line on standard error, with control characters escaped."""
     sys.stderr.write(clean(text) + "\n")
 
 
 def print_json(value: Any) -> None:
-    """One JSON document, of whatever a run holds; NaN and infinities as text, for which JSON has no number."""
+    """Print a value as one JSON document; NaN and infinities become text, because JSON has no such numbers."""
     try:
         text = orjson.dumps(spell_non_finite(value), option=orjson.OPT_INDENT_2, default=str)
-    except TypeError:  # text that is not Unicode, or a number beyond 64 bits
+    except TypeError:  # text that is not valid Unicode, or an integer beyond 64 bits
         text = orjson.dumps(to_json_safe(value), option=orjson.OPT_INDENT_2)
     write_json(sys.stdout, text.decode() + "\n")
 
@@ -69,7 +69,7 @@ def print_json(value: Any) -> None:
 def print_table(
     rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None, *, spare: Sequence[str] = ()
 ) -> None:
-    """A table for a person, see `table_of`; tab-separated lines with a header for a pipe."""
+    """Print a table for a person, see `table_of`, or tab-separated lines with a header for a pipe."""
     names = list(columns if columns is not None else rows[0] if rows else ())
     if sys.stdout.isatty():
         show(table_of(rows, names, width=console().width, spare=spare), len(rows) + 3)
@@ -82,7 +82,7 @@ def print_table(
 def table_of(
     rows: Sequence[Mapping[str, Any]], names: Sequence[str], *, width: int, spare: Sequence[str] = ()
 ) -> Table:
-    """A table for a person. `spare`: columns to leave out, one after the other, until the rest fits the width."""
+    """Return a table for a person. `spare`: columns to omit, one after the other, until the table fits the width."""
     cells = {name: _cells(rows, name, 200) for name in names}
     needs = {name: max(map(cell_len, (name, *texts)), default=0) + 3 for name, texts in cells.items()}
     for name in spare:
@@ -103,7 +103,10 @@ def _is_share(value: Any) -> bool:
 
 
 def _cells(rows: Sequence[Mapping[str, Any]], name: str, chars: int | None) -> list[str]:
-    """A column: numbers in one format, everything else on one safe line. Without `chars` it is for a program."""
+    """Return the cells of a column: numbers in one format, other values on one safe line.
+
+    Without `chars`, for a program.
+    """
     values = [row.get(name) for row in rows]
     reals = [value for value in values if isinstance(value, float)]
     written = real_format(reals, 3) if chars else real_format(reals, 6).replace(",", "")
@@ -121,7 +124,7 @@ def _cell(value: Any, written: str, chars: int | None) -> str:
 
 
 def real_format(values: Sequence[float], most: int) -> str:
-    """How to write all numbers of a column, so that they can be compared: with the decimals that one of them needs."""
+    """Return one number format for a column, with as many decimals as one of its numbers needs."""
     real = [abs(value) for value in values if math.isfinite(value)]
     if real and (max(real) >= 1e9 or 0 < max(real) < 1e-3):
         return ".3e"
@@ -130,7 +133,7 @@ def real_format(values: Sequence[float], most: int) -> str:
 
 
 def show(renderable: RenderableType, lines: int) -> None:
-    """Print; through the pager when a person would have to scroll back."""
+    """Print something, through the pager if it does not fit on the terminal."""
     screen = console()
     if screen.is_terminal and lines > screen.height and os.environ.get("PAGER") != "cat":
         os.environ.setdefault("LESS", "-RFX")
@@ -142,7 +145,7 @@ def show(renderable: RenderableType, lines: int) -> None:
 
 @contextmanager
 def busy(what: str) -> Iterator[None]:
-    """A spinner during long work; nothing unless standard error is a terminal."""
+    """Show a spinner during long work, if standard error is a terminal."""
     screen = Console(stderr=True)
     if not screen.is_terminal:
         yield
@@ -153,7 +156,7 @@ def busy(what: str) -> Iterator[None]:
 
 @contextmanager
 def counted(what: str, *, of_bytes: bool = False) -> Iterator[Progress]:
-    """A bar to be told what is being done, how much of it is, and of how much; nothing unless on a terminal."""
+    """Show a progress bar on a terminal; yields a function that takes what is being done, how much, and the total."""
     from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn
 
     screen = Console(stderr=True)
@@ -165,7 +168,7 @@ def counted(what: str, *, of_bytes: bool = False) -> Iterator[Progress]:
 
 
 def check_out(path: Path, *, force: bool) -> None:
-    """A file is written where its folder is, and over another one only if that is wanted."""
+    """Raise an error unless a file can be written to `path`; an existing file needs `force`."""
     check_folder(path)
     check_replaceable(path)
     if path.exists() and not force:

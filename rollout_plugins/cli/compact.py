@@ -1,4 +1,4 @@
-"""`rollouts compact RUN`: join the many small files of a run into few large ones."""
+"""Implement `rollouts compact RUN`, which joins the many small files of a run into few large ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rollout_plugins.system.file_locks import lock, unlock
 from rollout_plugins.system.labels import count
 from rollout_plugins.system.remote_runs import is_remote
 
-#: What a joined file is to hold, in compressed bytes.
+#: The target size of a joined file, in compressed bytes.
 LARGE = 256 * 2**20
 
 
@@ -35,7 +35,7 @@ class _Part(NamedTuple):
     rows: int
     bytes: int
     first: int
-    """The first generation in it."""
+    """The first generation in the part."""
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -57,7 +57,7 @@ def run(options: Namespace) -> int:
 
 @contextmanager
 def _alone(stored: StoredRun) -> Iterator[None]:
-    """Raise if another process compacts the run: both would give different parts one name."""
+    """Raise an error if another process compacts the run, because both would use the same names."""
     file = (stored.dir / ".compacting").open("ab")
     try:
         if not lock(file, wait=False):
@@ -93,7 +93,7 @@ def _what_became(before: int, after: int, rollouts: str) -> str:
 
 
 def _groups(stored: StoredRun, *, unended: bool) -> Iterator[list[_Part]]:
-    """Parts to be joined: those of one split that were written at about the same time."""
+    """Yield groups of parts to join: parts of one split that were written at about the same time."""
     ended = {(each["attempt"], each["rank"]) for each in stored.attempts if each["ended"] or unended}
     if not ended:
         raise RunError(f"{stored.place} has not ended; if it was killed and nothing writes to it: --unended")
@@ -120,18 +120,18 @@ def _large(parts: Sequence[_Part]) -> Iterator[list[_Part]]:
 
 
 def _looked_at(path: Path) -> _Part | None:
-    """None for a file that is damaged, which stays as it is."""
+    """Return a part, or None for a damaged file, which stays as it is."""
     try:
         about = pq.read_metadata(path)
         group = about.row_group(0)
         at = next(n for n in range(group.num_columns) if group.column(n).path_in_schema == "generation")
         return _Part(path, about.num_rows, path.stat().st_size, int(group.column(at).statistics.min))
-    except Exception:  # opening the run tells of it
+    except Exception:  # opening the run reports it
         return None
 
 
 def _join(folder: Path, damaged: dict[str, str], target: Path, group: Sequence[_Part]) -> int:
-    """Join these, but for those that turn out to be damaged; how many they were."""
+    """Join parts without those that turn out to be damaged, and return how many were joined."""
     try:
         return _joined(folder, target, group)
     except Exception:
@@ -144,13 +144,13 @@ def _join(folder: Path, damaged: dict[str, str], target: Path, group: Sequence[_
 
 
 def _joined(folder: Path, target: Path, group: Sequence[_Part]) -> int:
-    """Write one part that holds these, and remove them; how many they were."""
+    """Write one part with the rows of a group, remove the group, and return how many parts it had."""
     join_parts(folder, target, [part.path for part in group])
     return len(group)
 
 
 def _names(groups: Sequence[Sequence[_Part]]) -> list[Path]:
-    """A name for each joined part that no part had: the first rank's next ones."""
+    """Return a new name for each joined part: the next numbers of its first rank."""
     made: list[Path] = []
     for group in groups:
         first = group[0].path

@@ -1,4 +1,4 @@
-"""`rollouts completion SHELL`."""
+"""Implement `rollouts completion SHELL`."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def run(options: Namespace) -> None:
 
 
 def _options() -> dict[str, list[tuple[str, str]]]:
-    """Options of every command, with what they do."""
+    """Return the options of every command, with their help."""
     from rollout_plugins.cli.main import commands, loaded
 
     found = {}
     for name, entry in commands().items():
         parser = argparse.ArgumentParser()
-        with suppress(SetupError):  # a command that is broken here has no options, and the others have theirs
+        with suppress(SetupError):  # a broken command has no options, but the others do
             loaded(entry).configure(parser)
         actions = [(flag, action.help or "") for action in parser._actions for flag in action.option_strings]  # noqa: SLF001 - argparse has no public list of its options
         found[name] = [(flag, said) for flag, said in actions if flag.startswith("--")]

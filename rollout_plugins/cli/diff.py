@@ -1,4 +1,4 @@
-"""`rollouts diff RUN_A RUN_B`."""
+"""Implement `rollouts diff RUN_A RUN_B`."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _with_texts(row: Mapping[str, Any], first: StoredRun, second: StoredRun) -> 
 
 
 def _written(rollout: Rollout) -> str:
-    """What the model wrote, calls included."""
+    """Return what the model wrote, tool calls included."""
     calls = [f"→ {call_text(call)}" for call in rollout.tool_calls]
     return "\n".join(part for part in (*calls, completion_text(rollout).strip()) if part)
 

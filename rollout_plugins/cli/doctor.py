@@ -1,4 +1,4 @@
-"""`rollouts doctor`: what to know before a long run. Each check says what it found and, if need be, what to do."""
+"""Implement `rollouts doctor`, which checks what matters before a long run and says what to do."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _STYLE = {"ok": "green", "note": "cyan", "warn": "yellow", DAMAGE: "red", "fail"
 
 @dataclass(frozen=True, slots=False)
 class Check:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     check: str
     status: str
@@ -111,7 +111,7 @@ def _print_templates(templates: list[dict[str, object]]) -> None:
 
 
 def versions_checks() -> Iterator[Check]:
-    """Python and everything this package names, against the oldest versions it takes."""
+    """Check Python and all packages that this package names against the oldest supported versions."""
     python = ".".join(map(str, sys.version_info[:3]))
     supported = sys.version_info >= (3, 10)
     yield Check("Python", "ok" if supported else "fail", python, "" if supported else "use Python 3.10 or newer")
@@ -127,9 +127,9 @@ def versions_checks() -> Iterator[Check]:
 
 
 def _requirements() -> dict[str, tuple[str, str]]:
-    """Package → (oldest version, the extra that brings it), as the installed distribution says.
+    """Return for each package its oldest version and the extra that installs it, from the installed metadata.
 
-    Extras stand in alphabetical order, so of several the last one is not `all`, which brings everything.
+    Extras are sorted, so the last one is not `all`, which installs everything.
     """
     found: dict[str, tuple[str, str]] = {}
     try:
@@ -157,7 +157,7 @@ def _version(name: str, least: str) -> Check:
 
 
 def installed(name: str) -> str | None:
-    """The version, without importing it."""
+    """Return the version of a package without importing it."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -165,12 +165,12 @@ def installed(name: str) -> str | None:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """`1.16.0rc1` as (1, 16, 0)."""
+    """Return `1.16.0rc1` as (1, 16, 0)."""
     return tuple(int(piece) for piece in re.findall(r"\d+", version.partition("+")[0])[:3])
 
 
 def trl_checks() -> Iterator[Check]:
-    """TRL's own `log_completions` ends training over ordinary tool calls since 1.15."""
+    """Check for TRL versions whose own `log_completions` ends training over ordinary tool calls: 1.15 and later."""
     version = installed("trl")
     if version is not None and numbers(version) >= (1, 15):
         hazard = (
@@ -182,7 +182,7 @@ def trl_checks() -> Iterator[Check]:
 
 
 def folder_checks(path: Path) -> Iterator[Check]:
-    """Whether rollouts can be written there, and for how long. A URL holds copies, which a folder here is before."""
+    """Check that rollouts can be written to the folder, and for how long. A URL is a copy of a local folder."""
     if is_url(path):
         return
     there = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
@@ -201,7 +201,7 @@ def folder_checks(path: Path) -> Iterator[Check]:
 
 
 def run_checks(path: Path) -> Iterator[Check]:
-    """Whether the runs that are there already can be read, to the last page of each file."""
+    """Check that existing runs can be read, to the last page of each file."""
     if not is_url(path) and not path.exists():
         return
     try:
@@ -250,7 +250,7 @@ def findings_checks(run: StoredRun) -> Iterator[Check]:
 
 
 def sinks_checks(*, offline: bool) -> Iterator[Check]:
-    """Whether the services behind the sinks can be reached, and what happens when not."""
+    """Check that the services behind the sinks can be reached, and say what happens if not."""
     if installed("wandb") is not None:
         yield _wandb(offline=offline)
     if installed("trackio") is not None:
@@ -281,7 +281,7 @@ def _reach(name: str, host: str, advice: str, port: int = 443) -> Check:
 
 
 def plugins_checks() -> Iterator[Check]:
-    """Plugins that would not run as they are, and why."""
+    """Check for plugins that would not run, and say why."""
     from rollout_plugins.cli.plugins import listing
 
     try:

@@ -1,4 +1,4 @@
-"""`rollouts export RUN --to TARGET`."""
+"""Implement `rollouts export RUN --to TARGET`."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ PARQUET = {".parquet", ".pq", ""}
 FORMATS = "rollout_plugins.exports"
 """Entry points of further targets: each names a module with `configure(parser)` and `run(run, options, filters)`."""
 _OPTIONS_OF_FORMATS: dict[str, str] = {}
-"""By option of a further target, the names of the targets that take it."""
+"""For each option of a further target, the names of the targets that take it."""
 FLAGS = {"path": "--out", "project": "--project", "name": "--name"}
-"""By option of a sink, how it is given here."""
+"""For each option of a sink, the option of this command."""
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -116,7 +116,7 @@ def run(options: Namespace) -> int:
 
 
 def _check_meant(options: Namespace) -> None:
-    """An option that another target takes is refused: who asks for `--plugins redact` counts on it."""
+    """Refuse options that another target takes, because a user of `--plugins redact` relies on it."""
     others = ("columns",) if options.to != "parquet" else ("plugins", "cap", "project", "name", "set")
     _check_given(options, others)
     for dest, name in _OPTIONS_OF_FORMATS.items():
@@ -151,7 +151,7 @@ def _told(tables: Iterator[tuple[Any, Any]], of: int, progress: Progress) -> Ite
 
 
 def _sink(stored: StoredRun, options: Namespace, filters: dict[str, Any]) -> None:
-    """Send to a sink what it does not have yet. Nothing but lines goes to standard output when that is the target."""
+    """Send to a sink what it does not have yet. If the target is standard output, only lines go there."""
     given = {"path": str(options.out) if options.out else None, "project": options.project, "name": options.name}
     takes = options_of(options.to)
     for name, value in given.items():

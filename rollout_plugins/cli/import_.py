@@ -1,4 +1,4 @@
-"""`rollouts import --from FORMAT PATH`."""
+"""Implement `rollouts import --from FORMAT PATH`."""
 
 from __future__ import annotations
 

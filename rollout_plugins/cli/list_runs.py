@@ -1,4 +1,4 @@
-"""`rollouts list DIR`."""
+"""Implement `rollouts list DIR`."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def run(options: Namespace) -> None:
 
 
 def _from_here(place: str) -> str:
-    """A folder below this one as a person would type it; for a program the whole path."""
+    """Return a folder as a person would type it from here, or the full path for a program."""
     near = sys.stdout.isatty() and Path(place).is_relative_to(Path.cwd())
     return str(Path(place).relative_to(Path.cwd())) if near else place
 
 
 def _opened(folder: Path) -> StoredRun | None:
-    """The run; one that cannot be opened is named, and costs the others nothing."""
+    """Open a run; if that fails, report it and return None."""
     try:
         return StoredRun(folder)
     except RunError as error:

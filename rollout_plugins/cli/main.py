@@ -1,4 +1,4 @@
-"""`rollouts COMMAND …`: finds the command, imports that one alone, and turns errors into one line and an exit code."""
+"""Run `rollouts COMMAND …`: import only that command, and turn errors into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rollout_plugins import __version__
 from rollout_plugins.errors import DamageWarning, RolloutPluginsError, SetupError, suggest
 
 GROUP = "rollout_plugins.commands"
-"""Entry points of commands: each names a module with `configure(parser)` and `run(options)`."""
+"""The entry point group of commands: each names a module with `configure(parser)` and `run(options)`."""
 
 ABOUT = {
     "record": "run a command and record its trainers, with no change to its code",
@@ -45,7 +45,7 @@ ABOUT = {
     "demo": "train a tiny model with tools, and look at its rollouts",
     "completion": "completion for bash, zsh or fish",
 }
-"""What our own commands do, in the order of the help; another package's command shows that package's summary."""
+"""The help of our own commands, in display order. Other packages' commands show their package's summary."""
 
 DASHED = ("--order", "--step", "--where")
 """Options whose value may start with a dash."""
@@ -54,7 +54,7 @@ OK, ERROR, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, and where the help is."""
+    """A parser that reports errors in one line, with where to find help."""
 
     def error(self, message: str) -> NoReturn:
         message += self._near(message)
@@ -62,7 +62,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(USAGE, f"{self.prog}: {message}{see} {self.prog} --help\n")
 
     def _near(self, message: str) -> str:
-        """Return a question about the option that may have been meant."""
+        """Return a question that suggests a similar option."""
         kind, _, words = message.partition(": ")
         options = [option for action in self._actions for option in action.option_strings]
         word = words.partition(" ")[0].partition("=")[0]
@@ -70,19 +70,21 @@ class Parser(argparse.ArgumentParser):
         return f"; did you mean {near[0]}?" if near else ""
 
     def read(self, words: Sequence[str]) -> argparse.Namespace:
-        """Parse the words after the command's name. `argparse.REMAINDER` takes the rest exactly as it is."""
+        """Parse the words after the command's name. `argparse.REMAINDER` keeps the rest unchanged."""
         if any(action.nargs == argparse.REMAINDER for action in self._actions):
             return self.parse_args(words)
         return self.parse_intermixed_args(_joined(words))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code is 0 when it did its work, 1 when it failed, 2 when its arguments are wrong.
+    """Run one command and return its exit code.
 
-    It is 3 when part of the run cannot be read, and so is missing from the answer.
+    0: it succeeded. 1: it failed. 2: its arguments are wrong. 3: a part of the run cannot be read and is missing from
+    the result.
     """
     _take_any_text()
-    warnings.simplefilter("ignore", DamageWarning)  # commands say it in their own words
+    # Commands report damage in their own words.
+    warnings.simplefilter("ignore", DamageWarning)
     words = list(sys.argv[1:] if argv is None else argv)
     top = _top()
     if words[:1] == ["help"] and len(words) > 1:
@@ -105,9 +107,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _take_any_text() -> None:
-    """What the output's encoding cannot write is written out, as \\u2026, instead of ending the command.
+    """Escape characters that the output's encoding does not have, instead of failing.
 
-    A stream that was closed by whoever started the command takes anything.
+    A stream that the caller closed discards everything.
     """
     nowhere = Path(os.devnull)
     sys.stdout, sys.stderr = sys.stdout or nowhere.open("w"), sys.stderr or nowhere.open("w")
@@ -117,7 +119,7 @@ def _take_any_text() -> None:
 
 
 def commands() -> dict[str, EntryPoint]:
-    """Every installed command by name, ours first; nothing is imported. Nobody replaces one of ours."""
+    """Return every installed command by name, ours first, without importing any. Ours cannot be replaced."""
     entries = sorted(entry_points(group=GROUP), key=lambda entry: (not _is_ours(entry), entry.name))
     found = {entry.name: entry for entry in reversed(entries)}
     order = [*ABOUT, *sorted(found.keys() - ABOUT.keys())]
@@ -129,14 +131,14 @@ def _is_ours(entry: EntryPoint) -> bool:
 
 
 def about(entry: EntryPoint) -> str:
-    """What a command does, as far as that is known without importing it."""
+    """Return a command's help without importing the command."""
     if _is_ours(entry) or entry.dist is None:
         return ABOUT.get(entry.name, "")
     return f"{entry.dist.metadata['Summary'] or ''} ({entry.dist.name})".strip()
 
 
 def loaded(entry: EntryPoint) -> Any:
-    """The command's module."""
+    """Import a command's module."""
     try:
         module = entry.load()
     except (Exception, SystemExit) as error:
@@ -151,7 +153,7 @@ def loaded(entry: EntryPoint) -> Any:
 
 
 def _joined(words: Sequence[str]) -> list[str]:
-    """`--order -reward` as `--order=-reward`, since argparse takes what starts with a dash for an option."""
+    """Turn `--order -reward` into `--order=-reward`, because argparse treats a leading dash as an option."""
     joined: list[str] = []
     for word in words:
         if joined and joined[-1] in DASHED and word[:1] == "-" and word[:2] != "--":
@@ -169,13 +171,15 @@ def _guarded(module: object, options: argparse.Namespace) -> int:
         return _fail(str(error))
     except ImportError as error:
         return _fail(f"a part that this command needs is not installed: {error}")
-    except BrokenPipeError:  # the reader, `head` for one, has seen enough
+    # The reader, such as `head`, has closed the pipe.
+    except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     except KeyboardInterrupt:
         return INTERRUPTED
     except RuntimeError as error:
-        if str(error) == "Query interrupted":  # what DuckDB makes of Ctrl-C
+        # DuckDB turns Ctrl-C into this error.
+        if str(error) == "Query interrupted":
             return INTERRUPTED
         raise
     except OSError as error:

@@ -1,4 +1,4 @@
-"""`rollouts plugins`."""
+"""Implement `rollouts plugins`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run(options: Namespace) -> None:
 
 
 def listing() -> list[dict[str, Any]]:
-    """Every installed plugin and whether it would run. The format is stable."""
+    """Return every installed plugin with whether it would run. The format is stable."""
     plugins = Plugins()
     plugins.add(TRAINERS)
     order = [name for name, _ in reversed(plugins.manager.list_name_plugin())]

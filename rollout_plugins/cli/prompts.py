@@ -1,4 +1,4 @@
-"""`rollouts prompts RUN …`."""
+"""Implement `rollouts prompts RUN …`."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _print(found: Prompts, chosen: Prompts, limit: int, place: str) -> None:
     rate = f", {passed / attempts:.0%} passed" if found.criterion.bound is not None and attempts else ""
     head = f"{count(len(found), 'prompt')}, {count(attempts, 'attempt')}{rate}; {found.criterion}"
     bands = " · ".join(f"{band} {number:,}" for band, number in found.bands.items())
-    for line in filter(None, (head, bands)):  # a pipe gets the table alone
+    for line in filter(None, (head, bands)):  # in a pipe, only the table is printed
         (say if sys.stdout.isatty() else note)(line)
     rows = [_readable(row) for row in chosen.table.slice(0, limit or None).to_pylist()]
     if not rows:

@@ -1,4 +1,4 @@
-"""`rollouts prune RUN --keep CONDITION`."""
+"""Implement `rollouts prune RUN --keep CONDITION`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(options: Namespace) -> int:
     if not found.rollouts:
         say("nothing to remove: what is not kept has lost its text already, or is in a journal still")
     elif options.yes:
-        # A small file may grow, by what it says of the pruning.
+        # A small file may grow, because its marks mention the pruning.
         freed = f"{size_of(found.bytes)} freed" if found.bytes > 0 else "too short to free any space"
         say(f"{which} is gone ({freed}); their numbers are still there")
     else:

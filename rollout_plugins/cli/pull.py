@@ -1,4 +1,4 @@
-"""`rollouts pull URL`."""
+"""Implement `rollouts pull URL`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rollouts push RUN URL`."""
+"""Implement `rollouts push RUN URL`."""
 
 from __future__ import annotations
 

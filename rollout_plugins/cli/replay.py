@@ -1,4 +1,4 @@
-"""`rollouts replay RUN --step N --checkpoint DIR`."""
+"""Implement `rollouts replay RUN --step N --checkpoint DIR`."""
 
 from __future__ import annotations
 

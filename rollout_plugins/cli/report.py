@@ -1,4 +1,4 @@
-"""`rollouts report RUN`."""
+"""Implement `rollouts report RUN`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rollouts rescore RUN my_rewards.py:judge`."""
+"""Implement `rollouts rescore RUN my_rewards.py:judge`."""
 
 from __future__ import annotations
 

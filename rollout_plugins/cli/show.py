@@ -1,4 +1,4 @@
-"""`rollouts show RUN`."""
+"""Implement `rollouts show RUN`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rollout_plugins.show import render_group, render_history, render_rollouts
 LIMIT, HISTORY = 10, 1000
 LINES = 40
 Found = tuple[list[tuple[str, Rollout]], str]
-"""Titles and rollouts, and what to say when they are not all."""
+"""Titles and rollouts to show, and a note if there are more."""
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -78,7 +78,7 @@ def _why_none(options: Namespace) -> str:
 
 
 def _chosen(stored: StoredRun, options: Namespace, filters: dict[str, Any]) -> Found:
-    """What is asked for by whatever combination of options was given."""
+    """Return the rollouts that any combination of options selects."""
     group = filters.pop("group", None)
     _check_alone(options, filters)
     limit = LIMIT if options.limit is None and group is None else options.limit or None
@@ -100,7 +100,7 @@ def _chosen(stored: StoredRun, options: Namespace, filters: dict[str, Any]) -> F
 
 
 def _check_alone(options: Namespace, filters: dict[str, Any]) -> None:
-    """What names its rollouts leaves none to choose."""
+    """Refuse other selecting options if one already names the rollouts."""
     by_id = "--id" if options.id else "--group ID" if not (options.group or "0").isdigit() else ""
     given = {"best": options.best, "worst": options.worst, **(filters if by_id else {}), "superseded": None}
     others = [f"--{name.replace('has_error', 'errors')}" for name, value in given.items() if value is not None]
@@ -109,7 +109,7 @@ def _check_alone(options: Namespace, filters: dict[str, Any]) -> None:
 
 
 def _matching(stored: StoredRun, filters: dict[str, Any], limit: int | None) -> Found:
-    """The first of those that match, and of how many; counting all with a text would mean reading all text."""
+    """Return the first matches and a note with their number. A text search is not counted: that reads all text."""
     filters.pop("limit", None)
     if filters.get("search") and limit is not None:
         return _first((("", rollout) for rollout in stored.rollouts(**filters, limit=limit + 1)), limit)
@@ -145,7 +145,7 @@ def _history(stored: StoredRun, prompt: str, filters: dict[str, Any]) -> Iterato
 
 
 def _group_of(rollout: Rollout) -> tuple[Any, ...]:
-    """Return what tells a group from others of its number: training from evaluation, one generation from the next."""
+    """Return a sorting key that separates groups of the same number: training first, then by generation."""
     return rollout.split != "train", rollout.split, rollout.step, rollout.attempt, rollout.generation
 
 

@@ -1,4 +1,4 @@
-"""`rollouts sql [RUN…] "select …"`."""
+"""Implement `rollouts sql [RUN…] "select …"`."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def run(options: Namespace) -> int:
 
 
 def _check_order(paths: Sequence[str], query: str) -> None:
-    """The SQL is the last word, and nothing else is SQL."""
+    """Refuse SQL anywhere but in the last argument."""
     if not _exists(query):
         return
     asked = [path for path in paths if not _exists(path)]
@@ -72,7 +72,7 @@ def _check_order(paths: Sequence[str], query: str) -> None:
 
 
 def _shown(value: Any) -> Any:
-    """On a terminal, also with control characters written out."""
+    """Escape control characters for a terminal."""
     return clean(str(_harmless(value))) if value is not None else None
 
 
@@ -81,7 +81,7 @@ def _exists(word: str) -> bool:
 
 
 def _json_value(value: Any) -> Any:
-    """Return a value with only what JSON has, at any depth: numbers, texts, lists and objects; dates stay dates."""
+    """Return a value with JSON types only, at any depth. Dates stay dates."""
     if isinstance(value, list):
         is_map = bool(value) and all(isinstance(item, tuple) for item in value)
         return _json_value({str(key): item for key, item in value}) if is_map else list(map(_json_value, value))
@@ -96,7 +96,7 @@ def _json_value(value: Any) -> Any:
 
 
 def _span(span: Any) -> str:
-    """Return a span of time as text: 1 month 2 days 0.5 seconds."""
+    """Return a time span as text: 1 month 2 days 0.5 seconds."""
     numbers = {"month": span.months, "day": span.days, "second": span.nanoseconds / 1e9}
     return (
         " ".join(f"{number:g} {unit}{'s' * (number != 1)}" for unit, number in numbers.items() if number)
@@ -105,7 +105,7 @@ def _span(span: Any) -> str:
 
 
 def _harmless(value: Any) -> Any:
-    """Lists and records are JSON. Text that a spreadsheet would take for a formula gets a quote in front."""
+    """Return lists and records as JSON, and quote text that a spreadsheet would evaluate as a formula."""
     if isinstance(value, (list, dict)):
         return json_text(spell_non_finite(value))
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value

@@ -1,4 +1,4 @@
-"""`rollouts stats RUN`."""
+"""Implement `rollouts stats RUN`."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def run(options: Namespace) -> int:
 
 
 def _lines(stored: StoredRun) -> Iterator[str]:
-    """What else there is to say of the run, below its figures."""
+    """Yield what there is to report below the statistics."""
     yield from _finding_lines(stored)
     if odd := stored.health.not_finite:
         yield f"NaN or infinite: {format_not_finite(odd)}; rollouts show --where 'not isfinite(reward)' lists rollouts"
@@ -103,14 +103,14 @@ def _finding_lines(stored: StoredRun) -> Iterator[str]:
 
 
 def _recording(bytes_written: float, queue_bytes: float, **seconds: float) -> str:
-    """What recording took."""
+    """Return a line with what recording cost."""
     waited, beside = seconds["seconds/training_thread"], seconds["seconds/worker"]
     sizes = f"{bytes_written / 2**20:,.1f} MB written, at most {queue_bytes / 2**20:,.1f} MB waiting"
     return f"recording took {waited:,.2f} s of training and {beside:,.2f} s beside it; {sizes}"
 
 
 def _print(stored: StoredRun, rows: Sequence[Mapping[str, Any]], *, whole: bool) -> None:
-    """The course of the run as charts, and the numbers of as many steps as a screen has room for."""
+    """Print charts of the run, and the numbers of as many steps as fit the screen."""
     screen = console()
     room = max(min(screen.height - 20, ROWS), 4)
     parts: list[Any] = _charts(stored, rows, screen.width, room + 4)
@@ -127,7 +127,7 @@ def _print(stored: StoredRun, rows: Sequence[Mapping[str, Any]], *, whole: bool)
 
 
 def _readable(rows: Sequence[Mapping[str, Any]], more: set[str]) -> list[dict[str, Any]]:
-    """The columns a person compares; those that say nothing in this run are left out."""
+    """Return the columns that a person compares, without those that are empty in this run."""
     named = [name for name in rows[0] if name.startswith("reward/")]
     quiet = {
         "calls": "tool_calls",

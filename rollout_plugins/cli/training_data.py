@@ -1,4 +1,4 @@
-"""`rollouts export RUN --to sft | dpo | kto | prompts`: datasets for TRL's trainers."""
+"""Implement `rollouts export RUN --to sft | dpo | kto | prompts`, which writes datasets for TRL's trainers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def configure(parser: _ActionsContainer) -> None:
 
 
 def run(stored: StoredRun, options: Namespace, filters: dict[str, Any]) -> None:
-    """Export the rollouts and say what was written, what was left out, and what a trainer needs."""
+    """Export the rollouts, and report what was written, what was left out, and what a trainer needs."""
     _check_given(options)
     dest = options.out or f"{stored.dir.name}-{options.to}"
     if not dest.startswith(HUB):

@@ -1,4 +1,4 @@
-"""`rollouts view RUN`."""
+"""Implement `rollouts view RUN`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from rollout_plugins.cli.chosen import add_filters, add_run, filters_of, note_da
 from rollout_plugins.errors import RunError, need
 from rollout_plugins.reading.runs import StoredRun
 
-#: Seconds after which a thread lets others have a turn. By default it is ten times as long, and reading the run would
-#: wait for the import of textual that long for each file.
+#: The thread switch interval while textual is imported. With Python's default, ten times as long, reading the run
+#: would wait that long for each file.
 _TURN = 0.0005
-#: New objects after which Python looks for garbage, of which there is none in what textual imports. By default 700.
+#: The garbage collection threshold during the import of textual, which creates no garbage. Python's default is 700.
 _OBJECTS = 50_000
 
 
@@ -46,7 +46,7 @@ def run(options: Namespace) -> None:
     gc.set_threshold(_OBJECTS)
     with ThreadPoolExecutor(1) as pool:
         stored = opened(options.run)
-        stats = pool.submit(stored.stats)  # while textual is imported
+        stats = pool.submit(stored.stats)  # runs while textual is imported
         need("textual", "view")
         from rollout_plugins.view.app import view
 
@@ -77,7 +77,10 @@ def _prompts(stored: StoredRun) -> Callable[[], tuple[str, list[dict[str, Any]]]
 
 
 def _panels(plugins: Sequence[str]) -> Callable[[Rollout, Run], Sequence[Panel]]:
-    """What plugins show; a wrong name fails now, the installed ones are loaded when the first rollout is shown."""
+    """Return a function for the panels of a rollout.
+
+    Wrong names fail now; installed plugins are loaded when needed.
+    """
     from rollout_plugins.reading.panels import Panels
 
     if plugins:
