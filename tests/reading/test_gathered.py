@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from reading import one, steps, write, writer
-from test_figures import hostile, near, not_as_they_say, parts_of, plain, trained_again, two_ranks
+from run_statistics import hostile, near, not_as_they_say, parts_of, plain, trained_again, two_ranks
 
 from examples import thorough
 from rollout_plugins import open_run

@@ -11,7 +11,7 @@ from pathlib import Path
 import fsspec
 import pytest
 from azure_stand_in import KEY, azure
-from test_mirror import answers, batch, contents
+from mirrored import answers, batch, contents
 
 from rollout_plugins import RolloutRecorder, open_run
 from rollout_plugins.cli.main import main

@@ -4,12 +4,12 @@ import os
 
 import pytest
 from hub import hub as hub_server
-from test_mirror import answers, batch, contents, quick, recorded  # noqa: F401 - a fixture for all tests
+from mirrored import answers, batch, contents, recorded
 
 from rollout_plugins import RolloutRecorder, open_run
 from rollout_plugins.cli.main import main
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fast_mirror")]
 URL = "hf://buckets/me/box/runs"
 
 

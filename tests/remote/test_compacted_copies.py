@@ -5,8 +5,8 @@ from collections import Counter
 
 import pyarrow.parquet as pq
 import pytest
+from mirrored import answers, batch, contents, recorded
 from store_rig import until
-from test_mirror import answers, batch, contents, quick, recorded  # noqa: F401 - a fixture for all tests
 
 from rollout_plugins import RolloutRecorder, open_run
 from rollout_plugins.cli.main import main
@@ -17,6 +17,9 @@ from rollout_plugins.remote.folders import Folder
 from rollout_plugins.remote.url_places import place
 from rollout_plugins.store import small_parts
 from rollout_plugins.store.joined_parts import read_joined_parts
+
+pytestmark = pytest.mark.usefixtures("fast_mirror")
+
 
 OFTEN = {"mirror": {"seal_seconds": 1e-9}}
 ALL = sorted(f"answer {step}.{n}" for step in (1, 2, 3) for n in range(4))

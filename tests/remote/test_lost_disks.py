@@ -3,12 +3,14 @@
 import shutil
 
 import pytest
+from mirrored import answers, recorded
 from rig import make
-from test_mirror import answers, quick, recorded  # noqa: F401 - a fixture for all tests
 
 from rollout_plugins import RolloutPluginCallback, open_run
 from rollout_plugins.cli.main import main
 from rollout_plugins.reading.find_runs import find_runs
+
+pytestmark = pytest.mark.usefixtures("fast_mirror")
 
 
 def attempts(run):

@@ -6,9 +6,9 @@ The server is a stand-in, since moto needs minutes to list so many; the clients 
 from threading import Event
 
 import pytest
+from mirrored import answers, batch, recorded
 from pyarrow.fs import FileSelector
 from s3_stand_in import s3_stand_in
-from test_mirror import answers, batch, quick, recorded  # noqa: F401 - a fixture for all tests
 
 from rollout_plugins import RolloutRecorder, open_run
 from rollout_plugins.errors import RunError
@@ -16,7 +16,7 @@ from rollout_plugins.remote import remote_reader as reading
 from rollout_plugins.remote import url_places as places
 from rollout_plugins.remote.url_places import place
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fast_mirror")]
 MANY = 100_000
 
 

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 from clock import clock  # noqa: F401 - a fixture
+from mirrored import answers, batch, contents, recorded
 from store_rig import until
 
 from rollout_plugins import RolloutRecorder, open_run
-from rollout_plugins.engine import run_setup as setup
 from rollout_plugins.errors import SetupError
 from rollout_plugins.remote import mirror as mirroring
 from rollout_plugins.remote.folder_sync import Copying
@@ -22,34 +22,7 @@ from rollout_plugins.remote.folders import Folder, files_of, folder
 from rollout_plugins.remote.mirror import Following, Mirror
 from rollout_plugins.remote.url_places import place
 
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(mirroring, "POLL_SECONDS", 0.05)
-    monkeypatch.setattr(mirroring, "SHARE", 1.0)
-    monkeypatch.setattr(setup, "_warned_targets", set())
-    yield
-    until(lambda: "rollouts-mirror" not in [thread.name for thread in threading.enumerate()])
-
-
-def batch(step):
-    return [{"prompt": f"question {step}", "completion": f"answer {step}.{n}", "reward": float(n)} for n in range(4)]
-
-
-def recorded(folder, steps=(1, 2), **options):
-    with RolloutRecorder(dir=folder, **options) as recorder:
-        for step in steps:
-            recorder.record(step, batch(step))
-            recorder.flush()
-    return Path(recorder.run.dir)
-
-
-def contents(folder):
-    return {file.name: file.path.read_bytes() for file in files_of(folder)}
-
-
-def answers(folder):
-    return [rollout.completion[0]["content"] for rollout in open_run(folder).rollouts()]
+pytestmark = pytest.mark.usefixtures("fast_mirror")
 
 
 def test_a_run_is_there_as_it_is_here(tmp_path):

@@ -1,7 +1,7 @@
 """A real GRPO run with a mirror trains exactly as one without."""
 
+from mirrored import answers, contents
 from rig import make
-from test_mirror import answers, contents
 
 from rollout_plugins import RolloutPluginCallback, open_run
 

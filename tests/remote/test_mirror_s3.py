@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
+from mirrored import batch, contents, recorded
 from processes import environment
 from s3_server import faulty, s3_server
 from s3_stand_in import s3_stand_in
-from test_mirror import batch, contents, recorded
 
 from rollout_plugins import RolloutRecorder, open_run
 from rollout_plugins.cli.main import main

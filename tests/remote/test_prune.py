@@ -4,8 +4,8 @@ import random
 import string
 
 import pytest
+from mirrored import answers, recorded
 from PIL import Image
-from test_mirror import answers, recorded
 
 from rollout_plugins import RolloutRecorder, open_run
 from rollout_plugins.cli.main import main

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 from hub import hub as hub_server
-from test_mirror import answers, batch, contents, recorded
+from mirrored import answers, batch, contents, recorded
 
 from rollout_plugins import RolloutRecorder, open_run, runs
 from rollout_plugins.cli.main import main

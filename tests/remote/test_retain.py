@@ -1,7 +1,7 @@
 """A run that keeps the text of few old rollouts, and the numbers of all."""
 
 import pytest
-from test_mirror import batch
+from mirrored import batch
 
 from rollout_plugins import RolloutRecorder, open_run
 from rollout_plugins.errors import SetupError

@@ -10,9 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from store_rig import batch, rollouts, run_in, started
+from sealed_often import record
+from store_rig import rollouts, run_in
 
-from rollout_plugins import hookimpl, open_run
+from rollout_plugins import open_run
 from rollout_plugins.cli.main import main
 from rollout_plugins.store import join_parts as joining
 from rollout_plugins.store import small_parts
@@ -20,28 +21,9 @@ from rollout_plugins.store.joined_parts import read_joined_parts
 from rollout_plugins.store.write import RunWriter
 
 
-class SealsOften:
-    """As a mirror asks for, which has each generation as a part of its own."""
-
-    name = "often"
-    seal_seconds = 1e-9
-
-    @hookimpl
-    def on_run_end(self):
-        pass
-
-
 @pytest.fixture(autouse=True)
 def few(monkeypatch):
     monkeypatch.setattr(small_parts, "AT_ONCE", 4)
-
-
-def record(folder, steps, line=None):
-    line = line or started(folder, SealsOften())
-    for step in steps:
-        line.submit(batch(step=step))
-    assert line.drain(600)
-    return line
 
 
 def names(folder):
@@ -91,7 +73,7 @@ PROGRAM = """
 import os, sys
 sys.path[:0] = {paths!r}
 from pathlib import Path
-from test_small_parts import SealsOften, record
+from sealed_often import record
 from rollout_plugins.store import small_parts
 small_parts.AT_ONCE = 4
 moments = {moment}
@@ -107,7 +89,7 @@ def counted(function):
     return call
 
 from rollout_plugins.store import join_parts as joining
-joining.note_joined, Path.replace, Path.unlink = map(counted, (joining.note_joined, Path.replace, Path.unlink))
+joining.record_joined_parts, Path.replace, Path.unlink = map(counted, (joining.record_joined_parts, Path.replace, Path.unlink))
 record(Path({folder!r}), range(1, 7))
 os._exit(0)
 """
