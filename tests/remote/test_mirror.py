@@ -367,7 +367,7 @@ def test_each_thing_to_do_about_a_place_that_refuses_is_told_once(tmp_path, monk
 def test_rollouts_that_nobody_searched_for_secrets_are_warned_of_once_or_refused(tmp_path, caplog):
     for _ in range(2):
         recorded(tmp_path, mirror="memory://once")
-    assert caplog.text.count("rollouts go to memory://once as they are") == 1
+    assert caplog.text.count("rollouts are copied to memory://once unredacted") == 1
     with pytest.raises(SetupError, match="add 'redact' to plugins"):
         RolloutRecorder(dir=tmp_path, mirror="memory://never", config={"mirror": {"require_redact": True}})
     recorded(tmp_path, mirror="memory://x", plugins=["redact"], config={"mirror": {"require_redact": True}})
