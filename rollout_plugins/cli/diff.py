@@ -18,7 +18,7 @@ from rollout_plugins.cli.common import add_json, busy, console, natural, note, p
 from rollout_plugins.content.messages import call_text
 from rollout_plugins.learn.comparison import Comparison, compare
 from rollout_plugins.reading.runs import StoredRun
-from rollout_plugins.show.compare import words
+from rollout_plugins.show.compare import text_changes
 from rollout_plugins.show.conversation import completion_text, prompt_text
 from rollout_plugins.show.text import clean, number, one_line, shorten, signed, tone
 from rollout_plugins.system.labels import count
@@ -164,7 +164,7 @@ def _changes(pair: dict[str, Any]) -> Text:
         several = pair["rollouts_a"] + pair["rollouts_b"] > 2
         return Text("typical answers are the same" if several else "the same answer", style="dim")
     text = Text()
-    for kind, part in words(shorten(a, CHARS), shorten(b, CHARS)):
+    for kind, part in text_changes(shorten(a, CHARS), shorten(b, CHARS)):
         if kind == "same":
             text.append(clean(shorten(part, AROUND)))
         elif sys.stdout.isatty():

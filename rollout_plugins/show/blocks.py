@@ -1,4 +1,4 @@
-"""What a pager shows: blocks of text that fold, laid out as rows for a width."""
+"""Lay out the content of a pager: blocks of text that fold, as rows for a given width."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from rollout_plugins.show.text import clean, omitted
 
 Cells = list[tuple[str, str | Style]]
 Spans = Sequence[tuple[str, str | Style]]
-#: A block longer than this many characters shows only its beginning until it is unfolded.
+# A block with more characters shows only its start until it is unfolded.
 HUGE = 20_000
 _HUGE_ROWS = 40
 
 
 class Row(NamedTuple):
-    """One line of the screen, and the block it belongs to."""
+    """One line of the screen, and the index of its block."""
 
     block: int
     cells: Cells
@@ -35,24 +35,24 @@ class Row(NamedTuple):
 
 @dataclass(slots=True)
 class Block:
-    """A message, a call, a table, a picture. Its text is clean."""
+    """A message, call, table or picture. Its text is clean."""
 
     kind: str
-    """What it is folded with: `system`, `user`, `assistant`, `tool`, `reasoning`, `facts`, …"""
+    """The kind, by which blocks are folded together: `system`, `user`, `assistant`, `tool`, `reasoning`, `facts`, …"""
     spans: Spans = ()
     label: str = ""
-    """Who speaks; written beside the first row."""
+    """The name of the speaker, which is written next to the first row."""
     turn: int = -1
-    """The turn it belongs to; -1 if it belongs to none."""
+    """The index of its turn; -1 if it belongs to none."""
     least: int | None = None
-    """Rows it has while it is folded; None if it does not fold."""
+    """How many rows it has while it is folded; None if it does not fold."""
     short: str = ""
-    """Shown instead of its beginning while it is folded."""
+    """The text that replaces its start while it is folded."""
     gap: bool = False
-    """An empty row above it."""
+    """Whether an empty row precedes it."""
     folded: bool = True
     image: Any = None
-    """The image it shows."""
+    """The image that it shows."""
     drawn: Callable[[int], list[Cells]] | None = None
     """Draws the rows for a width; for pictures and other blocks without text."""
     _rows: tuple[Any, list[Cells]] = field(default=((), []), repr=False)
@@ -62,13 +62,13 @@ class Block:
         return "".join(text for text, _ in self.spans)
 
     def rows(self, width: int) -> list[Cells]:
-        """The block in this width, worked out once for each width and fold."""
+        """Return the rows for this width, cached by width and fold."""
         key = (width, self.folded)
         if self._rows[0] != key:
-            self._rows = (key, self._made(max(width, 1)))
+            self._rows = (key, self._lay_out(max(width, 1)))
         return self._rows[1]
 
-    def _made(self, width: int) -> list[Cells]:
+    def _lay_out(self, width: int) -> list[Cells]:
         if self.drawn is not None:
             return self.drawn(width)
         text = self.text
@@ -80,7 +80,7 @@ class Block:
         return self._beginning(text, width, least)
 
     def _beginning(self, text: str, width: int, least: int) -> list[Cells]:
-        """The first rows, and how much is missing; all rows where little would be."""
+        """Return the first rows and how much is missing; all rows if little would be missing."""
         places = wrap(text[: (least + 2) * width], width)
         if len(text) <= (least + 2) * width and len(places) <= least + 1:
             return list(self._styled(text, places))
@@ -96,35 +96,35 @@ class Block:
         ends = list(accumulate(len(part) for part, _ in self.spans))
         for start, end in places:
             cells: Cells = []
-            at, span = start, bisect_right(ends, start)
-            while at < end:
+            position, span = start, bisect_right(ends, start)
+            while position < end:
                 stop = min(end, ends[span])
-                cells.append((text[at:stop], self.spans[span][1]))
-                at, span = stop, span + 1
+                cells.append((text[position:stop], self.spans[span][1]))
+                position, span = stop, span + 1
             yield cells
 
 
 def fold(blocks: Iterable[Block], kinds: Collection[str] = ()) -> None:
-    """Fold the blocks of these kinds, or of all; unfold them where all are folded already."""
-    chosen = [block for block in blocks if not kinds or block.kind in kinds]
-    folded = not all(block.folded for block in chosen)
-    for block in chosen:
+    """Fold the blocks of these kinds, or all blocks; unfold them if all of them are folded."""
+    selected = [block for block in blocks if not kinds or block.kind in kinds]
+    folded = not all(block.folded for block in selected)
+    for block in selected:
         block.folded = folded
 
 
 def clean_spans(text: str, style: str | Style = "") -> Spans:
-    """Raw text as a block has it."""
+    """Return raw text as the clean spans of a block."""
     return ((clean(text), style),)
 
 
 def cells_of(row: Text) -> Cells:
-    """A rich text as cells."""
+    """Return a rich text as cells."""
     base = Style.parse(row.style) if isinstance(row.style, str) else row.style
     return [(segment.text, base + segment.style if segment.style else base) for segment in row.render(CONSOLE)]
 
 
 def lay_out(blocks: Sequence[Block], width: int) -> list[Row]:
-    """All blocks as rows, with who speaks beside the first row of each."""
+    """Return all blocks as rows, with the speaker next to the first row of each."""
     layout = Layout(width, None)
     rows: list[Row] = []
     speaker: tuple[int, str] | None = None
@@ -143,7 +143,7 @@ def lay_out(blocks: Sequence[Block], width: int) -> list[Row]:
 
 
 def wrap(text: str, width: int) -> list[tuple[int, int]]:
-    """Where each row of the text starts and ends: broken at spaces where there are some, never inside a character."""
+    """Return the start and end of each row of the text, broken at spaces if possible, never inside a character."""
     rows: list[tuple[int, int]] = []
     start = 0
     for line in text.split("\n"):
@@ -159,27 +159,27 @@ def wrap(text: str, width: int) -> list[tuple[int, int]]:
 
 
 def _break_narrow(line: str, base: int, width: int, rows: list[tuple[int, int]]) -> None:
-    """A line in which every character takes one cell."""
-    at = 0
-    while len(line) - at > width:
-        space = line.rfind(" ", at + 1, at + width + 1)
-        end = space if space > 0 else at + width
-        rows.append((base + at, base + end))
-        at = end + (space > 0)
-    rows.append((base + at, base + len(line)))
+    """Break a line in which every character takes one cell."""
+    position = 0
+    while len(line) - position > width:
+        space = line.rfind(" ", position + 1, position + width + 1)
+        end = space if space > 0 else position + width
+        rows.append((base + position, base + end))
+        position = end + (space > 0)
+    rows.append((base + position, base + len(line)))
 
 
 def _break_wide(line: str, base: int, width: int, rows: list[tuple[int, int]]) -> None:
-    at = cells = 0
+    position = cells = 0
     space = -1
-    for place, character in enumerate(line):
+    for index, character in enumerate(line):
         if character == " ":
-            space = place
+            space = index
         size = get_character_cell_size(character)
-        if cells + size > width and place > at:
-            end = space if at < space < place else place
-            rows.append((base + at, base + end))
-            at = end + (end == space)
-            cells = cell_len(line[at:place])
+        if cells + size > width and index > position:
+            end = space if position < space < index else index
+            rows.append((base + position, base + end))
+            position = end + (end == space)
+            cells = cell_len(line[position:index])
         cells += size
-    rows.append((base + at, base + len(line)))
+    rows.append((base + position, base + len(line)))

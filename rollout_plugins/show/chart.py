@@ -1,4 +1,4 @@
-"""Numbers over steps as small drawings made of block characters. Nothing here raises."""
+"""Draw numbers over steps with block characters. Nothing here raises."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ from rollout_plugins.content.numbers import finite
 from rollout_plugins.show.layout import cut
 from rollout_plugins.show.text import HANDFUL, number, one_line, share
 
-#: What of a trainer's log is charted, as `stats` names it, and what a person calls it.
+# The values of a trainer's log that are charted, by their name in `stats`, with their labels.
 LOGGED = {
     "log/loss": "loss", "log/grad_norm": "gradient norm", "log/kl": "KL", "log/entropy": "entropy",
     "log/learning_rate": "learning rate", "log/step_time": "seconds a step",
 }  # fmt: skip
 _BLOCKS = "▁▂▃▄▅▆▇█"
-#: Columns of one step where there are few.
+# Columns of one step in a chart of few steps.
 _WIDEST = 20
-#: Lines in which a second chart has room.
+# The lines from which on a second chart fits.
 _ROOMY = 12
 
 
 def training(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """The steps of training; of a run that was only evaluated, all there are."""
+    """Return the steps of training; all steps if the run was only evaluated."""
     return [row for row in rows if row["split"] == "train"] or rows
 
 
 def sparkline(numbers: Iterable[Any]) -> str:
-    """One character per number, low to high; a space for what is not a finite number."""
+    """Return one character per number, low to high, and a space for a value that is not a finite number."""
     values = [finite(value) for value in numbers]
-    known = [value for value in values if value is not None]
-    low, high = (min(known), max(known)) if known else (0.0, 0.0)
+    numbers_only = [value for value in values if value is not None]
+    low, high = (min(numbers_only), max(numbers_only)) if numbers_only else (0.0, 0.0)
     return "".join(" " if value is None else _BLOCKS[_level(value, low, high, len(_BLOCKS) - 1)] for value in values)
 
 
 def _level(value: float, low: float, high: float, levels: int) -> int:
-    # Halved first, so that the distance between the two largest floats is still a number.
+    # Halved first, so that the distance between the two largest floats is still a finite number.
     span = high / 2 - low / 2
     return round((value / 2 - low / 2) / span * levels) if span > 0 else (levels + 1) // 2
 
 
 def render_steps(rows: Sequence[Mapping[str, Any]], *, width: int = 80, max_lines: int = 14) -> RenderableType:
-    """Reward and tool errors over steps, in at most `max_lines` lines; with few lines, only the reward is drawn.
+    """Draw reward and tool errors over steps, in at most `max_lines` lines; with few lines, only the reward.
 
-    A row is a step: `{"step": 3, "reward": 0.71, "tool_calls": 40, "tool_errors": 2}`. Any value may be missing.
+    Each row is a step: `{"step": 3, "reward": 0.71, "tool_calls": 40, "tool_errors": 2}`. Any value may be missing.
     """
     steps = [field_of(row, "step") for row in rows]
     rewards = [finite(field_of(row, "reward")) for row in rows]
@@ -56,35 +56,38 @@ def render_steps(rows: Sequence[Mapping[str, Any]], *, width: int = 80, max_line
     tools = any(finite(field_of(row, "tool_calls")) for row in rows)
     functions = _functions(rows, width)
     has_two = tools and max_lines >= _ROOMY
-    # Each chart has a title and an axis; the reward gets two thirds of the height.
+    # Each chart has a title and an axis. The reward gets two thirds of the height.
     height = max_lines - len(functions) - (5 if has_two else 3 if tools else 2)
     error_height = min(max(height // 3, 1), 3) if has_two else 0
     lines = [*_chart("reward", rewards, steps, width, min(height - error_height, 8)), *functions]
     failed = f"{_failed(rows[0])} → {_failed(rows[-1])}" if tools else ""
     if has_two:
         title = "tool calls that failed"
-        lines += [Text(""), *_chart(title, failures, steps, width, error_height, shares=True, told=failed)]
+        lines += [Text(""), *_chart(title, failures, steps, width, error_height, shares=True, summary=failed)]
     elif tools:
         lines.append(cut(Text.assemble(("tool calls that failed ", "bold"), (failed, "red")), width, "crop"))
     return Group(*lines[: max(max_lines, 0)])
 
 
 def _functions(rows: Sequence[Mapping[str, Any]], width: int) -> list[Text]:
-    """A line with the course of each reward function, where there are several: one may fall while the total rises."""
+    """Return a line with the first and last value of each of several reward functions: one may fall as the total
+    rises.
+    """
     first = rows[0] if rows and isinstance(rows[0], Mapping) else {}
     names = [name for name in first if isinstance(name, str) and name.startswith("reward/")]
     courses = {name: [finite(field_of(row, name)) for row in rows] for name in names if len(names) > 1}
     ends = [(name, *_ends(values)) for name, values in courses.items() if any(value is not None for value in values)]
     line = Text(no_wrap=True)
-    for name, start, end in sorted(ends, key=lambda course: course[2] >= course[1]):  # what falls must not be cut off
+    # falling ones first, because the end may be cut off
+    for name, start, end in sorted(ends, key=lambda course: course[2] >= course[1]):
         line.append(f"{'  ' * bool(line)}{one_line(name.removeprefix('reward/'), 12)} ", "bold")
         line.append(f"{number(start)} → {number(end)}", "red" if end < start else "green")
     return [cut(line, width, "ellipsis")] if line else []
 
 
 def _ends(values: Sequence[float | None]) -> tuple[float, float]:
-    known = [value for value in values if value is not None]
-    return known[0], known[-1]
+    numbers = [value for value in values if value is not None]
+    return numbers[0], numbers[-1]
 
 
 def _failed(row: Mapping[str, Any]) -> str:
@@ -93,8 +96,10 @@ def _failed(row: Mapping[str, Any]) -> str:
 
 
 def _share(errors: Any, calls: Any) -> float | None:
-    failed, made = finite(errors), finite(calls)
-    return min(max(failed / made, 0.0), 1.0) if failed is not None and made is not None and made >= HANDFUL else None
+    failed, total = finite(errors), finite(calls)
+    return (
+        min(max(failed / total, 0.0), 1.0) if failed is not None and total is not None and total >= HANDFUL else None
+    )
 
 
 def _percent(value: Any) -> str:
@@ -110,19 +115,19 @@ def _chart(
     height: int,
     *,
     shares: bool = False,
-    told: str = "",
+    summary: str = "",
 ) -> list[Text]:
-    """`told`: what the title says instead of the first and the last value."""
+    """Draw a chart; `summary` replaces the first and the last value in its title."""
     color, label = ("red", _percent) if shares else ("green", number)
-    known = [value for value in values if value is not None]
-    if not known or height < 1 or width < 16:
-        return [cut(Text.assemble((title, "bold"), f" {told}" if told else "  no numbers yet"), width, "crop")]
+    numbers = [value for value in values if value is not None]
+    if not numbers or height < 1 or width < 16:
+        return [cut(Text.assemble((title, "bold"), f" {summary}" if summary else "  no numbers yet"), width, "crop")]
     # Shares start at 0%, and a run without failures is a flat line at the bottom.
-    low, high = (0.0, max(known) or 1.0) if shares else (min(known), max(known))
+    low, high = (0.0, max(numbers) or 1.0) if shares else (min(numbers), max(numbers))
     names = (label(high), label(low))
     gutter = max(map(len, names)) + 2
     bars = _bars(values, max(width - gutter - 2, 1))
-    lines = [Text.assemble((f"{title} ", "bold"), (told or f"{label(known[0])} → {label(known[-1])}", color))]
+    lines = [Text.assemble((f"{title} ", "bold"), (summary or f"{label(numbers[0])} → {label(numbers[-1])}", color))]
     for level in range(height, 0, -1):
         name = names[0] if level == height else names[1] if level == 1 else ""
         drawn = "".join(_cell(value, low, high, height, level) for value in bars)
@@ -132,7 +137,7 @@ def _chart(
 
 
 def _bars(values: Sequence[float | None], room: int) -> list[float | None]:
-    """One value per column: each step as wide as there is room, steps averaged when there is none."""
+    """Return one value per column: a step takes several columns, or several steps are averaged."""
     if len(values) <= room:
         wide = min(room, len(values) * _WIDEST)
         return [values[column * len(values) // wide] for column in range(wide)]
@@ -141,14 +146,14 @@ def _bars(values: Sequence[float | None], room: int) -> list[float | None]:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(value / len(known) for value in known) if known else None
+    numbers = [value for value in values if value is not None]
+    return sum(value / len(numbers) for value in numbers) if numbers else None
 
 
 def _cell(value: float | None, low: float, high: float, height: int, level: int) -> str:
     if value is None:
         return " "
-    # The lowest value still gets a sliver, so that a step is told from a gap.
+    # The lowest value still gets a thin bar, to differ from a gap.
     filled = max(_level(value, low, high, height * 8), 1) - (level - 1) * 8
     return "█" if filled >= 8 else _BLOCKS[filled - 1] if filled > 0 else " "
 

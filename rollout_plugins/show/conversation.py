@@ -1,4 +1,4 @@
-"""What is shown of a rollout, whether it comes as a `Rollout` or, in a sink, as a `Trace`. Never raises."""
+"""Convert a `Rollout`, or in a sink a `Trace`, into the conversation that is shown. Never raises."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ _IN_ROLLOUTS = ("policy_step", "time", "rank", "attempt", "generation", "group_s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One message, with its tool calls and what became of them."""
+    """One message, with its tool calls and their results."""
 
     role: str = "unknown"
-    """Who spoke."""
+    """The role of the speaker."""
     content: Any = None
-    """As the message holds it: text, blocks, None."""
+    """The message's content: text, blocks or None."""
     reasoning: str = ""
-    """Reasoning from a key of its own."""
+    """Reasoning from a separate key of the message."""
     calls: tuple[ToolCall, ...] = ()
-    """Calls joined with their outcomes; the messages that answered them are not turns of their own."""
+    """The calls with their results; the messages with the results are not separate turns."""
     place: int | None = field(default=None, compare=False)
-    """Index of the message in the rollout's completion; None for one of the prompt, and in a trace."""
+    """Index of the message in the rollout's completion; None for a prompt's message, and in a trace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """The facts and the turns that are shown. Values are unchecked: the renderer does not trust them."""
+    """The facts and turns to show. Values are not checked: the renderer does not trust them."""
 
     id: Any = ""
     split: Any = None
@@ -65,7 +65,7 @@ class Conversation:
 
 
 def conversation(source: Rollout | Trace | Conversation) -> Conversation:
-    """The view of a rollout or a trace; a conversation is one already."""
+    """Return the conversation of a rollout or a trace; a conversation is returned itself."""
     if isinstance(source, Conversation):
         return source
     if isinstance(source, Trace):
@@ -74,9 +74,9 @@ def conversation(source: Rollout | Trace | Conversation) -> Conversation:
 
 
 def from_rollout(rollout: Rollout) -> Conversation:
-    """The view of a rollout: calls are paired as the rollout's own `tool_calls` say."""
+    """Return the conversation of a rollout, whose `tool_calls` pair calls with results."""
     prompt, completion = _items(rollout.prompt), _items(rollout.completion)
-    said = _turns(completion, _recorded(completion, _items(rollout.tool_calls)), placed=True)
+    completion_turns = _turns(completion, _recorded(completion, _items(rollout.tool_calls)), placed=True)
     return Conversation(
         id=rollout.id,
         **{name: getattr(rollout, name) for name in (*_IN_TRACES, *_IN_ROLLOUTS)},
@@ -85,18 +85,18 @@ def from_rollout(rollout: Rollout) -> Conversation:
         marks=_mapping(rollout.marks),
         columns=_mapping(rollout.columns),
         extra=_mapping(rollout.extra),
-        turns=(*_turns(prompt, _linked(prompt, {})), *said),
+        turns=(*_turns(prompt, _linked(prompt, {})), *completion_turns),
     )
 
 
 def from_trace(trace: Trace) -> Conversation:
-    """The view of a trace: calls are paired by their ids, outcomes come from the spans."""
+    """Return the conversation of a trace, which pairs calls by their ids and has their results in its spans."""
     messages, facts = _items(trace.messages), _mapping(trace.metadata)
     spans: dict[str, Mapping[str, Any]] = {}
     for span in _items(trace.spans):
-        ident = field_of(span, "id")
-        if isinstance(ident, str):
-            spans.setdefault(ident, span)
+        span_id = field_of(span, "id")
+        if isinstance(span_id, str):
+            spans.setdefault(span_id, span)
     return Conversation(
         id=trace.rollout_id,
         **dict[str, Any]({name: facts.get(name) for name in _IN_TRACES}),
@@ -108,29 +108,29 @@ def from_trace(trace: Trace) -> Conversation:
 
 
 def status_of(call: ToolCall) -> ToolStatus:
-    """The call's status; anything unknown counts as `ok`."""
+    """Return the call's status; an unexpected one counts as `ok`."""
     return call.status if isinstance(call.status, str) and call.status in _STATUSES else "ok"
 
 
 def _turns(messages: Sequence[Any], calls: Mapping[int, list[ToolCall]], *, placed: bool = False) -> list[Turn]:
-    joined = {call.reply for asked in calls.values() for call in asked if isinstance(call.reply, int)}
+    replies = {call.reply for own in calls.values() for call in own if isinstance(call.reply, int)}
     turns = []
     for index, message in enumerate(messages):
         role = role_of(message)
-        if index in joined and role in ANSWERING:
+        if index in replies and role in ANSWERING:
             continue
         content = field_of(message, "content") if isinstance(message, Mapping) else message
         reasoning = reasoning_of(message)
-        asked, place = tuple(calls.get(index, ())), index if placed else None
-        turns.append(Turn(role=role, content=content, reasoning=reasoning, calls=asked, place=place))
-    lost = [call for index, asked in calls.items() if index >= len(messages) for call in asked]
-    return [*turns, Turn(role="assistant", calls=tuple(lost))] if lost else turns
+        own, place = tuple(calls.get(index, ())), index if placed else None
+        turns.append(Turn(role=role, content=content, reasoning=reasoning, calls=own, place=place))
+    unplaced = [call for index, own in calls.items() if index >= len(messages) for call in own]
+    return [*turns, Turn(role="assistant", calls=tuple(unplaced))] if unplaced else turns
 
 
 def _recorded(messages: Sequence[Any], records: Iterable[Any]) -> dict[int, list[ToolCall]]:
-    """Calls by message, with the outcomes the rollout recorded; calls that match no message come last."""
-    known = [record for record in records if isinstance(record, ToolCall)]
-    places = {(call.turn, call.position): call for call in known if _place(call, len(messages))}
+    """Return the calls by message, with their recorded results; calls that match no message come last."""
+    recorded = [record for record in records if isinstance(record, ToolCall)]
+    places = {(call.turn, call.position): call for call in recorded if _has_place(call, len(messages))}
     calls: dict[int, list[ToolCall]] = {}
     for turn, message in enumerate(messages):
         for position, call in enumerate(calls_of(message)):
@@ -138,16 +138,16 @@ def _recorded(messages: Sequence[Any], records: Iterable[Any]) -> dict[int, list
             calls.setdefault(turn, []).append(places.pop((turn, position), bare))
     for (turn, _), record in places.items():
         calls.setdefault(turn, []).append(record)
-    lost = [call for call in known if not _place(call, len(messages))]
-    return {**calls, len(messages): lost} if lost else calls
+    unplaced = [call for call in recorded if not _has_place(call, len(messages))]
+    return {**calls, len(messages): unplaced} if unplaced else calls
 
 
-def _place(call: ToolCall, messages: int) -> bool:
+def _has_place(call: ToolCall, messages: int) -> bool:
     return isinstance(call.turn, int) and isinstance(call.position, int) and 0 <= call.turn < messages
 
 
 def _linked(messages: Sequence[Any], spans: Mapping[str, Mapping[str, Any]]) -> dict[int, list[ToolCall]]:
-    """Calls by message, joined with the messages that answer them."""
+    """Return the calls by message, joined with the messages that answer them."""
     calls: dict[int, list[ToolCall]] = {}
     for (turn, _), call, reply in pair_calls(messages):
         content = None if reply is None else field_of(messages[reply], "content")
@@ -173,25 +173,25 @@ def _items(value: Any) -> Sequence[Any]:
 def _mapping(value: Any) -> dict[str, Any]:
     try:
         return {key: item for key, item in value.items() if isinstance(key, str)}
-    except Exception:  # a value that breaks when it is read is shown as if it were not there
+    except Exception:  # a value that raises when read is shown as missing
         return {}
 
 
 def prompt_text(rollout: Rollout) -> str:
-    """The whole prompt as text, a line per message."""
-    return "\n".join(map(_said, rollout.prompt))
+    """Return the complete prompt as text, one line per message."""
+    return "\n".join(map(_text, rollout.prompt))
 
 
 def question_text(rollout: Rollout) -> str:
-    """What the user asked last; the last message of a prompt in which no user speaks."""
-    asked = [message for message in rollout.prompt if role_of(message) == "user"] or rollout.prompt
-    return _said(asked[-1]) if asked else ""
+    """Return the text of the last user message, or of the last message of a prompt without a user."""
+    user_messages = [message for message in rollout.prompt if role_of(message) == "user"] or rollout.prompt
+    return _text(user_messages[-1]) if user_messages else ""
 
 
 def completion_text(rollout: Rollout) -> str:
-    """What the model itself wrote, without tool results."""
-    return "\n".join(_said(m) for m in rollout.completion if role_of(m) in {"assistant", "unknown"})
+    """Return the text that the model wrote, without tool results."""
+    return "\n".join(_text(m) for m in rollout.completion if role_of(m) in {"assistant", "unknown"})
 
 
-def _said(message: Any) -> str:
+def _text(message: Any) -> str:
     return text_of(message.get("content") if isinstance(message, Mapping) else message)

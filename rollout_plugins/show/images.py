@@ -1,4 +1,4 @@
-"""Images in a terminal: two pixels to a character, which works over ssh and in any terminal with colours."""
+"""Draw images in a terminal with two pixels per character, which works over ssh and in any terminal with colours."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _WIDTH, _HEIGHT = 48, 20
 
 
 def picture(source: Path | bytes) -> Callable[[int], list[Cells]]:
-    """Draws an image in a width. It is opened when it is first drawn, and kept small from then on."""
-    opened = cache(lambda: _opened(source))
+    """Return a function that draws an image in a given width. The image is opened once, when it is first drawn."""
+    load = cache(lambda: _load(source))
 
-    def drawn(width: int) -> list[Cells]:
-        image = opened()
+    def draw(width: int) -> list[Cells]:
+        image = load()
         return [] if image is None else _half_blocks(image, min(width, _WIDTH))
 
-    return drawn
+    return draw
 
 
-def _opened(source: Path | bytes) -> Any:
+def _load(source: Path | bytes) -> Any:
     try:
         return load_thumbnail(source, _SIDE)
-    except Exception:  # a broken file: its name and size stand above it
+    except Exception:  # a broken file; its name and size are shown above
         return None
 
 

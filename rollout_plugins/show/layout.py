@@ -1,4 +1,4 @@
-"""The parts of a conversation as rows of text, and how they share a screen that is too small for them."""
+"""Lay out a conversation as rows of text, and distribute a screen that is too small for all of them."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _SHORT = {
     "marks": "mark", "error": "err", "image": "img",
 }  # fmt: skip
 _OUTCOMES = {"ok": "", "error": "red", "unknown": "red", "not_run": "yellow"}
-#: Rows that each kind of piece gets before another piece is left out.
+# Rows that each kind of piece gets before another piece is left out.
 _FAIR = {"said": 3, "call": 2, "thought": 2, "system": 1, "given": 1}
 _SYSTEM = frozenset({"system", "developer"})
-#: With fewer lines than this the dataset row is left out, so that the answer has room.
+# With fewer lines the dataset row is left out, so that the answer has room.
 _ROOMY = 12
-# Text.wrap asks for a console, though it only justifies with it.
+# Text.wrap requires a console, though it only uses it for justification.
 CONSOLE = Console(file=io.StringIO(), width=80, color_system=None)
 
 
 @dataclass(slots=True)
 class Piece:
-    """One part of a turn, wrapped: what it says, what it reasons, or one call."""
+    """One part of a turn, wrapped: its text, its reasoning, or one call."""
 
     turn: int
     role: str
@@ -46,7 +46,7 @@ class Piece:
 
     @property
     def fair(self) -> int:
-        """Rows it gets before another piece is left out altogether."""
+        """How many rows it gets before another piece is left out."""
         return min(self.need, _FAIR[self.kind])
 
     @property
@@ -54,7 +54,7 @@ class Piece:
         return len(self.head) + len(self.tail) + (self.hidden > 0)
 
     def rows(self, lines: int) -> list[Text]:
-        """At most `lines` rows: the first and the last ones, and between them how much is missing."""
+        """Return at most `lines` rows: the first and the last ones, and between them how much is missing."""
         rows = [*self.head, *self.tail]
         if self.need <= lines:
             mark = [_omitted(self.hidden)] if self.hidden else []
@@ -78,7 +78,7 @@ def _cut(row: Text) -> Text:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How wide the text is, how much of it can matter, and how roles are written beside it."""
+    """The width of the text, the number of lines, and the labels of roles next to the text."""
 
     width: int
     lines: int | None
@@ -114,31 +114,32 @@ class Layout:
 
 
 def cut(row: Text, width: int, end: OverflowMethod) -> Text:
-    """The row on one line of at most this width."""
+    """Cut the row to one line of at most this width."""
     row.truncate(max(width, 1), overflow=end)
     row.no_wrap, row.overflow = True, "crop"
     return row
 
 
 def body_rows(view: Conversation, layout: Layout) -> list[Text]:
-    """The turns, in as many rows as the layout has."""
+    """Return the turns in as many rows as the layout has."""
     pieces, skipped = _all_pieces(view, layout)
     if layout.lines is None:
         return _labelled(pieces, [piece.need for piece in pieces], layout)
     if not skipped and sum(piece.fair for piece in pieces) <= layout.lines:
         return _labelled(pieces, _shares(pieces, layout.lines), layout)
-    # The system prompt is the same everywhere, so it goes first; next goes the dataset row.
-    spared = {"system"} if layout.lines >= _ROOMY else {"system", "given"}
-    pieces, lines = [piece for piece in pieces if piece.kind not in spared] or pieces, layout.lines - 1
-    first, last = _kept(pieces, lines)
-    kept = [*pieces[:first], *pieces[len(pieces) - last :]]
-    shares = _shares(kept, lines)
-    head, tail = _labelled(kept[:first], shares[:first], layout), _labelled(kept[first:], shares[first:], layout)
-    return [*head, _skipped(view, kept, layout), *tail]
+    # The system prompt is always the same, so it is left out first, then the dataset row.
+    left_out = {"system"} if layout.lines >= _ROOMY else {"system", "given"}
+    pieces, lines = [piece for piece in pieces if piece.kind not in left_out] or pieces, layout.lines - 1
+    first, last = _count_fitting(pieces, lines)
+    fitting = [*pieces[:first], *pieces[len(pieces) - last :]]
+    shares = _shares(fitting, lines)
+    head = _labelled(fitting[:first], shares[:first], layout)
+    tail = _labelled(fitting[first:], shares[first:], layout)
+    return [*head, _skipped(view, fitting, layout), *tail]
 
 
-def _kept(pieces: Sequence[Piece], lines: int) -> tuple[int, int]:
-    """How many pieces from the start and from the end get a fair share. The end, where the answer is, goes first."""
+def _count_fitting(pieces: Sequence[Piece], lines: int) -> tuple[int, int]:
+    """Return how many pieces from the start and from the end fit; the end, with the answer, takes precedence."""
     first = last = 0
     while first + last < len(pieces):
         from_end = last <= first
@@ -151,7 +152,7 @@ def _kept(pieces: Sequence[Piece], lines: int) -> tuple[int, int]:
 
 
 def _shares(pieces: Sequence[Piece], lines: int) -> list[int]:
-    """Rows for each piece. The system prompt, the same everywhere, gets what the others leave."""
+    """Return the rows for each piece. The system prompt, which is always the same, gets only what others leave."""
     shares = fill([piece.fair if piece.kind == "system" else piece.need for piece in pieces], lines)
     left = lines - sum(shares)
     for place, piece in enumerate(pieces):
@@ -161,7 +162,7 @@ def _shares(pieces: Sequence[Piece], lines: int) -> list[int]:
 
 
 def fill(needs: Sequence[int], lines: int) -> list[int]:
-    """Share `lines` out: what needs little gets all of it, what needs more shares the rest evenly."""
+    """Distribute `lines`: small needs are met in full, and the others share the rest evenly."""
     shares = [0] * len(needs)
     waiting = sorted(range(len(needs)), key=lambda place: needs[place])
     for done, place in enumerate(waiting):
@@ -190,7 +191,7 @@ def _labelled(pieces: Sequence[Piece], shares: Sequence[int], layout: Layout) ->
 
 
 def _all_pieces(view: Conversation, layout: Layout) -> tuple[list[Piece], bool]:
-    """Pieces of all turns, or of as many at either end as a screen can hold."""
+    """Return the pieces of all turns, or of as many at either end as a screen can hold."""
     places = list(range(len(view.turns)))
     skipped = layout.lines is not None and len(places) > 2 * layout.lines + 2
     if skipped and layout.lines is not None:
@@ -200,30 +201,30 @@ def _all_pieces(view: Conversation, layout: Layout) -> tuple[list[Piece], bool]:
 
 
 def _turn_pieces(place: int, turn: Turn, layout: Layout) -> Iterator[Piece]:
-    thoughts, said = spoken(turn)
+    thoughts, text = split_reasoning(turn)
     for thought in thoughts:
         yield layout.text(place, turn.role, thought, "dim italic", kind="thought")
-    if said:
-        yield layout.text(place, turn.role, said)
+    if text:
+        yield layout.text(place, turn.role, text)
     elif not (thoughts or turn.calls):
         yield layout.text(place, turn.role, "(empty)", "dim")
     for call in _calls(turn.calls, layout.lines):
         yield _call_piece(place, turn.role, call, layout)
 
 
-def spoken(turn: Turn) -> tuple[list[str], str]:
-    """What a turn reasons, in a key of its own or in the text itself, and what it says."""
-    thought, said = split_thought(turn.content)
-    return [text for text in (turn.reasoning.strip("\n"), thought) if text], said.strip("\n") if said.strip() else ""
+def split_reasoning(turn: Turn) -> tuple[list[str], str]:
+    """Return a turn's reasoning, from a separate key or from its text, and its remaining text."""
+    thought, text = split_thought(turn.content)
+    return [part for part in (turn.reasoning.strip("\n"), thought) if part], text.strip("\n") if text.strip() else ""
 
 
 def split_thought(content: Any) -> tuple[str, str]:
-    """Reasoning that stands in the text itself, and the rest."""
+    """Split text into the reasoning in a <think> block at its start, and the rest."""
     text = content_text(content)
     if text.lstrip()[:7] != "<think>":
         return "", text
-    thought, mark, said = text.partition("</think>")
-    return thought.strip() + mark, said
+    thought, mark, answer = text.partition("</think>")
+    return thought.strip() + mark, answer
 
 
 def _calls(calls: Sequence[ToolCall], lines: int | None) -> Sequence[ToolCall]:
@@ -246,15 +247,15 @@ def _call_piece(place: int, role: str, call: ToolCall, layout: Layout) -> Piece:
 
 
 def _signature(call: ToolCall, layout: Layout) -> Text:
-    raw = asked_text(call)
-    asked = clean(raw if layout.lines is None else shorten(raw, max(3 * layout.body, 40)))
-    asked = asked.replace("\n", "␊")
-    name, bracket, rest = asked.partition("(")
+    raw = call_signature(call)
+    signature = clean(raw if layout.lines is None else shorten(raw, max(3 * layout.body, 40)))
+    signature = signature.replace("\n", "␊")
+    name, bracket, rest = signature.partition("(")
     return Text.assemble((name, "bold cyan"), (bracket + rest, "cyan"))
 
 
-def asked_text(call: ToolCall) -> str:
-    """The call as a person would write it; also one whose arguments break when they are read."""
+def call_signature(call: ToolCall) -> str:
+    """Return the call as a person would write it, even if its arguments raise when read."""
     try:
         return call_text(call)
     except Exception:
@@ -262,7 +263,7 @@ def asked_text(call: ToolCall) -> str:
 
 
 def outcome_of(call: ToolCall) -> tuple[str, str]:
-    """What became of a call, and the colour to say it in. Empty when nothing is known."""
+    """Return the result of a call and its colour; "" if the result is unknown."""
     status, result = status_of(call), content_text(call.result)
     style = _OUTCOMES[status]
     if status in FAILURES:
@@ -273,7 +274,7 @@ def outcome_of(call: ToolCall) -> tuple[str, str]:
 
 
 def content_text(content: Any) -> str:
-    """Content as text, where an image says its name and size: `[IMAGE chart.png 640x480]`."""
+    """Return content as text, with the name and size of images: `[IMAGE chart.png 640x480]`."""
     if isinstance(content, (list, tuple)):
         return "\n".join(_image(block) or readable([block]) for block in content)
     return _image(content) or readable(content)
@@ -289,12 +290,12 @@ def _image(block: Any) -> str:
 
 
 def image_of(block: Any) -> Image | None:
-    """The image that a content block is or holds."""
+    """Return the image that a content block is or contains."""
     image = block
     if isinstance(block, Mapping):
         try:
             image = next((value for value in block.values() if isinstance(value, Image)), None)
-        except Exception:  # a block that breaks when it is read is left to `readable`
+        except Exception:  # a block that raises when read is left to `readable`
             image = None
     return image if isinstance(image, Image) else None
 
@@ -307,14 +308,14 @@ def _name(image: Image) -> str:
 
 
 def _facts(view: Conversation, layout: Layout) -> Iterator[Piece]:
-    """What stood beside the conversation: the dataset row, what rewards logged, what became of it, what went wrong."""
-    given = (("columns", view.columns), ("extra", view.extra), ("marks", view.marks))
-    for place, (label, values) in enumerate(given, len(view.turns)):
+    """Yield facts other than the conversation: dataset row, values that rewards logged, marks, error."""
+    groups = (("columns", view.columns), ("extra", view.extra), ("marks", view.marks))
+    for place, (label, values) in enumerate(groups, len(view.turns)):
         if values:
             yield layout.text(place, label, _pairs(values, layout), "dim", kind="given")
     error = readable(view.error)
     if error:
-        yield layout.text(len(view.turns) + len(given), "error", error, "red")
+        yield layout.text(len(view.turns) + len(groups), "error", error, "red")
 
 
 def _pairs(values: Mapping[str, Any], layout: Layout) -> str:

@@ -1,4 +1,4 @@
-"""What a notebook and a Python prompt show of a run, of some of its rollouts, and of one. All text is escaped."""
+"""Show a run, a list of rollouts, or one rollout, in a notebook and at a Python prompt. All text is escaped."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rollout_hookspecs import Finding, Rollout, Run, ToolCall, Verdict
 from rollout_plugins.content.numbers import finite
 from rollout_plugins.show.chart import sparkline, training
 from rollout_plugins.show.conversation import Turn, completion_text, conversation, question_text
-from rollout_plugins.show.layout import asked_text, outcome_of, spoken
-from rollout_plugins.show.render import facts, place
+from rollout_plugins.show.layout import call_signature, outcome_of, split_reasoning
+from rollout_plugins.show.render import facts, position_facts
 from rollout_plugins.show.text import brief, clean, evenly, number, one_line, readable, shorten
 from rollout_plugins.system.labels import count, run_name
 from rollout_plugins.system.remote_runs import display_place
 
-#: Characters of one text, turns at either end, and points of a course.
+# Characters of a text, turns at either end, and points of a sparkline.
 _CHARS, _ENDS, _POINTS = 4000, 30, 40
 _LEFT = {"user": "#0072b2", "assistant": "#009e73", "tool": "#b98500"}
 _DIM, _FIXED = "opacity:.65;", "font-family:monospace;"
@@ -26,10 +26,10 @@ _OUTCOME = {"red": "color:#d1382c;", "yellow": "color:#a87b00;"}
 
 
 def rollout_html(rollout: Rollout) -> str:
-    """The conversation, under what it earned."""
+    """Return the conversation as HTML, below its reward."""
     view = conversation(rollout)
     scores = [f"reward {number(view.reward)}", *(fact.plain for fact in facts(view))]
-    head = f"<b>{escape(' · '.join(place(view)))}</b>{_text(' · '.join(scores), _DIM)}"
+    head = f"<b>{escape(' · '.join(position_facts(view)))}</b>{_text(' · '.join(scores), _DIM)}"
     hidden = len(view.turns) - 2 * _ENDS
     rows = list(map(_turn, view.turns if hidden <= 0 else (*view.turns[:_ENDS], *view.turns[-_ENDS:])))
     if hidden > 0:
@@ -39,8 +39,8 @@ def rollout_html(rollout: Rollout) -> str:
 
 
 def _turn(turn: Turn) -> str:
-    thoughts, said = spoken(turn)
-    parts = [*(_text(thought, _DIM) for thought in thoughts), *([_text(said)] if said else [])]
+    thoughts, text = split_reasoning(turn)
+    parts = [*(_text(thought, _DIM) for thought in thoughts), *([_text(text)] if text else [])]
     parts += [part for call in turn.calls for part in _call(call)]
     style = f"border-left:3px solid {_LEFT.get(turn.role, '#888')};padding-left:12px;margin:10px 0"
     return f'<div style="{style}"><b>{escape(one_line(turn.role, 40))}</b>{"".join(parts)}</div>'
@@ -48,46 +48,46 @@ def _turn(turn: Turn) -> str:
 
 def _call(call: ToolCall) -> Iterable[str]:
     outcome, style = outcome_of(call)
-    yield _text(asked_text(call), _FIXED)
+    yield _text(call_signature(call), _FIXED)
     if outcome:
         yield _text(f"→ {outcome}", _FIXED + _OUTCOME.get(style, _DIM))
 
 
 def _text(text: str, style: str = "") -> str:
-    shown = escape(clean(shorten(text.strip("\n"), _CHARS)))
-    return f'<div style="white-space:pre-wrap;overflow-wrap:anywhere;{style}">{shown}</div>'
+    html_text = escape(clean(shorten(text.strip("\n"), _CHARS)))
+    return f'<div style="white-space:pre-wrap;overflow-wrap:anywhere;{style}">{html_text}</div>'
 
 
 def rollouts_html(first: Sequence[Rollout], total: int) -> str:
-    """The first of some rollouts, a row for each."""
+    """Return the first of some rollouts as an HTML table."""
     head = ("step", "group", "#", "reward", "finish", "asked", "answered")
     rows = [
         (
-            *map(number, (one.step, one.group, one.index, one.reward)),
-            one_line(one.finish, 20),
-            one_line(question_text(one), 80),
-            one_line(completion_text(one), 80),
+            *map(number, (rollout.step, rollout.group, rollout.index, rollout.reward)),
+            one_line(rollout.finish, 20),
+            one_line(question_text(rollout), 80),
+            one_line(completion_text(rollout), 80),
         )
-        for one in first
+        for rollout in first
     ]
     more = f"<div>{count(total, 'rollout')}{f', the first {len(rows)} of them' * (total > len(rows))}</div>"
     return more + _table([_row("th", head), *(_row("td", row) for row in rows)])
 
 
 def course(rows: Sequence[Mapping[str, Any]]) -> str:
-    """How the reward went over the steps, as in ▁▃▅█ 0.125 → 1.0; empty when there was none."""
+    """Return the reward over the steps, as in ▁▃▅█ 0.125 → 1.0; "" without rewards."""
     rewards = [finite(row["reward"]) for row in training(rows)]
-    known = [reward for reward in rewards if reward is not None]
-    if len(known) < 2:
-        return "".join(map(number, known))
-    return f"{sparkline(evenly(rewards, _POINTS))} {number(known[0])} → {number(known[-1])}".lstrip()
+    numbers = [reward for reward in rewards if reward is not None]
+    if len(numbers) < 2:
+        return "".join(map(number, numbers))
+    return f"{sparkline(evenly(rewards, _POINTS))} {number(numbers[0])} → {number(numbers[-1])}".lstrip()
 
 
 def run_line(run: Run, rows: Sequence[Mapping[str, Any]]) -> str:
-    """The run on one line of a Python prompt."""
-    said = [count(sum(row["rollouts"] for row in rows), "rollout"), f"steps {_steps(rows)}", f"reward {course(rows)}"]
+    """Return the run as one line for a Python prompt."""
+    facts = [count(sum(row["rollouts"] for row in rows), "rollout"), f"steps {_steps(rows)}", f"reward {course(rows)}"]
     where = display_place(Path(run.dir))
-    return f"<StoredRun {run_name(run)!r}: {', '.join(said) if rows else 'no rollouts'}; in {where}>"
+    return f"<StoredRun {run_name(run)!r}: {', '.join(facts) if rows else 'no rollouts'}; in {where}>"
 
 
 def _steps(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -114,9 +114,9 @@ def _finding(finding: Finding) -> str:
 
 
 def run_html(run: Run, rows: Sequence[Mapping[str, Any]], findings: Sequence[Finding] = (), **more: str) -> str:
-    """Return what checks found, who made the run, its numbers, and whatever else is to be said."""
+    """Return the findings of checks, the facts of the run, and `more` facts, as HTML."""
     calls, failed, cut = (sum(row[name] for row in rows) for name in ("tool_calls", "tool_errors", "truncated"))
-    shown = {
+    values = {
         "run": run_name(run),
         "trainer": run.trainer,
         "rollouts": f"{sum(row['rollouts'] for row in rows):,}",
@@ -129,13 +129,13 @@ def run_html(run: Run, rows: Sequence[Mapping[str, Any]], findings: Sequence[Fin
     }
     return findings_html(findings) + _table(
         f'<tr><th style="text-align:left">{escape(name)}</th><td style="text-align:left">{_cell(value)}</td></tr>'
-        for name, value in shown.items()
+        for name, value in values.items()
         if value
     )
 
 
 def rows_html(rows: Sequence[Mapping[str, Any]], *, names: Sequence[str] = (), head: str = "") -> str:
-    """A table with a column for each name, or for each key of the first row."""
+    """Return a table with a column for each name, or for each key of the first row."""
     columns = list(names or (rows[0] if rows else ()))
     cells = [[brief(row[name], 120) if row[name] is not None else "" for name in columns] for row in rows]
     above = f"<div>{escape(head)}</div>" if head else ""

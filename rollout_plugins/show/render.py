@@ -1,8 +1,8 @@
-"""Rollouts as rich renderables, for the console sink, the commands and the terminal viewer.
+"""Render rollouts with rich, for the console sink, the commands and the terminal viewer.
 
     console.print(render_rollout(rollout, width=console.width, max_lines=console.height - 1))
 
-Takes a `Rollout` or a `Trace`, reads nothing else, never raises, and never needs more than `max_lines` lines.
+The functions take a `Rollout` or a `Trace`, read nothing else, never raise, and use at most `max_lines` lines.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rollout_hookspecs import Rollout, Trace
 
 from rollout_plugins.content.numbers import finite
 from rollout_plugins.show.chart import sparkline
-from rollout_plugins.show.compare import alike, shared, times, variety
+from rollout_plugins.show.compare import count_shared_turns, describe_variety, format_times, group_equal
 from rollout_plugins.show.conversation import Conversation, Turn, conversation, status_of
 from rollout_plugins.show.layout import Layout, body_rows, cut, fill
 from rollout_plugins.show.text import evenly, number, one_line, rank, signed, tone
@@ -27,23 +27,23 @@ from rollout_plugins.system.labels import count
 Source = Rollout | Trace | Conversation
 _COLUMN = 30
 _RULE = " │ "
-#: Lines below which a rollout is better left out.
+# With fewer lines, a rollout is better left out.
 _LEAST = 6
-#: Lines of facts under the headline.
+# The number of lines for facts below the headline.
 _HEADER = 3
 _FINISH = {"stop": "", "unknown": "dim"}
 
 
 def render_rollout(source: Source, *, title: str = "", width: int = 80, max_lines: int | None = 24) -> Group:
-    """One conversation, turn by turn, under a header of its facts.
+    """Render one conversation, turn by turn, below a header with its facts.
 
-    `title` says in a word why it is shown ("best"). `max_lines=None` leaves nothing out.
+    `title` is a word that states why it is shown, such as "best". `max_lines=None` leaves nothing out.
     """
     return _group(_rollout_rows(source, title, max(width, 1), max_lines), width)
 
 
 def render_rollouts(sources: Sequence[tuple[str, Source]], *, width: int = 80, max_lines: int | None = 24) -> Group:
-    """Several under each other, `(title, source)` each, sharing the lines; the first and last of more than fit."""
+    """Render several rollouts, `(title, source)` each, within `max_lines`; if too many, the first and last ones."""
     width = max(width, 1)
     if max_lines is not None:
         room = max((max_lines + 1) // (_LEAST + 1), 1)
@@ -54,17 +54,19 @@ def render_rollouts(sources: Sequence[tuple[str, Source]], *, width: int = 80, m
         shares = fill([len(block) for block in blocks], max_lines - len(blocks) + 1)
         pairs = zip(sources, shares, strict=True)
         blocks = [_rollout_rows(source, title, width, share) for (title, source), share in pairs]
-    rows = [row for place, block in enumerate(blocks) for row in ([Text()] if place else []) + block]
+    rows = [row for position_facts, block in enumerate(blocks) for row in ([Text()] if position_facts else []) + block]
     return _group(rows if max_lines is None else rows[: max(max_lines, 0)], width)
 
 
 def _rollout_rows(source: Source, title: str, width: int, max_lines: int | None) -> list[Text]:
-    rows = _made(f"{title} this rollout".strip(), lambda: _rows(conversation(source), title, width, max_lines))
+    rows = _rows_or_error(
+        f"{title} this rollout".strip(), lambda: _rows(conversation(source), title, width, max_lines)
+    )
     return rows if max_lines is None else rows[: max(max_lines, 0)]
 
 
-def _made(what: str, make: Callable[[], list[Text]]) -> list[Text]:
-    """The rows, or one that says why there are none, whatever a model or a plugin came up with."""
+def _rows_or_error(what: str, make: Callable[[], list[Text]]) -> list[Text]:
+    """Return the rows, or a row with the error if rendering raised."""
     try:
         return make()
     except Exception as error:
@@ -72,35 +74,38 @@ def _made(what: str, make: Callable[[], list[Text]]) -> list[Text]:
 
 
 def render_group(sources: Sequence[Source], *, width: int = 80, max_lines: int | None = 24) -> Group:
-    """Answers to one prompt side by side, best first, under the prompt they share.
+    """Render answers to one prompt side by side, best first, below the prompt that they share.
 
-    If they do not all fit, the best, the worst and some in between are shown, and the summary says how many there are.
+    If not all fit, the best, the worst and some between them are shown, and the summary states how many there are.
     """
-    rows = _made("this group", lambda: _group_rows(list(map(conversation, sources)), max(width, 1), max_lines))
+    rows = _rows_or_error(
+        "this group", lambda: _group_rows(list(map(conversation, sources)), max(width, 1), max_lines)
+    )
     return _group(rows if max_lines is None else rows[: max(max_lines, 0)], width)
 
 
 def render_history(sources: Sequence[Source], *, width: int = 80) -> Group:
-    """Answers to one prompt, step by step: the prompt once, and each answer where it is given first."""
+    """Render answers to one prompt, step by step: the prompt once, and each distinct answer at its first step."""
     return _group(
-        _made("these answers", lambda: _history_rows(list(map(conversation, sources)), max(width, 1))), width
+        _rows_or_error("these answers", lambda: _history_rows(list(map(conversation, sources)), max(width, 1))), width
     )
 
 
 def _history_rows(views: Sequence[Conversation], width: int) -> list[Text]:
-    common = shared(views)
+    common = count_shared_turns(views)
     prompt = Conversation(turns=views[0].turns[:common], columns=views[0].columns)
     rows = body_rows(prompt, Layout(width, None))
-    first = {place: views[places[0]] for places in alike(views) for place in places}
-    of_steps: dict[tuple[Any, Any, int], list[Conversation]] = {}
-    for place, view in enumerate(views):
-        of_steps.setdefault((view.split, view.step, id(first[place])), []).append(view)
-    for (split, step, kind), same in of_steps.items():
-        known = next(view for view in first.values() if id(view) == kind)
-        again = (known.split, known.step) != (split, step)
-        head = f"{times(len(same))}  as at step {number(known.step)}".strip() if again else times(len(same))
-        one = _rest(same[0], common, place=True)
-        rows += [_headline(one, head, width)] if again else [Text(), *_rows(one, head, width, None)]
+    first = {index: views[group[0]] for group in group_equal(views) for index in group}
+    views_by_step: dict[tuple[Any, Any, int], list[Conversation]] = {}
+    for index, view in enumerate(views):
+        views_by_step.setdefault((view.split, view.step, id(first[index])), []).append(view)
+    for (split, step, first_id), same in views_by_step.items():
+        earliest = next(view for view in first.values() if id(view) == first_id)
+        is_repeated = (earliest.split, earliest.step) != (split, step)
+        repeats = format_times(len(same))
+        head = f"{repeats}  as at step {number(earliest.step)}".strip() if is_repeated else repeats
+        own = _rest(same[0], common, with_position=True)
+        rows += [_headline(own, head, width)] if is_repeated else [Text(), *_rows(own, head, width, None)]
     return rows
 
 
@@ -115,26 +120,26 @@ def _rows(view: Conversation, title: str, width: int, max_lines: int | None) -> 
 
 
 def header(view: Conversation, title: str, width: int, lines: int | None = None) -> list[Text]:
-    """Where the rollout stands and what it earned; under it its facts, in at most `lines` lines."""
+    """Return the headline with the rollout's position and reward, and its facts in at most `lines` lines."""
     return [_headline(view, title, width), *_flow(facts(view), width, lines)]
 
 
 def _headline(view: Conversation, title: str, width: int) -> Text:
     left = Text.assemble((one_line(title, 30), "bold"))
-    for fact in place(view):
+    for fact in position_facts(view):
         left.append("  " if left else "").append(fact)
     return _ruled(left, _scores(view, "advantage" if width >= 60 else "adv"), width)
 
 
 def _ruled(left: Text, right: Text, width: int) -> Text:
-    """Left and right ends of a line, with a rule between them."""
+    """Return a line with text at its left and right end, and a rule between them."""
     left.truncate(max(width - right.cell_len - 4, 0), overflow="ellipsis")
     room = width - left.cell_len - right.cell_len - 2
     return Text.assemble(left, (f" {'─' * room} ", "dim") if room > 0 else " ", right)
 
 
-def place(view: Conversation) -> Iterator[str]:
-    """Where in the run it stands."""
+def position_facts(view: Conversation) -> Iterator[str]:
+    """Yield the rollout's position in the run."""
     if view.step is not None:
         evaluated = isinstance(view.split, str) and view.split == "eval"
         yield f"{'eval step' if evaluated else 'step'} {number(view.step)}"
@@ -154,10 +159,10 @@ def _scores(view: Conversation, advantage: str) -> Text:
 
 
 def facts(view: Conversation) -> Iterator[Text]:
-    """What else is known of it."""
-    ident = one_line(view.id, 60)
-    if ident:
-        yield Text(ident, style="dim")
+    """Yield the other facts of a rollout."""
+    rollout_id = one_line(view.id, 60)
+    if rollout_id:
+        yield Text(rollout_id, style="dim")
     for name, value in view.rewards.items():
         yield Text.assemble((one_line(name, 28) + " ", "dim"), number(value))
     if view.finish is not None:
@@ -172,12 +177,12 @@ def _tools(turns: Sequence[Turn]) -> Iterator[Text]:
     statuses = [status_of(call) for turn in turns for call in turn.calls]
     if statuses:
         failed = sum(status in {"error", "unknown"} for status in statuses)
-        made = f"{len(statuses):,} {'call' if len(statuses) == 1 else 'calls'}"
-        yield Text.assemble(made, (f", {failed:,} failed", "red") if failed else "")
+        calls = f"{len(statuses):,} {'call' if len(statuses) == 1 else 'calls'}"
+        yield Text.assemble(calls, (f", {failed:,} failed", "red") if failed else "")
 
 
 def _flow(facts: Iterator[Text], width: int, limit: int | None) -> list[Text]:
-    """Facts beside each other, in as many lines as they need and may take."""
+    """Return the facts next to each other, in as many lines as they need, at most `limit`."""
     rows: list[Text] = []
     for fact in facts:
         if rows and rows[-1].cell_len + fact.cell_len + 3 <= width:
@@ -191,40 +196,40 @@ def _group_rows(views: list[Conversation], width: int, max_lines: int | None) ->
     if len(views) < 2:
         return [row for view in views for row in _rows(view, "", width, max_lines)]
     views = sorted(views, key=lambda view: rank(view.reward), reverse=True)
-    kinds = {id(views[places[0]]): len(places) for places in alike(views)}
+    kinds = {id(views[places[0]]): len(places) for places in group_equal(views)}
     different = [view for view in views if id(view) in kinds]
     shown = _spread(different, max((width + len(_RULE)) // (_COLUMN + len(_RULE)), 1))
-    common = shared(views)
+    common = count_shared_turns(views)
     prompt = Conversation(turns=views[0].turns[:common], columns=views[0].columns)
     rows = [_summary(views, len(shown), len(different), width)]
     rows += body_rows(prompt, Layout(width, None if max_lines is None else max(max_lines // 4, 1)))
     lines = None if max_lines is None else max_lines - len(rows)
     if lines is not None and lines <= 0:
         return rows
-    titled = [(times(kinds[id(view)]), _rest(view, common)) for view in shown]
-    return [*rows, *_beside(titled, width, lines)]
+    titled = [(format_times(kinds[id(view)]), _rest(view, common)) for view in shown]
+    return [*rows, *_side_by_side(titled, width, lines)]
 
 
 def _spread(views: list[Conversation], room: int) -> list[Conversation]:
-    """At most `room` of them, the best and the worst among them; those without a reward only where there is room."""
+    """Return at most `room` views, with the best and the worst; those without a reward only if there is room."""
     if len(views) > room:
         views = [view for view in views if finite(view.reward) is not None] or views
     return evenly(views, room)
 
 
-def _rest(view: Conversation, common: int, *, place: bool = False) -> Conversation:
-    """What is this answer's own; with `place`, also where in the run it was given."""
-    ident = view.id if view.index is None or place else ""
-    own = replace(view, id=ident, turns=view.turns[common:], columns={})
-    return own if place else replace(own, split=None, step=None, group=None)
+def _rest(view: Conversation, common: int, *, with_position: bool = False) -> Conversation:
+    """Return a conversation without the shared prompt, and without its position in the run unless `with_position`."""
+    rollout_id = view.id if view.index is None or with_position else ""
+    own = replace(view, id=rollout_id, turns=view.turns[common:], columns={})
+    return own if with_position else replace(own, split=None, step=None, group=None)
 
 
 def _summary(views: Sequence[Conversation], shown: int, different: int, width: int) -> Text:
     first = views[0]
-    left = Text("  ".join(place(replace(first, index=None))), style="bold")
-    some = variety(different, len(views))
-    some += f"{', ' * bool(some)}{shown} of them shown" if shown < different else ""
-    left = Text.assemble(left, f"  {count(len(views), 'answer')}{', ' * bool(some)}{some}")
+    left = Text("  ".join(position_facts(replace(first, index=None))), style="bold")
+    variety_text = describe_variety(different, len(views))
+    variety_text += f"{', ' * bool(variety_text)}{shown} of them shown" if shown < different else ""
+    left = Text.assemble(left, f"  {count(len(views), 'answer')}{', ' * bool(variety_text)}{variety_text}")
     rewards = [view.reward for view in views]
     ends = [reward for reward in rewards if finite(reward) is not None] or rewards
     right = Text.assemble(
@@ -233,7 +238,7 @@ def _summary(views: Sequence[Conversation], shown: int, different: int, width: i
     return _ruled(left, right, width)
 
 
-def _beside(views: Sequence[tuple[str, Conversation]], width: int, lines: int | None) -> list[Text]:
+def _side_by_side(views: Sequence[tuple[str, Conversation]], width: int, lines: int | None) -> list[Text]:
     room = max((width - len(_RULE) * (len(views) - 1)) // len(views), 1)
     columns = [_rows(view, title, room, lines) for title, view in views]
     return [_joined(cells, room) for cells in zip_longest(*columns)]
@@ -241,8 +246,8 @@ def _beside(views: Sequence[tuple[str, Conversation]], width: int, lines: int | 
 
 def _joined(cells: Sequence[Text | None], room: int) -> Text:
     row = Text()
-    for place, cell in enumerate(cells):
+    for position_facts, cell in enumerate(cells):
         text = cell or Text()
-        text.truncate(room, overflow="ellipsis", pad=place < len(cells) - 1)
-        row.append(_RULE if place else "", "dim").append_text(text)
+        text.truncate(room, overflow="ellipsis", pad=position_facts < len(cells) - 1)
+        row.append(_RULE if position_facts else "", "dim").append_text(text)
     return row

@@ -1,4 +1,4 @@
-"""A rollout as blocks for a pager: its facts, what plugins show, and its turns with calls joined to their results."""
+"""Turn a rollout into blocks for a pager: its facts, the panels of plugins, and its turns with calls and results."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from rollout_plugins.content.messages import arguments_of
 from rollout_plugins.show.blocks import Block, Spans, cells_of, clean_spans
 from rollout_plugins.show.conversation import Conversation, Turn, status_of
 from rollout_plugins.show.images import picture
-from rollout_plugins.show.layout import asked_text, content_text, image_of, outcome_of, spoken
+from rollout_plugins.show.layout import call_signature, content_text, image_of, outcome_of, split_reasoning
 from rollout_plugins.show.render import header
 from rollout_plugins.show.text import brief, clean, duration, local_time, number, one_line, readable
 
-#: Rows of a folded block by kind; kinds that are not listed do not fold.
+# Rows of a folded block by kind; other kinds do not fold.
 LEAST = {"system": 2, "developer": 2, "user": 20, "tool": 8, "reasoning": 6, "call": 8}
 _FACTS = "facts"
 
@@ -32,12 +32,13 @@ def rollout_blocks(
     producers: Sequence[str] = (),
     rendered: str | None = None,
 ) -> list[Block]:
-    """Everything there is to see of a rollout.
+    """Return the blocks for everything about a rollout.
 
-    `producers`: who annotated the run, to tell their columns apart. `rendered`: the prompt as the model got it.
+    `producers`: the names of the run's annotations, to separate their columns. `rendered`: the prompt as the model
+    received it.
     """
     blocks = [Block("head", drawn=lambda width: [cells_of(row) for row in header(view, "", width)])]
-    blocks += _beside(view, producers)
+    blocks += _fact_blocks(view, producers)
     if rendered:
         blocks.append(Block(_FACTS, clean_spans(rendered), label="rendered", least=1, short=one_line(rendered, 300)))
     for panel in panels:
@@ -48,7 +49,7 @@ def rollout_blocks(
 
 
 def _others(view: Conversation, folder: Path, shown: set[Any]) -> Iterator[Block]:
-    """Images that no message holds."""
+    """Yield the images that no message contains."""
     for image in view.images:
         if isinstance(image, Image) and image not in shown:
             yield Block("image", ((clean(content_text(image)), "dim"),), label="image", gap=True)
@@ -56,7 +57,7 @@ def _others(view: Conversation, folder: Path, shown: set[Any]) -> Iterator[Block
 
 
 def turn_blocks(view: Conversation, *, folder: Path, panels: Sequence[Panel] = (), start: int = 0) -> Iterator[Block]:
-    """The turns from `start` on, with the panels that belong to them."""
+    """Yield the turns from `start` on, with the panels that belong to them."""
     placed = [panel for panel in panels if panel.turn is not None]
     replaced = {panel.turn for panel in placed if panel.replaces}
     for at, turn in enumerate(view.turns[start:], start):
@@ -70,12 +71,12 @@ def turn_blocks(view: Conversation, *, folder: Path, panels: Sequence[Panel] = (
 
 
 def _messages(turn: Turn) -> set[int | None]:
-    """The messages that are shown in a turn: its own, and those that answered its calls."""
+    """Return the messages shown in a turn: its own, and those that answered its calls."""
     return {turn.place, *(call.reply for call in turn.calls if call.reply is not None)}
 
 
-def _beside(view: Conversation, producers: Sequence[str]) -> Iterator[Block]:
-    """What stands beside the conversation, each on one row until it is unfolded."""
+def _fact_blocks(view: Conversation, producers: Sequence[str]) -> Iterator[Block]:
+    """Yield facts other than the conversation, each on one row until it is unfolded."""
     error = readable(view.error)
     if error:
         yield Block(_FACTS, clean_spans(error, "red"), label="error", least=3)
@@ -84,7 +85,7 @@ def _beside(view: Conversation, producers: Sequence[str]) -> Iterator[Block]:
     for producer in producers:
         names = [name for name in extra if name.startswith(f"{producer}.")]
         groups.append((producer, {name.removeprefix(f"{producer}."): extra.pop(name) for name in names}))
-    groups += [("extra", extra), ("marks", view.marks), ("made", dict(_made(view)))]
+    groups += [("extra", extra), ("marks", view.marks), ("made", dict(_circumstances(view)))]
     for label, values in groups:
         if values:
             short = " · ".join(f"{one_line(key, 40)}={brief(value)}" for key, value in values.items())
@@ -94,12 +95,12 @@ def _beside(view: Conversation, producers: Sequence[str]) -> Iterator[Block]:
 
 def _pair(key: str, value: Any) -> Spans:
     text = readable(value)
-    split = "\n" if "\n" in text else ""
-    return (("\n", ""), (f"{one_line(key, 60)}: ", "bold"), (f"{split}{clean(text)}", ""))
+    line_break = "\n" if "\n" in text else ""
+    return (("\n", ""), (f"{one_line(key, 60)}: ", "bold"), (f"{line_break}{clean(text)}", ""))
 
 
-def _made(view: Conversation) -> Iterator[tuple[str, Any]]:
-    """How the rollout came about."""
+def _circumstances(view: Conversation) -> Iterator[tuple[str, Any]]:
+    """Yield the circumstances in which the rollout was generated."""
     if isinstance(view.time, (int, float)) and view.time > 0:
         yield "at", local_time(view.time) or view.time
     for name in ("policy_step", "generation", "group_size", "rank", "attempt"):
@@ -109,14 +110,14 @@ def _made(view: Conversation) -> Iterator[tuple[str, Any]]:
 
 
 def _turn(place: int, turn: Turn, folder: Path, replaced: set[int | None]) -> Iterator[Block]:
-    thoughts, text = spoken(turn)
+    thoughts, text = split_reasoning(turn)
     for thought in thoughts:
         spans = clean_spans(thought, "dim italic")
         yield Block("reasoning", spans, label=turn.role, turn=place, least=LEAST["reasoning"])
     if text:
         block = Block(turn.role, clean_spans(text), label=turn.role, turn=place, least=LEAST.get(turn.role))
         if turn.place is not None and turn.place in replaced:
-            block.least, block.short = 1, "shown below by a plugin; unfold to see it as it was"
+            block.least, block.short = 1, "shown below by a plugin; unfold to see the original"
         yield block
     elif not (thoughts or turn.calls):
         yield Block(turn.role, (("(empty)", "dim"),), label=turn.role, turn=place)
@@ -126,19 +127,19 @@ def _turn(place: int, turn: Turn, folder: Path, replaced: set[int | None]) -> It
 
 
 def _call(place: int, role: str, call: ToolCall, folder: Path, replaced: set[int | None]) -> Iterator[Block]:
-    yield Block("call", [*_asked(call), *_took(call)], label=role, turn=place, least=LEAST["call"])
+    yield Block("call", [*_call_spans(call), *_duration_and_status(call)], label=role, turn=place, least=LEAST["call"])
     outcome, style = outcome_of(call)
     if outcome:
         spans = (("→ ", "dim"), (clean(outcome), style))
         block = Block("tool", spans, label="tool", turn=place, least=LEAST["tool"])
         if call.reply is not None and call.reply in replaced:
-            block.least, block.short = 1, "→ shown below by a plugin; unfold to see it as it was"
+            block.least, block.short = 1, "→ shown below by a plugin; unfold to see the original"
         yield block
     yield from _images(call.result, folder, place)
 
 
-def _asked(call: ToolCall) -> Spans:
-    """`name(argument=value)`; arguments of several lines, code for one, each under its name."""
+def _call_spans(call: ToolCall) -> Spans:
+    """Return `name(argument=value)`; a value of several lines, such as code, starts on its own line."""
     try:
         arguments = arguments_of(call)
         if isinstance(arguments, Mapping) and any(_is_long(value) for value in arguments.values()):
@@ -149,9 +150,9 @@ def _asked(call: ToolCall) -> Spans:
                 spans.append((f"\n  {one_line(key, 60)}=", "cyan"))
                 spans.append((split + shown.replace("\n", "\n    "), ""))
             return [*spans, ("\n)", "bold cyan")]
-    except Exception:  # noqa: S110 - arguments that break when they are read: the call is shown all the same
+    except Exception:  # noqa: S110 - arguments that raise when read: the call is shown anyway
         pass
-    name, bracket, rest = clean(asked_text(call)).partition("(")
+    name, bracket, rest = clean(call_signature(call)).partition("(")
     return [(name, "bold cyan"), (bracket + rest, "cyan")]
 
 
@@ -159,7 +160,7 @@ def _is_long(value: Any) -> bool:
     return isinstance(value, str) and "\n" in value.strip("\n")
 
 
-def _took(call: ToolCall) -> Iterator[tuple[str, str]]:
+def _duration_and_status(call: ToolCall) -> Iterator[tuple[str, str]]:
     took = duration(call.seconds)
     if took:
         yield f"  {took}", "dim"
@@ -169,7 +170,7 @@ def _took(call: ToolCall) -> Iterator[tuple[str, str]]:
 
 
 def _images(content: Any, folder: Path, turn: int) -> Iterator[Block]:
-    """Each image in the content, drawn; its name and size stand in the text."""
+    """Yield each image in the content; its name and size are in the text."""
     for part in content if isinstance(content, (list, tuple)) else (content,):
         image = image_of(part)
         if image is not None:
@@ -199,7 +200,7 @@ def _panel(panel: Panel, folder: Path, turn: int = -1) -> Iterator[Block]:
 
 
 def _table(rows: Sequence[Sequence[Any]]) -> Iterator[tuple[str, str | Style]]:
-    """Cells under each other; the first row is the header."""
+    """Yield the cells as aligned columns; the first row is the header."""
     texts = [[number(cell) if isinstance(cell, (int, float)) else one_line(cell, 40) for cell in row] for row in rows]
     columns = max(map(len, texts), default=0)
     widths = [max((cell_len(row[n]) for row in texts if n < len(row)), default=0) for n in range(columns)]

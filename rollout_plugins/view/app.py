@@ -1,4 +1,4 @@
-"""The viewer: one run, its screens, and looking again while the run is still being written."""
+"""The viewer's app: it shows the screens of one run, and reads the run again while it is still being written."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from rollout_plugins.view.pages.through_time import TimePage
 MAX_CHECKED = 20_000
 """Rollouts up to which a run without stored findings is checked when it is opened."""
 PERIOD = 2.0
-"""Seconds between looks at a run that has not ended."""
+"""Seconds between checks of a run that has not ended."""
 
 
 class Viewer(App[None]):
-    """`rollouts view`."""
+    """The app of `rollouts view`."""
 
     CSS = """
     #title { height: 1; padding: 0 1; background: $panel; }
@@ -62,18 +62,19 @@ class Viewer(App[None]):
         prompts: Callable[[], tuple[str, list[dict[str, Any]]]] | None = None,
         period: float = PERIOD,
     ) -> None:
-        """`panels`: what plugins show of a rollout; asked on a worker's thread.
+        """Create the viewer.
 
-        `stats`: returns the run's numbers the first time, if the caller has started to read them.
-        `prompts`: returns a headline and a row for each prompt of the run, if there is something that can.
+        `panels`: returns the panels of plugins for a rollout; called on a worker thread. `stats`: returns the run's
+        figures the first time, if the caller has already started to read them. `prompts`: returns a headline and a row
+        for each prompt of the run, if that is available.
         """
         super().__init__()
-        self.animation_level = "none"  # nothing moves by itself: over ssh each frame costs
+        self.animation_level = "none"  # Over ssh, each frame of an animation costs.
         self.stored = run
-        self._asked, self._rollout = dict(filters or {}), rollout
+        self._initial_filters, self._rollout = dict(filters or {}), rollout
         self.panels = panels
         self.prompts = prompts
-        self._early = stats
+        self._early_stats = stats
         self.stats: list[dict[str, Any]] = []
         self.findings: list[Finding] = []
         self._is_checked = False
@@ -84,16 +85,16 @@ class Viewer(App[None]):
     def on_mount(self) -> None:
         self.title = "rollouts"
         self.push_screen(StepsPage())
-        if self._asked:
-            self.push_screen(RolloutsPage(self._asked))
+        if self._initial_filters:
+            self.push_screen(RolloutsPage(self._initial_filters))
         if self._rollout is not None:
             self.push_screen(RolloutPage.of(self._rollout))
         self._wait(self._period)
 
     def read_stats(self) -> list[dict[str, Any]]:
-        """The run's numbers, step by step; on a worker's thread."""
-        early, self._early = self._early, None
-        self.stats = self.stored.stats() if early is None else early()
+        """Read the run's figures, step by step; on a worker thread."""
+        early_stats, self._early_stats = self._early_stats, None
+        self.stats = self.stored.stats() if early_stats is None else early_stats()
         return self.stats
 
     def read_findings(self) -> list[Finding]:
@@ -106,11 +107,11 @@ class Viewer(App[None]):
 
     @property
     def ended(self) -> bool:
-        """Whether the run's last attempt said that it ended, on every process."""
+        """Whether the run's last attempt ended on every process."""
         return has_ended(self.stored.attempts)
 
     def state(self) -> list[tuple[str, str]]:
-        """Whether the run is still going, and how much of it was lost or is damaged."""
+        """Return whether the run is still recording, and how much of it was lost or is damaged."""
         facts = []
         if not self.ended:
             word = state_of(self.stored.attempts, max((changed for _, changed, _ in self._seen), default=0.0))
@@ -123,41 +124,41 @@ class Viewer(App[None]):
         return facts
 
     def _signature(self) -> tuple[tuple[str, float, int], ...]:
-        """What is on disk, to see whether it changed."""
+        """Return the files with their times and sizes, to detect changes."""
         return tuple(files_of(self.stored.dir))
 
     def _wait(self, seconds: float) -> None:
-        """Look again after a while; a run that ended changes no more."""
+        """Check again after a while, unless the run has ended."""
         if not self.ended:
             self.set_timer(seconds, partial(self.run_worker, self._look, thread=True, group="look", exclusive=True))
 
     def _look(self) -> None:
-        """On a thread: read the run again if there is more of it."""
+        """Read the run again if its files changed; on a worker thread."""
         started = time.monotonic()
-        seen = self._signature()
-        if seen != self._seen:
+        signature = self._signature()
+        if signature != self._seen:
             if not self.stored.dir.is_dir():
-                self._complain(f"{self.stored.dir} is gone; the screen shows what was read before")
+                self._complain(f"{self.stored.dir} does not exist any more; the screen shows what was read before")
                 return
             try:
                 self.stored.refresh()
                 len(self.stored)
-            except Exception as error:  # what was read stays on the screen, and the next look may go well
+            except Exception as error:  # the screen keeps what was read, and the next check may succeed
                 self._complain(str(error))
             else:
-                self._seen, self._complaint = seen, ""
+                self._seen, self._complaint = signature, ""
                 self.call_later(self._renew)
         took = time.monotonic() - started
         self.call_later(self._wait, max(self._period, 10 * took))
 
     def _complain(self, text: str) -> None:
-        """Once, however often it goes wrong in this way."""
+        """Report an error, but only once while it repeats."""
         if text != self._complaint:
             self._complaint = text
             self.call_later(partial(self.notify, one_line(text, 400), severity="error", markup=False))
 
     def look_again(self) -> None:
-        """Read the run again, even if nothing seems to have changed."""
+        """Read the run again, even if it seems unchanged."""
         self.stored.refresh()
         self._renew()
 
@@ -189,18 +190,18 @@ class Viewer(App[None]):
         self.push_screen(TimePage(rollout))
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
-        """Everything the screen has a key for."""
-        seen = {"command_palette"}
+        """Yield everything that the screen has a key for."""
+        actions = {"command_palette"}
         for active in screen.active_bindings.values():
             binding, ours = active.binding, isinstance(active.node, (Page, Viewer))
-            elsewhere = binding.action.startswith(("app.", "screen.")) or binding.action in seen
+            elsewhere = binding.action.startswith(("app.", "screen.")) or binding.action in actions
             if active.enabled and (ours or binding.show) and not elsewhere:
-                seen.add(binding.action)
+                actions.add(binding.action)
                 run = partial(self.run_action, binding.action, active.node)
                 yield SystemCommand(binding.description, f"key {self.get_key_display(binding)}", run)
         yield SystemCommand("Theme", "other colours", self.action_change_theme)
 
 
 def view(run: StoredRun, **options: Any) -> None:
-    """Show a run until the person leaves; takes what `Viewer` takes."""
+    """Show a run until the person leaves; takes the options of `Viewer`."""
     Viewer(run, **options).run()

@@ -1,4 +1,4 @@
-"""A rollout as a file or as text to paste."""
+"""Save a rollout as a file, or convert it to text for the clipboard."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rollout_plugins.show.text import clean, duration, number, one_line, readabl
 
 
 def as_markdown(rollout: Rollout) -> str:
-    """The conversation for people, with what was earned above it."""
+    """Return the conversation as Markdown, with its reward above it."""
     view = conversation(rollout)
     facts = [f"step {number(view.step)}", f"group {number(view.group)}", f"reward {number(view.reward)}"]
     facts += [f"advantage {signed(view.advantage)}"]
@@ -44,14 +44,14 @@ def _call(call: ToolCall) -> Iterator[str]:
 
 
 def _fenced(text: str) -> str:
-    """A block of code whose fence is longer than any run of backticks in it."""
+    """Return a code block whose fence is longer than any sequence of backticks in it."""
     longest = max(map(len, re.findall(r"`{3,}", text)), default=2)
     fence = "`" * (longest + 1)
     return f"{fence}\n{text}\n{fence}"
 
 
 def save(rollout: Rollout, folder: Path, *, markdown: bool) -> Path:
-    """Write a rollout into a new file of the folder; says which."""
+    """Write a rollout into a new file of the folder, and return its path."""
     stem = re.sub(r"[^A-Za-z0-9._-]+", "_", rollout.id).strip(".")[:100] or "rollout"
     suffix, text = ("md", as_markdown(rollout)) if markdown else ("json", rollout_json(rollout))
     for number_ in range(1, 10_000):
@@ -62,4 +62,4 @@ def save(rollout: Rollout, folder: Path, *, markdown: bool) -> Path:
         except FileExistsError:
             continue
         return path
-    raise FileExistsError(f"{folder} has too many files of this name")
+    raise FileExistsError(f"{folder} has too many files named {stem}: remove some of them")

@@ -1,1 +1,1 @@
-"""The page that shows a run, as one file."""
+"""The report of a run, as one HTML file."""

@@ -1,7 +1,7 @@
-"""Which rollouts go into the page when there are more than it holds: whole groups, spread over the steps.
+"""Choose rollouts for a report that cannot hold all of them: complete groups, spread over the steps.
 
-Of the groups of a step those come first whose prompt is asked in other chosen steps too, so that the page can show
-how the answers to one prompt change.
+Within a step, groups whose prompt also occurs in other chosen steps come first, so that the report can show how the
+answers to a prompt change.
 """
 
 # ruff: noqa: S608 - SQL is put together from numbers and quoted literals
@@ -24,7 +24,7 @@ _KEYS = ("split", "step", "attempt", "generation", "group")
 
 
 class Group(NamedTuple):
-    """Answers to one prompt in one generation, and how many of them match."""
+    """The answers to one prompt in one generation, and how many of them match."""
 
     split: str
     step: int | None
@@ -35,7 +35,7 @@ class Group(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """The rollouts to show, how many there will be, and how many matched."""
+    """The rollouts to show, their expected number, and how many matched."""
 
     rollouts: Iterable[Rollout]
     expected: int
@@ -43,22 +43,22 @@ class Chosen(NamedTuple):
 
 
 def choose(run: StoredRun, *, limit: int, keep: Sequence[Rollout] = (), **filters: Any) -> Chosen:
-    """At most `limit` of the rollouts that match; the first of them when the caller gave an order.
+    """Choose at most `limit` of the rollouts that match; the first ones if the caller gave an order.
 
-    The groups of those to keep come before all others.
+    The groups of the rollouts in `keep` come before all others.
     """
     matched = run.count(**filters)
     if matched <= limit or filters.get("order"):
         return Chosen(run.rollouts(**filters, limit=limit), min(matched, limit), matched)
-    wanted_first = {(one.split, one.attempt, one.generation, one.group) for one in keep}
+    kept_groups = {(rollout.split, rollout.attempt, rollout.generation, rollout.group) for rollout in keep}
     first: list[Group] = []
     others: list[Group] = []
     for group in _groups(run, filters):
-        (first if (group.split, *group[2:5]) in wanted_first else others).append(group)
+        (first if (group.split, *group[2:5]) in kept_groups else others).append(group)
     room = max(limit - sum(group.size for group in first), 0)
-    groups = _within([*first, *_spread(run, others, room, filters)], limit)
-    wanted = ", ".join(f"({literal(g.split)}, {g.attempt}, {g.generation}, {g.group})" for g in groups)
-    filters = also(filters, f'(split, attempt, generation, "group") in ({wanted})')
+    groups = _fitting_groups([*first, *_spread(run, others, room, filters)], limit)
+    keys = ", ".join(f"({literal(g.split)}, {g.attempt}, {g.generation}, {g.group})" for g in groups)
+    filters = add_condition(filters, f'(split, attempt, generation, "group") in ({keys})')
     steps = {group.step for group in groups}
     if filters.get("step") is None and None not in steps:
         filters = {**filters, "step": sorted(step for step in steps if step is not None)}
@@ -66,8 +66,10 @@ def choose(run: StoredRun, *, limit: int, keep: Sequence[Rollout] = (), **filter
     return Chosen(run.rollouts(**filters, limit=limit), count, matched)
 
 
-def also(filters: dict[str, Any], where: str) -> dict[str, Any]:
-    """The filters, with one more condition. What a person wrote may end with a comment, which ends with its line."""
+def add_condition(filters: dict[str, Any], where: str) -> dict[str, Any]:
+    """Add a condition to the filters. A person's condition may end with a comment, which ends at the
+    end of its line.
+    """
     return {**filters, "where": f"({filters['where']}\n) and {where}" if filters.get("where") else where}
 
 
@@ -80,31 +82,31 @@ def _groups(run: StoredRun, filters: dict[str, Any]) -> list[Group]:
 
 
 def _spread(run: StoredRun, groups: Sequence[Group], limit: int, filters: dict[str, Any]) -> list[Group]:
-    """Groups of both splits, of few enough steps that reading them is quick."""
-    train, other = ([g for g in groups if (g.split == "train") is wanted] for wanted in (True, False))
+    """Choose groups of both splits, from few enough steps to be read quickly."""
+    train, other = ([g for g in groups if (g.split == "train") is is_train] for is_train in (True, False))
     for_other = min(sum(g.size for g in other), int(limit * EVAL_SHARE)) if train else limit
     chosen: list[Group] = []
-    for some, room in ((other, for_other), (train, limit - for_other)):
-        among = _of_some_steps(some, room)
+    for split_groups, room in ((other, for_other), (train, limit - for_other)):
+        among = _of_some_steps(split_groups, room)
         steps = {group.step for group in among if group.step is not None}
         prompts = _prompts(run, steps, superseded=bool(filters.get("superseded")))
-        chosen += _within(_by_recurrence(among, prompts), room)
+        chosen += _fitting_groups(_by_recurrence(among, prompts), room)
     return chosen
 
 
 def _of_some_steps(groups: Sequence[Group], room: int) -> list[Group]:
-    """The groups of evenly chosen steps: of more than `STEPS` only when those do not fill the room."""
+    """Return the groups of evenly chosen steps; of more than `STEPS` only if those would not fill the room."""
     steps = sorted({group.step for group in groups if group.step is not None})
     if not steps:
         return list(groups)
-    wanted = room * len(groups) // max(sum(group.size for group in groups), 1)
-    filling = -(-wanted * len(steps) // len(groups))
-    chosen = set(evenly(steps, max(2, filling, min(STEPS, wanted))))
+    wanted_groups = room * len(groups) // max(sum(group.size for group in groups), 1)
+    filling = -(-wanted_groups * len(steps) // len(groups))
+    chosen = set(evenly(steps, max(2, filling, min(STEPS, wanted_groups))))
     return [group for group in groups if group.step in chosen]
 
 
 def _prompts(run: StoredRun, steps: Collection[int], *, superseded: bool) -> dict[tuple[Any, ...], int]:
-    """A number for the prompt of each group of these steps."""
+    """Return a number that identifies the prompt of each group of these steps."""
     if not steps:
         return {}
     query = (
@@ -116,18 +118,18 @@ def _prompts(run: StoredRun, steps: Collection[int], *, superseded: bool) -> dic
 
 
 def _by_recurrence(groups: Iterable[Group], prompts: dict[tuple[Any, ...], int]) -> list[Group]:
-    """Round by round one group of each step, those first whose prompt is asked in the most steps."""
+    """Return the groups in rounds of one per step, first those whose prompt occurs in the most steps."""
     groups = list(groups)
-    of = {group: prompts.get((group.split, *group[2:5])) for group in groups}
-    asked = Counter(prompt for prompt, _ in {(of[group], group.step) for group in groups})
+    prompt_of = {group: prompts.get((group.split, *group[2:5])) for group in groups}
+    step_counts = Counter(prompt for prompt, _ in {(prompt_of[group], group.step) for group in groups})
     steps: dict[Any, list[Group]] = defaultdict(list)
-    for group in sorted(groups, key=lambda g: (-asked[of[g]], of[g] or 0)):
+    for group in sorted(groups, key=lambda g: (-step_counts[prompt_of[g]], prompt_of[g] or 0)):
         steps[group.step].append(group)
     return [group for round_ in zip_longest(*steps.values()) for group in round_ if group is not None]
 
 
-def _within(groups: Iterable[Group], room: int) -> list[Group]:
-    """Whole groups as long as they fit; a group that is larger than all the room is taken, and cut."""
+def _fitting_groups(groups: Iterable[Group], room: int) -> list[Group]:
+    """Return complete groups as long as they fit. If the first one alone is too large, it is taken and cut later."""
     chosen: list[Group] = []
     for group in groups:
         if not chosen or group.size <= room:

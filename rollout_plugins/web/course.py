@@ -1,4 +1,4 @@
-"""The run's facts and its numbers by step, from all of its rollouts, not only those in the page."""
+"""The run's facts, and its figures by step from all of its rollouts, not only those in the report."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rollout_plugins.show.chart import LOGGED
 from rollout_plugins.show.text import clean
 from rollout_plugins.web.pools import Texts
 
-#: Points of a chart; neighbouring steps of a longer run share one.
+# Points of a chart; neighbouring steps of a longer run share one.
 POINTS = 1500
 
 
-def about(run: StoredRun, texts: Texts) -> dict[str, Any]:
-    """The run's facts, without its folder: the page may be sent to others."""
+def run_facts(run: StoredRun, texts: Texts) -> dict[str, Any]:
+    """Return the run's facts, without its folder: the report may be sent to others."""
     info = run.info
     return {
         "id": clean(str(info.id)),
@@ -34,8 +34,8 @@ def about(run: StoredRun, texts: Texts) -> dict[str, Any]:
         ],
         "tools": [_tool(tool, texts) for tool in info.tools],
         "chat_template": None if info.chat_template is None else {"text": texts.add(info.chat_template)},
-        "versions": _texted(info.versions, texts),
-        "settings": _texted(info.settings, texts),
+        "versions": _as_values(info.versions, texts),
+        "settings": _as_values(info.settings, texts),
         "attempts": [_attempt(attempt) for attempt in run.attempts],
         "not_finite": {clean(name): kinds for name, kinds in run.health.not_finite.items()},
         "drops": _counts(run.health.drops),
@@ -47,35 +47,35 @@ def about(run: StoredRun, texts: Texts) -> dict[str, Any]:
     }
 
 
-def _texted(values: Any, texts: Texts) -> dict[str, Any]:
+def _as_values(values: Any, texts: Texts) -> dict[str, Any]:
     items = values.items() if hasattr(values, "items") else ()
     return {clean(str(name)): value_of(value, texts) for name, value in items}
 
 
 def value_of(value: Any, texts: Texts) -> Any:
-    """A setting or a column: a number or a text as it is, everything else as JSON."""
+    """Return a setting or a column: numbers and texts unmodified, anything else as JSON."""
     plain = value is None or isinstance(value, (bool, int, float, str))
     return texts.scalar(value if plain else compact(value))
 
 
 def _tool(tool: Any, texts: Texts) -> dict[str, Any]:
     function = tool.get("function", tool) if hasattr(tool, "get") else {}
-    known = function if hasattr(function, "get") else {}
+    facts = function if hasattr(function, "get") else {}
     return {
-        "name": clean(str(known.get("name", "?"))),
-        "description": value_of(known.get("description"), texts),
+        "name": clean(str(facts.get("name", "?"))),
+        "description": value_of(facts.get("description"), texts),
         "schema": {"text": texts.add(compact(tool))},
     }
 
 
 def _attempt(attempt: Mapping[str, Any]) -> dict[str, Any]:
-    kept = ("attempt", "rank", "started", "ended", "resumed_from")
-    made = {name: value for name in kept if (value := finite(attempt.get(name))) is not None}
-    return {**made, "rollouts": sum(_counts(attempt.get("rollouts")).values())}
+    names = ("attempt", "rank", "started", "ended", "resumed_from")
+    facts = {name: value for name in names if (value := finite(attempt.get(name))) is not None}
+    return {**facts, "rollouts": sum(_counts(attempt.get("rollouts")).values())}
 
 
 def _counts(value: Any) -> dict[str, int]:
-    """Numbers by name, of what a run file holds."""
+    """Return the counts by name from a run file."""
     items = value.items() if isinstance(value, dict) else ()
     return {clean(str(name)): count for name, count in items if isinstance(count, int)}
 
@@ -86,11 +86,13 @@ def step_width(run: StoredRun) -> int:
     return -(-(steps[-1] - steps[0] + 1) // POINTS) if len(steps) > POINTS else 1
 
 
-def course(rows: Sequence[Mapping[str, Any]], texts: Texts) -> dict[str, dict[str, list[Any]]]:
-    """For each split the numbers of its steps, a list for each."""
+def step_series(rows: Sequence[Mapping[str, Any]], texts: Texts) -> dict[str, dict[str, list[Any]]]:
+    """Return the figures of the steps of each split, as a list for each figure."""
     splits = dict.fromkeys(row["split"] for row in rows)
-    known = [row for row in rows if row["step"] is not None]
-    return {clean(str(split)): _columns([row for row in known if row["split"] == split], texts) for split in splits}
+    with_step = [row for row in rows if row["step"] is not None]
+    return {
+        clean(str(split)): _columns([row for row in with_step if row["split"] == split], texts) for split in splits
+    }
 
 
 def _columns(rows: Sequence[Mapping[str, Any]], texts: Texts) -> dict[str, list[Any]]:

@@ -1,4 +1,4 @@
-"""Everything the page shows, as plain values."""
+"""Collect everything that the report shows, as plain values."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from rollout_plugins.errors import RunError
 from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.show.text import clean
 from rollout_plugins.web.choose import choose
-from rollout_plugins.web.course import about, course, step_width
+from rollout_plugins.web.course import run_facts, step_series, step_width
 from rollout_plugins.web.first import First
 from rollout_plugins.web.pools import Pictures, Texts
 from rollout_plugins.web.records import Records
 
 PanelsOf = Callable[[Rollout, Run], Sequence[Panel]]
-"""What plugins show of a rollout."""
+"""Returns the panels of plugins for a rollout."""
 Progress = Callable[[str, int, int], object]
-"""Called with what is being done, how much of it is done, and the total."""
+"""Called with the current activity, how much of it is done, and the total."""
 
 
 def page_data(run: StoredRun, *, limit: int, panels: PanelsOf, progress: Progress, **filters: Any) -> dict[str, Any]:
-    """The page's data; its texts and images stand once and are named by number."""
+    """Return the report's data, in which each text and image occurs once and is referred to by number."""
     if limit < 0:
-        raise RunError(f"limit={limit} is not a number of rollouts; give 0 or more")
+        raise RunError(f"limit={limit} is not a number of rollouts: give 0 or more")
     texts, pictures = Texts(), Pictures(run.dir)
     progress("steps", 0, 0)
     width = step_width(run)
     steps = run.stats(width=width)
-    facts = about(run, texts)
-    series = course(steps, texts)
+    facts = run_facts(run, texts)
+    series = step_series(steps, texts)
     first = First(run, **filters)
     chosen = choose(run, limit=limit, keep=first.rollouts, **filters)
     info = replace(run.info, chat_template=None)

@@ -1,4 +1,4 @@
-"""What a person looks at first: what checks found, and the best and the worst rollout."""
+"""The start of the report: the findings of checks, and the best and the worst rollout."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from rollout_plugins.content.findings import distinct, evidence_command
 from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.reading.sql_pieces import literal
 from rollout_plugins.show.text import clean
-from rollout_plugins.web.choose import also
+from rollout_plugins.web.choose import add_condition
 from rollout_plugins.web.pools import Texts
 
-#: Findings that the page lists, and rollouts of each that it holds in any case.
+#: The most findings in the report, and rollouts of each that it always contains.
 MAX_FINDINGS, MAX_EXAMPLES = 50, 4
 
 
 class First:
-    """The findings and the extremes of a run, and their rollouts, which are in the page in any case."""
+    """The findings of a run, its best and worst rollout, and the rollouts that the report always contains."""
 
     def __init__(self, run: StoredRun, **filters: Any) -> None:
         self._run, self._filters = run, {**filters, "order": None}
@@ -33,20 +33,22 @@ class First:
 
     @property
     def rollouts(self) -> list[Rollout]:
-        """The rollouts that the page must hold."""
+        """The rollouts that the report always contains."""
         return [*self._examples, *(rollout for rollout in (self.best, self.worst) if rollout is not None)]
 
     def _read_one(self, *, where: str, order: str) -> Rollout | None:
-        return next(iter(self._run.rollouts(**{**also(self._filters, where), "order": order, "limit": 1})), None)
+        return next(
+            iter(self._run.rollouts(**{**add_condition(self._filters, where), "order": order, "limit": 1})), None
+        )
 
     def _read_examples(self) -> list[Rollout]:
-        """Read a few rollouts of each finding, as far as the filters let them into the page."""
+        """Read a few rollouts of each finding that match the filters."""
         ids = dict.fromkeys(i for finding in self.findings for i in finding.rollouts[:MAX_EXAMPLES])
         where = f"id in ({', '.join(map(literal, ids))})"
-        return list(self._run.rollouts(**also(self._filters, where))) if ids else []
+        return list(self._run.rollouts(**add_condition(self._filters, where))) if ids else []
 
     def as_json(self, stats: Sequence[Any], texts: Texts) -> dict[str, Any]:
-        """Return it as the page needs it."""
+        """Return the facts as the page reads them."""
         values: dict[str, Any] = {
             "findings": [self._finding(finding) for finding in self.findings],
             "clear": self.clear,
@@ -58,7 +60,7 @@ class First:
                     "id": clean(rollout.id),
                     "reward": texts.scalar(rollout.reward),
                     "step": texts.scalar(rollout.step),
-                    "as_much": self._run.count(**also(self._filters, f"reward = {rollout.reward!r}")) - 1,
+                    "as_much": self._run.count(**add_condition(self._filters, f"reward = {rollout.reward!r}")) - 1,
                 }
         return values
 

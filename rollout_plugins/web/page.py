@@ -1,4 +1,4 @@
-"""The file: the page's code and style, and its data, compressed, with a policy that lets nothing else in."""
+"""Write the report's file: code, style and compressed data, with a policy that forbids everything else."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HEAD = 2048
 
 
 class Written(NamedTuple):
-    """What was written."""
+    """The result of writing a report."""
 
     path: Path
     rollouts: int
@@ -41,7 +41,7 @@ def write_page(
     progress: Progress = lambda *_: None,
     **filters: Any,
 ) -> Written:
-    """Write the file; `rollout_plugins.report.write_report` says what the options do."""
+    """Write the file; the options are those of `rollout_plugins.report.write_report`."""
     path = Path(path)
     check_folder(path)
     check_replaceable(path)
@@ -54,7 +54,7 @@ def write_page(
 
 
 def html(data: dict[str, Any]) -> bytes:
-    """The whole file."""
+    """Return the complete file."""
     script, style = (_STATIC / "page.js").read_text("utf-8"), (_STATIC / "page.css").read_text("utf-8")
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; "
@@ -91,7 +91,7 @@ def _hash(text: str) -> str:
 
 
 def _packed(data: dict[str, Any]) -> str:
-    """JSON, gzip, base64: letters, digits, +, / and = alone, so that nothing in it can end the element."""
+    """Return the data as JSON, gzip and base64, whose characters cannot end the HTML element."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
 
@@ -102,4 +102,4 @@ def _check_ours(path: Path) -> None:
         return
     with path.open("rb") as file:
         if _OURS not in file.read(_HEAD):
-            raise RunError(f"{path} exists and is not a report; name another file, or replace it with force=True")
+            raise RunError(f"{path} exists and is not a report: name another file, or replace it with force=True")

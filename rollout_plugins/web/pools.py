@@ -1,7 +1,6 @@
-"""The page's texts and images, each once, however often it is shown: siblings share their prompt.
+"""Pools of the report's texts and images, which hold each of them once: siblings share their prompt.
 
-Where all of them are too much for one file, the longest texts are cut and the images made smaller, only as far as
-they have to be.
+If all of them are too much for one file, the longest texts are cut and the images reduced, only as far as necessary.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from rollout_hookspecs import Image
 from rollout_plugins.content.imaging import file_of, to_screen_colors
 from rollout_plugins.show.text import clean, readable, shorten
 
-#: Characters of one text, and of all, before gzip makes a fifth or less of them.
+# Characters of one text, and of all, before gzip reduces them to a fifth or less.
 LONGEST, MOST = 1_000_000, 24_000_000
 SHORT = 200
-#: Bytes of all images together, and of one that is taken as it is.
+# Bytes of all images together, and of one that is kept unmodified.
 ROOM, AS_IT_IS = 4 * 2**20, 96 * 2**10
 SIDES = (1024, 640, 400, 256, 128, 64)
 _KINDS = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp", "GIF": "image/gif"}
@@ -31,22 +30,22 @@ Encoded = tuple[str, bytes]
 
 
 class Texts:
-    """A pool of texts; the page names them by number."""
+    """A pool of texts, to which the report refers by number."""
 
     def __init__(self, *, longest: int = LONGEST, most: int = MOST) -> None:
         self._longest = longest
         self._most = most
         self._numbers: dict[str, int] = {}
         self.size = 0
-        """Characters so far."""
+        """How many characters it contains so far."""
 
     @property
     def is_full(self) -> bool:
-        """Any more text would only cut the others shorter."""
+        """Whether further text would only cut the others shorter."""
         return self.size > 4 * self._most
 
     def add(self, value: Any) -> int:
-        """The number of a text that is shown, control and bidirectional marks written out."""
+        """Return the number of a text, with control and bidirectional characters spelled out."""
         text = clean(shorten(readable(value), self._longest))
         number = self._numbers.setdefault(text, len(self._numbers))
         if number == len(self._numbers) - 1:
@@ -54,7 +53,7 @@ class Texts:
         return number
 
     def scalar(self, value: Any) -> Any:
-        """A number or a short text as it is; else the number of a text. NaN and infinities are spelled out."""
+        """Return a number or a short text itself, or the number of a longer text. NaN and infinities become text."""
         if value is None or isinstance(value, bool):
             return value
         if isinstance(value, int) and abs(value) < 2**53:
@@ -66,14 +65,14 @@ class Texts:
         return {"text": self.add(value)}
 
     def all(self) -> tuple[list[str], int]:
-        """The texts by number, and how many of them had to be cut to fit."""
+        """Return the texts by number, and how many of them were cut to fit."""
         length = _fitting(list(map(len, self._numbers)), self._most)
         cut = [shorten(text, length) for text in self._numbers]
         return cut, sum(len(text) > length for text in self._numbers)
 
 
 def _fitting(lengths: list[int], most: int) -> int:
-    """The length to which the longest must be cut so that all of them together are at most `most`."""
+    """Return the length to which the longest texts must be cut so that all together have at most `most` characters."""
     left, count = most, len(lengths)
     for length in sorted(lengths):
         if length * count > left:
@@ -84,7 +83,7 @@ def _fitting(lengths: list[int], most: int) -> int:
 
 
 class Pictures:
-    """Numbers images, and makes them fit."""
+    """A pool of images, which are reduced to fit."""
 
     def __init__(self, folder: Path, *, room: int = ROOM) -> None:
         self._folder = folder
@@ -94,7 +93,7 @@ class Pictures:
         self._facts: list[dict[str, Any]] = []
 
     def add(self, image: Image | bytes) -> int:
-        """The number of an image of the run, or of an image file a plugin made."""
+        """Return the number of an image of the run, or of an image file that a plugin created."""
         key = image if isinstance(image, bytes) else (str(image.hash), image.path, image.note)
         if key not in self._numbers:
             self._numbers[key] = len(self._facts)
@@ -103,20 +102,20 @@ class Pictures:
         return self._numbers[key]
 
     def all(self, progress: Callable[[int, int], object]) -> tuple[list[dict[str, Any]], int]:
-        """The images by number, as data URLs; and how many have none, or are smaller than they were, to save room."""
+        """Return the images by number, as data URLs, and how many were left out or reduced to save room."""
         sources = [self._source(image) for image in self._images]
         count, left, spared = sum(source is not None for source in sources), self._room, 0
         for number, (facts, source) in enumerate(zip(self._facts, sources, strict=True)):
             progress(number, len(sources))
             if source is None:
-                facts.setdefault("why", "its pixels were not kept")
+                facts.setdefault("why", "its pixels were not stored")
                 continue
-            made = _fit(source, max(left // max(count, 1), _SMALLEST))
+            fitted = _fit(source, max(left // max(count, 1), _SMALLEST))
             count -= 1
-            if made is None:
+            if fitted is None:
                 facts["why"] = "it cannot be decoded"
                 continue
-            encoded, reduced = made
+            encoded, reduced = fitted
             if len(encoded[1]) > left:
                 facts["why"] = "left out to keep this file small"
                 spared += 1
@@ -128,21 +127,21 @@ class Pictures:
         return self._facts, spared
 
     def _source(self, image: Image | bytes) -> bytes | Path | None:
-        """Where the pixels are: in the run's folder and nowhere else, whatever the record says."""
+        """Return where the pixels are, which is inside the run's folder whatever the record states."""
         return image if isinstance(image, bytes) else file_of(image, self._folder)
 
 
 def _facts(image: Image) -> dict[str, Any]:
-    """What is said of an image besides its pixels; the address it came from as text alone."""
+    """Return the facts of an image besides its pixels, with its address only as text."""
     facts = {"name": image.uri if isinstance(image.uri, str) else None, "note": image.note}
-    shown: dict[str, Any] = {name: clean(str(value))[:200] for name, value in facts.items() if value}
+    values: dict[str, Any] = {name: clean(str(value))[:200] for name, value in facts.items() if value}
     if isinstance(image.width, int) and isinstance(image.height, int):
-        shown["width"], shown["height"] = image.width, image.height
-    return shown
+        values["width"], values["height"] = image.width, image.height
+    return values
 
 
 def _fit(source: bytes | Path, most: int) -> tuple[Encoded, bool] | None:
-    """The image in about `most` bytes, and whether it had to be made smaller; None when it does not decode."""
+    """Return the image in about `most` bytes, and whether it was reduced; None if it cannot be decoded."""
     from PIL import Image as Pil
 
     try:
@@ -152,14 +151,14 @@ def _fit(source: bytes | Path, most: int) -> tuple[Encoded, bool] | None:
             image.load()
             if kind and len(data) <= min(most, AS_IT_IS):
                 return (kind, data), False
-            made = _smaller(image, most)
-            return ("image/webp", made[0]), made[1]
-    except Exception:  # a broken file, a bomb, a mode that no format has: the page says so in its place
+            smaller, is_reduced = _smaller(image, most)
+            return ("image/webp", smaller), is_reduced
+    except Exception:  # a broken file, a decompression bomb, or an unsupported mode: the page shows a note instead
         return None
 
 
 def _smaller(image: Any, most: int) -> tuple[bytes, bool]:
-    """The largest that fits, or the smallest there is."""
+    """Return the largest version that fits, or else the smallest one."""
     image = to_screen_colors(image)
     encoded, full = b"", image.size
     for side in SIDES:

@@ -1,4 +1,4 @@
-"""A rollout as the page holds it: numbers, and the numbers of its texts and images. Never raises on its content."""
+"""Convert a rollout to a record of the report: numbers, and the numbers of its texts and images. Never raises."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FAILED = frozenset({"error", "unknown"})
 
 
 class Records:
-    """Makes the page's records; texts and images go into the pools they share."""
+    """Creates the report's records; their texts and images are added to shared pools."""
 
     def __init__(self, texts: Texts, pictures: Pictures) -> None:
         self._texts = texts
@@ -30,33 +30,33 @@ class Records:
         self._prompts: dict[bytes, int] = {}
 
     def of(self, rollout: Rollout, panels: Sequence[Panel] = ()) -> dict[str, Any]:
-        seen = conversation(rollout)
-        calls = [call for turn in seen.turns if turn.place is not None for call in turn.calls]
+        view = conversation(rollout)
+        calls = [call for turn in view.turns if turn.place is not None for call in turn.calls]
         record: dict[str, Any] = {
-            "id": clean(str(seen.id)),
-            "split": clean(str(seen.split)),
-            **{name: self._texts.scalar(getattr(seen, name)) for name in NUMBERS},
-            "finish": one_line(seen.finish, 60),
-            "rewards": {clean(name): self._texts.scalar(value) for name, value in seen.rewards.items()},
+            "id": clean(str(view.id)),
+            "split": clean(str(view.split)),
+            **{name: self._texts.scalar(getattr(view, name)) for name in NUMBERS},
+            "finish": one_line(view.finish, 60),
+            "rewards": {clean(name): self._texts.scalar(value) for name, value in view.rewards.items()},
             "calls": len(calls),
             "failed": sum(status_of(call) in _FAILED for call in calls),
             "prompt": self._prompt(rollout),
-            "turns": [self._turn(turn) for turn in seen.turns],
+            "turns": [self._turn(turn) for turn in view.turns],
         }
-        more: dict[str, Any] = {
-            "error": None if seen.error is None else self._texts.add(seen.error),
-            "marks": self._values(seen.marks),
-            "columns": self._values(seen.columns),
-            "extra": self._values(seen.extra),
+        optional: dict[str, Any] = {
+            "error": None if view.error is None else self._texts.add(view.error),
+            "marks": self._values(view.marks),
+            "columns": self._values(view.columns),
+            "extra": self._values(view.extra),
             "panels": [self._panel(panel) for panel in panels],
         }
         shown = {image for turn in record["turns"] for image in _image_parts(turn)}
-        images = [self._pictures.add(image) for image in seen.images if isinstance(image, Image)]
-        more["images"] = [image for image in dict.fromkeys(images) if image not in shown]
-        return record | {name: value for name, value in more.items() if value not in (None, [], {})}
+        images = [self._pictures.add(image) for image in view.images if isinstance(image, Image)]
+        optional["images"] = [image for image in dict.fromkeys(images) if image not in shown]
+        return record | {name: value for name, value in optional.items() if value not in (None, [], {})}
 
     def _prompt(self, rollout: Rollout) -> int:
-        """The same number for the same prompt, images and all."""
+        """Return a number that is equal for equal prompts, including their images."""
         digest = blake2b(_exact(rollout.prompt).encode("utf-8", "surrogatepass"), digest_size=16).digest()
         return self._prompts.setdefault(digest, len(self._prompts))
 
@@ -64,20 +64,20 @@ class Records:
         return {clean(name): value_of(value, self._texts) for name, value in values.items()}
 
     def _turn(self, turn: Turn) -> dict[str, Any]:
-        made: dict[str, Any] = {"role": clean(one_line(turn.role, 60))}
+        record: dict[str, Any] = {"role": clean(one_line(turn.role, 60))}
         thought, content = split_thought(turn.content) if isinstance(turn.content, str) else ("", turn.content)
         if parts := self._parts(content.lstrip("\n") if thought else content):
-            made["parts"] = parts
+            record["parts"] = parts
         if reasoning := "\n\n".join(filter(None, (turn.reasoning, thought))):
-            made["reasoning"] = self._texts.add(reasoning)
+            record["reasoning"] = self._texts.add(reasoning)
         if turn.calls:
-            made["calls"] = [self._call(call) for call in turn.calls]
+            record["calls"] = [self._call(call) for call in turn.calls]
         if turn.place is not None:
-            made["place"] = turn.place
-        return made
+            record["place"] = turn.place
+        return record
 
     def _parts(self, content: Any) -> list[Any]:
-        """Texts and images in their order: the number of a text, or {"image": number}."""
+        """Return texts and images in order: the number of a text, or {"image": number}."""
         blocks = list(content) if isinstance(content, (list, tuple)) else [] if content is None else [content]
         parts: list[Any] = []
         text: list[str] = []
@@ -92,35 +92,35 @@ class Records:
         return [*parts, self._texts.add("\n".join(text))] if any(text) else parts
 
     def _call(self, call: ToolCall) -> dict[str, Any]:
-        made: dict[str, Any] = {"name": one_line(call.name, 120), "status": status_of(call)}
+        record: dict[str, Any] = {"name": one_line(call.name, 120), "status": status_of(call)}
         arguments = arguments_of(call)
         if arguments is not None:
-            made["arguments"] = self._texts.add(_written(arguments))
+            record["arguments"] = self._texts.add(_arguments_text(arguments))
         if result := self._parts(call.result):
-            made["result"] = result
+            record["result"] = result
         if call.error is not None:
-            made["error"] = self._texts.add(call.error)
+            record["error"] = self._texts.add(call.error)
         if finite(call.seconds) is not None:
-            made["seconds"] = finite(call.seconds)
-        return made
+            record["seconds"] = finite(call.seconds)
+        return record
 
     def _panel(self, panel: Panel) -> dict[str, Any]:
-        made: dict[str, Any] = {"title": one_line(panel.title, 120)}
+        record: dict[str, Any] = {"title": one_line(panel.title, 120)}
         if panel.text:
-            made["text"] = self._texts.add(panel.text)
+            record["text"] = self._texts.add(panel.text)
         if panel.table:
-            made["table"] = [[value_of(cell, self._texts) for cell in row] for row in panel.table]
+            record["table"] = [[value_of(cell, self._texts) for cell in row] for row in panel.table]
         if panel.image is not None:
-            made["image"] = self._pictures.add(panel.image)
+            record["image"] = self._pictures.add(panel.image)
         if panel.turn is not None:
-            made |= {"turn": panel.turn, "replaces": panel.replaces}
-        return made
+            record |= {"turn": panel.turn, "replaces": panel.replaces}
+        return record
 
 
 def _exact(prompt: Any) -> str:
     try:
         return repr(prompt)
-    except Exception:  # nested too deeply, or an object that has no repr
+    except Exception:  # nested too deeply, or an object whose repr raises
         return compact(prompt)
 
 
@@ -132,8 +132,8 @@ def _image_parts(turn: Mapping[str, Any]) -> list[int]:
     return [part["image"] for part in parts if isinstance(part, dict)]
 
 
-def _written(arguments: Any) -> str:
-    """Arguments as lines of `name = value`; JSON if they have no names."""
+def _arguments_text(arguments: Any) -> str:
+    """Return arguments as lines of `name = value`; as JSON if they have no names."""
     if isinstance(arguments, Mapping) and arguments:
         return "\n".join(f"{key} = {_value(value)}" for key, value in arguments.items())
     return "" if arguments == {} else compact(arguments)

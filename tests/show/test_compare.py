@@ -13,7 +13,7 @@ from rollout_plugins import Panel, hookimpl
 from rollout_plugins.errors import SetupError
 from rollout_plugins.reading.panels import PANELS, Panels
 from rollout_plugins.show import compare
-from rollout_plugins.show.compare import parting, shared, words
+from rollout_plugins.show.compare import count_shared_turns, first_difference, text_changes
 from rollout_plugins.show.conversation import conversation
 from rollout_plugins.testing import hostile_rollouts, make_rollout, make_run
 
@@ -22,26 +22,26 @@ def views(*completions, prompt="a question"):
     return [conversation(make_rollout(prompt=prompt, completion=one)) for one in completions]
 
 
-def test_what_is_shared_ends_before_the_models_first_words():
-    assert shared(views("yes", "yes")) == 1
-    assert shared(views("yes", "no")) == 1
-    assert shared([*views("yes", prompt="one"), *views("yes", prompt="another")]) == 0
+def test_shared_turns_end_before_the_model_writes():
+    assert count_shared_turns(views("yes", "yes")) == 1
+    assert count_shared_turns(views("yes", "no")) == 1
+    assert count_shared_turns([*views("yes", prompt="one"), *views("yes", prompt="another")]) == 0
 
 
 def test_conversations_part_at_the_first_turn_that_differs():
     one, same, other = views("yes", "yes", "no")
-    assert parting(one, same) is None
-    assert parting(one, other) == 1
+    assert first_difference(one, same) is None
+    assert first_difference(one, other) == 1
     longer = conversation(make_rollout(prompt="a question", completion=[{"role": "assistant", "content": "yes"}] * 2))
-    assert parting(one, longer) == 2
+    assert first_difference(one, longer) == 2
 
 
 def test_how_long_a_tool_took_is_not_a_difference():
     one, other = (make_rollout(), make_rollout())
     slow = replace(other, tool_calls=tuple(replace(call, seconds=9.0) for call in other.tool_calls))
     wrong = replace(other, tool_calls=tuple(replace(call, result="43") for call in other.tool_calls))
-    assert parting(conversation(one), conversation(slow)) is None
-    assert parting(conversation(one), conversation(wrong)) == 1
+    assert first_difference(conversation(one), conversation(slow)) is None
+    assert first_difference(conversation(one), conversation(wrong)) == 1
 
 
 def test_places_are_those_of_the_completion():
@@ -51,18 +51,18 @@ def test_places_are_those_of_the_completion():
 
 
 def test_words_that_changed():
-    assert words("the cat sat down", "the dog sat down") == [
+    assert text_changes("the cat sat down", "the dog sat down") == [
         ("same", "the"), ("removed", " cat"), ("added", " dog"), ("same", " sat down"),
     ]  # fmt: skip
-    assert words("", "new") == [("added", "new")]
-    assert words("same", "same") == [("same", "same")]
-    assert words("", "") == []
+    assert text_changes("", "new") == [("added", "new")]
+    assert text_changes("same", "same") == [("same", "same")]
+    assert text_changes("", "") == []
 
 
 @thorough
 @given(st.text(alphabet="ab \n\t", max_size=60), st.text(alphabet="ab \n\t", max_size=60))
 def test_the_difference_holds_both_texts_whole(before, after):
-    changes = words(before, after)
+    changes = text_changes(before, after)
     assert "".join(text for kind, text in changes if kind != "added") == before
     assert "".join(text for kind, text in changes if kind != "removed") == after
 
@@ -72,14 +72,14 @@ def test_long_texts_that_have_nothing_in_common_are_not_compared_word_by_word(mo
     monkeypatch.setattr(compare, "_changes", lambda *pieces: compared.extend(map(len, pieces)) or changes(*pieces))
     before = " ".join(f"w{i % 7}" for i in range(200_000))
     after = " ".join(f"w{i % 5}" for i in range(200_000))
-    assert words(before, after) == [("removed", before), ("added", after)]
+    assert text_changes(before, after) == [("removed", before), ("added", after)]
     assert max(compared) <= 2000
 
 
 def test_a_change_deep_in_a_long_text_is_still_found():
     lines = [f"line {i}\n" for i in range(50_000)]
     changed = [*lines[:25_000], "another\n", *lines[25_001:]]
-    assert [kind for kind, _ in words("".join(lines), "".join(changed))] == ["same", "removed", "added", "same"]
+    assert [kind for kind, _ in text_changes("".join(lines), "".join(changed))] == ["same", "removed", "added", "same"]
 
 
 class Shows:

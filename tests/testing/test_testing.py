@@ -328,7 +328,7 @@ class Forgets(Remembers):
 
 
 def test_a_plugin_that_remembers_the_run_before_is_told_so():
-    with pytest.raises(AssertionError, match="other skipped than in the run before"):
+    with pytest.raises(AssertionError, match="other skipped than in the first run"):
         run_again([Remembers()], [make_rollout()])
     result = run_again([Forgets()], [make_rollout()])
     assert len(result.selected) == 1

@@ -30,7 +30,7 @@ def test_escape_takes_the_filter_away_first_and_never_leaves(run):
         await eye.press("escape")
         await eye.sees("spread")
         await eye.press("escape", "escape")
-        await eye.sees("q leaves", "spread")
+        await eye.sees("press q to leave", "spread")
         assert eye.app.is_running
         await eye.press("q")
         await eye.until(lambda: not eye.app.is_running)

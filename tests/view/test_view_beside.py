@@ -51,7 +51,7 @@ def test_equal_siblings_are_said_to_be_equal(tmp_path):
     async def scenario(eye):
         await eye.sees("2 rollouts", "1.0")
         await eye.press("b")
-        await eye.sees("equal to the best, word for word")
+        await eye.sees("equal to the best one")
 
     look(write(tmp_path, [one(1, i, completion=same) for i in range(2)]), scenario, filters={"step": 1})
 

@@ -158,6 +158,6 @@ def test_a_run_that_vanishes_is_said_and_what_was_read_stays(tmp_path):
     async def scenario(eye):
         await eye.sees("8 rollouts", "running")
         (tmp_path / "r1").rename(tmp_path / "away")
-        await eye.sees("is gone", "8 rollouts")
+        await eye.sees("does not exist any more", "8 rollouts")
 
     look(tmp_path / "r1", scenario, period=0.1, size=(120, 30))

@@ -61,7 +61,7 @@ def test_text_is_found_in_a_rollout(run):
         await eye.press("slash")
         await eye.type("nowhere")
         await eye.press("enter")
-        await eye.sees("not in this rollout", "nowhere")
+        await eye.sees("no match in this rollout", "nowhere")
         await eye.press("ctrl+u")
         await eye.type("DAY")
         await eye.press("enter")
@@ -139,7 +139,7 @@ def test_tokens_are_coloured_by_what_was_kept_of_them(tmp_path):
     async def without(eye):
         await eye.sees("Answer 1")
         await eye.press("T")
-        await eye.sees("no tokens are kept")
+        await eye.sees("recorded without tokens")
 
     look(path, without, rollout="r1.1.t1.0.1", size=(120, 30))
 

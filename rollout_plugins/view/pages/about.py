@@ -1,4 +1,4 @@
-"""About the run itself: what made it, what was dropped or left out, what cannot be read."""
+"""The screen about the run itself: its settings, what was lost or left out, what cannot be read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rollout_plugins.view.widgets.pager import Pager
 
 
 class AboutPage(Page):
-    """About the run."""
+    """The screen about the run."""
 
     def body(self) -> Iterable[Widget]:
         yield Pager()
@@ -75,7 +75,7 @@ def _attempt(attempt: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     yield "rank", attempt.get("rank")
     yield "from step", attempt.get("resumed_from")
     yield "started", local_time(started)
-    yield "ended", local_time(ended) or "not yet, or it was killed"
+    yield "ended", local_time(ended) or "not ended, or killed"
     if isinstance(started, (int, float)) and isinstance(ended, (int, float)):
         yield "took", duration(ended - started)
     rollouts = attempt.get("rollouts")

@@ -1,4 +1,4 @@
-"""The answers to one prompt side by side: always the best one, the others beside it, and where they part from it."""
+"""The answers to one prompt side by side: always the best one, others next to it, and where they diverge from it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ from rollout_plugins.content.numbers import finite
 from rollout_plugins.reading.lazy_rollouts import Rollouts
 from rollout_plugins.show.blocks import Block
 from rollout_plugins.show.chart import sparkline
-from rollout_plugins.show.compare import alike, parting, shared, times, variety, words
+from rollout_plugins.show.compare import (
+    count_shared_turns,
+    describe_variety,
+    first_difference,
+    format_times,
+    group_equal,
+    text_changes,
+)
 from rollout_plugins.show.conversation import Conversation, conversation
 from rollout_plugins.show.rollout_blocks import turn_blocks
 from rollout_plugins.show.text import number, one_line, rank, signed, tone
@@ -21,132 +28,138 @@ from rollout_plugins.system.labels import count
 from rollout_plugins.view.pages.side_by_side import BesidePage, Side, ruler
 
 _OWN = "bold black on yellow"
-_MOST = 24
-#: Of a larger group not all are read at once, and so not compared.
-_READ = 64
+_MAX_REWARDS = 24
+# A larger group is not read at once, so its answers are not compared.
+_MAX_COMPARED = 64
 
 
 @dataclass(frozen=True, slots=True)
 class _Sibling:
     place: int
-    """Where it is among those found."""
+    """Its index in the query's result."""
     index: Any
     reward: Any
     copies: int = 1
-    """How many there are that say the same and got the same reward."""
+    """How many rollouts are equal to it, with the same reward."""
 
 
 class GroupPage(BesidePage):
-    """Siblings, best first."""
+    """The siblings of a rollout, best first."""
 
     def __init__(self, rollout: Rollout) -> None:
         super().__init__()
         self._of = rollout
-        self._found: Rollouts | None = None
+        self._rollouts: Rollouts | None = None
         self._siblings: list[_Sibling] = []
-        self._chosen = 0
-        self._read_ones: dict[int, Rollout] = {}
+        self._selected = 0
+        self._read_rollouts: dict[int, Rollout] = {}
 
     def on_mount(self) -> None:
         self.title_is(Text("looking for its siblings …"))
         self.job(self._find, self._arrived, group="group")
 
     def _find(self) -> tuple[Rollouts, list[_Sibling]]:
-        found = self.viewer.stored.siblings(self._of)
-        rows = found.rows(["index", "reward"])
+        siblings_in_store = self.viewer.stored.siblings(self._of)
+        rows = siblings_in_store.rows(["index", "reward"])
         siblings = [_Sibling(place, row["index"], row["reward"]) for place, row in enumerate(rows) if row]
-        if len(siblings) <= _READ:
-            siblings = self._different(found, siblings)
-        return found, sorted(siblings, key=lambda sibling: rank(sibling.reward), reverse=True)
+        if len(siblings) <= _MAX_COMPARED:
+            siblings = self._different(siblings_in_store, siblings)
+        return siblings_in_store, sorted(siblings, key=lambda sibling: rank(sibling.reward), reverse=True)
 
-    def _different(self, found: Rollouts, siblings: Sequence[_Sibling]) -> list[_Sibling]:
-        """One of each kind, with how many there are."""
-        self._read_ones = dict(found.numbered())
-        known = [one for one in siblings if one.place in self._read_ones]
-        same = alike([conversation(self._read_ones[one.place]) for one in known])
-        lost = [one for one in siblings if one.place not in self._read_ones]
-        return [replace(known[places[0]], copies=len(places)) for places in same] + lost
+    def _different(self, rollouts: Rollouts, siblings: Sequence[_Sibling]) -> list[_Sibling]:
+        """Return one sibling of each distinct answer, with the number of its copies."""
+        self._read_rollouts = dict(rollouts.numbered())
+        readable = [sibling for sibling in siblings if sibling.place in self._read_rollouts]
+        same = group_equal([conversation(self._read_rollouts[sibling.place]) for sibling in readable])
+        unreadable = [sibling for sibling in siblings if sibling.place not in self._read_rollouts]
+        return [replace(readable[places[0]], copies=len(places)) for places in same] + unreadable
 
     def _arrived(self, answer: tuple[Rollouts, list[_Sibling]]) -> None:
-        self._found, self._siblings = answer
-        known = [place for place, one in enumerate(self._siblings) if finite(one.reward) is not None]
-        self._chosen = known[-1] if known else len(self._siblings) - 1
+        self._rollouts, self._siblings = answer
+        with_reward = [place for place, one in enumerate(self._siblings) if finite(one.reward) is not None]
+        self._selected = with_reward[-1] if with_reward else len(self._siblings) - 1
         self.fill()
 
     def fill(self) -> None:
-        if self._found is None or not self._siblings:
+        if self._rollouts is None or not self._siblings:
             return
-        shown = _window(len(self._siblings), self._chosen, self.room)
-        found, read = self._found, self._read_ones
+        shown = _window(len(self._siblings), self._selected, self.room)
+        rollouts, read = self._rollouts, self._read_rollouts
 
         def load() -> dict[int, Rollout]:
-            """The best one, whether there is room for it or not, and those that are shown."""
-            places = {one: self._siblings[one].place for one in sorted({0, *shown})}
+            """Read the best one, even if it does not fit, and those that are shown."""
+            places = {index: self._siblings[index].place for index in sorted({0, *shown})}
             for place in places.values():
-                rollout = read.get(place) or next(iter(found.page(place, 1)), None)
+                rollout = read.get(place) or next(iter(rollouts.page(place, 1)), None)
                 if rollout is not None:
                     read[place] = rollout
-            return {one: read[place] for one, place in places.items() if place in read}
+            return {index: read[place] for index, place in places.items() if place in read}
 
-        self.job(load, lambda rollouts: self._show(shown, rollouts), group="siblings")
+        self.job(load, lambda loaded: self._show(shown, loaded), group="siblings")
 
     def _show(self, shown: Sequence[int], rollouts: Mapping[int, Rollout]) -> None:
         if len(rollouts) < len({0, *shown}):
-            self.say("a rollout of this group cannot be read; `i` says why", wrong=True)
+            self.say("a rollout of this group cannot be read; press i to see why", wrong=True)
         if not rollouts:
             return
         folder = self.viewer.stored.dir
-        views = {one: conversation(rollout) for one, rollout in rollouts.items()}
-        common = shared(list(views.values()))
-        blocks = {one: list(turn_blocks(view, folder=folder, start=common)) for one, view in views.items()}
+        views = {index: conversation(rollout) for index, rollout in rollouts.items()}
+        common = count_shared_turns(list(views.values()))
+        blocks = {index: list(turn_blocks(view, folder=folder, start=common)) for index, view in views.items()}
         best, *others = views
-        beside = self._chosen if self._chosen in others else others[-1] if others else None
-        for one in others:
-            _mark_parting(views[best], views[one], blocks[best] if one == beside else None, blocks[one])
-        places = [one for one in shown if one in views]
-        self.at = places.index(self._chosen) if self._chosen in places else 0
+        beside = self._selected if self._selected in others else others[-1] if others else None
+        for index in others:
+            _mark_parting(views[best], views[index], blocks[best] if index == beside else None, blocks[index])
+        places = [index for index in shown if index in views]
+        self.at = places.index(self._selected) if self._selected in places else 0
         self.above = [self._ruler(), *_common(list(turn_blocks(views[best], folder=folder)), common)]
-        self.sides = [Side(rollouts[one], _head(views[one], self._siblings[one]), blocks[one]) for one in places]
+        self.sides = [
+            Side(rollouts[index], _head(views[index], self._siblings[index]), blocks[index]) for index in places
+        ]
         self._title()
         self.draw(keep=True)
 
     def _title(self) -> None:
         rewards = [one.reward for one in self._siblings for _ in range(one.copies)]
-        answers = filter(None, [count(len(rewards), "answer"), variety(len(self._siblings), len(rewards))])
+        answers = filter(None, [count(len(rewards), "answer"), describe_variety(len(self._siblings), len(rewards))])
         name = f"step {number(self._of.step)}  group {number(self._of.group)}  {', '.join(answers)}"
         ends = f"{number(rewards[0])} … {number(rewards[-1])}"
         self.title_is(
             Text(name, style="bold"),
-            Text.assemble(("rewards ", "dim"), (sparkline(rewards[:_MOST]), "green"), f" {ends}"),
+            Text.assemble(("rewards ", "dim"), (sparkline(rewards[:_MAX_REWARDS]), "green"), f" {ends}"),
         )
 
     def _ruler(self) -> Block:
-        """All siblings by reward, with the one that is chosen."""
+        """Return a block with all siblings by reward, and the selected one highlighted."""
         return ruler(
-            [f"{number(one.reward)} {times(one.copies)}".rstrip() for one in self._siblings], self._chosen, marked={0}
+            [f"{number(one.reward)} {format_times(one.copies)}".rstrip() for one in self._siblings],
+            self._selected,
+            marked={0},
         )
 
     def action_choose(self, columns: int) -> None:
-        wanted = max(0, min(self._chosen + columns, len(self._siblings) - 1))
-        if wanted != self._chosen:
-            self._chosen = wanted
+        index = max(0, min(self._selected + columns, len(self._siblings) - 1))
+        if index != self._selected:
+            self._selected = index
             self.fill()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         return action != "siblings"
 
 
-def _window(count: int, chosen: int, room: int) -> list[int]:
-    """The best one, and as many others as there is room for, the chosen one among them."""
+def _window(count: int, selected: int, room: int) -> list[int]:
+    """Return the best one, and as many others as fit, including the selected one."""
     room = min(room, count)
     if room < 2:
-        return [chosen]
-    last = max(chosen, room - 1)
+        return [selected]
+    last = max(selected, room - 1)
     return [0, *range(last - room + 2, last + 1)]
 
 
 def _head(view: Conversation, sibling: _Sibling) -> Text:
-    head = Text.assemble((f"#{number(view.index)} {times(sibling.copies)}".rstrip() + " ", "bold"), ("reward ", "dim"))
+    head = Text.assemble(
+        (f"#{number(view.index)} {format_times(sibling.copies)}".rstrip() + " ", "bold"), ("reward ", "dim")
+    )
     head.append(number(view.reward), "bold")
     if view.advantage is not None:
         head.append(" adv ", "dim").append(signed(view.advantage), tone(view.advantage))
@@ -156,25 +169,25 @@ def _head(view: Conversation, sibling: _Sibling) -> Text:
 
 
 def _common(blocks: Sequence[Block], turns: int) -> Iterator[Block]:
-    """The turns that all begin with, as one block to unfold."""
+    """Yield the turns that all share, as one block to unfold."""
     same = [block for block in blocks if block.turn < turns and block.spans]
     if same:
         spans = [span for block in same for span in ((f"{block.label}: ", "bold"), *block.spans, ("\n", ""))]
         last = same[-1].text
-        said = f"{count(turns, 'message')} in common, to “{one_line(last, 200)}”"
-        yield Block("system", spans, label="prompt", turn=-2, least=1, short=said)
+        summary = f"{count(turns, 'message')} in common, to “{one_line(last, 200)}”"
+        yield Block("system", spans, label="prompt", turn=-2, least=1, short=summary)
 
 
 def _mark_parting(best: Conversation, other: Conversation, left: list[Block] | None, right: list[Block]) -> None:
-    """Show in both where they part: the turn, and in it the words that are not in the other."""
-    place = parting(best, other)
+    """Mark where two conversations diverge: the turn, and in it the words that the other one lacks."""
+    place = first_difference(best, other)
     if place is None:
-        right.insert(0, Block("parting", [("equal to the best, word for word", "yellow")]))
+        right.insert(0, Block("parting", [("equal to the best one", "yellow")]))
         return
     pairs = ([b for b in left or () if b.turn == place], [b for b in right if b.turn == place])
     for one, two in zip(*pairs, strict=False):
         if one.kind == two.kind and one.spans and two.spans and one.text != two.text:
-            changes = words(one.text, two.text)
+            changes = text_changes(one.text, two.text)
             one.spans = [(text, _OWN if kind == "removed" else "") for kind, text in changes if kind != "added"]
             two.spans = [(text, _OWN if kind == "added" else "") for kind, text in changes if kind != "removed"]
     for blocks in filter(None, (left, right)):

@@ -1,4 +1,4 @@
-"""All keys of a screen, as the screen has them."""
+"""The help screen, with all keys of another screen."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rollout_plugins.view.widgets.pager import Pager
 
 
 class HelpPage(Page):
-    """The keys of the screen it was asked on."""
+    """Shows the keys of the screen on which it was opened."""
 
     def __init__(self, of: Page) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class HelpPage(Page):
         blocks: list[Block] = []
         for title, lines in parts:
             if lines:
-                spans = [span for keys, said in lines for span in ((f"{keys:<18}", "bold cyan"), (f"{said}\n", ""))]
+                spans = [span for keys, text in lines for span in ((f"{keys:<18}", "bold cyan"), (f"{text}\n", ""))]
                 blocks += [Block("head", [(title, "bold")], gap=bool(blocks)), Block("keys", spans)]
         self.query_one(Pager).show(blocks)
 
@@ -43,17 +43,17 @@ class HelpPage(Page):
         self.action_back()
 
     def _keys(self, node: DOMNode, beside: DOMNode | None = None) -> Sequence[tuple[str, str]]:
-        """Keys that do the same, together, in the order in which they were bound; not those that `beside` takes."""
+        """Return the keys of each action in the order of their bindings, without those that `beside` takes."""
         taken = {binding.key for binding in _bindings(beside) if binding.priority} if beside else set()
-        found: dict[tuple[str, str], list[str]] = {}
-        for binding in (one for one in _bindings(node) if one.key not in taken):
+        keys_by_action: dict[tuple[str, str], list[str]] = {}
+        for binding in (binding for binding in _bindings(node) if binding.key not in taken):
             inherited = hasattr(Widget, f"action_{binding.action}") or binding.action.startswith("screen.")
             if binding.description and not inherited and binding not in Screen.BINDINGS:
-                found.setdefault((binding.action, binding.description), []).append(self._key(binding))
-        return [(" ".join(dict.fromkeys(keys)), said) for (_, said), keys in found.items()]
+                keys_by_action.setdefault((binding.action, binding.description), []).append(self._key(binding))
+        return [(" ".join(dict.fromkeys(keys)), description) for (_, description), keys in keys_by_action.items()]
 
     def _key(self, binding: Binding) -> str:
-        """The key itself: `key_display` names one key of several."""
+        """Return the key itself, because `key_display` names only one of several keys."""
         return self.app.get_key_display(replace(binding, key_display=None))
 
 

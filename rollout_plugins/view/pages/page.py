@@ -1,4 +1,4 @@
-"""What all screens share: a title, a footer, a line to type on, and work on other threads."""
+"""The base of all screens: a title, a footer, an input line, and work on other threads."""
 
 from __future__ import annotations
 
@@ -24,15 +24,17 @@ T = TypeVar("T")
 
 
 class Viewer(Protocol):
-    """What a screen may ask of the app; the app alone knows all screens, so that they need not know each other."""
+    """The parts of the app that screens use. Only the app knows all screens, so that screens need not
+    know each other.
+    """
 
     stored: StoredRun
     stats: list[dict[str, Any]]
-    """The numbers of the run's steps, as far as they are read."""
+    """The figures of the run's steps, as far as they are read."""
     panels: Callable[[Rollout, Run], Sequence[Panel]]
-    """What plugins show of a rollout; called on a worker's thread."""
+    """Returns the panels of plugins for a rollout; called on a worker thread."""
     findings: list[Finding]
-    """What checks found, as far as it is known: the most severe first."""
+    """The findings of checks, as far as they are read, the most severe first."""
 
     def read_stats(self) -> list[dict[str, Any]]: ...
     def read_findings(self) -> list[Finding]: ...
@@ -51,7 +53,7 @@ class Page(Screen[None]):
 
     TITLE = ""
     NOTES: ClassVar[Sequence[tuple[str, str]]] = ()
-    """What its columns mean, for the help."""
+    """The meanings of its columns, for the help."""
     AUTO_FOCUS = "Grid, Pager"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q,backspace", "back", "Back", key_display="q"),
@@ -71,18 +73,18 @@ class Page(Screen[None]):
         yield Footer(show_command_palette=False)
 
     def body(self) -> Iterable[Widget]:
-        """What is between the title and the footer."""
+        """Return the widgets between the title and the footer."""
         return ()
 
     def renew(self) -> None:
-        """The run has grown."""
+        """Update the screen after the run has grown."""
 
     @property
     def ask(self) -> Ask:
         return self.query_one(Ask)
 
     def title_is(self, left: Text, right: Text | str = "") -> None:
-        """Set the first line: where we are, and at its right end the state of things."""
+        """Set the first line: the name of the screen, and at its right end the state."""
         end = right if isinstance(right, Text) else Text(right, style="dim")
         room = max(self.app.size.width - 2 - end.cell_len, 10)
         left.truncate(room, overflow="ellipsis", pad=True)
@@ -97,35 +99,35 @@ class Page(Screen[None]):
         failed: Callable[[Exception], None] | None = None,
         exclusive: bool = True,
     ) -> None:
-        """Do `work` on a thread, then call `done` on the screen's thread.
+        """Do `work` on a worker thread, then call `done` on the screen's thread.
 
-        Cancels earlier work of the same group, whose answer nobody needs any more, unless `exclusive` is False.
+        Unless `exclusive` is False, cancel earlier work of the same group, whose result is obsolete.
         """
 
         def run() -> None:
             worker = get_current_worker()
             try:
-                answer = partial(done, work())
+                callback = partial(done, work())
             except Exception as error:
-                answer = partial(failed or self.failed, error)
-            self.tell(worker, answer)
+                callback = partial(failed or self.failed, error)
+            self.call_on_screen(worker, callback)
 
         self.run_worker(run, thread=True, group=group, exclusive=exclusive, exit_on_error=False)
 
-    def tell(self, worker: Worker[Any], answer: Callable[[], None]) -> None:
-        """From a worker's thread: call `answer` on the screen's thread, unless the work was cancelled."""
+    def call_on_screen(self, worker: Worker[Any], callback: Callable[[], None]) -> None:
+        """Call `callback` on the screen's thread, unless the work was cancelled."""
 
-        def told() -> None:
+        def call() -> None:
             if not worker.is_cancelled:
                 try:
-                    answer()
-                except Exception as error:  # one strange rollout must not end the viewer
+                    callback()
+                except Exception as error:  # one unexpected rollout must not end the viewer
                     self.failed(error)
 
-        self.call_later(told)
+        self.call_later(call)
 
     def failed(self, error: Exception) -> None:
-        """Say what went wrong."""
+        """Report an error."""
         explains_itself = isinstance(error, (RolloutPluginsError, OSError)) and str(error)
         self.say(str(error) if explains_itself else f"{type(error).__name__}: {error}", wrong=True)
 
@@ -139,11 +141,11 @@ class Page(Screen[None]):
             self.app.exit()
 
     def action_escape(self) -> None:
-        """Back to where there is something to go back to; only `q` leaves."""
+        """Go back if there is another screen; only `q` leaves the viewer."""
         if len(self.app.screen_stack) > 2:
             self.action_back()
         else:
-            self.say("q leaves")
+            self.say("press q to leave")
 
     def action_help(self) -> None:
         self.viewer.show_help(self)

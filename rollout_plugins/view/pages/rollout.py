@@ -1,4 +1,4 @@
-"""One rollout: its facts and its turns."""
+"""The screen of one rollout, with its facts and its turns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rollout_plugins.view.widgets.pager import Pager
 
 
 class RolloutPage(RolloutActions):
-    """A rollout of a list; the next one is a key away."""
+    """A rollout of a list; a key shows the next one."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("l,right", "go(1)", "Next rollout", key_display="l"),
@@ -44,20 +44,20 @@ class RolloutPage(RolloutActions):
     def __init__(
         self, found: Rollouts | None, place: int, *, find: str = "", moved: Callable[[int], None] | None = None
     ) -> None:
-        """`find`: a text to go to. `moved`: told where in the list we went."""
+        """Create the screen. `find`: a text to search for. `moved`: called with the new place in the list."""
         super().__init__()
-        self._found, self._place = found, place
+        self._rollouts, self._place = found, place
         self._text, self._moved = find, moved
-        self._wanted = ""
+        self._rollout_id = ""
         self._rollout: Rollout | None = None
         self._colouring = ""
         """How the tokens are coloured; empty shows the turns."""
 
     @classmethod
     def of(cls, rollout_id: str) -> RolloutPage:
-        """A rollout by its id."""
+        """Create the screen of a rollout by its id."""
         page = cls(None, 0)
-        page._wanted = rollout_id
+        page._rollout_id = rollout_id
         return page
 
     def body(self) -> Iterable[Widget]:
@@ -82,35 +82,35 @@ class RolloutPage(RolloutActions):
         self.job(read, lambda answer: self._show(*answer), group="rollout")
 
     def _load(self, place: int) -> Rollout | None:
-        if self._found is None:
-            return self.viewer.stored.get(self._wanted)
-        return next(self._found.page(place, 1).read(tokens=True), None)
+        if self._rollouts is None:
+            return self.viewer.stored.get(self._rollout_id)
+        return next(self._rollouts.page(place, 1).read(tokens=True), None)
 
     def _show(self, rollout: Rollout | None, blocks: Sequence[Block]) -> None:
         self._rollout = rollout
         pager = self.query_one(Pager)
         if rollout is None:
-            self.say("this rollout cannot be read; `i` says why", wrong=True)
+            self.say("this rollout cannot be read; press i to see why", wrong=True)
         else:
             self._title()
         pager.show(blocks)
         if self._text:
             pager.find(self._text)
 
-    def _title(self, said: str = "") -> None:
-        place = "" if self._found is None else f" {self._place + 1:,} of {len(self._found):,}"
-        self.title_is(Text(f"rollout{place}", style="bold"), said)
+    def _title(self, state: str = "") -> None:
+        place = "" if self._rollouts is None else f" {self._place + 1:,} of {len(self._rollouts):,}"
+        self.title_is(Text(f"rollout{place}", style="bold"), state)
 
     def current(self) -> Rollout | None:
         return self._rollout
 
     def action_go(self, places: int) -> None:
-        count = 0 if self._found is None else len(self._found)
-        wanted = max(0, min(self._place + places, count - 1))
-        if count and wanted != self._place:
-            self._place = wanted
+        count = 0 if self._rollouts is None else len(self._rollouts)
+        target = max(0, min(self._place + places, count - 1))
+        if count and target != self._place:
+            self._place = target
             if self._moved is not None:
-                self._moved(wanted)
+                self._moved(target)
             self._read()
 
     def action_fold_kind(self, *kinds: str) -> None:
@@ -125,15 +125,15 @@ class RolloutPage(RolloutActions):
         self._text = text
         count = self.query_one(Pager).find(text)
         if text and not count:
-            self.ask.refuse("not in this rollout")
+            self.ask.refuse("no match in this rollout")
             return
         self.ask.close()
-        self._tell_place(0)
+        self._show_match(0)
 
     def action_find_next(self, step: int) -> None:
-        self._tell_place(step)
+        self._show_match(step)
 
-    def _tell_place(self, step: int) -> None:
+    def _show_match(self, step: int) -> None:
         pager = self.query_one(Pager)
         if not self._text or self._rollout is None:
             return
@@ -141,16 +141,16 @@ class RolloutPage(RolloutActions):
         self._title(f"{place} of {count} with “{one_line(self._text, 40)}”")
 
     def action_tokens(self) -> None:
-        """The tokens in the next colouring, and after the last one the turns again."""
-        ways = ["", *colourings(None if self._rollout is None else self._rollout.tokens)]
-        if len(ways) == 1:
-            self.say("no tokens are kept of this rollout; RolloutPluginCallback(tokens=True) keeps them")
-        at = ways.index(self._colouring) if self._colouring in ways else 0
-        self._colouring = ways[(at + 1) % len(ways)]
+        """Show the tokens in the next colouring, and after the last one the turns again."""
+        colourings_and_turns = ["", *colourings(None if self._rollout is None else self._rollout.tokens)]
+        if len(colourings_and_turns) == 1:
+            self.say("this rollout was recorded without tokens; use RolloutPluginCallback(tokens=True)")
+        position = colourings_and_turns.index(self._colouring) if self._colouring in colourings_and_turns else 0
+        self._colouring = colourings_and_turns[(position + 1) % len(colourings_and_turns)]
         self._read()
 
     def action_copy(self) -> None:
-        """The message under the line, as it is shown, unfolded."""
+        """Copy the message at the cursor, unfolded."""
         pager = self.query_one(Pager)
         if pager.block is not None:
             block = pager.block
@@ -161,19 +161,19 @@ class RolloutPage(RolloutActions):
             )
 
     def action_open_image(self) -> None:
-        """The image at the line, or the next one below it, in whatever shows images on this machine."""
+        """Open the image at the cursor, or the next one, in the system's image viewer."""
         pager = self.query_one(Pager)
         here = pager.rows[pager.cursor].block if pager.rows else 0
         images = [block.image for block in (*pager.blocks[here:], *pager.blocks[:here]) if block.image is not None]
-        file = next((found for image in images if (found := file_of(image, self.viewer.stored.dir))), None)
+        file = next((path for image in images if (path := file_of(image, self.viewer.stored.dir))), None)
         if file is None:
             self.say("no image of this rollout has its pixels in the run's folder", wrong=True)
         else:
-            self.say(f"opening {file}" if _opened(file) else f"nothing here opens images; the file is {file}")
+            self.say(f"opening {file}" if _open_file(file) else f"no program to open images; the file is {file}")
 
 
 def blocks_of(rollout: Rollout, viewer: Viewer, width: int) -> Sequence[Block]:
-    """Everything about a rollout, laid out once for this width; on a worker's thread."""
+    """Return the blocks of a rollout, laid out for this width; on a worker thread."""
     run = viewer.stored
     panels = viewer.panels(rollout, run.info)
     producers = list(run.annotations)
@@ -184,7 +184,7 @@ def blocks_of(rollout: Rollout, viewer: Viewer, width: int) -> Sequence[Block]:
     return blocks
 
 
-def _opened(file: Path) -> bool:
+def _open_file(file: Path) -> bool:
     opener = {"darwin": "open", "win32": "explorer"}.get(sys.platform, "xdg-open")
     command = shutil.which(opener)
     if command is None:

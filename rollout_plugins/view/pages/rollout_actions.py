@@ -1,4 +1,4 @@
-"""What can be done with one rollout, wherever it is shown: its siblings, its prompt over time, copies and files."""
+"""Actions on one rollout, on every screen that shows one: siblings, its prompt over time, copies and files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from textual.binding import Binding, BindingType
 from rollout_plugins.view.pages.page import Page
 from rollout_plugins.view.saving import as_markdown, save
 
-#: Every terminal accepts this many characters for the clipboard.
+# Every terminal accepts this many characters for the clipboard.
 _CLIPBOARD = 74_000
 
 FOLDS: list[BindingType] = [
@@ -43,16 +43,16 @@ class RolloutActions(Page):
 
     @abstractmethod
     def current(self) -> Rollout | None:
-        """The rollout under the cursor; on a worker's thread."""
+        """Return the rollout under the cursor; on a worker thread."""
 
     def with_rollout(self, act: Callable[[Rollout], None]) -> None:
-        """Do something with the rollout under the cursor, once it is read."""
+        """Call `act` with the rollout under the cursor, once it is read."""
 
-        def acted(rollout: Rollout | None) -> None:
+        def run(rollout: Rollout | None) -> None:
             if rollout is not None:
                 act(rollout)
 
-        self.job(self.current, acted, group="current")
+        self.job(self.current, run, group="current")
 
     def action_siblings(self) -> None:
         self.with_rollout(self.viewer.show_siblings)
@@ -64,9 +64,9 @@ class RolloutActions(Page):
         self.with_rollout(lambda rollout: self.copy(as_markdown(rollout), "the rollout"))
 
     def copy(self, text: str, what: str) -> None:
-        """Into the clipboard of the terminal, which may be on another machine (OSC 52)."""
+        """Copy text to the clipboard of the terminal, which may be on another machine (OSC 52)."""
         self.app.copy_to_clipboard(text)
-        long = "; that is more than some terminals take, `e` writes a file" if len(text) > _CLIPBOARD else ""
+        long = "; some terminals accept less, `e` writes a file" if len(text) > _CLIPBOARD else ""
         self.say(f"copied {what}, {len(text):,} characters{long}")
 
     def action_export(self) -> None:
@@ -76,15 +76,15 @@ class RolloutActions(Page):
         self._export(markdown=True)
 
     def _export(self, *, markdown: bool) -> None:
-        def written() -> Path | None:
+        def write() -> Path | None:
             rollout = self.current()
             if rollout is None:
                 return None
-            whole = rollout if markdown else self.viewer.stored.get(rollout.id)  # with its tokens
-            return save(whole, Path.cwd(), markdown=markdown)
+            complete = rollout if markdown else self.viewer.stored.get(rollout.id)  # with its tokens
+            return save(complete, Path.cwd(), markdown=markdown)
 
-        def tell(path: Path | None) -> None:
+        def report(path: Path | None) -> None:
             if path is not None:
                 self.say(f"wrote {path}")
 
-        self.job(written, tell, group="export", exclusive=False)
+        self.job(write, report, group="export", exclusive=False)

@@ -1,4 +1,4 @@
-"""Rollouts of a step or of the whole run, to sort, filter and search; on a wide screen one of them beside the list."""
+"""A list of rollouts of a step or a run, to sort, filter and search; on a wide screen with one of them next to it."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from rollout_plugins.view.widgets.grid import Grid
 from rollout_plugins.view.widgets.pager import Pager
 
 _WIDE, _BESIDE = 110, 60
-_PIECE = 100_000
-"""Rollouts that are searched at once; after each there is progress to show and a moment to stop."""
+_SEARCH_SIZE = 100_000
+"""How many rollouts are searched at once; after each part, progress is shown and the search can be stopped."""
 
 
 class _List(NamedTuple):
-    """What a question to the run gave."""
+    """The result of a query."""
 
-    found: Rollouts
+    rollouts: Rollouts
     names: list[str]
     """All columns of the run."""
-    same: set[str]
-    """Columns that would say the same in every row."""
+    constant: set[str]
+    """Columns that would have the same value in every row."""
     cursor: int | None
-    """Where the rollout is that the cursor was on."""
+    """The index of the rollout that the cursor was on."""
 
 
 class RolloutsPage(RolloutActions):
@@ -62,23 +62,23 @@ class RolloutsPage(RolloutActions):
     ]
 
     def __init__(self, filters: Mapping[str, Any], *, then: str = "") -> None:
-        """`then`: what to ask for at once, `filter` or `search`."""
+        """Create the screen; `then` opens the input line at once, for `filter` or `search`."""
         super().__init__()
-        self._asked = dict(filters)
-        self._where: str = self._asked.pop("where", None) or ""
-        self._text: str = self._asked.pop("search", None) or ""
-        self._given: str | None = self._asked.pop("order", None)
+        self._query_filters = dict(filters)
+        self._where: str = self._query_filters.pop("where", None) or ""
+        self._text: str = self._query_filters.pop("search", None) or ""
+        self._sql_order: str | None = self._query_filters.pop("order", None)
         """An order by several columns or in SQL, which no column heading can show."""
-        self._limit: int | None = self._asked.pop("limit", None)
+        self._limit: int | None = self._query_filters.pop("limit", None)
         self._then = then
-        self._found: Rollouts | None = None
+        self._rollouts: Rollouts | None = None
         self._hits: list[Rollouts] | None = None
         self._searching = False
         self._names: list[str] = []
         self._preview: bool | None = None
         self._soon: Timer | None = None
         self._beside: str | None = None
-        """The rollout that is shown beside the list."""
+        """The id of the rollout that is shown next to the list."""
 
     def body(self) -> Iterable[Widget]:
         with Horizontal():
@@ -87,16 +87,16 @@ class RolloutsPage(RolloutActions):
 
     def on_mount(self) -> None:
         self._choose_panes()
-        if self._given and re.fullmatch(r"-?[\w./]+", self._given):
-            self.query_one(Grid).order = (self._given.removeprefix("-"), self._given[0] == "-")
-            self._given = None
+        if self._sql_order and re.fullmatch(r"-?[\w./]+", self._sql_order):
+            self.query_one(Grid).order = (self._sql_order.removeprefix("-"), self._sql_order[0] == "-")
+            self._sql_order = None
         self._head("reading …")
         if self._text:
             self._search(self._text)
         else:
             self._read()
 
-    # What is in the list
+    # --- the list
 
     def _read(
         self,
@@ -107,27 +107,26 @@ class RolloutsPage(RolloutActions):
         start: bool = False,
         again: bool = False,
     ) -> None:
-        """Find the rollouts, with another filter if one is given, which is kept when the run understands it.
+        """Query the rollouts, with another filter if one is given, which is kept if the query succeeds.
 
-        The cursor stays on its rollout, unless `start` moves it to the top, and goes on by as many rows as it is moved
-        meanwhile. `again`: the list is the same as before, or longer, and its rows stay on the screen until they are
-        read again.
+        The cursor stays on its rollout, unless `start` moves it to the top, and keeps movements made meanwhile.
+        `again`: the list is the same or longer, and its rows stay on the screen until they are read again.
         """
         where = self._where if where is None else where
         text, hits = (self._text, self._hits) if text is None else (text, hits)
-        asked = {**self._asked, "where": where or None, "order": self._order()}
-        here = None if start else self._here()
+        filters = {**self._query_filters, "where": where or None, "order": self._order()}
+        previous = None if start else self._rollout_under_cursor()
         grid = self.query_one(Grid)
         before = grid.cursor
 
         def find() -> _List:
             run = self.viewer.stored
-            found = run.rollouts(**asked)
-            found = found if hits is None else found.among(hits)
-            found = found if self._limit is None else found.page(0, self._limit)
+            rollouts = run.rollouts(**filters)
+            rollouts = rollouts if hits is None else rollouts.among(hits)
+            rollouts = rollouts if self._limit is None else rollouts.page(0, self._limit)
             splits = len(run.values("split"))
-            same = {"split", "step"} if "step" in asked else {"split"} if splits < 2 else set()
-            return _List(found, run.columns, same, found.position(here) if here else None)
+            constant = {"split", "step"} if "step" in filters else {"split"} if splits < 2 else set()
+            return _List(rollouts, run.columns, constant, rollouts.position(previous) if previous else None)
 
         def arrived(listed: _List) -> None:
             self._where, self._text, self._hits = where, text, hits
@@ -139,7 +138,7 @@ class RolloutsPage(RolloutActions):
         self.job(find, arrived, group="find", failed=self._refused)
 
     def _refused(self, error: Exception) -> None:
-        """Show why; a filter that is being typed stays, so that it can be corrected."""
+        """Show the error; a filter that is being typed stays, so that it can be corrected."""
         if self.ask.is_open:
             self.ask.refuse(str(error))
         else:
@@ -150,10 +149,10 @@ class RolloutsPage(RolloutActions):
 
     def _arrived(self, listed: _List, cursor: int, *, again: bool) -> None:
         grid = self.query_one(Grid)
-        self._found, self._names = listed.found, listed.names
-        grid.empty = "no rollouts match" if self._where or self._text or self._asked else "no rollouts"
-        grid.set_columns(rollout_columns(listed.names, leave_out=listed.same))
-        grid.set_rows(len(listed.found), cursor, keep=again)
+        self._rollouts, self._names = listed.rollouts, listed.names
+        grid.empty = "no rollouts match" if self._where or self._text or self._query_filters else "no rollouts"
+        grid.set_columns(rollout_columns(listed.names, leave_out=listed.constant))
+        grid.set_rows(len(listed.rollouts), cursor, keep=again)
         self._head("")
         self._look()
         then, self._then = self._then, ""
@@ -164,22 +163,22 @@ class RolloutsPage(RolloutActions):
 
     def _order(self) -> str | None:
         order = self.query_one(Grid).order
-        return self._given if order is None else f"{'-' * order[1]}{order[0]}"
+        return self._sql_order if order is None else f"{'-' * order[1]}{order[0]}"
 
-    def _here(self) -> str | None:
+    def _rollout_under_cursor(self) -> str | None:
         grid = self.query_one(Grid)
         row = grid.row(grid.cursor)
         return str(row["id"]) if row else None
 
     def _head(self, state: str) -> None:
-        """Which rollouts these are."""
-        facts = [f"{name} {one_line(value, 40)}".removeprefix("split ") for name, value in self._asked.items()]
+        """Show which rollouts these are."""
+        facts = [f"{name} {one_line(value, 40)}".removeprefix("split ") for name, value in self._query_filters.items()]
         left = Text("  ".join(facts) or "all rollouts", style="bold")
         if self._where:
             left.append(f"  where {one_line(self._where, 200)}", "cyan")
         if self._text:
             left.append(f"  with “{one_line(self._text, 60)}”", "yellow")
-        size = "" if self._found is None else count(len(self._found), "rollout")
+        size = "" if self._rollouts is None else count(len(self._rollouts), "rollout")
         self.title_is(left, "  ".join(filter(None, (state, size))))
 
     def renew(self) -> None:
@@ -188,7 +187,7 @@ class RolloutsPage(RolloutActions):
 
     @on(Ask.Left)
     def _left(self) -> None:
-        """Show what arrived in the meantime."""
+        """Show what arrived meanwhile."""
         self.renew()
 
     def action_reload(self) -> None:
@@ -203,47 +202,49 @@ class RolloutsPage(RolloutActions):
         self.query_one(Grid).action_go(0)
         self._read(start=True)
 
-    # The rows that are on the screen
+    # --- the rows on the screen
 
     @on(Grid.Wanted)
     def _wanted(self, event: Grid.Wanted) -> None:
-        found = self._found
-        if found is None:
+        rollouts = self._rollouts
+        if rollouts is None:
             return
-        page = found.page(event.start, event.count)
+        page = rollouts.page(event.start, event.count)
         names = ["id", *dict.fromkeys(c.name for c in self.query_one(Grid).columns if not c.name.startswith(" "))]
 
         def put(rows: list[dict[str, Any] | None]) -> None:
-            if self._found is found:
+            if self._rollouts is rollouts:
                 self.query_one(Grid).put(event.start, rows)
                 self._share()
                 if event.start <= self.query_one(Grid).cursor < event.start + len(rows):
                     self._look()
-                self.job(partial(_texts, page), say, group=f"texts {event.start}")  # added to the rows that are here
+                self.job(partial(_texts, page), put_texts, group=f"texts {event.start}")  # added to the same rows
 
-        def say(texts: list[Mapping[str, Any] | None]) -> None:
-            if self._found is found:
+        def put_texts(texts: list[Mapping[str, Any] | None]) -> None:
+            if self._rollouts is rollouts:
                 self.query_one(Grid).put(event.start, texts)
 
         self.job(partial(page.rows, names), put, group=f"rows {event.start}")
 
-    # The one under the cursor
+    # --- the rollout under the cursor
 
     @on(Grid.Opened)
     def _opened(self) -> None:
-        if self._found is not None and len(self._found):
+        if self._rollouts is not None and len(self._rollouts):
             grid = self.query_one(Grid)
-            self.app.push_screen(RolloutPage(self._found, grid.cursor, find=self._text, moved=grid.move_to))
+            self.app.push_screen(RolloutPage(self._rollouts, grid.cursor, find=self._text, moved=grid.move_to))
 
     def current(self) -> Rollout | None:
-        return None if self._found is None else next(iter(self._found.page(self.query_one(Grid).cursor, 1)), None)
+        return (
+            None if self._rollouts is None else next(iter(self._rollouts.page(self.query_one(Grid).cursor, 1)), None)
+        )
 
     @on(Grid.Moved)
     def _look(self) -> None:
-        """Show the rollout beside the list, when the cursor has come to rest."""
+        """Show the rollout next to the list, once the cursor rests."""
         if self._soon is not None:
             self._soon.stop()
-        if self.has_class("-wide") and self._found is not None:
+        if self.has_class("-wide") and self._rollouts is not None:
             self._soon = self.set_timer(0.05, self._show)
 
     def _show(self) -> None:
@@ -279,19 +280,21 @@ class RolloutsPage(RolloutActions):
         self._share()
 
     def _share(self) -> None:
-        """The list gets half of the screen, and more where its columns need it and the rollout still has room."""
+        """Give the list half of the screen, or more if its columns need it and the rollout still has room."""
         width = self.app.size.width
         needed = min(self.query_one(Grid).needs, width - _BESIDE)
         self.query_one(Grid).styles.width = max(needed, width // 2) if self.has_class("-wide") else "1fr"
 
-    # Filter and search
+    # --- filter and search
 
     def action_filter(self) -> None:
-        hint = "a condition over the columns, such as reward < 0 and calls > 1; tab completes, empty clears"
+        hint = (
+            "a condition on columns, such as reward < 0 and calls > 1; tab completes, an empty one clears the filter"
+        )
         self.ask.open("where", self._where, lambda text: self._read(where=text), names=self._names, hint=hint)
 
     def action_search(self) -> None:
-        hint = "text, in any case, in whatever is stored of these rollouts; empty clears"
+        hint = "text, in any case, in everything stored of these rollouts; an empty one clears the search"
         self.ask.open("search", self._text, self._search, hint=hint)
 
     def _search(self, text: str) -> None:
@@ -299,7 +302,7 @@ class RolloutsPage(RolloutActions):
             self._read(text="", hits=None)
             return
         self._searching = True
-        filters = {**self._asked, "search": text}
+        filters = {**self._query_filters, "search": text}
 
         def search() -> list[Rollouts]:
             worker = get_current_worker()
@@ -308,13 +311,13 @@ class RolloutsPage(RolloutActions):
             for done, piece in enumerate(pieces):
                 if worker.is_cancelled:
                     break
-                found = self.viewer.stored.rollouts(**{**filters, **piece})
-                hits.append(found)
+                matches = self.viewer.stored.rollouts(**{**filters, **piece})
+                hits.append(matches)
                 so_far = f"searching {(done + 1) / len(pieces):.0%} · {sum(map(len, hits)):,} found · esc stops"
-                self.tell(worker, partial(self._head, so_far))
+                self.call_on_screen(worker, partial(self._head, so_far))
             return hits
 
-        def searched(hits: list[Rollouts]) -> None:
+        def show_hits(hits: list[Rollouts]) -> None:
             self._searching = False
             self._read(text=text, hits=hits)
 
@@ -325,13 +328,13 @@ class RolloutsPage(RolloutActions):
         self._head("searching · esc stops")
         if self.ask.is_open:
             self.ask.close()
-        self.job(search, searched, group="search", failed=failed)
+        self.job(search, show_hits, group="search", failed=failed)
 
     def _pieces(self) -> list[dict[str, Any]]:
-        """The run's steps in parts of about the same size, and the rollouts without a step."""
+        """Split the run's steps into parts of about the same size, and add the rollouts without a step."""
         stats = self.viewer.stats or self.viewer.stored.stats()
         steps = sorted({row["step"] for row in stats if row["step"] is not None})
-        size = max(len(steps) * _PIECE // max(sum(row["rollouts"] for row in stats), 1), 1)
+        size = max(len(steps) * _SEARCH_SIZE // max(sum(row["rollouts"] for row in stats), 1), 1)
         parts = [steps[start : start + size] for start in range(0, len(steps), size)]
         pieces: list[dict[str, Any]] = [{"step": range(part[0], part[-1] + 1)} for part in parts]
         if any(row["step"] is None for row in stats):
@@ -347,7 +350,7 @@ class RolloutsPage(RolloutActions):
             super().action_back()
 
     def action_escape(self) -> None:
-        """Take the filter and the search away, if there are any, before going back."""
+        """Clear the filter and the search, if there are any, before going back."""
         if not self._searching and (self._where or self._text):
             self._read(where="", text="", hits=None)
         else:
@@ -355,9 +358,9 @@ class RolloutsPage(RolloutActions):
 
 
 def _texts(page: Rollouts) -> list[Mapping[str, Any] | None]:
-    """What each rollout was asked and answered, each in one line."""
+    """Return the question and the answer of each rollout, each on one line."""
     texts: list[Mapping[str, Any] | None] = [None] * len(page)
     for place, rollout in page.numbered():
-        said = {QUESTION: question_text(rollout), ANSWER: completion_text(rollout)}
-        texts[place] = {name: one_line(text, 200) for name, text in said.items()}
+        values = {QUESTION: question_text(rollout), ANSWER: completion_text(rollout)}
+        texts[place] = {name: one_line(text, 200) for name, text in values.items()}
     return texts

@@ -1,4 +1,4 @@
-"""Rollouts in columns: what the group view and the view over time share."""
+"""Rollouts in columns, for the group screen and the screen over time."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Side:
 
     rollout: Rollout
     head: Text
-    """Its first line."""
+    """The first line of the column."""
     blocks: Sequence[Block]
 
 
 class BesidePage(RolloutActions):
-    """Columns, one of which is chosen; as many as the width has room for."""
+    """A screen with as many columns as fit, one of which is selected."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("l,right", "choose(1)", "Next", key_display="l"),
@@ -50,9 +50,9 @@ class BesidePage(RolloutActions):
         super().__init__()
         self.sides: list[Side] = []
         self.above: Sequence[Block] = ()
-        """What stands above the columns, in the whole width."""
+        """The blocks above the columns, in the full width."""
         self.at = 0
-        """The column that is chosen."""
+        """The index of the selected column."""
 
     def body(self) -> Iterable[Widget]:
         yield Pager()
@@ -63,11 +63,11 @@ class BesidePage(RolloutActions):
         return max((self.app.size.width + len(_RULE)) // (LEAST + len(_RULE)), 1)
 
     def draw(self, *, keep: bool = False) -> None:
-        """Put the columns on the screen; `keep`: with the line where it is."""
+        """Draw the columns; `keep` keeps the cursor on its line."""
         pager = self.query_one(Pager)
         line = pager.cursor if keep else 0
         sides, at = list(self.sides), self.at
-        columns = Block("head", drawn=lambda width: beside(sides, width, at), gap=bool(self.above))
+        columns = Block("head", drawn=lambda width: columns_as_rows(sides, width, at), gap=bool(self.above))
         pager.show([*self.above, columns], line=line)
 
     def current(self) -> Rollout | None:
@@ -77,7 +77,7 @@ class BesidePage(RolloutActions):
         raise NotImplementedError
 
     def action_fold_kind(self, *kinds: str) -> None:
-        """Fold these in all columns, or unfold them where all are folded already."""
+        """Fold blocks of these kinds in all columns; unfold them if all are folded."""
         fold((block for side in self.sides for block in side.blocks), kinds)
         self.draw(keep=True)
 
@@ -90,51 +90,53 @@ class BesidePage(RolloutActions):
             self.app.push_screen(RolloutPage.of(rollout.id))
 
     def fill(self) -> None:
-        """Choose what to show for the width there is, and read it."""
+        """Select what fits the width, and read it."""
 
     def on_resize(self, _: events.Resize) -> None:
         self.call_after_refresh(self.fill)
 
 
-def ruler(labels: Sequence[str], chosen: int, *, marked: Container[int], others: str = "") -> Block:
-    """Labels in one row, as many around the chosen one as fit."""
+def ruler(labels: Sequence[str], selected: int, *, marked: Container[int], others: str = "") -> Block:
+    """Return a block with labels in one row, as many around the selected one as fit."""
 
-    def drawn(width: int) -> list[Cells]:
+    def draw(width: int) -> list[Cells]:
         size = max(map(len, labels)) + 2
         room = max(width // size, 1)
-        first = max(0, min(chosen - room // 2, len(labels) - room))
+        first = max(0, min(selected - room // 2, len(labels) - room))
         places = range(first, min(first + room, len(labels)))
-        styles = ("reverse bold" if at == chosen else "bold green" if at in marked else others for at in places)
-        return [[(f" {labels[at]} ", style) for at, style in zip(places, styles, strict=True)]]
+        styles = (
+            "reverse bold" if index == selected else "bold green" if index in marked else others for index in places
+        )
+        return [[(f" {labels[index]} ", style) for index, style in zip(places, styles, strict=True)]]
 
-    return Block("head", drawn=drawn)
+    return Block("head", drawn=draw)
 
 
-def beside(sides: Sequence[Side], width: int, chosen: int) -> list[Cells]:
-    """The columns as rows, with a rule between them."""
+def columns_as_rows(sides: Sequence[Side], width: int, selected: int) -> list[Cells]:
+    """Return the columns as rows, with a rule between them."""
     if not sides:
         return []
     room = max((width - len(_RULE) * (len(sides) - 1)) // len(sides), 1)
     columns = []
-    for place, side in enumerate(sides):
+    for index, side in enumerate(sides):
         head = side.head.copy()
         head.truncate(room, overflow="ellipsis", pad=True)
-        if place == chosen:
+        if index == selected:
             head.stylize("reverse")
         columns.append([cells_of(head), *(row.cells for row in lay_out(side.blocks, room))])
-    return [_joined(cells, room) for cells in zip_longest(*columns)]
+    return [_join_columns(cells, room) for cells in zip_longest(*columns)]
 
 
-def _joined(columns: Sequence[Cells | None], room: int) -> Cells:
+def _join_columns(columns: Sequence[Cells | None], room: int) -> Cells:
     row: Cells = []
-    for place, cells in enumerate(columns):
-        row += [(_RULE, "dim")] if place else []
+    for index, cells in enumerate(columns):
+        row += [(_RULE, "dim")] if index else []
         row += _fitted(cells or [], room)
     return row
 
 
 def _fitted(cells: Cells, room: int) -> Cells:
-    """The cells in exactly this width."""
+    """Return the cells cut or padded to exactly this width."""
     fitted: Cells = []
     for text, style in cells:
         size = cell_len(text)

@@ -1,4 +1,4 @@
-"""The first screen: every step in one line, and the reward over all of them."""
+"""The first screen: one line for each step, and a chart of the reward."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LOW, _TALL, _ROOMY = 8, 20, 32
 
 
 class StepsPage(Page):
-    """Steps of the run."""
+    """The steps of the run."""
 
     NOTES: ClassVar[Sequence[tuple[str, str]]] = (
         ("spread", "standard deviation of the reward over the step"),
@@ -64,11 +64,11 @@ class StepsPage(Page):
 
     def _arrived(self, stats: list[dict[str, Any]]) -> None:
         grid = self.query_one(Grid)
-        here = self._chosen()
+        previous = self._step_under_cursor()
         self._stats = stats
         grid.empty = "no rollouts"
         grid.set_columns(step_columns(stats))
-        self._order_rows(here)
+        self._order_rows(previous)
         self._draw()
         self.job(self.viewer.read_findings, self._show_findings, group="findings", failed=lambda _: None)
 
@@ -78,23 +78,23 @@ class StepsPage(Page):
         place.display = bool(findings) and height >= _LOW
         place.update(lines_of(findings, 4 if height >= _ROOMY else 2))
 
-    def _order_rows(self, here: tuple[Any, Any] | None) -> None:
-        """Rows in the order asked for, with the cursor on the step it was on."""
+    def _order_rows(self, previous: tuple[Any, Any] | None) -> None:
+        """Sort the rows, and keep the cursor on its step."""
         grid = self.query_one(Grid)
         places = list(range(len(self._stats)))
         if grid.order is not None:
             name, down = grid.order
-            known = [place for place in places if _key(self._stats[place].get(name)) is not None]
-            rest = [place for place in places if _key(self._stats[place].get(name)) is None]
-            places = sorted(known, key=lambda place: _key(self._stats[place][name]) or 0, reverse=down) + rest
+            with_value = [place for place in places if _key(self._stats[place].get(name)) is not None]
+            without = [place for place in places if _key(self._stats[place].get(name)) is None]
+            places = sorted(with_value, key=lambda place: _key(self._stats[place][name]) or 0, reverse=down) + without
         self._order = places
         rows = [self._stats[place] for place in places]
-        cursor = next((n for n, row in enumerate(rows) if (row["split"], row["step"]) == here), 0)
+        cursor = next((n for n, row in enumerate(rows) if (row["split"], row["step"]) == previous), 0)
         grid.set_rows(len(rows), cursor)
         grid.put(0, rows)
 
     def _draw(self) -> None:
-        """The title and the chart, for the room there is."""
+        """Draw the title, and the chart if the screen is large enough."""
         run = self.viewer.stored
         name = Text.assemble((one_line(run.name, 60), "bold"), (f"  {one_line(run.info.trainer, 40)}", "dim"))
         total = sum(row["rollouts"] for row in self._stats)
@@ -114,7 +114,7 @@ class StepsPage(Page):
             self._draw()
             self._show_findings(self.viewer.findings)
 
-    def _chosen(self) -> tuple[Any, Any] | None:
+    def _step_under_cursor(self) -> tuple[Any, Any] | None:
         row = self.query_one(Grid).row(self.query_one(Grid).cursor)
         return (row["split"], row["step"]) if row else None
 
@@ -125,9 +125,9 @@ class StepsPage(Page):
 
     @on(Grid.Opened)
     def _opened(self) -> None:
-        chosen = self._chosen()
-        if chosen is not None:
-            split, step = chosen
+        key = self._step_under_cursor()
+        if key is not None:
+            split, step = key
             self._open({"split": split, **({"where": "step is null"} if step is None else {"step": step})})
 
     def _open(self, filters: Mapping[str, Any], then: str = "") -> None:

@@ -1,4 +1,4 @@
-"""The same prompt at several steps of the run, and what changed in the answer from each to the next."""
+"""The answers to one prompt at several steps of the run, and what changed from each to the next."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rollout_plugins.reading.lazy_rollouts import Rollouts
 from rollout_plugins.reading.prompt_history import is_plain_text, same_prompt
 from rollout_plugins.show.blocks import Block, clean_spans
 from rollout_plugins.show.chart import sparkline
-from rollout_plugins.show.compare import words
+from rollout_plugins.show.compare import text_changes
 from rollout_plugins.show.conversation import conversation, prompt_text
 from rollout_plugins.show.rollout_blocks import turn_blocks
 from rollout_plugins.show.text import clean, evenly, number, one_line, rank
@@ -34,12 +34,12 @@ class _Moment:
 
     step: int
     answers: list[tuple[int, float | None]]
-    """Where each is among those found, and its reward."""
+    """For each answer, its index in the query's result and its reward."""
 
     @property
     def mean(self) -> float | None:
-        known = [reward for _, reward in self.answers if reward is not None]
-        return sum(known) / len(known) if known else None
+        rewards = [reward for _, reward in self.answers if reward is not None]
+        return sum(rewards) / len(rewards) if rewards else None
 
 
 class TimePage(BesidePage):
@@ -55,7 +55,7 @@ class TimePage(BesidePage):
     def __init__(self, rollout: Rollout) -> None:
         super().__init__()
         self._of = rollout
-        self._found: Rollouts | None = None
+        self._rollouts: Rollouts | None = None
         self._moments: list[_Moment] = []
         self._shown: list[int] = []
         self._mode = 0
@@ -75,7 +75,7 @@ class TimePage(BesidePage):
         return found, [moments[step] for step in sorted(moments)]
 
     def _answers(self, found: Rollouts) -> Iterator[tuple[int, int, Any]]:
-        """Place, step and reward of each answer to the prompt; the rest is read only for those that are shown."""
+        """Yield index, step and reward of each answer; the complete rollouts are read only if they are shown."""
         if all(map(is_plain_text, self._of.prompt)):
             rows = enumerate(found.rows(["step", "reward"]))
             yield from ((place, row["step"], row["reward"]) for place, row in rows if row)
@@ -85,7 +85,7 @@ class TimePage(BesidePage):
             yield place, rollout.step, rollout.reward
 
     def _arrived(self, answer: tuple[Rollouts, list[_Moment]]) -> None:
-        self._found, self._moments = answer
+        self._rollouts, self._moments = answer
         self._shown = []
         self.fill()
 
@@ -100,7 +100,7 @@ class TimePage(BesidePage):
         self._load()
 
     def _load(self) -> None:
-        found, moments = self._found, [self._moments[place] for place in self._shown]
+        found, moments = self._rollouts, [self._moments[place] for place in self._shown]
         if found is None:
             return
         places = [_pick(moment, self._mode) for moment in moments]
@@ -112,12 +112,12 @@ class TimePage(BesidePage):
 
     def _show(self, moments: Sequence[_Moment], rollouts: Sequence[Rollout]) -> None:
         if len(rollouts) < len(moments):
-            self.say("a rollout cannot be read; `i` says why", wrong=True)
+            self.say("a rollout cannot be read; press i to see why", wrong=True)
             return
         texts = [self._text(rollout) for rollout in rollouts]
         self.sides = []
         for place, (moment, rollout, text) in enumerate(zip(moments, rollouts, texts, strict=True)):
-            spans = words(texts[place - 1], text) if place and self._changes else [("same", text)]
+            spans = text_changes(texts[place - 1], text) if place and self._changes else [("same", text)]
             block = Block("answer", [(part, _STYLES[kind]) for kind, part in spans] or [("(empty)", "dim")])
             head = Text.assemble(
                 (f"step {number(moment.step)} ", "bold"),
@@ -135,7 +135,7 @@ class TimePage(BesidePage):
         self.draw(keep=True)
 
     def _text(self, rollout: Rollout) -> str:
-        """All that the rollout added, as text to compare."""
+        """Return everything that the model and the environment added, as text to compare."""
         view = conversation(rollout)
         blocks = list(turn_blocks(view, folder=self.viewer.stored.dir))
         own = [block for block in blocks if block.turn >= 0 and view.turns[block.turn].place is not None]
@@ -143,7 +143,7 @@ class TimePage(BesidePage):
         return "\n".join(filter(None, texts))
 
     def _ruler(self) -> Block:
-        """The steps, with those that are shown."""
+        """Return a block with the steps, and the shown ones highlighted."""
         steps = [number(moment.step) for moment in self._moments]
         return ruler(steps, self._shown[self.at], marked=self._shown, others="dim")
 
@@ -158,10 +158,10 @@ class TimePage(BesidePage):
             self.draw(keep=True)
 
     def action_move(self, steps: int) -> None:
-        """Another step in the chosen column."""
+        """Show another step in the selected column."""
         if self._shown:
-            wanted = self._shown[self.at] + steps
-            self._shown[self.at] = max(0, min(wanted, len(self._moments) - 1))
+            target = self._shown[self.at] + steps
+            self._shown[self.at] = max(0, min(target, len(self._moments) - 1))
             self._load()
 
     def action_mode(self) -> None:
@@ -177,13 +177,15 @@ class TimePage(BesidePage):
 
 
 def _functions(rollout: Rollout) -> Iterator[Block]:
-    """What each of several reward functions gave: the best by the sum may be the worst by one of them."""
+    """Yield the values of several reward functions: the best by the sum may be the worst by one of them."""
     if len(rollout.rewards) > 1:
-        given = " · ".join(f"{one_line(name, 20)} {number(value)}" for name, value in rollout.rewards.items())
-        yield Block("facts", [(given, "dim")])
+        values = " · ".join(f"{one_line(name, 20)} {number(value)}" for name, value in rollout.rewards.items())
+        yield Block("facts", [(values, "dim")])
 
 
 def _pick(moment: _Moment, mode: int) -> int:
-    """Where the best, the middle or the worst answer is."""
-    known = [place for place, reward in moment.answers if reward is not None] or [place for place, _ in moment.answers]
-    return known[mode * (len(known) - 1) // 2]
+    """Return the index of the best, the middle or the worst answer."""
+    candidates = [place for place, reward in moment.answers if reward is not None] or [
+        place for place, _ in moment.answers
+    ]
+    return candidates[mode * (len(candidates) - 1) // 2]

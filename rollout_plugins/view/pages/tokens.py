@@ -21,19 +21,19 @@ Decode = Callable[[int], str]
 
 
 def colourings(tokens: Tokens | None) -> list[str]:
-    """The ways in which these tokens can be coloured."""
+    """Return the ways in which these tokens can be coloured."""
     if tokens is None or not tokens.completion:
         return []
-    known = [
+    available = [
         ("log-prob", bool(tokens.logprobs)),
         ("trainer against sampler", bool(tokens.logprobs and tokens.trainer_logprobs)),
         ("mask", bool(tokens.mask)),
     ]
-    return [name for name, there in known if there] or ["ids"]
+    return [name for name, is_available in available if is_available] or ["ids"]
 
 
 def token_blocks(tokens: Tokens, colouring: str, decode: Decode | None) -> Iterator[Block]:
-    """The completion's tokens, with what the colours mean above them, and the prompt's below, folded."""
+    """Yield the completion's tokens, with a legend above them, and the prompt's tokens below, folded."""
     text = decode or _id
     yield Block("head", list(_legend(tokens, colouring)))
     if decode is None:
@@ -41,10 +41,10 @@ def token_blocks(tokens: Tokens, colouring: str, decode: Decode | None) -> Itera
             "head", [("only ids: the run's model is not a folder with a tokenizer.json on this machine", "dim")]
         )
     styles = _styles(tokens, colouring)
-    spans = [(clean(text(one)), style) for one, style in zip(tokens.completion or (), styles, strict=False)]
+    spans = [(clean(text(token)), style) for token, style in zip(tokens.completion or (), styles, strict=False)]
     yield Block("tokens", spans or [("(none)", "dim")], label="completion", turn=0, gap=True)
     if tokens.prompt:
-        prompt = "".join(clean(text(one)) for one in tokens.prompt)
+        prompt = "".join(clean(text(token)) for token in tokens.prompt)
         yield Block("system", [(prompt, "dim")], label="prompt", turn=1, least=3, gap=True)
 
 
@@ -69,23 +69,24 @@ def _named(names: Sequence[str], scale: Sequence[tuple[float, str]]) -> Iterator
 
 
 def _summary(logprobs: Sequence[Any]) -> str:
-    known = [value for value in map(finite, logprobs) if value is not None]
-    return f"mean {number(sum(known) / len(known))}, least {number(min(known))}" if known else ""
+    numbers = [value for value in map(finite, logprobs) if value is not None]
+    return f"mean {number(sum(numbers) / len(numbers))}, least {number(min(numbers))}" if numbers else ""
 
 
 def _styles(tokens: Tokens, colouring: str) -> Iterator[str]:
-    """One for each completion token; dim where the value is unknown."""
+    """Yield the style of each completion token; dim if its value is unknown."""
     count = len(tokens.completion or ())
-    sampler, trainer, mask = (_filled(one, count) for one in (tokens.logprobs, tokens.trainer_logprobs, tokens.mask))
-    for one, other, trained in zip(sampler, trainer, mask, strict=True):
+    sampler, trainer, mask = (_filled(v, count) for v in (tokens.logprobs, tokens.trainer_logprobs, tokens.mask))
+    for logprob, other, trained in zip(sampler, trainer, mask, strict=True):
         if colouring == "mask":
             yield "green" if trained else _NOTHING
         elif colouring == "log-prob":
-            yield _NOTHING if one is None else next(style for low, style in _LIKELY if math.exp(min(one, 0.0)) >= low)
-        elif colouring == "ids" or one is None or other is None:
+            likely = None if logprob is None else math.exp(min(logprob, 0.0))
+            yield _NOTHING if likely is None else next(style for low, style in _LIKELY if likely >= low)
+        elif colouring == "ids" or logprob is None or other is None:
             yield "" if colouring == "ids" else _NOTHING
         else:
-            yield next(style for high, style in _APART if abs(other - one) <= high)
+            yield next(style for high, style in _APART if abs(other - logprob) <= high)
 
 
 def _filled(values: Sequence[Any] | None, count: int) -> list[float | None]:
@@ -94,7 +95,9 @@ def _filled(values: Sequence[Any] | None, count: int) -> list[float | None]:
 
 
 def decoder(model: str) -> Decode | None:
-    """Turns ids into text with the tokenizer in the model's folder, if it is one; nothing is downloaded."""
+    """Return a function that decodes ids with the tokenizer in the model's folder; None without one. It never
+    downloads.
+    """
     file = Path(model) / "tokenizer.json"
     try:
         if not model or not file.is_file():
@@ -102,7 +105,7 @@ def decoder(model: str) -> Decode | None:
         from tokenizers import Tokenizer
 
         tokenizer = Tokenizer.from_file(str(file))
-    except Exception:  # no `tokenizers` here, or a file that it does not know: ids are shown
+    except Exception:  # `tokenizers` is missing or cannot read the file, so ids are shown
         return None
 
     def decode(token: int) -> str:

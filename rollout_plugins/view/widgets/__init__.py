@@ -1,1 +1,1 @@
-"""Parts of the viewer's screens."""
+"""Widgets of the viewer's screens."""

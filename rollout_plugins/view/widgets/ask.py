@@ -1,4 +1,4 @@
-"""A line at the bottom of the screen to type a filter or a text into; errors are shown above it."""
+"""A line at the bottom of the screen for a filter or a text; errors are shown above it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WORD = re.compile(r"[\w./]+\Z")
 
 
 class Ask(Vertical):
-    """Hidden until it is opened. Keeps the text that was typed if it is refused."""
+    """Hidden until it is opened. Keeps the typed text if it is refused."""
 
     DEFAULT_CSS = """
     Ask { display: none; height: auto; background: $panel; }
@@ -56,7 +56,7 @@ class Ask(Vertical):
     def open(
         self, label: str, value: str, submit: Callable[[str], None], *, names: Sequence[str] = (), hint: str = ""
     ) -> None:
-        """Ask for a line. `names`: words to complete. `submit` calls `close` or `refuse`."""
+        """Open the line. `names` are completed; `submit` calls `close` or `refuse`."""
         self._submit, self._completions, self._hint = submit, names, hint
         self.query_one("#label", Static).update(Text(label))
         entry = self.query_one(Input)
@@ -71,9 +71,9 @@ class Ask(Vertical):
     def is_open(self) -> bool:
         return self.has_class("-open")
 
-    def refuse(self, why: str) -> None:
-        """Say what is wrong, and leave the text to be corrected."""
-        self._say(why, wrong=True)
+    def refuse(self, reason: str) -> None:
+        """Show what is wrong, and keep the text for correction."""
+        self._say(reason, wrong=True)
 
     def close(self) -> None:
         self.remove_class("-open")
@@ -85,14 +85,14 @@ class Ask(Vertical):
         self.post_message(self.Left())
 
     def action_complete(self) -> None:
-        """Take the suggestion."""
+        """Accept the suggestion."""
         self.query_one(Input).action_cursor_right()
 
     def _say(self, text: str, *, wrong: bool = False) -> None:
-        said = self.query_one("#said", Static)
-        said.set_class(wrong, "-wrong")
-        said.display = bool(text)
-        said.update(Text(one_line(text, 600)))
+        hint = self.query_one("#said", Static)
+        hint.set_class(wrong, "-wrong")
+        hint.display = bool(text)
+        hint.update(Text(one_line(text, 600)))
 
     @on(Input.Changed)
     def _hinted(self, event: Input.Changed) -> None:
@@ -109,7 +109,7 @@ class Ask(Vertical):
 
 
 class _Names(Suggester):
-    """Completes the last word with the first name that begins with it."""
+    """Completes the last word with the first name that starts with it."""
 
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__(use_cache=False, case_sensitive=True)

@@ -1,4 +1,4 @@
-"""The columns of the tables: what they are called, and how a value looks in them."""
+"""Define the columns of the viewer's tables: their names, and how values look in them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from rollout_plugins.show.chart import LOGGED
 from rollout_plugins.show.text import MISSING, number, one_line, tone
 
 QUESTION, ANSWER = " asked", " said"
-"""What was asked and answered. These are not columns of the run, so nothing can be sorted by them."""
+"""The question and the answer. These are not columns of the run, so rows cannot be sorted by them."""
 FINDINGS = "findings."
-"""What the names of columns begin with that mark the rollouts of findings."""
+"""The start of the names of columns that mark the rollouts of findings."""
 _SEVERAL = 3
 Shown = tuple[str, str]
 
 
-def plain(value: Any) -> Shown:
-    """Numbers as people write them, a dash for nothing, all else on one safe line."""
+def format_plain(value: Any) -> Shown:
+    """Format numbers as people write them, None as a dash, and anything else as one safe line."""
     if value is None:
         return MISSING, "dim"
     if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -27,11 +27,11 @@ def plain(value: Any) -> Shown:
     return one_line(value, 200), ""
 
 
-def real(value: Any) -> Shown:
-    """A reward and the like, with the same decimals in each row, so that they can be compared."""
-    known = finite(value)
-    even = isinstance(value, float) and known is not None and (not known or 1e-3 <= abs(known) < 1e6)
-    return (f"{known:,.3f}", "") if even else plain(value)
+def format_even(value: Any) -> Shown:
+    """Format a reward or similar value with the same decimals in each row, so that they can be compared."""
+    amount = finite(value)
+    even = isinstance(value, float) and amount is not None and (not amount or 1e-3 <= abs(amount) < 1e6)
+    return (f"{amount:,.3f}", "") if even else format_plain(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,34 +39,34 @@ class Column:
     """A column of the table."""
 
     name: str
-    """What rows call it, and what it is sorted by; a name that starts with a space is not for sorting."""
+    """The key in rows, by which rows are sorted; a name that starts with a space is not sortable."""
     label: str
-    show: Callable[[Any], Shown] = plain
+    show: Callable[[Any], Shown] = format_plain
     left: bool = False
-    """Text, which starts at the left, and takes what room the others leave."""
+    """Whether it is left-aligned text, which takes the remaining width."""
 
 
 def step_columns(stats: Sequence[Mapping[str, Any]]) -> list[Column]:
-    """Those columns in which something is known."""
-    made = [
+    """Return the columns that have values."""
+    columns = [
         *([Column("split", "split")] if {row["split"] for row in stats} - {"train"} else []),
         Column("step", "step"),
         Column("rollouts", "rollouts"),
-        Column("reward", "reward", real),
-        Column("not_finite", "NaN/inf", _warned("red")),
+        Column("reward", "reward", format_even),
+        Column("not_finite", "NaN/inf", _format_warning("red")),
         *_functions(_rewards(stats)),
-        Column("reward_std", "spread", real),
-        Column("truncated", "cut off", _warned("yellow")),
-        Column("tool_calls", "calls", _counted),
-        Column("tool_errors", "failed", _warned("red")),
-        Column("errors", "errors", _warned("red")),
-        Column("flat_groups", "flat", _counted),
-        Column("completion_tokens", "tokens", _rounded),
-        Column("group_std", "in group", real),
+        Column("reward_std", "spread", format_even),
+        Column("truncated", "cut off", _format_warning("yellow")),
+        Column("tool_calls", "calls", _format_count),
+        Column("tool_errors", "failed", _format_warning("red")),
+        Column("errors", "errors", _format_warning("red")),
+        Column("flat_groups", "flat", _format_count),
+        Column("completion_tokens", "tokens", _format_rounded),
+        Column("group_std", "in group", format_even),
         *(Column(name, label) for name, label in LOGGED.items()),
     ]
     always = {"split", "step", "rollouts", "reward", "truncated", "tool_calls", "tool_errors"}
-    return [column for column in made if column.name in always or any(row.get(column.name) for row in stats)]
+    return [column for column in columns if column.name in always or any(row.get(column.name) for row in stats)]
 
 
 def _rewards(stats: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -74,96 +74,96 @@ def _rewards(stats: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _functions(names: Sequence[str]) -> list[Column]:
-    """What each reward function gave, narrow enough to stand beside the reward where there are several."""
+    """Return a column for each reward function; several ones are narrow enough to fit next to each other."""
     most = 20 if len(names) < _SEVERAL else 10
-    return [Column(name, one_line(name.removeprefix("reward/"), most), real) for name in names]
+    return [Column(name, one_line(name.removeprefix("reward/"), most), format_even) for name in names]
 
 
-def _rounded(value: Any) -> Shown:
-    real = finite(value)
-    return plain(value) if real is None else (f"{real:,.0f}", "")
+def _format_rounded(value: Any) -> Shown:
+    format_even = finite(value)
+    return format_plain(value) if format_even is None else (f"{format_even:,.0f}", "")
 
 
-def _counted(value: Any) -> Shown:
+def _format_count(value: Any) -> Shown:
     return (number(value), "") if value else ("·", "dim")
 
 
-def _warned(style: str) -> Callable[[Any], Shown]:
+def _format_warning(style: str) -> Callable[[Any], Shown]:
     return lambda value: (number(value), style) if value else ("·", "dim")
 
 
 def rollout_columns(names: Sequence[str], *, leave_out: set[str]) -> list[Column]:
-    """What a list of rollouts shows of each, annotations among it."""
-    there = set(names) - leave_out
+    """Return the columns for a list of rollouts, including annotations."""
+    available = set(names) - leave_out
     rewards = [name for name in names if name.startswith("reward/")]
     findings = [name for name in names if name.startswith(FINDINGS)]
     annotations = [name for name in names if "." in name and name not in {*rewards, *findings}]
-    made = [
+    columns = [
         Column("split", "split"),
         Column("step", "step"),
         Column("group", "grp"),
         Column("index", "#"),
-        Column("reward", "reward", _bold),
+        Column("reward", "reward", _format_bold),
         *_functions(rewards),
-        *(Column(name, one_line(name.removeprefix(FINDINGS), 12), _flag) for name in findings),
-        Column(ANSWER, "answered", _said, left=True),
-        Column(QUESTION, "asked", _said, left=True),
-        Column("advantage", "adv", _signed),
-        *(Column(name, one_line(name, 20), real) for name in annotations),
+        *(Column(name, one_line(name.removeprefix(FINDINGS), 12), _format_flag) for name in findings),
+        Column(ANSWER, "answered", _text_or_pending, left=True),
+        Column(QUESTION, "asked", _text_or_pending, left=True),
+        Column("advantage", "adv", _format_signed),
+        *(Column(name, one_line(name, 20), format_even) for name in annotations),
         Column("completion_tokens", "tokens"),
         Column("turns", "turns"),
-        Column("calls", "calls", _counted),
-        Column("failed_calls", "failed", _warned("red")),
-        Column("finish", "finish", _finish),
+        Column("calls", "calls", _format_count),
+        Column("failed_calls", "failed", _format_warning("red")),
+        Column("finish", "finish", _format_finish),
     ]
-    return [column for column in made if column.name in there or column.left]
+    return [column for column in columns if column.name in available or column.left]
 
 
 def prompt_columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
-    """What the list of prompts shows of each; columns in which nothing is known are left out."""
-    made = [
-        Column("band", "band", _band),
-        Column("pass_rate", "passed", _percent),
+    """Return the columns for the list of prompts, without those that have no values."""
+    columns = [
+        Column("band", "band", _format_band),
+        Column("pass_rate", "passed", _format_percent),
         Column("trend", "trend", left=False),
-        Column("reward_mean", "reward", real),
+        Column("reward_mean", "reward", format_even),
         Column("attempts", "attempts"),
         Column("first_solved", "solved at"),
         Column("steps_seen", "steps"),
-        Column("completion_tokens", "tokens", _rounded),
-        Column("failed_calls", "failed", _warned("red")),
-        Column(QUESTION, "asked", _said, left=True),
+        Column("completion_tokens", "tokens", _format_rounded),
+        Column("failed_calls", "failed", _format_warning("red")),
+        Column(QUESTION, "asked", _text_or_pending, left=True),
     ]
-    return [column for column in made if column.left or any(row.get(column.name) not in {None, ""} for row in rows)]
+    return [column for column in columns if column.left or any(row.get(column.name) not in {None, ""} for row in rows)]
 
 
-def _band(value: Any) -> Shown:
-    return plain(value)[0], {"forgotten": "red", "stuck": "yellow", "learnt": "green"}.get(str(value), "dim")
+def _format_band(value: Any) -> Shown:
+    return format_plain(value)[0], {"forgotten": "red", "stuck": "yellow", "learnt": "green"}.get(str(value), "dim")
 
 
-def _percent(value: Any) -> Shown:
-    return plain(value) if value is None else (f"{value:.0%}", "bold")
+def _format_percent(value: Any) -> Shown:
+    return format_plain(value) if value is None else (f"{value:.0%}", "bold")
 
 
-def _said(value: Any) -> Shown:
+def _text_or_pending(value: Any) -> Shown:
     return ("…", "dim") if value is None else (value, "")
 
 
-def _flag(value: Any) -> Shown:
+def _format_flag(value: Any) -> Shown:
     return ("●", "red") if value is not None else ("·", "dim")
 
 
-def _bold(value: Any) -> Shown:
-    text, style = real(value)
+def _format_bold(value: Any) -> Shown:
+    text, style = format_even(value)
     return text, style or "bold"
 
 
-def _signed(value: Any) -> Shown:
+def _format_signed(value: Any) -> Shown:
     if not isinstance(value, (int, float)):
-        return plain(value)
-    text, _ = real(value)
+        return format_plain(value)
+    text, _ = format_even(value)
     return f"{'+' * (value > 0)}{text}", tone(value)
 
 
-def _finish(value: Any) -> Shown:
-    text, _ = plain(value)
+def _format_finish(value: Any) -> Shown:
+    text, _ = format_plain(value)
     return text, {"stop": "dim", "unknown": "dim"}.get(text, "yellow")

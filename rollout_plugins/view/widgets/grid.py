@@ -1,4 +1,4 @@
-"""A table of any number of rows: it asks for the rows on the screen, and shows them when they come."""
+"""A table of any number of rows, which requests only the rows on the screen and shows them when they arrive."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rollout_plugins.view.widgets.columns import Column, Shown
 from rollout_plugins.view.widgets.scroller import Scroller
 
 PAGE = 64
-_KEPT = 40 * PAGE
+_MAX_ROWS = 40 * PAGE
 _WIDEST, _WORDS = 24, 18
 
 
@@ -45,13 +45,13 @@ class Grid(Scroller):
         """A row was opened."""
 
     class Moved(Message):
-        """The cursor is on another row."""
+        """The cursor moved to another row."""
 
     class Sorted(Message):
-        """Another order is wanted: `Grid.order`."""
+        """The sort order changed, see `Grid.order`."""
 
     class Wanted(Message):
-        """Rows are on the screen that are not here yet."""
+        """Rows on the screen have not been read yet."""
 
         def __init__(self, start: int, count: int) -> None:
             super().__init__()
@@ -62,16 +62,16 @@ class Grid(Scroller):
         self.columns: list[Column] = []
         self.chosen = 0
         self.order: tuple[str, bool] | None = None
-        """Column and whether it goes down; None for the order in which the rows come."""
+        """Column and whether it is descending; None for the original order."""
         self.empty = ""
-        """Shown without rows."""
+        """The text that is shown without rows."""
         self._rows: dict[int, Mapping[str, Any] | None] = {}
         self._cells: dict[int, list[Shown]] = {}
         self._widths: list[int] = []
-        self._asked: set[int] = set()
+        self._requested_pages: set[int] = set()
 
     def set_columns(self, columns: Sequence[Column]) -> None:
-        """Show these columns. If they are the same as before, their widths and the chosen one stay."""
+        """Show these columns. If they are unchanged, widths and the selected column stay."""
         before = [(column.name, column.label) for column in self.columns]
         self.columns = list(columns)
         self._cells.clear()
@@ -82,7 +82,7 @@ class Grid(Scroller):
             self._measure()
 
     def set_rows(self, count: int, cursor: int = 0, *, keep: bool = False) -> None:
-        """There are `count` rows now, to be read. `keep`: show the old rows until the new ones come."""
+        """Set the number of rows, which are then read. `keep`: show the old rows until the new ones arrive."""
         on_screen = self.cursor - self.scroll_offset.y
         self.count = count
         self._forget(rows=not keep)
@@ -93,8 +93,8 @@ class Grid(Scroller):
         self.refresh()
 
     def put(self, start: int, rows: Sequence[Mapping[str, Any] | None]) -> None:
-        """Rows that were wanted, or more about rows that are here."""
-        if len(self._rows) > _KEPT:
+        """Store requested rows, or further values of rows that are already stored."""
+        if len(self._rows) > _MAX_ROWS:
             self._forget()
         for place, row in enumerate(rows, start):
             before = self._rows.get(place)
@@ -105,17 +105,17 @@ class Grid(Scroller):
         self.refresh()
 
     def row(self, place: int) -> Mapping[str, Any] | None:
-        """A row that is here."""
+        """Return a row that has been read."""
         return self._rows.get(place)
 
     def _forget(self, *, rows: bool = True) -> None:
-        self._asked.clear()
+        self._requested_pages.clear()
         if rows:
             self._rows.clear()
             self._cells.clear()
 
     def _fit(self) -> None:
-        """Widen columns to fit their content; never narrow them, so that nothing jumps."""
+        """Widen columns to fit their content. They are never narrowed, so that nothing jumps."""
         for place in range(self.scroll_offset.y, self.scroll_offset.y + max(self.size.height, 1)):
             for number_, (text, _) in enumerate(self._shown(place) or ()):
                 if not self.columns[number_].left:
@@ -124,12 +124,12 @@ class Grid(Scroller):
 
     @property
     def _room(self) -> int:
-        """Cells beside the scrollbar."""
+        """How many cells are next to the scrollbar."""
         return max(self.scrollable_content_region.width, 1)
 
     @property
     def needs(self) -> int:
-        """Cells in which all columns have room, those of text for some words."""
+        """How many cells all columns need, with some words for columns of text."""
         texts = sum(column.left for column in self.columns)
         return sum(self._fixed_widths()) + texts * _WORDS + 2
 
@@ -137,7 +137,7 @@ class Grid(Scroller):
         self.virtual_size = Size(sum(self._all_widths()) + 1, self.count + 1)
 
     def _all_widths(self) -> list[int]:
-        """The width of each column with the space after it; columns of text share what is left."""
+        """Return the width of each column including its padding; columns of text share the remaining width."""
         widths = self._fixed_widths()
         texts = [place for place, column in enumerate(self.columns) if column.left]
         room = self._room - 1 - sum(widths)
@@ -146,7 +146,7 @@ class Grid(Scroller):
         return widths
 
     def _fixed_widths(self) -> list[int]:
-        """The width of each column, 0 for one of text."""
+        """Return the width of each column; 0 for a column of text."""
         sorted_by = self.order[0] if self.order else None
         pairs = zip(self.columns, self._widths, strict=True)
         return [0 if column.left else width + 2 + (column.name == sorted_by) for column, width in pairs]
@@ -172,7 +172,7 @@ class Grid(Scroller):
         if place >= self.count:
             text = f"  {self.empty}" if y == 2 and not self.count else ""
             return Strip([Segment(text, base + Style(dim=True))]).adjust_cell_length(width, base)
-        self._want(place)
+        self._request_row(place)
         if place == self.cursor:
             base += self.get_component_rich_style("grid--cursor", partial=True)
         strip = Strip([Segment(text, base + Style.parse(style)) for text, style in self._line(place)])
@@ -188,7 +188,7 @@ class Grid(Scroller):
         return line
 
     def _head(self) -> Strip:
-        """The names of the columns, and at the end whether there are more."""
+        """Return the column names, with an arrow at the end if there are more columns."""
         head = self.rich_style + self.get_component_rich_style("grid--head", partial=True)
         segments = [Segment(" ", head)]
         for place, (column, width) in enumerate(zip(self.columns, self._all_widths(), strict=True)):
@@ -204,10 +204,10 @@ class Grid(Scroller):
         strip = Strip(segments).crop_extend(self.scroll_offset.x, end - more, head)
         return Strip([*strip, Segment("→", head)]) if more else strip
 
-    def _want(self, place: int) -> None:
+    def _request_row(self, place: int) -> None:
         page = place // PAGE
-        if page not in self._asked:
-            self._asked.add(page)
+        if page not in self._requested_pages:
+            self._requested_pages.add(page)
             self.post_message(self.Wanted(page * PAGE, min(PAGE, self.count - page * PAGE)))
 
     def moved(self) -> None:
@@ -231,7 +231,7 @@ class Grid(Scroller):
                 return
 
     def action_choose(self, columns: int) -> None:
-        """The column that `s` sorts by; it comes on the screen."""
+        """Select the column that `s` sorts by, and scroll it into view."""
         ahead = [n for n, column in enumerate(self.columns) if (n - self.chosen) * columns > 0 and not column.left]
         if not ahead:
             return
@@ -245,7 +245,7 @@ class Grid(Scroller):
         self.refresh()
 
     def action_sort(self) -> None:
-        """Down, up, and as the rows came."""
+        """Sort descending, then ascending, then in the original order."""
         name = self.columns[self.chosen].name if self.columns else ""
         if not name or name.startswith(" "):
             return
@@ -265,7 +265,7 @@ class Grid(Scroller):
 
 
 def _cell(text: str, width: int, *, left: bool) -> str:
-    """The text in a cell that ends with two spaces."""
+    """Return the text in a cell that ends with two spaces."""
     room = max(width - 2, 1)
     if cell_len(text) > room:
         text = set_cell_size(text, room - 1) + "…"

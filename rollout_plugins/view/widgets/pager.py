@@ -1,4 +1,4 @@
-"""A widget that shows blocks of any length: only the rows on the screen are drawn."""
+"""A widget for blocks of any length, which draws only the rows on the screen."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MARKER = "▌"
 
 
 class Pager(Scroller):
-    """Blocks under each other, with a line to move, folds and search."""
+    """Blocks below each other, with a cursor line, folds and search."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"pager--line", "pager--marker", "pager--match"}
     DEFAULT_CSS = """
@@ -47,7 +47,7 @@ class Pager(Scroller):
         self._laid_out = 0
 
     def show(self, blocks: Sequence[Block], *, line: int = 0) -> None:
-        """Show these instead."""
+        """Show these blocks instead."""
         self.blocks = blocks
         self._lay_out()
         self.scroll_to(y=0, animate=False)
@@ -55,12 +55,12 @@ class Pager(Scroller):
 
     @property
     def room(self) -> int:
-        """Cells for the rows, beside the marker."""
+        """How many cells a row has, next to the marker."""
         return max(self.scrollable_content_region.width - 1, 1)
 
     @property
     def block(self) -> Block | None:
-        """The block of the line."""
+        """The block at the cursor."""
         return self.blocks[self.rows[self.cursor].block] if self.rows else None
 
     def _lay_out(self) -> None:
@@ -72,7 +72,7 @@ class Pager(Scroller):
         self.refresh()
 
     def _lay_out_again(self) -> None:
-        """After a fold or a resize: the line stays in its block, and the block where it was on the screen."""
+        """Lay out again after a fold or a resize: cursor and block keep their place on the screen."""
         if not self.rows:
             self._lay_out()
             return
@@ -96,7 +96,7 @@ class Pager(Scroller):
         self.action_fold()
 
     def action_turn(self, turns: int) -> None:
-        """To the first row of the next or last turn, near the top of the screen."""
+        """Move to the first row of the next or previous turn, near the top of the screen."""
         if self.block is None:
             return
         here = self.rows[self.cursor].block
@@ -115,7 +115,7 @@ class Pager(Scroller):
             self._lay_out_again()
 
     def fold(self, *kinds: str) -> None:
-        """Fold all blocks of these kinds, or of all, or unfold them where all are folded already."""
+        """Fold all blocks of these kinds, or all blocks; unfold them if all are folded."""
         fold(self.blocks, kinds)
         self._lay_out_again()
 
@@ -123,7 +123,9 @@ class Pager(Scroller):
         self.fold()
 
     def find(self, needle: str) -> int:
-        """Look for a text, unfold what has it, and go to the first place from here on. Says how many rows have it."""
+        """Search for a text, unfold the blocks with it, move to the next match, and return the number of matching
+        rows.
+        """
         self.needle = needle.casefold()
         if not self.needle:
             self.refresh()
@@ -132,34 +134,34 @@ class Pager(Scroller):
             if block.folded and self.needle in block.text.casefold():
                 block.folded = False
         self._lay_out_again()
-        found = self._matches()
-        if found:
-            self.move_to(next((row for row in found if row >= self.cursor), found[0]))
-        return len(found)
+        matches = self._matches()
+        if matches:
+            self.move_to(next((row for row in matches if row >= self.cursor), matches[0]))
+        return len(matches)
 
     def find_next(self, step: int) -> tuple[int, int]:
-        """To the next place of the text; which of how many it is."""
-        found = self._matches()
-        if not found:
+        """Move to the next match, and return its number and the number of all matches."""
+        matches = self._matches()
+        if not matches:
             return 0, 0
-        ahead = [row for row in found if (row > self.cursor if step > 0 else row < self.cursor)]
-        row = (ahead or found)[0 if step > 0 else -1]
+        ahead = [row for row in matches if (row > self.cursor if step > 0 else row < self.cursor)]
+        row = (ahead or matches)[0 if step > 0 else -1]
         self.move_to(row)
-        return found.index(row) + 1, len(found)
+        return matches.index(row) + 1, len(matches)
 
     def place_of_match(self) -> tuple[int, int]:
-        """Which of the places of the text the line is at, of how many."""
-        found = self._matches()
-        return (found.index(self.cursor) + 1 if self.cursor in found else 0), len(found)
+        """Return the number of the match at the cursor, 0 if there is none, and the number of all matches."""
+        matches = self._matches()
+        return (matches.index(self.cursor) + 1 if self.cursor in matches else 0), len(matches)
 
     def _matches(self) -> list[int]:
-        """Rows with the text; the first row of a block in which it is broken over two."""
-        found = [number for number, row in enumerate(self.rows) if self.needle and self.needle in row.text.casefold()]
-        with_rows = {self.rows[number].block for number in found}
+        """Return the rows with the text; the first row of a block in which a match spans two rows."""
+        rows = [number for number, row in enumerate(self.rows) if self.needle and self.needle in row.text.casefold()]
+        with_rows = {self.rows[number].block for number in rows}
         for number, block in enumerate(self.blocks):
             if self.needle and number not in with_rows and self.needle in block.text.casefold():
-                found.append(self._first(number) + block.gap)
-        return sorted(found)
+                rows.append(self._first(number) + block.gap)
+        return sorted(rows)
 
     def render_line(self, y: int) -> Strip:
         base, width = self.rich_style, self.size.width
@@ -178,22 +180,22 @@ class Pager(Scroller):
 
 
 def _highlighted(segments: list[Segment], needle: str, style: Style) -> list[Segment]:
-    """The segments with a text in them marked; the text may reach over several."""
-    whole = "".join(segment.text for segment in segments).casefold()
-    if not needle or needle not in whole or len(whole) != sum(len(segment.text) for segment in segments):
+    """Return the segments with the matches highlighted; a match may span several segments."""
+    text = "".join(segment.text for segment in segments).casefold()
+    if not needle or needle not in text or len(text) != sum(len(segment.text) for segment in segments):
         return segments
     marks = []
-    at = whole.find(needle)
-    while at >= 0:
-        marks.append((at, at + len(needle)))
-        at = whole.find(needle, at + len(needle))
-    made, start = [], 0
+    position = text.find(needle)
+    while position >= 0:
+        marks.append((position, position + len(needle)))
+        position = text.find(needle, position + len(needle))
+    result, start = [], 0
     for segment in segments:
         end = start + len(segment.text)
         cuts = sorted({start, end, *(min(max(edge, start), end) for mark in marks for edge in mark)})
         for low, high in pairwise(cuts):
             inside = any(first <= low < last for first, last in marks)
             plain = segment.style or Style.null()
-            made.append(Segment(segment.text[low - start : high - start], plain + style if inside else plain))
+            result.append(Segment(segment.text[low - start : high - start], plain + style if inside else plain))
         start = end
-    return made
+    return result

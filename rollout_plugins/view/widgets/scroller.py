@@ -1,4 +1,4 @@
-"""Rows with a cursor among them, of which only those on the screen are drawn."""
+"""Rows with a cursor, of which only those on the screen are drawn."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Scroller(ScrollView, can_focus=True):
     """Moves a cursor through any number of rows, and keeps it on the screen."""
 
     HEAD: ClassVar[int] = 0
-    """Rows at the top that stay where they are."""
+    """How many rows at the top do not scroll."""
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("down,j", "move(1)", "Down", show=False),
         Binding("up,k", "move(-1)", "Up", show=False),
@@ -29,10 +29,10 @@ class Scroller(ScrollView, can_focus=True):
         super().__init__()
         self.cursor = 0
         self.count = 0
-        """How many rows there are."""
+        """The number of rows."""
 
     def move_to(self, row: int) -> None:
-        """Put the cursor there, on the screen."""
+        """Move the cursor to a row, and scroll it into view."""
         row = max(0, min(row, self.count - 1))
         if row != self.cursor:
             self.cursor = row
@@ -41,10 +41,10 @@ class Scroller(ScrollView, can_focus=True):
         self.refresh()
 
     def moved(self) -> None:
-        """The cursor is on another row."""
+        """Handle that the cursor moved to another row."""
 
     def opened(self) -> None:
-        """The row under the cursor was clicked."""
+        """Handle a click on the row under the cursor."""
 
     def show_cursor(self) -> None:
         top, height = self.scroll_offset.y, self.size.height - self.HEAD
@@ -54,7 +54,7 @@ class Scroller(ScrollView, can_focus=True):
             self.scroll_to(y=self.cursor - height + 1, animate=False)
 
     def on_click(self, event: events.Click) -> None:
-        """A click goes to a row; one more opens it."""
+        """Move to the clicked row; open it if the cursor is there already."""
         row = self.scroll_offset.y + int(event.y) - self.HEAD
         if event.y >= self.HEAD and row < self.count:
             again = row == self.cursor
