@@ -18,7 +18,7 @@ MEMORY = 100_000
 
 
 @dataclass(slots=True)
-class _Shown:
+class _ShownRollout:
     """The rollout with some content that the sinks were shown last."""
 
     step: int
@@ -63,7 +63,7 @@ class Dedup:
 
     @hookimpl
     def on_run_start(self) -> None:
-        self._shown: dict[str, OrderedDict[str, _Shown]] = {}
+        self._shown: dict[str, OrderedDict[str, _ShownRollout]] = {}
         self.skip_reasons: dict[str, str] = {}
 
     @hookimpl
@@ -104,12 +104,12 @@ class Dedup:
     def _choose(self, key: str, units: list[list[Rollout]], step: Step, marks: dict[str, str]) -> None:
         """Keep one of the equal units, or none if the sinks were shown an equal one before."""
         first = max(units, key=_reward) if self._best else units[0]  # max returns the first of equal maxima
-        shown = self._remembered(key, step)
-        is_same_rollout = shown is not None and any(r.id == shown.id for unit in units for r in unit)
-        if shown is not None and not is_same_rollout and not (self._best and _reward(first) > shown.reward):
-            self._skip(units, f"same {self._by} as {shown.id} of step {shown.step}")
+        previous = self._remembered(key, step)
+        is_same_rollout = previous is not None and any(r.id == previous.id for unit in units for r in unit)
+        if previous is not None and not is_same_rollout and not (self._best and _reward(first) > previous.reward):
+            self._skip(units, f"same {self._by} as {previous.id} of step {previous.step}")
             return
-        self._remember(key, _Shown(step.step, _reward(first), first[0].id), step)
+        self._remember(key, _ShownRollout(step.step, _reward(first), first[0].id), step)
         duplicates = [unit for unit in units if unit is not first]
         self._skip(duplicates, f"same {self._by} as {first[0].id} of this step")
         if duplicates:
@@ -120,13 +120,13 @@ class Dedup:
     def _skip(self, units: Sequence[Sequence[Rollout]], reason: str) -> None:
         self.skip_reasons.update((rollout.id, reason) for unit in units for rollout in unit)
 
-    def _remembered(self, key: str, step: Step) -> _Shown | None:
-        shown = self._shown[step.split].get(key) if step.split in self._shown else None
-        return shown if shown is not None and 0 <= step.step - shown.step <= self._window else None
+    def _remembered(self, key: str, step: Step) -> _ShownRollout | None:
+        previous = self._shown[step.split].get(key) if step.split in self._shown else None
+        return previous if previous is not None and 0 <= step.step - previous.step <= self._window else None
 
-    def _remember(self, key: str, shown: _Shown, step: Step) -> None:
+    def _remember(self, key: str, previous: _ShownRollout, step: Step) -> None:
         memory = self._shown.setdefault(step.split, OrderedDict())
-        memory[key] = shown
+        memory[key] = previous
         memory.move_to_end(key)
         while len(memory) > MEMORY or next(iter(memory.values())).step < step.step - self._window:
             memory.popitem(last=False)

@@ -91,15 +91,15 @@ def groups(pool: Pool) -> Reasons:
     for entry in pool.entries:
         members.setdefault(entry.group, []).append(entry)
     ranked = pool.ranked()
-    wanted = {ranked[0].id: "best of the step", ranked[-1].id: "worst of the step"} if len(ranked) > 1 else {}
+    special_reasons = {ranked[0].id: "best of the step", ranked[-1].id: "worst of the step"} if len(ranked) > 1 else {}
     chosen: Reasons = {}
     for group in _by_interest(list(members.values()), ranked, pool):
         new = [entry for entry in group if entry.id in pool.new]
         if len(chosen) + len(new) <= pool.room:
-            chosen.update((entry.id, _reason(entry, group, wanted)) for entry in new)
+            chosen.update((entry.id, _reason(entry, group, special_reasons)) for entry in new)
     if not chosen and not pool.kept:
-        return _choose_singles(pool, wanted)
-    for rollout_id, reason in wanted.items():  # their groups may be too large, but they themselves fit
+        return _choose_singles(pool, special_reasons)
+    for rollout_id, reason in special_reasons.items():  # their groups may be too large, but they themselves fit
         if rollout_id in pool.new and len(chosen) < pool.room:
             chosen.setdefault(rollout_id, reason)
     return chosen
@@ -117,21 +117,25 @@ def _unique(lists: Sequence[list[Entry]]) -> list[list[Entry]]:
     return list({id(group): group for group in lists}.values())
 
 
-def _reason(entry: Entry, group: Sequence[Entry], wanted: Reasons) -> str:
+def _reason(entry: Entry, group: Sequence[Entry], special_reasons: Reasons) -> str:
     if entry.errored:
         return "errored"
-    if entry.id in wanted:
-        return wanted[entry.id]
+    if entry.id in special_reasons:
+        return special_reasons[entry.id]
     if any(other.errored for other in group):
         return "in a group with an error"
-    special = next((wanted[other.id] for other in group if other.id in wanted), None)
+    special = next((special_reasons[other.id] for other in group if other.id in special_reasons), None)
     return f"in the group of the {special}" if special else "its group was drawn at random"
 
 
-def _choose_singles(pool: Pool, wanted: Reasons) -> Reasons:
+def _choose_singles(pool: Pool, special_reasons: Reasons) -> Reasons:
     """Choose single rollouts if no complete group fits: errored ones, the best, the worst, then random ones."""
-    entries = sorted(pool.shuffled(pool.entries), key=lambda entry: (not entry.errored, entry.id not in wanted))
-    return pool.choice({e.id: "errored" if e.errored else wanted.get(e.id, "drawn at random") for e in entries})
+    entries = sorted(
+        pool.shuffled(pool.entries), key=lambda entry: (not entry.errored, entry.id not in special_reasons)
+    )
+    return pool.choice(
+        {e.id: "errored" if e.errored else special_reasons.get(e.id, "drawn at random") for e in entries}
+    )
 
 
 STRATEGIES: dict[str, Callable[[Pool], Reasons]] = {

@@ -171,9 +171,9 @@ def fill(needs: Sequence[int], lines: int) -> list[int]:
     return shares
 
 
-def _skipped(view: Conversation, shown: Sequence[Piece], layout: Layout) -> Text:
-    turns = len(view.turns) - len({piece.turn for piece in shown if piece.turn < len(view.turns)})
-    calls = sum(len(turn.calls) for turn in view.turns) - sum(piece.kind == "call" for piece in shown)
+def _skipped(view: Conversation, visible: Sequence[Piece], layout: Layout) -> Text:
+    turns = len(view.turns) - len({piece.turn for piece in visible if piece.turn < len(view.turns)})
+    calls = sum(len(turn.calls) for turn in view.turns) - sum(piece.kind == "call" for piece in visible)
     hidden = ((turns, "message"), (calls, "tool call"))
     what = ", ".join(count(number, noun) for number, noun in hidden if number > 0)
     return Text(" " * layout.gutter + f"… {what or 'more of this'} …", style="dim")

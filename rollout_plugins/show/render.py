@@ -198,15 +198,15 @@ def _group_rows(views: list[Conversation], width: int, max_lines: int | None) ->
     views = sorted(views, key=lambda view: rank(view.reward), reverse=True)
     kinds = {id(views[places[0]]): len(places) for places in group_equal(views)}
     different = [view for view in views if id(view) in kinds]
-    shown = _spread(different, max((width + len(_RULE)) // (_COLUMN + len(_RULE)), 1))
+    selected = _spread(different, max((width + len(_RULE)) // (_COLUMN + len(_RULE)), 1))
     common = count_shared_turns(views)
     prompt = Conversation(turns=views[0].turns[:common], columns=views[0].columns)
-    rows = [_summary(views, len(shown), len(different), width)]
+    rows = [_summary(views, len(selected), len(different), width)]
     rows += body_rows(prompt, Layout(width, None if max_lines is None else max(max_lines // 4, 1)))
     lines = None if max_lines is None else max_lines - len(rows)
     if lines is not None and lines <= 0:
         return rows
-    titled = [(format_times(kinds[id(view)]), _rest(view, common)) for view in shown]
+    titled = [(format_times(kinds[id(view)]), _rest(view, common)) for view in selected]
     return [*rows, *_side_by_side(titled, width, lines)]
 
 
@@ -224,11 +224,11 @@ def _rest(view: Conversation, common: int, *, with_position: bool = False) -> Co
     return own if with_position else replace(own, split=None, step=None, group=None)
 
 
-def _summary(views: Sequence[Conversation], shown: int, different: int, width: int) -> Text:
+def _summary(views: Sequence[Conversation], shown_count: int, different: int, width: int) -> Text:
     first = views[0]
     left = Text("  ".join(position_facts(replace(first, index=None))), style="bold")
     variety_text = describe_variety(different, len(views))
-    variety_text += f"{', ' * bool(variety_text)}{shown} of them shown" if shown < different else ""
+    variety_text += f"{', ' * bool(variety_text)}{shown_count} of them shown" if shown_count < different else ""
     left = Text.assemble(left, f"  {count(len(views), 'answer')}{', ' * bool(variety_text)}{variety_text}")
     rewards = [view.reward for view in views]
     ends = [reward for reward in rewards if finite(reward) is not None] or rewards

@@ -48,10 +48,10 @@ def rollout_blocks(
     return [*blocks, *turns, *_others(view, folder, {block.image for block in turns})]
 
 
-def _others(view: Conversation, folder: Path, shown: set[Any]) -> Iterator[Block]:
+def _others(view: Conversation, folder: Path, shown_images: set[Any]) -> Iterator[Block]:
     """Yield the images that no message contains."""
     for image in view.images:
-        if isinstance(image, Image) and image not in shown:
+        if isinstance(image, Image) and image not in shown_images:
             yield Block("image", ((clean(content_text(image)), "dim"),), label="image", gap=True)
             yield from _image(image, folder, -1)
 
@@ -145,10 +145,10 @@ def _call_spans(call: ToolCall) -> Spans:
         if isinstance(arguments, Mapping) and any(_is_long(value) for value in arguments.values()):
             spans = [(f"{one_line(call.name, 80)}(", "bold cyan")]
             for key, value in arguments.items():
-                shown = clean(value if isinstance(value, str) else readable(value)).strip("\n")
-                split = "\n    " if "\n" in shown else ""
+                value_text = clean(value if isinstance(value, str) else readable(value)).strip("\n")
+                line_break = "\n    " if "\n" in value_text else ""
                 spans.append((f"\n  {one_line(key, 60)}=", "cyan"))
-                spans.append((split + shown.replace("\n", "\n    "), ""))
+                spans.append((line_break + value_text.replace("\n", "\n    "), ""))
             return [*spans, ("\n)", "bold cyan")]
     except Exception:  # noqa: S110 - arguments that raise when read: the call is shown anyway
         pass

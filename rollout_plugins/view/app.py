@@ -98,7 +98,7 @@ class Viewer(App[None]):
         return self.stats
 
     def read_findings(self) -> list[Finding]:
-        """Read the findings that are stored; run the checks over a run that has none. On a worker's thread."""
+        """Read the stored findings, or run the checks if there are none; on a worker thread."""
         if not self._is_checked:
             self.findings = self.stored.findings
             if not self.findings and self.ended and len(self.stored) <= MAX_CHECKED:

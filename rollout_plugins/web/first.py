@@ -73,5 +73,6 @@ class First:
             "advice": clean(finding.advice),
             "rollouts": [clean(rollout_id) for rollout_id in finding.rollouts[:MAX_EXAMPLES]],
             "total": len(finding.rollouts),
-            "command": clean(evidence_command(finding, self._run.place)),
+            # The report may be sent to others, so it does not name the folder.
+            "command": clean(evidence_command(finding, "RUN")),
         }

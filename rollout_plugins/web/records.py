@@ -50,9 +50,9 @@ class Records:
             "extra": self._values(view.extra),
             "panels": [self._panel(panel) for panel in panels],
         }
-        shown = {image for turn in record["turns"] for image in _image_parts(turn)}
+        shown_images = {image for turn in record["turns"] for image in _image_parts(turn)}
         images = [self._pictures.add(image) for image in view.images if isinstance(image, Image)]
-        optional["images"] = [image for image in dict.fromkeys(images) if image not in shown]
+        optional["images"] = [image for image in dict.fromkeys(images) if image not in shown_images]
         return record | {name: value for name, value in optional.items() if value not in (None, [], {})}
 
     def _prompt(self, rollout: Rollout) -> int:

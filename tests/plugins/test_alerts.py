@@ -134,7 +134,7 @@ def test_a_target_that_hangs_costs_the_training_nothing(tmp_path, monkeypatch):
     assert time.monotonic() - started < 30
     release.set()
     assert len(run) == 30
-    assert any("still on their way" in text for text in run.health.warnings)
+    assert any("not delivered yet" in text for text in run.health.warnings)
 
 
 class Leaks:

@@ -110,7 +110,7 @@ def test_more_than_the_limit_are_whole_groups_spread_over_the_steps(shop):
 
 
 def test_prompts_that_come_back_are_chosen_first(shop):
-    data = report(shop, limit=60, split="train")
+    data = report(shop, limit=120, split="train")
     steps = {}
     for one in data["rollouts"]:
         steps.setdefault(one["prompt"], set()).add(one["step"])
@@ -320,7 +320,7 @@ def test_another_file_is_not_replaced_without_saying_so(shop, tmp_path):
     write_report(open_run(shop), mine)
     with pytest.raises(RunError, match="is a folder; name a file"):
         write_report(open_run(shop), tmp_path)
-    with pytest.raises(SetupError, match="does not exist; make it"):
+    with pytest.raises(SetupError, match="does not exist; create it"):
         write_report(open_run(shop), tmp_path / "no" / "report.html")
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
 
@@ -347,7 +347,8 @@ def test_rewards_that_are_nan_or_infinite_are_counted_and_stay_gaps(tmp_path):
     data = report(write(tmp_path, made))
     counts = {"nan": 1, "infinite": 1}
     assert data["run"]["not_finite"] == {"reward": counts, "reward/correct": counts}
-    assert data["first"]["odd"] == {"id": "r1.1.t2.0.0", "step": 2}
+    first = data["first"]["findings"][0]
+    assert (first["check"], first["rollouts"]) == ("rewards-not-finite", ["r1.1.t2.0.0", "r1.1.t2.0.1"])
     assert data["steps"]["train"]["reward"] == [1.5, "inf", 1.5]
 
 

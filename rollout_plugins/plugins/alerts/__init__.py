@@ -1,4 +1,4 @@
-"""Alerts of your own: a rule about the training or about findings, and where to send a message when it holds."""
+"""Send alerts by your own rules: a rule is about the training or about findings, and has targets for its messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rollout_plugins.system.option_checks import check
 logger = logging.getLogger("rollout_plugins")
 
 NAME = "alerts"
-#: How long the end of a run waits for messages that are still on their way.
+#: How long the end of a run waits for undelivered messages.
 END_SECONDS = 5.0
 
 
@@ -109,9 +109,9 @@ class Alerts:
 
     @hookimpl
     def on_run_end(self) -> None:
-        """Wait a moment for messages that are on their way."""
+        """Wait briefly for undelivered messages."""
         if not self._outgoing.wait(END_SECONDS):
-            logger.warning("alerts are still on their way; those that do not arrive before the exit are lost")
+            logger.warning("some alerts are not delivered yet; they are lost if the process exits before")
 
     def _apply(self, values: Iterable[tuple[NumberRule, float | None]], step: int) -> list[Finding]:
         """Send the messages of the rules that begin to hold; return a finding for each, which is stored once."""

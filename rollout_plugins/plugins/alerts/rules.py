@@ -90,7 +90,7 @@ class NumberRule:
 
     @property
     def sentence(self) -> str:
-        """What holds, with its numbers: `truncated is 0.42 at step 16, and was > 0.3 for 5 steps`."""
+        """The state of the rule with its numbers: `truncated is 0.42 at step 16, and was > 0.3 for 5 steps`."""
         step, value = self._held[-1]
         since = f", and was {self.sign} {self.bound:g} for {self.steps} steps" if self.steps > 1 else ""
         bound = f" ({self.sign} {self.bound:g})" if self.steps == 1 else ""

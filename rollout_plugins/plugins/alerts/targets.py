@@ -1,4 +1,4 @@
-"""Where messages go: webhooks, commands, functions. Each is delivered on a thread beside the recording."""
+"""The targets of messages: webhooks, commands and functions. Messages are delivered on a separate thread."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 logger = logging.getLogger("rollout_plugins")
 
 DASHBOARDS = ("trackio", "wandb")
-"""Sinks whose alerts show every finding, and so the first time that a rule holds."""
+"""Sinks that show every finding as an alert, including the first time that a rule holds."""
 KINDS = "webhook:URL, slack:URL, command:WORDS, trackio, wandb, or a function of a title and a text"
 SECONDS = 10.0
 """How long one delivery may take."""
@@ -34,7 +34,7 @@ _VARIABLE = re.compile(r"\$\{?(\w+)\}?")
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What one alert says."""
+    """The content of one alert."""
 
     title: str
     text: str
@@ -50,15 +50,15 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A place for messages."""
+    """A destination for messages."""
 
     label: str
-    """What logs call it: its kind and host, without anything that may be secret."""
+    """Its name in logs: kind and host, without anything that may be secret."""
     deliver: Callable[[Message], object]
 
 
 def parse_target(value: Any) -> Target | str:
-    """Return the target that an option describes, or what is wrong with it. No message shows a URL's path."""
+    """Return the target that an option describes, or what is wrong with it. Error texts never contain a URL's path."""
     if callable(value):
         label = f"function {getattr(value, '__name__', type(value).__name__)}"
         return Target(label, lambda message: value(message.title, f"{message.text}\n{message.command}"))
@@ -147,7 +147,7 @@ class Outgoing:
                 self._thread.start()
 
     def wait(self, seconds: float) -> bool:
-        """Wait until everything was delivered, at most so long; return whether it was."""
+        """Wait for the delivery of all messages, with a time limit; return whether all were delivered."""
         until = time.monotonic() + seconds
         while self._thread is not None and time.monotonic() < until:
             time.sleep(0.01)

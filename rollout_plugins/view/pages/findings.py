@@ -1,4 +1,4 @@
-"""What checks found: a line for each finding, what to do about it, and a key to the rollouts that show it."""
+"""The screen of findings: a line for each, with its advice, and a key that shows its rollouts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class FindingsPage(Page):
 
     def on_mount(self) -> None:
         grid = self.query_one(Grid)
-        grid.empty = "no findings are stored; rollouts check looks for them"
+        grid.empty = "no findings are stored; run rollouts check to look for them"
         grid.set_columns(
             [
                 Column("severity", "severity", _severity, left=False),
@@ -50,7 +50,7 @@ class FindingsPage(Page):
         self.renew()
 
     def renew(self) -> None:
-        """Show the findings there are now."""
+        """Show the current findings."""
         findings = self.viewer.findings
         self.title_is(Text("findings", style="bold"), count(len(findings), "finding"))
         grid = self.query_one(Grid)
@@ -112,5 +112,5 @@ def lines_of(findings: Sequence[Finding], room: int) -> Text:
         lines.append(f"{finding.severity:<8}", style=STYLES.get(finding.severity, ""))
         lines.append(f" {one_line(finding.text, 300)}")
     more = len(findings) - room
-    lines.append(f"\n{'' if more <= 0 else f'{more} more; '}F lists them and leads to the rollouts", style="dim")
+    lines.append(f"\n{'' if more <= 0 else f'{more} more; '}press F for a list with their rollouts", style="dim")
     return lines

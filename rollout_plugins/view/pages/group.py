@@ -76,7 +76,7 @@ class GroupPage(BesidePage):
 
     def _arrived(self, answer: tuple[Rollouts, list[_Sibling]]) -> None:
         self._rollouts, self._siblings = answer
-        with_reward = [place for place, one in enumerate(self._siblings) if finite(one.reward) is not None]
+        with_reward = [place for place, sibling in enumerate(self._siblings) if finite(sibling.reward) is not None]
         self._selected = with_reward[-1] if with_reward else len(self._siblings) - 1
         self.fill()
 
@@ -120,7 +120,7 @@ class GroupPage(BesidePage):
         self.draw(keep=True)
 
     def _title(self) -> None:
-        rewards = [one.reward for one in self._siblings for _ in range(one.copies)]
+        rewards = [sibling.reward for sibling in self._siblings for _ in range(sibling.copies)]
         answers = filter(None, [count(len(rewards), "answer"), describe_variety(len(self._siblings), len(rewards))])
         name = f"step {number(self._of.step)}  group {number(self._of.group)}  {', '.join(answers)}"
         ends = f"{number(rewards[0])} … {number(rewards[-1])}"
@@ -132,7 +132,7 @@ class GroupPage(BesidePage):
     def _ruler(self) -> Block:
         """Return a block with all siblings by reward, and the selected one highlighted."""
         return ruler(
-            [f"{number(one.reward)} {format_times(one.copies)}".rstrip() for one in self._siblings],
+            [f"{number(sibling.reward)} {format_times(sibling.copies)}".rstrip() for sibling in self._siblings],
             self._selected,
             marked={0},
         )
@@ -185,11 +185,14 @@ def _mark_parting(best: Conversation, other: Conversation, left: list[Block] | N
         right.insert(0, Block("parting", [("equal to the best one", "yellow")]))
         return
     pairs = ([b for b in left or () if b.turn == place], [b for b in right if b.turn == place])
-    for one, two in zip(*pairs, strict=False):
-        if one.kind == two.kind and one.spans and two.spans and one.text != two.text:
-            changes = text_changes(one.text, two.text)
-            one.spans = [(text, _OWN if kind == "removed" else "") for kind, text in changes if kind != "added"]
-            two.spans = [(text, _OWN if kind == "added" else "") for kind, text in changes if kind != "removed"]
+    for left_block, right_block in zip(*pairs, strict=False):
+        has_texts = left_block.spans and right_block.spans and left_block.text != right_block.text
+        if left_block.kind == right_block.kind and has_texts:
+            changes = text_changes(left_block.text, right_block.text)
+            left_block.spans = [(text, _OWN if kind == "removed" else "") for kind, text in changes if kind != "added"]
+            right_block.spans = [
+                (text, _OWN if kind == "added" else "") for kind, text in changes if kind != "removed"
+            ]
     for blocks in filter(None, (left, right)):
         at = next((n for n, block in enumerate(blocks) if block.turn >= place), len(blocks))
         blocks.insert(at, Block("parting", [("◆ they diverge here", "bold yellow")], turn=place))

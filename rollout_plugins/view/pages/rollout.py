@@ -42,11 +42,11 @@ class RolloutPage(RolloutActions):
     ]
 
     def __init__(
-        self, found: Rollouts | None, place: int, *, find: str = "", moved: Callable[[int], None] | None = None
+        self, rollouts: Rollouts | None, place: int, *, find: str = "", moved: Callable[[int], None] | None = None
     ) -> None:
         """Create the screen. `find`: a text to search for. `moved`: called with the new place in the list."""
         super().__init__()
-        self._rollouts, self._place = found, place
+        self._rollouts, self._place = rollouts, place
         self._text, self._moved = find, moved
         self._rollout_id = ""
         self._rollout: Rollout | None = None

@@ -128,12 +128,12 @@ class RolloutsPage(RolloutActions):
             constant = {"split", "step"} if "step" in filters else {"split"} if splits < 2 else set()
             return _List(rollouts, run.columns, constant, rollouts.position(previous) if previous else None)
 
-        def arrived(listed: _List) -> None:
+        def arrived(query_result: _List) -> None:
             self._where, self._text, self._hits = where, text, hits
             if self.ask.is_open:
                 self.ask.close()
-            place = listed.cursor if listed.cursor is not None else before if again else 0
-            self._arrived(listed, place + grid.cursor - before, again=again)
+            place = query_result.cursor if query_result.cursor is not None else before if again else 0
+            self._arrived(query_result, place + grid.cursor - before, again=again)
 
         self.job(find, arrived, group="find", failed=self._refused)
 
@@ -147,12 +147,12 @@ class RolloutsPage(RolloutActions):
             self.query_one(Grid).empty = one_line(str(error), 400)
             self.query_one(Grid).refresh()
 
-    def _arrived(self, listed: _List, cursor: int, *, again: bool) -> None:
+    def _arrived(self, query_result: _List, cursor: int, *, again: bool) -> None:
         grid = self.query_one(Grid)
-        self._rollouts, self._names = listed.rollouts, listed.names
+        self._rollouts, self._names = query_result.rollouts, query_result.names
         grid.empty = "no rollouts match" if self._where or self._text or self._query_filters else "no rollouts"
-        grid.set_columns(rollout_columns(listed.names, leave_out=listed.constant))
-        grid.set_rows(len(listed.rollouts), cursor, keep=again)
+        grid.set_columns(rollout_columns(query_result.names, leave_out=query_result.constant))
+        grid.set_rows(len(query_result.rollouts), cursor, keep=again)
         self._head("")
         self._look()
         then, self._then = self._then, ""
@@ -205,7 +205,7 @@ class RolloutsPage(RolloutActions):
     # --- the rows on the screen
 
     @on(Grid.Wanted)
-    def _wanted(self, event: Grid.Wanted) -> None:
+    def _read_requested_rows(self, event: Grid.Wanted) -> None:
         rollouts = self._rollouts
         if rollouts is None:
             return
@@ -229,7 +229,7 @@ class RolloutsPage(RolloutActions):
     # --- the rollout under the cursor
 
     @on(Grid.Opened)
-    def _opened(self) -> None:
+    def _open_rollout(self) -> None:
         if self._rollouts is not None and len(self._rollouts):
             grid = self.query_one(Grid)
             self.app.push_screen(RolloutPage(self._rollouts, grid.cursor, find=self._text, moved=grid.move_to))

@@ -124,7 +124,7 @@ class StepsPage(Page):
         self._order_rows(None)
 
     @on(Grid.Opened)
-    def _opened(self) -> None:
+    def _open_step(self) -> None:
         key = self._step_under_cursor()
         if key is not None:
             split, step = key

@@ -66,22 +66,26 @@ class TimePage(BesidePage):
         self.job(self._find, self._arrived, group="time")
 
     def _find(self) -> tuple[Rollouts, list[_Moment]]:
-        found = Rollouts.matching(self.viewer.stored.session, Filters(messages=self._of.prompt, split=self._of.split))
+        rollouts = Rollouts.matching(
+            self.viewer.stored.session, Filters(messages=self._of.prompt, split=self._of.split)
+        )
         moments: dict[int, _Moment] = {}
-        for place, step, reward in self._answers(found):
+        for place, step, reward in self._answers(rollouts):
             moments.setdefault(step, _Moment(step, [])).answers.append((place, finite(reward)))
         for moment in moments.values():
             moment.answers.sort(key=lambda answer: rank(answer[1]), reverse=True)
-        return found, [moments[step] for step in sorted(moments)]
+        return rollouts, [moments[step] for step in sorted(moments)]
 
-    def _answers(self, found: Rollouts) -> Iterator[tuple[int, int, Any]]:
+    def _answers(self, rollouts: Rollouts) -> Iterator[tuple[int, int, Any]]:
         """Yield index, step and reward of each answer; the complete rollouts are read only if they are shown."""
         if all(map(is_plain_text, self._of.prompt)):
-            rows = enumerate(found.rows(["step", "reward"]))
+            rows = enumerate(rollouts.rows(["step", "reward"]))
             yield from ((place, row["step"], row["reward"]) for place, row in rows if row)
             return
         worker = get_current_worker()
-        for place, rollout in same_prompt(found.numbered(), self._of.prompt, is_cancelled=lambda: worker.is_cancelled):
+        for place, rollout in same_prompt(
+            rollouts.numbered(), self._of.prompt, is_cancelled=lambda: worker.is_cancelled
+        ):
             yield place, rollout.step, rollout.reward
 
     def _arrived(self, answer: tuple[Rollouts, list[_Moment]]) -> None:
@@ -100,13 +104,13 @@ class TimePage(BesidePage):
         self._load()
 
     def _load(self) -> None:
-        found, moments = self._rollouts, [self._moments[place] for place in self._shown]
-        if found is None:
+        rollouts, moments = self._rollouts, [self._moments[place] for place in self._shown]
+        if rollouts is None:
             return
         places = [_pick(moment, self._mode) for moment in moments]
 
         def load() -> list[Rollout]:
-            return [rollout for place in places for rollout in found.page(place, 1)]
+            return [rollout for place in places for rollout in rollouts.page(place, 1)]
 
         self.job(load, lambda rollouts: self._show(moments, rollouts), group="moments")
 

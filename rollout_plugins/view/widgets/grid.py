@@ -256,7 +256,7 @@ class Grid(Scroller):
         self.post_message(self.Sorted())
         self.refresh()
 
-    def opened(self) -> None:
+    def activate_row(self) -> None:
         self.action_open()
 
     def action_open(self) -> None:

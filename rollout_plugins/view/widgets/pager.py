@@ -92,7 +92,7 @@ class Pager(Scroller):
         if self.room != self._laid_out:
             self._lay_out_again()
 
-    def opened(self) -> None:
+    def activate_row(self) -> None:
         self.action_fold()
 
     def action_turn(self, turns: int) -> None:
@@ -101,9 +101,9 @@ class Pager(Scroller):
             return
         here = self.rows[self.cursor].block
         starts = [number for number, block in enumerate(self.blocks) if block.gap or number == 0]
-        wanted = [number for number in starts if (number > here if turns > 0 else number < here)]
-        if wanted:
-            number = wanted[0] if turns > 0 else wanted[-1]
+        ahead = [number for number in starts if (number > here if turns > 0 else number < here)]
+        if ahead:
+            number = ahead[0] if turns > 0 else ahead[-1]
             row = self._first(number)
             row += not self.rows[row].cells and row + 1 < len(self.rows)
             self.scroll_to(y=max(row - 1, 0), animate=False)

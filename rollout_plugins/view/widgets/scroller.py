@@ -43,7 +43,7 @@ class Scroller(ScrollView, can_focus=True):
     def moved(self) -> None:
         """Handle that the cursor moved to another row."""
 
-    def opened(self) -> None:
+    def activate_row(self) -> None:
         """Handle a click on the row under the cursor."""
 
     def show_cursor(self) -> None:
@@ -60,7 +60,7 @@ class Scroller(ScrollView, can_focus=True):
             again = row == self.cursor
             self.move_to(row)
             if again:
-                self.opened()
+                self.activate_row()
 
     def action_move(self, rows: int) -> None:
         self.move_to(self.cursor + rows)
