@@ -279,7 +279,7 @@ def test_a_folder_is_made_only_where_its_own_folder_is(rollouts, tmp_path, words
     (tmp_path / "a.jsonl").write_text('{"messages": [{"role": "user", "content": "x"}]}\n')
     code, _, err = rollouts(*(word.format(here=tmp_path) for word in words), "-o", tmp_path / "no" / "x")
     assert (code, (tmp_path / "no").exists()) == (1, False)
-    assert " does not exist; make it" in err
+    assert " does not exist; create it" in err
 
 
 @pytest.mark.parametrize(

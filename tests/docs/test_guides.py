@@ -45,6 +45,8 @@ def place(demo):
         warnings.simplefilter("default")
         runpy.run_path(str(ROOT / "examples" / "tutorial.py"))["main"](str(demo / "outputs" / "tutorial"), steps=1)
     assert [str(each.message) for each in told if issubclass(each.category, (DeprecationWarning, FutureWarning))] == []
+    stored, dataset = demo / "outputs" / "demo", demo / "middle.parquet"  # which a snippet of how-to/prompts reads
+    assert main(["prompts", str(stored), "--by", "correct", "--band", "0.2:0.8", "--to", str(dataset)]) == 0
     return demo
 
 
