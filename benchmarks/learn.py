@@ -4,8 +4,8 @@
 
 Groups of eight share a prompt, and prompts come back: a step has 128 of 2,048. Each question is asked in a fresh
 process; `peak` is the largest resident size of it. Goals are in CPU seconds of all threads, start included, so that
-other programs on the machine do not count. What `rescore` adds is what it takes beside the reward function, which takes
-a millisecond for each rollout, as a verifier of mathematics does; judges take far longer.
+other programs on the machine do not count. What `rescore` adds is what it takes beside the reward function, which
+needs a millisecond for each rollout, as a verifier of mathematics does; judges take far longer.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollout_plugins.reading.panels import Panels
+from rollout_plugins.web.data import PromptsOf
 from rollout_plugins.web.page import LIMIT, Written, write_page
 
 if TYPE_CHECKING:
@@ -31,4 +32,13 @@ def write_report(
     progress: called with what is being done, how much of it is, and of how much.
     The other options are filters, as for `StoredRun.rollouts`.
     """
-    return write_page(run, path, panels=Panels(plugins).of, **options)
+    return write_page(run, path, panels=Panels(plugins).of, prompts=_prompts_of(), **options)
+
+
+def _prompts_of() -> PromptsOf | None:
+    """Return what lists a run's prompts, unless that part is not installed."""
+    try:
+        from rollout_plugins.learn.prompt_list import list_prompts
+    except ImportError:
+        return None
+    return list_prompts

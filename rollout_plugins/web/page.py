@@ -14,7 +14,7 @@ from rollout_plugins import __version__
 from rollout_plugins.errors import RunError, check_folder, check_replaceable
 from rollout_plugins.reading.runs import StoredRun
 from rollout_plugins.system.files import replace_file
-from rollout_plugins.web.data import PanelsOf, Progress, page_data
+from rollout_plugins.web.data import PanelsOf, Progress, PromptsOf, page_data
 
 LIMIT = 2000
 _STATIC = Path(__file__).parent / "static"
@@ -37,6 +37,7 @@ def write_page(
     *,
     limit: int = LIMIT,
     panels: PanelsOf,
+    prompts: PromptsOf | None = None,
     force: bool = False,
     progress: Progress = lambda *_: None,
     **filters: Any,
@@ -47,7 +48,7 @@ def write_page(
     check_replaceable(path)
     if not force:
         _check_ours(path)
-    data = page_data(run, limit=limit, panels=panels, progress=progress, **filters)
+    data = page_data(run, limit=limit, panels=panels, prompts=prompts, progress=progress, **filters)
     page = html(data)
     replace_file(path, lambda target: target.write_bytes(page))
     return Written(path, len(data["rollouts"]), data["matched"], len(page))

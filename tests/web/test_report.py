@@ -20,6 +20,7 @@ from rollout_plugins.errors import RunError, SetupError
 from rollout_plugins.report import write_report
 from rollout_plugins.testing import make_rollout
 from rollout_plugins.web import course
+from rollout_plugins.web import data as page_values
 
 
 def data_of(path):
@@ -361,3 +362,27 @@ def test_a_point_of_several_steps_weighs_what_was_scored(tmp_path, monkeypatch):
     assert data["steps"]["train"]["step"] == [1, 3]
     assert data["steps"]["train"]["reward"] == [4.0, 3.0]
     assert data["steps"]["train"]["rollouts"] == [8, 4]
+
+
+@pytest.mark.needs(part="learn")
+def test_prompts_are_listed_with_what_became_of_them(tmp_path, monkeypatch):
+    courses = {"easy": "11", "hard \u202e<script>": "00", "new": "01"}
+    made = [
+        made_one(
+            step, number, group=number, prompt=({"role": "user", "content": name},), reward=float(course[step - 1]),
+            rewards={"correct": float(course[step - 1])},
+        )
+        for step in (1, 2)
+        for number, (name, course) in enumerate(courses.items())
+    ]  # fmt: skip
+    folder = write(tmp_path, made)
+    prompts = report(folder)["prompts"]
+    assert (prompts["total"], prompts["headline"]) == (3, "a pass is reward >= 1: stuck 1 · learnt 1 · saturated 1")
+    assert [(row["band"], row["pass_rate"], row["question"]) for row in prompts["rows"]] == [
+        ("stuck", 0.0, "hard \\u202e<script>"), ("learnt", 0.5, "new"), ("saturated", 1.0, "easy"),
+    ]  # fmt: skip
+    monkeypatch.setattr(page_values, "MAX_PROMPTS", 1)
+    prompts = report(folder)["prompts"]
+    assert (prompts["total"], len(prompts["rows"])) == (3, 1)
+    monkeypatch.setattr(page_values, "MAX_PROMPT_ROLLOUTS", 5)
+    assert report(folder)["prompts"] is None

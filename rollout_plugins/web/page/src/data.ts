@@ -128,11 +128,28 @@ export interface First {
   unobserved: Record<string, string>;
 }
 
+/** A prompt of the run: how often it passed, and what became of it. */
+export interface Prompt {
+  prompt_id: string;
+  band: string | null;
+  pass_rate: Scalar;
+  trend: string;
+  reward_mean: Scalar;
+  attempts: number;
+  first_solved: Scalar;
+  tool_calls: number;
+  failed_calls: number;
+  question: string;
+  last_rollout: string;
+}
+
 interface Data {
   version: string;
   made: number;
   run: Run;
   first: First;
+  /** None where nothing lists them. */
+  prompts: { headline: string; rows: Prompt[]; total: number } | null;
   total: number;
   matched: number;
   filters: Record<string, string>;

@@ -8,6 +8,7 @@ import { data, real, type Scalar } from "./data";
 import { count, moment, number, percent, plural, score } from "./format";
 import { Histogram } from "./histogram";
 import { First } from "./first";
+import { Prompts } from "./prompts";
 import { query, range } from "./state";
 import { Filter, Table } from "./table";
 
@@ -29,6 +30,7 @@ export function Overview() {
       {data.total > 0 && <Tiles />}
       <About />
       {data.total > 0 && <Charts />}
+      <Prompts />
       <section id="rollouts" aria-labelledby="rollouts-title">
         <h2 id="rollouts-title">Rollouts</h2>
         {data.rollouts.length ? (
