@@ -44,14 +44,14 @@ def test_every_value_comes_back_equal_with_its_types(value):
 
 
 @pytest.mark.parametrize("value", NASTY, ids=lambda value: ascii(value)[:20])
-def test_nasty_values_come_back_alone_and_inside_others(value):
+def test_difficult_values_round_trip_alone_and_in_containers(value):
     for one in (value, [value], (value,), {"k": value}, {value: value}, {"k": [(value, {"$str": value})]}):
         assert same(back(one), one)
 
 
 @thorough
 @given(json_values)
-def test_the_slow_way_writes_what_the_fast_way_writes(value):
+def test_the_slow_encoder_writes_the_same_as_the_fast_one(value):
     careful = to_tagged(value)
     assert same(from_tagged(careful), value)
     assert same(orjson.loads(orjson.dumps(careful)), orjson.loads(encode(value)))
@@ -74,13 +74,13 @@ def test_ordinary_values_are_ordinary_json(value):
 
 
 @pytest.mark.parametrize("text", ["$5", "$\\frac{1}{2}$", '{"$str": "x"}', '"$lost":', '\\"$int":'])
-def test_text_that_looks_like_a_mark_stays_text(text):
+def test_text_that_looks_like_a_tag_stays_text(text):
     assert json.loads(encode({"a": text})) == {"a": text}
     assert back({"a": text, text: [text]}) == {"a": text, text: [text]}
 
 
 @pytest.mark.parametrize("key", ["$str", "$int", "$float", "$bytes", "$tuple", "$dict", "$image", "$lost", "$decimal"])
-def test_a_users_own_dict_is_never_taken_for_a_mark(key):
+def test_a_dict_of_the_user_is_never_mistaken_for_a_tag(key):
     for value in ({key: "AA=="}, {key: []}, {"x": {key: None}}, {key: 1, "b": 2}):
         assert same(back(value), value)
 
@@ -91,7 +91,7 @@ def test_a_json_schema_with_refs_stays_readable():
 
 
 @pytest.mark.parametrize(("value", "plain"), PLAIN, ids=[type(value).__name__ for value, _ in PLAIN])
-def test_a_subclass_or_numpy_scalar_comes_back_as_the_value_it_stands_for(value, plain):
+def test_a_subclass_or_numpy_scalar_comes_back_as_a_plain_value(value, plain):
     found = back(value)
     assert type(found) is type(plain)
     assert found == plain or (isinstance(plain, Decimal) and found.is_nan())
@@ -144,7 +144,7 @@ def _placeholders(value):
         kept | hostile, lambda c: st.lists(c, max_size=3) | st.dictionaries(st.text(), c, max_size=3), max_leaves=6
     )
 )
-def test_no_value_makes_it_raise_and_what_it_wrote_is_stable(value):
+def test_encoding_never_raises_and_is_stable(value):
     found = back(real(value))
     assert same(back(found), found)
 
@@ -161,7 +161,7 @@ def test_the_same_list_twice_is_not_a_cycle():
 
 
 @pytest.mark.parametrize("make", [wide_cycle, vast, lambda: vast(30)], ids=["wide cycle", "2**60", "2**30"])
-def test_values_without_end_take_seconds_at_most(make, monkeypatch):
+def test_endless_values_take_seconds_at_most(make, monkeypatch):
     monkeypatch.setattr("rollout_plugins.content.exact_json.STORED_ITEMS", 100_000)
     started = time.process_time()
     text = encode({"x": make(), "y": 1})
@@ -170,20 +170,20 @@ def test_values_without_end_take_seconds_at_most(make, monkeypatch):
     assert decode(text)["y"] == 1
 
 
-def test_a_large_value_that_only_looks_endless_is_kept_whole(monkeypatch):
+def test_a_large_finite_value_is_stored_completely(monkeypatch):
     monkeypatch.setattr("rollout_plugins.content.exact_json.STORED_ITEMS", 1000)
     value = [[{"a": [number]}, (number,)] for number in range(1000)]
     assert same(back(value), value)
 
 
-def test_nesting_is_kept_far_beyond_what_people_write():
+def test_deep_nesting_is_stored():
     assert same(back(deep(190)), deep(190))
     assert same(back({"t": deep(150), "nan": (1,)}), {"t": deep(150), "nan": (1,)})
     cut = next(_placeholders(back([deep(5000), (1,)])))
     assert cut.why == "nested too deep"
 
 
-def test_keys_that_cannot_be_kept_do_not_hide_each_other():
+def test_keys_that_cannot_be_stored_do_not_overwrite_each_other():
     class Same:
         def __repr__(self):
             return "same"
@@ -193,7 +193,7 @@ def test_keys_that_cannot_be_kept_do_not_hide_each_other():
     assert sum(isinstance(key, Placeholder) for key in found) == 2
 
 
-def test_a_key_that_only_its_class_can_hash_becomes_a_placeholder():
+def test_a_key_that_is_hashable_only_by_its_class_becomes_a_placeholder():
     found = back({HashableDict(a=1): "v"})
     assert list(found.values()) == ["v"]
     assert isinstance(next(iter(found)), Placeholder)
@@ -207,11 +207,11 @@ def test_an_image_record_with_odd_fields_comes_back():
 
 
 @pytest.mark.parametrize("text", ['{"$int": "x"}', '{"$image": {"later": 1}}', '{"$dict": 5}', '[{"$str": null}]'])
-def test_marks_that_we_did_not_write_are_read_as_they_stand(text):
+def test_unknown_tags_are_read_literally(text):
     assert decode(text) == json.loads(text)
 
 
-def test_a_placeholder_is_kept_counted_and_given_its_place():
+def test_a_placeholder_is_stored_and_counted_with_its_path():
     lost = []
     given_one = Placeholder(type="list", where="", why="nested too deep", preview="3 items")
     assert decode(encode({"a": given_one}, lost)) == {

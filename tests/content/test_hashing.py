@@ -91,11 +91,11 @@ def test_anything_has_a_hash_and_always_the_same(value):
 @pytest.mark.parametrize(
     "make", [Evil, cycle, deep, lambda: shared(60), lambda: [Evil()], lambda: {Ellipsis: cycle()}]
 )
-def test_hostile_values_cost_no_exception_and_no_time(make):
+def test_hostile_values_neither_raise_nor_take_long(make):
     assert len(content_hash(make())) == 32
 
 
-def test_a_change_below_shared_containers_shows():
+def test_a_change_in_a_shared_container_changes_the_hash():
     assert content_hash(shared(40)) != content_hash(shared(41))
 
 
@@ -119,7 +119,7 @@ def test_hashes_are_the_same_in_another_process():
     assert done.stdout.strip() == content_hash(value)
 
 
-def test_images_hash_by_pixels_whatever_holds_them():
+def test_images_hash_by_pixels_whatever_object_has_them():
     png, bmp = Pil.open(io.BytesIO(encoded(3))), Pil.open(io.BytesIO(encoded(3, "BMP")))
     png.load()
     bmp.load()
@@ -127,7 +127,7 @@ def test_images_hash_by_pixels_whatever_holds_them():
     assert hashes == {content_hash(Image(hash=pixel_hash(picture(3))))}
 
 
-def test_palette_images_hash_by_their_numbers_and_the_colours_shown():
+def test_palette_images_hash_by_their_indices_and_colours():
     left = Pil.new("P", (2, 1))
     left.putpalette([9, 9, 9, 200, 0, 0])
     left.putdata([0, 1])
@@ -140,7 +140,7 @@ def test_palette_images_hash_by_their_numbers_and_the_colours_shown():
     assert pixel_hash(left) != pixel_hash(renumbered), "the numbers may be labels"
 
 
-def test_an_image_that_is_not_decoded_is_left_undecoded():
+def test_hashing_does_not_decode_an_image():
     image = Pil.open(io.BytesIO(encoded(1)))
     content_hash(image)
     assert image.tile, "decoding on another thread could collide with the trainer's"

@@ -51,7 +51,7 @@ CONVERSATIONS = st.lists(st.one_of(st.lists(messages(), max_size=6), TEXTS, st.n
 
 @settings(deadline=None)
 @given(CONVERSATIONS)
-def test_messages_are_what_they_were(given_):
+def test_messages_round_trip_through_columns(given_):
     talk = MessageColumns(given_, "user", Snapshot().copy)
     assert encode(list(talk)) == encode([as_messages(one, "user")[0] for one in given_])
     assert talk.is_text == [isinstance(one, str) for one in given_]
@@ -62,7 +62,7 @@ def test_messages_are_what_they_were(given_):
 
 @settings(deadline=None)
 @given(CONVERSATIONS)
-def test_what_became_of_calls_is_what_a_close_look_at_each_conversation_says(given_):
+def test_outcomes_from_columns_equal_those_read_from_each_conversation(given_):
     talk = MessageColumns(given_, "assistant")
     known = ["search", "run"]
     found = CallReader(talk, tool_names=[known] * len(talk)).read()
@@ -80,7 +80,7 @@ def test_what_became_of_calls_is_what_a_close_look_at_each_conversation_says(giv
     ],
 )
 @pytest.mark.parametrize("beside", [[], [{"role": "user", "content": [{"type": "text", "text": "t"}]}]])
-def test_what_changes_later_does_not_show(change, beside):
+def test_later_changes_do_not_affect_the_columns(change, beside):
     def said():
         function = {"name": "search", "arguments": {"x": 1, "deep": [0]}}
         call = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
@@ -103,7 +103,7 @@ def walked(value):
     return found
 
 
-def test_plain_conversations_leave_nothing_for_the_garbage_collector_to_walk():
+def test_plain_conversations_add_no_objects_for_the_garbage_collector():
     conversations = [
         [{"role": "user", "content": f"{n}"}, {"role": "assistant", "content": "yes"}] for n in range(500)
     ]
@@ -112,7 +112,7 @@ def test_plain_conversations_leave_nothing_for_the_garbage_collector_to_walk():
     assert len(talk) == 500
 
 
-def test_rollouts_in_columns_are_the_rollouts():
+def test_rollouts_round_trip_through_columns():
     made = hostile_rollouts()
     found = RolloutColumns.from_rollouts(made).take(range(len(made)))
     assert [repr(one) for one in found] == [repr(one) for one in made]
@@ -121,7 +121,7 @@ def test_rollouts_in_columns_are_the_rollouts():
     assert RolloutColumns(1, {"reward": [1.0]})[0] == Rollout(id="", reward=1.0)
 
 
-def test_calls_in_columns_are_the_calls():
+def test_calls_round_trip_through_columns():
     some = [
         (ToolCall(turn=0, position=0, name="a", arguments={}),),
         (),
@@ -132,7 +132,7 @@ def test_calls_in_columns_are_the_calls():
     assert CallColumns(some).values_of(2, "status") == ["ok"]
 
 
-def test_only_rollouts_with_more_than_text_are_looked_at_for_images():
+def test_only_rollouts_with_more_than_text_are_searched_for_images():
     texts = [{"role": "user", "content": "see"}]
     block = [{"role": "user", "content": [{"type": "image", "image": "a.png"}]}]
     call = {"type": "function", "function": {"name": "show", "arguments": {"image": b""}}}

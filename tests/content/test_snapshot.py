@@ -31,7 +31,7 @@ def test_the_copy_is_equal_with_every_type(value):
     assert same(copy(value), value)
 
 
-def test_later_changes_do_not_show():
+def test_later_changes_do_not_affect_the_copy():
     value = {"a": [{"b": [1]}], "t": ({"c": 1},)}
     made = copy(value)
     value["a"][0]["b"].append(2)
@@ -55,7 +55,7 @@ WRITTEN = {
 
 
 @pytest.mark.parametrize("kind", WRITTEN)
-def test_what_its_owner_writes_into_a_value_later_does_not_show(kind):
+def test_later_writes_of_the_owner_do_not_affect_the_copy(kind):
     make, write = WRITTEN[kind]
     value = make()
     made, again = copy([value, value])
@@ -74,7 +74,7 @@ def test_leaves_are_shared_and_subclasses_of_containers_are_copied_as_plain_ones
 
 
 @pytest.mark.parametrize("make", [Evil, Quits, BadMapping, object, lambda: BadItems(a=[1])])
-def test_what_objects_to_being_looked_at_is_kept_as_it_is(make):
+def test_an_object_that_raises_when_inspected_is_shared(make):
     value = make()
     assert copy([value])[0] is value or type(value) is BadItems
 
@@ -96,7 +96,7 @@ def at_most(calls):
 
 
 @pytest.mark.parametrize("make", [cycle, wide_cycle, vast, deep, lambda: (vast(), [cycle()])])
-def test_a_value_without_end_is_cut_in_a_moment_and_stored(make, monkeypatch):
+def test_an_endless_value_is_truncated_quickly_and_stored(make, monkeypatch):
     monkeypatch.setattr("rollout_plugins.content.snapshot.COPIED_ITEMS", 100_000)
     value = {"x": make(), "y": [1]}
     with at_most(1_000_000):
@@ -109,7 +109,7 @@ def test_a_value_without_end_is_cut_in_a_moment_and_stored(make, monkeypatch):
     assert all(one.where.startswith(".x") for one in lost)
 
 
-def test_a_large_value_that_only_looks_endless_is_copied_whole(monkeypatch):
+def test_a_large_finite_value_is_copied_completely(monkeypatch):
     monkeypatch.setattr("rollout_plugins.content.snapshot.COPIED_ITEMS", 1000)
     value = [[{"a": [number]}, (number,)] for number in range(1000)]
     snapshot = Snapshot()
@@ -117,7 +117,7 @@ def test_a_large_value_that_only_looks_endless_is_copied_whole(monkeypatch):
     assert snapshot.bytes < 1_000_000
 
 
-def test_a_trainer_that_is_deep_in_its_own_stack_gets_a_copy_or_a_placeholder():
+def test_a_trainer_with_a_deep_stack_gets_a_copy_or_a_placeholder():
     def at(depth):
         return at(depth - 1) if depth else copy(deep(190))
 
@@ -125,7 +125,7 @@ def test_a_trainer_that_is_deep_in_its_own_stack_gets_a_copy_or_a_placeholder():
     assert isinstance(made, Placeholder) or same(made, deep(190))
 
 
-def test_the_size_is_about_that_of_what_was_copied():
+def test_the_size_approximates_that_of_the_copied_values():
     class Picture:
         size = (100, 10)
 

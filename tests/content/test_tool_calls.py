@@ -43,7 +43,7 @@ def by_door(tmp_path_factory):
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("door", ["GRPO", "recorder"])
-def test_each_door_finds_the_same_answers_and_outcomes(by_door, door, case):
+def test_hosts_shapes_and_traces_pair_the_same_replies_and_outcomes(by_door, door, case):
     rollout = by_door[door][case]
     assert list(rollout.completion) == CASES[case][0]
     assert outcomes(rollout) == CASES[case][1]
@@ -51,7 +51,7 @@ def test_each_door_finds_the_same_answers_and_outcomes(by_door, door, case):
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("recorded", [True, False])
-def test_a_trace_links_the_same_answers(by_door, case, recorded):
+def test_a_trace_links_the_same_replies(by_door, case, recorded):
     """Also of a rollout whose calls nobody recorded: then the messages are all there is."""
     rollout = by_door["recorder"][case]
     trace = default_trace(rollout if recorded else replace(rollout, tool_calls=()))
@@ -66,7 +66,7 @@ def test_a_trace_links_the_same_answers(by_door, case, recorded):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_viewers_show_each_answer_with_its_call_by_whatever_door_it_came(by_door, case):
+def test_viewers_show_each_reply_with_its_call(by_door, case):
     rollout = by_door["recorder"][case]
     shown, at = body(rollout), 0
     for name, result, _, _ in CASES[case][1]:
@@ -90,7 +90,7 @@ def boom() -> str:
     return "Error: boom"
 
 
-def test_a_watched_call_that_answers_with_an_error_did_run(tmp_path):
+def test_an_observed_call_that_returns_an_error_text_did_run(tmp_path):
     """Only who watched knows that; whoever has nothing but the messages takes the answer's word for it."""
     trainer = make(tmp_path, [call("boom", {})] * 4 + ["done"] * 4, tools=[boom], callbacks=[RolloutPluginCallback()])
     trainer.train()
@@ -105,7 +105,7 @@ def test_a_watched_call_that_answers_with_an_error_did_run(tmp_path):
     assert (unwatched.status, unwatched.error, unwatched.reply) == ("error", "Error: boom", 1)
 
 
-def test_parallel_watched_calls_of_one_tool_without_ids_are_answered_in_order(tmp_path):
+def test_parallel_observed_calls_of_one_tool_without_ids_are_paired_in_order(tmp_path):
     both = call("echo", {"text": "one"}) + "\n" + call("echo", {"text": "two"})
     trainer = make(tmp_path, [both] * 4 + ["done"] * 4, tools=[echo], callbacks=[RolloutPluginCallback()])
     trainer.train()

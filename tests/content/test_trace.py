@@ -26,7 +26,7 @@ def completion(messages, tool_calls=()):
 # --- pairing -------------------------------------------------------------------------------------------------------
 
 
-def test_a_result_pairs_with_its_call_even_when_results_came_back_in_another_order():
+def test_a_result_is_paired_with_its_call_whatever_the_order_of_results():
     trace = default_trace(tools())
     calls = {c["function"]["name"]: c["id"] for c in trace.messages[2]["tool_calls"]}
     answers = {m["name"]: m["tool_call_id"] for m in trace.messages if m["role"] == "tool"}
@@ -37,7 +37,7 @@ def test_a_result_pairs_with_its_call_even_when_results_came_back_in_another_ord
     }
 
 
-def test_two_calls_of_one_tool_pair_by_what_the_host_recorded():
+def test_two_calls_of_one_tool_are_paired_as_the_host_recorded_them():
     asks = {"role": "assistant", "content": None, "tool_calls": [call("f", {"x": 1}), call("f", {"x": 2})]}
     answers = [{"role": "tool", "name": "f", "content": "two"}, {"role": "tool", "name": "f", "content": "one"}]
     found = [
@@ -48,7 +48,7 @@ def test_two_calls_of_one_tool_pair_by_what_the_host_recorded():
     assert [m.get("tool_call_id") for m in messages] == [None, "call_0_1", "call_0_0"]
 
 
-def test_results_without_replies_pair_by_id_then_by_name_then_in_order():
+def test_results_are_paired_by_id_then_by_name_then_in_order():
     asks = {
         "role": "assistant",
         "tool_calls": [{"id": "a", **call("f", {})}, call("g", {}), call("h", {})],
@@ -67,7 +67,7 @@ def test_results_without_replies_pair_by_id_then_by_name_then_in_order():
     ]
 
 
-def test_calls_in_the_prompt_have_ids_of_their_own():
+def test_calls_in_the_prompt_have_separate_ids():
     history = ({"role": "assistant", "tool_calls": [call("f", {})]}, {"role": "tool", "name": "f", "content": "x"})
     trace = default_trace(replace(tools(), prompt=history))
     assert [m.get("tool_call_id") for m in trace.messages[:2]] == [None, "call_prompt_0_0"]
@@ -75,7 +75,7 @@ def test_calls_in_the_prompt_have_ids_of_their_own():
     assert len(ids) == len(set(ids)) == 3
 
 
-def test_a_call_that_was_never_run_is_there_without_a_result():
+def test_a_call_that_did_not_run_appears_without_a_result():
     trace = default_trace(failing())
     assert trace.messages[-1]["tool_calls"][0]["id"] == trace.spans[-1]["id"] == "call_3_0"
     assert trace.spans[-1]["status"] == "not_run"
@@ -109,7 +109,7 @@ def test_a_message_without_calls_gets_none():
 # --- facts ---------------------------------------------------------------------------------------------------------
 
 
-def test_every_fact_people_search_by_is_there_and_flat():
+def test_metadata_has_every_searchable_field_and_is_flat():
     facts = default_trace(tools()).metadata
     assert facts == {
         "id": "r-tools",
@@ -146,13 +146,13 @@ def test_every_fact_people_search_by_is_there_and_flat():
     }
 
 
-def test_tool_errors_do_not_make_the_rollout_an_errored_one():
+def test_a_tool_error_does_not_mark_the_rollout_as_failed():
     facts = default_trace(failing()).metadata
     assert (facts["status"], facts["tool_errors"]) == ("ok", 2)
     assert "result:unknown" in facts["tags"]
 
 
-def test_an_errored_rollout_says_so_and_a_missing_reward_is_not_zero():
+def test_a_failed_rollout_is_marked_and_a_missing_reward_is_not_zero():
     facts = default_trace(rejected()).metadata
     assert (facts["status"], facts["error"], facts["reward"]) == ("error", "environment crashed", None)
     assert "tags" not in facts
@@ -172,7 +172,7 @@ def test_staleness_counts_updates_the_weights_were_behind(changes, staleness):
     assert default_trace(replace(tools(), **changes, split="eval")).metadata["staleness"] is None
 
 
-def test_place_in_the_group_is_given_only_where_groups_stand_together():
+def test_the_position_in_the_group_is_known_only_if_groups_are_contiguous():
     assert [default_trace(r).metadata["place"] for r in batch()] == [0, 1, 0, 1]
     assert default_trace(replace(tools(), index=7, group=0)).metadata["place"] is None
 
@@ -180,14 +180,14 @@ def test_place_in_the_group_is_given_only_where_groups_stand_together():
 # --- values --------------------------------------------------------------------------------------------------------
 
 
-def test_images_stay_images_in_messages_and_results_and_become_words_elsewhere():
+def test_images_stay_records_in_messages_and_results_and_become_text_elsewhere():
     trace = default_trace(replace(pictured(), columns={"image": SHAPE}))
     assert [image.hash for image in images_in(trace.messages)] == ["shape", "square"]
     assert [image.hash for image in images_in(trace.spans)] == ["square"]
     assert trace.metadata["columns/image"] == "[IMAGE]"
 
 
-def test_a_placeholder_becomes_its_words():
+def test_a_placeholder_becomes_text():
     kept = Placeholder(type="torch.Tensor", where=".x", why="not plain data")
     (message,) = completion([{"role": "user", "content": kept}])
     assert message["content"] == "[torch.Tensor: not plain data]"
@@ -195,7 +195,7 @@ def test_a_placeholder_becomes_its_words():
 
 @given(HOSTILE)
 @thorough
-def test_no_rollout_can_make_a_trace_that_is_not_plain_json(rollout):
+def test_the_trace_of_any_rollout_is_plain_json(rollout):
     trace = default_trace(rollout)
     jsonable([trace.messages, trace.metadata, trace.spans, trace.rollout_id])
     assert len(trace.messages) == len(rollout.prompt) + len(rollout.completion)
@@ -204,13 +204,13 @@ def test_no_rollout_can_make_a_trace_that_is_not_plain_json(rollout):
 
 @given(VALUES)
 @thorough
-def test_plain_never_raises_and_changes_nothing_that_was_plain(value):
+def test_to_json_safe_never_raises_and_keeps_plain_json(value):
     first = to_json_safe(value)
     jsonable(first)
     assert to_json_safe(first) == first
 
 
-def test_plain_keeps_what_json_can_hold():
+def test_to_json_safe_keeps_values_that_json_can_represent():
     value = {"a": [1, 2.5, True, None, "é\n"], "b": {}, "c": [], "big": 2**63 - 1}
     assert to_json_safe(value) == value
 
@@ -229,11 +229,11 @@ def test_plain_keeps_what_json_can_hold():
         (cycle(), [1, {"again": "[list: contains itself]"}]),
     ],
 )
-def test_plain_says_what_it_could_not_keep(value, shown):
+def test_to_json_safe_describes_values_that_json_cannot_represent(value, shown):
     assert to_json_safe(value) == shown
 
 
-def test_plain_ends_on_a_value_that_unfolds_without_end():
+def test_to_json_safe_terminates_on_an_endless_value():
     value: list = []
     for _ in range(60):
         value = [value, value, value]

@@ -60,7 +60,7 @@ def test_it_works_with_the_pluggy_that_is_installed():
     assert tuple(map(int, pluggy.__version__.split(".")[:2])) >= (1, 5)
 
 
-def test_a_chain_hands_each_plugin_what_the_one_before_made():
+def test_a_chain_passes_each_result_to_the_next_plugin():
     def add(letter):
         return lambda self, rollout: Rollout(id=rollout.id, error=(rollout.error or "") + letter)
 
@@ -82,7 +82,7 @@ def test_tool_calls_are_a_chain_of_their_own_and_can_be_dropped():
     assert one.counters.drops == {"tool_calls_dropped_by:mine": 1}
 
 
-def test_a_drop_is_not_a_failure_and_passes_a_plugins_own_except():
+def test_a_drop_is_not_a_failure_and_passes_through_except_exception():
     def on_rollout(self, rollout):
         try:
             raise Drop("boring")  # noqa: TRY301 - as careless plugins do
@@ -96,7 +96,7 @@ def test_a_drop_is_not_a_failure_and_passes_a_plugins_own_except():
     assert not one.removed
 
 
-def test_the_first_trace_wins_and_none_goes_on():
+def test_the_first_trace_wins_and_none_asks_the_next_plugin():
     one = dispatcher(
         plugin("a", format_trace=lambda self, rollout: None),
         plugin("b", format_trace=lambda self, rollout: Trace(rollout_id="b", messages=())),
@@ -105,7 +105,7 @@ def test_the_first_trace_wins_and_none_goes_on():
     assert one.trace(Rollout(id="x")).rollout_id == "b"
 
 
-def test_selections_are_folded_and_who_left_what_out_is_said_once_each():
+def test_selections_are_chained_and_each_skip_names_one_plugin():
     made = [Rollout(id=str(n)) for n in range(4)]
     one = dispatcher(
         plugin("half", select_rollouts=lambda self, rollouts: rollouts[::2]),
@@ -124,7 +124,7 @@ def test_selections_are_folded_and_who_left_what_out_is_said_once_each():
     assert one.counters.errors == {"wrong": 1}
 
 
-def test_metrics_that_are_not_numbers_are_left_out_as_that_plugins_failure():
+def test_a_metric_that_is_not_a_number_is_a_failure_of_its_plugin():
     one = dispatcher(
         plugin("a", rollout_metrics=lambda self, rollouts: {"n": len(rollouts), "bad": "x", "none": None}),
         plugin("b", rollout_metrics=lambda self: {"m": True}),
@@ -134,7 +134,7 @@ def test_metrics_that_are_not_numbers_are_left_out_as_that_plugins_failure():
     assert one.counters.errors == {"a": 1}
 
 
-def test_three_failures_in_a_row_end_a_plugin_and_a_success_between_starts_again():
+def test_three_failures_in_a_row_disable_a_plugin_and_a_success_resets_the_count():
     answers = iter("ffsffsfff")
 
     def on_rollout(self, rollout):
@@ -151,7 +151,7 @@ def test_three_failures_in_a_row_end_a_plugin_and_a_success_between_starts_again
     assert one.counters.errors == {"mine": 7}
 
 
-def test_a_plugin_that_is_taken_out_in_the_middle_of_a_chain_is_not_called_again_in_it():
+def test_a_plugin_that_is_disabled_during_a_chain_is_not_called_again_in_it():
     calls = []
     late = plugin("late", on_rollout=lambda self: calls.append("late"))
     early = plugin("early", on_rollout=lambda self: one.remove("late", "was told to"))
@@ -168,7 +168,7 @@ def test_with_strict_the_first_failure_is_raised():
         dispatcher(plugin(on_rollout=on_rollout), strict=True).rollout(Rollout(id="x"), STEP)
 
 
-def test_a_call_that_was_given_up_on_cannot_go_on():
+def test_an_abandoned_call_cannot_continue():
     entered, let_go, ended = threading.Event(), threading.Event(), []
 
     def on_rollout(self):

@@ -15,7 +15,7 @@ from rollout_plugins.engine.sent_ledger import Ledger
 from rollout_plugins.sinks.jsonl import JsonlSink
 
 
-def test_a_sink_without_rollouts_on_its_rank_hears_of_the_runs_end_as_of_its_start(tmp_path):
+def test_a_sink_without_rollouts_on_its_rank_gets_the_start_and_the_end(tmp_path):
     sink = Sink()
     line = pipeline(sink)
     line.start(run_in(tmp_path, rank=1, world_size=2))
@@ -25,9 +25,7 @@ def test_a_sink_without_rollouts_on_its_rank_hears_of_the_runs_end_as_of_its_sta
 
 
 @pytest.mark.parametrize("removed_after", [2, 3])
-def test_lines_that_are_removed_in_mid_run_are_said_and_counted_then_and_sent_by_an_export(
-    tmp_path, caplog, removed_after
-):
+def test_removed_lines_are_counted_during_the_run_and_sent_by_an_export(tmp_path, caplog, removed_after):
     with RolloutRecorder([JsonlSink()], dir=tmp_path) as recorder:
         for step in range(3):
             if step == removed_after:
@@ -44,9 +42,7 @@ def test_lines_that_are_removed_in_mid_run_are_said_and_counted_then_and_sent_by
     assert (done.sent, done.had) == (lost, 12 - lost)
 
 
-def test_an_export_right_after_a_run_sends_what_was_removed_though_the_runs_own_sink_leaves_slowly(
-    tmp_path, monkeypatch
-):
+def test_an_export_right_after_a_run_sends_removed_rollouts_although_the_sink_closes_slowly(tmp_path, monkeypatch):
     leave = Ledger.leave
     monkeypatch.setattr(Ledger, "leave", lambda self: time.sleep(0.3) or leave(self))
     with RolloutRecorder([JsonlSink()], dir=tmp_path) as recorder:
@@ -55,7 +51,7 @@ def test_an_export_right_after_a_run_sends_what_was_removed_though_the_runs_own_
     assert open_run(tmp_path).export("jsonl").sent == 4
 
 
-def test_a_sink_that_cannot_say_what_is_gone_was_sent_everything(tmp_path, caplog):
+def test_a_sink_whose_gone_raises_was_sent_everything(tmp_path, caplog):
     class Odd(Sink):
         gone = "no method"
 
@@ -66,7 +62,7 @@ def test_a_sink_that_cannot_say_what_is_gone_was_sent_everything(tmp_path, caplo
     assert not told(caplog, "misses rollouts")
 
 
-def test_what_a_sink_gets_wrong_after_the_store_has_ended_is_noted_in_the_run(tmp_path):
+def test_faults_of_a_sink_after_the_store_closed_are_in_the_run(tmp_path):
     class Late(Sink):
         @hookimpl
         def export_traces(self, traces):
@@ -85,7 +81,7 @@ def test_what_a_sink_gets_wrong_after_the_store_has_ended_is_noted_in_the_run(tm
     assert (stored.health.plugin_errors, stored.health.drops) == ({"late": 1, "later": 1}, {})
 
 
-def test_a_fault_of_a_sink_that_costs_nothing_does_not_hide_one_that_does(tmp_path, caplog):
+def test_a_harmless_fault_of_a_sink_does_not_hide_a_harmful_one(tmp_path, caplog):
     class Odd(Sink):
         gone = "no method"
 
@@ -98,7 +94,7 @@ def test_a_fault_of_a_sink_that_costs_nothing_does_not_hide_one_that_does(tmp_pa
     assert len(told(caplog, "in gone")) == len(told(caplog, "misses rollouts: it raised ValueError")) == 1
 
 
-def test_a_sink_that_falls_behind_holds_no_more_than_so_many_bytes(tmp_path, monkeypatch):
+def test_the_queue_of_a_slow_sink_is_limited_in_bytes(tmp_path, monkeypatch):
     monkeypatch.setattr(outbox, "LIMIT_BYTES", 10_000_000)
     gate = threading.Event()
     sink = Sink(gate.wait)
@@ -120,7 +116,7 @@ def drops():
 
 
 @pytest.mark.parametrize("act", [raises, exits, cancels, drops])
-def test_a_sink_that_raises_costs_neither_the_store_nor_other_sinks(tmp_path, caplog, act):
+def test_a_sink_that_raises_affects_neither_the_store_nor_other_sinks(tmp_path, caplog, act):
     good, bad = Sink(name="good"), Sink(act, name="bad")
     run = record(tmp_path, *[rollouts() for _ in range(5)], plugins=(bad, good))
     assert len(run) == 20
@@ -130,7 +126,7 @@ def test_a_sink_that_raises_costs_neither_the_store_nor_other_sinks(tmp_path, ca
     assert len(told(caplog, "'bad' misses rollouts")) == 1
 
 
-def test_a_sink_that_fails_for_a_while_is_asked_again(tmp_path):
+def test_a_sink_that_failed_is_called_again(tmp_path):
     calls = []
     sink = Sink(lambda: calls.append(1) or (len(calls) <= 4 and raises()))
     run = record(tmp_path, *[rollouts() for _ in range(6)], plugins=(sink,))
@@ -138,7 +134,7 @@ def test_a_sink_that_fails_for_a_while_is_asked_again(tmp_path):
     assert run.health.unsent == {"sink": 16}
 
 
-def test_a_sink_that_hangs_delays_nothing_and_what_it_misses_is_counted(tmp_path, monkeypatch):
+def test_a_sink_that_hangs_delays_nothing_and_its_missed_rollouts_are_counted(tmp_path, monkeypatch):
     monkeypatch.setattr("rollout_plugins.engine.outbox.LIMIT", 3)
     for_good = threading.Event()
     good, bad = Sink(name="good"), Sink(for_good.wait, name="bad")
@@ -154,7 +150,7 @@ def test_a_sink_that_hangs_delays_nothing_and_what_it_misses_is_counted(tmp_path
     for_good.set()  # only now: nothing above waited until the bad sink was done
 
 
-def test_a_slow_sink_gets_everything_that_its_queue_holds(tmp_path):
+def test_a_slow_sink_gets_everything_in_its_queue(tmp_path):
     slow, quick = Sink(lambda: time.sleep(0.05), name="slow"), Sink(name="quick")
     line = started(tmp_path, slow, quick)
     for step in range(8):

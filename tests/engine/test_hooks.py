@@ -254,7 +254,7 @@ def test_hook_on_run_stored():
         ("rollout_metrics", {"x": "many"}),
     ],
 )  # fmt: skip
-def test_an_answer_of_the_wrong_kind_costs_that_call_alone(hook, answer):
+def test_a_result_of_the_wrong_type_affects_only_that_call(hook, answer):
     given = plugin("wrong", **{hook: lambda: answer})
     result = run_plugins([given], [make_rollout()], strict=False)
     assert [(found.plugin, found.hook) for found in result.errors] == [("wrong", hook)]
@@ -262,7 +262,7 @@ def test_an_answer_of_the_wrong_kind_costs_that_call_alone(hook, answer):
     assert len(result.rollouts) == len(result.selected) == len(result.traces) == 1
 
 
-def test_a_plugin_that_fails_three_times_in_a_row_is_taken_out():
+def test_a_plugin_that_fails_three_times_in_a_row_is_disabled():
     calls = []
 
     def sometimes(rollout):
@@ -274,7 +274,7 @@ def test_a_plugin_that_fails_three_times_in_a_row_is_taken_out():
     assert calls == [0, 1, 2, 3, 4, 5]
 
 
-def test_order_is_the_list_then_installed_ones_and_marks_move_one_to_an_end():
+def test_the_order_is_the_list_then_installed_plugins_and_markers_move_one_to_an_end():
     order = []
 
     def hook(name, **options):
@@ -299,7 +299,7 @@ def test_a_newer_argument_with_a_default_is_filled_only_where_the_hook_has_it():
     assert weather == "unknown"
 
 
-def test_a_deprecated_hook_says_what_to_use_instead_and_where_the_plugin_stands(monkeypatch):
+def test_a_deprecated_hook_warns_with_its_replacement_and_the_plugins_place(monkeypatch):
     warning = DeprecationWarning("on_run_end goes away in 3.0; use on_run_close")
     monkeypatch.setitem(hooks.on_run_end.rollout_plugins_spec, "warn_on_impl", warning)
     with pytest.warns(DeprecationWarning, match="use on_run_close") as caught:
@@ -320,7 +320,7 @@ def test_a_deprecated_hook_says_what_to_use_instead_and_where_the_plugin_stands(
         ("@hookimpl\n def on_rollout(self, **more): ...", "name the arguments it needs"),
     ],
 )
-def test_a_plugin_that_cannot_work_is_refused_with_a_sentence_that_names_the_fix(body, told):
+def test_a_plugin_that_cannot_work_is_refused_with_the_fix(body, told):
     namespace = {"hookimpl": hookimpl}
     exec(f"class Mine:\n {body}", namespace)
     with pytest.raises(SetupError) as caught:

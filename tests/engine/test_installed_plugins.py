@@ -105,7 +105,7 @@ def test_a_broken_installed_plugin_is_skipped_with_the_reason_and_raised_if_name
     assert says in raised
 
 
-def test_of_two_distributions_with_one_plugin_name_the_first_runs_and_it_is_said(install, caplog):
+def test_of_two_distributions_with_one_plugin_name_the_first_runs_with_a_warning(install, caplog):
     install("x-one", {"same": "x_good:Plugin"}, {"x_good": GOOD})
     install("x-two", {"same": "x_good:instance"})
     assert Plugins().installed["same"].distribution == "x-one"
@@ -129,19 +129,19 @@ def test_a_disabled_plugin_is_not_even_imported(install, monkeypatch, name, by):
     assert "x_marked" not in sys.modules
 
 
-def test_the_environment_switches_off_even_what_the_code_asks_for(monkeypatch):
+def test_the_environment_disables_even_plugins_that_the_code_names(monkeypatch):
     monkeypatch.setenv("ROLLOUT_PLUGINS_DISABLE", "fine,images")
     assert order(Plugins([Fine()])) == ["checks", "metrics"]
 
 
-def test_one_that_is_given_as_an_object_runs_once_wherever_its_package_defines_it(install):
+def test_an_installed_plugin_that_is_passed_as_an_object_runs_once(install):
     within = textwrap.dedent(GOOD).replace("Plugin", "Judge") + "Judge.__module__ = 'x_top.inner'\n"
     install("x-top", {"judge": "x_top:Judge"}, {"x_top": within})
     judge = importlib.import_module("x_top").Judge()
     assert order(Plugins([judge])) == ["judge", "checks", "images", "metrics"]
 
 
-def test_without_autoload_only_what_is_asked_for_runs_and_is_imported(install, monkeypatch):
+def test_without_autoload_only_named_plugins_are_imported_and_run(install, monkeypatch):
     install("x-mark", {"marked": "x_marked:Plugin", "other": "x_other:Plugin"}, {"x_marked": GOOD, "x_other": GOOD})
     assert order(Plugins(["marked"], autoload=False)) == ["marked"]
     monkeypatch.setenv("ROLLOUT_PLUGINS_AUTOLOAD", "0")
@@ -199,7 +199,7 @@ def test_a_plugin_added_late_runs_after_all_others():
     assert [impl.plugin_name for impl in dispatcher.implementations("on_rollout")] == ["images"]
 
 
-def test_what_was_disabled_or_taken_out_does_not_come_back_with_a_late_plugin():
+def test_disabled_plugins_stay_disabled_when_another_is_added():
     from rollout_plugins.engine.counters import Counters
     from rollout_plugins.engine.dispatch import Dispatcher
 
@@ -218,7 +218,7 @@ FIELDS = ["name", "version", "source", "hooks", "order", "status", "reason"]
 @pytest.mark.needs(part="redact")
 @pytest.mark.needs(part="scout")
 @pytest.mark.needs(part="remote")
-def test_the_listing_has_a_stable_form_and_says_of_every_plugin_whether_it_would_run(install, monkeypatch):
+def test_the_listing_has_a_stable_form_and_the_status_of_every_plugin(install, monkeypatch):
     install("x-good", {"good": "x_good:Plugin", "off": "x_good:Plugin"}, {"x_good": GOOD}, version="2.1")
     install("x-bad", {"bad": "x_bad:Plugin"}, {"x_bad": "raise RuntimeError('boom')"})
     monkeypatch.setenv("ROLLOUT_PLUGINS_DISABLE", "off")
@@ -252,7 +252,7 @@ def test_the_listing_has_a_stable_form_and_says_of_every_plugin_whether_it_would
     } <= rows.keys()
 
 
-def test_with_autoload_off_the_listing_says_what_would_not_even_load(install, monkeypatch):
+def test_without_autoload_the_listing_shows_plugins_that_would_not_load(install, monkeypatch):
     install("x-bad", {"bad": "x_bad:Plugin"}, {"x_bad": GOOD.replace("self, rollout", "self, rolout")})
     monkeypatch.setenv("ROLLOUT_PLUGINS_AUTOLOAD", "0")
     rows = {row["name"]: row for row in listing()}

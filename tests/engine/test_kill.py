@@ -33,7 +33,7 @@ def kill_after(child, number):
     return [int(line) for line in b"".join([*told, rest]).splitlines(keepends=True) if line.endswith(b"\n")]
 
 
-def test_killed_at_any_moment_it_has_kept_what_it_said_was_safe_and_goes_on(tmp_path):
+def test_a_process_killed_at_any_moment_keeps_synced_rollouts_and_resumes(tmp_path):
     dice = random.Random(8)
     folders = [tmp_path / str(number) for number in range(KILLS)]
     sealed = 0

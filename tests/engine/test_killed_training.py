@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 TIMES = 8
 
 
-def test_killed_trainings_lose_nothing_they_handed_over(tmp_path, caplog, monkeypatch):
+def test_killed_trainings_lose_no_submitted_rollout(tmp_path, caplog, monkeypatch):
     monkeypatch.setenv("RIG_MODEL", tiny_model(tmp_path))
     run_worker("killed", tmp_path, TIMES)
     for number in range(TIMES):

@@ -32,7 +32,7 @@ def test_the_contract_needs_pluggy_alone():
     assert "pluggy" in there
 
 
-def test_the_store_is_read_without_what_training_needs():
+def test_reading_loads_nothing_that_only_training_needs():
     there = loaded("from rollout_plugins import open_run; open_run")
     assert there & {"torch", "transformers", "trl", "wandb", "trackio"} == set()
 

@@ -28,19 +28,19 @@ def fault(*plugins, **options):
     return text
 
 
-def test_a_misspelt_hook_is_refused_with_the_one_that_was_meant():
+def test_a_misspelt_hook_is_refused_with_a_suggestion():
     text = fault(hooks_of(on_rolout=lambda self, rollout: None))
     assert text.startswith("plugin 'mine' cannot be used: ")
     assert "'on_rolout', which is not a hook; did you mean 'on_rollout'?" in text
     assert "test_loading.py:" in text
 
 
-def test_a_hook_that_is_like_none_is_refused_with_all_there_are():
+def test_an_unknown_hook_is_refused_with_a_list_of_hooks():
     text = fault(hooks_of(zzz=lambda self: None))
     assert all(hook in text for hook in HOOKS)
 
 
-def test_a_method_with_a_hooks_name_and_no_mark_is_refused():
+def test_a_method_with_a_hooks_name_but_no_marker_is_refused():
     class Mine:
         @hookimpl
         def on_rollout(self):
@@ -65,7 +65,7 @@ def test_a_plugin_without_hooks_is_refused():
     assert "plugin 'nonetype' cannot be used" in fault(None)
 
 
-def test_an_unknown_argument_is_refused_with_those_on_offer():
+def test_an_unknown_argument_is_refused_with_the_available_ones():
     text = fault(hooks_of(on_rollout=lambda self, rolout, step: None))
     assert "asks for 'rolout', but on_rollout offers (rollout, step)" in text
 
@@ -101,7 +101,7 @@ def test_a_class_that_needs_nothing_is_instantiated():
     assert isinstance(Plugins([Fine], autoload=False).manager.get_plugin("fine"), Fine)
 
 
-def test_a_class_that_raises_while_it_is_made_is_refused_by_name():
+def test_a_class_that_raises_when_instantiated_is_refused_by_name():
     class Mine(Fine):
         def __init__(self):
             sys.exit("no licence")
@@ -163,7 +163,7 @@ def test_a_wrapper_is_refused(option):
     assert "is a wrapper; return a value or raise Drop instead" in fault(plugin)
 
 
-def test_every_fault_of_a_plugin_is_told_at_once():
+def test_every_fault_of_a_plugin_is_in_one_error():
     text = fault(hooks_of(on_rolout=lambda self: None, on_run_end=lambda self, ru: None))
     assert "on_rolout" in text
     assert "'ru'" in text
@@ -181,7 +181,7 @@ def test_two_instances_of_one_class_both_run():
 
 
 @pytest.mark.parametrize("name", ["Images", "Metrics"])
-def test_a_class_that_has_the_name_of_an_installed_plugin_by_chance_runs_beside_it(name):
+def test_an_unrelated_class_with_the_name_of_an_installed_plugin_runs_beside_it(name):
     chance = type(name, (Fine,), {"name": ""})
     ours = name.lower()
     assert order(Plugins([chance()])) == order(Plugins([chance])) == [f"{ours}-2", "checks", "images", "metrics"]
@@ -223,12 +223,12 @@ def test_a_wrong_config_key_is_refused_with_those_accepted():
 
 
 @pytest.mark.parametrize("what", ["config", "disable"])
-def test_a_name_that_is_not_a_plugin_is_refused_with_the_likely_one(what):
+def test_an_unknown_plugin_name_is_refused_with_a_suggestion(what):
     text = fault(**{what: {"dedupp": {}} if what == "config" else ["dedupp"]})
     assert text.startswith(f"{what} names 'dedupp', which is not a plugin; did you mean 'dedup'?")
 
 
-def test_options_for_a_plugin_that_was_given_as_an_instance_are_refused():
+def test_options_for_a_plugin_that_was_passed_as_an_instance_are_refused():
     text = fault(Fine(), config={"fine": {"level": 3}})
     assert text == "config has options for plugin 'fine', which was given as an instance; give them to the instance"
 
@@ -247,7 +247,7 @@ def test_options_that_are_not_a_dict_are_refused():
     assert fault(config=["cap"]) == "config is ['cap']; give a dict of options for each plugin, by its name"
 
 
-def test_a_plugin_that_is_not_installed_is_refused_with_the_likely_one():
+def test_a_plugin_that_is_not_installed_is_refused_with_a_suggestion():
     assert fault("dedupe").startswith("no plugin named 'dedupe' is installed; did you mean 'dedup'?")
 
 

@@ -53,7 +53,7 @@ def with_everything(folder):
     )  # fmt: skip
 
 
-def test_the_log_has_few_numbers_of_ours_and_no_zeros(tmp_path):
+def test_the_log_has_few_plugin_metrics_and_no_zeros(tmp_path):
     log = logged(with_everything(tmp_path), Cap(2), Sink())
     assert len(log) == 3
     for before, numbers in zip([{}, *log], log, strict=False):
@@ -95,7 +95,7 @@ class Headlines:
         return {"shown": next(self._numbers), "hidden": 1}
 
 
-def test_the_first_zero_after_another_number_is_told(tmp_path):
+def test_the_first_zero_after_another_value_is_logged(tmp_path):
     """A chart would otherwise end at the last number, as if that still held."""
     line = started(tmp_path, Headlines(0, 2, 4, 0, 0, 3), sync=True)
     logs = []
@@ -107,7 +107,7 @@ def test_the_first_zero_after_another_number_is_told(tmp_path):
     assert logs == [{}, {"shown": 3.0}, {}, {"shown": 0.0}, {}, {"shown": 3.0}]
 
 
-def test_zeros_of_a_plugin_without_headlines_stay(tmp_path):
+def test_zeros_of_a_plugin_without_headlines_are_logged(tmp_path):
     line = started(tmp_path, Says(), Headlines(0), sync=True)
     line.submit(batch())
     assert line.pop_metrics("train") == {"mine": 0.0}
@@ -115,7 +115,7 @@ def test_zeros_of_a_plugin_without_headlines_stay(tmp_path):
 
 
 @pytest.mark.parametrize("headlines", [7, [[]], property(lambda self: 1 / 0)])
-def test_headlines_that_are_none_leave_the_numbers_as_they_are(tmp_path, headlines):
+def test_with_headlines_none_all_metrics_are_logged(tmp_path, headlines):
     plugin = type("Odd", (Says,), {"headlines": headlines})()
     line = started(tmp_path, plugin, sync=True)
     line.submit(batch())
@@ -123,7 +123,7 @@ def test_headlines_that_are_none_leave_the_numbers_as_they_are(tmp_path, headlin
     line.close()
 
 
-def test_what_was_lost_is_in_the_log_under_two_names_and_whole_in_the_run(tmp_path):
+def test_losses_have_two_names_in_the_log_and_all_reasons_in_the_run(tmp_path):
     line = started(tmp_path, Headlines(), sync=True)
     lost = []
     for reason in ("first", "second", "third"):
@@ -138,7 +138,7 @@ def test_what_was_lost_is_in_the_log_under_two_names_and_whole_in_the_run(tmp_pa
     assert open_run(tmp_path).health.drops == {"first": 3, "second": 3, "third": 3}
 
 
-def test_what_recording_took_is_in_the_run_over_its_attempts(tmp_path):
+def test_the_run_has_the_cost_of_recording_over_all_attempts(tmp_path):
     first = record(tmp_path, rollouts(4), rollouts(4)).health.costs
     assert first.keys() == INTERNALS
     assert first["queue_bytes"] >= 1000
@@ -154,7 +154,7 @@ def test_runs_of_older_versions_lost_nothing_that_was_stored(tmp_path):
     assert (run.health.untrained, run.health.unsent) == ({"stale": 2}, {"trackio": 4})
 
 
-def test_what_trained_nothing_is_not_among_the_losses(tmp_path, capfd):
+def test_untrained_rollouts_are_not_counted_as_lost(tmp_path, capfd):
     line = started(tmp_path, Headlines())
     line.submit(batch())
     line.count_untrained("stale", 2, None)
@@ -169,7 +169,7 @@ def test_what_trained_nothing_is_not_among_the_losses(tmp_path, capfd):
     assert [text.count("not trained on: 2 stale") for text in capfd.readouterr()] == [1, 1]
 
 
-def test_what_a_sink_missed_is_not_among_the_losses(tmp_path, capfd):
+def test_unsent_rollouts_are_not_counted_as_lost(tmp_path, capfd):
     line = started(tmp_path, Sink(raises))
     line.submit(batch())
     assert line.drain(120)
@@ -183,7 +183,7 @@ def test_what_a_sink_missed_is_not_among_the_losses(tmp_path, capfd):
     assert [text.count("not sent") for text in capfd.readouterr()] == [1, 1]
 
 
-def test_a_plugin_that_failed_is_named_at_the_end_and_in_the_figures_of_the_run(tmp_path, capfd):
+def test_a_failed_plugin_is_named_at_the_end_and_in_the_run(tmp_path, capfd):
     class Judge:
         @hookimpl
         def on_rollout(self, rollout):
@@ -199,7 +199,7 @@ def test_a_plugin_that_failed_is_named_at_the_end_and_in_the_figures_of_the_run(
     assert "plugin judge failed 3 times\n" in capfd.readouterr().err
 
 
-def test_a_traceback_shows_the_plugins_code_and_none_of_ours(tmp_path, caplog):
+def test_a_traceback_shows_only_the_plugins_code(tmp_path, caplog):
     class Raises:
         @hookimpl
         def on_rollout(self, rollout):
@@ -218,7 +218,7 @@ def test_a_traceback_shows_the_plugins_code_and_none_of_ours(tmp_path, caplog):
     assert returned.exc_info is None
 
 
-def test_a_warning_does_not_stand_in_the_line_of_the_trainers_progress_bar(monkeypatch):
+def test_a_warning_is_not_printed_into_the_progress_bar(monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self):
             return True
@@ -251,7 +251,7 @@ def said(capfd):
     return [line for line in re.split(r"[\r\n]", capfd.readouterr().err) if line.startswith("rollout-plugins ")]
 
 
-def test_a_training_says_where_its_rollouts_are_when_it_begins_and_when_it_ends(tmp_path, capfd, monkeypatch):
+def test_a_training_prints_where_its_rollouts_are_at_start_and_end(tmp_path, capfd, monkeypatch):
     def wanders(completions, **kwargs):
         os.chdir("/")
         return half(completions)
@@ -272,7 +272,7 @@ def test_a_training_says_where_its_rollouts_are_when_it_begins_and_when_it_ends(
     ]
 
 
-def test_a_recorder_says_it_too_with_what_was_lost(tmp_path, capfd):
+def test_a_recorder_prints_it_too_with_the_losses(tmp_path, capfd):
     folder = tmp_path / "a folder"
     with RolloutRecorder(dir=folder, run_id="r") as recorder:
         recorder.record(1, [{"prompt": "2+2?", "completion": "4"}])
@@ -282,7 +282,7 @@ def test_a_recorder_says_it_too_with_what_was_lost(tmp_path, capfd):
     assert "recorded 1 rollout, lost: 1 unreadable. To see them: rollouts view" in ends
 
 
-def test_a_script_that_went_to_another_folder_is_given_a_path_that_works_in_the_shell(tmp_path, capfd, monkeypatch):
+def test_a_script_that_changed_its_folder_prints_a_path_that_works_in_the_shell(tmp_path, capfd, monkeypatch):
     monkeypatch.setenv("PWD", "/")
     monkeypatch.chdir(tmp_path)
     with RolloutRecorder(dir="runs", run_id="r") as recorder:
@@ -290,14 +290,14 @@ def test_a_script_that_went_to_another_folder_is_given_a_path_that_works_in_the_
     assert all(line.endswith(f"rollouts view {tmp_path / 'runs' / 'r'}") for line in said(capfd))
 
 
-def test_a_notebook_is_given_what_works_in_a_notebook(tmp_path, capfd, monkeypatch):
+def test_in_a_notebook_the_printed_command_is_python(tmp_path, capfd, monkeypatch):
     monkeypatch.setitem(sys.modules, "ipykernel.kernelapp", sys)
     with RolloutRecorder(dir=tmp_path, run_id="r") as recorder:
         recorder.record(1, [{"prompt": "2+2?", "completion": "4"}])
     assert all(line.endswith(f": open_run({str(tmp_path / 'r')!r})") for line in said(capfd))
 
 
-def test_only_rank_0_says_it_and_only_if_it_may(tmp_path, capfd, monkeypatch):
+def test_only_rank_0_prints_it_and_only_if_logging_allows(tmp_path, capfd, monkeypatch):
     with RolloutRecorder(dir=tmp_path, run_id="r", rank=1, world_size=2) as recorder:
         recorder.record(1, [{"prompt": "2+2?", "completion": "4"}])
     monkeypatch.setattr(logging.getLogger("rollout_plugins"), "level", logging.WARNING)
@@ -317,7 +317,7 @@ def test_no_plugins_may_be_written_as_none(tmp_path):
     assert len(run_plugins(None, [make_rollout()]).rollouts) == 1
 
 
-def test_an_unknown_name_among_the_disabled_is_told_with_a_suggestion(monkeypatch, caplog):
+def test_an_unknown_name_in_disable_raises_with_a_suggestion(monkeypatch, caplog):
     monkeypatch.setenv("ROLLOUT_PLUGINS_DISABLE", "metrcs,images,says")
     Plugins([Says()])
     (record,) = caplog.records

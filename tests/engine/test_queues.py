@@ -14,7 +14,7 @@ from rollout_plugins import hookimpl, open_run
 from rollout_plugins.errors import SetupError
 
 
-def test_hosts_that_give_every_rollout_one_index_or_another_rank_lose_none(tmp_path):
+def test_a_host_with_equal_indices_or_other_ranks_loses_no_rollout(tmp_path):
     made = [replace(r, index=0, rank=3) for r in rollouts(4)]
     run = record(tmp_path, made)
     assert len({r.id for r in run.rollouts()}) == 4
@@ -48,7 +48,7 @@ class Gate:
         return rollouts()
 
 
-def test_a_full_queue_drops_the_newest_batch_whole_and_counts_it(tmp_path, caplog):
+def test_a_full_queue_drops_and_counts_the_complete_newest_batch(tmp_path, caplog):
     gate = Gate()
     line = started(tmp_path, queue_bytes=2500)
     line.submit(batch(build=gate.build, made=rollouts(), step=1))
@@ -65,7 +65,7 @@ def test_a_full_queue_drops_the_newest_batch_whole_and_counts_it(tmp_path, caplo
     assert len(told(caplog, "recording is")) == 1
 
 
-def test_a_batch_larger_than_the_queue_is_taken_when_nothing_waits(tmp_path):
+def test_a_batch_larger_than_the_limit_fits_into_an_empty_queue(tmp_path):
     class Tells:
         ended = 0
 
@@ -100,7 +100,7 @@ def test_on_full_block_waits_and_loses_nothing(tmp_path):
     assert open_run(tmp_path).health.drops == {}
 
 
-def test_what_is_not_finished_when_patience_ends_is_counted_and_what_finishes_later_is_not(tmp_path, caplog):
+def test_unfinished_batches_are_counted_as_lost_unless_they_finish_later(tmp_path, caplog):
     gate = Gate()
     line = started(tmp_path, end_seconds=0.3)
     line.submit(batch(build=gate.build, made=rollouts(4)))
@@ -116,9 +116,7 @@ def test_what_is_not_finished_when_patience_ends_is_counted_and_what_finishes_la
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
-def test_what_is_lost_behind_a_batch_that_outlasts_the_limit_is_in_the_run_although_the_process_ends(
-    tmp_path, interrupted, monkeypatch
-):
+def test_losses_behind_a_hung_batch_are_written_before_the_process_ends(tmp_path, interrupted, monkeypatch):
     gate = Gate()
     line = started(tmp_path, Sink(), end_seconds=0.3)
     line.submit(batch(rollouts(2), step=1))
@@ -149,7 +147,7 @@ def test_a_limit_for_the_end_that_is_not_a_number_of_seconds_is_refused_by_name(
         pipeline()
 
 
-def test_the_limit_for_the_end_is_half_a_minute_unless_somebody_says_otherwise(monkeypatch):
+def test_the_limit_for_the_end_is_30_seconds_by_default(monkeypatch):
     monkeypatch.delenv("ROLLOUT_PLUGINS_END_SECONDS")
     assert pipeline().end_seconds == 30
     monkeypatch.setenv("ROLLOUT_PLUGINS_END_SECONDS", "7.5")
@@ -173,7 +171,7 @@ class Hangs:
         self.event.wait(600)
 
 
-def test_a_plugin_that_hangs_at_the_end_does_not_take_the_store_with_it(tmp_path, clock):
+def test_a_plugin_that_hangs_at_the_end_does_not_affect_the_store(tmp_path, clock):
     for_good = threading.Event()
 
     line = started(tmp_path, Hangs(clock, 300, for_good), end_seconds=120)  # 40 for a plugin then; 600 before
@@ -184,7 +182,7 @@ def test_a_plugin_that_hangs_at_the_end_does_not_take_the_store_with_it(tmp_path
     assert line.counters.drops == {}
 
 
-def test_several_plugins_that_hang_at_the_end_cost_sinks_nothing_that_is_not_counted(tmp_path, monkeypatch, clock):
+def test_what_sinks_miss_when_plugins_hang_at_the_end_is_counted(tmp_path, monkeypatch, clock):
     monkeypatch.setenv("ROLLOUT_PLUGINS_HANG_SECONDS", "0.2")
     for_good, closed, before = threading.Event(), threading.Event(), set(threading.enumerate())
 
@@ -201,7 +199,7 @@ def test_several_plugins_that_hang_at_the_end_cost_sinks_nothing_that_is_not_cou
     until(lambda: not [one for one in {*threading.enumerate()} - before if one.name == "rollouts-hooks"])
 
 
-def test_a_run_that_begins_again_waits_for_what_the_worker_still_does(tmp_path):
+def test_a_restarted_run_waits_for_the_worker(tmp_path):
     gate = Gate()
     line = started(tmp_path, end_seconds=0.1)
     line.submit(batch(build=gate.build, made=rollouts(4)))
@@ -219,7 +217,7 @@ def test_a_run_that_begins_again_waits_for_what_the_worker_still_does(tmp_path):
     assert run.health.drops == {}
 
 
-def test_what_a_resumed_attempt_loses_at_once_is_its_own(tmp_path):
+def test_early_losses_of_a_resumed_attempt_belong_to_it(tmp_path):
     gate = Gate()
     line = started(tmp_path)
     line.submit(batch(build=gate.build))

@@ -46,7 +46,7 @@ WAITING = {
 
 
 @pytest.mark.parametrize("shape", sorted(WAITING))
-def test_the_queue_counts_what_it_holds(tmp_path, shape):
+def test_the_queue_reports_its_size(tmp_path, shape):
     entered, done = threading.Event(), threading.Event()
 
     class Waits:

@@ -36,7 +36,7 @@ def trained(folder, report_to, **options):
 
 
 @pytest.mark.parametrize(("name", "autoload"), [("mlflow", True), ("mlflow", False), ("rollouts-in-mlflow", True)])
-def test_a_third_partys_sink_runs_if_the_trainer_reports_there(install, tmp_path, name, autoload):
+def test_a_third_party_sink_runs_if_the_trainer_reports_to_its_name(install, tmp_path, name, autoload):
     install("x-mlflow", {name: "x_mlflow:MlflowSink"}, {"x_mlflow": MLFLOW})
     trained(tmp_path, ["mlflow"], autoload=autoload, config={"cap": {"max_per_step": 3}})
     import x_mlflow
@@ -46,7 +46,7 @@ def test_a_third_partys_sink_runs_if_the_trainer_reports_there(install, tmp_path
 
 
 @pytest.mark.parametrize("report_to", [[], ["tensorboard"], ["wandbb"]])
-def test_it_does_not_run_where_the_trainer_reports_elsewhere(install, tmp_path, report_to):
+def test_it_does_not_run_if_the_trainer_reports_elsewhere(install, tmp_path, report_to):
     install("x-mlflow", {"mlflow": "x_mlflow:MlflowSink"}, {"x_mlflow": MLFLOW})
     trained(tmp_path, report_to)
     import x_mlflow
@@ -55,7 +55,7 @@ def test_it_does_not_run_where_the_trainer_reports_elsewhere(install, tmp_path, 
     assert order(Plugins()) == ["checks", "images", "metrics"]
 
 
-def test_it_runs_when_it_is_asked_for_by_name(install, tmp_path):
+def test_it_runs_if_the_user_names_it(install, tmp_path):
     install("x-mlflow", {"mlflow": "x_mlflow:MlflowSink"}, {"x_mlflow": MLFLOW})
     trained(tmp_path, [], plugins=["mlflow"])
     import x_mlflow
@@ -63,7 +63,7 @@ def test_it_runs_when_it_is_asked_for_by_name(install, tmp_path):
     assert len(x_mlflow.received) == 4
 
 
-def test_it_takes_options_and_the_listing_says_when_it_runs(install):
+def test_it_accepts_options_and_the_listing_shows_when_it_runs(install):
     install("x-mlflow", {"mlflow": "x_mlflow:MlflowSink"}, {"x_mlflow": MLFLOW})
     plugins = Plugins(config={"mlflow": {"experiment": "first"}})
     plugins.add_reporters(["mlflow"])

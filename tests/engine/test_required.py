@@ -57,7 +57,7 @@ class Picky:
 
 
 @pytest.mark.parametrize(("required", "stored"), [(True, 3), (False, 4)])
-def test_a_failure_of_a_required_plugin_drops_that_rollout_alone(tmp_path, required, stored):
+def test_a_failure_of_a_required_plugin_drops_only_that_rollout(tmp_path, required, stored):
     trainer = make(tmp_path)
     trainer.add_callback(RolloutPluginCallback([Picky(required=required)]))
     trainer.train()
@@ -194,7 +194,7 @@ def scored(completions, **kwargs):
 
 
 @pytest.mark.needs(part="redact")
-def test_the_reason_that_a_foreign_host_gives_for_a_loss_is_searched_too(tmp_path, caplog):
+def test_the_reason_for_a_loss_is_filtered_too(tmp_path, caplog):
     caplog.set_level("DEBUG", logger="rollout_plugins")
     trainer = make(tmp_path, max_steps=3)
     trainer.add_callback(RolloutPluginCallback(["redact", BringsHost()]))
@@ -224,7 +224,7 @@ class Speechless:
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_a_reason_that_cannot_be_searched_is_counted_without_its_text(tmp_path, strict):
+def test_a_reason_that_cannot_be_filtered_is_counted_without_its_text(tmp_path, strict):
     trainer = make(tmp_path)
     callback = RolloutPluginCallback([Speechless(), BringsHost()], strict=strict)
     trainer.add_callback(callback)
@@ -236,7 +236,7 @@ def test_a_reason_that_cannot_be_searched_is_counted_without_its_text(tmp_path, 
 
 
 @pytest.mark.needs(part="redact")
-def test_whatever_path_it_takes_a_secret_does_not_leave(tmp_path, caplog):
+def test_a_secret_leaves_by_no_path(tmp_path, caplog):
     caplog.set_level("DEBUG", logger="rollout_plugins")
 
     def named(completions, **kwargs):
@@ -266,7 +266,7 @@ def test_whatever_path_it_takes_a_secret_does_not_leave(tmp_path, caplog):
     assert run.info.tools[0]["function"]["name"] == "search"
 
 
-def test_without_a_required_plugin_errors_are_told_in_full(tmp_path, caplog):
+def test_without_a_required_plugin_errors_are_shown_in_full(tmp_path, caplog):
     trainer = make(tmp_path)
     trainer.add_callback(RolloutPluginCallback([Failing()]))
     trainer.train()
@@ -289,7 +289,7 @@ class Guard:
         raise RuntimeError(f"broken by {KEY}")
 
 
-def test_what_a_required_plugin_fails_to_clean_stays_here(tmp_path, caplog):
+def test_a_value_that_a_required_plugin_fails_to_clean_is_withheld(tmp_path, caplog):
     sink = Curious()
     trainer = make(tmp_path, rewards=[scored])
     trainer.add_callback(RolloutPluginCallback([Guard(), Leaky(), sink]))
@@ -310,7 +310,7 @@ class Shortening(Guard):
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_what_was_not_cleaned_to_the_end_is_not_stored(tmp_path, strict):
+def test_a_partly_cleaned_value_is_not_stored(tmp_path, strict):
     trainer = make(tmp_path, rewards=[scored])
     callback = RolloutPluginCallback([Shortening(), Leaky(), Curious()], strict=strict)
     trainer.add_callback(callback)
@@ -324,7 +324,7 @@ def test_what_was_not_cleaned_to_the_end_is_not_stored(tmp_path, strict):
 
 
 @pytest.mark.needs(part="redact")
-def test_a_function_that_hangs_over_the_runs_facts_ends_nothing(tmp_path, monkeypatch, clock):
+def test_a_function_that_hangs_on_the_run_ends_nothing(tmp_path, monkeypatch, clock):
     from rollout_plugins.plugins.redact import Redact
 
     monkeypatch.setenv("ROLLOUT_PLUGINS_HANG_SECONDS", "0.3")
@@ -347,7 +347,7 @@ def test_a_function_that_hangs_over_the_runs_facts_ends_nothing(tmp_path, monkey
 
 
 @pytest.mark.needs(part="redact")
-def test_a_required_plugin_that_was_taken_out_of_a_run_is_there_in_the_next(tmp_path, clock):
+def test_a_required_plugin_that_was_disabled_runs_again_in_the_next_run(tmp_path, clock):
     """Otherwise the next run would store what nobody searched for secrets."""
 
     from rollout_plugins.plugins.redact import Redact

@@ -14,7 +14,7 @@ from rollout_plugins.engine.run_id import MARKER, Identity, identify, identify_l
 
 
 @pytest.mark.parametrize("generation", ["x", None, -1, 1.5, float("inf"), [1], True])
-def test_a_marker_that_somebody_edited_costs_only_its_number(tmp_path, generation):
+def test_an_edited_marker_loses_only_its_number(tmp_path, generation):
     checkpoint, home = tmp_path / "checkpoint-3", tmp_path / "home"
     checkpoint.mkdir()
     (home / "r1").mkdir(parents=True)
@@ -23,7 +23,7 @@ def test_a_marker_that_somebody_edited_costs_only_its_number(tmp_path, generatio
     assert (found.id, found.attempt, found.generation, found.resumed_from) == ("r1", 2, 0, 3)
 
 
-def test_a_marker_leads_to_no_folder_but_a_runs(tmp_path):
+def test_a_marker_can_only_name_a_run_folder(tmp_path):
     checkpoint, home = tmp_path / "checkpoint-3", tmp_path / "home"
     home.mkdir()
     checkpoint.mkdir()
@@ -39,7 +39,7 @@ def resumed(tmp_path):
     return home, checkpoint
 
 
-def test_processes_that_resume_one_checkpoint_at_once_are_attempts_of_their_own(tmp_path):
+def test_processes_that_resume_one_checkpoint_concurrently_are_separate_attempts(tmp_path):
     home, checkpoint = resumed(tmp_path)
     with ThreadPoolExecutor(8) as at_once:
         found = list(at_once.map(lambda key: identify(home, str(key), checkpoint, 3, None), range(8)))
@@ -68,7 +68,7 @@ def test_ranks_that_resume_together_are_one_attempt_and_another_launch_is_the_ne
     assert store
 
 
-def test_a_node_with_a_new_disk_takes_run_and_attempt_from_those_that_know_them(tmp_path, monkeypatch):
+def test_a_node_with_an_empty_disk_takes_run_and_attempt_from_other_nodes(tmp_path, monkeypatch):
     monkeypatch.setattr("rollout_plugins.engine.run_id.WAIT_FOR_OWNER", timedelta(minutes=10))
     home, checkpoint = resumed(tmp_path)
     write_marker(checkpoint, tmp_path / "disk" / "r1", 1, generation=7)
@@ -81,7 +81,7 @@ def test_a_node_with_a_new_disk_takes_run_and_attempt_from_those_that_know_them(
     assert store
 
 
-def test_a_run_whose_folder_is_gone_goes_on_as_the_next_attempt_each_time(tmp_path):
+def test_a_run_without_its_folder_continues_as_the_next_attempt_each_time(tmp_path):
     checkpoint = tmp_path / "checkpoint-3"
     checkpoint.mkdir()
     home = tmp_path / "home"
@@ -94,7 +94,7 @@ def test_a_run_whose_folder_is_gone_goes_on_as_the_next_attempt_each_time(tmp_pa
     assert (branch.id != "r1", branch.attempt, branch.resumed_from) == (True, 1, 3)
 
 
-def test_a_loop_that_goes_on_without_its_folder_is_not_its_first_attempt(tmp_path, monkeypatch):
+def test_a_loop_that_resumes_without_its_folder_is_not_the_first_attempt(tmp_path, monkeypatch):
     for resumed_from, attempt in ((None, 1), (3, 2)):
         options = {"file": "run.json", "world_size": 1}
         assert identify_loop(tmp_path, 0, "r1", resumed_from, **options).attempt == attempt

@@ -78,7 +78,7 @@ def test_a_warning_at_the_end_and_one_that_comes_up_often_are_counted(tmp_path):
     assert any("4 rollouts of step 1 could not be built" in text for text in warnings)
 
 
-def test_each_attempt_has_its_own_and_only_so_many_different_ones(tmp_path):
+def test_each_attempt_has_its_own_warnings_up_to_a_limit(tmp_path):
     line = started(tmp_path)
     for number in range(300):
         logger.warning("warning %d", number)

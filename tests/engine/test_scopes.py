@@ -23,7 +23,7 @@ class Sink:
         self.got += [trace.rollout_id for trace in traces]
 
 
-def test_a_streaming_sink_gets_everything_and_the_others_what_was_selected(tmp_path):
+def test_a_streaming_sink_gets_everything_and_the_others_get_the_selection(tmp_path):
     capped, streaming = Sink(), Sink("stream")
     trainer = make(tmp_path, max_steps=3)
     trainer.add_callback(RolloutPluginCallback(["cap", capped, streaming], config={"cap": {"max_per_step": 2}}))
@@ -35,7 +35,7 @@ def test_a_streaming_sink_gets_everything_and_the_others_what_was_selected(tmp_p
     assert set(capped.got) < set(stored)
 
 
-def test_a_hanging_sink_is_waited_for_once_and_what_it_missed_is_counted(tmp_path, monkeypatch):
+def test_a_hanging_sink_is_waited_for_once_and_its_missed_rollouts_are_counted(tmp_path, monkeypatch):
     monkeypatch.setattr("rollout_plugins.engine.pipeline.SINK_SECONDS", 1.0)
     monkeypatch.setattr("rollout_plugins.engine.pipeline.SINK_SHARE", 0.0)
     for_good = threading.Event()
@@ -61,7 +61,7 @@ def test_a_hanging_sink_is_waited_for_once_and_what_it_missed_is_counted(tmp_pat
     for_good.set()
 
 
-def test_reasons_for_other_ranks_rollouts_do_not_pile_up_in_memory(tmp_path, monkeypatch):
+def test_reasons_for_rollouts_of_other_ranks_do_not_accumulate_in_memory(tmp_path, monkeypatch):
     from rollout_hookspecs import Batch
 
     from rollout_plugins import hookimpl, open_run

@@ -143,7 +143,7 @@ def test_threads_end_when_the_run_does(tmp_path):
     until(lambda: not {t for t in threading.enumerate() if t.name.startswith("rollouts-")} - before)
 
 
-def test_metrics_are_averaged_and_taken_once(tmp_path):
+def test_metrics_are_averaged_and_returned_once(tmp_path):
     class Says:
         numbers = iter([1, 3])
 

@@ -91,7 +91,7 @@ class Trace:
         self.received.extend(traces)
 
 
-def test_a_plugin_named_like_the_built_in_one_for_traces_switches_no_sink_off(tmp_path):
+def test_a_plugin_named_like_the_built_in_trace_disables_no_sink(tmp_path):
     sink = Trace()
     run = record(tmp_path, rollouts(4), plugins=(sink,))
     assert len(sink.received) == 4
@@ -119,7 +119,7 @@ def test_built_in_names_are_reserved_and_a_plugin_that_takes_one_is_refused_with
         Plugins(["trace"])
 
 
-def test_no_project_is_made_for_a_plugin_of_a_built_in_name(tmp_path):
+def test_no_project_is_created_for_a_plugin_with_a_built_in_name(tmp_path):
     from rollout_plugins.scaffold import new_plugin
 
     with pytest.raises(SetupError, match="rollout-plugins has a plugin named 'trace' already; choose another name"):

@@ -353,7 +353,7 @@ def test_bombs_are_never_decoded(tmp_path, monkeypatch):
     assert "larger than Pillow's limit" in new.prompt[0]["content"][0]["image"].why
 
 
-def test_an_image_that_is_not_decoded_is_left_undecoded(tmp_path):
+def test_hashing_does_not_decode_an_image(tmp_path):
     path = tmp_path / "a.webp"
     path.write_bytes(encoded(5, "WEBP"))
     lazy = [Pil.open(io.BytesIO(PNG)), Pil.open(path)]
