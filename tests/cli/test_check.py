@@ -213,3 +213,16 @@ def test_the_last_line_of_a_training_names_findings(bad, capfd, tmp_path):
     last = capfd.readouterr().err.splitlines()[-1]
     assert "1 severe" in last
     assert "rollouts check" in last
+
+
+def test_an_infinite_total_that_no_function_explains_is_found_too(tmp_path):
+    with RolloutRecorder(dir=tmp_path) as recorder:
+        recorder.record(4, [Rollout(id="", reward=float("-inf")), Rollout(id="", reward=1.0)])
+    (finding,) = open_run(tmp_path).check(only=["rewards-not-finite"]).findings
+    assert finding.text == "reward: infinite in 1 of 2 rollouts of train step 4"
+    assert len(finding.rollouts) == 1
+
+
+def test_a_total_that_a_function_explains_is_reported_once(bad):
+    titles = [finding.title for finding in bad.check(only=["rewards-not-finite"]).findings]
+    assert titles == ["reward judge is NaN"]
