@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from argparse import ArgumentParser, Namespace
+from contextlib import suppress
 from dataclasses import asdict
 from math import isfinite
 from typing import Any
@@ -33,6 +35,7 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> None:
     stored = opened(options.run)
+    _hide_progress_bars()
     with counted("reading rollouts") as progress:
         replayed = replay(stored, options.step, options.checkpoint, bisect=options.bisect, progress=progress)
     note_damage(stored)
@@ -40,6 +43,16 @@ def run(options: Namespace) -> None:
         print_json(asdict(replayed))
     else:
         _say(replayed)
+
+
+def _hide_progress_bars() -> None:
+    """Keep what transformers says while it loads and trains out of the answer."""
+    warnings.simplefilter("ignore", FutureWarning)
+    with suppress(ImportError):  # which `replay` explains
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+        logging.set_verbosity_error()
 
 
 def _say(replayed: Replayed) -> None:
