@@ -115,7 +115,6 @@ def test_reading_rollouts_does_not_touch_them_unasked(tmp_path, monkeypatch):
 def test_reading_a_page_costs_no_memory_for_the_tokens_of_others(tmp_path):
     write(tmp_path, list(made(32)))
     one = sys.getsizeof([0] * 2000)
-    found = open_run(tmp_path).rollouts().page(3, 1)
-    (rollout,) = found.rollouts(tokens=True)
+    (rollout,) = open_run(tmp_path).rollouts(tokens=True).page(3, 1)
     assert sys.getsizeof(rollout.tokens.completion) < one
     assert len(rollout.tokens.completion) == 1600

@@ -11,6 +11,7 @@ from store_rig import rollouts, run_in
 from values import Evil, deep, same
 
 from rollout_plugins import Placeholder, open_run
+from rollout_plugins.errors import DamageWarning
 from rollout_plugins.store.schema import SCHEMA
 from rollout_plugins.store.write import RunWriter
 
@@ -138,7 +139,9 @@ def test_a_journal_that_cannot_be_read_whole_is_not_replaced(tmp_path):
         file.write(b"\x07" * 64)
     writer.close()
     assert names(tmp_path) == [journal.name]
-    assert [r.id for r in open_run(tmp_path).rollouts()] == ["0.0", "0.1", "0.2", "0.3"]
+    run = open_run(tmp_path)
+    with pytest.warns(DamageWarning, match=f"from byte {first:,} on, cannot be read"):
+        assert [r.id for r in run.rollouts()] == ["0.0", "0.1", "0.2", "0.3"]
 
 
 def test_a_parquet_file_that_was_never_finished_is_ignored(tmp_path):
