@@ -1,6 +1,6 @@
 """Run the benchmarks and put what they print between the markers of RESULTS.md.
 
-    python -m benchmarks.readme [capture lock train ranks read report small scale checks faults] [--minutes 12]
+    python -m benchmarks.readme [capture lock train ranks read report small scale checks learn faults] [--minutes 12]
 
 `<!-- capture -->` and `<!-- /capture -->` are the markers; what stands between them is only ever produced. Without
 names, all run. The rest of the file, and the results of what was not run, stay as they are.
@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
-NAMES = ("capture", "lock", "train", "ranks", "read", "report", "small", "scale", "checks", "faults")
+NAMES = ("capture", "lock", "train", "ranks", "read", "report", "small", "scale", "checks", "learn", "faults")
 START = "# Results\n\nProduced by `python -m benchmarks.readme`; docs/benchmarks.md says what each figure means.\n"
 
 
