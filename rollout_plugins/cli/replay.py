@@ -79,6 +79,6 @@ def _say_fault(replayed: Replayed) -> None:
     if not replayed.culprits:
         say(f"no set of these rollouts has {replayed.fault}")
         return
-    say(f"the smallest set with {replayed.fault}: {', '.join(replayed.culprits)}")
+    say(f"a smallest set with {replayed.fault}: {', '.join(replayed.culprits)}")
     if replayed.also:
         say(f"each of these has it too: {', '.join(replayed.also)}")

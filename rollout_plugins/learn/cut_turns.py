@@ -6,7 +6,6 @@ the prompt, and the answer is what the model wrote at the first turn that differ
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -15,7 +14,7 @@ import orjson
 from rollout_plugins.learn.stored_messages import Conversation
 
 MODEL = "assistant"
-_HAS_ID = re.compile('"(tool_call_)?id":')
+_ID = 'id":'  # of "id" and of "tool_call_id"
 _NO_ANSWER = "without an answer of the model"
 _SAME_TEXT = "with the same text on both sides"
 _PREFIX = "where one answer is the beginning of the other"
@@ -68,7 +67,7 @@ def cut_answer(prompt: Conversation, answer: Conversation, rivals: Sequence[Conv
 def count_shared(first: Conversation, second: Conversation) -> int:
     """Return how many messages two conversations have in common from their start; ids of calls do not count."""
     for place, (a, b) in enumerate(zip(first.texts, second.texts, strict=False)):
-        if a != b and not (_HAS_ID.search(a) and _HAS_ID.search(b) and _without_ids(a) == _without_ids(b)):
+        if a != b and not (_ID in a and _ID in b and _without_ids(a) == _without_ids(b)):
             return place
     return min(len(first), len(second))
 

@@ -143,7 +143,7 @@ def test_the_rollout_whose_loss_is_nan_is_found(tmp_path, monkeypatch, capsys):
         == 0
     )
     printed = capsys.readouterr().out
-    assert f"the smallest set with a NaN or an infinity: {broken}" in printed
+    assert f"a smallest set with a NaN or an infinity: {broken}" in printed
 
 
 def test_the_rollouts_whose_gradient_passes_a_bound_are_found(tmp_path):
