@@ -10,6 +10,7 @@ import pytest
 from hostile import encoded, rollouts
 from hypothesis import given
 from hypothesis import strategies as st
+from redacting import KEY, SECRETS, redacted, text
 from rollout_hookspecs import Drop, Image, Placeholder, Rollout, Run, Step, Tokens, ToolCall
 
 from examples import thorough
@@ -19,26 +20,6 @@ from rollout_plugins.plugins.redact import NAMES, Redact
 from rollout_plugins.plugins.redact.scanner import Scanner
 from rollout_plugins.plugins.redact.secrets import RULES
 
-KEY = "sk-" + "a1B2" * 8
-LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJ0123456789"
-
-SECRETS = {
-    "openai": [KEY, "sk-proj-" + LETTERS, "sk-ant-api03-" + LETTERS],
-    "huggingface": ["hf_" + LETTERS[:34]],
-    "github": ["ghp_" + LETTERS[:36], "github_pat_" + LETTERS],
-    "gitlab": ["glpat-" + LETTERS[:20]],
-    "slack": ["xoxb-123456789012-abcdefABCDEF"],
-    "aws": ["AKIAIOSFODNN7EXAMPLE"],
-    "google": ["AIza" + LETTERS[:35], "ya29." + LETTERS],
-    "stripe": ["sk_live_" + LETTERS[:24]],
-    "package_index": ["npm_" + LETTERS[:36], "pypi-" + LETTERS + LETTERS],
-    "vendor": ["gsk_" + LETTERS + LETTERS[:6], "nvapi-" + LETTERS + LETTERS],
-    "jwt": ["eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N"],
-    "private_key": [
-        "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nIBAAK\n-----END RSA PRIVATE KEY-----",
-        "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjEAAAAABG5vbmUA\ncut2",
-    ],
-}  # fmt: skip
 AROUND = [
     "{}",
     "key: {}",
@@ -53,16 +34,6 @@ AROUND = [
     "\ud800 {}",
     "\uf8f0{}\uf8f1",
 ]
-
-
-def redacted(plugin=None, **values):
-    plugin = plugin or Redact()
-    before = Rollout(id="r", **values)
-    return plugin.on_rollout(before) or before
-
-
-def text(content, plugin=None):
-    return redacted(plugin, prompt=({"role": "user", "content": content},)).prompt[0]["content"]
 
 
 @pytest.mark.parametrize("rule", SECRETS)

@@ -6,8 +6,8 @@ import json
 import re
 
 import pytest
+from redacting import KEY, SECRETS, redacted, text
 from rollout_hookspecs import Image, Rollout, ToolCall
-from test_redact import KEY, SECRETS, redacted, text
 
 from rollout_plugins.plugins.redact import Redact
 

@@ -6,9 +6,9 @@ from importlib import import_module
 import pytest
 import rig
 from copies import copy_of, facts
+from finished_trainings import LATE, trained
 from PIL import Image
 from seeing import seeing
-from test_trainers import LATE, trained
 from trainers import KINDS, kinds, make
 from trl import GRPOTrainer, RLOOTrainer
 

@@ -1,66 +1,20 @@
 """Each trainer of TRL that makes rollouts: a real run, all of it in the store, and nothing changed by recording it."""
 
-import functools
-import tempfile
-from pathlib import Path
-from types import SimpleNamespace
-
 import pytest
 import torch
+from finished_trainings import LATE, trained
 from trainers import KINDS, RUNNABLE, TRL, Version, hosts, kinds, make, through_vllm, tok
 
 from rollout_plugins import RolloutPluginCallback, open_run
-from rollout_plugins.hosts import host_for
-from rollout_plugins.hosts.kit.support import support_of
-
-# Added to a trainer that is ready; but no event comes before the first stage of A2PO.
-LATE = dict.fromkeys(KINDS, "added, with tokens") | {"a2po": "in callbacks, with tokens"}
 
 GROUPS = ("grpo", "rloo")
 HAS_PROMPT_LENGTHS = Version("0.24") <= TRL
-
-
-def outcome(trainer):
-    return SimpleNamespace(
-        losses=[entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
-        weights={name: weight.clone() for name, weight in trainer.model.state_dict().items()},
-        attributes=set(vars(trainer)),
-    )
 
 
 def assert_same(one, other):
     assert one.losses == other.losses
     assert all(torch.equal(weight, other.weights[name]) for name, weight in one.weights.items())
     assert one.attributes == other.attributes
-
-
-@functools.cache
-def trained(name, how):
-    """A finished training: `alone`, or with a callback that was given in one of the possible ways."""
-    folder = Path(tempfile.mkdtemp(prefix="trainers-"))
-    callback = RolloutPluginCallback(tokens=True, rendered=True) if "tokens" in how else RolloutPluginCallback()
-    trainer = make(folder, name, [callback] if how.startswith("in callbacks") else None)
-    if how == "added as class":
-        trainer.add_callback(RolloutPluginCallback)
-    elif how.startswith("added"):
-        trainer.add_callback(callback)
-    before = set(vars(trainer))
-    trainer.train()
-    for one in trainer.callback_handler.callbacks:
-        if isinstance(one, RolloutPluginCallback):
-            one.detach()
-    run = None if how == "alone" else open_run(folder / "out")
-    return SimpleNamespace(
-        name=name,
-        truth=trainer.truth,
-        run=run,
-        rollouts=list(run.rollouts(tokens=True)) if run else [],
-        support=support_of(host_for(trainer, hosts()), trainer),
-        made=set(vars(trainer)) - before,
-        loader=trainer.callback_handler.train_dataloader,
-        collator=trainer.data_collator,
-        outcome=outcome(trainer),
-    )
 
 
 def in_order(name, truth):

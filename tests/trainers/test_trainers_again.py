@@ -6,8 +6,8 @@ from contextlib import suppress
 
 import pytest
 import torch
+from finished_trainings import trained
 from lives import warnings
-from test_trainers import trained
 from trainers import KINDS, RUNNABLE, kinds, make, needs, tok
 
 from rollout_plugins import RolloutPluginCallback, open_run

@@ -3,9 +3,9 @@
 import inspect
 
 import pytest
+from finished_trainings import outcome, trained
 from lives import warnings
 from rig import call, half
-from test_trainers import outcome, trained
 from tools import multiply
 from trainers import RUNNABLE, TAKES_TOOLS, make, needs
 

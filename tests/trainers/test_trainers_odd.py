@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from datasets import Dataset
+from finished_trainings import trained
 from lives import warnings
 from PIL import Image
 from processes import run_worker
 from rig import call, dataset, tiny_model
 from seeing import seeing
-from test_trainers import trained
 from tools import broken, multiply
 from trainers import KINDS, RUNNABLE, TAKES_TOOLS, TRL, Version, hosts, kinds, make, needs, through_vllm, tok
 from transformers import AutoModelForImageTextToText

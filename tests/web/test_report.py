@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import gzip
 import json
 import re
 from io import BytesIO
@@ -12,6 +11,7 @@ import pytest
 from PIL import Image as Pil
 from reading import one as made_one
 from reading import write
+from report_data import data_of
 from report_rig import TOOLS, Boards, empty, fill, hostile, picture, resumed, seen
 from rollout_hookspecs import Image
 
@@ -21,14 +21,6 @@ from rollout_plugins.report import write_report
 from rollout_plugins.testing import make_rollout
 from rollout_plugins.web import course
 from rollout_plugins.web import data as page_values
-
-
-def data_of(path):
-    """The data of a page, as the page unpacks it."""
-    packed = re.search(
-        rb'<script id="data" type="application/octet-stream">([A-Za-z0-9+/=]*)</script>', path.read_bytes()
-    )
-    return json.loads(gzip.decompress(base64.b64decode(packed[1])))
 
 
 def report(folder, path=None, **options):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from report_data import data_of
 from report_rig import fill
-from test_report import data_of
 
 from rollout_plugins.cli.main import main
 
