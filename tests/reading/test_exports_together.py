@@ -75,7 +75,7 @@ def test_an_export_waits_while_another_one_sends_and_then_sends_what_is_left(run
 def test_an_export_that_waits_in_vain_names_who_is_sending(run, tmp_path, monkeypatch):
     monkeypatch.setattr(exporting, "PATIENCE_SECONDS", 0.1)
     slow = Slow(tmp_path / "lines")
-    said = rf"process {os.getpid()} on .* has been sending to jsonl:.* and export again"
+    said = rf"process {os.getpid()} on .* has been sending to jsonl:.*, then export again"
     with ThreadPoolExecutor() as pool:
         first = pool.submit(export, run, slow)
         assert slow.asked.wait(600)
