@@ -38,10 +38,10 @@ def opened(path: str | Sequence[str] | None) -> StoredRun:
     """Open the run, and name it on standard error unless its own folder was given."""
     paths = [path] if isinstance(path, str) else path or ["."]
     with busy("looking for runs"):
-        found = find_all_runs(paths[0]) if len(paths) == 1 else [find_newest_run(paths)]
-    run = StoredRun(found[-1])
-    if not path or len(found) > 1:
-        of = f", the newest of {len(found):,} runs" if len(found) > 1 else ""
+        run_folders = find_all_runs(paths[0]) if len(paths) == 1 else [find_newest_run(paths)]
+    run = StoredRun(run_folders[-1])
+    if not path or len(run_folders) > 1:
+        of = f", the newest of {len(run_folders):,} runs" if len(run_folders) > 1 else ""
         note(f"{run.name}{of}: {run.place}")
     for line in (*run.health.contradictions, *run.health.absent):
         note(f"{run.place}: {line}")
@@ -55,9 +55,9 @@ def add_allow_damaged(parser: ArgumentParser) -> None:
     )
 
 
-def note_damage(*found: StoredRun, allowed: bool = True) -> int:
+def note_damage(*runs: StoredRun, allowed: bool = True) -> int:
     """Report what of these runs cannot be read and is missing from the result; return the exit code."""
-    lines = [(run, line) for run in found for line in run.health.unreadable]
+    lines = [(run, line) for run in runs for line in run.health.unreadable]
     for run, line in lines:
         note(f"{run.place}: {line}")
     return DAMAGED if lines and not allowed else 0
@@ -95,33 +95,33 @@ def add_filters(parser: ArgumentParser, *, group: bool = True) -> None:
     )
 
 
-def filters_of(options: Namespace, *asked: StoredRun) -> dict[str, Any]:
+def filters_of(options: Namespace, *runs: StoredRun) -> dict[str, Any]:
     """Return the filters given on the command line, after checking that they can match something in the runs."""
     names = (*_NAMES, "has_error", "superseded")
     given = {name: value for name in names if (value := getattr(options, name, None)) not in (None, False)}
     if given.get("limit") == 0:
         del given["limit"]
-    for run in asked:
+    for run in runs:
         check_filters(run, given)
     return given
 
 
-def check_filters(run: StoredRun, given: Mapping[str, Any]) -> None:
+def check_filters(run: StoredRun, filters: Mapping[str, Any]) -> None:
     """Raise an error if no rollout of the run has such a value, because it is probably a typing error."""
-    if all(value is None for value in given.values()) or not len(run):  # counting opens the run
+    if all(value is None for value in filters.values()) or not len(run):  # counting opens the run
         return
     for name in ("split", "group", "rank", "finish"):
-        is_a_value = name != "group" or str(given.get(name, 0)).isdigit()  # or the id of one of its rollouts
-        _check_value(name, given.get(name) if is_a_value else None, partial(run.values, name))
-    _check_value("tool", given.get("tool"), lambda: _tools(run))
-    step, split = given.get("step"), given.get("split")
+        is_a_value = name != "group" or str(filters.get(name, 0)).isdigit()  # or the id of one of its rollouts
+        _check_value(name, filters.get(name) if is_a_value else None, partial(run.values, name))
+    _check_value("tool", filters.get("tool"), lambda: _tools(run))
+    step, split = filters.get("step"), filters.get("split")
     if step is not None and not run.count(step=step, split=split, superseded=True):
         of = f" with split {split!r}" if split else ""
         raise RunError(f"no rollout{of} has step {step}; the run has {_listed(_steps(run, split))}")
 
 
-def _check_value(name: str, value: Any, known: Callable[[], Sequence[Any]]) -> None:
-    if value is not None and str(value) not in map(str, there := known()):
+def _check_value(name: str, value: Any, read_values: Callable[[], Sequence[Any]]) -> None:
+    if value is not None and str(value) not in map(str, there := read_values()):
         raise RunError(f"no rollout has {name} {str(value)!r}; the run has {_listed(there)}")
 
 

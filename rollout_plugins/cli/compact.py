@@ -135,11 +135,11 @@ def _join(folder: Path, damaged: dict[str, str], target: Path, group: Sequence[_
     try:
         return _joined(folder, target, group)
     except Exception:
-        found = {part.path: why for part in group if (why := find_fault(part.path, TYPES, every_page=True))}
-        if not found:
+        faults = {part.path: why for part in group if (why := find_fault(part.path, TYPES, every_page=True))}
+        if not faults:
             raise
-    damaged.update({file_name(path): why for path, why in found.items()})
-    rest = [part for part in group if part.path not in found]
+    damaged.update({file_name(path): why for path, why in faults.items()})
+    rest = [part for part in group if part.path not in faults]
     return _joined(folder, target, rest) if len(rest) > 1 else 0
 
 
@@ -151,11 +151,11 @@ def _joined(folder: Path, target: Path, group: Sequence[_Part]) -> int:
 
 def _names(groups: Sequence[Sequence[_Part]]) -> list[Path]:
     """Return a new name for each joined part: the next numbers of its first rank."""
-    made: list[Path] = []
+    paths: list[Path] = []
     for group in groups:
         first = group[0].path
         stem = first.stem.rpartition("-")[0]
-        taken = [path for path in (*first.parent.glob(f"{stem}-*.*"), *made) if path.stem.startswith(f"{stem}-")]
+        taken = [path for path in (*first.parent.glob(f"{stem}-*.*"), *paths) if path.stem.startswith(f"{stem}-")]
         number = 1 + max(_number(path)[2] for path in taken if path.parent == first.parent)
-        made.append(first.with_name(f"{stem}-{number:06d}.parquet"))
-    return made
+        paths.append(first.with_name(f"{stem}-{number:06d}.parquet"))
+    return paths

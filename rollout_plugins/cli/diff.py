@@ -53,24 +53,26 @@ def configure(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> None:
     (first, filters_a), (second, filters_b) = (_side(words, options) for words in (options.run_a, options.run_b))
     with busy("comparing"):
-        found = compare(first, second, options.by, options.pass_at, filters_a=filters_a, filters_b=filters_b)
-        rows = [row for row in found.table.to_pylist() if row["change"] or not row["same_typical"]]
+        comparison = compare(first, second, options.by, options.pass_at, filters_a=filters_a, filters_b=filters_b)
+        rows = [row for row in comparison.table.to_pylist() if row["change"] or not row["same_typical"]]
         shown = (
-            [] if found.is_identical else [_with_texts(row, first, second) for row in rows[: options.limit or None]]
+            []
+            if comparison.is_identical
+            else [_with_texts(row, first, second) for row in rows[: options.limit or None]]
         )
     note_damage(first, second)
-    for stored, filters, odd in ((first, filters_a, found.odd_a), (second, filters_b, found.odd_b)):
+    for stored, filters, odd in ((first, filters_a, comparison.odd_a), (second, filters_b, comparison.odd_b)):
         note_pruned(stored, "cannot be compared", **filters)
         if odd:
             note(f"{stored.place}: {count(odd, 'reward')} NaN or infinite, left out of the means")
-    if found.by_text:
+    if comparison.by_text:
         note("prompts are paired by their text alone: the columns that name their rows differ")
-    if len(shown) < len(rows) and not found.is_identical:
+    if len(shown) < len(rows) and not comparison.is_identical:
         note(f"{len(shown):,} of {len(rows):,} prompts that changed; --limit 0 for all")
     if options.json:
-        print_json({**_facts(found, len(rows)), "prompts": shown})
+        print_json({**_facts(comparison, len(rows)), "prompts": shown})
         return
-    _print(found, len(rows), shown)
+    _print(comparison, len(rows), shown)
 
 
 def _side(words: str, options: Namespace) -> tuple[StoredRun, dict[str, Any]]:
@@ -82,24 +84,24 @@ def _side(words: str, options: Namespace) -> tuple[StoredRun, dict[str, Any]]:
     return stored, filters
 
 
-def _facts(found: Comparison, changed: int) -> dict[str, Any]:
+def _facts(comparison: Comparison, changed: int) -> dict[str, Any]:
     return {
-        "column": found.column,
-        "prompts_a": found.prompts_a,
-        "prompts_b": found.prompts_b,
-        "shared": len(found),
-        "improved": found.improved,
-        "regressed": found.regressed,
-        "unchanged": len(found) - changed,
-        "reward_a": found.value_a,
-        "reward_b": found.value_b,
-        "change": None if found.change is None else found.change._asdict(),
-        "mcnemar": found.mcnemar,
-        "identical": found.is_identical,
-        "paired_by_text": found.by_text,
-        "verdict": found.verdict,
-        "not_finite_a": found.odd_a,
-        "not_finite_b": found.odd_b,
+        "column": comparison.column,
+        "prompts_a": comparison.prompts_a,
+        "prompts_b": comparison.prompts_b,
+        "shared": len(comparison),
+        "improved": comparison.improved,
+        "regressed": comparison.regressed,
+        "unchanged": len(comparison) - changed,
+        "reward_a": comparison.value_a,
+        "reward_b": comparison.value_b,
+        "change": None if comparison.change is None else comparison.change._asdict(),
+        "mcnemar": comparison.mcnemar,
+        "identical": comparison.is_identical,
+        "paired_by_text": comparison.by_text,
+        "verdict": comparison.verdict,
+        "not_finite_a": comparison.odd_a,
+        "not_finite_b": comparison.odd_b,
     }
 
 
@@ -123,22 +125,22 @@ def _written(rollout: Rollout) -> str:
     return "\n".join(part for part in (*calls, completion_text(rollout).strip()) if part)
 
 
-def _print(found: Comparison, changed: int, pairs: list[dict[str, Any]]) -> None:
-    if not len(found):
-        say(f"no prompt in both: {found.prompts_a:,} in the first, {found.prompts_b:,} in the second")
+def _print(comparison: Comparison, changed: int, pairs: list[dict[str, Any]]) -> None:
+    if not len(comparison):
+        say(f"no prompt in both: {comparison.prompts_a:,} in the first, {comparison.prompts_b:,} in the second")
         return
-    of = f"{count(len(found), 'prompt')} in both ({found.prompts_a:,} and {found.prompts_b:,})"
-    if found.is_identical:
-        say(f"{of}: {found.verdict}")
+    of = f"{count(len(comparison), 'prompt')} in both ({comparison.prompts_a:,} and {comparison.prompts_b:,})"
+    if comparison.is_identical:
+        say(f"{of}: {comparison.verdict}")
         return
-    unchanged = len(found) - changed
+    unchanged = len(comparison) - changed
     parts = [
         Text(
-            f"{of}; {one_line(found.column, 40)} {number(found.value_a)} → {number(found.value_b)}; "
-            f"{found.improved:,} improved, {found.regressed:,} regressed, {unchanged:,} unchanged",
+            f"{of}; {one_line(comparison.column, 40)} {number(comparison.value_a)} → {number(comparison.value_b)}; "
+            f"{comparison.improved:,} improved, {comparison.regressed:,} regressed, {unchanged:,} unchanged",
             style="bold",
         ),
-        Text(_verdict(found)),
+        Text(_verdict(comparison)),
     ]
     for pair in pairs:
         change = f"{number(pair['reward_a'])} → {number(pair['reward_b'])}  {signed(pair['change'])}"
@@ -149,12 +151,12 @@ def _print(found: Comparison, changed: int, pairs: list[dict[str, Any]]) -> None
     show(Group(*parts), sum(len(part.wrap(console(), width)) for part in parts))
 
 
-def _verdict(found: Comparison) -> str:
-    if found.change is None:
-        return found.verdict
-    low, high = signed(found.change.low), signed(found.change.high)
-    test = "" if found.mcnemar is None else f", McNemar's exact test p = {found.mcnemar:.2g}"
-    return f"{found.verdict}: {signed(found.change.value)} on average (95% from {low} to {high}{test})"
+def _verdict(comparison: Comparison) -> str:
+    if comparison.change is None:
+        return comparison.verdict
+    low, high = signed(comparison.change.low), signed(comparison.change.high)
+    test = "" if comparison.mcnemar is None else f", McNemar's exact test p = {comparison.mcnemar:.2g}"
+    return f"{comparison.verdict}: {signed(comparison.change.value)} on average (95% from {low} to {high}{test})"
 
 
 def _changes(pair: dict[str, Any]) -> Text:

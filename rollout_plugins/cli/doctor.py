@@ -89,12 +89,12 @@ def run(options: Namespace) -> int:
     return DAMAGED if any(check.status == DAMAGE for check in found) and not options.allow_damaged else 0
 
 
-def _print(found: list[Check]) -> None:
+def _print(checks: list[Check]) -> None:
     if not sys.stdout.isatty():
-        print_table([vars(check) for check in found])
+        print_table([vars(check) for check in checks])
         return
     table = Table.grid(padding=(0, 2))
-    for check in found:
+    for check in checks:
         said = Text(check.found)
         if check.do:
             said.append(f"\n→ {check.do}", style="dim")
@@ -115,9 +115,9 @@ def versions_checks() -> Iterator[Check]:
     python = ".".join(map(str, sys.version_info[:3]))
     supported = sys.version_info >= (3, 10)
     yield Check("Python", "ok" if supported else "fail", python, "" if supported else "use Python 3.10 or newer")
-    wanted = _requirements()
-    missing = {name: extra for name, (_, extra) in wanted.items() if extra and installed(name) is None}
-    for name, (least, _) in wanted.items():
+    requirements = _requirements()
+    missing = {name: extra for name, (_, extra) in requirements.items() if extra and installed(name) is None}
+    for name, (least, _) in requirements.items():
         if name not in missing:
             yield _version(name, least)
     if missing:
@@ -131,7 +131,7 @@ def _requirements() -> dict[str, tuple[str, str]]:
 
     Extras are sorted, so the last one is not `all`, which installs everything.
     """
-    found: dict[str, tuple[str, str]] = {}
+    requirements: dict[str, tuple[str, str]] = {}
     try:
         required = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
@@ -140,8 +140,8 @@ def _requirements() -> dict[str, tuple[str, str]]:
         match = re.match(r"([A-Za-z0-9._-]+)(?:\[.*?\])?\s*\(?[^;]*?>=\s*([0-9.]+)", line)
         extra = re.search(r"extra\s*==\s*['\"](\w+)", line)
         if match and match[1] != DISTRIBUTION and (extra is None or extra[1] not in {"dev", "docs"}):
-            found[match[1].lower()] = (match[2], extra[1] if extra else "")
-    return found
+            requirements[match[1].lower()] = (match[2], extra[1] if extra else "")
+    return requirements
 
 
 def _version(name: str, least: str) -> Check:

@@ -121,9 +121,9 @@ def _take_any_text() -> None:
 def commands() -> dict[str, EntryPoint]:
     """Return every installed command by name, ours first, without importing any. Ours cannot be replaced."""
     entries = sorted(entry_points(group=GROUP), key=lambda entry: (not _is_ours(entry), entry.name))
-    found = {entry.name: entry for entry in reversed(entries)}
-    order = [*ABOUT, *sorted(found.keys() - ABOUT.keys())]
-    return {name: found[name] for name in order if name in found}
+    entry_by_name = {entry.name: entry for entry in reversed(entries)}
+    order = [*ABOUT, *sorted(entry_by_name.keys() - ABOUT.keys())]
+    return {name: entry_by_name[name] for name in order if name in entry_by_name}
 
 
 def _is_ours(entry: EntryPoint) -> bool:
@@ -154,13 +154,13 @@ def loaded(entry: EntryPoint) -> Any:
 
 def _joined(words: Sequence[str]) -> list[str]:
     """Turn `--order -reward` into `--order=-reward`, because argparse treats a leading dash as an option."""
-    joined: list[str] = []
+    result: list[str] = []
     for word in words:
-        if joined and joined[-1] in DASHED and word[:1] == "-" and word[:2] != "--":
-            joined[-1] += f"={word}"
+        if result and result[-1] in DASHED and word[:1] == "-" and word[:2] != "--":
+            result[-1] += f"={word}"
         else:
-            joined.append(word)
-    return joined
+            result.append(word)
+    return result
 
 
 def _guarded(module: object, options: argparse.Namespace) -> int:

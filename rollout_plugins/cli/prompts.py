@@ -62,19 +62,19 @@ def run(options: Namespace) -> None:
     for one in stored:
         check_filters(one, filters)
     with busy("reading prompts"):
-        found = prompts_of(stored, options.by, options.pass_at, **filters)
+        prompts = prompts_of(stored, options.by, options.pass_at, **filters)
     note_damage(*stored)
     for one in stored:
         note_pruned(one, "are counted as one prompt", **filters)
-    if options.band is not None and found.criterion.bound is None:
-        note(f"--band needs a pass rate: {found.criterion}")
-    chosen = found if options.band is None else _in_band(found, options.band)
+    if options.band is not None and prompts.criterion.bound is None:
+        note(f"--band needs a pass rate: {prompts.criterion}")
+    chosen = prompts if options.band is None else _in_band(prompts, options.band)
     if options.to is not None:
         _write(chosen, options.to)
     if options.json:
-        print_json({**_summary(found), "prompts": [_plain(row) for row in chosen.table.to_pylist()]})
+        print_json({**_summary(prompts), "prompts": [_plain(row) for row in chosen.table.to_pylist()]})
     else:
-        _print(found, chosen, options.limit, stored[-1].place)
+        _print(prompts, chosen, options.limit, stored[-1].place)
 
 
 def _band(text: str) -> tuple[float, float] | str:

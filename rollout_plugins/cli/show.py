@@ -52,16 +52,16 @@ def run(options: Namespace) -> None:
     stored = opened(options.run)
     filters = filters_of(options, stored)
     with busy("looking for rollouts"):
-        found, of = _chosen(stored, options, filters)
+        titled_rollouts, remark = _chosen(stored, options, filters)
     if options.json:
-        for _, rollout in found:
+        for _, rollout in titled_rollouts:
             write_json(sys.stdout, rollout_json(rollout))
-    elif not found:
+    elif not titled_rollouts:
         note(_why_none(options) if len(stored) else _none_of(stored))
     else:
-        _print(found, options)
-    if of:
-        note(of)
+        _print(titled_rollouts, options)
+    if remark:
+        note(remark)
     if options.search:
         note_pruned(stored, "cannot be searched")
     note_damage(stored)
@@ -91,9 +91,9 @@ def _chosen(stored: StoredRun, options: Namespace, filters: dict[str, Any]) -> F
     if options.history is not None:
         return _first(_history(stored, options.history, filters), HISTORY if options.limit is None else limit)
     if options.best is None and options.worst is None and not filters and limit is not None:
-        shown, there = list(_extremes(stored, {"step": "last"}, 1, 1)), stored.count(step="last")
-        said = f"best and worst of the {there:,} rollouts of the last step; --step last for more"
-        return shown, said if len(shown) < there else ""
+        extremes, total = list(_extremes(stored, {"step": "last"}, 1, 1)), stored.count(step="last")
+        remark = f"best and worst of the {total:,} rollouts of the last step; --step last for more"
+        return extremes, remark if len(extremes) < total else ""
     if options.best is None and options.worst is None:
         return _matching(stored, filters, limit)
     return list(_extremes(stored, filters, options.best or 0, options.worst or 0)), ""
@@ -119,11 +119,11 @@ def _matching(stored: StoredRun, filters: dict[str, Any], limit: int | None) -> 
     return shown, "" if is_complete else f"{limit:,} of {len(matching):,}; --limit 0 for all"
 
 
-def _first(found: Iterator[tuple[str, Rollout]], limit: int | None) -> Found:
-    shown = list(found if limit is None else islice(found, limit + 1))
-    if limit is None or len(shown) <= limit:
-        return shown, ""
-    return shown[:limit], f"the first {limit:,}, and there are more; --limit 0 for all"
+def _first(titled_rollouts: Iterator[tuple[str, Rollout]], limit: int | None) -> Found:
+    first = list(titled_rollouts if limit is None else islice(titled_rollouts, limit + 1))
+    if limit is None or len(first) <= limit:
+        return first, ""
+    return first[:limit], f"the first {limit:,}, and there are more; --limit 0 for all"
 
 
 def _extremes(stored: StoredRun, filters: dict[str, Any], best: int, worst: int) -> Iterator[tuple[str, Rollout]]:
@@ -138,10 +138,10 @@ def _extremes(stored: StoredRun, filters: dict[str, Any], best: int, worst: int)
 def _history(stored: StoredRun, prompt: str, filters: dict[str, Any]) -> Iterator[tuple[str, Rollout]]:
     filters.pop("limit", None)
     try:
-        asked: Any = stored.get(prompt)
+        prompt_or_rollout: Any = stored.get(prompt)
     except RunError:
-        asked = prompt
-    return ((f"step {rollout.step}", rollout) for rollout in stored.history(asked, **filters))
+        prompt_or_rollout = prompt
+    return ((f"step {rollout.step}", rollout) for rollout in stored.history(prompt_or_rollout, **filters))
 
 
 def _group_of(rollout: Rollout) -> tuple[Any, ...]:
@@ -149,19 +149,19 @@ def _group_of(rollout: Rollout) -> tuple[Any, ...]:
     return rollout.split != "train", rollout.split, rollout.step, rollout.attempt, rollout.generation
 
 
-def _print(found: list[tuple[str, Rollout]], options: Namespace) -> None:
+def _print(titled_rollouts: list[tuple[str, Rollout]], options: Namespace) -> None:
     screen = console()
     whole = options.full or not screen.is_terminal
     if options.group is not None:
-        rollouts = sorted((rollout for _, rollout in found), key=_group_of)
+        rollouts = sorted((rollout for _, rollout in titled_rollouts), key=_group_of)
         blocks = [
             render_group(list(group), width=screen.width, max_lines=None) for _, group in groupby(rollouts, _group_of)
         ]
-        shown = Group(*(part for block in blocks for part in (*block.renderables, "")))
+        group_of_blocks = Group(*(part for block in blocks for part in (*block.renderables, "")))
     elif options.history is not None:
-        shown = render_history([rollout for _, rollout in found], width=screen.width)
+        group_of_blocks = render_history([rollout for _, rollout in titled_rollouts], width=screen.width)
     else:
         lines = None if whole else max(options.lines, 1)
-        blocks = [render_rollouts([one], width=screen.width, max_lines=lines) for one in found]
-        shown = Group(*(part for block in blocks for part in (*block.renderables, "")))
-    show(shown, len(shown.renderables))
+        blocks = [render_rollouts([one], width=screen.width, max_lines=lines) for one in titled_rollouts]
+        group_of_blocks = Group(*(part for block in blocks for part in (*block.renderables, "")))
+    show(group_of_blocks, len(group_of_blocks.renderables))

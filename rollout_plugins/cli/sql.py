@@ -45,8 +45,8 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     _check_order(options.run, options.query)
-    found = [StoredRun(folder) for folder in combine_nodes(opened(path).dir for path in options.run or [None])]
-    asked = found[0] if len(found) == 1 else Runs(found)
+    runs = [StoredRun(folder) for folder in combine_nodes(opened(path).dir for path in options.run or [None])]
+    asked = runs[0] if len(runs) == 1 else Runs(runs)
     with busy("asking"):
         table = asked.sql(options.query, superseded=options.superseded)
     rows = [{name: _json_value(value) for name, value in row.items()} for row in table.to_pylist()]
@@ -59,16 +59,16 @@ def run(options: Namespace) -> int:
         writer.writerows([shown(value) for value in row.values()] for row in rows)
     else:
         print_table(rows, table.column_names)
-    return note_damage(*found, allowed=options.allow_damaged)
+    return note_damage(*runs, allowed=options.allow_damaged)
 
 
 def _check_order(paths: Sequence[str], query: str) -> None:
     """Refuse SQL anywhere but in the last argument."""
     if not _exists(query):
         return
-    asked = [path for path in paths if not _exists(path)]
+    words = [path for path in paths if not _exists(path)]
     where = " ".join([*filter(_exists, paths), query])
-    raise RunError(f'the SQL comes last: rollouts sql {where} "{asked[0] if asked else "select …"}"')
+    raise RunError(f'the SQL comes last: rollouts sql {where} "{words[0] if words else "select …"}"')
 
 
 def _shown(value: Any) -> Any:

@@ -88,14 +88,14 @@ def publish(target: Folder, source: Path, chosen: Mapping[str, Any]) -> None:
 
 def _kept(root: HubFolder, names: Collection[str]) -> set[str]:
     """Return the files of a dataset without parts that were joined into others: each rollout is in one file."""
-    kept = set(names)
+    remaining = set(names)
     for note in [name for name in names if name.rpartition("/")[2] == NOTE]:
         start = note.removesuffix(NOTE)
         inside = {name.removeprefix(start) for name in names if name.startswith(start)}
         with TemporaryDirectory(prefix="rollouts-") as made:
             root.fetch(note, Path(made) / NOTE)
-            kept -= {start + name for name in inside - remove_contained_parts(Path(made), inside)}
-    return kept
+            remaining -= {start + name for name in inside - remove_contained_parts(Path(made), inside)}
+    return remaining
 
 
 def _is_in(folder: str, name: str) -> bool:
@@ -108,12 +108,12 @@ def datasets(names: Iterable[str], kept: Collection[str]) -> Datasets:
     there: defaultdict[tuple[str, str, str, str], list[str]] = defaultdict(list)
     for match in filter(None, map(_DATA.fullmatch, sorted(names))):
         there[match[1], match[2], match[3], match[4]].append(match[0])
-    found: Datasets = {}
+    files_by_run: Datasets = {}
     for (run, kind, split, suffix), files in sorted(there.items(), reverse=True):  # the train split comes before eval
         those = [name for name in files if name in kept]
         pattern = f"{run}{kind}/{split}/**/*.{suffix}"
-        found.setdefault(run.rstrip("/"), {})[split] = pattern if those == files else those
-    return found
+        files_by_run.setdefault(run.rstrip("/"), {})[split] = pattern if those == files else those
+    return files_by_run
 
 
 def card(run: StoredRun, known: Datasets, folder: str, repo: str, chosen: Mapping[str, Any]) -> str:

@@ -79,11 +79,13 @@ class Copying:
         stem = f"{attempt:03d}-{rank:05d}"
         nodes = nodes_of(self._source)
         gone = (*chain.from_iterable(map(relocated_urls, nodes)), *_held(nodes))
-        known = {Path(name).with_suffix("") for name in (*ours, *gone)}
+        own_stems = {Path(name).with_suffix("") for name in (*ours, *gone)}
         complete = {Path(name).with_suffix("") for name in (*filter(is_fixed, ours), *gone)}
-        made = [name for name in self._there if (part := _PART.fullmatch(name)) and part[1] == stem]
+        theirs = [name for name in self._there if (part := _PART.fullmatch(name)) and part[1] == stem]
         # A part that is complete in the target while it still grows here is not ours.
-        foreign = (name for name in made if Path(name).with_suffix("") not in (complete if is_fixed(name) else known))
+        foreign = (
+            name for name in theirs if Path(name).with_suffix("") not in (complete if is_fixed(name) else own_stems)
+        )
         return self.differs() or any(foreign) or self._began_otherwise(run_file(rank))
 
     def differs(self) -> bool:
@@ -101,16 +103,16 @@ class Copying:
     def _attempts_there(self, name: str) -> list[dict[str, Any]]:
         """Return the attempts in a run file of the target, as of the first look or send."""
         if name not in self._earlier:
-            with tempfile.TemporaryDirectory(prefix="rollouts-") as made:
+            with tempfile.TemporaryDirectory(prefix="rollouts-") as temporary:
                 if name in self._there:
-                    self.target.fetch(name, Path(made, name))
-                self._earlier[name] = earlier_attempts(Path(made, name))
+                    self.target.fetch(name, Path(temporary, name))
+                self._earlier[name] = earlier_attempts(Path(temporary, name))
         return self._earlier[name]
 
     def pending(self, *, everything: bool = False) -> list[File]:
         """Return the files that the target lacks, in sending order; with `everything`, also growing journals."""
-        found = [file for file in files_of(self._source) if self._lacks(file) and (everything or self._rests(file))]
-        return sorted(found, key=lambda file: (_rank(file), file.name))
+        missing = [file for file in files_of(self._source) if self._lacks(file) and (everything or self._rests(file))]
+        return sorted(missing, key=lambda file: (_rank(file), file.name))
 
     def _lacks(self, file: File) -> bool:
         if is_fixed(file.name):
@@ -221,8 +223,8 @@ def is_facts(name: str) -> bool:
 
 def with_attempts(file: Path, earlier: list[dict[str, Any]]) -> str:
     """Return the text of a run file with the missing ones of these attempts added, or "" if none is missing."""
-    known = {attempt.get("attempt") for attempt in earlier_attempts(file)}
-    lost = [attempt for attempt in earlier if attempt.get("attempt") not in known]
+    listed_attempts = {attempt.get("attempt") for attempt in earlier_attempts(file)}
+    lost = [attempt for attempt in earlier if attempt.get("attempt") not in listed_attempts]
     facts = json.loads(file.read_bytes()) if lost else {}
     return json.dumps({**facts, "attempts": [*lost, *facts["attempts"]]}, indent=1) if lost else ""
 
@@ -234,7 +236,7 @@ def _held(nodes: Iterable[Path]) -> Iterator[str]:
 
 def run_folders(names: Iterable[str]) -> list[str]:
     """Return the folders of runs among files of these names; "" is the folder that contains them all."""
-    return sorted({found[1].rstrip("/") for name in names if (found := _OF_A_RUN.fullmatch(name))})
+    return sorted({match[1].rstrip("/") for name in names if (match := _OF_A_RUN.fullmatch(name))})
 
 
 def is_fixed(name: str) -> bool:
@@ -259,5 +261,7 @@ def parts_to_spare(files: list[File]) -> list[File]:
         (part[1], file) for file in files if file.name.endswith(".parquet") and (part := _PART.fullmatch(file.name))
     ]
     newest = {(file.path.parent, stem): file for stem, file in sorted(parts, key=lambda each: each[1].name)}
-    kept = {file.name for file in newest.values()}
-    return sorted((file for _, file in parts if file.name not in kept), key=lambda file: (_stamp(file)[1], file.name))
+    newest_names = {file.name for file in newest.values()}
+    return sorted(
+        (file for _, file in parts if file.name not in newest_names), key=lambda file: (_stamp(file)[1], file.name)
+    )

@@ -340,8 +340,8 @@ def folder(place: Place, *, private: bool = True) -> Folder:
 
 def total(files: Iterable[File]) -> str:
     """Return number and total size of files as text."""
-    found = list(files)
-    return f"{count(len(found), 'file')} ({size_of(sum(file.size for file in found))})"
+    all_files = list(files)
+    return f"{count(len(all_files), 'file')} ({size_of(sum(file.size for file in all_files))})"
 
 
 def size_of(size: float) -> str:

@@ -40,8 +40,8 @@ class Pruned(NamedTuple):
 
 def prune(run: StoredRun, keep: str, *, progress: Callable[[str, int, int], object], really: bool = True) -> Pruned:
     """Remove the text of all rollouts for which `keep`, a SQL condition, is not true."""
-    kept = set(run.table(["id"], where=keep, superseded=True)["id"].to_pylist())
-    found = Pruned(0, 0, 0)
+    kept_ids = set(run.table(["id"], where=keep, superseded=True)["id"].to_pylist())
+    total = Pruned(0, 0, 0)
     done: set[Path] = set()
     while parts := [part for part in find_parts(run.dir) if not part.is_journal and part.path not in done]:
         for number, part in enumerate(parts):
@@ -50,16 +50,18 @@ def prune(run: StoredRun, keep: str, *, progress: Callable[[str, int, int], obje
                 skip_if_damaged(part.path, run.health.damaged),
                 suppress(FileNotFoundError),
             ):  # another process joined it: the joined part comes later
-                one = prune_part(part.path, lambda table: _among(table, kept), f"not kept by {keep}", really=really)
-                found = Pruned(*(sum(pair) for pair in zip(found, one, strict=True)))
+                part_result = prune_part(
+                    part.path, lambda table: _among(table, kept_ids), f"not kept by {keep}", really=really
+                )
+                total = Pruned(*(sum(pair) for pair in zip(total, part_result, strict=True)))
             progress("pruning", number + 1, len(parts))
-    if really and found.rollouts:
-        found = found._replace(bytes=found.bytes + _remove_media(run))
-    return found
+    if really and total.rollouts:
+        total = total._replace(bytes=total.bytes + _remove_media(run))
+    return total
 
 
-def _among(table: pa.Table, kept: Iterable[str]) -> pa.Array:
-    known = kept if isinstance(kept, set) else set(kept)
+def _among(table: pa.Table, kept_ids: Iterable[str]) -> pa.Array:
+    known = kept_ids if isinstance(kept_ids, set) else set(kept_ids)
     return pa.array([ident in known for ident in table["id"].to_pylist()], pa.bool_())
 
 
@@ -130,7 +132,7 @@ def _size(file: pq.ParquetFile, names: list[str]) -> int:
     about = file.metadata
     groups = [about.row_group(number) for number in range(about.num_row_groups)]
     columns = [group.column(number) for group in groups for number in range(group.num_columns)]
-    return sum(one.total_compressed_size for one in columns if one.path_in_schema.partition(".")[0] in names)
+    return sum(chunk.total_compressed_size for chunk in columns if chunk.path_in_schema.partition(".")[0] in names)
 
 
 def _remove_media(run: StoredRun) -> int:
@@ -150,8 +152,8 @@ def _remove_media(run: StoredRun) -> int:
 
 def check_keep(run: StoredRun, keep: str) -> None:
     """Raise an error if the condition would keep everything or nothing, because it is probably a mistake."""
-    kept, count = run.count(where=keep, superseded=True), run.count(superseded=True)
-    if count and kept == count:
+    kept_count, count = run.count(where=keep, superseded=True), run.count(superseded=True)
+    if count and kept_count == count:
         raise RunError(f"{keep!r} is true of all {count:,} rollouts, so there is nothing to prune")
-    if count and not kept:
+    if count and not kept_count:
         raise RunError(f"{keep!r} is true of none of the {count:,} rollouts; write what is to be kept")

@@ -73,10 +73,10 @@ def name(folder: Path) -> str:
 def refresh(folder: Path) -> None:
     """Update the local names of a run's files: add new and changed ones, and remove those that are gone."""
     run = place(name(folder))
-    found = _listed(run)
-    files = {path: info for path, info in found.items() if _is_run_file(path)}
+    remote_files = _listed(run)
+    files = {path: info for path, info in remote_files.items() if _is_run_file(path)}
     for part in _PARTS:
-        if part in found:
+        if part in remote_files:
             files.update(_below(run, part))
     for path in _here(folder) - files.keys():
         (folder / path).unlink(missing_ok=True)
@@ -101,8 +101,8 @@ def _fetch_columns(columns: Collection[str], file: Path) -> None:
     with suppress(OSError, pa.ArrowException), Blocks(file) as blocks:
         about = pq.ParquetFile(blocks).metadata
         for group in map(about.row_group, range(about.num_row_groups)):
-            found = [group.column(number) for number in range(group.num_columns)]
-            chosen = [column for column in found if column.path_in_schema.partition(".")[0] in columns]
+            chunks = [group.column(number) for number in range(group.num_columns)]
+            chosen = [column for column in chunks if column.path_in_schema.partition(".")[0] in columns]
             starts = [column.dictionary_page_offset or column.data_page_offset for column in chosen]
             ends = [start + column.total_compressed_size for start, column in zip(starts, chosen, strict=True)]
             if chosen:
@@ -126,9 +126,9 @@ def send(file: Path) -> None:
     folder = file.parents[2]
     run = place(name(folder))
     failed: list[Exception] = []
-    one = folders.File(file, file.relative_to(folder).as_posix(), file.stat().st_size)
+    sent_file = folders.File(file, file.relative_to(folder).as_posix(), file.stat().st_size)
     try:
-        folders.folder(run).send([one], lambda _: None, lambda _, error: failed.append(error))
+        folders.folder(run).send([sent_file], lambda _: None, lambda _, error: failed.append(error))
     finally:
         file.unlink()  # from now on it represents the remote file
     if failed:
@@ -358,8 +358,8 @@ def _folder(run: Place) -> Path:
     return folder
 
 
-def _bring_run_files(folder: Path, found: tuple[Place, Mapping[str, Info]]) -> None:
-    run, files = found
+def _bring_run_files(folder: Path, run_and_files: tuple[Place, Mapping[str, Info]]) -> None:
+    run, files = run_and_files
     for path, info in files.items():
         if _is_run_file(path) and not _is_same(folder / path, info):
             _take(run, folder, folder / path, info)
@@ -377,8 +377,8 @@ def _here(folder: Path) -> set[str]:
 
 def _version(info: Info) -> int:
     """Return a number that changes with the file; it is stored as the modification time."""
-    told = next((str(info[key]) for key in _VERSIONS if info.get(key) is not None), "")
-    return crc32(f"{told} {info.get('size')}".encode())
+    version_text = next((str(info[key]) for key in _VERSIONS if info.get(key) is not None), "")
+    return crc32(f"{version_text} {info.get('size')}".encode())
 
 
 def _is_same(file: Path, info: Info) -> bool:
@@ -418,11 +418,11 @@ def _kept() -> AbstractContextManager[None]:
     return folders.written_here(cache_folder(), "set ROLLOUTS_CACHE to another folder")
 
 
-def _forget_old(wanted: Iterable[Path]) -> None:
+def _forget_old(needed: Iterable[Path]) -> None:
     """If the cache is large, remove the files that were not opened for the longest time."""
     marks = sorted(cache_folder().rglob(MARK), key=lambda mark: mark.stat().st_mtime, reverse=True)
     left = MOST_BYTES
     for mark in marks:
         left -= sum(file.stat().st_blocks * 512 for file in mark.parent.rglob("*"))
-        if left < 0 and mark.parent not in wanted and time.time() - mark.stat().st_mtime > _DAY:
+        if left < 0 and mark.parent not in needed and time.time() - mark.stat().st_mtime > _DAY:
             shutil.rmtree(mark.parent, ignore_errors=True)

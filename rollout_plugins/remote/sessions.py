@@ -39,24 +39,24 @@ def lines_of(rollout: Rollout, run: Run) -> Iterator[dict[str, Any]]:
         "model": run.model,
         **{name: getattr(rollout, name) for name in _FACTS},
     }
-    asked: list[tuple[str, str | None]] = []
+    open_calls: list[tuple[str, str | None]] = []
     for message in (*rollout.prompt, *rollout.completion):
-        yield {"type": "message", "message": _message(message, asked, run.model)}
+        yield {"type": "message", "message": _message(message, open_calls, run.model)}
 
 
-def _message(message: Any, asked: list[tuple[str, str | None]], model: str) -> dict[str, Any]:
+def _message(message: Any, open_calls: list[tuple[str, str | None]], model: str) -> dict[str, Any]:
     """Return a message in the format. `asked`: the calls without an answer so far, by id and name."""
     role = _ROLES.get(role_of(message), "tool")
-    said: dict[str, Any] = {"role": role, "content": text_of(field_of(message, "content"))}
+    line: dict[str, Any] = {"role": role, "content": text_of(field_of(message, "content"))}
     if reasoning := reasoning_of(message):
-        said["reasoningContent"] = reasoning
+        line["reasoningContent"] = reasoning
     if calls := calls_of(message):
-        named = [(call.id or f"call-{len(asked) + number}", call) for number, call in enumerate(calls)]
-        asked += [(ident, call.name) for ident, call in named]
-        said["toolCalls"] = [_call(ident, call) for ident, call in named]
-    if role == "tool" and asked:
-        said["toolCallId"] = _answered(message, asked)
-    return {**said, "model": model} if role == "assistant" and model else said
+        named = [(call.id or f"call-{len(open_calls) + number}", call) for number, call in enumerate(calls)]
+        open_calls += [(ident, call.name) for ident, call in named]
+        line["toolCalls"] = [_call(ident, call) for ident, call in named]
+    if role == "tool" and open_calls:
+        line["toolCallId"] = _answered(message, open_calls)
+    return {**line, "model": model} if role == "assistant" and model else line
 
 
 def _call(ident: str, call: Call) -> Mapping[str, Any]:
@@ -64,11 +64,11 @@ def _call(ident: str, call: Call) -> Mapping[str, Any]:
     return {"id": ident, "function": {"name": call.name or "", "arguments": arguments}}
 
 
-def _answered(message: Any, asked: list[tuple[str, str | None]]) -> str:
+def _answered(message: Any, open_calls: list[tuple[str, str | None]]) -> str:
     """Return the id of the call that a message answers: the one it names, else the first with its name, else the
     first.
     """
     ident, name = field_of(message, "tool_call_id"), field_of(message, "name")
-    fits: Sequence[int] = [at for at, (one, called) in enumerate(asked) if ident == one]
-    fits = fits or [at for at, (_, called) in enumerate(asked) if name == called] or [0]
-    return asked.pop(fits[0])[0]
+    fits: Sequence[int] = [at for at, (one, called) in enumerate(open_calls) if ident == one]
+    fits = fits or [at for at, (_, called) in enumerate(open_calls) if name == called] or [0]
+    return open_calls.pop(fits[0])[0]

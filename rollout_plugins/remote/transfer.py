@@ -43,9 +43,9 @@ def push(
     check_here(run)
     to = place(url)
     target = folder(to, private=not public)
-    with _explained(to), tempfile.TemporaryDirectory(prefix="rollouts-push-") as made:
+    with _explained(to), tempfile.TemporaryDirectory(prefix="rollouts-push-") as temporary:
         staged = _staged(
-            run, Path(made), chosen, sessions=sessions
+            run, Path(temporary), chosen, sessions=sessions
         )  # stage first, because there may be nothing to send
         target.prepare()
         _check_public(target, public=public)
@@ -137,11 +137,11 @@ def _send(copying: Copying, to: Place, progress: Progress) -> None:
         _send(copying, to, progress)
 
 
-def _staged(run: StoredRun, made: Path, chosen: Mapping[str, Any], *, sessions: bool) -> Path:
+def _staged(run: StoredRun, temporary: Path, chosen: Mapping[str, Any], *, sessions: bool) -> Path:
     """Create the files to send: Parquet files for the journals of a complete run, otherwise all files."""
     digest = hashlib.sha256(json.dumps(chosen, sort_keys=True, default=str).encode()).hexdigest()[:6]
     names = [run.dir.name, "sessions" if sessions else "", f"chosen-{digest}" if chosen else ""]
-    staging = made / "-".join(filter(None, names))
+    staging = temporary / "-".join(filter(None, names))
     staging.mkdir()
     if sessions:
         _write_sessions(run, staging, chosen)
@@ -223,49 +223,52 @@ def pull(url: str, parent: Path, *, progress: Progress) -> tuple[Path, int]:
         here = {file.name: file.size for file in files_of(target)}
         if NOTE in sizes:
             _fetch_joined(there, target)
-        kept = remove_contained_parts(target, {*sizes, *here}) - {NOTE}
-        wanted = {name: sizes[name] for name in kept & sizes.keys()}
-        wanted = {name: size for name, size in wanted.items() if not _has(name, size, here, is_origin=is_origin)}
-        _fetch(there, target, wanted, progress)
-        for name in filter(is_facts, here.keys() & sizes.keys() - wanted.keys()):
+        remaining = remove_contained_parts(target, {*sizes, *here}) - {NOTE}
+        missing = {name: sizes[name] for name in remaining & sizes.keys()}
+        missing = {name: size for name, size in missing.items() if not _has(name, size, here, is_origin=is_origin)}
+        _fetch(there, target, missing, progress)
+        for name in filter(is_facts, here.keys() & sizes.keys() - missing.keys()):
             _fetch_lost_attempts(there, target / name)
-    return target, len(wanted)
+    return target, len(missing)
 
 
 def _folder_for(run: Place, parent: Path) -> Path:
     """Return the folder from which parts of the run were removed, or else a folder with the run's name."""
-    made = (note.parent for note in sorted(parent.glob("*/.moved.json")))
+    folders = (note.parent for note in sorted(parent.glob("*/.moved.json")))
     return next(
-        (folder for folder in made if run.url in relocated_urls(folder).values()), parent / run.path.rpartition("/")[2]
+        (folder for folder in folders if run.url in relocated_urls(folder).values()),
+        parent / run.path.rpartition("/")[2],
     )
 
 
 def _fetch_joined(there: Folder, target: Path) -> None:
     """Add the target's list of joined parts to the local one, because either may have joined parts meanwhile."""
-    with tempfile.TemporaryDirectory(prefix="rollouts-pull-") as made:
-        there.fetch(NOTE, Path(made) / NOTE)
+    with tempfile.TemporaryDirectory(prefix="rollouts-pull-") as temporary:
+        there.fetch(NOTE, Path(temporary) / NOTE)
         with written_here(target):
             target.mkdir(parents=True, exist_ok=True)
-            record_joined_parts(target, read_joined_parts(Path(made)))
+            record_joined_parts(target, read_joined_parts(Path(temporary)))
 
 
 def _fetch_lost_attempts(there: Folder, file: Path) -> None:
     """Add attempts that only the remote run file has, because a machine lost its disk."""
-    with tempfile.TemporaryDirectory(prefix="rollouts-pull-") as made:
-        there.fetch(file.name, Path(made) / file.name)
-        content = with_attempts(file, earlier_attempts(Path(made) / file.name))
+    with tempfile.TemporaryDirectory(prefix="rollouts-pull-") as temporary:
+        there.fetch(file.name, Path(temporary) / file.name)
+        content = with_attempts(file, earlier_attempts(Path(temporary) / file.name))
     if content:
         replace_file(file, lambda path: path.write_text(content, encoding="utf-8"))
 
 
-def _one_run(source: Place, found: list[str]) -> str:
+def _one_run(source: Place, run_names: list[str]) -> str:
     """Return the folder of the only run in a place; "" is the place itself."""
-    if not found:
+    if not run_names:
         raise RunError(f"{source.url} is not a run: no run.json and no data; give the URL of a run's folder")
-    if len(found) > 1 and "" not in found:
-        named = ", ".join(found[:5]) + (" and more" if len(found) > 5 else "")
-        raise RunError(f"{source.url} has {len(found):,} runs, {named}; give the URL of one: {source.url}/{found[0]}")
-    return "" if "" in found else found[0]
+    if len(run_names) > 1 and "" not in run_names:
+        named = ", ".join(run_names[:5]) + (" and more" if len(run_names) > 5 else "")
+        raise RunError(
+            f"{source.url} has {len(run_names):,} runs, {named}; give the URL of one: {source.url}/{run_names[0]}"
+        )
+    return "" if "" in run_names else run_names[0]
 
 
 def _has(name: str, size: int, here: Mapping[str, int], *, is_origin: bool) -> bool:
@@ -275,11 +278,11 @@ def _has(name: str, size: int, here: Mapping[str, int], *, is_origin: bool) -> b
     return False
 
 
-def _fetch(there: Folder, target: Path, wanted: Mapping[str, int], progress: Progress) -> None:
-    whole, done = sum(wanted.values()), 0
-    for name in sorted(wanted, key=lambda name: ("/" not in name, name)):
+def _fetch(there: Folder, target: Path, sizes: Mapping[str, int], progress: Progress) -> None:
+    whole, done = sum(sizes.values()), 0
+    for name in sorted(sizes, key=lambda name: ("/" not in name, name)):
         if ".." in Path(name).parts:
             raise RunError(f"{there.place.url} has a file named {name!r}, which no run has")
         there.fetch(name, target / name)
-        done += wanted[name]
-        progress(f"fetching {count(len(wanted), 'file')}", done, whole)
+        done += sizes[name]
+        progress(f"fetching {count(len(sizes), 'file')}", done, whole)
