@@ -387,7 +387,10 @@ def numbers() -> str:
 
 def goals() -> str:
     """The tables that hold a goal against what was measured."""
-    shown = (("capture", "Goals"), ("lock", "Goals: 256"), ("train", "10000 steps"), ("train", "40 steps"))
+    shown = (
+        ("capture", "Goals"), ("lock", "Goals: 256"), ("train", "10000 steps"), ("train", "40 steps"),
+        ("checks", "Goals: faults"), ("checks", "Goals: false alarms"),
+    )  # fmt: skip
     return "\n\n".join(found(kind, title)[0].strip() for kind, title in shown)
 
 
