@@ -2,7 +2,7 @@
 
     python examples/train_and_replay.py
     rollouts export outputs/replay --to dpo --margin 0.5 -o pairs
-    rollouts replay outputs/replay --step 2 --checkpoint outputs/replay/checkpoint-1 --bisect "grad>0.05"
+    rollouts replay outputs/replay --step 2 --checkpoint outputs/replay/checkpoint-1 --bisect "grad>0.2"
 
 Takes less than a minute on a CPU, and needs `pip install 'rollout-plugins[demo]'`.
 """
