@@ -110,9 +110,10 @@ class Findings:
             logger.warning("findings could not be stored, `rollouts check` finds them again: %s", error_text(error))
         for finding in cleaned:
             level = logging.INFO if finding.severity == "info" else logging.WARNING
-            command = evidence_command(finding, self._run.dir)
-            logger.log(level, "%s: %s. See %s", finding.severity, finding.text, command, extra={IS_FINDING: True})
-            alert(f"{finding.severity}: {finding.title}", f"{finding.text}\n{command}")
+            command = _printable(evidence_command(finding, self._run.dir))
+            text, title = _printable(finding.text), _printable(finding.title)
+            logger.log(level, "%s: %s. See %s", finding.severity, text, command, extra={IS_FINDING: True})
+            alert(f"{finding.severity}: {title}", f"{text}\n{command}")
         self._notify(cleaned)
 
     def _notify(self, findings: Sequence[Finding]) -> None:
@@ -146,3 +147,8 @@ class Findings:
         texts = {name: getattr(finding, name) for name in ("check", "title", "text", "advice")}
         hidden = {**texts, "title": _NOT_FILTERED, "text": _NOT_FILTERED, "advice": ""}
         return replace(finding, **filter_value(self._dispatcher, texts, fallback=hidden))
+
+
+def _printable(text: str) -> str:
+    """Return the text without control characters and surrogates, which a model may have written, for a terminal."""
+    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)

@@ -103,7 +103,11 @@ def _first_rows(keys: pa.DictionaryArray) -> pa.Array:
 
 
 def _hash(messages: list[Any], facts: Mapping[str, Any]) -> str:
-    text = orjson.dumps([messages, facts], option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS, default=content_hash)
+    options = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
+    try:
+        text = orjson.dumps([messages, facts], option=options, default=content_hash)
+    except TypeError:  # lone surrogates, and integers beyond 64 bits
+        text = content_hash([messages, facts]).encode()
     return blake2b(text, digest_size=8).hexdigest()
 
 

@@ -34,7 +34,7 @@ def grey_row(image):
 
 @pytest.mark.parametrize("mode", ["I;16", "I;16B", "I", "F"])
 def test_thumbnails_of_numbers_beyond_eight_bits_show_a_picture(tmp_path, mode):
-    from rollout_plugins.show.images import _opened
+    from rollout_plugins.show.images import _load
     from rollout_plugins.sinks._common import thumbnail
     from rollout_plugins.web.pools import Pictures
 
@@ -47,7 +47,7 @@ def test_thumbnails_of_numbers_beyond_eight_bits_show_a_picture(tmp_path, mode):
     shown = [
         Pil.open(io.BytesIO(thumbnail(tmp_path / record.path, 32))),
         Pil.open(tmp_path / "small" / small.path),
-        _opened(tmp_path / record.path),
+        _load(tmp_path / record.path),
     ]
     if "webp" in facts["data"][:20]:
         shown.append(Pil.open(io.BytesIO(base64.b64decode(facts["data"].partition(",")[2]))))
@@ -80,12 +80,12 @@ def test_a_picture_of_any_numbers_has_a_thumbnail(tmp_path, values):
 
 
 def test_a_turned_picture_is_upright_wherever_it_is_shown(tmp_path):
-    from rollout_plugins.show.images import _opened
+    from rollout_plugins.show.images import _load
     from rollout_plugins.sinks._common import thumbnail
 
     record = through(started(tmp_path), columns={"images": [turned(6)]}).images[0]
     small = through(started(tmp_path / "small", "thumbnail"), columns={"images": [turned(6)]}).images[0]
     assert (record.width, record.height) == (6, 4)
-    assert _opened(tmp_path / record.path).size == (4, 6)
+    assert _load(tmp_path / record.path).size == (4, 6)
     assert Pil.open(io.BytesIO(thumbnail(tmp_path / record.path, 32))).size == (4, 6)
     assert Pil.open(tmp_path / "small" / small.path).size == (4, 6)

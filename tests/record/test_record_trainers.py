@@ -86,7 +86,7 @@ def test_options_come_through_the_environment_as_they_were_typed(tmp_path, monke
     options = from_text(to_text(from_text(shlex.join(typed))))
     assert vars(options) == {
         "dir": f"{tmp_path}/my runs", "plugins": "redact,cap", "disable": "", "config": None, "tokens": True,
-        "rendered": False, "mirror": "file:///a b/c", "end_seconds": "5",
+        "tokens_on_fault": False, "rendered": False, "mirror": "file:///a b/c", "end_seconds": "5",
     }  # fmt: skip
     assert to_text(from_text("1")) == "1"
 
