@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from rollout_plugins.checks.shared import shared_now
 
-# Arrays of numpy, which is not type-checked; the names say what they hold.
+# NumPy arrays are not type-checked, so these aliases document their element types.
 Floats: TypeAlias = Any
 Integers: TypeAlias = Any
 Flags: TypeAlias = Any

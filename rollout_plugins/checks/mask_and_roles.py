@@ -101,7 +101,7 @@ class MaskAndRoles(Check):
         }
 
     def _is_shifted(self, ids: Integers, edges: Integers, *, is_whole: bool) -> bool:
-        """Return whether the masked stretches begin elsewhere than behind the token that ends the model's turns."""
+        """Return whether a masked span does not start right after the token that ends a model's turn."""
         before = ids[edges - 1].tolist()
         self._before.update(before)
         if not is_whole:

@@ -1,4 +1,4 @@
-"""Rewards that long or short answers get, whatever they say."""
+"""Detect rewards that depend on the length of an answer instead of its content."""
 
 from __future__ import annotations
 

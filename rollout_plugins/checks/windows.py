@@ -78,7 +78,7 @@ class Window:
 
 
 class Share:
-    """How often something happened in the latest rollouts: events out of chances, by generation."""
+    """The share of events among the chances for them, over a window of the latest generations."""
 
     def __init__(self, chances: int = 64, generations: int = 2) -> None:
         """`chances` and `generations` are how much the window holds at least before `share` answers."""

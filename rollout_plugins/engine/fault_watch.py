@@ -10,7 +10,7 @@ from collections.abc import Mapping
 WATCHED = ("loss", "grad_norm")
 #: How many values are compared with, and how many there have to be.
 HISTORY, LEAST = 50, 8
-#: A value is far outside if it differs from the median by so many times the usual deviation.
+#: A value is an outlier if it differs from the median by more than this multiple of the usual deviation.
 FAR = 10.0
 #: The usual deviation is at least this share of the median, so that a constant value may change a little.
 LEAST_DEVIATION = 0.1

@@ -52,7 +52,7 @@ def selection(result: Any, candidates: Sequence[Rollout]) -> list[Rollout] | Non
     selected = list(result)
     ids = {r.id for r in candidates}
     if not all(isinstance(r, Rollout) and r.id in ids for r in selected):
-        raise TypeError("returned something other than some of its rollouts")
+        raise TypeError("returned items that are not among the rollouts it received")
     for rollout in selected:
         _check(rollout, rollout.id)
     return list({r.id: r for r in selected}.values())

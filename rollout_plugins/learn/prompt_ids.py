@@ -67,7 +67,7 @@ def tables_with_ids(
 
 
 def message_keys(column: pa.ChunkedArray) -> pa.Array:
-    """Return a text for each stored prompt or completion; those with equal texts have the same messages."""
+    """Return a key for each stored prompt or completion: equal keys mean equal messages."""
     conversations = _whole(column)
     messages = conversations.flatten()
     fields = [messages.field(name) for name in _MESSAGE_FIELDS]

@@ -188,7 +188,7 @@ def _make_trainer(  # noqa: PLR0917 - all of them are what a trainer is made of
 
 def _named_reward(name: str) -> Callable[..., list[float]]:
     def reward(**_: Any) -> list[float]:
-        raise AssertionError("a replay takes the recorded rewards")
+        raise AssertionError("reward functions must not be called in a replay, which uses the recorded rewards")
 
     reward.__name__ = name
     return reward

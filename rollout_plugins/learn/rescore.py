@@ -103,7 +103,7 @@ def rescore(
     total, done = run.count(**filters), 0
     numbers: list[pa.Table] = []
     if not total:
-        raise RunError(f"{run.place} has no such rollouts to score")
+        raise RunError(f"{run.place} has no rollouts that match the filters, so there is nothing to score")
     with _calls(reward, workers, by_group=by_group, max_steps=int(run.info.settings.get("max_steps") or 0)) as calls:
         for table, scored in calls.run(_unscored(reader.batches(), cache, numbers)):
             if table is not None and scored is not None:

@@ -99,7 +99,10 @@ def groups(pool: Pool) -> Reasons:
             chosen.update((entry.id, _reason(entry, group, special_reasons)) for entry in new)
     if not chosen and not pool.kept:
         return _choose_singles(pool, special_reasons)
-    for rollout_id, reason in special_reasons.items():  # their groups may be too large, but they themselves fit
+    for (
+        rollout_id,
+        reason,
+    ) in special_reasons.items():  # its group may be too large, but the rollout alone may fit
         if rollout_id in pool.new and len(chosen) < pool.room:
             chosen.setdefault(rollout_id, reason)
     return chosen

@@ -124,7 +124,7 @@ def _plugin_parts(snippets: Sequence[Snippet], names: dict[str, str]) -> dict[st
 
 
 def _init_first(snippets: Sequence[Snippet]) -> Iterable[str]:
-    """Return the methods with `__init__` first, whichever hook needs one."""
+    """Return the methods with `__init__` first, whichever hook's snippet defines it."""
     methods = [snippet.method for snippet in snippets]
     return sorted(methods, key=lambda method: "__init__" not in method)
 

@@ -198,7 +198,9 @@ class RunWriter:
         try:
             seal_log(log.path, log.rows)
         except Exception as error:
-            logger.warning("%s stays a journal, which readers accept: %s", log.path, error)
+            logger.warning(
+                "%s could not be converted to Parquet and remains a journal, which readers accept: %s", log.path, error
+            )
 
     def _seal(self, split: str) -> None:
         """Turn a journal into Parquet. If that fails, the journal remains and stays readable."""
@@ -207,7 +209,11 @@ class RunWriter:
         try:
             seal(shard.path, shard.rows)
         except Exception as error:
-            logger.warning("%s stays a journal, which readers accept: %s", shard.path, error)
+            logger.warning(
+                "%s could not be converted to Parquet and remains a journal, which readers accept: %s",
+                shard.path,
+                error,
+            )
 
     def sync(self) -> None:
         """Flush written data to the disk, so that it survives a crash of the machine."""

@@ -178,7 +178,7 @@ class Observer:
         )  # fmt: skip
 
     def store_rows(self, generation: Generation, call: Call) -> None:
-        """Store the dataset rows in the argument `inputs` of a call."""
+        """Record the dataset rows that a call received in its argument `inputs`."""
         with self.guarded("see the rows of a generation"):
             generation.rows = call.arguments["inputs"]
             generation.expected = len(generation.rows)

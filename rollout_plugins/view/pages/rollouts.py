@@ -187,7 +187,7 @@ class RolloutsPage(RolloutActions):
 
     @on(Ask.Left)
     def _left(self) -> None:
-        """Show what arrived meanwhile."""
+        """Show the rollouts that arrived in the meantime."""
         self.renew()
 
     def action_reload(self) -> None:

@@ -90,7 +90,7 @@ class BesidePage(RolloutActions):
             self.app.push_screen(RolloutPage.of(rollout.id))
 
     def fill(self) -> None:
-        """Select what fits the width, and read it."""
+        """Select the rollouts that fit the width of the screen, and read them."""
 
     def on_resize(self, _: events.Resize) -> None:
         self.call_after_refresh(self.fill)
