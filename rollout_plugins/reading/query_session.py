@@ -139,7 +139,7 @@ class Session:
         self.ask(lambda _: None)  # opening the run reads the journals
 
     def _find_damage(self, *, every_page: bool) -> bool:
-        """Look for damaged Parquet files, with `every_page` by reading every page; return True if there are new ones."""
+        """Find damaged Parquet files, with `every_page` by reading every page; return True if any are new."""
         before = sum(map(len, self.damaged.values()))
         for folder, damaged in self.damaged.items():
             for part in find_parts(folder):

@@ -1,8 +1,9 @@
 """Compute the sums from which a run's statistics are made, and store them in the footer of each part.
 
-With these sums, computing the statistics of a run takes the same time for any number of rows. Groups that are complete in a part are
-included in the sums of their generation. For the other groups, the footer has enough to merge them. If a footer has no
-sums, because an older version wrote it or the file is still a journal, they are computed from the rows.
+With these sums, computing the statistics of a run takes the same time for any number of rows. Groups that are
+complete in a part are included in the sums of their generation. For the other groups, the footer has enough to merge
+them. If a footer has no sums, because an older version wrote it or the file is still a journal, they are computed
+from the rows.
 """
 
 from __future__ import annotations
