@@ -129,11 +129,13 @@ def test_a_disabled_plugin_is_not_even_imported(install, monkeypatch, name, by):
     assert "x_marked" not in sys.modules
 
 
+@pytest.mark.needs(part="checks")
 def test_the_environment_disables_even_plugins_that_the_code_names(monkeypatch):
     monkeypatch.setenv("ROLLOUT_PLUGINS_DISABLE", "fine,images")
     assert order(Plugins([Fine()])) == ["checks", "metrics"]
 
 
+@pytest.mark.needs(part="checks")
 def test_an_installed_plugin_that_is_passed_as_an_object_runs_once(install):
     within = textwrap.dedent(GOOD).replace("Plugin", "Judge") + "Judge.__module__ = 'x_top.inner'\n"
     install("x-top", {"judge": "x_top:Judge"}, {"x_top": within})
@@ -172,6 +174,7 @@ class Named:
         self.calls.append(self.name)
 
 
+@pytest.mark.needs(part="checks")
 def test_plugins_run_in_the_users_order_then_installed_ones_by_name_then_built_in_ones(install):
     install("aa-last", {"zz": "x_good:Plugin"}, {"x_good": GOOD})
     install("zz-first", {"aa": "x_good:Plugin"})
@@ -199,6 +202,7 @@ def test_a_plugin_added_late_runs_after_all_others():
     assert [impl.plugin_name for impl in dispatcher.implementations("on_rollout")] == ["images"]
 
 
+@pytest.mark.needs(part="checks")
 def test_disabled_plugins_stay_disabled_when_another_is_added():
     from rollout_plugins.engine.counters import Counters
     from rollout_plugins.engine.dispatch import Dispatcher

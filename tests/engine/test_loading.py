@@ -180,6 +180,7 @@ def test_two_instances_of_one_class_both_run():
     assert order(Plugins([Fine(), Fine(), Fine()], autoload=False)) == ["fine", "fine-2", "fine-3"]
 
 
+@pytest.mark.needs(part="checks")
 @pytest.mark.parametrize("name", ["Images", "Metrics"])
 def test_an_unrelated_class_with_the_name_of_an_installed_plugin_runs_beside_it(name):
     chance = type(name, (Fine,), {"name": ""})
@@ -192,6 +193,7 @@ def test_an_unrelated_class_with_the_name_of_an_installed_plugin_runs_beside_it(
     ]
 
 
+@pytest.mark.needs(part="checks")
 def test_a_subclass_of_an_installed_plugin_takes_its_place():
     from rollout_plugins.plugins.metrics import Metrics
 

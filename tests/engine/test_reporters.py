@@ -45,6 +45,7 @@ def test_a_third_party_sink_runs_if_the_trainer_reports_to_its_name(install, tmp
     assert len(x_mlflow.received) == 3  # capped, as for every dashboard
 
 
+@pytest.mark.needs(part="checks")
 @pytest.mark.parametrize("report_to", [[], ["tensorboard"], ["wandbb"]])
 def test_it_does_not_run_if_the_trainer_reports_elsewhere(install, tmp_path, report_to):
     install("x-mlflow", {"mlflow": "x_mlflow:MlflowSink"}, {"x_mlflow": MLFLOW})

@@ -142,6 +142,7 @@ def rollouts(capsys, *words):
     return code, *capsys.readouterr()
 
 
+@pytest.mark.needs(part="checks")
 def test_stats_and_doctor_name_them(run, capsys):
     counts = "reward: 1 NaN, 1 infinite; reward/correct: 1 NaN, 1 infinite; reward/format: 1 NaN"
     code, out, err = rollouts(capsys, "stats", run.dir)

