@@ -119,11 +119,10 @@ def test_built_in_names_are_reserved_and_a_plugin_that_takes_one_is_refused_with
         Plugins(["trace"])
 
 
-@pytest.mark.needs(part="checks")
 def test_no_project_is_created_for_a_plugin_with_a_built_in_name(tmp_path):
     from rollout_plugins.scaffold import new_plugin
 
-    with pytest.raises(SetupError, match="rollout-plugins has a plugin named 'trace' already; choose another name"):
+    with pytest.raises(SetupError, match="rollout-plugins has a plugin named 'trace' already: choose another name"):
         new_plugin("rollout-trace", folder=tmp_path)
 
 

@@ -47,7 +47,7 @@ def test_one_sample_of_0_or_1_for_each_prompt_is_mcnemars_exact_test(tmp_path, c
     assert (found.improved, found.regressed) == (12, 2)
     assert found.mcnemar == pytest.approx(mcnemar(12, 2)) == pytest.approx(0.0129, abs=1e-4)
     assert found.verdict == "B is better"
-    out = printed(capsys, "diff", a, b).out
+    out = " ".join(printed(capsys, "diff", a, b).out.split())  # lines end where the terminal does
     assert "42 prompts in both (42 and 42); reward 0.476 → 0.714; 12 improved, 2 regressed, 28 unchanged" in out
     low, high = f"{found.change.low:+.3f}", f"{found.change.high:+.3f}"
     line = f"B is better: +0.238 on average (95% from {low} to {high}, McNemar's exact test p = 0.013)"
