@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -73,13 +74,13 @@ class TrackerSink:
             self._opened_for = trainers_run
         return self._sender
 
+    @abstractmethod
     def _current_run(self) -> Any:
         """Return the tracker's run that is current on this thread, if any."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _open_own(self, run: Run) -> Any:
         """Open a new run of the tracker for `run`."""
-        raise NotImplementedError
 
     def _join(self, trainers_run: Any) -> Any:
         """Return the object that sends into the run that the trainer opened."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -73,8 +74,9 @@ class BesidePage(RolloutActions):
     def current(self) -> Rollout | None:
         return self.sides[self.at].rollout if self.at < len(self.sides) else None
 
+    @abstractmethod
     def action_choose(self, columns: int) -> None:
-        raise NotImplementedError
+        """Choose another column, `columns` further to the right."""
 
     def action_fold_kind(self, *kinds: str) -> None:
         """Fold blocks of these kinds in all columns; unfold them if all are folded."""
